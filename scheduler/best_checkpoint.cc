@@ -43,13 +43,17 @@ std::optional<BestCheckpoint> FindBest(const std::map<StepNumber, record::EvalRe
       if (const auto value = EvalValue(result, metric)) values[step] = *value;
     }
   }
-  const bool less = metric.ends_with("loss");
   std::optional<BestCheckpoint> best;
   for (const auto& [step, value] : values) {
-    if (!checkpointed.contains(step)) continue;
-    if (!best || (less ? value < best->value : value > best->value)) best = {step, value};
+    const BestCheckpoint one{step, value};
+    if (checkpointed.contains(step) && (!best || IsBetter(one, *best, metric))) best = one;
   }
   return best;
+}
+
+bool IsBetter(const BestCheckpoint& a, const BestCheckpoint& b, std::string_view metric) {
+  if (a.value == b.value) return a.step < b.step;
+  return metric.ends_with("loss") ? a.value < b.value : a.value > b.value;
 }
 
 }  // namespace tidepool::scheduler

@@ -29,10 +29,13 @@ struct BestCheckpoint {
   double value = 0;
   friend bool operator==(const BestCheckpoint&, const BestCheckpoint&) = default;
 };
-// Of the steps that were evaluated and had a checkpoint the one with most of the metric, or least of a loss;
-// of equal ones the earliest.
+// Of the steps that were evaluated and are among `checkpointed` the one with most of the metric, or least of
+// a loss; of equal ones the earliest.
 std::optional<BestCheckpoint> FindBest(const std::map<StepNumber, record::EvalResult>& evals,
                                        const HeldOutFigures& figures,
                                        const std::set<StepNumber>& checkpointed, std::string_view metric);
+
+// More of the metric, or less of a loss; of equal ones the earlier step.
+bool IsBetter(const BestCheckpoint& a, const BestCheckpoint& b, std::string_view metric);
 
 }  // namespace tidepool::scheduler

@@ -84,6 +84,7 @@ struct RewardConfig {
   std::vector<RewardFunction> functions;
   RewardShapingConfig shaping;
   int64_t workers = 1;
+  int64_t concurrency = 4;  // calls that a worker has under way at once
   int64_t batch = 1;        // samples in one call of a server, at most
   int64_t max_retries = 2;  // of infrastructure failures, on any worker
 };

@@ -6,7 +6,8 @@
 //   TP_PLUGIN(Reward, anagram) { return {.doc = "...", .make = WithoutArgument<MyAnagram>}; }
 //
 // stands at the beginning of a line, in the namespace of the kind, whose header has the struct: RewardPlugin.
-// Its name is the one that configs and commands take: small letters, digits and underscores.
+// Not inside an anonymous namespace: the linker would not find it. Its name is the one that configs and
+// commands take: small letters, digits and underscores.
 
 namespace tidepool {
 

@@ -66,13 +66,17 @@ std::vector<Key> DataKeys() {
           endpoint,
           "reward server: unix:PATH or HOST:PORT, speaks proto/reward.proto; or http://HOST:PORT/PATH, "
           "speaks JSON",
-          JobKind::kRl),
+          JobKind::kRl, kFree),
       TP_ITEM_KEY(weight, "factor in the sum", JobKind::kRl),
       TP_ITEM_KEY(timeout_s,
                   "for one call; a server that cannot be reached is tried again for as long, from when it "
                   "was last reached",
-                  Within(0, 86400), Unit{"s"}, JobKind::kRl),
+                  Within(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
       TP_KEY(reward.workers, "reward processes", Between(1, 4096), JobKind::kRl, kFree),
+      TP_KEY(reward.concurrency,
+             "calls that each reward worker has under way at once; what a judge of some seconds is to be "
+             "asked at a time is concurrency x workers x batch",
+             Between(1, 256), JobKind::kRl, kFree),
       TP_KEY(reward.batch,
              "samples that a reward worker grades at once: a server gets those that wait, up to so many, in "
              "one call; at 1 always one, by itself",

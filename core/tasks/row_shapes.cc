@@ -44,8 +44,7 @@ const KnownShape kKnown[] = {
      nullptr},
     {{"conversations"},
      "as in ShareGPT; write the turns up to where the model is to answer as prompt: [{role, content}, ...], "
-     "human is "
-     "user and gpt is assistant",
+     "human is user and gpt is assistant",
      "as in ShareGPT; write messages: [{role, content}, ...], human is user and gpt is assistant",
      "as in ShareGPT; write them as prompt: [{role, content}, ...], human is user and gpt is assistant"},
     {{"messages"},

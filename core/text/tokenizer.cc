@@ -90,6 +90,15 @@ Status Tokenizer::EncodeSegment(std::string_view text, const EncodeOptions& opti
   return OkStatus();
 }
 
+std::set<std::string> Tokenizer::Unknown(std::string_view text) const {
+  std::set<std::string> seen, unknown;
+  for (const std::string& character : Characters(text)) {
+    if (seen.insert(character).second && Encode(character).status().code() == StatusCode::kNotFound)
+      unknown.insert(NameOfCharacter(character, 0));
+  }
+  return unknown;
+}
+
 bool Tokenizer::TakesAnyText() const {
   for (int byte = 0; byte < 0xF5; ++byte) {
     const bool in_utf8 = byte != 0xC0 && byte != 0xC1;  // 0xF5 and on are not, either

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,8 @@ class Tokenizer {
   [[nodiscard]] StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                                       EncodeOptions options = {}) const;
 
+  // The characters of `text` that no token stands for, each once: "'é' (U+00E9)".  requires valid UTF-8
+  [[nodiscard]] std::set<std::string> Unknown(std::string_view text) const;
   // Every text of characters can be encoded: each byte of UTF-8 has a token, or an unknown token stands for
   // it.
   [[nodiscard]] bool TakesAnyText() const;

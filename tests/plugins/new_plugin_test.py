@@ -161,6 +161,12 @@ class NewPluginTest(unittest.TestCase):
             self.assertNotEqual(made.returncode, 0)
             self.assertIn(said, " ".join((made.stdout + made.stderr).split()))
             os.remove(os.path.join(PLACE, file))
+        own = os.path.join(PLACE, "own")
+        write(os.path.join(own, "reward", "a.cc"), "// nothing\n")
+        write(os.path.join(own, "b.cc"), "// nothing\n")
+        made = run("cmake", f"-DTIDEPOOL_PLUGINS={own}", os.path.join(PLACE, "build"))
+        self.assertNotEqual(made.returncode, 0)
+        self.assertIn("with [reward, b.cc]; expected a folder with some of rewards, tasks", " ".join(made.stderr.split()))
 
     def test_4_a_file_that_is_no_plug_in_stops_the_build_with_its_name(self):
         table = os.path.join(PLACE, "table.cc")

@@ -97,6 +97,17 @@ class AlgorithmsTest(RunTest):
         self.assertEqual((held_out["measure"], held_out["last"]["step"], held_out["last"]["value"]), ("loss", 4, rows[4]["eval/loss"]))
         self.assert_checked()
 
+    def test_pairs_of_several_turns_are_learned(self):
+        data = self.dir / "turns.jsonl"
+        said = lambda role, text: {"role": role, "content": text}
+        turns = lambda asked, first, second: [said("user", asked + "="), said("assistant", first), said("user", " again="), said("assistant", second)]
+        words = [a + b for a in "abcd" for b in "abcd" if a != b]
+        data.write_text("".join(json.dumps({"chosen": turns(w, w[::-1], w[::-1]), "rejected": turns(w, w + "a", w)}) + "\n" for w in words))
+        self.assert_done(self.train("configs/test/dpo.yaml", "data.task=null", "data.length=null", "data.letters=null", "data.size=null",
+                                    f"data.path={data}", "data.held_out=4", "train.steps=3"))
+        self.assertEqual(self.metrics()[3]["eval/dpo/total"], 4)
+        self.assert_checked()
+
     def test_a_row_that_is_no_pair_is_named(self):
         data = self.dir / "pairs.jsonl"
         rows = [{"prompt": "ab=", "chosen": "ba", "rejected": "ab"} for _ in range(3)] + [{"prompt": "ab=", "chosen": "ba"}]

@@ -313,6 +313,25 @@ TEST(ControllerSimTest, EveryStepSaysHowManyGroupsTaughtNothingFilteredOnesInclu
   }
 }
 
+// Groups that are filtered between two steps end a run only where none in between would do.
+TEST(ControllerSimTest, ManyFilteredGroupsAmongOthersDoNotEndTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 3, .faults = {}};
+  o.controller.batch.drops_equal_rewards = true;
+  o.controller.batch.filter_rounds = 1;
+  o.equal_rewards = 0.3;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  int64_t most = 0;
+  for (const command::StepReport& step : cluster.reports()) most = std::max(most, step.filtered);
+  EXPECT_GE(most, o.controller.batch.groups_per_step) << "the case that this is about";
+
+  o.equal_rewards = 1;
+  const SimResult all = SimCluster(o).Run();
+  EXPECT_EQ(all.code, 3);
+  EXPECT_TRUE(all.why.starts_with("fault=filtered")) << all.why;
+}
+
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
@@ -686,6 +705,50 @@ TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
     EXPECT_GE(kept.value, best->value);
   }
   EXPECT_GT(undone, 0);
+}
+
+// The disk was full, or keep_best was asked for late: what is gone by then is no candidate.
+TEST(ControllerSimTest, BestOfTheCheckpointsThatAreLeftIsKeptOnceItCanBe) {
+  int64_t late = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ControllerOptions job = SmallJob(PlacementKind::kColocated);
+    job.steps = 10;
+    job.eval.every_steps = job.checkpoint.every_steps = 1;
+    job.checkpoint.keep_best = "eval/reward/mean";
+    SimCluster healthy({.controller = job, .seed = seed, .faults = {}});
+    const SimResult whole = healthy.Run();
+    SimCluster cluster(
+        {.controller = job, .seed = seed, .faults = {.best_fails_until_s = 0.7 * whole.seconds}});
+    ASSERT_EQ(cluster.Run().code, 0);
+    ASSERT_FALSE(cluster.kept_best().empty());
+    const command::KeepBest& kept = cluster.kept_best().back();
+    EXPECT_LE(kept.value, healthy.kept_best().back().value);
+    late += kept.step != healthy.kept_best().back().step ? 1 : 0;
+  }
+  EXPECT_GT(late, 0) << "the best of all was gone";
+}
+
+TEST(ControllerSimTest, AStopAsksForTheResultOfTheOpenStepWithoutItsEvaluation) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated, 2), .seed = 2, .faults = {}};
+  int64_t begun = 0, asked = 0;
+  bool open = false;
+  for (double at = 2; at < 4 && asked == 0; at += 0.1) {
+    o.faults.stop_at_s = at;
+    SimCluster cluster(o);
+    std::map<int64_t, int64_t> members;
+    cluster.on_command = [&](const Command& c) {
+      if (const auto* train = std::get_if<command::Train>(&c)) ++members[train->lease], ++begun;
+      if (const auto* end = std::get_if<command::EndEvaluation>(&c)) {
+        ++asked;
+        open = members.contains(end->lease);
+      }
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+  }
+  EXPECT_GT(begun, 0);
+  EXPECT_GT(asked, 0);
+  EXPECT_TRUE(open);
 }
 
 // Both deadlines are over in one tick. The first one calls the transition off, which begins waits anew.

@@ -2,7 +2,6 @@
 // `tidepool train`: from a loaded config to an exit code. Chooses or makes the run directory, runs the
 // warm start as a job of its own, makes the model folder, then hands over to the controller.
 
-#include <atomic>
 #include <functional>
 #include <string>
 
@@ -13,12 +12,11 @@ namespace tidepool::workers {
 
 struct JobRequest {
   config::LoadedConfig loaded;
-  std::string run_dir;    // --run-dir; empty: runs/<name>-<utc time>
-  std::string run_name;   // --run-name; empty: config's name
+  std::string run_dir;    // empty: runs/<name>-<utc time>, which only a new run may leave to the job
   std::string self_path;  // of this program
   bool resume = false;
   bool fresh = false;  // start over even if the directory holds a run
-  const std::atomic<int>* stop_signals = nullptr;
+  const StopSignals* stop_signals = nullptr;
   std::function<void(const std::string& phase, const observe::StatusFile&)> on_progress;
   std::function<void(const std::string&)> say;  // a line for people
 };

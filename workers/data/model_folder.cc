@@ -25,18 +25,6 @@ StatusOr<json> ReadJson(const std::string& path) {
   return ParseJsonObject<json>(text, path);
 }
 
-// What to do about a model folder that is not there.
-std::string WhereToGet(const std::string& dir) {
-  std::string name = fs::path(dir).filename().string();
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const std::string example = "smollm2-135m-instruct";
-  if (name == example) return "`make smollm2-model` fetches it into models/" + example;
-  if (!LooksLikeHubName(dir))
-    return "give the folder of a Hugging Face model; `make smollm2-model` makes models/" + example;
-  return "names on a hub are not downloaded: get it with `hf download " + dir + " --local-dir models/" +
-         name + "`, and give that folder";
-}
-
 Status WriteText(const std::string& path, const std::string& text) {
   std::ofstream out(path, std::ios::trunc);
   out << text;
@@ -47,10 +35,21 @@ Status WriteText(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+std::string WhereToGetModel(const std::string& dir) {
+  std::string name = fs::path(dir).filename().string();
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string example = "smollm2-135m-instruct";
+  if (name == example) return "`make smollm2-model` fetches it into models/" + example;
+  if (!LooksLikeHubName(dir))
+    return "give the folder of a Hugging Face model; `make smollm2-model` makes models/" + example;
+  return "names on a hub are not downloaded: get it with `hf download " + dir + " --local-dir models/" +
+         name + "`, and give that folder";
+}
+
 Status CheckModelFolder(const std::string& dir, const std::string& key) {
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
-    return NotFound(key + ": " + dir + " is no folder; " + WhereToGet(dir));
+    return NotFound(key + ": " + dir + " is no folder; " + WhereToGetModel(dir));
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);

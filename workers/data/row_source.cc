@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/names.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 
@@ -187,19 +189,34 @@ Status RowSource::CheckCharacters() const {
   constexpr int64_t kNamed = 5;
   if (data_ == nullptr || tokenizer_->TakesAnyText()) return OkStatus();
   int64_t count = 0, looked = 0;
+  std::set<std::string> all;
   std::string first;
   for (const bool held_out : {false, true}) {
     const int64_t rows = held_out ? held_out_size() : size();
     for (int64_t row = 0; row < rows; row += 1 + rows / kLooked, ++looked) {
-      const Status status = Tokens({row, held_out}).status();
-      if (status.code() == StatusCode::kNotFound && ++count <= kNamed)
-        first += "\n" + status.At(Place({row, held_out})).message();
+      if (Tokens({row, held_out}).status().code() != StatusCode::kNotFound) continue;
+      const std::set<std::string> unknown =
+          tokenizer_->Unknown(TextOf(held_out ? data_->HeldOut(row) : data_->Row(row)));
+      all.insert(unknown.begin(), unknown.end());
+      if (++count <= kNamed) first += "\n" + Place({row, held_out}) + ": " + Listed(unknown);
     }
   }
   if (count == 0) return OkStatus();
   return InvalidArgument(std::to_string(count) + " of " + std::to_string(looked) +
-                         " rows have characters that the model cannot read or write" +
-                         (count > kNamed ? "; the first:" : ":") + first);
+                         " rows have characters without a token: " + Listed(all) + characters_ +
+                         (count > kNamed ? "; the first rows:" : ":") + first);
+}
+
+// What is encoded of a question.
+std::string RowSource::TextOf(const tasks::Question& q) const {
+  std::string text = q.messages.empty() ? q.prompt : "";
+  for (const auto* turns : {&q.messages, &q.chosen_turns, &q.rejected_turns}) {
+    for (const tasks::Message& m : *turns) text += m.content;
+  }
+  if (sft_ || pairs_) text += q.answer;
+  const auto rejected = q.fields.find("rejected");
+  if (pairs_ && rejected != q.fields.end()) text += rejected->second;
+  return text;
 }
 
 Status RowSource::CheckRows() const {

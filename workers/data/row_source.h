@@ -111,6 +111,7 @@ class RowSource {
   StatusOr<EncodedRow> EncodePair(const tasks::Question& question) const;
   StatusOr<EncodedRow> EncodeWholeText(tasks::Question question) const;
   Status LearnTurns();
+  [[nodiscard]] std::string TextOf(const tasks::Question& question) const;
 
   StatusOr<std::vector<int32_t>> EncodeAnswer(const std::string& answer, const char* field) const;
 

@@ -446,6 +446,23 @@ TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   EXPECT_EQ(tail.Poll()->size(), 1U);
 }
 
+TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
+  MemoryFileSystem fs;
+  const auto write = [&](int64_t begun_unix_ms, int records) {
+    auto writer = MustOpen(fs, {.segment_bytes = 300, .begun_unix_ms = begun_unix_ms});
+    for (int i = 0; i < records; ++i) writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Flush().ok());
+  };
+  write(1000, 20);
+  JournalTail tail(fs, kDir, Lsn{0});
+  ASSERT_EQ(tail.Poll()->size(), 20U);
+  ASSERT_TRUE(fs.Rename(kDir, std::string(kDir) + ".old").ok());
+  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "gone, in the moment between two";
+  write(2000, 40);
+  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "same name and id, more records";
+  EXPECT_EQ(JournalTail(fs, kDir, Lsn{0}).Poll()->size(), 40U);
+}
+
 TEST(JournalTest, AMillionRecordsAreReadInThreeSeconds) {
   MemoryFileSystem fs;
   auto writer = MustOpen(fs);

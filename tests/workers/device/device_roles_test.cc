@@ -62,7 +62,7 @@ class DeviceRolesTest : public testing::Test {
     const auto outcome = TryTrain(step, [](const std::string&) { return true; });
     ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
   }
-  StatusOr<TrainOutcome> TryTrain(int64_t step, const TrainProgress& progress) {
+  StatusOr<TrainOutcome> TryTrain(int64_t step, const std::function<bool(const std::string&)>& progress) {
     std::vector<BatchRow> rows;
     Rng rng(static_cast<uint64_t>(step));
     for (int32_t k = 0; k < 4; ++k) {
@@ -77,7 +77,7 @@ class DeviceRolesTest : public testing::Test {
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
     }
-    return roles_->Train({step}, {0, step - 1}, rows, progress);
+    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress});
   }
   // The digest of the state after so many steps of a new run, parked before each but the first.
   uint64_t Trained(int64_t steps, bool parks) {
