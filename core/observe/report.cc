@@ -75,6 +75,7 @@ struct Bar {
   double from = 0, to = 0;
   double share_s = 0;  // what the category that is shown took of it
   int64_t count = 1;
+  bool mixed = false;  // it has other categories, too
 };
 
 // Neighbours of a lane become one bar where they have the same category and no more than `gap` between them,
@@ -87,12 +88,14 @@ std::vector<Bar> Merged(const std::vector<Bar>& bars, double gap) {
     if (!first) {
       Bar& before = out[at->second];
       const bool same = before.category == bar.category;
-      if ((same && bar.from - before.to <= gap) || bar.to - before.from <= gap) {
+      const bool one_phase = same && !before.mixed && !bar.mixed && bar.from - before.to <= gap;
+      if (one_phase || bar.to - before.from <= gap) {
         if (same) {
           before.share_s += bar.share_s;
         } else if (bar.share_s > before.share_s) {
           before.category = bar.category, before.name = bar.name, before.share_s = bar.share_s;
         }
+        before.mixed = before.mixed || bar.mixed || !same;
         before.to = std::max(before.to, bar.to);
         before.count += bar.count;
         continue;

@@ -316,8 +316,9 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   if (actor_ == nullptr && !parked_.holds())
     return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
-  for (const char* part :
-       {"/model", "/trainer"}) {  // the controller has made `dir`, unless it is elsewhere now
+  // The controller has made `dir`; where it is gone, the run's folder was moved, and none is made in its
+  // place.
+  for (const char* part : {"/model", "/trainer"}) {
     fs::create_directory(dir + part, error);
     if (error) return Unavailable(dir + part + ": cannot be made (" + error.message() + ")");
   }

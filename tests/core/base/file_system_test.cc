@@ -222,8 +222,8 @@ TEST_F(RealFileSystemTest, LockEndsWithAKilledProcess) {
   ::close(ready[1]);
 }
 
-// Who set the run's folder aside holds the lock of the new one; a comer that waits at the old file must not get
-// in by it.
+// Who set the run's folder aside holds the lock of the new one; a comer that waits at the old file must not
+// get in by it.
 TEST_F(RealFileSystemTest, LockIsOfTheFileThatIsThereNow) {
   const std::string path = root_ + "/run/lock";
   ASSERT_TRUE(fs_.MakeDirectory(root_ + "/run").ok());

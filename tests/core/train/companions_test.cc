@@ -430,7 +430,7 @@ TEST(CompanionsTest, AnEvaluationSaysHowFarItIsAndCanBeCalledOff) {
     const Batch held_out = pairs ? Pairs(model::TinySpec(), 8) : Unequal(model::TinySpec(), 5, 2);
     TrainerOptions o = OptionsOf(objective);
     o.micro_batch_tokens = 64;
-    const Models m;
+    const Models m(objective == JobKind::kRewardModel);
     auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
     std::vector<std::pair<int64_t, int64_t>> said;
     const auto note = [&](const StepProgress& p) {
@@ -442,8 +442,9 @@ TEST(CompanionsTest, AnEvaluationSaysHowFarItIsAndCanBeCalledOff) {
     for (size_t i = 0; i < said.size(); ++i)
       EXPECT_EQ(said[i], std::pair(static_cast<int64_t>(i), static_cast<int64_t>(said.size())));
     int64_t asked = 0;
-    EXPECT_EQ(trainer->Evaluate(held_out.rows, [&](const StepProgress&) { return ++asked < 2; }).status().code(),
-              StatusCode::kAborted);
+    EXPECT_EQ(
+        trainer->Evaluate(held_out.rows, [&](const StepProgress&) { return ++asked < 2; }).status().code(),
+        StatusCode::kAborted);
     EXPECT_EQ(asked, 2);
   }
 }
