@@ -26,13 +26,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except Exception:  # Tidepool tries again, and says why if it gives up
             traceback.print_exc()
             status, body = 500, traceback.format_exc().splitlines()[-1]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body.encode())
+        try:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+        except ConnectionError:
+            pass  # the run has ended, or waits no longer than timeout_s
 
     def log_message(self, *_):
         pass  # a line a sample is too many
 
 
 if __name__ == "__main__":
-    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1] if sys.argv[1:] else 7001)), Handler).serve_forever()

@@ -192,6 +192,14 @@ struct AbortStep {
   StepNumber step;
   int64_t group_epoch = 0;
 };
+// The step's result is wanted now: what is left of its evaluation of held-out rows is left out. No answer but
+// the step's own.
+struct EndEvaluation {
+  WorkerRef worker;
+  SlotId slot;
+  SlotEpoch epoch;
+  int64_t lease = 0;
+};
 // Answered by RecoveryCopied.
 struct CopyRecovery {
   WorkerRef worker;
@@ -237,7 +245,8 @@ struct DeleteCheckpoint {
   int64_t ckpt = 0;
   StepNumber step;
 };
-// best/ is to hold the model of this checkpoint, which is there. Before any DeleteCheckpoint of it.
+// best/ is to hold the model of this checkpoint, which is there. Before any DeleteCheckpoint of it. Answered
+// by BestKept.
 struct KeepBest {
   int64_t ckpt = 0;
   StepNumber step;
@@ -284,9 +293,9 @@ using Command =
                  command::ForgetGroup, command::StorePayload, command::DiscardTokens, command::EnvStep,
                  command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant,
                  command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
-                 command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load,
-                 command::Admit, command::WriteCheckpoint, command::VerifyCheckpoint,
-                 command::DeleteCheckpoint, command::KeepBest, command::SaveFinal, command::StepReport,
-                 command::EvalReport, command::Log, command::Finish>;
+                 command::Train, command::AbortStep, command::EndEvaluation, command::CopyRecovery,
+                 command::Publish, command::Load, command::Admit, command::WriteCheckpoint,
+                 command::VerifyCheckpoint, command::DeleteCheckpoint, command::KeepBest, command::SaveFinal,
+                 command::StepReport, command::EvalReport, command::Log, command::Finish>;
 
 }  // namespace tidepool::scheduler

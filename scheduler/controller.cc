@@ -40,6 +40,7 @@ struct Receiver {
   void operator()(const event::CheckpointWritten& e) const { m.checkpoints.On(e); }
   void operator()(const event::CheckpointFailed& e) const { m.checkpoints.On(e); }
   void operator()(const event::FinalSaved& e) const { m.checkpoints.On(e); }
+  void operator()(const event::BestKept& e) const { m.checkpoints.On(e); }
 
   // What depends on nothing but the time.
   void operator()(const event::Tick&) const {

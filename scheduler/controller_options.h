@@ -3,11 +3,13 @@
 // messages name the config's keys. Plain data. Units: `_s` seconds, `_tokens`; counts are int64_t.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/choices.h"
 #include "core/base/ids.h"
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
 #include "scheduler/placement.h"
@@ -93,7 +95,8 @@ struct SaveOptions {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 0: no copies of the trainer's state in memory
   bool save_final = true;
-  std::string keep_best;  // metric of an evaluation (best_checkpoint.h); empty: none is kept
+  std::string keep_best;               // metric of an evaluation (best_checkpoint.h); empty: none is kept
+  std::optional<BestCheckpoint> best;  // by that metric: whose model best/ has when the controller begins
 };
 
 struct ControllerOptions {

@@ -29,6 +29,7 @@ std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
   attempt_ = std::max(attempt_ + 1, static_cast<int32_t>(now.value % kAttempts));
   answers_.clear();
   lost_ = 0;
+  why_lost_.clear();
   left_.clear();
   for (int64_t q = 0; q < questions_; ++q) left_.insert(Tid(q));
   return active_;
@@ -43,12 +44,15 @@ void Evaluation::Graded(const SampleId& tid, double reward,
   if (left_.erase(tid) > 0) answers_[tid.ordinal] = {reward, std::move(rewards)};
 }
 
-void Evaluation::Lost(const SampleId& tid) { lost_ += static_cast<int64_t>(left_.erase(tid)); }
+void Evaluation::Lost(const SampleId& tid, const std::string& why) {
+  if (left_.erase(tid) == 0) return;
+  ++lost_;
+  why_lost_ = why;
+}
 
-Evaluation::Outcome Evaluation::Take() {
+record::EvalResult Evaluation::Take() {
   TP_CHECK(Finished()) << "evaluation";
-  Outcome outcome{.result = {.step = active_->step, .v = active_->v}, .lost = lost_};
-  record::EvalResult& r = outcome.result;
+  record::EvalResult r{.step = active_->step, .v = active_->v, .lost = lost_, .why_lost = why_lost_};
   RunningMean total;
   std::map<std::string, RunningMean> named;
   for (const auto& [question, answer] : answers_) {
@@ -63,7 +67,7 @@ Evaluation::Outcome Evaluation::Take() {
   r.deviation = total.deviation();
   for (const auto& [name, of] : named) r.rewards.push_back({name, of.mean(), of.deviation()});
   active_.reset();
-  return outcome;
+  return r;
 }
 
 void Evaluation::Cancel() {

@@ -39,15 +39,12 @@ class Evaluation {
   [[nodiscard]] int32_t attempt() const { return attempt_; }
   // `reward` is the weighted sum of `rewards`, the named ones; a task without names has only the sum.
   void Graded(const SampleId& tid, double reward, std::vector<std::pair<std::string, double>> rewards);
-  void Lost(const SampleId& tid);  // its answer cannot be graded: the question is left out of the total
+  // Its answer cannot be graded: the question is left out of the total.
+  void Lost(const SampleId& tid, const std::string& why);
   [[nodiscard]] bool Finished() const { return active_ && left_.empty(); }
-  struct Outcome {
-    record::EvalResult result;
-    int64_t lost = 0;
-  };
   // In the order of the questions, so that the same rewards make the same bits. An answer is correct if its
   // first reward, the task's own verdict, is above 0.5. Requires Finished().
-  Outcome Take();
+  record::EvalResult Take();
   void Cancel();  // the active one and all that wait
 
   [[nodiscard]] const std::optional<Job>& active() const { return active_; }
@@ -69,6 +66,7 @@ class Evaluation {
   };
   std::map<int64_t, Answer> answers_;  // of the active one, by question
   int64_t lost_ = 0;
+  std::string why_lost_;
 };
 
 }  // namespace tidepool::scheduler

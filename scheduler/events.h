@@ -227,6 +227,7 @@ struct TrainDone {
   double seconds = 0;
   uint64_t rows_digest = 0;  // DigestOf
   std::vector<GivenRow> rows;
+  std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
 };
 // The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
 // were made, or it never had it; else nothing has changed. `data`: the rows are at fault.
@@ -278,6 +279,12 @@ struct CheckpointVerified {
 struct FinalSaved {
   std::string error;
 };
+// To KeepBest. `error` set: best/ has what it had.
+struct BestKept {
+  StepNumber step;
+  double value = 0;
+  std::string error;
+};
 // SIGTERM, Ctrl-C; now: the second one.
 struct StopRequested {
   std::string why;
@@ -291,13 +298,14 @@ struct Tick {};
 
 }  // namespace event
 
-using Event = std::variant<event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed,
-                           event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored,
-                           event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped,
-                           event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
-                           event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
-                           event::PayloadLost, event::Published, event::RecoveryCopied,
-                           event::CheckpointWritten, event::CheckpointFailed, event::CheckpointVerified,
-                           event::FinalSaved, event::StopRequested, event::StorageFailed, event::Tick>;
+using Event =
+    std::variant<event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed,
+                 event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored,
+                 event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped, event::Drained,
+                 event::Released, event::Granted, event::Loaded, event::StateReady, event::GroupFormed,
+                 event::StepAborted, event::TrainDone, event::TrainFailed, event::PayloadLost,
+                 event::Published, event::RecoveryCopied, event::CheckpointWritten, event::CheckpointFailed,
+                 event::CheckpointVerified, event::FinalSaved, event::BestKept, event::StopRequested,
+                 event::StorageFailed, event::Tick>;
 
 }  // namespace tidepool::scheduler

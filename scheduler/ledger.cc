@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <tuple>
 
 namespace tidepool::scheduler {
@@ -37,6 +38,15 @@ void CountSignal(const Group& g, GroupSignal& signal) {
 }
 
 }  // namespace
+
+bool Group::EqualRewards() const {
+  std::optional<double> first;
+  return std::all_of(samples.begin(), samples.end(), [&](const Sample& s) {
+    if (s.phase == SamplePhase::kDropped) return true;
+    if (!first) first = s.reward;
+    return s.reward == *first;
+  });
+}
 
 int64_t LedgerRules::capacity() const {
   return max_lag_versions * groups_per_step +
@@ -187,6 +197,7 @@ Status Ledger::ApplyGraded(const record::Graded& r) {
   s->reward = r.reward;
   s->rewards = r.rewards;
   Move(*g, *s, SamplePhase::kReady);
+  if (g->phase == GroupPhase::kQueued && !g->EqualRewards()) filtered_in_a_row_ = 0;
   return OkStatus();
 }
 
@@ -215,6 +226,7 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
   ++dropped_groups_since_commit_;
   if (r.reason == DropReason::kFiltered) {
     ++filtered_since_commit_;
+    ++filtered_in_a_row_;
     CountSignal(*g, filtered_signal_);
   }
   if (r.reason == DropReason::kStale) {

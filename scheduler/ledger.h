@@ -74,6 +74,7 @@ struct Group {
 
   [[nodiscard]] int64_t Count(SamplePhase phase) const { return by_phase[static_cast<size_t>(phase)]; }
   [[nodiscard]] SampleId Tid(size_t k) const { return {key.ordinal, key.issue, static_cast<int32_t>(k)}; }
+  [[nodiscard]] bool EqualRewards() const;  // of the samples that are not dropped
 };
 
 // How old a group is for training at some version.
@@ -134,6 +135,8 @@ class Ledger {
   [[nodiscard]] const std::array<int64_t, 9>& drops() const { return drops_; }
   [[nodiscard]] int64_t next_gid() const { return next_gid_; }
   [[nodiscard]] int64_t filtered_since_commit() const { return filtered_since_commit_; }
+  // Since the last complete group whose rewards differ.
+  [[nodiscard]] int64_t filtered_in_a_row() const { return filtered_in_a_row_; }
   [[nodiscard]] int64_t stale_since_commit() const { return stale_since_commit_; }
   // Of the step that is being trained, whose groups are leased.
   [[nodiscard]] GroupSignal StepSignal() const;
@@ -177,7 +180,7 @@ class Ledger {
   std::array<int64_t, 9> drops_{};
   int64_t open_ = 0, running_samples_ = 0, issued_samples_ = 0, trained_samples_ = 0;
   int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
-  int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0, changes_ = 0;
+  int64_t filtered_since_commit_ = 0, filtered_in_a_row_ = 0, stale_since_commit_ = 0, changes_ = 0;
   int64_t last_trained_start_ = -1;  // of the newest group that was trained
   GroupSignal filtered_signal_;      // of groups that were filtered since the last commit
 };

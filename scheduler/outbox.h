@@ -36,6 +36,10 @@ class Outbox {
   void Note(std::string event, std::string text, Fields fields = {}) {
     Do(command::Log{LogLevel::kInfo, std::move(event), std::move(text), std::move(fields)});
   }
+  // All is well.
+  void Detail(std::string event, std::string text, Fields fields = {}) {
+    Do(command::Log{LogLevel::kDebug, std::move(event), std::move(text), std::move(fields)});
+  }
   [[nodiscard]] std::vector<Command> Take() { return std::exchange(commands_, {}); }
 
  private:

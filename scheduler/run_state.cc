@@ -70,6 +70,12 @@ struct RunState::Applier {
     s.open_lease_ = -1;
     s.version_ = r.v;
     s.versions_.Committed(r.v, r.digest);
+    for (const auto& [name, value] : r.held_out) {
+      constexpr std::string_view kBefore = "/before";
+      const bool before = name.ends_with(kBefore);
+      s.held_out_[before ? StepNumber{0} : r.step]
+                 [name.substr(0, name.size() - (before ? kBefore.size() : 0))] = value;
+    }
     ++s.steps_committed_;
     return OkStatus();
   }
@@ -181,6 +187,7 @@ struct RunState::Applier {
     std::erase_if(s.checkpoints_, [&](const auto& item) { return item.second.step > r.step; });
     std::erase_if(s.checkpointed_, [&](const StepNumber& step) { return step > r.step; });
     std::erase_if(s.evals_, [&](const auto& item) { return item.first > r.step; });
+    std::erase_if(s.held_out_, [&](const auto& item) { return item.first > r.step; });
     return OkStatus();
   }
   Status operator()(const record::Snapshot& r) {
@@ -262,6 +269,10 @@ uint64_t RunState::Digest() const {
     mix(step.value), version(e.v), mix(e.correct), mix(e.total);
     // Journals of before have neither these fields nor another digest for want of them.
     if (e.graded != 0 || e.mean != 0) mix(e.graded), real(e.mean);
+  }
+  for (const auto& [step, figures] : held_out_) {
+    mix(step.value);
+    for (const auto& [name, value] : figures) real(value);
   }
   const auto groups = [&](const std::map<GroupKey, Group>& all) {
     for (const auto& [key, g] : all) {

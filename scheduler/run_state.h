@@ -16,6 +16,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/ledger.h"
 #include "scheduler/version_graph.h"
 
@@ -87,6 +88,7 @@ class RunState {
   // Transitions without T_DONE or T_ROLLED_BACK: were they committed? A slot that was lost has left its own.
   [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }
+  [[nodiscard]] const HeldOutFigures& held_out() const { return held_out_; }
   [[nodiscard]] const std::optional<record::EndRun>& ended() const { return ended_; }
   // Hash of everything above that a decision depends on, apart from the terms of the run (CONFIG): what
   // SNAPSHOT records, so that a fold which differs is noticed.
@@ -111,6 +113,7 @@ class RunState {
   std::map<TransitionId, bool> transitions_;
   std::map<TransitionId, std::vector<SlotId>> transition_slots_;  // that began it
   std::map<StepNumber, record::EvalResult> evals_;
+  HeldOutFigures held_out_;
   std::optional<record::EndRun> ended_;
   int64_t steps_committed_ = 0;
 };

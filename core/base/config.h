@@ -84,6 +84,7 @@ struct RewardConfig {
   std::vector<RewardFunction> functions;
   RewardShapingConfig shaping;
   int64_t workers = 1;
+  int64_t concurrency = 4;  // calls that a worker has under way at once
   int64_t batch = 1;        // samples in one call of a server, at most
   int64_t max_retries = 2;  // of infrastructure failures, on any worker
 };
@@ -274,7 +275,7 @@ struct CheckpointConfig {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
   bool save_final = true;
-  std::string keep_best;  // metric of an evaluation; best/ holds the model that had most of it
+  std::string keep_best;  // metric of an evaluation; best/ holds the model that had the best value
 };
 
 struct EvalConfig {

@@ -218,7 +218,10 @@ bool ConstantTimeEqual(std::string_view a, std::string_view b) {
 }
 
 std::string ToString(const SampleId& tid) {
-  return std::to_string(tid.ordinal) + "." + std::to_string(tid.issue) + "." + std::to_string(tid.sample);
+  return std::to_string(tid.ordinal) + "." + std::to_string(tid.issue) + "." +
+         (tid.sample == SampleId::kEvalSample  ? "eval"
+          : tid.sample == SampleId::kRowSample ? "row"
+                                               : std::to_string(tid.sample));
 }
 std::string ToString(const Version& v) { return std::to_string(v.lineage) + ":" + std::to_string(v.number); }
 std::string ToString(const WorkerRef& r) {

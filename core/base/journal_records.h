@@ -156,12 +156,14 @@ struct TrainedRow {
   uint64_t digest = 0;
   int64_t masked = 0;
 };
-// v: the new version.
+// v: the new version. held_out: what the trainer said of held-out rows in this step, by names of
+// metrics.jsonl; of most steps nothing. Those that end in /before are of the weights before training.
 struct StepCommit {
   StepNumber step;
   Version v;
   uint64_t digest = 0;
   std::vector<TrainedRow> rows;
+  std::vector<std::pair<std::string, double>> held_out = {};
 };
 struct StepAbort {
   StepNumber step;
@@ -287,8 +289,9 @@ struct EvalScore {
   double mean = 0, deviation = 0;
 };
 // correct: answers whose first reward is above 0.5. graded 1: some first reward was neither 0 nor 1, so that
-// `correct` says little. mean, deviation: of the whole reward. Of programs that did not write them, the
-// fields from `graded` on are missing.
+// `correct` says little. mean, deviation: of the whole reward. lost: answers that are not in `total`, because
+// they could not be graded; why_lost: the last of them. Of programs that did not write them, the fields from
+// `graded` on are missing.
 struct EvalResult {
   StepNumber step;
   Version v;
@@ -296,6 +299,8 @@ struct EvalResult {
   int32_t graded = 0;
   double mean = 0, deviation = 0;
   std::vector<EvalScore> rewards;
+  int64_t lost = 0;
+  std::string why_lost;
 };
 
 }  // namespace record
@@ -355,7 +360,7 @@ TP_FIELDS(SlotPlan, slot, from, to, epoch)
 TP_FIELDS(StepBegin, step, v, members)
 TP_FIELDS_BY(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
              Since(v, 3, "masked", r.masked);)
-TP_FIELDS(StepCommit, step, v, digest, rows)
+TP_FIELDS(StepCommit, step, v, digest, rows, held_out)
 TP_FIELDS(StepAbort, step, why)
 TP_FIELDS(Publish, v, digest)
 TP_FIELDS(Loaded, worker, v, digest, slot)
@@ -379,7 +384,7 @@ TP_FIELDS(Snapshot, state_digest)
 TP_FIELDS(Fault, kind, actor, inc, what)
 TP_FIELDS(EndRun, code, why, finished)
 TP_FIELDS(EvalScore, name, mean, deviation)
-TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards)
+TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards, lost, why_lost)
 }  // namespace record
 
 }  // namespace tidepool

@@ -1,6 +1,7 @@
 #include "core/base/names.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <numeric>
 
@@ -38,6 +39,23 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& candi
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
   const std::string near = Nearest(word, names);
   return near.empty() ? "there are " + Listed(names) : "did you mean '" + near + "'?";
+}
+
+bool LooksLikeHubName(std::string_view text) {
+  const size_t slash = text.find('/');
+  if (slash == 0 || slash == std::string_view::npos || slash + 1 == text.size()) return false;
+  const std::string_view name = text.substr(slash + 1);
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_';
+  };
+  if (!plain(text.front())) return false;
+  if (!std::ranges::all_of(name, [&](char c) { return plain(c) || c == '.'; })) return false;
+  // What follows the last point of a file's name is letters alone; names on a hub have versions
+  // (Qwen2.5-0.5B).
+  const size_t point = name.rfind('.');
+  return point == std::string_view::npos || !std::ranges::all_of(name.substr(point + 1), [](char c) {
+           return std::isalpha(static_cast<unsigned char>(c)) != 0;
+         });
 }
 
 }  // namespace tidepool

@@ -26,4 +26,7 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& candi
 // For a word that is not among them: "did you mean 'b'?" or "there are a, b, c".
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);
 
+// "org/name", as models and data sets are called on a hub, and no path of a file ("data/rows.jsonl").
+bool LooksLikeHubName(std::string_view text);
+
 }  // namespace tidepool

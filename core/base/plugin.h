@@ -3,10 +3,11 @@
 // that the macro below names; the build lists the folders of each kind and writes their tables
 // (cmake/plugins.cmake), so that a new file is in its table and no other file is edited:
 //
-//   TP_PLUGIN(Reward, palindrome) { return {.doc = "...", .make = WithoutArgument<Palindrome>}; }
+//   TP_PLUGIN(Reward, anagram) { return {.doc = "...", .make = WithoutArgument<MyAnagram>}; }
 //
 // stands at the beginning of a line, in the namespace of the kind, whose header has the struct: RewardPlugin.
-// Its name is the one that configs and commands take: small letters, digits and underscores.
+// Not inside an anonymous namespace: the linker would not find it. Its name is the one that configs and
+// commands take: small letters, digits and underscores.
 
 namespace tidepool {
 

@@ -22,7 +22,10 @@ class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -134,6 +137,14 @@ class RealFileLock : public FileLock {
   Descriptor fd_;
 };
 
+// Whether `path` still leads to the open file.
+bool IsAt(int fd, const std::string& path) {
+  struct stat open {
+  }, there{};
+  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev &&
+         open.st_ino == there.st_ino;
+}
+
 StatusOr<std::unique_ptr<WritableFile>> Writable(const std::string& path, int flags, FileAccess access,
                                                  std::string_view doing) {
   TP_ASSIGN_OR_RETURN(Descriptor fd, Open(path, flags, doing, ModeOf(access)));
@@ -243,7 +254,14 @@ bool RealFileSystem::IsLocked(const std::string& path) {
 StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path, const std::string& who) {
   TP_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDWR | O_CREAT, "open lock file"));
   int tries = 20;  // 100 ms: somebody may look who has it (IsLocked)
-  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+  while (true) {
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
+      if (IsAt(fd.get(), path)) break;
+      // The folder was moved while we waited: who moved it holds, or will hold, the lock that is there now.
+      TP_ASSIGN_OR_RETURN(Descriptor now, Open(path, O_RDWR | O_CREAT, "open lock file"));
+      fd = std::move(now);
+      continue;
+    }
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return FileError(errno, "lock", path);
     if (--tries > 0) {
@@ -257,11 +275,12 @@ StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path
     return FailedPrecondition(path + ": locked by " + (holder.empty() ? "another process" : holder) +
                               "; wait until it ends or stop it, or use another folder");
   }
-  // What a later comer is told; the lock itself does not depend on it.
+  // What a later comer is told. The lock does not depend on it: on a disk that is full it is not written, and
+  // who wants to make room there needs the lock.
   const std::string text = who + "\n";
-  if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), text.data(), text.size(), 0) < 0) {
-    return FileError(errno, "write lock file", path);
-  }
+  if (::pwrite(fd.get(), text.data(), text.size(), 0) < 0 ||
+      ::ftruncate(fd.get(), static_cast<off_t>(text.size())) != 0)
+    (void)::ftruncate(fd.get(), 0);
   return std::unique_ptr<FileLock>(std::make_unique<RealFileLock>(std::move(fd)));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -49,6 +50,10 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
     if (letters.empty()) b.Complain("model.init.alphabet", "is empty; the model would know no characters");
     if (twice != letters.end())
       b.Complain("model.init.alphabet", "has '" + *twice + "' twice; each character is one token");
+    const auto wide = std::ranges::find_if(letters, [](const std::string& c) { return c.size() > 1; });
+    if (wide != letters.end())
+      b.Complain("model.init.alphabet",
+                 "has '" + *wide + "', which is not ASCII; each character is a token of one byte");
   }
 }
 
@@ -60,11 +65,16 @@ void CheckAlphabet(Binder& b, const JobConfig& c, const std::string& whose,
   const std::vector<std::string> known = Characters(c.model.init->alphabet);
   const std::set<std::string> alphabet(known.begin(), known.end());
   std::set<std::string> missing;
-  say([&](const std::string& text) {
-    for (const std::string& character : Characters(text)) {
-      if (!alphabet.contains(character)) missing.insert(character);
-    }
-  });
+  try {
+    say([&](const std::string& text) {
+      for (const std::string& character : Characters(text)) {
+        if (!alphabet.contains(character)) missing.insert(character);
+      }
+    });
+  } catch (const std::exception& e) {  // a plug-in's
+    const char* key = c.environment() != nullptr ? "environment.name" : "data.task";
+    return b.Complain(key, std::string("it threw an exception: ") + e.what());
+  }
   if (missing.empty()) return;
   std::string list;
   for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;
@@ -321,8 +331,8 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
 // max_prompt_tokens gives way; one that was written is held to.
 void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (TrainsOnPairs(c))
-    return;  // answers are as long as the data; rows that do not fit are named when they are read
+  // What is learned from is as long as the data; rows that do not fit are named when they are read.
+  if (!AnswersHeldOut(c)) return;
   if (!b.AllGood({"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
                   "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
@@ -343,9 +353,10 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
                                   ? limit.key
                                   : b.FirstWritten({"rollout.max_new_tokens", "data.max_prompt_tokens"});
       b.Complain(key, "the longest row has " + Text(written ? c.data.max_prompt_tokens : 1) + " prompt + " +
-                          Text(c.rollout.max_new_tokens) +
-                          " new tokens (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " +
-                          limit.key + " = " + Text(limit.tokens) + "; raise that, or lower the others");
+                          Text(c.rollout.max_new_tokens) + " new tokens" +
+                          (b.Written("rollout.max_new_tokens") ? "" : " by default") +
+                          " (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " + limit.key +
+                          " = " + Text(limit.tokens) + "; raise that, or lower the others");
       return;
     }
     if (left < room) {
@@ -542,13 +553,17 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
 void CheckBest(Binder& b, const JobConfig& c) {
   const std::string key = "checkpoint.keep_best", &metric = c.checkpoint.keep_best;
   if (!b.Good(key) || metric.empty()) return;
-  if (TrainsOnPairs(c))
-    return b.Complain(key, std::string("needs evaluations on record, and a job: ") + Name(c.kind()) +
-                               " has none: its trainer judges held-out pairs; remove it");
-  std::vector<std::string> known = {"eval/reward/mean"};
-  if (c.model.is_policy()) known.emplace_back("eval/return/mean");
-  known.emplace_back("eval/accuracy");
-  for (const RewardFunction& f : c.reward.functions) known.push_back("eval/reward/" + f.name + "/mean");
+  std::vector<std::string> known;
+  const std::string judged = std::string("eval/") + Name(c.kind());  // by the trainer
+  if (TrainsOnPairs(c)) {
+    known = {"eval/loss", judged + "/accuracy", judged + "/margin"};
+  } else {
+    if (c.kind() == JobKind::kSft) known = {"eval/loss", judged + "/token_accuracy"};
+    known.emplace_back("eval/reward/mean");
+    if (c.model.is_policy()) known.emplace_back("eval/return/mean");
+    known.emplace_back("eval/accuracy");
+    for (const RewardFunction& f : c.reward.functions) known.push_back("eval/reward/" + f.name + "/mean");
+  }
   // The names of an environment's rewards are its own.
   const bool named =
       c.environment() != nullptr && metric.starts_with("eval/reward/") && metric.ends_with("/mean");

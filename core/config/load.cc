@@ -16,6 +16,11 @@ constexpr size_t kMaxExtends = 16;
 constexpr size_t kMaxShown = 50;
 
 StatusOr<std::string> ReadText(const std::string& path) {
+  if (path.ends_with(".jsonl")) {
+    return InvalidArgument(
+        path + ": is a file of rows; expected a config in YAML, which names it: data: {path: " + path +
+        "}. `tidepool validate` of that config reads the rows");
+  }
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) return NotFound(path + ": no such file; expected a config in YAML");

@@ -71,6 +71,9 @@ class Comparison {
       if (IsSameFile(before, after)) return;
       const bool rows = key.path == "data.path" || key.path == "data.eval_path";
       allowed = allowed || (rows && !before.empty() && !after.empty()) || MayHaveMoved(before, after);
+    } else if (key.path == "reward.functions[].endpoint") {
+      // A server may be elsewhere now; one in place of a registered reward grades otherwise.
+      allowed = !std::get<std::string*>(was)->empty() && !std::get<std::string*>(is)->empty();
     }
     Add(shown, ValueText(was), ValueText(is), allowed);
   }
@@ -139,6 +142,10 @@ void TakeComments(const std::string& path, LoadedConfig& loaded) {
 
 std::string Difference::ToString() const { return key + ": was " + was + ", is " + is; }
 
+std::string Difference::Told() const {
+  return ToString() + (taken_back ? " (an override given earlier, which is not repeated)" : "");
+}
+
 std::vector<Difference> Differences(const JobConfig& old, const JobConfig& now) {
   return Comparison(old, now).All();
 }
@@ -151,6 +158,21 @@ Status CheckAllowed(const std::vector<Difference>& differences) {
   if (refused.empty()) return OkStatus();
   return FailedPrecondition(
       refused + "a run cannot be resumed with these changed; take them back, or start anew with --fresh");
+}
+
+StatusOr<std::vector<Difference>> ChangesOnResume(const LoadedConfig& old, const LoadedConfig& now,
+                                                  int64_t last_step) {
+  std::vector<Difference> differences = Differences(old.config, now.config);
+  TP_RETURN_IF_ERROR(CheckAllowed(differences));
+  for (Difference& d : differences) d.taken_back = Overrides(old, d.key) && !Overrides(now, d.key);
+  const auto steps = std::ranges::find(differences, "train.steps", &Difference::key);
+  if (steps != differences.end() && now.config.train.steps < last_step) {
+    const std::string done = std::to_string(last_step);
+    return FailedPrecondition(steps->Told() + "; but step " + done +
+                              " is done already: give more steps than that to go on, or train.steps=" + done +
+                              " to end the run there, with its last evaluation and final/");
+  }
+  return differences;
 }
 
 StatusOr<LoadedConfig> LoadRunConfig(const std::string& path, const std::vector<std::string>& overrides) {

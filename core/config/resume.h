@@ -21,17 +21,25 @@ namespace tidepool::config {
 struct Difference {
   std::string key, was, is;                    // values as YAML
   bool allowed = false;                        // a resumed run may have another value
+  bool taken_back = false;                     // it was an override, and is none now
   [[nodiscard]] std::string ToString() const;  // "train.steps: was 20, is 40"
+  [[nodiscard]] std::string Told() const;      // the same, and that it was taken back
 };
 
 // What differs, in the order of the schema. Steps, learning rate, observe, checkpoint, eval, cluster and
-// placement may; model, data, seed, algorithm, B and G may not. A file or folder may be elsewhere now if it
-// is not where it was (files are looked for); model.init.warm_start is left out, whose content is what
-// counts.
+// placement may; model, data, seed, algorithm, B and G may not. A reward's server may be elsewhere and have
+// another time-out; what grades, with which weight and in which order, may not change. A file or folder may
+// be elsewhere now if it is not where it was (files are looked for); model.init.warm_start is left out, whose
+// content is what counts.
 std::vector<Difference> Differences(const JobConfig& old, const JobConfig& now);
 
 // kFailedPrecondition where one of them is not allowed, with a line for each such; what to do at the end.
 Status CheckAllowed(const std::vector<Difference>& differences);
+
+// What `now` changes in a run that went on with `old` and has done `last_step`. kFailedPrecondition: not
+// allowed, or it wants fewer steps than are done.
+StatusOr<std::vector<Difference>> ChangesOnResume(const LoadedConfig& old, const LoadedConfig& now,
+                                                  int64_t last_step);
 
 // config.yaml of a run, read to go on with it: `overrides` on top; where values had come from, the overrides
 // that were given before, and the history are taken from its comments. Reads and fails as LoadConfig.

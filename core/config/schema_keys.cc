@@ -66,13 +66,17 @@ std::vector<Key> DataKeys() {
           endpoint,
           "reward server: unix:PATH or HOST:PORT, speaks proto/reward.proto; or http://HOST:PORT/PATH, "
           "speaks JSON",
-          JobKind::kRl),
+          JobKind::kRl, kFree),
       TP_ITEM_KEY(weight, "factor in the sum", JobKind::kRl),
       TP_ITEM_KEY(timeout_s,
                   "for one call; a server that cannot be reached is tried again for as long, from when it "
                   "was last reached",
-                  Within(0, 86400), Unit{"s"}, JobKind::kRl),
+                  Within(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
       TP_KEY(reward.workers, "reward processes", Between(1, 4096), JobKind::kRl, kFree),
+      TP_KEY(reward.concurrency,
+             "calls that each reward worker has under way at once; what a judge of some seconds is to be "
+             "asked at a time is concurrency x workers x batch",
+             Between(1, 256), JobKind::kRl, kFree),
       TP_KEY(reward.batch,
              "samples that a reward worker grades at once: a server gets those that wait, up to so many, in "
              "one call; at 1 always one, by itself",
@@ -235,7 +239,8 @@ std::vector<Key> SystemKeys() {
              Within(0, 1), JobKind::kRl),
       TP_KEY(scheduler.infra_drop_alarm, "share of samples lost to infrastructure that is reported",
              Between(0, 1), JobKind::kRl, kFree),
-      TP_KEY(scheduler.infra_drop_stop, "share over 20 steps at which the run stops", Between(0, 1),
+      TP_KEY(scheduler.infra_drop_stop,
+             "the run stops when more than this share of 20 steps' samples is lost", Between(0, 1),
              JobKind::kRl, kFree),
       TP_KEY(cluster.device, "what a slot is: a share of the CPU cores"),
       TP_KEY(cluster.slots, "devices; one worker process each", Between(1, 65536)),
@@ -265,10 +270,14 @@ std::vector<Key> SystemKeys() {
              "copy of the trainer's state in shared memory, for a lost actor; 0: none", Between(0, kMany),
              Unit{"steps"}),
       TP_KEY(checkpoint.save_final, "write final/, a Hugging Face folder"),
-      TP_KEY(
-          checkpoint.keep_best,
-          "metric of an evaluation (eval/reward/mean, eval/accuracy, eval/return/mean, "
-          "eval/reward/NAME/mean): best/ holds the model of the checkpoint that had most of it; empty: none"),
+      TP_KEY(checkpoint.keep_best,
+             "metric of an evaluation (eval/reward/mean, eval/accuracy, eval/return/mean, "
+             "eval/reward/NAME/mean; of "
+             "rows that the trainer judges eval/loss, eval/sft/token_accuracy, eval/dpo/accuracy, "
+             "eval/dpo/margin, "
+             "those of reward_model): best/ holds the model of the checkpoint that had most of it, or least "
+             "of a "
+             "loss; empty: none"),
       TP_KEY(eval.every_steps,
              "evaluate on held-out rows: greedy answers that are graded (rl, sft), loss (sft, pairs); 0: "
              "before and after alone",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "core/base/hash.h"
@@ -75,7 +76,7 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
 }
 
 StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
-                                   const std::vector<std::string>& actions) {
+                                   const std::vector<std::string>& actions) try {
   auto it = live_.find(tid);
   const bool goes_on = it != live_.end() && it->second.att == att &&
                        it->second.actions.size() <= actions.size() &&
@@ -103,6 +104,10 @@ StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
   if (played.done) live_.erase(it);
   Trim();
   return played;
+} catch (const std::exception& e) {  // a game's: the same actions would throw again
+  live_.erase(tid);
+  return DataLoss("the environment threw an exception after " + std::to_string(actions.size()) +
+                  " actions: " + e.what());
 }
 
 void EpisodeHost::Trim() {

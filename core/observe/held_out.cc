@@ -1,6 +1,7 @@
 #include "core/observe/held_out.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <string_view>
@@ -27,12 +28,22 @@ MeanInterval Accuracy(const record::EvalResult& r) {
   return ShareInterval(static_cast<double>(r.correct) / static_cast<double>(r.total), r.total);
 }
 
+// Of the whole reward. One that was always 0 or 1 is a share, and is judged as one.
+MeanInterval RewardInterval(const record::EvalResult& r) {
+  const MeanInterval share = Accuracy(r);
+  const auto n = static_cast<double>(r.total);
+  const double variance = r.total < 2 ? 0 : share.mean * (1 - share.mean) * n / (n - 1);
+  const bool zero_or_one = r.graded == 0 && std::abs(r.mean - share.mean) < 1e-9 &&
+                           std::abs(r.deviation * r.deviation - variance) < 1e-6;
+  return zero_or_one ? share : IntervalOfMean(r.mean, r.deviation, r.total);
+}
+
 HeldOutValue ValueOf(const record::EvalResult& r, const std::string& measure) {
   const record::EvalScore* returns = measure == kReturn ? Find(r, kReturn) : nullptr;
   const MeanInterval of = measure == "accuracy" ? Accuracy(r)
                           : returns != nullptr  ? IntervalOfMean(returns->mean, returns->deviation, r.total)
-                                                : IntervalOfMean(r.mean, r.deviation, r.total);
-  return {r.step.value, of.mean, of.low, of.high, r.total};
+                                                : RewardInterval(r);
+  return {r.step.value, of.mean, of.low, of.high, r.total, r.lost, r.why_lost};
 }
 
 constexpr std::string_view kPrefix = "eval/", kBefore = "/before";
@@ -60,8 +71,12 @@ void PutIn(HeldOut& out, const HeldOutValue& value) {
 std::optional<HeldOut> OfFigures(const TrainerFigures& figures) {
   if (figures.empty()) return std::nullopt;
   const std::string job = JobOf(figures.begin()->second);
-  HeldOut out{
-      .measure = job == "sft" ? "loss" : "accuracy", .before = {}, .last = {}, .best = {}, .more = {}};
+  HeldOut out{.measure = job == "sft" ? "loss" : "accuracy",
+              .before = {},
+              .last = {},
+              .best = {},
+              .ungraded = {},
+              .more = {}};
   for (const auto& [step, of] : figures) {
     const auto number = [&](const std::string& name) {
       const auto it = of.find(job + "/" + name);
@@ -71,7 +86,7 @@ std::optional<HeldOut> OfFigures(const TrainerFigures& figures) {
     const double value = number(out.measure);
     const MeanInterval interval = job == "sft" ? MeanInterval{value, number("loss/low"), number("loss/high")}
                                                : ShareInterval(value, total);
-    PutIn(out, {step.value, interval.mean, interval.low, interval.high, total});
+    PutIn(out, {step.value, interval.mean, interval.low, interval.high, total, 0, ""});
   }
   for (const auto& [name, value] : figures.rbegin()->second) {
     if (!name.starts_with(job + "/")) continue;
@@ -98,7 +113,7 @@ void AddFigures(StepNumber step, const std::map<std::string, double>& metrics, T
 
 std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals,
                                  const TrainerFigures& figures) {
-  HeldOut out{.measure = "accuracy", .before = {}, .last = {}, .best = {}, .more = {}};
+  HeldOut out{.measure = "accuracy", .before = {}, .last = {}, .best = {}, .ungraded = {}, .more = {}};
   std::optional<HeldOut> judged = OfFigures(figures);
   for (const auto& [step, r] : evals) {
     if (r.graded != 0) out.measure = "reward";
@@ -107,10 +122,17 @@ std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>&
     if (IsControl(r)) out.measure = kReturn;
   }
   for (const auto& [step, r] : evals) {
-    if (r.total == 0) continue;
-    PutIn(out, ValueOf(r, out.measure));
+    if (r.total > 0) PutIn(out, ValueOf(r, out.measure));
+    if (r.total == 0 && r.lost > 0)
+      out.ungraded = {.step = step.value, .lost = r.lost, .why_lost = r.why_lost};
   }
-  if (!out.before && !out.last) return judged;
+  if (!out.before && !out.last) {
+    if (judged || !out.ungraded) {
+      if (judged) judged->ungraded = out.ungraded;
+      return judged;
+    }
+    return out;
+  }
   if (judged) {  // graded answers come first
     out.more = judged->more;
     if (judged->last) out.more[judged->measure] = judged->last->value;
@@ -126,14 +148,17 @@ std::string HeldOutText(const std::string& measure, double value) {
 }
 
 std::string HeldOutText(const std::string& measure, const HeldOutValue& v) {
-  const std::string of = std::to_string(v.total) + (measure == kReturn ? " episode" : " row");
+  const int64_t asked = v.total + v.lost;
+  std::string of = (v.lost > 0 ? std::to_string(v.total) + " of " : "") + std::to_string(asked) +
+                   (measure == kReturn ? " episode" : " row") + (asked == 1 ? "" : "s");
+  if (v.lost > 0) of += "; " + std::to_string(v.lost) + " lost, the last: " + v.why_lost;
   if (v.total < 2) return HeldOutText(measure, v.value) + " (" + of + ")";  // which tells no spread
   const bool share = measure == "accuracy";
   char text[96];
   std::snprintf(text, sizeof(text),
                 share ? " (95 %% interval %.1f to %.1f, " : " (95 %% interval %.4g to %.4g, ",
                 share ? 100 * v.low : v.low, share ? 100 * v.high : v.high);
-  return HeldOutText(measure, v.value) + text + of + "s)";
+  return HeldOutText(measure, v.value) + text + of + ")";
 }
 
 std::vector<std::string> HeldOutLines(const HeldOut& h, int64_t steps) {
@@ -147,6 +172,11 @@ std::vector<std::string> HeldOutLines(const HeldOut& h, int64_t steps) {
   const bool better =
       h.best && (h.measure == "loss" ? h.best->value < h.last->value : h.best->value > h.last->value);
   if (better) add("best, " + at(*h.best), *h.best);
+  if (h.ungraded) {
+    lines.push_back((h.ungraded->step == 0 ? "before" : at(*h.ungraded)) + ": none of " +
+                    std::to_string(h.ungraded->lost) +
+                    " answers could be graded, the last: " + h.ungraded->why_lost);
+  }
   for (const auto& [name, value] : h.more)
     lines.push_back(name + ": " + HeldOutText(name.ends_with("accuracy") ? "accuracy" : name, value));
   return lines;
@@ -155,6 +185,7 @@ std::vector<std::string> HeldOutLines(const HeldOut& h, int64_t steps) {
 std::map<std::string, double> EvalMetrics(const record::EvalResult& r) {
   std::map<std::string, double> m;
   m["eval/total"] = static_cast<double>(r.total);
+  m["eval/lost"] = static_cast<double>(r.lost);
   if (r.total == 0) return m;
   if (r.graded == 0) {
     const MeanInterval accuracy = Accuracy(r);
@@ -162,7 +193,7 @@ std::map<std::string, double> EvalMetrics(const record::EvalResult& r) {
     m["eval/accuracy/low"] = accuracy.low;
     m["eval/accuracy/high"] = accuracy.high;
   }
-  const MeanInterval reward = IntervalOfMean(r.mean, r.deviation, r.total);
+  const MeanInterval reward = RewardInterval(r);
   m["eval/reward/mean"] = reward.mean;
   m["eval/reward/low"] = reward.low;
   m["eval/reward/high"] = reward.high;

@@ -21,28 +21,31 @@ struct HeldOutValue {
   int64_t step = 0;
   double value = 0, low = 0, high = 0;
   int64_t total = 0;  // answers that were graded
+  int64_t lost = 0;   // and those that could not be, which are in no number
+  std::string why_lost;
 };
 struct HeldOut {
   std::string measure;
   std::optional<HeldOutValue> before;      // of step 0
   std::optional<HeldOutValue> last, best;  // after it; of equal ones the earliest is the best
+  std::optional<HeldOutValue> ungraded;    // the newest evaluation that lost all of its answers
   std::map<std::string, double> more;      // what else the trainer says of them, newest: loss, margin, ...
 };
-TP_FIELDS(HeldOutValue, step, value, low, high, total)
-TP_FIELDS(HeldOut, measure, before, last, best, more)
+TP_FIELDS(HeldOutValue, step, value, low, high, total, lost, why_lost)
+TP_FIELDS(HeldOut, measure, before, last, best, ungraded, more)
 
 // What steps' metrics say of held-out rows, by step; step 0 is before training.
 using TrainerFigures = std::map<StepNumber, std::map<std::string, double>>;
 // Takes those of one more line of metrics; those of later steps, which a restore undid, go.
 void AddFigures(StepNumber step, const std::map<std::string, double>& metrics, TrainerFigures& figures);
 
-// Empty without an evaluation that graded an answer or judged a row.
+// Empty without an evaluation that asked or judged a row.
 std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals,
                                  const TrainerFigures& figures = {});
 
 // "99.6 %" of an accuracy, "0.431" of anything else.
 std::string HeldOutText(const std::string& measure, double value);
-// "99.6 % (95 % interval 97.8 to 99.9, 256 rows)"
+// "99.6 % (95 % interval 97.8 to 99.9, 256 rows)", or "... 249 of 256 rows; 7 lost, the last: why)"
 std::string HeldOutText(const std::string& measure, const HeldOutValue& value);
 
 // A line each for people: "accuracy before: 20.3 % (...)", then the value after the last of `steps` ("after")

@@ -28,6 +28,12 @@ std::string Printable(std::string_view text) {
   return out;
 }
 
+// Without its numbers.
+std::string Wording(std::string text) {
+  std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
+  return text;
+}
+
 // The first `width` characters (UTF-8).
 std::string Fit(const std::string& line, int64_t width) {
   int64_t columns = 0;
@@ -48,12 +54,19 @@ Parts Quality(const StatusFile& s) {
   if (s.reward)
     parts.push_back("reward " + Fixed(*s.reward, 3) +
                     (s.best_reward ? " (best " + Fixed(*s.best_reward, 3) + ")" : ""));
+  if (s.equal_groups) parts.push_back("equal groups " + Fixed(100 * *s.equal_groups, 0) + " %");
   if (s.held_out) {
     const HeldOut& h = *s.held_out;
     std::string text = h.measure == "accuracy" ? "held-out" : "held-out " + h.measure;
     if (h.before) text += " " + HeldOutText(h.measure, h.before->value);
     if (h.before && h.last) text += " ->";
     if (h.last) text += " " + HeldOutText(h.measure, h.last->value);
+    const auto& newest = h.last ? h.last : h.before;
+    if (newest && newest->lost > 0)
+      text += " (" + std::to_string(newest->lost) + " of " + std::to_string(newest->total + newest->lost) +
+              " answers lost)";
+    if (h.ungraded && (!newest || newest->step < h.ungraded->step))
+      text += (newest ? ", none of " : " none of ") + std::to_string(h.ungraded->lost) + " answers graded";
     parts.push_back(text);
   }
   if (s.response_tokens) parts.push_back("length " + Fixed(*s.response_tokens, 1));
@@ -247,11 +260,14 @@ void Progress::Update(const StatusFile& state, TimePoint now) {
     drawn_ = now;
     return Draw(state);
   }
-  if (!state.last_warning.empty() && state.last_warning != warned_) {
+  const std::string key = state.phase + "/" + std::to_string(state.step);
+  // One that comes again and again, of other samples, is said once a step.
+  const bool news =
+      state.last_warning != warned_ && (key != said_ || Wording(state.last_warning) != Wording(warned_));
+  if (!state.last_warning.empty() && news) {
     std::fprintf(out_, "warning: %s\n", Printable(state.last_warning).c_str());
     warned_ = state.last_warning;
   }
-  const std::string key = state.phase + "/" + std::to_string(state.step);
   if (key != said_) std::fprintf(out_, "%s\n", ProgressLine(state).c_str());
   said_ = key;
   std::fflush(out_);

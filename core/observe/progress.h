@@ -2,7 +2,8 @@
 // What a person sees while a job runs. On a terminal one block that is drawn over itself:
 //
 //   quickstart  training  step 34/100 [=======>            ]  1m12s, about 2m20s left
-//     reward 0.613 (best 0.640)  held-out 21.1 % -> 58.0 %  length 5.1
+//     reward 0.613 (best 0.640)  equal groups 25 %  held-out 21.1 % -> 58.0 %
+//     length 5.1
 //     12,345 tok/s generated  lag 0.3 max 1  groups 16 running, 3 queued
 //     warning: worker w1 restarted (killed by signal 9)
 //

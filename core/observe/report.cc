@@ -75,19 +75,33 @@ void PutMetrics(const RunData& run, json& out) {
 struct Bar {
   int64_t lane = 0, category = 0, name = 0;
   double from = 0, to = 0;
+  double share_s = 0;  // what the category that is shown took of it
   int64_t count = 1;
+  bool mixed = false;  // it has other categories, too
 };
 
-// Neighbours of a lane with the same category and no more than `gap` between them become one bar.
+// Neighbours of a lane become one bar where they have the same category and no more than `gap` between them,
+// or where they are no longer than `gap` together: of several categories the one with the most time is shown.
 std::vector<Bar> Merged(const std::vector<Bar>& bars, double gap) {
   std::vector<Bar> out;
   std::map<int64_t, size_t> last;  // by lane
   for (const Bar& bar : bars) {
     const auto [at, first] = last.try_emplace(bar.lane, out.size());
-    if (!first && out[at->second].category == bar.category && bar.from - out[at->second].to <= gap) {
-      out[at->second].to = std::max(out[at->second].to, bar.to);
-      out[at->second].count += bar.count;
-      continue;
+    if (!first) {
+      Bar& before = out[at->second];
+      const bool same = before.category == bar.category;
+      const bool one_phase = same && !before.mixed && !bar.mixed && bar.from - before.to <= gap;
+      if (one_phase || bar.to - before.from <= gap) {
+        if (same) {
+          before.share_s += bar.share_s;
+        } else if (bar.share_s > before.share_s) {
+          before.category = bar.category, before.name = bar.name, before.share_s = bar.share_s;
+        }
+        before.mixed = before.mixed || bar.mixed || !same;
+        before.to = std::max(before.to, bar.to);
+        before.count += bar.count;
+        continue;
+      }
     }
     at->second = out.size();
     out.push_back(bar);
@@ -119,10 +133,11 @@ json TimeLine(const ReadTrace& trace) {
   double end = 0;
   for (const ReadSpan& span : trace.spans) {
     bars.push_back({lanes.at({span.worker, span.role}), index(categories, "categories", span.category),
-                    index(names, "names", span.name), span.start_s, span.start_s + span.duration_s});
+                    index(names, "names", span.name), span.start_s, span.start_s + span.duration_s,
+                    span.duration_s});
     end = std::max(end, bars.back().to);
   }
-  for (double gap = end / 20000; bars.size() > kSpansMax; gap *= 2) bars = Merged(bars, gap);
+  for (double gap = end / 20000; bars.size() > kSpansMax && gap < 2 * end; gap *= 2) bars = Merged(bars, gap);
   out["spans"] = json::array();
   for (const Bar& b : bars)
     out["spans"].push_back({b.lane, b.category, b.name, Seconds(b.from), Seconds(b.to - b.from), b.count});

@@ -33,11 +33,13 @@ struct StatusFile {
   std::vector<WorkerFacts> workers;
   int64_t pid = 0;  // of the controller
   std::string last_warning;
+  std::string waits_for;  // what gradings wait for, "judge at unix:/x: Connection refused"; empty: nothing
   double elapsed_s = 0;
   std::optional<double> left_s;
-  std::optional<std::string> paced;            // whose times the slots take
-  std::optional<double> reward, best_reward;   // mean of the last step
-  std::optional<double> loss;                  // supervised
+  std::optional<std::string> paced;           // whose times the slots take
+  std::optional<double> reward, best_reward;  // mean of the last step
+  std::optional<double> equal_groups;         // share of groups whose rewards are all equal, of the last step
+  std::optional<double> loss;                 // supervised
   std::optional<double> ranked_right, margin;  // of pairs: share, and chosen less rejected; last step
   std::optional<HeldOut> held_out;
   std::optional<double> response_tokens;  // mean of the last step
@@ -78,9 +80,9 @@ struct SummaryFile {
 
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
-          leased, in_flight, restarts, refused, workers, pid, last_warning, elapsed_s, left_s, paced, reward,
-          best_reward, loss, ranked_right, margin, held_out, response_tokens, tokens_per_s, speed_of,
-          lag_mean, lag_max, exit, why)
+          leased, in_flight, restarts, refused, workers, pid, last_warning, waits_for, elapsed_s, left_s,
+          paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out, response_tokens,
+          tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
           accuracy, held_out, seconds, peak_bytes, drops, version, commit, run_id, policy_version, paced,

@@ -7,6 +7,7 @@
 
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
+#include "core/base/utf8.h"
 #include "core/observe/append_file.h"
 #include "core/observe/json_lines.h"
 #include "core/storage/run_directory.h"
@@ -31,6 +32,23 @@ bool SampleIdOf(const std::string& text, SampleId& tid) {
   };
   const auto point = [&] { return at != end && *at++ == '.'; };
   return take(tid.ordinal) && point() && take(tid.issue) && point() && take(tid.sample) && at == end;
+}
+
+// The answer first, then the fields by name, each with its beginning as far as there is room.
+void CutFields(SampleRow& row) {
+  size_t room = kSampleFieldBytes;
+  const auto cut = [&](std::string& text) {
+    if (text.size() > room) {
+      const size_t end = CharacterStart(text, room);
+      const std::string note = " ... (" + std::to_string(text.size() - end) + " more bytes)";
+      text = text.substr(0, end) + note;
+      room = 0;
+    } else {
+      room -= text.size();
+    }
+  };
+  cut(row.answer);
+  for (auto& [name, text] : row.fields) cut(text);
 }
 
 }  // namespace
@@ -73,8 +91,10 @@ nlohmann::ordered_json ToJson(const SampleRow& row) {
 
 Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<SampleRow>& rows) {
   std::string text;
-  for (const SampleRow& row : rows)
+  for (SampleRow row : rows) {
+    CutFields(row);
     text += ToJson(row).dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  }
   return ReplaceFile(PathOf(run_dir, step), text);
 }
 

@@ -50,6 +50,10 @@ struct SampleRow {
 TP_FIELDS(SampleRow, tid, prompt, messages, text, turns, reward, rewards, ended, answer, fields, row, line,
           file, rendered_prompt, ids, logprobs, versions, loss_mask)
 
+// Of the answer and the fields of a row together, in samples/: rows may hold a file each, and the row is
+// named by file and line.
+inline constexpr int64_t kSampleFieldBytes = 4 << 10;
+
 // Which samples of a batch are written, ascending: `most` of them (-1: all), two of each group as far as
 // there are groups enough, from groups all over the batch. groups: that of each sample, those of a group in a
 // row.

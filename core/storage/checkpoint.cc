@@ -224,6 +224,13 @@ Status PublishFolder(FileSystem& fs, const std::string& tmp, const std::string& 
   return fs.RemoveTree(dir + ".old");
 }
 
+Status FinishPublish(FileSystem& fs, const std::string& dir) {
+  const std::string aside = dir + ".old";
+  if (!fs.Exists(aside)) return OkStatus();
+  TP_RETURN_IF_ERROR(fs.Exists(dir) ? fs.RemoveTree(aside) : fs.Rename(aside, dir));
+  return fs.SyncDir(ParentPath(dir));
+}
+
 StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest, std::vector<std::string> written) {
   manifest.step = step_;
   std::ranges::sort(written);

@@ -81,13 +81,16 @@ class JournalTail {
   JournalTail(FileSystem& fs, std::string dir, Lsn from) : fs_(fs), dir_(std::move(dir)), from_(from) {}
   // What has become readable since the last call: records with lsn >= `from`, in order; empty if nothing
   // has. A record that is half written is left for a later call. Records read need not be durable yet.
-  // kNotFound, kFailedPrecondition, kDataLoss as ScanJournal.
+  // kNotFound, kFailedPrecondition, kDataLoss as ScanJournal. kAborted: another run's journal has taken the
+  // place of the one that was followed, or none.
   StatusOr<std::vector<JournalEntry>> Poll();
 
  private:
+  Status StillTheSame();
   FileSystem& fs_;
   std::string dir_;
   Lsn from_;
+  std::string begin_;  // the header of the first segment, which no other journal has; empty: not read yet
   int64_t segment_ = 0;
   int64_t offset_ = 0;  // 0: the header was not read yet
   uint32_t ctl_epoch_ = 0, schema_ = kJournalSchema;

@@ -262,15 +262,31 @@ StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, co
   return contents;
 }
 
+Status JournalTail::StillTheSame() {
+  if (begin_.empty()) return OkStatus();
+  const std::string path = JoinPath(dir_, SegmentName(0));
+  const auto file = fs_.OpenForRead(path);
+  if (file.status().code() == StatusCode::kNotFound) return Aborted(path + ": is gone");
+  TP_RETURN_IF_ERROR(file.status());
+  TP_ASSIGN_OR_RETURN(const std::string now, (*file)->ReadAt(0, static_cast<int64_t>(begin_.size())));
+  return now == begin_ ? OkStatus() : Aborted(path + ": is of another run now");
+}
+
 StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
   std::vector<JournalEntry> entries;
   while (true) {
     const std::string path = JoinPath(dir_, SegmentName(segment_));
     // Looked for before reading: if it was there, the segment before it is complete.
     const bool next_exists = fs_.Exists(JoinPath(dir_, SegmentName(segment_ + 1)));
-    TP_ASSIGN_OR_RETURN(const auto file, fs_.OpenForRead(path));
-    TP_ASSIGN_OR_RETURN(const int64_t size, file->Size());
-    TP_ASSIGN_OR_RETURN(const std::string bytes, file->ReadAt(offset_, std::max<int64_t>(size - offset_, 0)));
+    const auto file = fs_.OpenForRead(path);
+    std::string bytes;
+    if (file.ok()) {
+      TP_ASSIGN_OR_RETURN(const int64_t size, (*file)->Size());
+      TP_ASSIGN_OR_RETURN(bytes, (*file)->ReadAt(offset_, std::max<int64_t>(size - offset_, 0)));
+    }
+    // Looked at after reading: then what was read is of the same run.
+    TP_RETURN_IF_ERROR(StillTheSame());
+    TP_RETURN_IF_ERROR(file.status());
     std::string_view rest = bytes;
     if (offset_ == 0) {
       size_t length = 0;
@@ -285,6 +301,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
       schema_ = header->schema;
       begun_unix_ms_ = header->begun_unix_ms;
       next_ = header->first;
+      if (segment_ == 0) begin_ = rest.substr(0, length);
       rest.remove_prefix(length);
     }
     const char* why = nullptr;

@@ -13,15 +13,6 @@
 namespace tidepool::storage {
 namespace {
 
-bool IsStamp(std::string_view text) {  // 20261121T115502Z, perhaps with -2
-  if (text.size() < 16) return false;
-  for (size_t i = 0; i < 16; ++i) {
-    const char c = text[i];
-    if (i == 8 ? c != 'T' : i == 15 ? c != 'Z' : c < '0' || c > '9') return false;
-  }
-  return text.size() == 16 || text[16] == '-';
-}
-
 Status WithAdvice(const Status& status) {
   if (status.ok()) return status;
   return {status.code(),
@@ -38,9 +29,9 @@ Status CheckSpace(FileSystem& fs, const std::string& dir, const SpaceNeed& need)
                            " MiB free, the run needs about " +
                            std::to_string((need.bytes + (1 << 20) - 1) >> 20) + " MiB" +
                            (need.what.empty() ? "" : " (" + need.what + ")") +
-                           "; free some (`tidepool prune` does for runs that have ended), keep "
-                           "fewer checkpoints (checkpoint.keep, at least 2), or name a folder on another "
-                           "disk with --run-dir");
+                           "; free some (`tidepool prune` does for runs that have ended)" +
+                           (need.fewer_checkpoints ? ", lower checkpoint.keep" : "") +
+                           ", or name a folder on another disk with --run-dir");
 }
 
 std::string ThisController() {
@@ -149,38 +140,6 @@ StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
   state.records = summary->next.value;
   state.has_journal = state.records > 0;
   return state;
-}
-
-StatusOr<RunOnDisk> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                      int64_t steps_wanted, double accuracy_wanted) {
-  const std::string prefix = FolderName(name) + "-";
-  std::vector<std::string> candidates;
-  if (fs.Exists(root)) {
-    TP_ASSIGN_OR_RETURN(const auto names, fs.List(root));
-    for (const std::string& folder : names) {
-      if (folder.starts_with(prefix) && IsStamp(std::string_view(folder).substr(prefix.size())))
-        candidates.push_back(folder);
-    }
-  }
-  // Newest first; of one second, -10 after -9.
-  std::sort(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
-    const size_t stamp = prefix.size() + 16;
-    const int order = a.compare(0, stamp, b, 0, stamp);
-    return order != 0 ? order > 0 : a.size() != b.size() ? a.size() > b.size() : a > b;
-  });
-  std::string newest_finished;
-  for (const std::string& folder : candidates) {
-    TP_ASSIGN_OR_RETURN(RunOnDisk state, ReadRunOnDisk(fs, JoinPath(root, folder)));
-    if (!state.has_journal && !fs.Exists(RunPaths(state.dir).config())) continue;  // nothing was begun
-    if (!state.Finished(steps_wanted, accuracy_wanted)) return state;
-    if (newest_finished.empty()) newest_finished = state.dir;
-  }
-  if (!newest_finished.empty()) {
-    return NotFound(root + ": every run of '" + name + "' is finished, the newest is " + newest_finished +
-                    "; start another without --resume, or go on with more train.steps");
-  }
-  return NotFound(root + ": no run of '" + name +
-                  "' to go on with; start one without --resume, or name its folder with --run-dir");
 }
 
 StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir) {

@@ -1,6 +1,6 @@
 #pragma once
 // Where a run lives: runs/<name>-<utc time>/ or a folder that the user names. A second run of a name
-// never overwrites the first; --resume finds the newest one that is not finished. Functions are thread-safe.
+// never overwrites the first. Functions are thread-safe.
 
 #include <cstdint>
 #include <memory>
@@ -43,7 +43,8 @@ struct RunPaths {
 // What a run will take at its fullest.
 struct SpaceNeed {
   int64_t bytes = 0;
-  std::string what;  // "3 checkpoints of 1.5 GiB, ..."; may be empty
+  std::string what;                // "3 checkpoints of 1.5 GiB, ..."; may be empty
+  bool fewer_checkpoints = false;  // checkpoint.keep could be lower
 };
 
 struct RunDirectoryOptions {
@@ -96,13 +97,6 @@ struct RunOnDisk {
 };
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
 StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir);
-
-// The newest run of `name` under `root` that is not finished (RunOnDisk::Finished).
-// One that died before its first record (in its warm start, say) has no journal yet and is not finished.
-// kNotFound says what was looked for, and if all runs of the name are finished, that they are. A run whose
-// journal cannot be read is an error, not skipped: going on with an older one would silently lose work.
-StatusOr<RunOnDisk> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                      int64_t steps_wanted, double accuracy_wanted);
 
 // Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
 // names the pid that has it.

@@ -81,9 +81,7 @@ Status CopyModel(FileSystem& fs, const std::string& from, const std::string& to)
   TP_RETURN_IF_ERROR(fs.MakeDirectory(to));
   TP_ASSIGN_OR_RETURN(const auto names, fs.List(from));
   for (const std::string& name : names) {
-    const std::string source = JoinPath(from, name), target = JoinPath(to, name);
-    if (name.ends_with(".safetensors") && fs.Link(source, target).ok()) continue;
-    TP_RETURN_IF_ERROR(CopyFile(fs, source, target));
+    TP_RETURN_IF_ERROR(CopyFile(fs, JoinPath(from, name), JoinPath(to, name)));
   }
   return OkStatus();
 }

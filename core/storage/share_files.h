@@ -1,7 +1,8 @@
 #pragma once
 // Equal files are on the disk once, under several names (hard links). The bytes stay as long as one of the
 // names does, so whoever removes a folder need not know who else has its files. No one writes into a file of
-// a checkpoint or of final/ once it has its name.
+// a checkpoint once it has its name. People do write into final/ and best/ (save_pretrained, an editor):
+// those share nothing.
 
 #include <cstdint>
 #include <string>
@@ -22,8 +23,7 @@ int64_t ShareEqualFiles(FileSystem& fs, const std::string& like, const std::stri
 // kNotFound: `from` has no weights. Errors of FileSystem::Link, as between two disks.
 Status LinkModel(FileSystem& fs, const std::string& from, const std::string& to);
 
-// Makes `to` a copy of the model folder `from` for people: weights by another name where the disk can do it,
-// what they may edit as files of its own. Errors of FileSystem.
+// Makes `to` a copy of the model folder `from` for people, every file its own. Errors of FileSystem.
 Status CopyModel(FileSystem& fs, const std::string& from, const std::string& to);
 
 }  // namespace tidepool::storage

@@ -7,9 +7,25 @@
 #include <fstream>
 
 #include "core/base/hash.h"
+#include "core/base/names.h"
 #include "core/tasks/grading.h"
 
 namespace tidepool::tasks {
+
+namespace {
+
+// What a file of another format is, and what to do with it; null: it may be lines of JSON.
+const char* OtherFormat(std::string_view text) {
+  if (text.starts_with("PAR1"))
+    return "is a Parquet file; write its rows as JSON lines, by Python's pandas: "
+           "pandas.read_parquet(FILE).to_json(\"rows.jsonl\", orient=\"records\", lines=True)";
+  if (text.starts_with("\x1f\x8b")) return "is compressed; unpack it: gzip -d FILE";
+  if (Trim(text.substr(0, 4096)).starts_with('['))
+    return "is one JSON array; expected one object a line, which `jq -c '.[]' FILE > rows.jsonl` writes";
+  return nullptr;
+}
+
+}  // namespace
 
 StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, const JsonlOptions& options) {
   JsonlData data;
@@ -18,6 +34,7 @@ StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, 
   data.digest_ = Sha256Hex(text);
   data.text_ = std::move(text);
   const std::string_view all = data.text_;
+  if (const char* what = OtherFormat(all); what != nullptr) return InvalidArgument(name + ": " + what);
   int64_t line_number = 0;
   for (size_t at = 0; at < all.size();) {
     ++line_number;
@@ -54,10 +71,22 @@ StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, 
   return data;
 }
 
-StatusOr<JsonlData> JsonlData::Open(const std::string& path, const JsonlOptions& options) {
+Status CheckDataFile(const std::string& path) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error))
-    return NotFound(path + ": no such file; expected JSONL rows");
+  if (std::filesystem::is_regular_file(path, error)) return OkStatus();
+  if (std::filesystem::exists(path, error))
+    return NotFound(path + " is no file; expected rows as JSON lines");
+  if (!LooksLikeHubName(path)) return NotFound(path + ": no such file; expected rows as JSON lines");
+  return NotFound(
+      path +
+      ": no such file, and names on a hub are not downloaded; write the rows to a file, by Python's "
+      "datasets: load_dataset(\"" +
+      path + "\", split=\"train\").to_json(\"rows.jsonl\"), and name that");
+}
+
+StatusOr<JsonlData> JsonlData::Open(const std::string& path, const JsonlOptions& options) {
+  TP_RETURN_IF_ERROR(CheckDataFile(path));
+  std::error_code error;
   const auto bytes = static_cast<int64_t>(std::filesystem::file_size(path, error));
   if (error || bytes > options.max_file_bytes) {
     return ResourceExhausted(path + ": " + std::to_string(bytes) + " bytes; at most " +

@@ -21,6 +21,9 @@ struct JsonlOptions {
   int64_t max_line_bytes = int64_t{16} << 20;
 };
 
+// `path` is a file. kNotFound says what to do: names of data sets on a hub are not downloaded.
+Status CheckDataFile(const std::string& path);
+
 class JsonlData {
  public:
   // kNotFound: no such file. kInvalidArgument: no good row, or too many bad ones (the first five are

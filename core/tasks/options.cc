@@ -74,6 +74,14 @@ Status CheckOption(const Option& option, const json& value) {
   return wrong;
 }
 
+std::string OptionJson(const std::vector<Option>& table, const std::string& name, const std::string& typed) {
+  const auto option = std::ranges::find(table, name, &Option::name);
+  const bool text =
+      option != table.end() && (option->kind == OptionKind::kText || option->kind == OptionKind::kChoice);
+  if (!text || json::parse(typed, nullptr, /*allow_exceptions=*/false).is_string()) return typed;
+  return json(typed).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
                                            const std::map<std::string, std::string>& json_texts) {
   const auto parse = [](const json& value) {
@@ -87,7 +95,9 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
   OptionValues result;
   for (const Option& option : table) {
     const json value = json::parse(option.default_json, nullptr, /*allow_exceptions=*/false);
-    TP_CHECK(!value.is_discarded()) << option.name << " has the default " << option.default_json;
+    TP_CHECK(!value.is_discarded() && CheckOption(option, value).ok())
+        << "the plug-in's option " << option.name << " has the default_json '" << option.default_json
+        << "'; expected " << DescribeOption(option) << ", as JSON";
     result.values_[option.name] = parse(value);
   }
   for (const auto& [name, text] : json_texts) {
@@ -100,7 +110,8 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
                              (near.empty() ? "" : "; did you mean '" + near + "'?"));
     }
     const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (value.is_discarded()) return InvalidArgument(name + ": expected JSON; found " + text);
+    if (value.is_discarded())
+      return InvalidArgument(name + ": expected " + DescribeOption(*option) + "; found " + text);
     TP_RETURN_IF_ERROR(CheckOption(*option, value).At(name));
     result.values_[name] = parse(value);
   }

@@ -39,6 +39,9 @@ Status CheckOption(const Option& option, const nlohmann::json& value);
 // "an integer from 1 to 9" and so on, for references and messages.
 std::string DescribeOption(const Option& option);
 
+// The JSON text of a value as somebody typed it on a command line: a text needs no quotes there.
+std::string OptionJson(const std::vector<Option>& table, const std::string& name, const std::string& typed);
+
 // Checked values with defaults filled in. Access by a name that is not in the table is a bug.
 class OptionValues {
  public:

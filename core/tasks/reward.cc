@@ -1,5 +1,9 @@
 #include "core/tasks/reward.h"
 
+#include <cmath>
+#include <exception>
+#include <utility>
+
 #include "core/base/names.h"
 #include "core/tasks/rewards/reward_plugin.h"
 
@@ -29,10 +33,24 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
     if (!argument.empty() && plugin.argument.empty()) {
       return InvalidArgument(name + ": takes no argument; found '" + argument + "'");
     }
-    return plugin.make(argument);
+    TP_ASSIGN_OR_RETURN(Reward reward, plugin.make(argument));
+    return Guarded(name, std::move(reward));
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");
+}
+
+Reward Guarded(const std::string& name, Reward reward) {
+  return [name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
+    try {
+      Verdict verdict = reward(input);
+      if (verdict.outcome == Verdict::Outcome::kOk && !std::isfinite(verdict.score))
+        return BadData(name + " gave a score that is not finite");
+      return verdict;
+    } catch (const std::exception& e) {  // a plug-in's: the process goes on
+      return {Verdict::Outcome::kInfra, 0, name + " threw an exception: " + e.what()};
+    }
+  };
 }
 
 }  // namespace tidepool::tasks

@@ -63,8 +63,11 @@ struct RewardInfo {
 const std::vector<RewardInfo>& ListRewards();
 
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
-// argument.
+// argument. What it returns is Guarded.
 StatusOr<Reward> MakeReward(std::string_view spec);
+// A reward whose exceptions are kInfra, and whose scores that are not finite are kData, both in words that
+// begin with `name`.
+Reward Guarded(const std::string& name, Reward reward);
 
 // How `exact_answer` compares, from fields["answer_rule"]:
 //   last_number  the response ended by itself and its last number equals the answer

@@ -27,8 +27,10 @@ StatusOr<RewardEndpoint> ParseRewardEndpoint(std::string_view text) {
         "machine or behind a tunnel that ends here");
   }
   if (!text.starts_with(kHttp)) {
-    if (text.find("://") != std::string_view::npos || text.find(':') == std::string_view::npos)
-      return wrong("unix:PATH or HOST:PORT (gRPC), or http://HOST:PORT/PATH");
+    const size_t colon = text.rfind(':');
+    const bool has_port = colon != std::string_view::npos && colon > 0 && IsPort(text.substr(colon + 1));
+    if (text.find("://") != std::string_view::npos || !has_port)
+      return wrong("unix:PATH or HOST:PORT (gRPC), or http://HOST:PORT/PATH (JSON over HTTP)");
     return RewardEndpoint();
   }
   RewardEndpoint out{.http = true, .host = {}, .port = "80", .path = "/"};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/json_text.h"
+#include "core/base/names.h"
 #include "core/base/utf8.h"
 
 namespace tidepool::tasks {
@@ -23,6 +24,40 @@ constexpr const char* kPairShapes =
     "; a row of pairs has prompt, chosen and rejected, or chosen and rejected that begin with the same turns "
     "(each a text, or a list of {role, content})";
 
+constexpr const char* kOfShareGpt =
+    ", as in ShareGPT; write role (human is user, gpt is assistant) and content in their place";
+
+// Shapes of known data sets that are told what to become, because more than one thing could be meant.
+struct KnownShape {
+  std::vector<const char*> fields;  // that the row has
+  const char *rl, *sft, *pair;      // what to write for each kind of row; null: no word on it
+};
+const KnownShape kKnown[] = {
+    {{"question", "answer"},
+     "as in GSM8K; write the question as prompt, and as answer what a reward compares with (there, what "
+     "follows ####)",
+     "as in GSM8K; write the question as prompt",
+     nullptr},
+    {{"instruction", "output"},
+     "as in Alpaca; write the instruction, with the input below it, as prompt, and the output as answer",
+     "as in Alpaca; write the instruction, with the input below it, as prompt, and the output as answer",
+     nullptr},
+    {{"conversations"},
+     "as in ShareGPT; write the turns up to where the model is to answer as prompt: [{role, content}, ...], "
+     "human is user and gpt is assistant",
+     "as in ShareGPT; write messages: [{role, content}, ...], human is user and gpt is assistant",
+     "as in ShareGPT; write them as prompt: [{role, content}, ...], human is user and gpt is assistant"},
+    {{"messages"},
+     "which sft learns; of rl, prompt: [{role, content}, ...] has the turns up to where the model is to "
+     "answer",
+     nullptr,
+     "which sft learns; of a pair, write their prompt, and its two answers as chosen and rejected"},
+    {{"chosen", "rejected"},
+     "which dpo and reward_model learn; rl has no answers to learn from",
+     "which dpo and reward_model learn; of sft, write the chosen one as answer",
+     nullptr},
+};
+
 std::string AsText(const json& value) {
   return value.is_string() ? value.get<std::string>()
                            : value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -34,6 +69,8 @@ StatusOr<std::vector<Message>> ReadMessages(const json& list, const std::string&
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = name + "[" + std::to_string(i) + "]";
     const json& item = list[i];
+    if (item.is_object() && !item.contains("role") && item.contains("from"))
+      return InvalidArgument(where + " has from and value" + kOfShareGpt);
     if (!item.is_object() || !item.contains("role") || !item["role"].is_string())
       return InvalidArgument(where + " has no role");
     if (!item.contains("content") || !item["content"].is_string()) {
@@ -63,10 +100,10 @@ std::string LastUserText(const std::vector<Message>& messages) {
 // Reads one row; what it has looked at is not one of the further fields.
 class Reader {
  public:
-  explicit Reader(const json& row) : row_(row) {}
+  Reader(const json& row, RowKind kind) : row_(row), kind_(kind) {}
 
-  StatusOr<Question> Read(RowKind kind) {
-    TP_RETURN_IF_ERROR(kind == RowKind::kRl ? Asked() : kind == RowKind::kSft ? Taught() : Pair());
+  StatusOr<Question> Read() {
+    TP_RETURN_IF_ERROR(kind_ == RowKind::kRl ? Asked() : kind_ == RowKind::kSft ? Taught() : Pair());
     for (const auto& [key, value] : row_.items()) {
       if (!read_.contains(key)) q_.fields[key] = AsText(value);
     }
@@ -84,9 +121,25 @@ class Reader {
     return Find(name);
   }
 
+  // A row without the field `name`, that looks like something else perhaps.
+  Status Lacks(const char* name, const char* shapes) {
+    const auto has = [&](const char* field) { return Find(field) != nullptr; };
+    for (const KnownShape& known : kKnown) {
+      const char* advice = kind_ == RowKind::kRl ? known.rl : kind_ == RowKind::kSft ? known.sft : known.pair;
+      if (advice == nullptr || !std::ranges::all_of(known.fields, has)) continue;
+      return InvalidArgument(std::string("no ") + name + "; found " + Listed(known.fields, {}, " and ") +
+                             ", " + advice);
+    }
+    std::vector<std::string> fields;
+    for (const auto& [key, value] : row_.items()) fields.push_back(key);
+    if (fields.size() > 8) fields.resize(8);
+    return InvalidArgument(std::string("no ") + name + (fields.empty() ? "" : "; found " + Listed(fields)) +
+                           shapes);
+  }
+
   Status Prompt(const char* shapes) {
     const json* prompt = Take("prompt");
-    if (prompt == nullptr) return InvalidArgument(std::string("no prompt") + shapes);
+    if (prompt == nullptr) return Lacks("prompt", shapes);
     if (prompt->is_string()) {
       q_.prompt = prompt->get<std::string>();
       return q_.prompt.empty() ? InvalidArgument("prompt is empty") : OkStatus();
@@ -149,7 +202,7 @@ class Reader {
     const json* chosen = Take("chosen");
     const json* rejected = Take("rejected");
     for (const auto& [name, value] : {std::pair("chosen", chosen), std::pair("rejected", rejected)}) {
-      if (value == nullptr) return InvalidArgument(std::string("no ") + name + kPairShapes);
+      if (value == nullptr) return Lacks(name, kPairShapes);
       if ((!value->is_string() && !value->is_array()) || value->empty() ||
           (value->is_string() && value->get<std::string>().empty()))
         return InvalidArgument(std::string(name) + " is neither text nor a list of {role, content}" +
@@ -207,20 +260,32 @@ class Reader {
       q_.messages.assign(chosen.begin(), chosen.begin() + static_cast<ptrdiff_t>(shared));
       q_.prompt = LastUserText(q_.messages);
     }
-    for (const auto& [name, turns, text] : {std::tuple("chosen", &chosen, &q_.answer),
-                                            std::tuple("rejected", &rejected, &q_.fields["rejected"])}) {
-      if (turns->size() != shared + 1 || turns->back().role != "assistant" || turns->back().content.empty()) {
-        return InvalidArgument(std::string(name) + " has " + std::to_string(turns->size() - shared) +
-                               " turns after the prompt; expected one, of the assistant and not empty");
+    for (const auto& [name, turns, after, text] :
+         {std::tuple("chosen", &chosen, &q_.chosen_turns, &q_.answer),
+          std::tuple("rejected", &rejected, &q_.rejected_turns, &q_.fields["rejected"])}) {
+      after->assign(turns->begin() + static_cast<ptrdiff_t>(shared), turns->end());
+      if (after->empty()) return InvalidArgument(std::string(name) + " has no turn after the prompt");
+      for (const Message* turn : {&after->front(), &after->back()}) {
+        if (turn->role == "assistant" && !turn->content.empty()) continue;
+        return InvalidArgument(
+            std::string("what follows the prompt in ") + name +
+            (turn == &after->front() ? " begins" : " ends") + " with " +
+            (turn->content.empty() ? "an empty turn" : "a turn of the " + turn->role) +
+            "; expected an answer of the assistant, or several turns that begin and end with one");
       }
-      *text = turns->back().content;
+      *text = after->back().content;
     }
-    if (q_.answer == q_.fields["rejected"])
+    if (q_.chosen_turns.size() == 1 && q_.rejected_turns.size() == 1) {
+      q_.chosen_turns.clear();
+      q_.rejected_turns.clear();
+    }
+    if (q_.chosen_turns.empty() && q_.answer == q_.fields["rejected"])
       return InvalidArgument("chosen and rejected are the same, so there is nothing to learn from");
     return OkStatus();
   }
 
   const json& row_;
+  RowKind kind_;
   Question q_;
   std::set<std::string> read_;
 };
@@ -233,7 +298,7 @@ StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
   const json row = json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (row.is_discarded()) return InvalidArgument("no valid JSON; each line is one object, in UTF-8");
   if (!row.is_object()) return InvalidArgument(std::string("expected an object; found ") + row.type_name());
-  return Reader(row).Read(kind);
+  return Reader(row, kind).Read();
 }
 
 }  // namespace tidepool::tasks

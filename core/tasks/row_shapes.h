@@ -9,7 +9,9 @@
 //                 text                  learned whole, without a chat template
 //   dpo,          prompt + chosen + rejected
 //   reward_model  chosen + rejected     what they begin with is the prompt: their common turns, or as text
-//                                       their common characters (then no chat template is put around it)
+//                                       their common characters (then no chat template is put around it).
+//                                       What follows the prompt may be several turns; the assistant's are
+//                                       learned
 //
 // A prompt that is a text is one user message for a chat model. Any further field of a row is kept.
 

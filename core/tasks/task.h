@@ -46,6 +46,9 @@ struct Question {
   // What a supervised job learns of `messages`: assistant turns from this one on. -1: `messages` are the
   // prompt, and what is learned is `answer`.
   int64_t learned_from = -1;
+  // Of a pair in which the prompt is followed by more than one turn on either side: all of them. Else empty,
+  // and the two answers are `answer` and fields["rejected"], which are the last turns otherwise.
+  std::vector<Message> chosen_turns, rejected_turns;
   // `prompt` is text as it stands: no chat template is put around it. In sft it is learned whole.
   bool raw = false;
   friend bool operator==(const Question&, const Question&) = default;

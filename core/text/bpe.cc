@@ -1,5 +1,6 @@
 #include "core/text/bpe.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <queue>
@@ -101,24 +102,27 @@ const BpeToken* Bpe::FindWord(std::string_view text) const {
   }
 }
 
-void Bpe::Encode(std::string_view word, std::vector<int32_t>* ids) const {
-  if (word.empty()) return;
+size_t Bpe::Encode(std::string_view word, std::vector<int32_t>* ids) const {
+  if (word.empty()) return std::string_view::npos;
   if (const BpeToken* token = FindWord(word)) {
     ids->push_back(token->id);
-    return;
+    return std::string_view::npos;
   }
-  Merge(word, ids);
+  return Merge(word, ids);
 }
 
-void Bpe::Merge(std::string_view word, std::vector<int32_t>* ids) const {
+size_t Bpe::Merge(std::string_view word, std::vector<int32_t>* ids) const {
   static thread_local std::vector<int32_t> symbols;  // scratch: saves an allocation a word
   symbols.clear();
   bool unknown_before = false;
-  for (const char c : word) {
-    const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
+  size_t left_out = std::string_view::npos;
+  for (size_t i = 0; i < word.size(); ++i) {
+    const int32_t id = byte_ids_[static_cast<unsigned char>(word[i])];
     if (id >= 0) {
       symbols.push_back(id);
-    } else if (options_.unknown_id && !(options_.fuse_unknown && unknown_before)) {
+    } else if (!options_.unknown_id) {
+      left_out = std::min(left_out, i);
+    } else if (!(options_.fuse_unknown && unknown_before)) {
       symbols.push_back(*options_.unknown_id);
     }
     unknown_before = id < 0;
@@ -127,13 +131,10 @@ void Bpe::Merge(std::string_view word, std::vector<int32_t>* ids) const {
     MergeShort(symbols);
   } else {
     MergeLong(symbols);
-    if (symbols.capacity() > 65536) {  // do not keep the memory of one giant word
-      ids->insert(ids->end(), symbols.begin(), symbols.end());
-      symbols = {};
-      return;
-    }
   }
   ids->insert(ids->end(), symbols.begin(), symbols.end());
+  if (symbols.capacity() > 65536) symbols = {};  // do not keep the memory of one giant word
+  return left_out;
 }
 
 void Bpe::MergeShort(std::vector<int32_t>& symbols) const {

@@ -41,8 +41,13 @@ class Bpe {
   static std::unique_ptr<Bpe> Create(std::vector<BpeToken> tokens, std::span<const BpeMerge> merges,
                                      BpeOptions options);
 
-  // Appends the ids of a word.
-  void Encode(std::string_view word, std::vector<int32_t>* ids) const;
+  // Appends the ids of a word. Returns where its first byte is that has no token and was left out, npos if
+  // none was.
+  size_t Encode(std::string_view word, std::vector<int32_t>* ids) const;
+  // It has a token, or the unknown one stands for it.
+  [[nodiscard]] bool Takes(unsigned char byte) const {
+    return byte_ids_[byte] >= 0 || options_.unknown_id.has_value();
+  }
 
  private:
   // Open addressing: (left, right) -> rank and merged id.
@@ -62,7 +67,7 @@ class Bpe {
   [[nodiscard]] const Pair* FindPair(int32_t left, int32_t right) const;
   void AddWord(int32_t token);
   [[nodiscard]] const BpeToken* FindWord(std::string_view word) const;
-  void Merge(std::string_view word, std::vector<int32_t>* ids) const;
+  size_t Merge(std::string_view word, std::vector<int32_t>* ids) const;
   void MergeShort(std::vector<int32_t>& symbols) const;
   void MergeLong(std::vector<int32_t>& symbols) const;
 

@@ -1,8 +1,24 @@
 #include "core/text/tokenizer.h"
 
+#include <array>
+#include <cstdio>
+
+#include "core/base/utf8.h"
 #include "core/text/unicode.h"
 
 namespace tidepool::text {
+namespace {
+
+// 'é' (U+00E9); a control character or a space by its number alone.
+std::string NameOfCharacter(std::string_view text, size_t at) {
+  const CodePoint c = DecodeAt(text, at);
+  std::array<char, 16> number{};
+  std::snprintf(number.data(), number.size(), "U+%04X", static_cast<unsigned>(c.value));
+  if (!IsPrintable(c.value) || IsSpace(c.value)) return number.data();
+  return "'" + std::string(text.substr(at, c.bytes)) + "' (" + number.data() + ")";
+}
+
+}  // namespace
 
 StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
   if (text.size() > (size_t{1} << 30)) {
@@ -45,7 +61,7 @@ StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOp
     std::string_view rest = segment.text;
     if (nfc_ && !IsCertainlyNfc(rest)) rest = normalized = Nfc(rest);
     if (normalized_finder_.empty()) {
-      TP_RETURN_IF_ERROR(EncodeSegment(rest, &pieces, &scratch, &ids));
+      TP_RETURN_IF_ERROR(EncodeSegment(rest, options, &pieces, &scratch, &ids));
       continue;
     }
     inner.clear();
@@ -54,7 +70,7 @@ StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOp
       if (part.id >= 0) {
         ids.push_back(part.id);
       } else {
-        TP_RETURN_IF_ERROR(EncodeSegment(part.text, &pieces, &scratch, &ids));
+        TP_RETURN_IF_ERROR(EncodeSegment(part.text, options, &pieces, &scratch, &ids));
       }
     }
   }
@@ -62,11 +78,33 @@ StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOp
   return ids;
 }
 
-Status Tokenizer::EncodeSegment(std::string_view text, Pieces* pieces, std::vector<std::string_view>* scratch,
-                                std::vector<int32_t>* ids) const {
+Status Tokenizer::EncodeSegment(std::string_view text, const EncodeOptions& options, Pieces* pieces,
+                                std::vector<std::string_view>* scratch, std::vector<int32_t>* ids) const {
   TP_RETURN_IF_ERROR(pre_tokenizer_->Split(text, pieces, scratch));
-  for (const std::string_view piece : pieces->views) bpe_->Encode(piece, ids);
+  for (const std::string_view piece : pieces->views) {
+    const size_t left_out = bpe_->Encode(piece, ids);
+    if (left_out == std::string_view::npos || options.leave_out) continue;
+    return NotFound("the character " + NameOfCharacter(piece, CharacterStart(piece, left_out)) +
+                    " has no token");
+  }
   return OkStatus();
+}
+
+std::set<std::string> Tokenizer::Unknown(std::string_view text) const {
+  std::set<std::string> seen, unknown;
+  for (const std::string& character : Characters(text)) {
+    if (seen.insert(character).second && Encode(character).status().code() == StatusCode::kNotFound)
+      unknown.insert(NameOfCharacter(character, 0));
+  }
+  return unknown;
+}
+
+bool Tokenizer::TakesAnyText() const {
+  for (int byte = 0; byte < 0xF5; ++byte) {
+    const bool in_utf8 = byte != 0xC0 && byte != 0xC1;  // 0xF5 and on are not, either
+    if (in_utf8 && !bpe_->Takes(static_cast<unsigned char>(byte))) return false;
+  }
+  return true;
 }
 
 std::string Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ namespace tidepool::text {
 
 struct EncodeOptions {
   bool add_special = false;  // what the post-processor puts around a text, such as <bos>
+  // Characters that have no token, and no unknown token stands for them, are left out, as the reference
+  // library does; else they are an error.
+  bool leave_out = false;
 };
 
 class Tokenizer {
@@ -35,10 +39,16 @@ class Tokenizer {
   // `where` opens each message.
   static StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view json, const std::string& where);
 
-  // kInvalidArgument if `text` is no UTF-8 or longer than 1 GiB. Special tokens that are written in
-  // the text are recognised.
+  // kInvalidArgument if `text` is no UTF-8 or longer than 1 GiB; kNotFound: a character of it, which the
+  // message names, has no token. Special tokens that are written in the text are recognised.
   [[nodiscard]] StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                                       EncodeOptions options = {}) const;
+
+  // The characters of `text` that no token stands for, each once: "'é' (U+00E9)".  requires valid UTF-8
+  [[nodiscard]] std::set<std::string> Unknown(std::string_view text) const;
+  // Every text of characters can be encoded: each byte of UTF-8 has a token, or an unknown token stands for
+  // it.
+  [[nodiscard]] bool TakesAnyText() const;
 
   // Ids without a token are passed over.
   [[nodiscard]] std::string Decode(std::span<const int32_t> ids, bool skip_special = false) const;
@@ -65,8 +75,8 @@ class Tokenizer {
   Status ParseAddedTokens(const nlohmann::json& json, const std::string& where);
   Status ParseNormalizer(const nlohmann::json& json, const std::string& where, int depth);
   Status ParsePostProcessor(const nlohmann::json& json, const std::string& where, int depth);
-  Status EncodeSegment(std::string_view text, Pieces* pieces, std::vector<std::string_view>* scratch,
-                       std::vector<int32_t>* ids) const;
+  Status EncodeSegment(std::string_view text, const EncodeOptions& options, Pieces* pieces,
+                       std::vector<std::string_view>* scratch, std::vector<int32_t>* ids) const;
 
   std::vector<Token> tokens_;                         // by id
   std::unordered_map<std::string, int32_t> by_text_;  // as written in the file
@@ -97,8 +107,8 @@ class Detokenizer {
 };
 
 // Writes tokenizer.json, tokenizer_config.json and chat_template.jinja for a model that is made from
-// the config: ids 0 <pad>, 1 <bos>, 2 <eos>, then one for each character of `alphabet`, in order; other
-// characters of a text are left out. The chat template is <bos>, the messages' contents one after
+// the config: ids 0 <pad>, 1 <bos>, 2 <eos>, then one for each character of `alphabet`, in order; a text
+// with other characters cannot be encoded. The chat template is <bos>, the messages' contents one after
 // another, and <eos> after each answer of the assistant.
 // kInvalidArgument if the alphabet is empty, has a character twice or one outside ASCII.
 Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& folder);

@@ -43,7 +43,8 @@ MeanInterval MeanOverTokens(const std::vector<std::pair<double, double>>& rows) 
 
 }  // namespace
 
-StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> rows) try {
+StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> rows,
+                                                          const ProgressCallback& progress) try {
   TrainerImpl& m = *impl_;
   const TrainerOptions& o = m.options;
   if (!m.pairs() && o.objective != JobKind::kSft)
@@ -51,11 +52,16 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
   std::vector<int64_t> places;
   for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
+  const auto pass = [&](int64_t number, int64_t passes) -> ScoringProgress {
+    return [&progress, number, passes](int64_t done, int64_t total) {
+      return progress == nullptr || progress({number * total + done, passes * total});
+    };
+  };
   std::map<std::string, double> metrics;
   if (o.objective == JobKind::kSft) {
     std::vector<std::vector<float>> right;
     TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(*m.decoder, m.weights, m.scoring(/*replay=*/false), rows,
-                                                 places, {.likeliest = &right}));
+                                                 places, {.likeliest = &right, .progress = pass(0, 1)}));
     std::vector<std::pair<double, double>> loss, agreed;
     for (size_t i = 0; i < rows.size(); ++i) {
       loss.push_back(SumOf(rows[i], lp[i]));
@@ -74,14 +80,15 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   TokenSums sums;
   double loss = 0;
   if (o.objective == JobKind::kRewardModel) {
-    TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
+    TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places, pass(0, 1)));
     std::vector<double> scores;
     for (const auto& row : values) scores.push_back(row.back());
     loss = ScoreLossOf(o, pairs, scores, sums).loss;
   } else {
-    const auto totals = [&](const model::Decoder& decoder,
-                            const model::Weights& by) -> StatusOr<std::vector<double>> {
-      TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
+    const auto totals = [&](const model::Decoder& decoder, const model::Weights& by,
+                            int64_t number) -> StatusOr<std::vector<double>> {
+      TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places,
+                                                   {.progress = pass(number, 2)}));
       std::vector<double> all;
       for (size_t i = 0; i < rows.size(); ++i) {
         const auto [sum, tokens] = SumOf(rows[i], lp[i]);
@@ -89,8 +96,9 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
       }
       return all;
     };
-    TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights));
-    TP_ASSIGN_OR_RETURN(const std::vector<double> reference, totals(*m.reference, *m.companions.reference));
+    TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights, 0));
+    TP_ASSIGN_OR_RETURN(const std::vector<double> reference,
+                        totals(*m.reference, *m.companions.reference, 1));
     loss = PreferenceOf(o, pairs, policy, reference, sums).loss;
   }
   PairMetrics(o.objective, loss, sums, metrics);

@@ -59,7 +59,10 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
     if (extra != nullptr) extra->assign(rows.size(), {});
   }
   const auto temperature = static_cast<float>(o.temperature);
+  int64_t done = 0;
   for (const auto& micro : micros) {
+    if (extras.progress && !extras.progress(done++, static_cast<int64_t>(micros.size())))
+      return Aborted("trainer: stopped between two micro-batches");
     const PackedBatch packed = Pack(rows, micro, routing_bytes);
     std::vector<int32_t> experts;
     const at::Tensor hidden =

@@ -3,6 +3,7 @@
 // a frozen reference, a teacher. Forward only; the call that the engine makes too.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -30,10 +31,14 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
 at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
                         const model::RaggedBatch& batch);
 
+// Called before each micro-batch with how many are done, and of how many. false: stop, with kAborted.
+using ScoringProgress = std::function<bool(int64_t done, int64_t total)>;
+
 // What else of each token's distribution is wanted, [row][response token]; null: not that.
 struct ScoringExtras {
   std::vector<std::vector<float>>* squares = nullptr;    // sum_v p_v^2
   std::vector<std::vector<float>>* likeliest = nullptr;  // 1 where no other token is likelier, else 0
+  ScoringProgress progress = nullptr;
 };
 
 // [row][response token]; rows not among `places` stay empty. kInvalidArgument: a row is longer than the

@@ -199,7 +199,8 @@ StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, 
                                                        bool replay, std::vector<double>* squares) const {
   std::vector<std::vector<float>> square_rows;
   TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine,
-                                                 {.squares = squares == nullptr ? nullptr : &square_rows}));
+                                                 {.squares = squares == nullptr ? nullptr : &square_rows,
+                                                  .progress = step.Scored()}));
   if (squares != nullptr) {
     TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
   }
@@ -266,7 +267,7 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
     }
   }
   if (value != nullptr) {
-    TP_ASSIGN_OR_RETURN(const auto rows, value->Values(step.batch.rows, step.mine));
+    TP_ASSIGN_OR_RETURN(const auto rows, value->Values(step.batch.rows, step.mine, step.Scored()));
     TP_ASSIGN_OR_RETURN(plan.values, Gather(step, rows, "values"));
   }
   Stopwatch of_loss;

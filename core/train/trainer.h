@@ -116,8 +116,10 @@ class Trainer {
 
   // Rows that are not trained on. Pairs: what a step says of its own (<job>/loss, accuracy, margin, ...);
   // sft: sft/loss a token with its interval (low, high), sft/token_accuracy. <job>/total: rows or pairs.
-  // kFailedPrecondition: neither sft nor a job on pairs.
-  StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows);
+  // kFailedPrecondition: neither sft nor a job on pairs. kAborted: `progress`, called between micro-batches,
+  // returned false.
+  StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows,
+                                                   const ProgressCallback& progress = nullptr);
 
   // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of
   // coefficients that move ("controls") included: read them for a checkpoint, write into them to restore.

@@ -49,6 +49,10 @@ struct StepContext {
   TokenSums sums;
   StepTimes times;
   int64_t computed = 0;  // tokens
+  // Scores that the step needs, too, are signs of progress, and may be called off.
+  [[nodiscard]] ScoringProgress Scored() const {
+    return [this](int64_t, int64_t) { return progress == nullptr || progress({done, todo}); };
+  }
 };
 
 // Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.

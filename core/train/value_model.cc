@@ -45,10 +45,14 @@ std::vector<double> ValueModel::HeadOf(const at::Tensor& hidden, std::span<const
 }
 
 StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row> rows,
-                                                             std::span<const int64_t> places) {
+                                                             std::span<const int64_t> places,
+                                                             const ScoringProgress& progress) {
   TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options_.micro_batch_tokens));
   std::vector<std::vector<float>> result(rows.size());
+  int64_t done = 0;
   for (const auto& micro : micros) {
+    if (progress && !progress(done++, static_cast<int64_t>(micros.size())))
+      return Aborted("trainer: stopped between two micro-batches");
     const PackedBatch packed = Pack(rows, micro);
     const std::vector<double> values = HeadOf(
         HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr)), packed.sources);

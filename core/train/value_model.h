@@ -19,6 +19,7 @@
 #include "core/model/weights.h"
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
+#include "core/train/scoring.h"
 
 namespace tidepool::train {
 
@@ -36,8 +37,8 @@ class ValueModel {
                                                       const ValueModelOptions& options);
 
   // [row][response token]: value of the state before the token; rows not among `places` stay empty.
-  StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows,
-                                                   std::span<const int64_t> places);
+  StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows, std::span<const int64_t> places,
+                                                   const ScoringProgress& progress = nullptr);
 
   // Forward and backward of the rows rows[micro] (of packing.h): `loss` is given their values
   // [micro.size()][tokens] in the order of `order` (places in rows) and fills the slopes, which come with

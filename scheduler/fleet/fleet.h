@@ -44,6 +44,7 @@ struct Vitals {
 struct Weights {
   Version verified;  // their digest was compared with that of their PUBLISH in this life; invalid: torn
   Version loading;   // valid: a Load is under way
+  uint64_t loading_digest = 0;
   int64_t tries = 0;
   bool disturbs = false;  // samples in it wait for this load
   bool follows = false;   // it has an engine, which is to get the newest weights

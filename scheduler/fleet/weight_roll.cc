@@ -67,6 +67,7 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>&
     if (disturbs && disturbing_ >= limit) continue;
     w.disturbs = disturbs;
     w.loading = target_;
+    w.loading_digest = digest_;
     w.verified = {};  // its memory is torn until the digest is compared
     ++loading_;
     disturbing_ += disturbs ? 1 : 0;
@@ -79,16 +80,14 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>&
 WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   Weights& w = fleet_.devices.at(e.slot).weights_;
   if (!w.loading.valid() || w.loading != e.v) return Outcome::kRefused;
+  const bool right = e.error.empty() && e.digest == w.loading_digest;
   EndLoad(w);
-  if (e.error.empty() && (e.digest == digest_ || e.v != target_)) {
-    // A newer target may have come while this one loaded: what was loaded is still verified only
-    // against its own digest, so it is loaded again rather than trusted.
-    if (e.v != target_) return Outcome::kRetry;
-    Set(e.slot, w, e.v);
-    w.tries = 0;
-    return Outcome::kAdmit;
-  }
-  return ++w.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
+  // What is older than the newest version is of no use, and need not be there any more.
+  if (e.v != target_ && (right || !e.error.empty())) return Outcome::kOvertaken;
+  if (!right) return ++w.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
+  Set(e.slot, w, e.v);
+  w.tries = 0;
+  return Outcome::kAdmit;
 }
 
 }  // namespace tidepool::scheduler

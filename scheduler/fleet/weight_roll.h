@@ -34,7 +34,10 @@ class WeightRoll {
   std::vector<command::Load> Assign(const std::function<bool(SlotId)>& serving,
                                     const std::function<bool(SlotId)>& hold,
                                     const std::function<bool(const SlotRef&)>& trained);
-  enum class Outcome : uint8_t { kRefused, kAdmit, kRetry, kReplace };
+  // kOvertaken: a newer version was published while this one was fetched, and is loaded now. kRetry: the
+  // digest is another one, or the newest version could not be fetched; the third time in a row it is
+  // kReplace.
+  enum class Outcome : uint8_t { kRefused, kAdmit, kOvertaken, kRetry, kReplace };
   Outcome Loaded(const event::Loaded& e);
 
   [[nodiscard]] int64_t loading() const { return loading_; }

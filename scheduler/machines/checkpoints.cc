@@ -1,3 +1,4 @@
+#include <map>
 #include <set>
 #include <utility>
 
@@ -8,7 +9,9 @@ namespace tidepool::scheduler {
 
 Checkpoints::Checkpoints(Machines& all)
     : Machine(all),
-      schedule_({.every_steps = options_.checkpoint.every_steps, .keep = options_.checkpoint.keep}) {}
+      schedule_({.every_steps = options_.checkpoint.every_steps, .keep = options_.checkpoint.keep}),
+      best_(options_.checkpoint.best),
+      best_asked_(best_) {}
 
 bool Checkpoints::Due() const {
   const bool must = facts_.StepsDone() || all_.life.shutdown().requested();
@@ -61,13 +64,22 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
 void Checkpoints::KeepBest() {
   const std::string& metric = options_.checkpoint.keep_best;
   if (metric.empty()) return;
-  const auto best = FindBest(state_.evals(), state_.checkpointed(), metric);
-  if (!best || best == best_) return;
-  best_ = best;
-  // Where the checkpoint is gone, an earlier life of the controller has kept its model. Where it is there,
-  // that life may not have come so far.
-  for (const auto& [id, c] : state_.checkpoints()) {
-    if (c.step == best->step) out_.Do(command::KeepBest{id, best->step, best->value});
+  // The model of a checkpoint that is gone can be kept no more: it may have gone before keep_best was asked
+  // for, or best/ was removed.
+  std::map<StepNumber, int64_t> there;
+  std::set<StepNumber> steps;
+  for (const auto& [id, c] : state_.checkpoints()) there[c.step] = id, steps.insert(c.step);
+  const auto best = FindBest(state_.evals(), state_.held_out(), steps, metric);
+  if (!best || (best_asked_ && !IsBetter(*best, *best_asked_, metric))) return;
+  best_asked_ = best;
+  out_.Do(command::KeepBest{there.at(best->step), best->step, best->value});
+}
+
+void Checkpoints::On(const event::BestKept& e) {
+  if (e.error.empty()) {
+    best_ = {e.step, e.value};
+  } else if (best_asked_ == BestCheckpoint{e.step, e.value}) {
+    best_asked_ = best_;  // the next look asks for it again
   }
 }
 

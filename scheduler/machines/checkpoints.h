@@ -18,6 +18,7 @@ class Checkpoints : public Machine {
   void On(const event::CheckpointWritten& e);
   void On(const event::CheckpointFailed& e);
   void On(const event::FinalSaved& e);
+  void On(const event::BestKept& e);
 
   void Advance();   // writes one if it is due
   void KeepBest();  // after a checkpoint and after an evaluation
@@ -38,7 +39,8 @@ class Checkpoints : public Machine {
   };
   CheckpointSchedule schedule_;
   std::optional<Writing> writing_;
-  std::optional<BestCheckpoint> best_;  // whose model was asked for last
+  std::optional<BestCheckpoint> best_;        // whose model best/ has
+  std::optional<BestCheckpoint> best_asked_;  // or will have, if nothing goes wrong
   bool looked_for_best_ = false;
   bool final_saved_ = false, final_saving_ = false;
 };

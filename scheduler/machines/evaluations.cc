@@ -18,8 +18,8 @@ void Evaluations::Graded(const event::Graded& e) {
   out_.Do(command::DiscardTokens{e.tid, e.att});
 }
 
-void Evaluations::Lost(const SampleId& tid, int32_t att) {
-  evaluation_.Lost(tid);
+void Evaluations::Lost(const SampleId& tid, int32_t att, const std::string& why) {
+  evaluation_.Lost(tid, why);
   out_.Do(command::DiscardTokens{tid, att});
 }
 
@@ -49,20 +49,24 @@ void Evaluations::Cancel(const std::string& why) {
 void Evaluations::Advance() {
   if (all_.life.finished()) return;
   if (evaluation_.Finished()) {
-    const Evaluation::Outcome o = evaluation_.Take();
-    if (o.lost > 0)
+    const record::EvalResult r = evaluation_.Take();
+    const std::string step = std::to_string(r.step.value);
+    if (r.lost > 0) {
       out_.Warn("evaluation_incomplete",
-                "the evaluation of step " + std::to_string(o.result.step.value) + " lacks " +
-                    std::to_string(o.lost) + " answers that failed",
-                {{"step", std::to_string(o.result.step.value)}, {"lost", std::to_string(o.lost)}});
-    out_.Record(o.result);
-    out_.Do(command::EvalReport{o.result});
+                "the evaluation of step " + step + " lacks " + std::to_string(r.lost) + " of " +
+                    std::to_string(r.total + r.lost) +
+                    " answers, which could not be graded; the last one: " + r.why_lost,
+                {{"step", step}, {"lost", std::to_string(r.lost)}});
+    }
+    out_.Record(r);
+    out_.Do(command::EvalReport{r});
     if (const std::string& metric = options_.checkpoint.keep_best;
-        !metric.empty() && !EvalValue(o.result, metric))
+        !metric.empty() && !OfTrainer(metric) && !EvalValue(r, metric)) {
       out_.Warn("no_best",
-                "the evaluation of step " + std::to_string(o.result.step.value) + " has no " + metric +
-                    " to tell the best checkpoint by",
-                {{"step", std::to_string(o.result.step.value)}});
+                "the evaluation of step " + step + " has no " + metric + " to tell the best checkpoint by" +
+                    (r.lost > r.total ? ": most of its answers are lost" : ""),
+                {{"step", step}});
+    }
     all_.checkpoints.KeepBest();
   }
   // Only older weights than the newest can be gone.

@@ -18,7 +18,7 @@ class Evaluations : public Machine {
   void Cancel(const std::string& why);
   // The answer to a question was graded, or cannot be; its tokens are discarded.
   void Graded(const event::Graded& e);
-  void Lost(const SampleId& tid, int32_t att);
+  void Lost(const SampleId& tid, int32_t att, const std::string& why);
 
   [[nodiscard]] const Evaluation& current() const { return evaluation_; }
 

@@ -73,6 +73,7 @@ void Lifecycle::On(const event::StopRequested& e) {
   }
   shutdown_.Request(e.why.empty() ? "stop requested" : e.why, now_);
   all_.evaluations.Cancel("the run is being stopped");
+  all_.steps.EndEvaluation();
 }
 
 void Lifecycle::On(const event::StorageFailed& e) { Fail("storage", "controller", {}, e.what); }

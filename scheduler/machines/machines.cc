@@ -27,12 +27,13 @@ bool Facts::MayServe(const Version& v) const {
 
 namespace {
 
-// The first evaluation on record that reaches the target; null: none does.
+// The first evaluation on record that reaches the target, whatever the answers that it lost were; null: none.
 const record::EvalResult* FirstThatReaches(double target,
                                            const std::map<StepNumber, record::EvalResult>& evals) {
   if (target <= 0) return nullptr;
   for (const auto& [step, r] : evals) {
-    if (r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total)) return &r;
+    if (r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total + r.lost))
+      return &r;
   }
   return nullptr;
 }

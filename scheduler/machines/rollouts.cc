@@ -125,7 +125,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
             {{"tid", ToString(e.tid)}});
   if (e.tid.is_eval()) {
     dispatcher_.Remove(e.tid);
-    all_.evaluations.Lost(e.tid, att);
+    all_.evaluations.Lost(e.tid, att, e.why);
     return;
   }
   out_.Record(record::End{e.tid, att, EndStatus::kError});

@@ -3,18 +3,6 @@
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
-namespace {
-
-bool EqualRewards(const Group& g) {
-  std::optional<double> first;
-  return std::all_of(g.samples.begin(), g.samples.end(), [&](const Sample& s) {
-    if (s.phase == SamplePhase::kDropped) return true;
-    if (!first) first = s.reward;
-    return s.reward == *first;
-  });
-}
-
-}  // namespace
 
 void SampleFlow::Withdraw(const SampleId& tid) {
   if (const auto att = all_.rollouts.Withdraw(tid)) {
@@ -46,7 +34,7 @@ void SampleFlow::DropPoison(const SampleId& tid, const std::string& why) {
   if (const Request* r = all_.rollouts.requests().Find(tid); r != nullptr) all_.rollouts.Remove(*r);
   grading_.Remove(tid);
   episodes_.Remove(tid);
-  all_.evaluations.Lost(tid, all_.evaluations.current().attempt());
+  all_.evaluations.Lost(tid, all_.evaluations.current().attempt(), reason);
 }
 
 void SampleFlow::DropSample(const SampleId& tid, DropReason reason) {
@@ -111,13 +99,13 @@ void SampleFlow::CheckGroup(const GroupKey& key, DropReason last) {
   }
   // A group that was trained in an undone step passed the filter then.
   if (facts_.rl && options_.batch.drops_equal_rewards && size >= 2 && g->undone_step == 0 &&
-      EqualRewards(*g)) {
+      g->EqualRewards()) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state_.ledger().rules();
     const int64_t limit = options_.batch.filter_rounds * rules.groups_per_step;
-    if (limit > 0 && state_.ledger().filtered_since_commit() >= limit) {
+    if (limit > 0 && state_.ledger().filtered_in_a_row() >= limit) {
       all_.life.Fail("filtered", "data", {},
-                     std::to_string(state_.ledger().filtered_since_commit()) +
+                     std::to_string(state_.ledger().filtered_in_a_row()) +
                          " groups in a row had equal rewards (algorithm.filter_rounds " +
                          std::to_string(options_.batch.filter_rounds) +
                          " times train.groups_per_step); take other data or algorithm.filter: none");

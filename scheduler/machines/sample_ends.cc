@@ -92,7 +92,7 @@ void SampleFlow::On(const event::Graded& e) {
     if (outcome == GradeOutcome::kOk) {
       all_.evaluations.Graded(e);
     } else {
-      all_.evaluations.Lost(e.tid, e.att);
+      all_.evaluations.Lost(e.tid, e.att, e.why);
     }
     return;
   }
@@ -117,12 +117,11 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
     all_.life.Refuse();
     return;
   }
-  CountOutcome(e.outcome == GradeOutcome::kInfra, e.why);
+  CountOutcome(e.outcome, e.why);
   if (all_.life.finished()) return;
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
-    ungradable_ = 0;
     CheckGroup(KeyOf(tid), DropReason::kFiltered);
     return;
   }
@@ -131,18 +130,11 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
             : facts_.environment ? "env_infra"
                                  : "reward_infra",
             "sample " + ToString(tid) + " is dropped, " +
-                (infra ? "its grader failed: " : "it cannot be graded: ") + e.why,
+                (infra ? "its grader failed: " : "it cannot be graded: ") + e.why + LostShare(e.outcome),
             {{"tid", ToString(tid)}, {"worker", ToString(e.grader)}});
   DropSample(tid, !infra               ? DropReason::kDataInvalid
                   : facts_.environment ? DropReason::kEnvInfra
                                        : DropReason::kRewardInfra);
-  // Rows of which none can be graded would be generated for and dropped for ever.
-  if (infra) return;
-  const LedgerRules& rules = state_.ledger().rules();
-  if (++ungradable_ < 20 * rules.groups_per_step * rules.group_size) return;
-  all_.life.Fail("data_invalid", "data", {},
-                 "the last " + std::to_string(ungradable_) +
-                     " samples could not be graded, because their rows are at fault; the last one: " + e.why);
 }
 
 // Its tokens are there, its verdict is not, or does not count.
@@ -192,41 +184,78 @@ std::string SampleFlow::Describe() const {
   return line;
 }
 
-// Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
-// quietly learns from what is left.
-void SampleFlow::CountOutcome(bool infra, const std::string& why) {
+void SampleFlow::CountOutcome(GradeOutcome outcome, const std::string& why) {
   const LedgerRules& rules = state_.ledger().rules();
-  const auto step_samples = rules.groups_per_step * rules.group_size;
-  outcomes_.push_back(infra);
-  if (infra) last_infra_ = why;
-  infra_in_window_ += infra ? 1 : 0;
-  if (static_cast<int64_t>(outcomes_.size()) > 20 * step_samples) {
-    infra_in_window_ -= outcomes_.front() ? 1 : 0;
+  outcomes_.push_back(outcome);
+  ++outcome_counts_[static_cast<size_t>(outcome)];
+  if (static_cast<int64_t>(outcomes_.size()) > 20 * rules.groups_per_step * rules.group_size) {
+    --outcome_counts_[static_cast<size_t>(outcomes_.front())];
     outcomes_.pop_front();
   }
-  const auto seen = static_cast<double>(outcomes_.size());
-  const double share = static_cast<double>(infra_in_window_) / seen;
-  const bool nothing_passes = infra_in_window_ == static_cast<int64_t>(outcomes_.size()) &&
-                              static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples;
-  if (nothing_passes || (static_cast<int64_t>(outcomes_.size()) >= 20 * step_samples &&
-                         share > options_.batch.infra_drop_stop)) {
-    const std::string who = facts_.environment ? "environment" : "reward";
+  if (outcome == GradeOutcome::kInfra) last_infra_ = why;
+  any_passed_ = any_passed_ || outcome == GradeOutcome::kOk;
+  ungradable_ = outcome == GradeOutcome::kData ? ungradable_ + 1 : 0;
+  EndIfNothingPasses(why);
+  if (!all_.life.finished()) EndIfTooManyFail();
+}
+
+// Rows of which none can be graded would be generated for and dropped for ever. Where nothing has passed yet
+// it is rather the reward that does not suit the rows, and two steps are proof enough, of 16 groups at least;
+// later it takes 20 steps, because bad rows may stand together.
+int64_t SampleFlow::UngradableMost() const {
+  const LedgerRules& rules = state_.ledger().rules();
+  const int64_t step = rules.groups_per_step;
+  return rules.group_size * (any_passed_ ? 20 * step : std::max<int64_t>(2 * step, 16));
+}
+
+void SampleFlow::EndIfNothingPasses(const std::string& why) {
+  if (ungradable_ < UngradableMost()) return;
+  all_.life.Fail("data_invalid", "data", {},
+                 std::string("not one of the ") + (any_passed_ ? "last " : "first ") +
+                     std::to_string(ungradable_) + " samples could be " +
+                     (facts_.environment ? "played" : "graded") +
+                     ", because their rows are at fault; the last one: " + why);
+}
+
+// Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
+// quietly learns from what is left.
+void SampleFlow::EndIfTooManyFail() {
+  const LedgerRules& rules = state_.ledger().rules();
+  const int64_t step_samples = rules.groups_per_step * rules.group_size,
+                seen = static_cast<int64_t>(outcomes_.size()), infra = CountOf(GradeOutcome::kInfra);
+  const std::string who = facts_.environment ? "environment" : "reward";
+  const auto lost = [&] {
+    return std::to_string(infra) + " of the last " + std::to_string(seen) +
+           " samples were lost to infrastructure failures of the " + who;
+  };
+  // A share of 20 steps: in fewer, once no sample that is still to come can lower it.
+  const bool too_many =
+      static_cast<double>(infra) > options_.batch.infra_drop_stop * static_cast<double>(20 * step_samples);
+  const bool known = seen >= 2 * step_samples;
+  if (too_many || (known && infra == seen)) {
     all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
-                   std::to_string(infra_in_window_) + " of the last " + std::to_string(outcomes_.size()) +
-                       " samples were lost to infrastructure failures of the " + who +
-                       " (scheduler.infra_drop_stop); the last one: " + last_infra_);
+                   lost() + " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;
   }
   const bool alarm =
-      static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples && share > options_.batch.infra_drop_alarm;
-  if (alarm && !infra_alarmed_) {
-    out_.Warn("infra_alarm", std::to_string(infra_in_window_) + " of the last " +
-                                 std::to_string(outcomes_.size()) +
-                                 " samples were lost to failures of graders or environments "
-                                 "(scheduler.infra_drop_alarm); the last one: " +
-                                 last_infra_);
-  }
+      known && static_cast<double>(infra) > options_.batch.infra_drop_alarm * static_cast<double>(seen);
+  if (alarm && !infra_alarmed_)
+    out_.Warn("infra_alarm", lost() + " (scheduler.infra_drop_alarm); the last one: " + last_infra_);
   infra_alarmed_ = alarm;
+}
+
+// " (12 of the last 12 samples; ...)": what one dropped sample means for the run.
+std::string SampleFlow::LostShare(GradeOutcome outcome) const {
+  const LedgerRules& rules = state_.ledger().rules();
+  const auto seen = static_cast<int64_t>(outcomes_.size());
+  std::string text =
+      " (" + std::to_string(CountOf(outcome)) + " of the last " + std::to_string(seen) + " samples";
+  if (CountOf(outcome) == seen) {
+    const int64_t most =
+        outcome == GradeOutcome::kInfra ? 2 * rules.groups_per_step * rules.group_size : UngradableMost();
+    text += "; where all are, the run ends after " + std::to_string(most);
+  }
+  return text + ")";
 }
 
 }  // namespace tidepool::scheduler

@@ -77,18 +77,19 @@ void SampleFlow::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndS
 // A failure masks its sample; it is never a reward of 0.
 void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why) {
   const bool infra = outcome == GradeOutcome::kInfra;
+  if (!r.tid.is_eval()) CountOutcome(outcome, why);
+  if (all_.life.finished()) return;
   out_.Warn(infra ? "env_infra" : "data_invalid",
             "sample " + ToString(r.tid) + " is dropped in turn " + std::to_string(r.turn) +
-                (infra ? ", its environment failed: " : ", it cannot be played: ") + why,
+                (infra ? ", its environment failed: " : ", it cannot be played: ") + why +
+                (r.tid.is_eval() ? "" : LostShare(outcome)),
             {{"tid", ToString(r.tid)}});
   if (r.tid.is_eval()) {
     episodes_.Remove(r.tid);
     all_.rollouts.Remove(r);
-    all_.evaluations.Lost(r.tid, r.att);
+    all_.evaluations.Lost(r.tid, r.att, why);
     return;
   }
-  CountOutcome(infra, why);
-  if (all_.life.finished()) return;
   DropSample(r.tid, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid);
 }
 
@@ -118,10 +119,13 @@ void SampleFlow::EpisodeGivenUp(const SampleId& tid) {
   episodes_.Remove(tid);
   const Sample* s = state_.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && !finishing_.contains(tid))) return;
-  out_.Warn("env_infra", "sample " + ToString(tid) + " is dropped, its environment failed: " + why,
+  CountOutcome(GradeOutcome::kInfra, why);
+  if (all_.life.finished()) return;
+  out_.Warn("env_infra",
+            "sample " + ToString(tid) + " is dropped, its environment failed: " + why +
+                LostShare(GradeOutcome::kInfra),
             {{"tid", ToString(tid)}});
-  CountOutcome(true, why);
-  if (!all_.life.finished()) DropSample(tid, DropReason::kEnvInfra);
+  DropSample(tid, DropReason::kEnvInfra);
 }
 
 }  // namespace tidepool::scheduler

@@ -2,6 +2,7 @@
 // A sample's way from a data row to the trainer: rows are admitted and read, samples issued, their tokens
 // stored, their answers graded (or their episodes played), and what cannot be trained is dropped.
 
+#include <array>
 #include <deque>
 #include <map>
 #include <optional>
@@ -112,7 +113,14 @@ class SampleFlow : public Machine {
   void Grade(const event::Graded& graded);
   void TakeGrade(const SampleId& tid, const event::Graded& e);
   void Regrade(const SampleId& tid, int32_t att);
-  void CountOutcome(bool infra, const std::string& why);
+  void CountOutcome(GradeOutcome outcome, const std::string& why);
+  void EndIfNothingPasses(const std::string& why);
+  void EndIfTooManyFail();
+  [[nodiscard]] int64_t CountOf(GradeOutcome outcome) const {
+    return outcome_counts_[static_cast<size_t>(outcome)];
+  }
+  [[nodiscard]] int64_t UngradableMost() const;  // in a row
+  [[nodiscard]] std::string LostShare(GradeOutcome outcome) const;
   void Store(const Request& r, EndStatus status, std::optional<event::Graded> graded);
   void CheckGroup(const GroupKey& key, DropReason last);
   [[nodiscard]] bool Expired(const Group& g) const;
@@ -125,9 +133,10 @@ class SampleFlow : public Machine {
   std::map<SampleId, Finished> finishing_;
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
-  std::deque<bool> outcomes_;                        // of the last samples: infrastructure failure?
-  int64_t infra_in_window_ = 0;
-  int64_t ungradable_ = 0;  // samples in a row whose rows were at fault
+  std::deque<GradeOutcome> outcomes_;                // of the last samples, as many as 20 steps have
+  std::array<int64_t, 3> outcome_counts_{};          // of these, by GradeOutcome
+  bool any_passed_ = false;                          // a sample of this life got its reward
+  int64_t ungradable_ = 0;                           // samples in a row whose rows were at fault
   bool infra_alarmed_ = false;
 };
 

@@ -161,7 +161,7 @@ void SampleFlow::RowStepped(const event::EnvStepped& e) {
     return;
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
-  CountOutcome(infra, e.why);
+  CountOutcome(e.outcome, e.why);
   if (!all_.life.finished()) DropRow(key, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid, e.why);
 }
 

@@ -37,7 +37,10 @@ void Steps::Commit() {
   t.report.signal = state_.ledger().StepSignal();
   t.report.v = {t.v.lineage, t.step.value};
   const uint64_t digest = t.done.begin()->second.weights_digest;
-  out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows)});
+  auto held_out = std::move(t.done.begin()->second.held_out);
+  const bool judged = !held_out.empty();
+  out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows), std::move(held_out)});
+  if (judged) all_.checkpoints.KeepBest();
   all_.trainer.Committed(t.step, digest, t.members);
   out_.Do(std::move(t.report));
 }

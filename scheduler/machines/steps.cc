@@ -171,4 +171,12 @@ void Steps::Abort(const std::string& why, const SlotRef& but) {
   all_.trainer.StepAborted();
 }
 
+void Steps::EndEvaluation() {
+  if (!open_) return;
+  for (const command::GroupMember& m : open_->members) {
+    if (!open_->done.contains({m.worker, m.slot}))
+      out_.Do(command::EndEvaluation{m.worker, m.slot, m.epoch, open_->lease});
+  }
+}
+
 }  // namespace tidepool::scheduler

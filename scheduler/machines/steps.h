@@ -41,6 +41,7 @@ class Steps : public Machine {
   // `but`: who is out of it already; its slot invalid: with all its slots.
   void Abort(const std::string& why, const SlotRef& but = {});
   void Lost(const WorkerRef& ref, const std::string& why);  // a device worker is gone
+  void EndEvaluation();                                     // of the open step: its result is wanted now
 
   [[nodiscard]] const std::optional<Open>& open() const { return open_; }
   [[nodiscard]] Duration Patience() const;                   // for a step without a sign of progress

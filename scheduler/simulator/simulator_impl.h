@@ -199,6 +199,7 @@ struct Simulator::Impl {
   [[nodiscard]] event::GivenRow GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const;
   void Trained(int64_t id);
   void Do(const command::AbortStep& c);
+  void Do(const command::EndEvaluation&) {}
   void Do(const command::RestoreState& c);
   void Do(const command::KillWorker& c) { Die(c.worker.worker, c.worker.inc, false); }
   void Do(const command::VerifyCheckpoint& c);

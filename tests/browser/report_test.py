@@ -39,12 +39,13 @@ class ReportPage(unittest.TestCase):
     def test_reinforcement_learning(self):
         rows = [(step, {"critic/score/mean": step / 20, "reward/frac_reward_zero_std": .9, "reward/solve_none": .6, "reward/solve_all": .3, "rollout/tok_s": 1000 + step,
                         "perf/throughput": 3000, "timing_s/step": 2, "timing_s/gen": 1, "staleness/mean": 0, "staleness/max": 1}) for step in range(1, 21)]
-        rows.append((20, {"eval/accuracy": .5, "eval/total": 64, "eval/reward/mean": .4, "eval/reward/low": .3, "eval/reward/high": .5,
+        rows.append((20, {"eval/accuracy": .5, "eval/total": 57, "eval/lost": 7, "eval/reward/mean": .4, "eval/reward/low": .3, "eval/reward/high": .5,
                           "eval/reward/format/mean": .9, "eval/reward/judge/mean": .2}))
         shown = self.show(browser.write_run(self.dir / "rl", "rl", rows), dark=True)
         for title in ["Reward", "Held-out reward", "Held-out reward by function", "Held-out accuracy", "Groups without a signal", "Lag", "Throughput"]:
             self.assertIn(title, shown.titles())
         self.assertIn("95 % interval 0.3 to 0.5", shown.dom())
+        self.assertIn("57 of 64 answers, the others are lost", shown.dom())
         self.assertIn("1020", shown.dom(), "the terminal's figure: generated tokens a second of the last step")
         self.assertIn("first reward is above 0.5", shown.dom())
         self.assertNotIn("Margin", shown.titles())

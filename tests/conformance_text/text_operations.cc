@@ -94,7 +94,7 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
   if (operation == "tokenizer.encode") {
     TP_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, TokenizerOf(request));
     TP_ASSIGN_OR_RETURN(const std::string text, Text(request, "text"));
-    TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer->Encode(text));
+    TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer->Encode(text, {.leave_out = true}));
     return Json{{"ids", ids}};
   }
   if (operation == "tokenizer.decode") {

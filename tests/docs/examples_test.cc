@@ -10,17 +10,20 @@
 namespace tidepool::tasks {
 namespace {
 
-TEST(DocsExampleTest, TheRewardScoresPalindromes) {
-  const Reward reward = RewardPlugin_palindrome().make("").value();
+TEST(DocsExampleTest, TheRewardScoresAnagrams) {
+  const Reward reward = RewardPlugin_anagram().make("").value();
   RewardInput input;
-  input.text = " level\n";
+  input.answer = "listen";
+  input.text = " silent\n";
   input.ended = true;
   EXPECT_EQ(reward(input).score, 1);
-  input.text = "lever";
+  input.text = "listens";
   EXPECT_EQ(reward(input).score, 0);
-  input.text = "level";
+  input.text = "silent";
   input.ended = false;
   EXPECT_EQ(reward(input).score, 0);
+  input.answer.clear();
+  EXPECT_EQ(reward(input).outcome, Verdict::Outcome::kData);
 }
 
 TEST(DocsExampleTest, TheTaskAsksForTwiceANumberAndRepeatsNothing) {

@@ -2,12 +2,16 @@
 
     export_metrics_test.py [BUILD_FOLDER]     with BUILD_FOLDER a config of the real program is read too
     export_metrics_test.py --real             the packages themselves, offline, of the Python that runs this (scripts/interop)"""
+import contextlib
+import fcntl
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pathlib
 import shutil
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,7 +23,7 @@ SCRIPT = ROOT / "scripts" / "export_metrics"
 BUILD = None
 
 WANDB = '''
-import json, os
+import json, os, time
 def told(*what):
     with open(os.environ["TOLD"], "a") as out: out.write(json.dumps(what) + "\\n")
 class Config:
@@ -29,7 +33,9 @@ class Summary:
 class Run:
     def __init__(self, ident): self.id, self.config, self.summary = ident, Config(), Summary()
     def define_metric(self, name, step_metric=None): pass
-    def log(self, row): told("log", row)
+    def log(self, row):
+        told("log", row)
+        while os.environ.get("HANG"): time.sleep(1)
     def finish(self, exit_code=None): told("finish", exit_code)
 def init(**options):
     told("init", options)
@@ -159,26 +165,47 @@ class ExportTest(unittest.TestCase):
         self.write(line(0, loss=1.0))  # another run in its place
         self.assertIn("is shorter than what was exported", self.export("--to", "wandb", code=1))
 
-    def test_follows_a_run_that_goes_back(self):
-        control = self.run_dir / "control.json"
-        control.write_text(json.dumps({"pid": os.getpid()}))
-        follower = subprocess.Popen([sys.executable, str(SCRIPT), str(self.run_dir), "--to", "wandb", "--follow", "--every", "0.02"],
-                                    stderr=subprocess.PIPE, text=True, env=self.environment())
+    def journal(self, folder, content=b"x" * 40):
+        (folder / "journal").mkdir(exist_ok=True)
+        (folder / "journal" / "0000.tpj").write_bytes(struct.pack("<8sII", b"TPJRNL\r\n", 1, 16 + len(content)) + content)
+        (folder / "journal" / "lock").touch()
+
+    @contextlib.contextmanager
+    def controller(self):
+        """What a run has while a controller works on it."""
+        self.journal(self.run_dir)
+        (self.run_dir / "control.json").write_text(json.dumps({"pid": os.getpid()}))
+        with open(self.run_dir / "journal" / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def follower(self, to="wandb", **more):
+        process = subprocess.Popen([sys.executable, str(SCRIPT), str(self.run_dir), "--to", to, "--follow", "--every", "0.02"],
+                                   stderr=subprocess.PIPE, text=True, env=self.environment(**more))
         try:
-            metrics = self.run_dir / "metrics.jsonl"
-            for at, text in enumerate([line(1, loss=1.0), line(2, loss=0.9), line(2, loss=0.7, eval__accuracy=0.5), line(3, loss=0.6)]):
-                with open(metrics, "a") as out:
-                    out.write(text)
-                end = time.monotonic() + 20
-                while len(self.told("log")) < at + 1:
-                    self.assertLess(time.monotonic(), end, self.told_file.read_text() if self.told_file.exists() else "nothing")
-                    time.sleep(0.01)
-            (self.run_dir / "summary.json").write_text(json.dumps(SUMMARY))
-            control.unlink()
-            said = follower.communicate(timeout=20)[1]
+            yield process
         finally:
-            follower.kill()
-            follower.communicate()
+            process.kill()
+            process.communicate()
+
+    def wait_for(self, count, kind="log"):
+        end = time.monotonic() + 20
+        while len(self.told(kind)) < count:
+            self.assertLess(time.monotonic(), end, self.told_file.read_text() if self.told_file.exists() else "nothing")
+            time.sleep(0.01)
+
+    def test_follows_a_run_that_goes_back(self):
+        metrics = self.run_dir / "metrics.jsonl"
+        with self.follower() as follower:
+            with self.controller():
+                for at, text in enumerate([line(1, loss=1.0), line(2, loss=0.9), line(2, loss=0.7, eval__accuracy=0.5), line(3, loss=0.6)]):
+                    with open(metrics, "a") as out:
+                        out.write(text)
+                    self.wait_for(at + 1)
+                (self.run_dir / "summary.json").write_text(json.dumps(SUMMARY))
+            # Its control.json stays, as after a kill, and names a process that lives.
+            said = follower.communicate(timeout=20)[1]
         self.assertEqual(follower.returncode, 0, said)
         rows = [row for (row,) in self.told("log")]
         self.assertEqual([(r["step"], r.get("loss"), r.get("eval/accuracy")) for r in rows],
@@ -186,6 +213,87 @@ class ExportTest(unittest.TestCase):
         self.assertIn("steps 2 were trained again", said)
         self.assertIn("--new", said)
         self.assertEqual(self.told("finish"), [[0]])
+
+    def test_another_run_in_the_same_folder_is_not_followed(self):
+        self.write(line(1, loss=1.0), line(2, loss=0.9), summary=False)
+        with self.controller(), self.follower() as follower:
+            self.wait_for(2)
+            first = self.told("init")[0][0]["id"]
+            aside = self.dir / "mine.old"
+            self.run_dir.rename(aside)  # as --fresh does
+            self.run_dir.mkdir()
+            (self.run_dir / "config.yaml").write_text(CONFIG)
+            self.write(*[line(step, loss=0.1) for step in range(1, 6)], summary=False)
+            said = follower.communicate(timeout=20)[1]
+        self.assertEqual(follower.returncode, 0, said)
+        self.assertIn("another run has this name now", said)
+        self.assertEqual(len(self.told("log")), 2)
+        self.assertFalse((self.run_dir / "exports.json").exists())
+        self.assertEqual(json.loads((aside / "exports.json").read_text())["wandb"]["/tidepool"]["id"], first)
+        self.export("--to", "wandb")
+        self.assertEqual(len(self.told("log")), 7)
+        self.assertNotEqual(self.told("init")[-1][0]["id"], first)
+
+    def test_a_copy_is_another_run_there_and_a_run_that_was_moved_is_the_same(self):
+        self.journal(self.run_dir)
+        self.write(*self.LINES)
+        self.export("--to", "wandb")
+        first, self.run_dir = self.run_dir, self.dir / "moved-20260301T000000Z"
+        first.rename(self.run_dir)
+        self.export("--to", "wandb")
+        shutil.copytree(self.run_dir, self.dir / "copy")
+        self.run_dir = self.dir / "copy"
+        self.assertIn("is a copy", self.export("--to", "wandb"))
+        self.journal(self.run_dir, b"y" * 40)
+        self.assertIn("another run was exported", self.export("--to", "wandb"))
+        idents = [init["id"] for (init,) in self.told("init")]
+        self.assertEqual(idents[0], idents[1])
+        self.assertEqual(len(set(idents)), 3)
+
+    def test_two_services_at_once_keep_each_their_own_place(self):
+        self.write(line(1, loss=1.0), summary=False)
+        with self.controller(), self.follower("wandb") as wandb, self.follower("mlflow") as mlflow:
+            self.wait_for(1)
+            self.wait_for(1, "run")
+            for step in range(2, 5):
+                with open(self.run_dir / "metrics.jsonl", "a") as out:
+                    out.write(line(step, loss=0.5))
+                self.wait_for(step)
+            for process in (wandb, mlflow):
+                end = time.monotonic() + 20
+                size = (self.run_dir / "metrics.jsonl").stat().st_size
+                while [at["offset"] for of in json.loads((self.run_dir / "exports.json").read_text()).values() for at in of.values()] != [size] * 2:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.01)
+            for process in (wandb, mlflow):
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(timeout=20), 0)
+        self.forget()
+        for to in ("wandb", "mlflow"):
+            self.assertIn("0 rows sent", self.export("--to", to))
+
+    def test_only_what_is_new_is_read(self):
+        self.write(line(1, loss=1.0), line(2, loss=0.9), summary=False)
+        metrics = self.run_dir / "metrics.jsonl"
+        with self.controller(), self.follower() as follower:
+            self.wait_for(2)
+            with open(metrics, "r+") as out:
+                out.write("x" * 20)  # what was read before is not parsed again
+                out.seek(0, os.SEEK_END)
+                out.write(line(3, loss=0.8))
+            self.wait_for(3)
+            self.assertIsNone(follower.poll())
+
+    def test_a_second_signal_ends_it_where_a_call_hangs(self):
+        self.write(line(1, loss=1.0), summary=False)
+        with self.controller(), self.follower(HANG="1") as follower:
+            self.wait_for(1)
+            end = time.monotonic() + 20
+            while follower.poll() is None:
+                self.assertLess(time.monotonic(), end)
+                follower.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+            self.assertEqual(follower.returncode, -signal.SIGINT)
 
     def test_mlflow_has_names_that_it_takes_and_keeps_its_run(self):
         self.write(*self.LINES)

@@ -37,7 +37,8 @@ TEST(LogEventsTest, EachIsInTheTablesOfOperating) {
   const std::set<std::string> known = Words(docs.substr(begin, end - begin), "`");
   // The first argument of what makes a line (a choice between names is one), or the second where the first is
   // a level or the sentence.
-  const std::regex first(R"re((?:out_\.Warn|out_\.Note|Info|Debug|Told|LogWorkerFailure)\(([^,]*),)re");
+  const std::regex first(
+      R"re((?:out_\.Warn|out_\.Note|out_\.Detail|Info|Debug|Told|LogWorkerFailure)\(([^,]*),)re");
   const std::regex second(R"re((?:Log|Event)\(\s*LogLevel::k\w+,([^,]*),)re");
   const std::regex last(R"re([^._](?:Warn|Tell)\([^;]*,\s*("[a-z_]+")\s*(?:,\s*\{[^;]*)?\);)re");
   std::map<std::string, std::string> missing;

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -77,6 +78,22 @@ class Answers(Served):
         status, text = self.ask(lambda one: 1 / 0, sample())
         self.assertEqual((status, text), (500, "ZeroDivisionError: division by zero"))
         self.assertIn("Traceback (most recent call last)", self.printed.read())
+
+    def test_a_client_that_does_not_wait_is_no_error(self):
+        self.addCleanup(setattr, sys, "stderr", sys.stderr)
+        gone = threading.Event()
+        with tempfile.TemporaryFile("w+") as sys.stderr:
+            port = self.start(lambda one: gone.wait(20) and {"score": 1, "detail": "x" * (4 << 20)})
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request("POST", "/", json.dumps(sample()))
+            while not self.asked:
+                time.sleep(0.01)
+            connection.close()
+            gone.set()
+            while threading.active_count() > 2:  # the server's own, and the one of this call
+                time.sleep(0.01)
+            sys.stderr.seek(0)
+            self.assertEqual(sys.stderr.read(), "")
 
     def test_what_is_not_finite_is_no_score(self):
         self.assertEqual(self.ask(lambda one: {"score": float("nan")}, sample())[0], 500)

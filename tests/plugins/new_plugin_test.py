@@ -2,7 +2,8 @@
 """From `tidepool new KIND NAME` to a plug-in that the tables have: new_plugin_test.py BUILD.
 
 In a small tree of its own, with the build files of the kinds as they are in this one: each kind's file is written, found
-by the build without an edit, compiled, and listed. The rest comes from the libraries that BUILD has.
+by the build without an edit, compiled, listed, and passes the test that was written with it. So does the code of each guide,
+pasted into such a file. The rest comes from the libraries that BUILD has.
 """
 import os
 import re
@@ -15,6 +16,9 @@ BUILD = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIDEPOOL = os.path.join(BUILD, "bin", "tidepool")
 PLACE = os.path.join(BUILD, "tests", "new_plugin")  # always the same, so that the compiler cache knows the files
+# Names that the namespace of the kind has already.
+NAMES = {"reward": "verdict", "task": "question", "environment": "text", "control": "rules", "algorithm": "loss", "model": "spec",
+         "policy": "plan"}
 KINDS = {"reward": "core/tasks/rewards", "task": "core/tasks/tasks", "environment": "core/environments/games",
          "control": "core/environments/control_tasks", "algorithm": "core/algorithms/losses", "model": "core/model/families",
          "policy": "scheduler/policies"}
@@ -60,11 +64,13 @@ def plugin_calls(folder):
 
 
 class NewPluginTest(unittest.TestCase):
+    pasted = []
+
     @classmethod
     def setUpClass(cls):
         shutil.rmtree(PLACE, ignore_errors=True)
         top = ["cmake_minimum_required(VERSION 3.25)", "project(probe LANGUAGES CXX)", "set(CMAKE_CXX_STANDARD 20)",
-               f"include_directories({ROOT})", "include(cmake/plugins.cmake)"]
+               f"include_directories({ROOT} {PLACE})", "include(cmake/plugins.cmake)"]
         if shutil.which("ccache"):
             top.append(f"set(CMAKE_CXX_COMPILER_LAUNCHER {ROOT}/cmake/compiler_cache {PLACE})")
         objects = []
@@ -78,9 +84,12 @@ class NewPluginTest(unittest.TestCase):
         libraries = " ".join(os.path.join(BUILD, library) for library in LIBRARIES)
         top.append(f"add_executable(lists lists.cc {' '.join(objects)})")
         top.append(f"target_link_libraries(lists {libraries} pcre2-8 pthread)")
+        top.append(f"add_executable(tests tests_of_templates.cc tests_of_guides.cc {' '.join(objects)})")
+        top.append(f"target_link_libraries(tests {libraries} gtest_main gtest pcre2-8 pthread)")
         write(os.path.join(PLACE, "CMakeLists.txt"), "\n".join(top) + "\n")
         write(os.path.join(PLACE, "lists.cc"), LISTS)
-        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h"):
+        # The last one: what the algorithms name.
+        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h", "core/algorithms/advantages/group_relative.cc"):
             os.makedirs(os.path.dirname(os.path.join(PLACE, file)), exist_ok=True)
             shutil.copy(os.path.join(ROOT, file), os.path.join(PLACE, file))
 
@@ -89,15 +98,32 @@ class NewPluginTest(unittest.TestCase):
 
     def test_1_one_command_writes_the_file_and_its_test_and_says_how_to_go_on(self):
         for kind, folder in KINDS.items():
-            made = self.new(kind, f"probe_{kind}")
+            name = NAMES[kind]
+            made = self.new(kind, name)
             self.assertEqual(made.returncode, 0, made.stderr)
-            with open(os.path.join(PLACE, folder, f"probe_{kind}.cc"), encoding="utf-8") as file:
+            with open(os.path.join(PLACE, folder, f"{name}.cc"), encoding="utf-8") as file:
                 text = file.read()
-            self.assertRegex(text, rf"(?m)^TP_PLUGIN\(\w+, probe_{kind}\)")
-            self.assertNotRegex(text, "my_|My[A-Z]")
-            self.assertTrue(os.path.exists(os.path.join(PLACE, f"tests/plugins/{kind}_probe_{kind}_test.cc")))
+            self.assertRegex(text, rf"(?m)^TP_PLUGIN\(\w+, {name}\)")
+            self.assertNotRegex(text, f"my_|My{kind.capitalize()}")
+            self.assertTrue(os.path.exists(os.path.join(PLACE, f"tests/plugins/{kind}_{name}_test.cc")))
             self.assertIn("ninja -C build tidepool tidepool-worker", made.stdout)
-            self.assertTrue(os.path.exists(os.path.join(ROOT, re.search(r"guide +(\S+)", made.stdout)[1])), made.stdout)
+            guide = os.path.join(ROOT, re.search(r"guide +(\S+)", made.stdout)[1])
+            with open(guide, encoding="utf-8") as file:
+                page = file.read()
+            for block in re.findall(r"^```cpp\n(.*?)^```$", page, re.S | re.M):
+                plugin = re.search(r"(?m)^TP_PLUGIN\(\w+, (\w+)\)", block)
+                if not plugin:
+                    continue
+                self.assertIn(f"build/bin/tidepool new {kind} {plugin[1]} ", page)
+                made = self.new(kind, plugin[1])
+                self.assertEqual(made.returncode, 0, made.stderr)
+                write(os.path.join(PLACE, folder, f"{plugin[1]}.cc"), block)
+                self.pasted.append(f"{kind} {plugin[1]}")
+        self.assertEqual({line.split()[0] for line in self.pasted}, KINDS.keys() - {"policy"}, "a guide lost its example")
+        # Many tests in one source: GoogleTest's header is most of what each costs.
+        for source, plugins in [("templates", [f"{kind} {name}" for kind, name in NAMES.items()]), ("guides", self.pasted)]:
+            write(os.path.join(PLACE, f"tests_of_{source}.cc"),
+                  "".join(f'#include "tests/plugins/{line.replace(" ", "_")}_test.cc"\n' for line in plugins))
 
     def test_2_the_build_finds_compiles_and_lists_them_without_an_edit(self):
         made = run("cmake", "-S", PLACE, "-B", os.path.join(PLACE, "build"), "-G", "Ninja")
@@ -105,11 +131,17 @@ class NewPluginTest(unittest.TestCase):
         made = run("ninja", "-C", os.path.join(PLACE, "build"), "-j", "2")
         self.assertEqual(made.returncode, 0, made.stdout)
         listed = run(os.path.join(PLACE, "build", "lists")).stdout.split("\n")
-        for kind in KINDS:
-            self.assertIn(f"{kind} probe_{kind}", listed)
+        for line in self.pasted + [f"{kind} {name}" for kind, name in NAMES.items()]:
+            self.assertIn(line, listed)
+
+    def test_2b_the_tests_that_were_written_pass_with_the_code_of_the_guides_too(self):
+        made = run(os.path.join(PLACE, "build", "tests"))
+        self.assertEqual(made.returncode, 0, made.stdout)
+        for name in [*NAMES.values(), *(line.split()[1] for line in self.pasted)]:
+            self.assertIn(f"My{name.capitalize()}Test.", made.stdout)
 
     def test_3_what_cannot_be_is_refused_in_words(self):
-        for arguments, said in [(("reward", "probe_reward"), "is there already; edit it"),
+        for arguments, said in [(("reward", "verdict"), "is there already; edit it"),
                                 (("reward", "exact_answer"), "reward 'exact_answer' is there already"),
                                 (("environment", "cartpole"), "is there already"),
                                 (("reward", "Bad-Name"), "small letters, digits and underscores"),
@@ -120,6 +152,21 @@ class NewPluginTest(unittest.TestCase):
         made = self.new("reward", "x", cwd="/")
         self.assertEqual(made.returncode, 2)
         self.assertIn("not in a checkout of Tidepool", made.stderr)
+
+    def test_3b_a_file_that_the_build_would_not_look_at_is_named(self):
+        for file, said in [("core/tasks/rewards/late.cpp", "late.cpp: is not compiled, because plug-ins are files *.cc"),
+                           ("scheduler/policies/mine/late.cc", "mine/late.cc: is not compiled, because sub-folders")]:
+            write(os.path.join(PLACE, file), "// nothing\n")
+            made = run("ninja", "-C", os.path.join(PLACE, "build"))
+            self.assertNotEqual(made.returncode, 0)
+            self.assertIn(said, " ".join((made.stdout + made.stderr).split()))
+            os.remove(os.path.join(PLACE, file))
+        own = os.path.join(PLACE, "own")
+        write(os.path.join(own, "reward", "a.cc"), "// nothing\n")
+        write(os.path.join(own, "b.cc"), "// nothing\n")
+        made = run("cmake", f"-DTIDEPOOL_PLUGINS={own}", os.path.join(PLACE, "build"))
+        self.assertNotEqual(made.returncode, 0)
+        self.assertIn("with [reward, b.cc]; expected a folder with some of rewards, tasks", " ".join(made.stderr.split()))
 
     def test_4_a_file_that_is_no_plug_in_stops_the_build_with_its_name(self):
         table = os.path.join(PLACE, "table.cc")

@@ -54,8 +54,14 @@ class AlgorithmsTest(RunTest):
         for job in ["dpo", "reward_model"]:
             with self.subTest(job=job):
                 config = f"configs/test/{job}.yaml"
-                done = self.train(config, "train.steps=6", "deterministic=true", run=job)
+                best = ["checkpoint.every_steps=2", "eval.every_steps=2", f"checkpoint.keep_best=eval/{job}/margin"]
+                done = self.train(config, "train.steps=6", "deterministic=true", *best, run=job)
                 self.assert_done(done)
+                margins = {step: row[f"eval/{job}/margin"] for step, row in self.metrics(job).items() if f"eval/{job}/margin" in row}
+                margins[0] = self.metrics(job)[1][f"eval/{job}/margin/before"]
+                kept = json.loads(self.path("best", "evaluation.json", run=job).read_text())
+                self.assertEqual((kept["metric"], kept["value"]), (f"eval/{job}/margin", max(margins.values())))
+                self.assertEqual(kept["value"], margins[kept["step"]])
                 self.assertRegex(done.stdout, r"held-out accuracy after: .* 8 rows\)")
                 self.assertIn("held-out margin: ", done.stdout)
                 self.assert_checked(job)
@@ -67,11 +73,12 @@ class AlgorithmsTest(RunTest):
                 for name in ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "eval/rewards/margins", "eval/loss"]:
                     self.assertIn(name, rows[6])
                 self.assertNotIn("reward/frac_reward_zero_std", rows[6], "pairs have no rewards to compare")
-                run = self.start(config, "train.steps=6", "deterministic=true", run=job + "-cut")
+                run = self.start(config, "train.steps=6", "deterministic=true", *best, run=job + "-cut")
                 self.wait_step(2, run, run=job + "-cut")
                 kill(run.pid)
                 run.communicate()
-                self.assert_done(self.train(config, "train.steps=6", "deterministic=true", "--resume", run=job + "-cut"))
+                self.assert_done(self.train(config, "train.steps=6", "deterministic=true", *best, "--resume", run=job + "-cut"))
+                self.assertEqual(json.loads(self.path("best", "evaluation.json", run=job + "-cut").read_text()), kept)
                 self.assertEqual(self.digests(job + "-cut"), self.digests(job))
                 self.assertEqual(self.summary(job + "-cut")["held_out"], self.summary(job)["held_out"])
         self.assertEqual(json.loads(self.path("final", "config.json", run="reward_model").read_text())["architectures"], ["LlamaForSequenceClassification"])
@@ -88,6 +95,17 @@ class AlgorithmsTest(RunTest):
         self.assertIn("eval/sft/token_accuracy", rows[2])
         held_out = self.summary()["held_out"]
         self.assertEqual((held_out["measure"], held_out["last"]["step"], held_out["last"]["value"]), ("loss", 4, rows[4]["eval/loss"]))
+        self.assert_checked()
+
+    def test_pairs_of_several_turns_are_learned(self):
+        data = self.dir / "turns.jsonl"
+        said = lambda role, text: {"role": role, "content": text}
+        turns = lambda asked, first, second: [said("user", asked + "="), said("assistant", first), said("user", " again="), said("assistant", second)]
+        words = [a + b for a in "abcd" for b in "abcd" if a != b]
+        data.write_text("".join(json.dumps({"chosen": turns(w, w[::-1], w[::-1]), "rejected": turns(w, w + "a", w)}) + "\n" for w in words))
+        self.assert_done(self.train("configs/test/dpo.yaml", "data.task=null", "data.length=null", "data.letters=null", "data.size=null",
+                                    f"data.path={data}", "data.held_out=4", "train.steps=3"))
+        self.assertEqual(self.metrics()[3]["eval/dpo/total"], 4)
         self.assert_checked()
 
     def test_a_row_that_is_no_pair_is_named(self):

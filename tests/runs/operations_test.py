@@ -66,6 +66,25 @@ class OperationsTest(RunTest):
         self.assert_done(self.train(CONFIG, "--fresh", "train.steps=1"))
         self.assertEqual(len(list(self.dir.iterdir())), 2, "the old run is kept aside")
 
+    def test_a_run_whose_folder_is_moved_ends_and_says_where_it_is(self):
+        run = self.start(CONFIG, "train.steps=100000")
+        self.wait_step(1, run)
+        run.send_signal(signal.SIGSTOP)
+        self.assertRegex(self.command("status", str(self.path())).stdout,
+                         rf"running, controller pid {run.pid}\nsilent +its controller has said nothing for \d+ s: it is paused .*kill -CONT {run.pid} ")
+        run.send_signal(signal.SIGCONT)
+        moved = self.dir / "moved"
+        self.path().rename(moved)
+        out, err = self.finish(run, code=3)
+        self.assertIn(f"its folder {self.path()} was moved to {moved} while the run was at work", err)
+        self.assertIn(f"train {moved} --resume\n", out)
+        self.assertEqual([p.name for p in self.dir.iterdir()], ["moved"], "something is left, or made, where it was")
+        ended = self.summary("moved")
+        self.assertEqual(ended["exit"], 3)
+        self.assertTrue((moved / "report.html").exists())
+        self.assert_done(self.command("train", str(moved), "--resume", f"train.steps={ended['steps'] + 1}"))
+        self.assert_checked("moved")
+
     def test_each_life_of_a_run_is_told_as_it_is(self):
         def page():
             self.assert_done(self.command("report", str(self.path())))
@@ -85,6 +104,18 @@ class OperationsTest(RunTest):
         self.assertNotIn("after", ended["accuracy"])
         self.assertNotIn("last", ended["held_out"])
         self.assertEqual(page()["state"], "stopped")
+        self.assertIn("event=stop_requested by=SIGINT ", self.path("logs", "controller.log").read_text())
+        config = self.path("config.yaml")
+        before = config.read_text()
+        self.assertEqual(config.stat().st_mode & 0o777, 0o600)
+        secret = self.path("security", "secret")
+        secret.chmod(0o644)
+        for steps, said in [(stopped_at - 1, f"step {stopped_at} is done already"), (99999, "chmod 600 it")]:
+            refused = self.command("train", str(self.path()), "--resume", f"train.steps={steps}")
+            self.assert_done(refused, 2)
+            self.assertIn(said, refused.stderr)
+            self.assertEqual(config.read_text(), before, "a resume that was refused changed the config")
+        secret.chmod(0o600)
         go_on = out.strip().splitlines()[-1]
         self.assertTrue(go_on.startswith("go on with: "), out)
         run = subprocess.Popen(shlex.split(go_on.removeprefix("go on with: ")), cwd=ROOT, stdout=subprocess.PIPE,

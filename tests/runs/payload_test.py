@@ -103,8 +103,9 @@ class DiskTest(RunTest):
         config = "configs/test/rl_colocated.yaml"
         args = ["checkpoint.every_steps=1", "eval.every_steps=1", "checkpoint.keep_best=eval/reward/mean"]
         self.assert_done(self.train(config, *args))
-        for final, newest, same in [("model.safetensors", "model.safetensors", True), ("tokenizer.json", "tokenizer.json", False)]:
-            self.assertEqual(os.path.samefile(self.path("final", final), self.model("step_4", "model", newest)), same, final)
+        for folder in ["final", "best"]:  # people write there
+            for file in self.path(folder).iterdir():
+                self.assertEqual(file.stat().st_nlink, 1, file)
         self.assertTrue(os.path.samefile(self.model("step_3", "model", "tokenizer.json"), self.model("step_4", "model", "tokenizer.json")))
         best = json.loads(self.path("best", "evaluation.json").read_text())
         means = {r["step"]: r["mean"] for r in self.journal() if r["kind"] == "EVAL_RESULT"}

@@ -313,6 +313,27 @@ TEST(ControllerSimTest, EveryStepSaysHowManyGroupsTaughtNothingFilteredOnesInclu
   }
 }
 
+// Groups that are filtered between two steps end a run only where none in between would do.
+TEST(ControllerSimTest, ManyFilteredGroupsAmongOthersDoNotEndTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 0, .faults = {}};
+  o.controller.batch.drops_equal_rewards = true;
+  o.controller.batch.filter_rounds = 3;
+  o.equal_rewards = 0.5;
+  int64_t went_on = 0;  // runs that did so after as many as would have ended them in a row
+  for (o.seed = 0; o.seed < 60; ++o.seed) {
+    SimCluster cluster(o);
+    if (cluster.Run().code != 0) continue;
+    for (const command::StepReport& step : cluster.reports())
+      went_on += step.filtered >= 3 * o.controller.batch.groups_per_step ? 1 : 0;
+  }
+  EXPECT_GT(went_on, 0);
+
+  o.equal_rewards = 1;
+  const SimResult all = SimCluster(o).Run();
+  EXPECT_EQ(all.code, 3);
+  EXPECT_TRUE(all.why.starts_with("fault=filtered")) << all.why;
+}
+
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
@@ -599,6 +620,29 @@ TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 3);
   EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+  EXPECT_NE(r.why.find("not one of the first 48 samples could be graded"), std::string::npos) << r.why;
+  ASSERT_FALSE(cluster.warnings().empty());
+  EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
+            std::string::npos)
+      << cluster.warnings()[0];
+  ExpectProven(cluster);
+}
+
+// infra_drop_stop is a share of 20 steps, and this job has six.
+TEST(ControllerSimTest, ARewardThatFailsMoreOftenThanNotEndsAShortRunToo) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  o.faults.infra = 0.9;  // after two retries
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
+  int64_t passed = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* graded = std::get_if<record::Graded>(&e.record);
+    passed += graded != nullptr && graded->outcome == GradeOutcome::kOk ? 1 : 0;
+  }
+  EXPECT_GT(passed, 0);
   ExpectProven(cluster);
 }
 
@@ -654,7 +698,7 @@ TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
       ASSERT_TRUE(state.Apply(e.record).ok());
       restored = restored || std::holds_alternative<record::Restore>(e.record);
     }
-    const auto best = FindBest(state.evals(), state.checkpointed(), job.checkpoint.keep_best);
+    const auto best = FindBest(state.evals(), {}, state.checkpointed(), job.checkpoint.keep_best);
     ASSERT_TRUE(best && !cluster.kept_best().empty());
     const command::KeepBest& kept = cluster.kept_best().back();
     // A branch that was undone may have had a better one; its model stays until this branch has one.
@@ -663,6 +707,50 @@ TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
     EXPECT_GE(kept.value, best->value);
   }
   EXPECT_GT(undone, 0);
+}
+
+// The disk was full, or keep_best was asked for late: what is gone by then is no candidate.
+TEST(ControllerSimTest, BestOfTheCheckpointsThatAreLeftIsKeptOnceItCanBe) {
+  int64_t late = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ControllerOptions job = SmallJob(PlacementKind::kColocated);
+    job.steps = 10;
+    job.eval.every_steps = job.checkpoint.every_steps = 1;
+    job.checkpoint.keep_best = "eval/reward/mean";
+    SimCluster healthy({.controller = job, .seed = seed, .faults = {}});
+    const SimResult whole = healthy.Run();
+    SimCluster cluster(
+        {.controller = job, .seed = seed, .faults = {.best_fails_until_s = 0.7 * whole.seconds}});
+    ASSERT_EQ(cluster.Run().code, 0);
+    ASSERT_FALSE(cluster.kept_best().empty());
+    const command::KeepBest& kept = cluster.kept_best().back();
+    EXPECT_LE(kept.value, healthy.kept_best().back().value);
+    late += kept.step != healthy.kept_best().back().step ? 1 : 0;
+  }
+  EXPECT_GT(late, 0) << "the best of all was gone";
+}
+
+TEST(ControllerSimTest, AStopAsksForTheResultOfTheOpenStepWithoutItsEvaluation) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated, 2), .seed = 2, .faults = {}};
+  int64_t begun = 0, asked = 0;
+  bool open = false;
+  for (double at = 2; at < 4 && asked == 0; at += 0.1) {
+    o.faults.stop_at_s = at;
+    SimCluster cluster(o);
+    std::map<int64_t, int64_t> members;
+    cluster.on_command = [&](const Command& c) {
+      if (const auto* train = std::get_if<command::Train>(&c)) ++members[train->lease], ++begun;
+      if (const auto* end = std::get_if<command::EndEvaluation>(&c)) {
+        ++asked;
+        open = members.contains(end->lease);
+      }
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+  }
+  EXPECT_GT(begun, 0);
+  EXPECT_GT(asked, 0);
+  EXPECT_TRUE(open);
 }
 
 // Both deadlines are over in one tick. The first one calls the transition off, which begins waits anew.

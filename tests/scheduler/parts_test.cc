@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -405,6 +406,34 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   }
 }
 
+// In a fast run, loading takes longer than a step now and then.
+TEST(WeightRollTest, OvertakenByTheNextPublicationIsNoFaultButAWrongDigestIs) {
+  Rolling rolling(1, {});
+  WeightRoll& w = rolling.roll;
+  const SlotRef ref = On(0, 0);
+  const auto none = [](SlotId) { return false; };
+  for (int64_t v = 1; v <= 8; ++v) {
+    w.SetTarget({0, v}, static_cast<uint64_t>(70 + v), On(9, 9));
+    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+    w.SetTarget({0, v + 1}, static_cast<uint64_t>(71 + v), On(9, 9));
+    EXPECT_EQ(w.Loaded({ref.worker,
+                        ref.slot,
+                        {0, v},
+                        v % 2 == 0 ? 0 : static_cast<uint64_t>(70 + v),
+                        v % 2 == 0 ? "no complete copy" : ""}),
+              WeightRoll::Outcome::kOvertaken);
+  }
+  for (const auto outcome :
+       {WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kReplace}) {
+    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+    w.SetTarget({0, 10}, 80, On(9, 9));
+    EXPECT_EQ(w.Loaded({ref.worker, ref.slot, rolling.fleet.devices.at({0}).weights().loading, 5, ""}),
+              outcome);
+  }
+  ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+  EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 10}, 80, ""}), WeightRoll::Outcome::kAdmit);
+}
+
 TEST(CheckpointScheduleTest, WritesAtStartEveryNAndAtTheEnd) {
   CheckpointSchedule p({.every_steps = 3, .keep = 2});
   CommittedCheckpoints none, at0;
@@ -456,6 +485,8 @@ TEST(BestCheckpointTest, ReadsTheMetricsOfAnEvaluation) {
     EXPECT_FALSE(EvalValue(r, other)) << other;
   r.graded = 1;
   EXPECT_FALSE(EvalValue(r, "eval/accuracy")) << "of a graded reward there is none";
+  r.lost = 9;
+  EXPECT_FALSE(EvalValue(r, "eval/reward/mean")) << "most answers are lost";
 }
 
 TEST(BestCheckpointTest, IsTheEarliestOfEqualOnesThatHadACheckpoint) {
@@ -465,11 +496,22 @@ TEST(BestCheckpointTest, IsTheEarliestOfEqualOnesThatHadACheckpoint) {
     evals[{step}].total = 4;
     evals[{step}].mean = mean;
   }
-  EXPECT_FALSE(FindBest(evals, {}, "eval/reward/mean"));
-  const auto best = FindBest(evals, {{0}, {4}, {6}}, "eval/reward/mean");
+  EXPECT_FALSE(FindBest(evals, {}, {}, "eval/reward/mean"));
+  const auto best = FindBest(evals, {}, {{0}, {4}, {6}}, "eval/reward/mean");
   ASSERT_TRUE(best);
   EXPECT_EQ(best->step, StepNumber{4});
   EXPECT_EQ(best->value, 0.5);
+}
+
+TEST(BestCheckpointTest, OfRowsThatTheTrainerJudgesALossIsBestWhereItIsLeast) {
+  const HeldOutFigures figures = {{{0}, {{"eval/loss", 0.7}, {"eval/dpo/accuracy", 0.5}}},
+                                  {{2}, {{"eval/loss", 0.4}, {"eval/dpo/accuracy", 0.5}}},
+                                  {{4}, {{"eval/loss", 0.2}, {"eval/dpo/accuracy", 0.9}}},
+                                  {{6}, {{"eval/loss", std::nan("")}}}};
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}, {6}}, "eval/loss"), (BestCheckpoint{{2}, 0.4}));
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}, {4}}, "eval/dpo/accuracy"), (BestCheckpoint{{4}, 0.9}));
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}}, "eval/dpo/accuracy"), (BestCheckpoint{{0}, 0.5}));
+  EXPECT_FALSE(FindBest({}, figures, {{0}}, "eval/dpo/margin"));
 }
 
 TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {
@@ -528,22 +570,24 @@ TEST(EvaluationTest, MeasuresTheWholeRewardAndEachOfIt) {
   ASSERT_TRUE(e.Begin(Lsn{10}));
   e.Graded(e.Tid(2), 1.1, {{"close", 1}, {"format", 1}});
   e.Graded(e.Tid(0), 0.4, {{"close", 0.4}, {"format", 0}});
-  e.Lost(e.Tid(1));
+  e.Lost(e.Tid(1), "judge: connection refused");
+  e.Lost(e.Tid(2), "it has its verdict");
   EXPECT_FALSE(e.Finished());
   e.Graded(e.Tid(3), 0.7, {{"close", 0.6}, {"format", 1}});
   ASSERT_TRUE(e.Finished());
-  const Evaluation::Outcome o = e.Take();
-  EXPECT_EQ(o.lost, 1);
-  EXPECT_EQ(o.result.step.value, 3);
-  EXPECT_EQ(o.result.total, 3);
-  EXPECT_EQ(o.result.correct, 2);
-  EXPECT_EQ(o.result.graded, 1);
-  EXPECT_NEAR(o.result.mean, 2.2 / 3, 1e-12);
-  EXPECT_NEAR(o.result.deviation, 0.35118845842842466, 1e-12);
-  ASSERT_EQ(o.result.rewards.size(), 2U);
-  EXPECT_EQ(o.result.rewards[0].name, "close");
-  EXPECT_NEAR(o.result.rewards[0].mean, 2.0 / 3, 1e-12);
-  EXPECT_NEAR(o.result.rewards[1].mean, 2.0 / 3, 1e-12);
+  const record::EvalResult r = e.Take();
+  EXPECT_EQ(r.lost, 1);
+  EXPECT_EQ(r.why_lost, "judge: connection refused");
+  EXPECT_EQ(r.step.value, 3);
+  EXPECT_EQ(r.total, 3);
+  EXPECT_EQ(r.correct, 2);
+  EXPECT_EQ(r.graded, 1);
+  EXPECT_NEAR(r.mean, 2.2 / 3, 1e-12);
+  EXPECT_NEAR(r.deviation, 0.35118845842842466, 1e-12);
+  ASSERT_EQ(r.rewards.size(), 2U);
+  EXPECT_EQ(r.rewards[0].name, "close");
+  EXPECT_NEAR(r.rewards[0].mean, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(r.rewards[1].mean, 2.0 / 3, 1e-12);
 }
 
 }  // namespace

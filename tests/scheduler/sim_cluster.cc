@@ -117,7 +117,9 @@ void SimCluster::StartController() {
   ++result_.lives;
   crash_ = crash_now_ = false;
   tokens_.clear();
-  auto created = Controller::Create(options_.controller, journal_);
+  ControllerOptions job = options_.controller;
+  if (!kept_best_.empty()) job.checkpoint.best = {kept_best_.back().step, kept_best_.back().value};
+  auto created = Controller::Create(job, journal_);
   TP_CHECK(created.ok()) << created.status().ToString();
   controller_ = std::move(created).value();
   const int64_t life = life_;

@@ -32,6 +32,7 @@ struct SimFaults {
   double nonfinite = 0, train_fails = 0;
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
+  double best_fails_until_s = 0;  // best/ cannot be made before
   double chunk_error = 0;
   double group_error = 0, fetch_error = 0, recovery_error = 0;
   double slow_drain = 0;    // a drain takes up to 30 s

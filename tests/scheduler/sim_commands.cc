@@ -249,6 +249,7 @@ struct SimCluster::Do {
     s.LeaveStep(*p);
     s.Out(*p, event::StepAborted{c.worker, c.slot, c.lease, p->state_step, p->state}, s.Delay(0.05));
   }
+  void operator()(const command::EndEvaluation&) {}
   void operator()(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(42)); }
   void operator()(const command::RestoreState& c) {
     uint64_t weights = 0;
@@ -459,7 +460,9 @@ struct SimCluster::Do {
   void operator()(const command::KeepBest& c) {
     if (s.options_.disk == nullptr)
       TP_CHECK(s.checkpoints_.contains(c.ckpt)) << "checkpoint " << c.ckpt << " is gone";
-    s.kept_best_.push_back(c);
+    const bool fails = s.now_ < FromSeconds(s.options_.faults.best_fails_until_s);
+    if (!fails) s.kept_best_.push_back(c);
+    s.Storage(event::BestKept{c.step, c.value, fails ? "no space left on device" : ""}, s.Delay(0.1));
   }
   void operator()(const command::SaveFinal&) { s.Storage(event::FinalSaved{""}, 0.1); }
   void operator()(const command::StepReport& c) { s.reports_.push_back(c); }

@@ -25,6 +25,7 @@
 #include "core/observe/report.h"
 #include "core/observe/samples_writer.h"
 #include "core/storage/run_directory.h"
+#include "workers/board/looks.h"
 #include "workers/cli/run_list.h"
 #include "workers/cli/run_lookup.h"
 
@@ -35,6 +36,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
+constexpr int kListsMax = 5;              // that are made at a time
 constexpr size_t kWatchedMax = 24;        // runs whose curves are kept
 constexpr int64_t kLogBytes = 128 << 10;  // of one answer
 constexpr size_t kSamplesMax = 60;        // of one step
@@ -89,9 +91,8 @@ struct Watched {
   explicit Watched(const std::string& dir) : curves(storage::RunPaths(dir).metrics()) {}
   Mutex mu;
   observe::LiveCurves curves TP_GUARDED_BY(mu);
-  Kept<json> pool TP_GUARDED_BY(mu);
-  bool pool_is_made TP_GUARDED_BY(mu) =
-      false;  // just now: a long journal takes seconds, and curves do not wait for it
+  Mutex pool_mu;  // mu is held while curves are read
+  Kept<json> pool TP_GUARDED_BY(pool_mu);
 };
 
 HttpResponse Json(const json& data, int status = 200) {
@@ -102,7 +103,13 @@ HttpResponse Json(const json& data, int status = 200) {
 
 HttpResponse Error(int status, const std::string& why) { return Json({{"error", why}}, status); }
 HttpResponse Error(const Status& status) {
-  return Error(status.code() == StatusCode::kNotFound ? 404 : 400, status.message());
+  return Error(status.code() == StatusCode::kNotFound      ? 404
+               : status.code() == StatusCode::kUnavailable ? 503
+                                                           : 400,
+               status.message());
+}
+Status Busy(const std::string& name) {
+  return Unavailable(name + ": its files are being read, and that takes long; a disk that hangs does so");
 }
 
 std::optional<int64_t> NumberOf(const std::string& text) {
@@ -155,20 +162,25 @@ StatusOr<json> LogPart(const std::string& path, std::optional<int64_t> from) {
 
 struct Board::Impl {
   std::string root;
+  Looks looks{kLooksMax};
   Mutex mu;
+  std::string runs TP_GUARDED_BY(mu);                                                     // the last list
   std::map<std::string, Kept<RunBrief>> briefs TP_GUARDED_BY(mu);                         // by folder
   std::list<std::pair<std::string, std::shared_ptr<Watched>>> watched TP_GUARDED_BY(mu);  // latest first
 
-  // A name is one folder of the root and nothing else.
+  // A name is one folder of the root and nothing else. Looks at no file.
   StatusOr<std::string> DirOf(const std::string& name) const {
     if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos)
       return InvalidArgument("run: '" + name + "' is no name of a run; /api/runs lists them");
-    std::string dir = (fs::path(root) / name).string();
+    return (fs::path(root) / name).string();
+  }
+  [[nodiscard]] Status IsThere(const std::string& dir) const {
     const storage::RunPaths paths(dir);
     if (!Exists(paths.config()) && !Exists(paths.journal()) && !Exists(paths.metrics()))
-      return NotFound(name + ": no such run in " + root + "; its folder is gone, or was moved");
-    return dir;
+      return NotFound(fs::path(dir).filename().string() + ": no such run in " + root +
+                      "; its folder is gone, or was moved");
+    return OkStatus();
   }
 
   std::shared_ptr<Watched> Watch(const std::string& dir) {
@@ -207,18 +219,44 @@ struct Board::Impl {
     return kept.value;
   }
 
+  // What is known of it without a look, or a word that nothing is.
+  RunBrief WithoutALook(const RunFolder& folder) {
+    const MutexLock lock(mu);
+    if (const auto at = briefs.find(folder.dir); at != briefs.end()) return at->second.value;
+    RunBrief brief;
+    brief.run = fs::path(folder.dir).filename().string();
+    brief.dir = folder.dir;
+    brief.state = "unreadable";
+    brief.last_line = Busy(brief.run).message();
+    return brief;
+  }
+
   HttpResponse Runs() {
+    // One that hangs at a run leaves the others to the next, some times.
+    std::optional<Looks::Look> whole;
+    for (int i = 0; i < kListsMax && !whole; ++i)
+      whole = looks.At(root + " " + std::to_string(i), Looks::How::kNow);
+    if (!whole) {
+      const MutexLock lock(mu);
+      return runs.empty() ? Error(Busy(root))
+                          : HttpResponse{.type = "application/json; charset=utf-8", .body = runs};
+    }
     json list = json::array();
     const std::vector<RunFolder> folders = RunFolders(root);
     for (const RunFolder& folder : folders) {
-      auto brief = Brief(folder.dir);
+      const auto look = looks.At(folder.dir, Looks::How::kWithin);
+      StatusOr<RunBrief> brief = look ? Brief(folder.dir) : WithoutALook(folder);
       if (!brief.ok()) continue;  // it went while we looked
       brief->started = folder.started;
       list.push_back(JsonOf<json>(*brief));
     }
     const MutexLock lock(mu);
-    std::erase_if(briefs, [&](const auto& entry) { return !Exists(entry.first); });
-    return Json({{"root", root}, {"runs", list}});
+    std::erase_if(briefs, [&](const auto& entry) {
+      return std::ranges::none_of(folders, [&](const RunFolder& f) { return f.dir == entry.first; });
+    });
+    HttpResponse answer = Json({{"root", root}, {"runs", list}});
+    runs = answer.body;
+    return answer;
   }
 
   HttpResponse Run(const std::string& dir, const HttpRequest& request) {
@@ -254,15 +292,17 @@ struct Board::Impl {
     return Json(out);
   }
 
-  // null: it is being read for the first time.
+  // null: it is being read for the first time. A long journal takes seconds, and curves do not wait for it.
   HttpResponse Pool(const std::string& dir) {
     const std::shared_ptr<Watched> kept = Watch(dir);
-    const std::string stamp = JournalStamp(dir);
+    const auto look = looks.At(dir + "/journal", Looks::How::kNow);
     Kept<json> fresh;
+    const Status there = look ? IsThere(dir) : OkStatus();
+    if (!there.ok()) return Error(there);
+    const std::string stamp = look ? JournalStamp(dir) : "";
     {
-      const MutexLock lock(kept->mu);
-      if (kept->pool_is_made || !kept->pool.Due(stamp)) return Json(kept->pool.value);
-      kept->pool_is_made = true;
+      const MutexLock lock(kept->pool_mu);
+      if (!look || !kept->pool.Due(stamp)) return Json(kept->pool.value);
     }
     fresh.Renew(stamp, [&] {
       auto pool = observe::ReadPoolHistory(dir);
@@ -272,9 +312,8 @@ struct Board::Impl {
         data["problem"] = pool.status().message();
       return data;
     });
-    const MutexLock lock(kept->mu);
+    const MutexLock lock(kept->pool_mu);
     kept->pool = std::move(fresh);
-    kept->pool_is_made = false;
     return Json(kept->pool.value);
   }
 
@@ -307,6 +346,9 @@ struct Board::Impl {
       names.remove_prefix(std::min(names.size(), name.size() + 1));
       const auto dir = DirOf(std::string(name));
       if (!dir.ok()) return Error(dir.status());
+      const auto look = looks.At(*dir);
+      const Status there = look ? IsThere(*dir) : Busy(std::string(name));
+      if (!there.ok()) return Error(there);
       const auto run = observe::ReadRun(*dir, observe::RunParts::kFacts);
       if (!run.ok()) return Error(run.status());
       const std::shared_ptr<Watched> kept = Watch(*dir);
@@ -346,8 +388,11 @@ HttpResponse Board::Answer(const HttpRequest& request) {
     if (path != of_a_run) continue;
     const auto dir = impl_->DirOf(request.Query("run"));
     if (!dir.ok()) return Error(dir.status());
-    if (path == "/api/run") return impl_->Run(*dir, request);
     if (path == "/api/pool") return impl_->Pool(*dir);
+    const auto look = impl_->looks.At(*dir);
+    const Status there = look ? impl_->IsThere(*dir) : Busy(request.Query("run"));
+    if (!there.ok()) return Error(there);
+    if (path == "/api/run") return impl_->Run(*dir, request);
     if (path == "/api/samples") return impl_->Samples(*dir, request.Query("step"));
     if (path == "/api/logs") return Json(Logs(*dir));
     return impl_->Log(*dir, request);

@@ -16,8 +16,10 @@
 //   /api/log?run=R&name=L&from=B     {text, from, to, bytes}: from byte B on, without one the end
 //   /api/compare?runs=R/S            config's differences and figures (core/observe/comparison.h)
 //
-// A run is named by its folder's name. Errors: {error} with 400 or 404.
+// A run is named by its folder's name. Errors: {error} with 400, 404, or 503: a look at the same files is
+// under way and takes long. /api/runs then has what was known before, and "unreadable" where that is nothing.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -27,6 +29,9 @@ namespace tidepool::workers {
 
 class Board {
  public:
+  // Looks at files at a time: a disk that hangs takes one or two for each run that is looked at, and whoever
+  // serves this has threads besides.
+  static constexpr int64_t kLooksMax = 15;
   explicit Board(std::string root);  // folder of runs
   ~Board();
   Board(const Board&) = delete;

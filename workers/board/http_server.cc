@@ -1,6 +1,7 @@
 #include "workers/board/http_server.h"
 
 #include <sys/random.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -82,6 +83,12 @@ bool IsLoopbackName(std::string_view host) {
          std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
 }
 
+int64_t HalfOfDescriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1 << 20;
+  return std::max<int64_t>(1, static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)) / 2);
+}
+
 std::string_view CookieOf(std::string_view cookies, std::string_view name) {
   while (!cookies.empty()) {
     std::string_view part = cookies.substr(0, cookies.find(';'));
@@ -103,6 +110,7 @@ struct HttpServer::Impl {
 
   const HttpServerOptions options;
   const Handler handler;
+  const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
   std::string cookie;  // its name: cookies of all ports of a host are one pot
   Mutex mu;
@@ -116,6 +124,8 @@ struct HttpServer::Impl {
 
   void Accept();
   void Open(tcp::socket socket);
+  // The oldest that has not shown the token, which then counts no more; null: all of them belong here.
+  std::shared_ptr<Session> TakeOldestStranger();
 };
 
 // One connection, on a strand of its own; lives as long as something is under way.
@@ -245,25 +255,34 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   std::optional<http::request_parser<http::string_body>> parser_;
 };
 
-void HttpServer::Impl::Open(tcp::socket socket) {
-  std::shared_ptr<Session> fresh, oldest;
+std::shared_ptr<HttpServer::Impl::Session> HttpServer::Impl::TakeOldestStranger() {
   std::vector<std::shared_ptr<Session>> seen;  // the last reference to one may not go under the lock
+  const MutexLock lock(mu);
+  for (auto it = sessions.begin(); it != sessions.end(); ++it) {
+    seen.push_back(it->second.lock());
+    if (seen.back() == nullptr || seen.back()->known()) continue;
+    sessions.erase(it);  // now, or the next one that comes would choose it again
+    return seen.back();
+  }
+  return nullptr;
+}
+
+void HttpServer::Impl::Open(tcp::socket socket) {
+  const auto full = [this] {
+    const MutexLock lock(mu);
+    return static_cast<int64_t>(sessions.size()) >= connections_max;
+  };
+  if (full()) {
+    const auto oldest = TakeOldestStranger();
+    if (oldest == nullptr) return;  // the socket closes
+    oldest->Close();
+  }
+  std::shared_ptr<Session> fresh;
   {
     const MutexLock lock(mu);
-    if (static_cast<int64_t>(sessions.size()) >= options.connections_max) {
-      for (auto it = sessions.begin(); it != sessions.end(); ++it) {
-        seen.push_back(it->second.lock());
-        if (seen.back() == nullptr || seen.back()->known()) continue;
-        oldest = seen.back();
-        sessions.erase(it);  // now, or the next one that comes would choose it again
-        break;
-      }
-      if (oldest == nullptr) return;  // all of them belong here; the socket closes
-    }
     fresh = std::make_shared<Session>(*this, std::move(socket), next_session);
     sessions[next_session++] = fresh;
   }
-  if (oldest != nullptr) oldest->Close();
   fresh->Run();
 }
 
@@ -274,8 +293,10 @@ void HttpServer::Impl::Accept() {
       Open(std::move(socket));
       return Accept();
     }
-    // No descriptor is free, or so: later there may be one.
-    again->expires_after(std::chrono::milliseconds(100));
+    // No descriptor is free, or so: soon there is one, if a stranger has it, or else later.
+    const auto oldest = TakeOldestStranger();
+    if (oldest != nullptr) oldest->Close();
+    again->expires_after(std::chrono::milliseconds(oldest != nullptr ? 5 : 100));
     again->async_wait([this](error_code ended) {
       if (!ended) Accept();
     });

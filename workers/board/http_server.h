@@ -11,7 +11,8 @@
 //
 // What a stranger can hold up: a request's head has 8 KiB, its body body_bytes_max; a connection that says
 // nothing for idle_timeout_s, or does not take its answer, is closed; at most connections_max are open, and
-// one more closes the oldest that has not shown the token.
+// one more closes the oldest that has not shown the token. So does one more than there are descriptors; half
+// of the process's are left to the rest of it.
 
 #include <cstdint>
 #include <functional>

@@ -49,7 +49,10 @@ MeanInterval MeanReward(const std::vector<QuestionScore>& questions) {
   for (const QuestionScore& q : questions) {
     if (q.answers > 0) values.push_back(q.sum / static_cast<double>(q.answers));
   }
-  MeanInterval of = NormalInterval(values);
+  // Every reward was 0 or 1: the mean is a share.
+  const bool share = std::ranges::all_of(
+      questions, [](const QuestionScore& q) { return q.sum == static_cast<double>(q.right); });
+  MeanInterval of = share ? ShareOverQuestions(values) : NormalInterval(values);
   if (values.size() < 2) of.low = of.high = std::numeric_limits<double>::quiet_NaN();
   return of;
 }

@@ -25,7 +25,8 @@ MeanInterval Accuracy(const std::vector<QuestionScore>& questions);
 MeanInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k);
 
 // Mean of the reward, over the questions' means, +- 1.96 standard errors: as a run's evaluations have it
-// (core/observe/held_out.h). One question has no interval: low and high are not a number.
+// (core/observe/held_out.h); where every reward was 0 or 1, its interval is Accuracy's. One question has no
+// interval: low and high are not a number.
 MeanInterval MeanReward(const std::vector<QuestionScore>& questions);
 
 }  // namespace tidepool::workers

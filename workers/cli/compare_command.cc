@@ -1,5 +1,6 @@
 // tidepool compare: runs beside each other, in the terminal and on a page.
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -106,7 +107,8 @@ Status CompareRuns(const std::vector<std::string>& names, const std::vector<std:
     std::printf("%s\n", data.dump(1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     PrintComparison(columns, comparison);
-    if (out.empty()) out = "compare.html";
+    if (out.empty())
+      out = (std::filesystem::path(compared[0].dir) / "../compare.html").lexically_normal().string();
   }
   if (out.empty()) return OkStatus();
   std::vector<RunData> runs;
@@ -132,7 +134,8 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   command
       ->add_option("--metric", options->metrics, "A metric of docs/metrics.md for the table; may be repeated")
       ->allow_extra_args(false);
-  command->add_option("--out", options->out, "The page; default: compare.html, with --json none");
+  command->add_option("--out", options->out,
+                      "The page; default: compare.html beside the first run, with --json none");
   command->add_flag("--json", options->json, "For machines");
   command->footer(
       "Example: tidepool compare quickstart-20261121T115502Z quickstart-20261121T120731Z --metric "

@@ -14,11 +14,11 @@
 namespace tidepool::workers {
 namespace {
 
-// Warnings go to stderr.
+// With what it names checked, too. Warnings go to stderr.
 StatusOr<config::LoadedConfig> Loaded(const std::string& file) {
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, {}));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
+  TP_RETURN_IF_ERROR(CheckInputs(loaded));
   return loaded;
 }
 
@@ -56,7 +56,7 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* validate = app.add_subcommand(
-      "validate", "Check configs and the data they name, and say everything that is wrong");
+      "validate", "Check configs, and the model and data they name, and say everything that is wrong");
   validate->add_option("config", options->files, "YAML files")->required();
   validate->add_flag("--json", options->json, "An object a config, one a line");
   validate->footer("Example: tidepool validate configs/*.yaml");

@@ -42,8 +42,9 @@ Status ServeDashboard(std::string root, int64_t port) {
   Board board(root);
   TP_ASSIGN_OR_RETURN(
       const auto server,
-      HttpServer::Start({.port = static_cast<uint16_t>(port), .token = token, .threads = 4},
-                        [&board](const HttpRequest& request) { return board.Answer(request); }));
+      HttpServer::Start(
+          {.port = static_cast<uint16_t>(port), .token = token, .threads = Board::kLooksMax + 1},
+          [&board](const HttpRequest& request) { return board.Answer(request); }));
   std::printf("Runs of %s, until Ctrl-C, for this machine's browsers:\n%s%s\n", root.c_str(),
               server->Url().c_str(), page.c_str());
   std::printf(

@@ -41,10 +41,15 @@ struct EvalOptions : SamplingOptions {
   [[nodiscard]] bool IsRunsTask(const std::string& task) const { return run && run->data.task == task; }
 };
 
-// Options of a task, NAME=JSON; of one of several, TASK:NAME=JSON.
+// Options of a task, NAME=VALUE; of one of several, TASK:NAME=VALUE.
 StatusOr<std::map<std::string, std::string>> OptionsOf(const EvalOptions& o, const std::string& task) {
   std::map<std::string, std::string> options;
   if (o.IsRunsTask(task)) options = o.run->data.options;
+  const tasks::TaskInfo* questions = tasks::FindTask(task);
+  const environments::TextEnvironmentInfo* game = environments::FindTextEnvironment(task);
+  const std::vector<tasks::Option> table = questions != nullptr ? questions->options
+                                           : game != nullptr    ? game->options
+                                                                : std::vector<tasks::Option>();
   for (const std::string& option : o.task_options) {
     const size_t equals = option.find('='), colon = option.find(':');
     if (equals == std::string::npos) return InvalidArgument("--option: " + option + " is not name=value");
@@ -56,7 +61,9 @@ StatusOr<std::map<std::string, std::string>> OptionsOf(const EvalOptions& o, con
                                     : ": of which task? With several it is TASK:name=value"));
     }
     const size_t begin = named ? colon + 1 : 0;
-    if (!named || of == task) options[option.substr(begin, equals - begin)] = option.substr(equals + 1);
+    if (named && of != task) continue;
+    const std::string name = option.substr(begin, equals - begin);
+    options[name] = tasks::OptionJson(table, name, option.substr(equals + 1));
   }
   return options;
 }
@@ -470,8 +477,9 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
       "--task", eval->tasks,
       "Generated task (its held-out questions) or game of several turns (its held-out games), several may be "
       "given; of a policy, its environment");
-  e->add_option("--option", eval->task_options,
-                "Option of the task, name=JSON (factors=[2,9]); TASK:name=JSON of one of several");
+  e->add_option(
+      "--option", eval->task_options,
+      "Option of the task, name=value (letters=abc, factors=[2,9]); TASK:name=value of one of several");
   e->add_option("--held-out", eval->held_out, "Held-out questions of a task, in its unit");
   e->add_option("--data", eval->files, "JSONL with `prompt` and `answer`; several may be given");
   e->add_option("--reward", eval->rewards,

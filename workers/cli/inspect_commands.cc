@@ -43,12 +43,11 @@ void Print(const Json& json, int indent = 1) { std::printf("%s\n", Text(json, in
 void ShowStatus(CommandContext& context, const InspectOptions& options) {
   const auto dir = FindRunDirectory(options.run, "status reads status.json and summary.json");
   if (!dir.ok()) return Fail(context, dir.status());
-  const auto status = RunStatus(*dir);
-  if (!status.ok()) return Fail(context, status.status());
+  const Json status = RunStatus(*dir);
   if (options.json) {
-    Print(*status);
+    Print(status);
   } else {
-    std::printf("%s", DescribeStatus(*status).c_str());
+    std::printf("%s", DescribeStatus(status).c_str());
   }
 }
 

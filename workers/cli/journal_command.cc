@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/ids.h"
+#include "core/base/json_fields.h"
 #include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/base/utc_time.h"
@@ -197,8 +199,11 @@ std::string Plain(const Json& value) {
                : text.substr(1, text.size() - 2);
   }
   if (value.is_object()) {
-    if (value.contains("ordinal") && value.contains("sample"))
-      return number("ordinal") + "." + number("issue") + "." + number("sample");
+    if (value.contains("ordinal") && value.contains("sample")) {
+      SampleId tid;
+      FromJson(value, tid);
+      return ToString(tid);
+    }
     if (value.contains("lineage") && value.contains("number"))
       return number("lineage") + ":" + number("number");
     if (value.size() == 2 && value.contains("w") && value.contains("inc"))
@@ -272,12 +277,20 @@ class Printer {
 // A controller that starts takes a moment until it listens.
 constexpr int kQuietLooks = 25;  // of 200 ms
 
-// What is there and what comes, until the run ends, or its controller is gone without a last word.
+// What is there and what comes, until the run ends, its controller is gone without a last word, or another
+// run is in its place.
 Status Follow(RealFileSystem& real, const RunPlace& place, Lsn from, Printer& printer) {
   storage::JournalTail tail(real, place.journal, from);
   int quiet = 0;  // looks in a row that found nothing new and no controller
   for (bool ended = false; !ended;) {
-    TP_ASSIGN_OR_RETURN(const std::vector<JournalEntry> entries, tail.Poll());
+    const StatusOr<std::vector<JournalEntry>> polled = tail.Poll();
+    if (polled.status().code() == StatusCode::kAborted) {  // --fresh, or it was moved
+      std::fprintf(stderr, "note: %s; the run that was followed is not here any more\n",
+                   polled.status().message().c_str());
+      return OkStatus();
+    }
+    TP_RETURN_IF_ERROR(polled.status());
+    const std::vector<JournalEntry>& entries = *polled;
     for (const JournalEntry& entry : entries) {
       printer.Take(entry);
       // A run that was ended and resumed has more behind it; one that was ended and pruned has not.

@@ -28,20 +28,18 @@ struct GenerateOptions : SamplingOptions {
 };
 
 Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
-  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   TP_ASSIGN_OR_RETURN(const auto text, TextOf(o));
-  std::vector<int32_t> ids;
-  if (!o.chat.empty()) {
-    if (!text->is_chat())
-      return InvalidArgument("--chat: " + o.job.model.path + " has no chat template; use --prompt");
-    TP_ASSIGN_OR_RETURN(ids, text->EncodeMessages({{"user", o.chat}}));
-  } else {
-    TP_ASSIGN_OR_RETURN(ids, text->tokenizer().Encode(o.prompt, {.add_special = true}));
-  }
-  if (ids.empty()) return InvalidArgument("--prompt: it has no tokens");
+  const char* key = o.chat.empty() ? "--prompt" : "--chat";
+  if (!o.chat.empty() && !text->is_chat())
+    return InvalidArgument("--chat: " + o.job.model.path + " has no chat template; use --prompt");
+  const auto ids =
+      o.chat.empty() ? text->EncodeText(o.prompt, true) : text->EncodeMessages({{"user", o.chat}});
+  if (!ids.ok()) return ids.status().At(key);
+  if (ids->empty()) return InvalidArgument(std::string(key) + ": it has no tokens");
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   text::Detokenizer detokenizer(text->tokenizer(), /*skip_special=*/true);
   TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
-                      session->Complete({{0, 0, ids, o.job.rollout.temperature == 0}},
+                      session->Complete({{0, 0, *ids, o.job.rollout.temperature == 0}},
                                         [&](size_t, const std::vector<int32_t>& fresh) {
                                           for (const int32_t id : fresh)
                                             std::fputs(detokenizer.Push(id).c_str(), stdout);
@@ -97,7 +95,6 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   std::ifstream in(o.input);
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
   TP_ASSIGN_OR_RETURN(const int64_t have, RowsThere(o.output));
-  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   TP_ASSIGN_OR_RETURN(const auto text, TextOf(o));
   std::vector<nlohmann::ordered_json> rows;  // keys as they stand in the input
   std::vector<InferenceSession::Request> requests;
@@ -125,6 +122,7 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     std::fprintf(stderr, "%s: nothing left to do\n", o.output.c_str());
     return OkStatus();
   }
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   OrderedLines out(o.output, std::ios::app, rows.size());
   if (!out.ok()) return Unavailable("--output: " + o.output + " cannot be written");
   AnswerProgress progress(count, have);

@@ -6,10 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
 namespace {
@@ -156,7 +158,8 @@ StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, 
     }
     const std::string models = ModelsBeside();
     return Status(run.status().code(), key + ": no model folder, and as a run: " + run.status().message() +
-                                           (models.empty() ? "" : "; models: " + models));
+                                           (models.empty() ? "" : "; models: " + models) +
+                                           (LooksLikeHubName(clean) ? "; " + WhereToGetModel(clean) : ""));
   }
   if (best) {
     const std::string dir = storage::RunPaths(*run).best_model();

@@ -50,7 +50,8 @@ constexpr std::array kKinds = {
          "rewards", "train configs/quickstart.yaml 'reward.functions=[{name: %s}]'"},
     Kind{"task", "core/tasks/tasks", "docs/adding_a_task.md", TaskTemplate, TaskTestTemplate,
          [](const std::string& name) { return tasks::FindTask(name) != nullptr; }, "tasks",
-         "eval --model models/smollm2-135m-instruct --task %s --limit 16"},
+         "train configs/test/rl_colocated.yaml 'data={task: %s, style: terse, size: 256, held_out: 32}' "
+         "'model.init.alphabet=\"0123456789+=\"'"},
     Kind{"environment", "core/environments/games", "docs/adding_an_environment.md", EnvironmentTemplate,
          EnvironmentTestTemplate, IsEnvironment, "environments",
          "train configs/test/rl_episodes.yaml 'environment={name: %s, workers: 2}' "
@@ -77,9 +78,10 @@ constexpr std::array kKinds = {
          /*shows_one=*/false},
 };
 
-// "closest_word" -> "ClosestWord"
+// "closest_word" -> "MyClosestWord". Nothing of Tidepool's begins so: a bare "Verdict" or "Rules" would be a
+// name that the namespace has already.
 std::string InPascalCase(const std::string& name) {
-  std::string out;
+  std::string out = "My";
   bool up = true;
   for (const char c : name) {
     if (c == '_') {
@@ -158,7 +160,7 @@ Status WritePlugin(const Kind& kind, const std::string& name, const std::string&
                          kind.list + " " + name + "); take another name");
   const auto named = [&](std::string_view text) {
     const std::string mine = std::string("my_") + kind.name;
-    return Replaced(Replaced(std::string(text), InPascalCase(mine), InPascalCase(name)), mine, name);
+    return Replaced(Replaced(std::string(text), InPascalCase(kind.name), InPascalCase(name)), mine, name);
   };
   TP_RETURN_IF_ERROR(WriteNew(root / file, named(kind.file())));
   TP_RETURN_IF_ERROR(WriteNew(root / test, named(kind.test())));

@@ -1,19 +1,18 @@
 #include "workers/cli/prune.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <utility>
 
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/journal.h"
+#include "core/storage/publish_folder.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/run_state.h"
 #include "workers/controller/fragments.h"
@@ -21,33 +20,7 @@
 namespace tidepool::workers {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kGoing = ".removed.tmp";  // behind the name of a folder that is being removed
-
-// Bytes that come free with `paths`, one after the other: a file with several names (hard links) is counted
-// at the last of them, if all of them go.
-std::vector<int64_t> FreedBytes(const std::vector<std::string>& paths) {
-  std::map<std::pair<dev_t, ino_t>, nlink_t> names;
-  std::vector<int64_t> freed;
-  for (const std::string& path : paths) {
-    int64_t bytes = 0;
-    const auto add = [&](const fs::path& file) {
-      struct stat info {};
-      if (::lstat(file.c_str(), &info) != 0) return;
-      if (S_ISREG(info.st_mode) && ++names[{info.st_dev, info.st_ino}] < info.st_nlink) return;
-      bytes += static_cast<int64_t>(info.st_blocks) * 512;
-    };
-    add(path);
-    std::error_code error;
-    if (fs::is_directory(fs::symlink_status(path, error))) {
-      for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-        add(it->path());
-    }
-    freed.push_back(bytes);
-  }
-  return freed;
-}
 
 // The oldest file of payload/ that may be read again: of samples that are not trained yet, and of those that
 // a restore to a checkpoint which stays would train again (scheduler::Controller::OldestPayloadFile).
@@ -100,7 +73,7 @@ class Planner {
                                   "--final-only out");
     }
     TP_RETURN_IF_ERROR(AddCheckpoints(paths, below, state, d));
-    TP_RETURN_IF_ERROR(AddLeftovers(paths, below, state));
+    TP_RETURN_IF_ERROR(AddLeftovers(paths, below, state, d));
     if (options_.payload) TP_RETURN_IF_ERROR(AddPayload(paths, below, state, stored));
     if (options_.samples && real_.Exists(paths.samples()))
       plan_.items.push_back({.path = below + "samples", .what = "samples for people"});
@@ -132,7 +105,8 @@ class Planner {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.checkpoints()));
     for (const std::string& name : names) {
       std::string what = "left by a try that did not end";
-      if (const auto it = known.find(name); it != known.end()) {
+      const auto it = known.find(name);
+      if (it != known.end()) {
         if (it->second.empty()) continue;
         what = it->second;
       } else if (name.ends_with(".old")) {
@@ -140,18 +114,28 @@ class Planner {
         d.half_tidy = true;
         const std::string place = name.substr(0, name.size() - 4);
         if (!real_.Exists(JoinPath(paths.checkpoints(), place))) continue;
+      } else if (!name.ends_with(".tmp") && real_.Exists(paths.summary()) && !state.ended()) {
+        plan_.stays.push_back(below + "checkpoints/" + name +
+                              " (the journal does not name it, but lacks the end of the run)");
+        continue;
       } else if (!name.ends_with(".tmp")) {
         what = "checkpoint that the journal does not name, or not any more";
       }
-      plan_.items.push_back({.path = below + "checkpoints/" + name, .what = what});
+      plan_.items.push_back(
+          {.path = below + "checkpoints/" + name, .what = what, .by_record = it != known.end()});
     }
     return OkStatus();
   }
 
   Status AddLeftovers(const storage::RunPaths& paths, const std::string& below,
-                      const scheduler::RunState& state) {
+                      const scheduler::RunState& state, PrunePlan::Deletions& d) {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.dir));
     for (const std::string& name : names) {
+      if (name == "final.old" || name == "best.old") {  // as those of checkpoints/
+        d.half_tidy = true;
+        if (real_.Exists(JoinPath(paths.dir, name.substr(0, name.size() - 4))))
+          plan_.items.push_back({.path = below + name, .what = "left by a try that did not end"});
+      }
       if (name.starts_with("final.tmp-") || name.starts_with("best.tmp-") || name.ends_with(kGoing))
         plan_.items.push_back({.path = below + name, .what = "left by a try that did not end"});
       if (name == "best") {
@@ -177,7 +161,7 @@ class Planner {
                     const scheduler::RunState& state, const std::vector<record::Enq>& stored) {
     if (!real_.Exists(paths.payload())) return OkStatus();
     if (options_.final_only) {
-      plan_.items.push_back({.path = below + "payload", .what = "trajectories"});
+      plan_.items.push_back({.path = below + "payload", .what = "trajectories", .by_record = true});
       return OkStatus();
     }
     // As the run does it (ControllerProcess::OldestPayloadFile): the newest file always stays.
@@ -193,8 +177,9 @@ class Planner {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.payload()));
     for (const std::string& name : names) {
       if (name.ends_with(".tpp") && std::atoll(name.c_str()) < below_this)
-        plan_.items.push_back(
-            {.path = below + "payload/" + name, .what = "trajectories that no kept checkpoint needs"});
+        plan_.items.push_back({.path = below + "payload/" + name,
+                               .what = "trajectories that no kept checkpoint needs",
+                               .by_record = true});
     }
     return OkStatus();
   }
@@ -226,7 +211,7 @@ StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const
   TP_RETURN_IF_ERROR(Planner(options, plan).Add(run_dir, ""));
   std::vector<std::string> paths;
   for (const PrunedItem& item : plan.items) paths.push_back(JoinPath(run_dir, item.path));
-  const std::vector<int64_t> freed = FreedBytes(paths);
+  const std::vector<int64_t> freed = storage::FreedBytes(paths);
   for (size_t i = 0; i < freed.size(); ++i) plan.items[i].bytes = freed[i];
   return pruner;
 }
@@ -238,25 +223,55 @@ Status Pruner::Remove() {
     const Status whole = storage::VerifyCheckpoint(real, d.verify, d.digest).status();
     if (!whole.ok())
       return DataLoss("nothing was removed: the newest checkpoint does not verify (" + whole.message() +
-                      "); go on with `tidepool train --resume`, which takes an older one");
+                      "); `tidepool train RUN --resume` goes on from an older one");
   }
+  for (const PrunePlan::Deletions& d : plan_.deletions) {
+    if (!d.half_tidy) continue;
+    const storage::RunPaths paths(d.dir);
+    TP_RETURN_IF_ERROR(storage::RemoveLeftovers(real, paths.checkpoints()).status());
+    for (const std::string& model : {paths.final_model(), paths.best_model()})
+      TP_RETURN_IF_ERROR(storage::FinishPublish(real, model));
+  }
+  TP_RETURN_IF_ERROR(RemoveItems(/*by_record=*/false));
   for (const PrunePlan::Deletions& d : plan_.deletions) {
     if (d.ids.empty()) continue;
-    // First the record, as the run does it: a folder without one is no checkpoint, a record without its
-    // folder is a violation of C2.
-    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-        std::chrono::system_clock::now().time_since_epoch());
-    TP_ASSIGN_OR_RETURN(const auto journal,
-                        storage::JournalWriter::Open(real, storage::RunPaths(d.dir).journal(), "",
-                                                     {.begun_unix_ms = now.count()}));
-    for (const int64_t id : d.ids) journal->Append(record::CheckpointDelete{id}, 0);
-    TP_RETURN_IF_ERROR(journal->Close());
+    Status recorded = Record(d);
+    const std::string report = storage::RunPaths(plan_.run).report();
+    if (recorded.code() == StatusCode::kResourceExhausted && real.Exists(report)) {
+      const int64_t bytes = storage::DiskBytes(report);
+      TP_RETURN_IF_ERROR(real.RemoveFile(report));
+      plan_.items.push_back(
+          {.path = "report.html", .what = "`tidepool report` makes it again", .bytes = bytes});
+      recorded = Record(d);
+    }
+    if (recorded.code() == StatusCode::kResourceExhausted) {
+      return Status(recorded.code(),
+                    recorded.message() +
+                        "; the journal has to say first which checkpoints go: remove a few KiB on this disk, "
+                        "logs/ or trace/ of the run for example, and prune again");
+    }
+    TP_RETURN_IF_ERROR(recorded);
   }
-  for (const PrunePlan::Deletions& d : plan_.deletions) {
-    if (d.half_tidy)
-      TP_RETURN_IF_ERROR(storage::RemoveLeftovers(real, storage::RunPaths(d.dir).checkpoints()).status());
-  }
+  return RemoveItems(/*by_record=*/true);
+}
+
+// First the record, as the run does it: a folder without one is no checkpoint, a record without its folder is
+// a violation of C2.
+Status Pruner::Record(const PrunePlan::Deletions& d) {
+  RealFileSystem real;
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  TP_ASSIGN_OR_RETURN(const auto journal,
+                      storage::JournalWriter::Open(real, storage::RunPaths(d.dir).journal(), "",
+                                                   {.begun_unix_ms = now.count()}));
+  for (const int64_t id : d.ids) journal->Append(record::CheckpointDelete{id}, 0);
+  return journal->Close();
+}
+
+Status Pruner::RemoveItems(bool by_record) const {
+  RealFileSystem real;
   for (const PrunedItem& item : plan_.items) {
+    if (item.by_record != by_record) continue;
     const std::string path = JoinPath(plan_.run, item.path);
     TP_ASSIGN_OR_RETURN(const FileInfo info, real.Stat(path));
     // The name of a folder goes first, so that what is half removed is never taken for whole.

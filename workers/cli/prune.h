@@ -2,9 +2,10 @@
 // What of a run's folder may go, and its removal: `tidepool prune`.
 //
 // Always: what tries that did not end have left (checkpoints/*.tmp, final.tmp-*, offload/) and checkpoint
-// folders that the journal does not call committed. Then checkpoints but the newest ones, as the run itself
-// would delete them: CK_DELETE in the journal, then the folder; the newest was read back and verified before.
-// A run that was resumable stays so unless `final_only` is asked for. Its warm start is treated as it is.
+// folders that the journal does not call committed (unless it lacks the end that summary.json tells of). Then
+// checkpoints but the newest ones, as the run itself would delete them: CK_DELETE in the journal, then the
+// folder; the newest was read back and verified before. A run that was resumable stays so unless `final_only`
+// is asked for. Its warm start is treated as it is.
 
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,8 @@ struct PrunedItem {
   std::string path;  // below the run's folder
   std::string what;
   int64_t bytes = 0;  // that its removal frees: a file with another name elsewhere frees nothing
+  // A checkpoint, or what it needs: it goes once the journal says so.
+  bool by_record = false;
 };
 TP_FIELDS(PrunedItem, path, what, bytes)
 
@@ -42,7 +45,7 @@ struct PrunePlan {
     std::vector<int64_t> ids;  // for CK_DELETE
     std::string verify;        // folder of the newest checkpoint that stays; empty: none
     uint64_t digest = 0;       // of its manifest
-    bool half_tidy = false;    // RemoveLeftovers has something to do
+    bool half_tidy = false;    // RemoveLeftovers or FinishPublish has something to do
   };
   std::vector<Deletions> deletions;
   [[nodiscard]] int64_t bytes() const;
@@ -55,12 +58,15 @@ class Pruner {
   // final/. Errors of ScanJournal.
   static StatusOr<std::unique_ptr<Pruner>> Open(const std::string& run_dir, const PruneOptions& options);
   [[nodiscard]] const PrunePlan& plan() const { return plan_; }
-  // kDataLoss: the newest checkpoint does not verify, nothing was removed. Errors of JournalWriter::Open and
-  // of the file system.
+  // First what needs no record, so that on a full disk there is room for those of the checkpoints. Where that
+  // is not enough the report goes, too, which `tidepool report` makes again. kDataLoss: the newest checkpoint
+  // does not verify, nothing was removed. Errors of JournalWriter::Open and of the file system.
   Status Remove();
 
  private:
   Pruner() = default;
+  Status RemoveItems(bool by_record) const;
+  static Status Record(const PrunePlan::Deletions& d);
   std::unique_ptr<FileLock> lock_;
   PrunePlan plan_;
 };

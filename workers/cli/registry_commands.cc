@@ -157,7 +157,8 @@ Status DescribeTask(const RegistryOptions& o) {
   for (const std::string& option : o.options) {
     const auto equals = option.find('=');
     if (equals == std::string::npos) return InvalidArgument("--option: " + option + " is not name=value");
-    request.options[option.substr(0, equals)] = option.substr(equals + 1);
+    const std::string name = option.substr(0, equals), typed = option.substr(equals + 1);
+    request.options[name] = info == nullptr ? typed : tasks::OptionJson(info->options, name, typed);
   }
   TP_ASSIGN_OR_RETURN(const auto task, tasks::MakeTask(request));  // names the nearest task if there is none
   TP_ASSIGN_OR_RETURN(const int64_t units, tasks::CountUnits(o.name, request.options));
@@ -237,7 +238,7 @@ void ShowRewards(CommandContext& context, const RegistryOptions& o) {
 }
 
 // The first turns of a game, played well.
-std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
+std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) try {
   const auto environment = environments::MakeTextEnvironment(info.name, {}, 1);
   if (!environment.ok()) return "";
   const auto game = (*environment)->Make(/*held_out=*/false, 0);
@@ -256,6 +257,8 @@ std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
     show("<", step.observation);
   }
   return text + "    ...\n";
+} catch (const std::exception& e) {  // its own: the others are shown nevertheless
+  return std::string("  an episode cannot be played, it threw an exception: ") + e.what() + "\n";
 }
 
 void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
@@ -325,7 +328,8 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
     command->add_option("name", options->name, "show one in detail; of models, a folder to check as well");
     command->add_flag("--json", options->json, "as JSON");
     if (std::string(kind.name) == "tasks") {
-      command->add_option("--option", options->options, "Option of the task, name=JSON (factors=[2,9])");
+      command->add_option("--option", options->options,
+                          "Option of the task, name=value (letters=abc, factors=[2,9])");
       command->add_option("-n,--samples", options->samples, "Questions to show")
           ->check(CLI::Range(1, 100000));
       command->add_option("--seed", options->seed, "Names the questions");

@@ -1,7 +1,5 @@
 #include "workers/cli/run_list.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,7 +9,6 @@
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +17,7 @@
 #include "core/observe/comparison.h"
 #include "core/observe/config_text.h"
 #include "core/observe/run_files.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
@@ -80,20 +78,6 @@ std::optional<RunFigure> FigureOf(const observe::HeldOut& h) {
   return figure;
 }
 
-int64_t DiskBytes(const std::string& dir) {
-  int64_t bytes = 0;
-  std::set<std::pair<dev_t, ino_t>> shared;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    struct stat info {};
-    if (::lstat(it->path().c_str(), &info) != 0) continue;  // it went while we looked
-    if (info.st_nlink > 1 && S_ISREG(info.st_mode) && !shared.emplace(info.st_dev, info.st_ino).second)
-      continue;
-    bytes += info.st_blocks * 512;
-  }
-  return bytes;
-}
-
 double SecondsSince(const std::string& started) {
   std::tm utc{};
   const char* end = ::strptime(started.c_str(), "%Y%m%dT%H%M%SZ", &utc);
@@ -110,32 +94,6 @@ std::string TaskOf(const std::map<std::string, std::string>& config) {
     if (const std::string name = value(key); !name.empty()) return name;
   }
   return fs::path(value("data.path")).filename().string();
-}
-
-// Without the journal where that is not needed.
-Status PutState(const std::string& dir, RunBrief& brief) {
-  const storage::RunPaths paths(dir);
-  observe::StatusFile live;
-  if (Read(paths.status(), live)) brief.step = live.step, brief.steps = live.steps;
-  if (HasController(dir)) {
-    brief.state = "running";
-    brief.last_line = live.last_warning;
-    return OkStatus();
-  }
-  if (observe::SummaryFile summary; Read(paths.summary(), summary)) {
-    brief.state = summary.exit != 0 ? "failed" : summary.finished ? "finished" : "stopped";
-    brief.step = summary.steps;
-    brief.last_line = summary.why;
-    return OkStatus();
-  }
-  TP_ASSIGN_OR_RETURN(const auto status, RunStatus(dir));
-  brief.state = status["state"];
-  if (status.contains("journal")) {
-    const auto& journal = status["journal"];
-    brief.step = std::max<int64_t>(journal["last_step"].get<int64_t>(), 0);
-    brief.steps = journal["steps"].get<int64_t>();
-  }
-  return OkStatus();
 }
 
 }  // namespace
@@ -155,10 +113,12 @@ StatusOr<RunBrief> BriefOf(const std::string& run_dir) {
   brief.job = config["job"];
   brief.task = TaskOf(config);
   brief.steps = std::atoll(config["train.steps"].c_str());
-  if (const Status state = PutState(run_dir, brief); !state.ok()) {
-    brief.state = "unreadable";  // one damaged journal is no reason not to list the others
-    brief.last_line = state.message();
-  }
+  const RunState state = StateOf(run_dir);
+  brief.state = state.state;
+  brief.last_line = state.why;
+  brief.silent_s = state.silent_s;
+  if (state.step > 0 || state.steps > 0) brief.step = state.step;
+  if (state.steps > 0) brief.steps = state.steps;
   if (const auto metrics = RealFileSystem().ReadFile(paths.metrics()); metrics.ok()) {
     brief.learned = FigureOf(*metrics, {"critic/score/mean", "sft/loss", "dpo/loss", "reward_model/loss",
                                         "distill/loss", "actor/loss"});
@@ -168,7 +128,7 @@ StatusOr<RunBrief> BriefOf(const std::string& run_dir) {
       brief.held_out = FigureOf(*metrics, {"eval/return/mean", "eval/accuracy", "eval/reward/mean",
                                            "eval/dpo/accuracy", "eval/reward_model/accuracy", "eval/loss"});
   }
-  brief.bytes = DiskBytes(run_dir);
+  brief.bytes = storage::DiskBytes(run_dir);
   return brief;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// The runs of a folder in one line each, for `tidepool runs` and the dashboard. What a run says of itself in
-// status.json and summary.json is believed; a journal is read only where a run ended without a summary.
+// The runs of a folder in one line each, for `tidepool runs` and the dashboard.
 
 #include <cstdint>
 #include <optional>
@@ -30,11 +29,12 @@ struct RunBrief {
   double age_s = -1;      // since then; -1: not known
   int64_t bytes = 0;      // on the disk, a file with several names once
   std::string last_line;  // why it ended, or the last warning while it runs
+  double silent_s = 0;    // since its live controller has said what it does
 };
 
 TP_FIELDS(RunFigure, metric, first, best, last)
 TP_FIELDS(RunBrief, run, dir, state, name, job, task, step, steps, learned, held_out, started, age_s, bytes,
-          last_line)
+          last_line, silent_s)
 
 // kNotFound: no such folder. `started` and `age_s` are the list's to say.
 StatusOr<RunBrief> BriefOf(const std::string& run_dir);

@@ -8,6 +8,8 @@
 #include <regex>
 #include <utility>
 
+#include "core/base/real_file_system.h"
+#include "core/observe/config_text.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -53,6 +55,42 @@ std::pair<std::string, int64_t> Age(const fs::path& dir) {
   return {
       storage::UtcStamp(std::chrono::duration_cast<std::chrono::seconds>(system.time_since_epoch()).count()),
       0};
+}
+
+// As the kernel writes it, 'R' and so on; 0: there is no such process, or another program's. A zombie ('Z')
+// is dead, though its parent has not looked yet.
+char StateOfTidepool(int64_t pid) {
+  if (pid <= 0) return '\0';
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");  // "pid (name) state ..."
+  std::string stat;
+  if (!std::getline(in, stat)) return '\0';
+  const size_t open = stat.find('('), close = stat.rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close + 2 >= stat.size()) return '\0';
+  return stat.compare(open + 1, 8, "tidepool") == 0 ? stat[close + 2] : '\0';
+}
+
+// Newest first.
+std::vector<std::string> RunsNamed(const std::string& name, const std::string& root) {
+  std::vector<std::string> runs;
+  for (const RunFolder& run : RunFolders(root)) {
+    const auto config = RealFileSystem().ReadFile(storage::RunPaths(run.dir).config());
+    const std::string stamped = storage::FolderName(name) + "-" + run.started;  // <name>-<utc time>
+    if ((config.ok() && observe::ConfigValues(*config)["name"] == name) ||
+        fs::path(run.dir).filename().string().starts_with(stamped)) {
+      runs.push_back(run.dir);
+    }
+  }
+  return runs;
+}
+
+// requires one, newest first
+StatusOr<std::string> NewestUnfinished(const std::vector<std::string>& runs) {
+  RealFileSystem files;
+  for (const std::string& dir : runs) {
+    TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(files, dir));
+    if (!state.complete) return dir;
+  }
+  return runs.front();
 }
 
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
@@ -123,21 +161,38 @@ StatusOr<std::string> FindRunDirectory(const std::string& name, const std::strin
   return place.dir;
 }
 
+StatusOr<std::string> FindRunOfConfig(const std::string& name, const std::string& root) {
+  const std::vector<std::string> runs = RunsNamed(name, root);
+  if (!runs.empty()) return NewestUnfinished(runs);
+  return NotFound(root + "/ holds no run of '" + name +
+                  "' to go on with; start one without --resume, or name the folder of one that is elsewhere: "
+                  "train FOLDER --resume");
+}
+
+StatusOr<std::string> FindRunToResume(const std::string& name, const std::string& why,
+                                      const std::string& root) {
+  if (name.find('/') == std::string::npos && !HoldsRun(name) && !IsFolder(fs::path(root) / name)) {
+    std::vector<std::string> runs = RunsNamed(name, root);
+    if (runs.empty()) {
+      for (const RunFolder& run : RunFolders(root)) {
+        if (fs::path(run.dir).filename().string().starts_with(name)) runs.push_back(run.dir);
+      }
+    }
+    if (!runs.empty()) return NewestUnfinished(runs);
+  }
+  return FindRunDirectory(name, why, root);
+}
+
 bool IsSameFolder(const std::string& a, const std::string& b) {
   std::error_code error;
   return fs::equivalent(a, b, error) && !error;
 }
 
 bool IsTidepoolProcess(int64_t pid) {
-  if (pid <= 0) return false;
-  // "pid (name) state ...": a zombie is dead, though its parent has not looked yet.
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat;
-  if (!std::getline(in, stat)) return false;
-  const size_t open = stat.find('('), close = stat.rfind(')');
-  if (open == std::string::npos || close == std::string::npos || close + 2 >= stat.size()) return false;
-  const char state = stat[close + 2];
-  return stat.compare(open + 1, 8, "tidepool") == 0 && state != 'Z' && state != 'X';
+  const char state = StateOfTidepool(pid);
+  return state != '\0' && state != 'Z' && state != 'X';
 }
+
+bool IsPaused(int64_t pid) { return StateOfTidepool(pid) == 'T'; }
 
 }  // namespace tidepool::workers

@@ -36,10 +36,22 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "r
 StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why,
                                        const std::string& root = "runs");
 
+// The run that --resume goes on with. A folder is that run, as of FindRun. Of the runs under `root` that have
+// a name (in their config.yaml, or before the time in their folder's name) it is the newest that is not
+// finished, and where all are, the newest, which says so or has more steps to do.
+//   kNotFound                         there is none
+//   kDataLoss, kFailedPrecondition    the journal of one that may be meant cannot be read: to go on with an
+//   older one would silently lose work
+// FindRunToResume is also content with the beginning of names, and `why` is as of FindRunDirectory.
+StatusOr<std::string> FindRunToResume(const std::string& name, const std::string& why,
+                                      const std::string& root = "runs");
+StatusOr<std::string> FindRunOfConfig(const std::string& name, const std::string& root = "runs");
+
 // Two names of one folder.
 bool IsSameFolder(const std::string& a, const std::string& b);
 
 // Whether process `pid` lives and is a program whose name begins with "tidepool": numbers are used again.
 bool IsTidepoolProcess(int64_t pid);
+bool IsPaused(int64_t pid);  // such a process, by SIGSTOP
 
 }  // namespace tidepool::workers

@@ -95,6 +95,8 @@ std::string Part(const char* what, const std::optional<double>& value, const cha
 
 std::string HeldOutNow(const observe::HeldOut& h) {
   const auto& now = h.last ? h.last : h.before;
+  if (!now)
+    return h.ungraded ? "none of " + std::to_string(h.ungraded->lost) + " held-out answers graded" : "";
   return "held-out " + h.measure + " " + observe::HeldOutText(h.measure, now->value) + " at step " +
          std::to_string(now->step);
 }
@@ -116,13 +118,14 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   row("groups", n(live.open_groups) + " open (running " + n(live.running) + ", awaiting rewards " +
                     n(live.awaiting) + ", queued " + n(live.queued) + ", leased " + n(live.leased) + "), " +
                     n(live.in_flight) + " chunks in flight");
+  if (!live.waits_for.empty()) {
+    row("waits", "rewards wait for " + live.waits_for);
+  } else if (live.awaiting > 0 && live.running == 0 && live.in_flight == 0 && live.leased == 0) {
+    row("waits", "all samples are made, " + n(live.awaiting) + " groups wait for their rewards");
+  }
   if (live.paced) row("paced", "slots take the time of " + *live.paced);
   row("faults", n(live.restarts) + " restarts, " + n(live.refused) + " refused calls");
   row("warning", live.last_warning);
-  if (const double age = status["live"]["age_s"]; status["state"] == "running" && age > 10) {
-    row("note", "status.json is " + Number(age, "%.0f") +
-                    " s old although the controller is alive: it is stopped, or the disk does not answer");
-  }
   for (size_t i = 0; i < live.workers.size(); ++i) {
     const observe::WorkerFacts& worker = live.workers[i];
     const Json& seen = status["workers"][i];
@@ -201,12 +204,95 @@ std::string ResumeHint(const std::string& dir) {
   return ProgramAsTyped() + " train " + ShellWord(dir) + " --resume";
 }
 
-StatusOr<Json> RunStatus(const std::string& run_dir) {
+RunState StateOf(const std::string& run_dir, bool with_journal) {
   const storage::RunPaths paths(run_dir);
-  RealFileSystem real;
+  RunState s;
+  observe::StatusFile live;
+  if (auto json = ReadObject(paths.status())) {
+    s.live = *std::move(json);
+    s.live["age_s"] = std::max(0.0, AgeSeconds(paths.status()));
+    FromJson(s.live, live);
+    s.pid = live.pid;
+    s.step = live.step;
+    s.steps = live.steps;
+    s.why = live.last_warning;
+  }
+  if (const auto control = ReadObject(paths.control())) {
+    s.pid = 0;
+    if (const auto pid = control->find("pid"); pid != control->end()) FromJson(*pid, s.pid);
+  }
+  s.alive = HasController(run_dir);
+  if (s.alive) {
+    s.state = "running";
+    if (!s.live.is_null()) s.silent_s = s.live["age_s"];
+    s.paused = IsPaused(s.pid);
+    if (s.paused || s.silent_s > kSilent_s) {
+      s.why = "its controller has said nothing for " + Number(s.silent_s, "%.0f") + " s: " +
+              (s.paused ? "it is paused (SIGSTOP); kill -CONT " + std::to_string(s.pid) + " lets it go on"
+                        : "it stands still, or the disk does not answer");
+    }
+    return s;
+  }
+  // What a controller said last, where it came to say it.
+  if (auto json = ReadObject(paths.summary())) {
+    s.summary = *std::move(json);
+  } else if (!live.state.empty() && live.state != "running") {
+    s.summary = {{"exit", live.exit.value_or(-1)},
+                 {"why", live.why.value_or("")},
+                 {"steps", live.step},
+                 {"policy_version", live.version},
+                 {"finished", live.state == "finished"}};
+  }
+  bool said = false;
+  if (!s.summary.is_null()) {
+    observe::SummaryFile summary{.exit = -1};
+    FromJson(s.summary, summary);
+    said = summary.exit != 0 || s.summary.contains("finished");  // an older program left that to the journal
+    s.state = summary.exit != 0 ? "failed" : summary.finished ? "finished" : "stopped";
+    s.step = summary.steps;
+    s.why = summary.why;
+  }
+  if (!said || with_journal) {
+    RealFileSystem real;
+    const auto read = storage::ReadRunOnDisk(real, run_dir);
+    if (!read.ok()) {
+      s.journal_error = read.status().message();
+    } else if (read->has_journal) {
+      s.journal = *read;
+    }
+  }
+  if (said) return s;
+  if (!s.journal_error.empty()) {
+    s.state = "unreadable";
+    s.why = s.journal_error;
+  } else if (s.journal) {
+    s.state = s.journal->complete         ? "finished"
+              : !s.journal->end_code      ? "dead"
+              : *s.journal->end_code == 0 ? "stopped"
+                                          : "failed";
+    s.step = std::max<int64_t>(s.journal->last_step.value, 0);
+    s.steps = s.journal->steps;
+  } else if (const std::string warm = paths.warm_start();
+             RealFileSystem().Exists(storage::RunPaths(warm).config())) {
+    const RunState first = StateOf(warm);
+    if (first.state == "running") {
+      s.state = "warm_start";
+      s.why = first.why;
+      s.silent_s = first.silent_s;
+    } else if (first.state != "new" && first.state != "finished") {
+      s.state = first.state;
+      s.why = first.why;
+    }
+  }
+  return s;
+}
+
+Json RunStatus(const std::string& run_dir) {
+  const storage::RunPaths paths(run_dir);
+  RunState state = StateOf(run_dir, /*with_journal=*/true);
   Json s;
   s["run"] = run_dir;
-  s["state"] = "new";
+  s["state"] = state.state;
   std::optional<JobConfig> config;
   if (auto loaded = config::LoadConfig(paths.config()); loaded.ok()) config = loaded->config;
   // A config of another version of the program is no reason not to tell the rest.
@@ -214,61 +300,32 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
     s["name"] = config->name;
     s["job"] = Name(config->kind());
   }
-  const auto control = ReadObject(paths.control());
-  auto live = ReadObject(paths.status());
-  const auto summary = ReadObject(paths.summary());
-  if (live) (*live)["age_s"] = std::max(0.0, AgeSeconds(paths.status()));
-  observe::StatusFile shown;
-  if (live) FromJson(*live, shown);
-  int64_t pid = shown.pid;
-  if (control) {
-    pid = 0;
-    if (const auto said = control->find("pid"); said != control->end()) FromJson(*said, pid);
-  }
-  const bool alive = HasController(run_dir);
-  // What a controller said last, where it came to say it.
-  const bool ended = live && !shown.state.empty() && shown.state != "running";
-  if (pid > 0) s["controller"] = {{"pid", pid}, {"alive", alive}};
-  if (alive) {
-    s["state"] = "running";
-  } else {
-    TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(real, run_dir));
-    if (state.has_journal) {
-      s["journal"] = {
-          {"records", state.records}, {"last_step", state.last_step.value}, {"steps", state.steps}};
-      s["journal"]["end_code"] = state.end_code ? Json(*state.end_code) : Json(nullptr);
-      if (state.complete) {
-        s["state"] = "finished";
-      } else if (state.end_code) {
-        s["state"] = *state.end_code == 0 ? "stopped" : "failed";
-      } else {
-        // A journal on a full disk may lack its end.
-        s["state"] = summary ? "failed" : ended ? shown.state : "dead";
-      }
+  if (state.pid > 0) {
+    s["controller"] = {{"pid", state.pid}, {"alive", state.alive}};
+    if (state.alive) {
+      s["controller"]["silent_s"] = state.silent_s;
+      s["controller"]["paused"] = state.paused;
+      if (state.paused || state.silent_s > kSilent_s) s["controller"]["silent"] = state.why;
     }
+  }
+  if (!state.journal_error.empty()) {
+    s["journal"] = {{"error", state.journal_error}};
+  } else if (state.journal) {
+    s["journal"] = {{"records", state.journal->records},
+                    {"last_step", state.journal->last_step.value},
+                    {"steps", state.journal->steps}};
+    s["journal"]["end_code"] = state.journal->end_code ? Json(*state.journal->end_code) : Json(nullptr);
   }
   if (const auto best = ReadObject(paths.best_model() + "/" + kBestModelFile)) s["best"] = *best;
-  const std::string state = s["state"];
-  if (live && (state == "running" || state == "dead")) {
+  if (!state.live.is_null() && (state.alive || state.state == "dead")) {
+    observe::StatusFile shown;
+    FromJson(state.live, shown);
     s["workers"] = Workers(shown, config);
-    s["live"] = std::move(*live);
+    s["live"] = std::move(state.live);
   }
-  if (state == "finished" || state == "stopped" || state == "failed") {
-    if (summary) {
-      s["summary"] = *summary;
-    } else if (ended) {
-      s["summary"] = {{"exit", shown.exit.value_or(-1)},
-                      {"why", shown.why.value_or("")},
-                      {"steps", shown.step},
-                      {"policy_version", shown.version}};
-    }
-  }
-  if (real.Exists(storage::RunPaths(paths.warm_start()).config())) {
-    TP_ASSIGN_OR_RETURN(s["warm_start"], RunStatus(paths.warm_start()));
-    const std::string warm = s["warm_start"]["state"];
-    if (state == "new" && warm == "running") s["state"] = "warm_start";
-    if (state == "new" && (warm == "dead" || warm == "stopped" || warm == "failed")) s["state"] = warm;
-  }
+  if (!state.summary.is_null()) s["summary"] = std::move(state.summary);
+  if (RealFileSystem().Exists(storage::RunPaths(paths.warm_start()).config()))
+    s["warm_start"] = RunStatus(paths.warm_start());
   return s;
 }
 
@@ -286,10 +343,12 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   if (state == "warm_start")
     line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
   if (state == "new") line = "nothing has happened yet";
+  if (state == "unreadable") line = "unreadable, and it did not say how it ended";
   if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
   if (state == "stopped") line = "stopped before its last step" + go_on;
   if (state == "failed") line = "failed; see why below and " + storage::RunPaths(dir).logs() + "/" + go_on;
   row("state", line);
+  if (status.contains("controller")) row("silent", status["controller"].value("silent", ""));
   if (status.contains("live")) DescribeLive(status, out);
   if (status.contains("summary")) DescribeSummary(status["summary"], out);
   if (status.contains("best")) {
@@ -298,9 +357,13 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
     row("best", best.metric + " " + Number(best.value, "%.4g") + " at step " + std::to_string(best.step) +
                     ", its model is " + storage::RunPaths(dir).best_model());
   }
-  if (status.contains("journal") && !status.contains("summary")) {
+  if (status.contains("journal") && status["journal"].contains("error")) {
+    row("journal", status["journal"]["error"].get<std::string>());
+  } else if (status.contains("journal") &&
+             (!status.contains("summary") || status["journal"]["end_code"].is_null())) {
     const Json& j = status["journal"];
-    row("journal", j["records"].dump() + " records, last committed step " +
+    row("journal", (status.contains("summary") ? "lacks the end of the run: " : "") + j["records"].dump() +
+                       " records, last committed step " +
                        std::to_string(std::max<int64_t>(j["last_step"].get<int64_t>(), 0)) + " of " +
                        j["steps"].dump());
   }

@@ -1,10 +1,12 @@
 #pragma once
 // `tidepool status`: what a run does now, or how it ended, from the files of its directory alone.
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
-#include "core/base/status.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 
@@ -18,20 +20,42 @@ std::string ShellWord(const std::string& text);
 bool HasController(const std::string& run_dir);
 // What to type to go on with a run.
 std::string ResumeHint(const std::string& run_dir);
+
+// A live controller that has not said for so long what it does is told apart: it says so four times a second.
+inline constexpr double kSilent_s = 3;
+
+// Where a run stands: the one place that derives it.
+struct RunState {
+  // new (no record yet) | warm_start | running | stopped (by a signal, resumable) | finished | failed | dead
+  // (the controller is gone without a last word, resumable) | unreadable (so is its journal)
+  std::string state = "new";
+  std::string why;              // it ended, or cannot be read; while it runs, its last warning
+  int64_t step = 0, steps = 0;  // done; wanted, 0: not known
+  int64_t pid = 0;              // of the controller that was here last; 0: not known
+  bool alive = false;
+  double silent_s = 0;  // since a live controller has said what it does
+  bool paused = false;  // it was (SIGSTOP)
+  // What it said last (status.json, summary.json), as it stands there; null: nothing.
+  nlohmann::ordered_json live, summary;
+  std::optional<storage::RunOnDisk> journal;  // where it was read
+  std::string journal_error;
+};
+// A run says in summary.json how it ended, and in status.json where its disk had no room for that; this is
+// believed, and the journal, which takes time, is read where neither says anything, or for `with_journal`.
+RunState StateOf(const std::string& run_dir, bool with_journal = false);
+
 // Keys of the answer (`status --json`):
 //   run, state, name, job
-//   state      new (no record yet) | warm_start | running | stopped (by a signal, resumable) | finished |
-//              failed | dead (the controller is gone without a last word, resumable)
-//   controller {pid, alive}; absent where none was started
-//   journal    {records, last_step, steps, end_code}; not read while the run is alive
+//   state      as above
+//   controller {pid, alive, silent_s, paused, silent: the sentence about it}; absent where none was started
+//   journal    {records, last_step, steps, end_code}, or {error}; not read while the run is alive
 //   live       RUN/status.json as the controller wrote it, with `age_s`; only while it is alive or dead
 //   workers    of `live`, each with its name and `alive`
 //   summary    RUN/summary.json; only when it ended. Where the disk had no room for it: exit, why, steps and
 //              policy_version as status.json has them
 //   best       what best/ holds (workers/data/best_model.h); absent without checkpoint.keep_best
 //   warm_start the same object about RUN/warm_start, if there is one
-// kNotFound: no such folder. kDataLoss and kFailedPrecondition: its journal cannot be read.
-StatusOr<nlohmann::ordered_json> RunStatus(const std::string& run_dir);
+nlohmann::ordered_json RunStatus(const std::string& run_dir);
 
 // For people, several lines.
 std::string DescribeStatus(const nlohmann::ordered_json& status);

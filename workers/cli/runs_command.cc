@@ -9,6 +9,7 @@
 #include "workers/cli/command.h"
 #include "workers/cli/run_list.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/cli/run_status.h"
 #include "workers/cli/table.h"
 
 namespace tidepool::workers {
@@ -48,7 +49,9 @@ void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
   int64_t bytes = 0;
   for (const RunBrief& run : runs) {
     const auto or_dash = [](const std::string& text) { return text.empty() ? "-" : text; };
-    rows.push_back({run.run, run.state, or_dash(run.job), or_dash(run.task),
+    const std::string silent =
+        run.silent_s > kSilent_s ? Formatted(" (silent %.0f s)", run.silent_s) : std::string();
+    rows.push_back({run.run, run.state + silent, or_dash(run.job), or_dash(run.task),
                     std::to_string(run.step) + (run.steps > 0 ? "/" + std::to_string(run.steps) : ""),
                     LearnedText(run.learned), HeldOutText(run.held_out), BytesText(run.bytes),
                     AgeText(run.age_s)});

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/config/resume.h"
 #include "core/observe/samples_writer.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
@@ -163,15 +164,39 @@ void PrintLines(const std::vector<Group>& groups, int64_t most) {
   }
 }
 
+// Samples are what an rl job generates to train on.
+std::string WhyNone(const std::string& dir) {
+  const storage::RunPaths paths(dir);
+  const auto run = config::ReadRunConfig(paths.config());
+  const std::string yet = paths.samples() + ": no samples yet; they are written once a step is leased";
+  if (!run.ok()) return yet;
+  const JobConfig& c = run->config;
+  if (c.rl() == nullptr) {
+    return dir + ": a job: " + Name(c.kind()) +
+           " learns from the rows of its data and generates nothing to train on, so it has no samples; "
+           "`tidepool "
+           "report` has its curves, `tidepool generate --model " +
+           dir + " --prompt TEXT` asks its model" +
+           (TrainsOnPairs(c)
+                ? ""
+                : ", `tidepool eval --model " + dir + " --data FILE --output FILE` keeps answers");
+  }
+  if (c.model.is_policy())
+    return dir + ": a policy of control tasks writes no samples; `tidepool eval --model " + dir +
+           " --render FILE.svg` draws an episode";
+  if (c.observe.samples_per_step == 0)
+    return dir +
+           ": observe.samples_per_step is 0, so no samples are kept; go on with another by --resume "
+           "observe.samples_per_step=N";
+  return yet;
+}
+
 void Samples(CommandContext& context, const SamplesOptions& options) {
   const auto dir = FindRunDirectory(options.run, "samples are in samples/ of a run directory");
   if (!dir.ok()) return Fail(context, dir.status());
   const std::string folder = storage::RunPaths(*dir).samples();
   std::vector<int64_t> steps = observe::SampleSteps(*dir);
-  if (steps.empty()) {
-    return Fail(context, NotFound(folder + ": no samples yet; they are written once a step is leased, "
-                                           "for jobs of kind rl with observe.samples_per_step > 0"));
-  }
+  if (steps.empty()) return Fail(context, NotFound(WhyNone(*dir)));
   if (options.step >= 0 && !std::ranges::binary_search(steps, options.step)) {
     return Fail(context, NotFound(folder + ": step " + std::to_string(options.step) +
                                   " has no samples; there are steps " + std::to_string(steps.front()) +

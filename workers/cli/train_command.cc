@@ -12,6 +12,7 @@
 #include "core/config/load.h"
 #include "core/config/render.h"
 #include "core/config/resume.h"
+#include "core/config/schema.h"
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/storage/checkpoint.h"
@@ -27,8 +28,11 @@
 namespace tidepool::workers {
 namespace {
 
-std::atomic<int> stop_signals{0};
-void OnSignal(int) { stop_signals.fetch_add(1); }
+StopSignals stop_signals;
+void OnSignal(int number) {
+  stop_signals.last.store(number);
+  stop_signals.count.fetch_add(1);
+}
 
 struct TrainOptions {
   std::string config;
@@ -38,6 +42,8 @@ struct TrainOptions {
 };
 
 namespace fs = std::filesystem;
+
+constexpr const char* kNeedsConfig = "its config.yaml is needed to go on";
 
 // The run that `config` of the command line means, if it means one: a run directory, its config.yaml, or,
 // with --resume, the name of a run. Empty: a config.
@@ -49,7 +55,7 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
       return InvalidArgument(options.config +
                              ": a folder; go on with a run by --resume, or name a config in YAML");
     }
-    return FindRunDirectory(options.config, "its config.yaml is needed to go on");
+    return FindRunToResume(options.config, kNeedsConfig);
   }
   if (!options.resume) return std::string();
   if (fs::exists(path, error)) {
@@ -59,13 +65,21 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
     return of_run ? parent : std::string();
   }
   if (path.extension() == ".yaml" || path.extension() == ".yml") return std::string();
-  return FindRunDirectory(options.config, "its config.yaml is needed to go on");
+  return FindRunToResume(options.config, kNeedsConfig);
 }
 
-// The job, and in `options.run_dir` the folder of the run that it goes on with, where it is named.
+// The job, and in `options.run_dir` the folder of the run that it goes on with.
 StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
   TP_ASSIGN_OR_RETURN(const std::string run, RunMeant(options));
-  if (run.empty()) return config::LoadConfig(options.config, options.overrides);
+  if (run.empty()) {
+    if (!options.run_name.empty())
+      options.overrides.push_back("name=" + config::TextAsYaml(options.run_name));
+    TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(options.config, options.overrides));
+    if (options.resume && options.run_dir.empty()) {
+      TP_ASSIGN_OR_RETURN(options.run_dir, FindRunOfConfig(loaded.config.name));
+    }
+    return loaded;
+  }
   if (!options.run_dir.empty() && !IsSameFolder(options.run_dir, run)) {
     return InvalidArgument("--run-dir: " + options.run_dir + " is not " + run +
                            ", the run to go on with; leave --run-dir out");
@@ -78,27 +92,20 @@ StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
 
 void DryRun(CommandContext& context, const TrainOptions& options, const config::LoadedConfig& loaded) {
   if (const Status inputs = CheckInputs(loaded); !inputs.ok()) return Fail(context, inputs);
-  std::string run = options.run_dir;
-  if (options.resume && run.empty()) {
-    RealFileSystem real;
-    const std::string name = options.run_name.empty() ? loaded.config.name : options.run_name;
-    const auto newest =
-        storage::FindUnfinishedRun(real, storage::RunDirectoryOptions().root, name, loaded.config.train.steps,
-                                   loaded.config.eval.stop_at_accuracy);
-    if (!newest.ok()) return Fail(context, newest.status());
-    run = newest->dir;
-  }
-  const std::string before = storage::RunPaths(run).config();
+  const std::string before = storage::RunPaths(options.run_dir).config();
   std::error_code error;
   if (options.resume && fs::exists(before, error)) {
+    RealFileSystem real;
+    const auto state = storage::ReadRunOnDisk(real, options.run_dir);
+    if (!state.ok()) return Fail(context, state.status());
     const auto old = config::ReadRunConfig(before);
     if (!old.ok()) return Fail(context, old.status());
-    const std::vector<config::Difference> differences = config::Differences(old->config, loaded.config);
-    if (const Status allowed = config::CheckAllowed(differences); !allowed.ok())
-      return Fail(context, allowed);
-    std::printf("# Goes on with %s; %s\n", run.c_str(),
-                differences.empty() ? "nothing in its config changes" : "its config changes:");
-    for (const config::Difference& d : differences) std::printf("#   %s\n", d.ToString().c_str());
+    const auto changes = config::ChangesOnResume(*old, loaded, state->complete ? 0 : state->last_step.value);
+    if (!changes.ok()) return Fail(context, changes.status().At(options.run_dir));
+    const bool over = state->Finished(loaded.config.train.steps, loaded.config.eval.stop_at_accuracy);
+    std::printf("# %s %s; %s\n", over ? "No step is left of" : "Goes on with", options.run_dir.c_str(),
+                changes->empty() ? "nothing in its config changes" : "its config changes:");
+    for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }
   std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
   const auto data = DataOf(loaded.config);
@@ -138,7 +145,6 @@ void Train(CommandContext& context, TrainOptions& options) {
   JobRequest request;
   request.loaded = std::move(*loaded);
   request.run_dir = options.run_dir;
-  request.run_name = options.run_name;
   request.self_path = context.self_path;
   request.resume = options.resume;
   request.fresh = options.fresh;
@@ -156,6 +162,10 @@ void Train(CommandContext& context, TrainOptions& options) {
                 [progress, status, now](const DiskThread::Say&) { progress->Update(status, now); });
   };
   const auto outcome = RunJob(request);
+  // What is left is for people to look at: a signal ends the program.
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  sigaction(SIGHUP, &hang_up, nullptr);
   terminal.Do("terminal", [progress](const DiskThread::Say&) { progress->Finish(); });
   (void)terminal.Drain(DiskThread::kPatience);
   if (!outcome.ok()) return Fail(context, outcome.status());
@@ -178,7 +188,8 @@ void Train(CommandContext& context, TrainOptions& options) {
   }
   if (outcome->exit_code != 0) {
     // A controller whose run another one has taken over writes no summary.
-    if (!r.job.empty()) std::printf("go on with: %s\n", ResumeHint(outcome->run_dir).c_str());
+    const bool gone = r.moved_to && r.moved_to->empty();
+    if (!r.job.empty() && !gone) std::printf("go on with: %s\n", ResumeHint(outcome->run_dir).c_str());
     std::fflush(stdout);
     std::fprintf(stderr, "%s\n", outcome->why.c_str());
   }
@@ -196,8 +207,9 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
       ->required();
   command->add_option("overrides", options->overrides, "a.b=c, last wins");
   command->add_flag("--resume", options->resume,
-                    "Go on with the run that is named, by its own config; with a config, with the newest "
-                    "unfinished run of its name (or the one in --run-dir). What changes is told");
+                    "Go on with a run: the folder that is named, or of a name (a config has one) the newest "
+                    "run under runs/ that is not finished, else the newest. By its own config, or by the "
+                    "one that is given; what changes is told");
   command->add_flag(
       "--dry-run", options->dry_run,
       "Print resolved config, placement, predicted memory and what the data hold; start nothing");
@@ -208,7 +220,8 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
           ->check(not_empty);
   command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside")
       ->needs(run_dir);
-  command->add_option("--run-name", options->run_name, "Name instead of the config's")->check(not_empty);
+  command->add_option("--run-name", options->run_name, "Name instead of the config's: name=N")
+      ->check(not_empty);
   command->footer(
       "Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40\n"
       "         tidepool train runs/quickstart-20261121T115502Z --resume train.steps=80");

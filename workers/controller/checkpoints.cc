@@ -18,16 +18,6 @@ struct Begun {
   bool linked = false;  // its model/ has the files of the base model
 };
 
-// Weights of `model`, which nobody edits in place. Its other files are for people.
-void ShareWeights(FileSystem& fs, const std::string& checkpoints, const std::string& model) {
-  const auto steps = storage::ListCheckpoints(fs, checkpoints);
-  auto paths = fs.ListTree(model);
-  if (!steps.ok() || steps->empty() || !paths.ok()) return;  // whatever it is, the next operation says it
-  std::erase_if(*paths, [](const std::string& path) { return !path.ends_with(".safetensors"); });
-  (void)storage::ShareEqualFiles(fs, checkpoints + "/" + storage::CheckpointName(steps->back()) + "/model",
-                                 model, *paths);
-}
-
 }  // namespace
 
 namespace ev = scheduler::event;
@@ -42,6 +32,13 @@ Checkpoints::Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends)
 
 Status Checkpoints::Open() {
   TP_RETURN_IF_ERROR(fs_->MakeDirectories(dir_));
+  const storage::RunPaths paths(owner_.run_dir);
+  for (const std::string& model : {paths.final_model(), paths.best_model()})
+    TP_RETURN_IF_ERROR(storage::FinishPublish(*fs_, model));
+  TP_ASSIGN_OR_RETURN(const auto names, fs_->List(paths.dir));
+  for (const std::string& name : names) {
+    if (name.starts_with("best.tmp-")) TP_RETURN_IF_ERROR(fs_->RemoveTree(JoinPath(paths.dir, name)));
+  }
   return storage::RemoveLeftovers(*fs_, dir_).status();
 }
 
@@ -63,6 +60,8 @@ void Checkpoints::Write(const cmd::WriteCheckpoint& c) {
       "making a folder for checkpoints/" + storage::CheckpointName(c.step),
       [fs = fs_, dir = dir_, base = c.step.value == 0 ? owner_.base_model : "",
        which = storage::CheckpointTry{c.step, owner_.ctl_epoch, c.ckpt}]() -> StatusOr<Begun> {
+        // Or else a folder that was moved would be begun anew where it was.
+        if (!fs->Exists(ParentPath(dir))) return NotFound(ParentPath(dir) + ": was moved or removed");
         TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, dir, which));
         // Nothing was trained: the model is the base model. Where the disk cannot give its files further
         // names (it is another disk, or another owner's), the trainer writes them.
@@ -149,10 +148,21 @@ void Checkpoints::KeepBest(const cmd::KeepBest& c) {
             fs->WriteFile(tmp + "/" + kBestModelFile, JsonOf<nlohmann::ordered_json>(note).dump(2) + "\n"));
         return storage::PublishFolder(*fs, tmp, best);
       },
-      [this](const Status& kept) {
+      [this, c](const Status& kept) {
         // The run goes on without: a disk that is full ends it at the next checkpoint.
         if (!kept.ok()) ends_.warn("best/ could not be made: " + kept.message());
+        ends_.feed(ev::BestKept{c.step, c.value, kept.ok() ? "" : kept.message()});
       });
+}
+
+std::optional<scheduler::BestCheckpoint> Checkpoints::Best() const {
+  const auto note =
+      fs_->ReadFile(JoinPath(storage::RunPaths(owner_.run_dir).best_model(), kBestModelFile), 1 << 16);
+  if (!note.ok()) return std::nullopt;
+  BestModel best;
+  if (!FromJson(nlohmann::json::parse(*note, nullptr, /*allow_exceptions=*/false), best)) return std::nullopt;
+  if (best.metric.empty() || best.metric != owner_.best_by) return std::nullopt;
+  return scheduler::BestCheckpoint{{best.step}, best.value};
 }
 
 // Deletes the payload files that no checkpoint which is kept can need: those before the oldest sample that
@@ -193,9 +203,7 @@ void Checkpoints::PublishFinal(const WorkerRef& trainer, const up::FinalSaved& s
   if (!saved.error.empty()) return ends_.feed(ev::FinalSaved{saved.error});
   OnDisk(
       "sync of final/",
-      [fs = fs_, checkpoints = dir_, tmp = FinalTmp(trainer),
-       dir = storage::RunPaths(owner_.run_dir).final_model()] {
-        ShareWeights(*fs, checkpoints, tmp);
+      [fs = fs_, tmp = FinalTmp(trainer), dir = storage::RunPaths(owner_.run_dir).final_model()] {
         return storage::PublishFolder(*fs, tmp, dir);
       },
       [this](const Status& published) {

@@ -13,6 +13,7 @@
 
 #include "core/base/file_system.h"
 #include "core/storage/checkpoint.h"
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
 #include "workers/controller/disk_thread.h"
@@ -39,7 +40,7 @@ class Checkpoints {
     std::function<int64_t()> oldest_payload_file;  // that may be needed
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
-  // Makes the folder, and removes what a try that did not end has left there.
+  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/.
   Status Open();
 
   void Write(const scheduler::command::WriteCheckpoint& c);
@@ -50,6 +51,8 @@ class Checkpoints {
   void Delete(const scheduler::command::DeleteCheckpoint& c);
   // best/ gets the model of a checkpoint, and best/evaluation.json what it is the best of.
   void KeepBest(const scheduler::command::KeepBest& c);
+  // Whose model best/ has, if it is the best by Owner::best_by: of another metric it says nothing.
+  [[nodiscard]] std::optional<scheduler::BestCheckpoint> Best() const;
   // final/ is there whole or not at all. A trainer that was given up and still writes does not reach the
   // folder of its successor.
   void SaveFinal(const scheduler::command::SaveFinal& c);

@@ -169,6 +169,9 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::TrainDone& b) {
                    metrics_->OnTrainDone(b);
                    b.worker = worker;
+                   for (const auto& [name, value] : b.metrics) {
+                     if (name.starts_with("eval/")) b.held_out.emplace_back(name, value);
+                   }
                    Feed(ev::TrainDone(std::move(b)));
                  },
                  [&](up::CheckpointFiles& b) { checkpoints_->Commit(b, storage_->next_lsn()); },

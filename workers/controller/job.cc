@@ -1,6 +1,5 @@
 #include "workers/controller/job.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
@@ -55,15 +55,25 @@ StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
   return id + "-" + Sha256Hex(dir.string()).substr(0, 8);
 }
 
-// Of the files below `dir`; what cannot be looked at counts nothing.
-int64_t BytesOf(const std::string& dir) {
-  int64_t bytes = 0;
+// The scheduler has the policy that the config names.
+Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
+  const SchedulerConfig& s = loaded.config.scheduler;
+  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
+  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
+}
+
+// The folder itself where `dir` is a link to it: on the disk that somebody chose for it.
+std::string PlaceOf(const std::string& dir) {
   std::error_code error;
-  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    struct stat info {};
-    if (::lstat(it->path().c_str(), &info) == 0) bytes += static_cast<int64_t>(info.st_blocks) * 512;
-  }
-  return bytes;
+  if (!fs::is_symlink(dir, error)) return dir;
+  const fs::path place = fs::weakly_canonical(dir, error);
+  return error ? dir : place.string();
+}
+
+Status RemoveContents(FileSystem& files, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto names, files.List(dir));
+  for (const std::string& name : names) TP_RETURN_IF_ERROR(files.RemoveTree(JoinPath(dir, name)));
+  return OkStatus();
 }
 
 class Job {
@@ -123,12 +133,12 @@ class Job {
     std::error_code error;
     // Not made, and yet something: it is somebody else's.
     if (!made_ && fs::exists(dir, error) && !fs::is_empty(dir, error)) return;
-    Status gone = fs_.RemoveTree(dir);
+    const std::string place = place_.empty() ? PlaceOf(dir) : place_;
+    // A folder that was there, which may be a link or have a mode of its own, stays; what we put there goes.
+    Status gone = was_there_ && moved_aside_.empty() ? RemoveContents(fs_, place) : fs_.RemoveTree(place);
     if (gone.ok() && !moved_aside_.empty()) {
-      gone = fs_.Rename(moved_aside_, dir);
+      gone = fs_.Rename(moved_aside_, place);
       if (gone.ok()) Say("the old run is back in " + dir);
-    } else if (gone.ok() && was_there_) {
-      gone = fs_.MakeDirectories(dir);
     }
     if (!gone.ok()) Say(dir + ": what was begun there is still in the way (" + gone.message() + ")");
   }
@@ -143,20 +153,15 @@ class Job {
     if (request_.resume && request_.fresh)
       return InvalidArgument("--resume goes on with a run, --fresh starts it over; give one of them");
     storage::RunDirectoryOptions wanted;
-    wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
+    wanted.name = config.name;
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
     const auto plan = PlanDisk(config);
-    if (plan.ok()) wanted.need = {plan->certain(), plan->Text(false)};  // else a worker says what is wrong
+    if (plan.ok())  // else a worker says what is wrong
+      wanted.need = {plan->certain(), plan->Text(false), config.checkpoint.keep > 2};
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
-    std::string dir = wanted.run_dir;
-    if (dir.empty() && request_.resume) {
-      TP_ASSIGN_OR_RETURN(const storage::RunOnDisk newest,
-                          storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps,
-                                                     config.eval.stop_at_accuracy));
-      dir = newest.dir;
-    }
+    const std::string dir = wanted.run_dir;
     std::error_code error;  // a folder that cannot be read is reported by who writes to it
     bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config(), error);
     if (goes_on) {
@@ -212,20 +217,24 @@ class Job {
     }
     // Before anything is made or moved.
     if (goes_on) {
-      // What a run that goes on has already is not needed again.
+      // What a run that goes on has already is not needed again: what others have too (the base model), or
+      // what stays until its successor is whole (final/, best/), is.
       const storage::RunPaths has(dir);
       if (!request_.fresh) {
-        for (const std::string& part : {has.checkpoints(), has.final_model(), has.warm_start()})
-          wanted.need.bytes -= BytesOf(part);
+        for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()}))
+          wanted.need.bytes -= bytes;
       }
       TP_RETURN_IF_ERROR(storage::CheckSpace(fs_, dir, wanted.need));
     }
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
     if (goes_on && request_.fresh) {
-      const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
-      TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
+      place_ = PlaceOf(dir);
+      const std::string aside = place_ + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+      TP_RETURN_IF_ERROR(fs_.Rename(place_, aside));
       Say("the old run is now " + aside);
       moved_aside_ = aside;
+      outcome_.run_dir = dir;
+      if (place_ != dir) TP_RETURN_IF_ERROR(fs_.MakeDirectory(place_));  // a link leads there still
       goes_on = false;
     }
     outcome_.run_dir = dir;
@@ -249,29 +258,29 @@ class Job {
   // change, else told, and kept in config.yaml.
   Status GoOnFrom(const std::string& dir) {
     const storage::RunPaths paths(dir), warm(paths.warm_start());
-    TP_ASSIGN_OR_RETURN(config_changes_, Compare(paths.config(), loaded_, "", last_step_));
+    TP_ASSIGN_OR_RETURN(config_changes_, Compare(paths.config(), loaded_, "", last_step_, /*over=*/false));
     if (!warm_ || !fs_.Exists(warm.config())) return OkStatus();
     TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, warm.dir));
-    TP_ASSIGN_OR_RETURN(warm_changes_, Compare(warm.config(), *warm_, "warm start: ", state.last_step.value));
+    TP_ASSIGN_OR_RETURN(warm_changes_, Compare(warm.config(), *warm_, "warm start: ", state.last_step.value,
+                                               begun_ || state.complete));
     return OkStatus();
   }
 
-  // Whether `now` differs from what `file` says.
+  // Whether `now` differs from what `file` says. over: it has no step to do, so it may have more than it is
+  // to have now.
   StatusOr<bool> Compare(const std::string& file, config::LoadedConfig& now, const std::string& whose,
-                         int64_t step) {
+                         int64_t step, bool over) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig old, config::ReadRunConfig(file));
-    const std::vector<config::Difference> differences = config::Differences(old.config, now.config);
-    if (const Status allowed = config::CheckAllowed(differences); !allowed.ok())
-      return Status(allowed.code(), whose + allowed.message());
+    const auto allowed = config::ChangesOnResume(old, now, over ? 0 : step);
+    if (!allowed.ok())
+      return Status(allowed.status().code(), whose + allowed.status().message()).At(request_.run_dir);
+    const std::vector<config::Difference>& differences = *allowed;
     TP_RETURN_IF_ERROR(CheckMoved(fs::path(file).parent_path().string(), now.config, differences));
     now.history = old.history;
     // Once the run itself has begun, what may change in its warm start changes nothing any more.
     if (differences.empty() || (begun_ && &now != &loaded_)) return false;
     Say(whose + "the config changes (" + file + " keeps what it was):");
-    for (const config::Difference& d : differences) {
-      const bool taken_back = config::Overrides(old, d.key) && !config::Overrides(now, d.key);
-      Say("  " + d.ToString() + (taken_back ? " (an override given earlier, which is not repeated)" : ""));
-    }
+    for (const config::Difference& d : differences) Say("  " + d.Told());
     config::AddToHistory(now,
                          "step " + std::to_string(std::max<int64_t>(step, 0)) + ", " +
                              storage::UtcStamp(static_cast<int64_t>(std::time(nullptr))),
@@ -346,9 +355,18 @@ class Job {
     const storage::RunPaths paths(dir);
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
     if (changed || !fs_.Exists(paths.config()))
-      TP_RETURN_IF_ERROR(fs_.WriteFile(paths.config(), config::ResolvedYaml(loaded)));
+      unwritten_.emplace_back(paths.config(), config::ResolvedYaml(loaded));
+    if (made_) TP_RETURN_IF_ERROR(WriteConfigs());
     for (const std::string& folder : {paths.logs(), paths.samples(), paths.trace(), paths.security()})
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(folder));
+    return OkStatus();
+  }
+
+  // A run that goes on has its old config until a controller has begun: a resume that is refused changes
+  // nothing. Addresses of servers and paths are nobody else's business.
+  Status WriteConfigs() {
+    for (const auto& [path, text] : std::exchange(unwritten_, {}))
+      TP_RETURN_IF_ERROR(fs_.WriteFile(path, text, FileAccess::kOwnerOnly));
     return OkStatus();
   }
 
@@ -386,11 +404,17 @@ class Job {
     run.worker_path = worker_path_;
     run.stop_signals = request_.stop_signals;
     run.say = [this](const std::string& line) { Say(line); };
+    run.accepted = [this] { return WriteConfigs(); };
     run.on_progress = [this, phase](const observe::StatusFile& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };
     StatusOr<RunResult> result = RunController(run);
     began_ = began_ || result.ok();
+    if (result.ok() && !result->moved_to.value_or("").empty()) {
+      const std::string& now = *result->moved_to;
+      outcome_.run_dir = run_dir == outcome_.run_dir ? now : ParentPath(now);
+      outcome_.part_dir = now;
+    }
     return result;
   }
 
@@ -400,6 +424,7 @@ class Job {
   int64_t last_step_ = 0;                     // where the run was found
   bool begun_ = false;                        // it was found behind its warm start
   bool config_changes_ = false, warm_changes_ = false;
+  std::vector<std::pair<std::string, std::string>> unwritten_;  // config.yaml: path, text
   RealFileSystem fs_;
   std::unique_ptr<FileLock> lock_;
   std::string worker_path_;
@@ -409,6 +434,7 @@ class Job {
   bool was_there_ = false;
   bool began_ = false;       // a controller worked in it
   std::string moved_aside_;  // the run that was there, by --fresh
+  std::string place_;        // and the path that it had
 };
 
 }  // namespace
@@ -438,33 +464,35 @@ StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main) {
   return warm;
 }
 
-Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
-  const SchedulerConfig& s = loaded.config.scheduler;
-  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
-  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
-}
-
 Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
   const auto at = [&](const char* key, const Status& status) {
     const config::Origin origin = loaded.OriginOf(key);
     return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
   };
+  Status wrong;  // all that is, a line each
+  const auto look = [&](const char* key, const Status& status) {
+    if (status.ok()) return true;
+    const std::string message = at(key, status).message();
+    wrong =
+        wrong.ok() ? Status(status.code(), message) : Status(wrong.code(), wrong.message() + "\n" + message);
+    return false;
+  };
   const auto folder = [&](const char* key, const std::string& dir) {
     const Status status = CheckModelFolder(dir, key);
-    return at(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
+    return look(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
   };
   TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
-  if (!config.model.init && !config.model.is_policy())
-    TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
-  if (config.rl() != nullptr && !config.model.init && !config.model.is_policy()) {
+  const bool of_folder = !config.model.init && !config.model.is_policy();
+  const bool model_there = !of_folder || folder("model.path", config.model.path);
+  if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.
     TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));
     if (config.rollout.max_new_tokens >= spec.max_position) {
-      return at("rollout.max_new_tokens",
-                InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
-                                ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
-                                " positions for prompt and answer together; lower it"));
+      look("rollout.max_new_tokens",
+           InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
+                           ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
+                           " positions for prompt and answer together; lower it"));
     }
   }
   std::map<const char*, std::string> further;
@@ -478,18 +506,35 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     further = {{"distill.teacher", distill->distill.teacher}};
   }
   for (const auto& [key, dir] : further) {
-    if (!dir.empty()) TP_RETURN_IF_ERROR(folder(key, dir));
+    if (!dir.empty()) folder(key, dir);
   }
   if (config.model.init && !config.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(config));
-    TP_RETURN_IF_ERROR(CheckInputs(warm));
+    look("", CheckInputs(warm));
   }
-  if (config.model.is_policy()) return policy::SpecOfJob(config).status();
+  if (config.model.is_policy()) {
+    look("", policy::SpecOfJob(config).status());
+    return wrong;
+  }
+  const bool game = config.environment() != nullptr;
+  bool files_there = true;
+  for (const auto& [key, path] :
+       {std::pair("data.path", config.data.path), {"data.eval_path", config.data.eval_path}}) {
+    if (!game && !path.empty() && !look(key, tasks::CheckDataFile(path).At(key))) files_there = false;
+  }
+  if (!files_there) return wrong;
+  const char* data = game ? "environment.name" : "data.path";
+  JobConfig in_order = config;  // so that the first bad row is the first in the file
+  in_order.data.shuffle = false;
+  if (!model_there) {  // the shape of rows is known all the same
+    if (!game) look(data, tasks::DataSource::Create(in_order.data, in_order.seed, in_order.kind()).status());
+    return wrong;
+  }
   TP_ASSIGN_OR_RETURN(const TextFolder text, TextFolder::Of(config.model));
-  TP_RETURN_IF_ERROR(at("model.path", text::Tokenizer::Load(text.path()).status()));
-  const char* data = config.environment() == nullptr ? "data.path" : "environment.name";
-  const auto rows = RowSource::Create(config, text.path());
-  return at(data, rows.ok() ? (*rows)->CheckRows() : rows.status());
+  if (!look("model.path", text::Tokenizer::Load(text.path()).status())) return wrong;
+  const auto rows = RowSource::Create(in_order, text.path());
+  if (look(data, rows.status()) && look(data, (*rows)->CheckCharacters())) look(data, (*rows)->CheckRows());
+  return wrong;
 }
 
 StatusOr<JobOutcome> RunJob(const JobRequest& request) {

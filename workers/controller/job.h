@@ -2,7 +2,6 @@
 // `tidepool train`: from a loaded config to an exit code. Chooses or makes the run directory, runs the
 // warm start as a job of its own, makes the model folder, then hands over to the controller.
 
-#include <atomic>
 #include <functional>
 #include <string>
 
@@ -13,12 +12,11 @@ namespace tidepool::workers {
 
 struct JobRequest {
   config::LoadedConfig loaded;
-  std::string run_dir;    // --run-dir; empty: runs/<name>-<utc time>
-  std::string run_name;   // --run-name; empty: config's name
+  std::string run_dir;    // empty: runs/<name>-<utc time>, which only a new run may leave to the job
   std::string self_path;  // of this program
   bool resume = false;
   bool fresh = false;  // start over even if the directory holds a run
-  const std::atomic<int>* stop_signals = nullptr;
+  const StopSignals* stop_signals = nullptr;
   std::function<void(const std::string& phase, const observe::StatusFile&)> on_progress;
   std::function<void(const std::string&)> say;  // a line for people
 };
@@ -39,12 +37,10 @@ StatusOr<JobOutcome> RunJob(const JobRequest& request);
 // not an sft job.
 StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main);
 
-// The scheduler has the policy that the config names. kInvalidArgument begins with the file and line of the
-// key.
-Status CheckSchedulingPolicy(const config::LoadedConfig& loaded);
-// What the job reads is there and can be used: model folders and data, those of its warm start too. The
-// message begins with the file and line of the key. kNotFound, kInvalidArgument, kUnimplemented (pickled
-// weights).
+// The scheduler has the policy that the job names, and what the job reads is there and can be used: model
+// folders and data, those of its warm start too. The
+// message says all that is wrong, a line each that begins with the file and line of the key. kNotFound,
+// kInvalidArgument, kUnimplemented (pickled weights).
 Status CheckInputs(const config::LoadedConfig& loaded);
 
 // Where tidepool-worker is: cluster.worker_dir, else beside `self_path`. kNotFound.

@@ -65,9 +65,8 @@ std::vector<char*> EnvironmentOfWorkers() {
 std::string HowItEnded(bool known, int status) {
   if (known && WIFEXITED(status)) return " ended with exit status " + std::to_string(WEXITSTATUS(status));
   if (!known || !WIFSIGNALED(status)) return " is gone";
-  const char* name = ::sigabbrev_np(WTERMSIG(status));
-  return " was killed by signal " + std::to_string(WTERMSIG(status)) +
-         (name == nullptr ? "" : " (SIG" + std::string(name) + ")");
+  const int number = WTERMSIG(status);
+  return " was killed by signal " + std::to_string(number) + " (" + SignalName(number) + ")";
 }
 
 // What was written to a log since it had `from` bytes, the last of it.
@@ -84,6 +83,11 @@ std::string EndOf(const std::string& path, int64_t from) {
 }
 
 }  // namespace
+
+std::string SignalName(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name == nullptr ? "signal " + std::to_string(number) : "SIG" + std::string(name);
+}
 
 Launcher::~Launcher() {
   if (!outlive_) EndAll(Duration{0}, std::chrono::milliseconds(500));

@@ -19,6 +19,8 @@
 
 namespace tidepool::workers {
 
+std::string SignalName(int number);  // "SIGTERM"
+
 struct Ended {
   int64_t place = 0;
   pid_t pid = 0;

@@ -63,14 +63,15 @@ void ControllerProcess::Do(const cmd::Finish& c) {
 }
 
 void ControllerProcess::CheckSignals() {
-  const int count = request_.stop_signals == nullptr ? 0 : request_.stop_signals->load();
+  const int count = request_.stop_signals == nullptr ? 0 : request_.stop_signals->count.load();
   // Whoever signals a process and its group (timeout, a batch system) says one thing twice.
   if (stop_seen_ == 1 && Now() - stopped_at_ < FromSeconds(kOneStop_s)) stops_told_ = count;
   while (stops_told_ < count && stop_seen_ < 2) {
     stops_told_ = stop_seen_ == 0 ? count : stops_told_ + 1;
     if (++stop_seen_ == 1) stopped_at_ = Now();
-    const std::string why = stop_seen_ == 1 ? "signal" : "second signal";
-    Log(LogLevel::kInfo, "stop_requested", {{"by", why}},
+    const std::string name = SignalName(request_.stop_signals->last.load());
+    const std::string why = (stop_seen_ == 1 ? "signal " : "second signal, ") + name;
+    Log(LogLevel::kInfo, "stop_requested", {{"by", name}},
         stop_seen_ == 1 ? "a checkpoint is written, then the run ends" : "the run ends at once");
     Feed(ev::StopRequested{why, stop_seen_ > 1});
   }
@@ -124,7 +125,8 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
   for (const size_t i : observe::ChooseSamples(groups, config_.observe.samples_per_step))
     lines.push_back(SampleLine(batch[i]));
   files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = step.value,
-                                  lines = std::move(lines), this](const DiskThread::Say&) {
+                                  lines = std::move(lines), folder = folder_, this](const DiskThread::Say&) {
+    if (folder->MovedTo()) return;  // or else it would be begun anew where it was; the status tells the loop
     const Status written = observe::WriteSamples(dir, step, lines);
     if (!written.ok())
       inbox->Put(Answer([this, written] { Warn("samples: " + written.message(), "samples"); }));
@@ -150,6 +152,7 @@ void ControllerProcess::Show() {
   s.restarts = view.restarts;
   s.refused = view.refused + hub_->refused_calls();
   s.pid = getpid();
+  s.waits_for = waits_for_.empty() ? "" : waits_for_.begin()->second;
   if (!config_.cluster.pace.empty()) s.paced = config_.cluster.pace;
   const auto find = [](const std::map<std::string, double>& in, const char* name) {
     const auto it = in.find(name);
@@ -158,6 +161,7 @@ void ControllerProcess::Show() {
   const std::map<std::string, double>& last = metrics_->last();
   if (config_.rl() != nullptr) {
     s.reward = find(last, "critic/score/mean");
+    s.equal_groups = find(last, "reward/frac_reward_zero_std");
     s.response_tokens = find(last, "response_length/mean");
     s.lag_mean = find(last, "staleness/mean");
     if (const auto lag = find(last, "staleness/max")) s.lag_max = static_cast<int64_t>(*lag);
@@ -191,7 +195,10 @@ void ControllerProcess::Show() {
 
 void ControllerProcess::WriteStatus() {
   files_.Do("write of status.json", [path = storage::RunPaths(request_.run_dir).status(),
-                                     text = JsonOf<nlohmann::json>(status_).dump(1)](const DiskThread::Say&) {
+                                     text = JsonOf<nlohmann::json>(status_).dump(1), folder = folder_,
+                                     told = result_.moved_to, inbox = inbox_, this](const DiskThread::Say&) {
+    if (const auto to = folder->MovedTo(); to && to != told)
+      return inbox->Put(Answer([this, to = *to] { OnMoved(to, /*journal=*/false); }));
     (void)observe::ShowInFile(path, text);  // the next one comes soon, and summary.json has the last
   });
 }

@@ -39,6 +39,8 @@ Status ControllerProcess::Open() {
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
+  TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir));
+  folder_ = std::make_shared<const HeldFolder>(std::move(folder));
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
   TP_RETURN_IF_ERROR(rows_->CheckRows());
   environment_ = config_.environment() != nullptr && !config_.model.is_policy();
@@ -103,6 +105,7 @@ Status ControllerProcess::Open() {
   options.run_id = request_.run_id;
   options.config_digest = request_.config_digest;
   options.data_rows = rows_->size();
+  options.checkpoint.best = checkpoints_->Best();
   // 0 where it cannot be predicted: then no proof is asked for.
   if (const auto plan = PlanMemory(config_); plan.ok()) {
     const RoleNeeds needs = NeedsOfRoles(*plan);
@@ -191,6 +194,7 @@ Status ControllerProcess::Open() {
        {"device_workers", std::to_string(options_.device_workers())},
        {SideName() + "_workers", std::to_string(options_.side_workers())},
        {"address", hub_->address()}});
+  TP_RETURN_IF_ERROR(request_.accepted());
   // What an earlier life said of its end is not true any more.
   for (const std::string& said :
        {storage::RunPaths(request_.run_dir).summary(), storage::RunPaths(request_.run_dir).status()})
@@ -335,7 +339,10 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                           stored.versions.push_back({version, tokens});
                         Feed(std::move(stored));
                       },
-                      [&](StorageFailed& failed) { EndForStorage(failed.why, failed.journal); }},
+                      [&](StorageFailed& failed) {
+                        if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
+                        EndForStorage(failed.why, failed.journal);
+                      }},
              done);
 }
 
@@ -396,6 +403,18 @@ void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
   end.why += "; the journal may lack this and the last " + std::to_string(lost) +
              " records of what was decided, of which nothing was done";
   Do(end);
+}
+
+// Paths lead to where it was, in the workers too: what is open goes on where it is, what is made next would
+// begin another folder. So the run ends, and says so where it is now.
+void ControllerProcess::OnMoved(const std::string& to, bool journal) {
+  if (finished_ || storage_failing_ || storage_failed_) return;
+  const std::string was = std::exchange(request_.run_dir, to.empty() ? request_.run_dir : to);
+  result_.moved_to = to;
+  result_.disk_hangs = to.empty();
+  EndForStorage("its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +
+                    " while the run was at work",
+                journal);
 }
 
 StatusOr<RunResult> RunController(const RunRequest& request) {

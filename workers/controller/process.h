@@ -19,6 +19,11 @@
 
 namespace tidepool::workers {
 
+// What a handler of SIGINT, SIGTERM and SIGHUP notes. The first: checkpoint and stop; the second: now.
+struct StopSignals {
+  std::atomic<int> count{0}, last{0};
+};
+
 struct RunRequest {
   JobConfig config;
   std::string config_yaml;  // resolved, as the workers get it
@@ -30,13 +35,15 @@ struct RunRequest {
   std::string worker_path;                                      // program for device workers
   std::function<void(const observe::StatusFile&)> on_progress;  // a few times a second
   std::function<void(const std::string&)> say;                  // a line for people
-  const std::atomic<int>* stop_signals = nullptr;  // counts SIGINT / SIGTERM; 1: checkpoint and stop, 2: now
+  std::function<Status()> accepted;  // nothing is refused any more; an error is still one of the start
+  const StopSignals* stop_signals = nullptr;
 };
 
 // How it ended, as its summary.json says it. exit: 0, 1 or 3; finished: the job is done, with all steps, the
 // last evaluation and final/; stopped: by a signal, before that.
 struct RunResult : observe::SummaryFile {
-  bool disk_hangs = false;  // the run directory does not answer: leave it alone
+  bool disk_hangs = false;              // the run directory does not answer, or is gone: leave it alone
+  std::optional<std::string> moved_to;  // where somebody has moved it; empty: it was removed
 };
 
 // Does the job, or the rest of it where the run directory has a journal. An error status: nothing was

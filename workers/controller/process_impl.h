@@ -32,6 +32,7 @@
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/effects.h"
 #include "workers/controller/fragments.h"
+#include "workers/controller/held_folder.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/process.h"
@@ -87,6 +88,7 @@ class ControllerProcess {
   void OnStorage(StorageDone& done);
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
+  void OnMoved(const std::string& to, bool journal);
   // A call for the loop, for threads: they may outlive this object.
   [[nodiscard]] auto Post() const {
     return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };
@@ -178,8 +180,9 @@ class ControllerProcess {
   LoopClock clock_;
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
-  std::unique_ptr<RunStorage> storage_;  // journal and payload
-  DiskThread files_;                     // for people: metrics, samples, status, summary
+  std::shared_ptr<const HeldFolder> folder_;  // the run's
+  std::unique_ptr<RunStorage> storage_;       // journal and payload
+  DiskThread files_;                          // for people: metrics, samples, status, summary
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;

@@ -3,10 +3,9 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 
 #include "core/observe/log.h"
-#include "core/storage/run_directory.h"
+#include "core/storage/disk_use.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 
@@ -22,17 +21,6 @@ std::string SecondsText(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", seconds);
   return text;
-}
-
-int64_t BytesIn(const std::string& dir) {
-  namespace fs = std::filesystem;
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;
-    if (it->is_regular_file(gone)) bytes += static_cast<int64_t>(it->file_size(gone));
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -100,7 +88,7 @@ void ControllerProcess::LogRecord(const JournalRecord& r) {
         "write of logs/controller.log",
         [e = std::move(e), dir, when = std::chrono::system_clock::now()](const DiskThread::Say&) {
           LogFields fields = e.fields;
-          fields.emplace_back("bytes", std::to_string(BytesIn(dir)));
+          fields.emplace_back("bytes", std::to_string(storage::DiskBytes(dir)));
           observe::LogAt(when, e.level, observe::LogLine(e.event, fields));
         });
   }

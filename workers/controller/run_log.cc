@@ -92,6 +92,7 @@ struct Teller {
                         {"correct", Text(r.correct)},
                         {"total", Text(r.total)},
                         {"reward_mean", Real(r.mean)}};
+    if (r.lost > 0) fields.emplace_back("lost", Text(r.lost));
     for (const record::EvalScore& score : r.rewards) fields.emplace_back(score.name, Real(score.mean));
     return Info("evaluation", std::move(fields));
   }

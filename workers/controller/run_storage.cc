@@ -49,7 +49,7 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   Mutex mu;
   std::vector<Item> queue TP_GUARDED_BY(mu);
   bool failed TP_GUARDED_BY(mu) = false;  // the journal
-  bool payload_failed TP_GUARDED_BY(mu) = false;
+  bool stores_failed TP_GUARDED_BY(mu) = false;
   bool sync_is_due TP_GUARDED_BY(mu) = false;  // a work of `syncing` waits to begin
   // Files with bytes that no sync has reached; empty: none. An older file was synced when its successor
   // began.
@@ -65,14 +65,15 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     }
     done(StorageFailed{"journal: " + status.message(), /*journal=*/true});
   }
-  // No sample is reported as stored from here on.
-  void FailPayload(const Status& status) TP_EXCLUDES(mu) {
+  // No sample is reported as stored from here on; the journal still takes the records of an end.
+  void FailStores(const std::string& why) TP_EXCLUDES(mu) {
     {
       const MutexLock lock(mu);
-      if (std::exchange(payload_failed, true)) return;
+      if (std::exchange(stores_failed, true)) return;
     }
-    done(StorageFailed{"payload: " + status.message()});
+    done(StorageFailed{why});
   }
+  void FailPayload(const Status& status) TP_EXCLUDES(mu) { FailStores("payload: " + status.message()); }
 
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
     return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));
@@ -121,9 +122,7 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     if (last > 0) {
       say((sync ? "fsync of " : "write of ") + Plain(journal->current_file(), options.run_dir));
       if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail(s);
-      // What is reserved still takes the records of an end.
-      if (journal->space_low())
-        FailPayload(ResourceExhausted("the disk has no space left for the journal; free some"));
+      if (journal->space_low()) FailStores("journal: the disk has no space left; free some");
     }
     if (options.ends_with_the_machine && !sync) SyncSoon(!stored.empty(), last > 0);
     for (PayloadStored& p : stored) done(std::move(p));

@@ -47,8 +47,8 @@ struct PayloadStored {
   std::vector<sample::VersionRun> versions_with_loss;
   storage::PayloadRef ref;
 };
-// For good. Of payload: no more tokens are stored, and the journal still takes records, so that the end of
-// the run can be told there.
+// For good: no more tokens are stored. The journal still takes records, so that the end of the run can be
+// told there, unless `journal`.
 struct StorageFailed {
   std::string why;
   bool journal = false;  // that too: nothing more is written

@@ -83,10 +83,9 @@ sample::Trajectory SampleStore::Taught(const SampleId& tid) const {
   t.tid = tid;
   t.att = 0;
   t.prompt = source.prompt;
-  const bool pair = !source.row.rejected.empty();
-  t.segments = tid.sample == 0 ? sample::TaughtSegments(source.row.response,
-                                                        pair ? std::vector<uint8_t>() : source.row.loss_mask)
-                               : sample::TaughtSegments(source.row.rejected, {});
+  const EncodedRow& row = source.row;
+  t.segments = tid.sample == 0 ? sample::TaughtSegments(row.response, row.loss_mask)
+                               : sample::TaughtSegments(row.rejected, row.rejected_mask);
   return t;
 }
 

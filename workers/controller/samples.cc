@@ -123,7 +123,8 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
   }
   Send(c.grader, down::Grade{c.tid, c.att,
                              rows_->InputOf(c.tid, *samples_.FindRow(c.tid), recorded->Ids(),
-                                            recorded->finish != sample::Finish::kLength)});
+                                            recorded->finish != sample::Finish::kLength),
+                             c.attempt});
 }
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {

@@ -66,12 +66,12 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
                .kv_on_update = c.rollout.kv_on_update,
                .pin_version = c.rollout.pin_version,
                .repack_s = c.rollout.repack_s};
-  o.reward = {
-      .workers = c.reward.workers,
-      .max_retries = c.reward.max_retries,
-      // The next call can be full when one comes back.
-      .in_flight_per_worker = std::max(scheduler::RewardOptions().in_flight_per_worker, 2 * c.reward.batch),
-      .timeout_s = SecondsOfRewards(c.reward)};
+  o.reward = {.workers = c.reward.workers,
+              .max_retries = c.reward.max_retries,
+              // The next call can be full when one comes back.
+              .in_flight_per_worker = std::max(scheduler::RewardOptions().in_flight_per_worker,
+                                               (c.reward.concurrency + 1) * c.reward.batch),
+              .timeout_s = SecondsOfRewards(c.reward)};
   if (const EnvironmentConfig* e = c.environment()) {
     o.environment = {.used = true,
                      .in_rollout = c.model.is_policy(),

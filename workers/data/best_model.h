@@ -11,7 +11,7 @@ namespace tidepool::workers {
 inline constexpr const char* kBestModelFile = "evaluation.json";  // in best/
 
 struct BestModel {
-  std::string metric;  // a name of docs/metrics.md; more is better
+  std::string metric;  // a name of docs/metrics.md; more is better, of a loss less
   double value = 0;
   int64_t step = 0;  // of the checkpoint that best/ has the model of
 };

@@ -1,7 +1,6 @@
 #include "workers/data/data_summary.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <set>
 
@@ -110,22 +109,8 @@ StatusOr<DataSummary> SummarizeData(const JobConfig& config) {
   DataSummary s;
   s.source = SourceOf(config);
   s.prompt_tokens_max = config.data.max_prompt_tokens;
-  const StatusOr<TextFolder> folder = TextFolder::Of(config.model);
-  for (const std::string& file : {config.data.path, config.data.eval_path}) {
-    std::error_code error;
-    if (file.empty() || std::filesystem::exists(file, error)) continue;
-    s.unread = file + " is not there, so no row was read";
-    return s;
-  }
-  if (!folder.ok()) {
-    s.unread = "lengths are not known: " + folder.status().message();
-    if (config.environment() != nullptr) return s;
-    TP_ASSIGN_OR_RETURN(const auto data,
-                        tasks::DataSource::Create(in_order.data, in_order.seed, in_order.kind()));
-    Count(data, s);
-    return s;
-  }
-  TP_ASSIGN_OR_RETURN(const auto rows, RowSource::Create(in_order, folder->path()));
+  TP_ASSIGN_OR_RETURN(const TextFolder folder, TextFolder::Of(config.model));
+  TP_ASSIGN_OR_RETURN(const auto rows, RowSource::Create(in_order, folder.path()));
   s.held_out = rows->held_out_size();
   if (config.model.is_policy()) return s;  // it plays on: there is no end to its rows
   s.rows = rows->size();
@@ -142,10 +127,9 @@ std::vector<std::string> DataLines(const DataSummary& s) {
   const bool games = s.source.starts_with("environment ");
   const std::string held_out = observe::NumberText(static_cast<double>(s.held_out)) + " held out";
   lines.push_back("data         " + s.source + ": " +
-                  (s.rows == 0 && !s.unread.empty() ? s.unread
-                   : games && s.rows == 0           ? "episodes without end to train on, " + held_out
-                   : games ? Number(s.rows, "episode", "episodes") + " to train on, " + held_out
-                           : Number(s.rows, "row", "rows") + " to train on, " + held_out));
+                  (games && s.rows == 0 ? "episodes without end to train on, " + held_out
+                   : games              ? Number(s.rows, "episode", "episodes") + " to train on, " + held_out
+                                        : Number(s.rows, "row", "rows") + " to train on, " + held_out));
   const auto add = [&](const std::string& line) { lines.push_back("  " + line); };
   if (s.looked_at > 0) {
     add("longest prompt: " + Number(s.longest_prompt.tokens, "token", "tokens") + " (" +
@@ -166,7 +150,6 @@ std::vector<std::string> DataLines(const DataSummary& s) {
   if (s.like_held_out > 0)
     add(Number(s.like_held_out, "more row has", "more rows have") +
         " the prompt of a held-out row, left out");
-  if (s.rows > 0 && !s.unread.empty()) add(s.unread);
   if (s.looked_at > 0 && s.looked_at < s.rows + s.held_out)
     add("lengths are of " + observe::NumberText(static_cast<double>(s.looked_at)) +
         " rows: those with the longest lines, and others evenly spread");

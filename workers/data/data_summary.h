@@ -26,7 +26,6 @@ struct DataSummary {
   int64_t rows = 0, held_out = 0;  // of an epoch; set aside
   int64_t like_held_out = 0;       // left out of `rows`, because a held-out row has their prompt
   int64_t looked_at = 0;           // rows whose tokens were counted, held-out ones included
-  std::string unread;              // why no rows, or no lengths, are known
   LongestRow longest_prompt, longest_row;
   int64_t prompt_tokens_max = 0;  // data.max_prompt_tokens
   LeftOut too_long;               // rows that do not fit a limit of the config or the model
@@ -36,12 +35,11 @@ struct DataSummary {
 };
 TP_FIELDS(LongestRow, tokens, place)
 TP_FIELDS(LeftOut, count, first)
-TP_FIELDS(DataSummary, source, rows, held_out, like_held_out, looked_at, unread, longest_prompt, longest_row,
+TP_FIELDS(DataSummary, source, rows, held_out, like_held_out, looked_at, longest_prompt, longest_row,
           prompt_tokens_max, too_long, unusable, bad_lines, example_place, example_prompt, example_answer)
 
-// A file or a model folder that is not there (on this machine, or not yet) is no error: `unread` says so. Of
-// large data sets some rows are tokenised, those with the longest lines among them, so that it takes seconds.
-// kInvalidArgument: the job cannot be trained on these data.
+// Of large data sets some rows are tokenised, those with the longest lines among them, so that it takes
+// seconds. kInvalidArgument, kNotFound: the job cannot be trained on these data.
 StatusOr<DataSummary> SummarizeData(const JobConfig& config);
 
 // For people, a line each.

@@ -1,12 +1,14 @@
 #include "workers/data/model_folder.h"
 
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_text.h"
+#include "core/base/names.h"
 #include "core/files/mapped_file.h"
 #include "core/text/tokenizer.h"
 
@@ -33,12 +35,21 @@ Status WriteText(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+std::string WhereToGetModel(const std::string& dir) {
+  std::string name = fs::path(dir).filename().string();
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string example = "smollm2-135m-instruct";
+  if (name == example) return "`make smollm2-model` fetches it into models/" + example;
+  if (!LooksLikeHubName(dir))
+    return "give the folder of a Hugging Face model; `make smollm2-model` makes models/" + example;
+  return "names on a hub are not downloaded: get it with `hf download " + dir + " --local-dir models/" +
+         name + "`, and give that folder";
+}
+
 Status CheckModelFolder(const std::string& dir, const std::string& key) {
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
-    return NotFound(key + ": " + dir +
-                    " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the "
-                    "one of the example");
+    return NotFound(key + ": " + dir + " is no folder; " + WhereToGetModel(dir));
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);

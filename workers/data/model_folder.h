@@ -16,6 +16,9 @@ namespace tidepool::workers {
 // kNotFound names what is missing; kUnimplemented: only pickled weights (.bin, .pt) are there.
 Status CheckModelFolder(const std::string& dir, const std::string& key = "model.path");
 
+// What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.
+std::string WhereToGetModel(const std::string& dir);
+
 // End tokens (eos_token_id) of generation_config.json, else of config.json; one or several.
 StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <set>
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/names.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 
@@ -61,7 +64,8 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
        {std::pair("train.micro_batch_tokens", config.train.micro_batch_tokens),
         std::pair("model.init.max_position", config.model.init ? config.model.init->max_position : 0),
         std::pair("rollout.kv_cache_tokens", config.rollout.kv_cache_tokens)}) {
-    if (tokens - config.rollout.max_new_tokens != config.data.max_prompt_tokens) continue;
+    if (!AnswersHeldOut(config) || tokens - config.rollout.max_new_tokens != config.data.max_prompt_tokens)
+      continue;
     source->max_prompt_why_ =
         std::string(" (") + key + " = " + std::to_string(tokens) +
         " less rollout.max_new_tokens = " + std::to_string(config.rollout.max_new_tokens) + ")";
@@ -89,6 +93,13 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
     source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
   }
   TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
+  source->characters_ =
+      config.model.init
+          ? "; the model knows the characters of model.init.alphabet alone: add it there if it is "
+            "ASCII, or change the text"
+          : "; " + model_dir +
+                "/tokenizer.json knows no such character: change the text, or take "
+                "another model";
   auto chat = text::ChatTemplate::Load(model_dir);
   if (chat.ok()) {
     source->template_ = std::move(*chat);
@@ -141,8 +152,7 @@ Status RowSource::LearnTurns() {
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                      tokenizer_->Encode(before_turn_ + text + after_turn_, {.add_special = false}));
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(before_turn_ + text + after_turn_, false));
   if (!ended) ids.insert(ids.begin(), end_token_);
   return ids;
 }
@@ -160,12 +170,53 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks
   options.unix_time_s = template_time_s_;
   TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
   // A rendered chat carries its own special tokens; adding them again would give two begins of text.
-  return tokenizer_->Encode(rendered, {.add_special = false});
+  return EncodeText(rendered, false);
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt) const {
   if (template_ != nullptr) return EncodeMessages({{"user", prompt}});
-  return tokenizer_->Encode(prompt, {.add_special = true});
+  return EncodeText(prompt, true);
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeText(const std::string& text, bool special) const {
+  auto ids = tokenizer_->Encode(text, {.add_special = special});
+  if (ids.status().code() == StatusCode::kNotFound) return NotFound(ids.status().message() + characters_);
+  return ids;
+}
+
+Status RowSource::CheckCharacters() const {
+  constexpr int64_t kLooked = 100'000;  // evenly spread: seconds
+  constexpr int64_t kNamed = 5;
+  if (data_ == nullptr || tokenizer_->TakesAnyText()) return OkStatus();
+  int64_t count = 0, looked = 0;
+  std::set<std::string> all;
+  std::string first;
+  for (const bool held_out : {false, true}) {
+    const int64_t rows = held_out ? held_out_size() : size();
+    for (int64_t row = 0; row < rows; row += 1 + rows / kLooked, ++looked) {
+      if (Tokens({row, held_out}).status().code() != StatusCode::kNotFound) continue;
+      const std::set<std::string> unknown =
+          tokenizer_->Unknown(TextOf(held_out ? data_->HeldOut(row) : data_->Row(row)));
+      all.insert(unknown.begin(), unknown.end());
+      if (++count <= kNamed) first += "\n" + Place({row, held_out}) + ": " + Listed(unknown);
+    }
+  }
+  if (count == 0) return OkStatus();
+  return InvalidArgument(std::to_string(count) + " of " + std::to_string(looked) +
+                         " rows have characters without a token: " + Listed(all) + characters_ +
+                         (count > kNamed ? "; the first rows:" : ":") + first);
+}
+
+// What is encoded of a question.
+std::string RowSource::TextOf(const tasks::Question& q) const {
+  std::string text = q.messages.empty() ? q.prompt : "";
+  for (const auto* turns : {&q.messages, &q.chosen_turns, &q.rejected_turns}) {
+    for (const tasks::Message& m : *turns) text += m.content;
+  }
+  if (sft_ || pairs_) text += q.answer;
+  const auto rejected = q.fields.find("rejected");
+  if (pairs_ && rejected != q.fields.end()) text += rejected->second;
+  return text;
 }
 
 Status RowSource::CheckRows() const {
@@ -187,11 +238,13 @@ bool RowSource::HasAnswers() const {
   return false;
 }
 
-StatusOr<EncodedRow> RowSource::Checked(const Which& which) const {
+StatusOr<EncodedRow> RowSource::Checked(const Which& which) const try {
   StatusOr<EncodedRow> row = Tokens(which);
   const Status status = row.ok() ? CheckFits(*row) : row.status();
   if (!status.ok()) return status.At(Place(which));
   return row;
+} catch (const std::exception& e) {  // a task's or a game's
+  return Internal(std::string("an exception was thrown: ") + e.what()).At(Place(which));
 }
 
 StatusOr<EncodedRow> RowSource::Tokens(const Which& which) const {
@@ -233,18 +286,26 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
 }
 
 StatusOr<EncodedRow> RowSource::TokensOf(tasks::Question question) const {
-  if (sft_ && question.learned_from >= 0) return EncodeConversation(std::move(question));
-  if (sft_ && question.raw) return EncodeText(std::move(question));
   EncodedRow row;
+  if (sft_ && question.learned_from >= 0) {
+    TP_ASSIGN_OR_RETURN(row, EncodeConversation(question.messages, question.learned_from));
+    row.question = std::move(question);
+    return row;
+  }
+  if (sft_ && question.raw) return EncodeWholeText(std::move(question));
+  if (pairs_ && !question.chosen_turns.empty()) {
+    TP_ASSIGN_OR_RETURN(row, EncodePair(question));
+    row.question = std::move(question);
+    return row;
+  }
   if (question.raw) {
-    TP_ASSIGN_OR_RETURN(row.prompt, tokenizer_->Encode(question.prompt, {.add_special = true}));
+    TP_ASSIGN_OR_RETURN(row.prompt, EncodeText(question.prompt, true));
   } else {
     TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt)
                                                               : EncodeMessages(question.messages));
   }
   if (sft_ || pairs_) {
     TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(question.answer, pairs_ ? "chosen" : "answer"));
-    row.loss_mask.assign(row.response.size(), 1);
   }
   if (pairs_) {
     TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(question.fields["rejected"], "rejected"));
@@ -283,26 +344,44 @@ Status RowSource::CheckFits(const EncodedRow& row) const {
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const std::string& answer, const char* field) const {
   if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(answer, false));
   ids.push_back(end_token_);
   return ids;
 }
 
 // The first token is given, the others and the end are learned.
-StatusOr<EncodedRow> RowSource::EncodeText(tasks::Question question) const {
+StatusOr<EncodedRow> RowSource::EncodeWholeText(tasks::Question question) const {
   EncodedRow row;
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(question.prompt, {.add_special = true}));
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(question.prompt, true));
   if (ids.empty()) return InvalidArgument("the text has no tokens");
   ids.push_back(end_token_);
   row.prompt.assign(ids.begin(), ids.begin() + 1);
   row.response.assign(ids.begin() + 1, ids.end());
-  row.loss_mask.assign(row.response.size(), 1);
   row.question = std::move(question);
   return row;
 }
 
+// Two conversations that go on from one prompt.
+StatusOr<EncodedRow> RowSource::EncodePair(const tasks::Question& question) const {
+  std::vector<EncodedRow> both;
+  for (const auto* turns : {&question.chosen_turns, &question.rejected_turns}) {
+    std::vector<tasks::Message> all = question.messages;
+    if (all.empty()) all = {{"user", question.prompt}};
+    const auto shared = static_cast<int64_t>(all.size());
+    all.insert(all.end(), turns->begin(), turns->end());
+    TP_ASSIGN_OR_RETURN(EncodedRow one, EncodeConversation(all, shared));
+    both.push_back(std::move(one));
+  }
+  EncodedRow row = std::move(both[0]);
+  row.rejected = std::move(both[1].response);
+  if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
+  row.rejected_mask = std::move(both[1].loss_mask);
+  return row;
+}
+
 // The conversation is rendered turn by turn; what a learned turn adds to the text has loss.
-StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) const {
+StatusOr<EncodedRow> RowSource::EncodeConversation(const std::vector<tasks::Message>& messages,
+                                                   int64_t learned_from) const {
   if (template_ == nullptr) {
     return InvalidArgument(
         "the row has messages, but the model's folder has no chat template; use prompt and answer, or add "
@@ -321,12 +400,12 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     }
     const std::string fresh = now.substr(done.size());
     done = std::move(now);
-    return tokenizer_->Encode(fresh, {.add_special = false});
+    return EncodeText(fresh, false);
   };
   bool first = true;
-  for (size_t i = 0; i < question.messages.size(); ++i) {
-    const tasks::Message& m = question.messages[i];
-    const bool learned = m.role == "assistant" && static_cast<int64_t>(i) >= question.learned_from;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const tasks::Message& m = messages[i];
+    const bool learned = m.role == "assistant" && static_cast<int64_t>(i) >= learned_from;
     if (learned) {
       TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context, more(/*ask=*/true));
       std::vector<int32_t>& into = std::exchange(first, false) ? row.prompt : row.response;
@@ -341,7 +420,6 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     }
   }
   if (row.response.empty()) return InvalidArgument("the conversation has no assistant turn to learn");
-  row.question = std::move(question);
   return row;
 }
 

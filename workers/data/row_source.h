@@ -23,11 +23,12 @@ namespace tidepool::workers {
 struct EncodedRow {
   tasks::Question question;
   std::vector<int32_t> prompt;
-  std::vector<int32_t> response;   // not in rl: what is learned, its end token included
-  std::vector<uint8_t> loss_mask;  // sft only: 1 on tokens with loss
-  uint64_t state = 0;              // episodes: that the first turn acts in
-  std::vector<int32_t> rejected;   // pairs only: the other answer; `response` is the chosen one
-  tasks::RowOrigin origin;         // of a row of data
+  std::vector<int32_t> response;       // not in rl: what is learned, its end token included
+  std::vector<uint8_t> loss_mask;      // of the response: 1 on tokens with loss; empty: on all
+  uint64_t state = 0;                  // episodes: that the first turn acts in
+  std::vector<int32_t> rejected;       // pairs only: the other answer; `response` is the chosen one
+  std::vector<uint8_t> rejected_mask;  // as loss_mask
+  tasks::RowOrigin origin;             // of a row of data
 };
 
 class RowSource {
@@ -54,6 +55,9 @@ class RowSource {
 
   // Some row can be used. kInvalidArgument: of a few hundred, from all over the data, none can.
   [[nodiscard]] Status CheckRows() const;
+  // No row has a character that the tokenizer has no token for; it would be lost. kInvalidArgument: the first
+  // of them, by their places. Rows are tokenised for it only where a tokenizer can lose any.
+  [[nodiscard]] Status CheckCharacters() const;
   // A generated response to a held-out row can be compared with something: not where all of them are
   // conversations or texts to be learned.
   [[nodiscard]] bool HasAnswers() const;
@@ -65,6 +69,7 @@ class RowSource {
     int64_t number = 0;  // ordinal, or index of held-out ones
     bool held_out = false;
   };
+  // kNotFound: a character has no token.
   [[nodiscard]] StatusOr<EncodedRow> Tokens(const Which& which) const;
   [[nodiscard]] Status CheckFits(const EncodedRow& row) const;
   // A question that comes from elsewhere, both halves.
@@ -75,6 +80,8 @@ class RowSource {
   // itself with the tokenizer's special tokens.
   StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& prompt) const;
   StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
+  // Ids of a text as it stands. kNotFound: a character has no token.  `special`: with those around a text
+  [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, bool special) const;
   // Text of a response, special tokens left out.
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
   // Text that the model read: special tokens as they are written.
@@ -99,9 +106,12 @@ class RowSource {
   StatusOr<EncodedRow> Checked(const Which& which) const;
   StatusOr<EncodedRow> EncodeGame(const SampleId& tid) const;
   StatusOr<EncodedRow> TokensOf(tasks::Question question) const;
-  StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
-  StatusOr<EncodedRow> EncodeText(tasks::Question question) const;
+  StatusOr<EncodedRow> EncodeConversation(const std::vector<tasks::Message>& messages,
+                                          int64_t learned_from) const;
+  StatusOr<EncodedRow> EncodePair(const tasks::Question& question) const;
+  StatusOr<EncodedRow> EncodeWholeText(tasks::Question question) const;
   Status LearnTurns();
+  [[nodiscard]] std::string TextOf(const tasks::Question& question) const;
 
   StatusOr<std::vector<int32_t>> EncodeAnswer(const std::string& answer, const char* field) const;
 
@@ -114,6 +124,7 @@ class RowSource {
   int64_t max_positions_ = int64_t{1} << 40;
   std::string positions_key_;  // what says so
   int64_t vocab_ = int64_t{1} << 40;
+  std::string characters_;  // what it knows, for messages
   int32_t end_token_ = -1;
   std::vector<int32_t> end_tokens_;
   std::optional<environments::EpisodeSource> episodes_;

@@ -22,7 +22,10 @@
 namespace tidepool::workers {
 
 // Called between parts of a step with what is done of it; false: stop.
-using TrainProgress = std::function<bool(const std::string& op)>;
+struct TrainProgress {
+  std::function<bool(const std::string& op)> trains;
+  std::function<bool(const std::string& op)> evaluates;  // held-out rows; false: the step goes on without
+};
 
 // The rank's part of a step. Rows are those of all ranks.
 struct RankShare {
@@ -36,8 +39,8 @@ struct RankShare {
 class Actor {
  public:
   virtual ~Actor() = default;
-  // kInvalidArgument: the rows cannot be trained on (data), nothing changed. kAborted: `progress` returned
-  // false.
+  // kInvalidArgument: the rows cannot be trained on (data), nothing changed. kAborted: `progress.trains`
+  // returned false. kUnavailable: the evaluation before training was not waited for, nothing changed.
   virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                            const TrainProgress& progress, const RankShare& share) = 0;
   // Live bytes of what a checkpoint stores; the part "weights" is the arena.

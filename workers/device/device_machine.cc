@@ -314,6 +314,13 @@ bool DeviceMachine::CalledOff(int64_t lease) const {
   });
 }
 
+bool DeviceMachine::EvaluationEnded(int64_t lease) const {
+  return evaluation_ended_ == lease || std::ranges::any_of(waiting_, [&](const Command& command) {
+           const auto* end = std::get_if<down::EndEvaluation>(&command.body);
+           return end != nullptr && end->lease == lease;
+         });
+}
+
 void DeviceMachine::On(const down::CopyRecovery& c) {
   if (!Mine(c.slot)) return;
   work_->Say(

@@ -92,6 +92,8 @@ class DeviceMachine {
   void Work(const std::function<int64_t()>& newest);
   // A command waits that calls off the step of `lease`, which is under way.
   [[nodiscard]] bool CalledOff(int64_t lease) const;
+  // The evaluation of held-out rows in that step is not waited for any more.
+  [[nodiscard]] bool EvaluationEnded(int64_t lease) const;
   // There are tokens to be made. The caller asks for its permit as well (WorkerSession::MayServe).
   [[nodiscard]] bool CanStep() const;
   void Step();  // requires CanStep()
@@ -118,6 +120,7 @@ class DeviceMachine {
   void On(const down::FormGroup& c);
   void On(const down::Train& c);
   void On(const down::AbortStep& c);
+  void On(const down::EndEvaluation& c) { evaluation_ended_ = c.lease; }
   void On(const down::CopyRecovery& c);
   void On(const down::Publish& c);
   void On(const down::Load& c);
@@ -150,6 +153,7 @@ class DeviceMachine {
   HeldTokens held_;
   int64_t refused_ = 0;
   std::optional<int> exit_code_;
+  int64_t evaluation_ended_ = -1;  // lease of the last EndEvaluation
 };
 
 }  // namespace tidepool::workers

@@ -316,9 +316,12 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   if (actor_ == nullptr && !parked_.holds())
     return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
-  fs::create_directories(dir + "/model", error);
-  fs::create_directories(dir + "/trainer", error);
-  if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
+  // The controller has made `dir`; where it is gone, the run's folder was moved, and none is made in its
+  // place.
+  for (const char* part : {"/model", "/trainer"}) {
+    fs::create_directory(dir + part, error);
+    if (error) return Unavailable(dir + part + ": cannot be made (" + error.message() + ")");
+  }
   // The controller may have put the base model there: nothing was trained.
   if (!HasTensors(dir + "/model")) TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
   std::vector<std::string> files;

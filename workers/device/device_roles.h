@@ -96,8 +96,8 @@ class DeviceRoles {
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
   Status CopyRecovery(StepNumber step);
   Status PrepareCheckpoint();  // before WriteCheckpoint, on the device thread
-  // Writes model/, unless it is there with its weights, and trainer files under `dir`; returns their paths
-  // relative to it.
+  // Writes model/, unless it is there with its weights, and trainer files under `dir`, which exists; returns
+  // their paths relative to it.
   StatusOr<std::vector<std::string>> WriteCheckpoint(const std::string& dir) const;
   Status SaveModel(const std::string& dir) const;
 

@@ -40,7 +40,9 @@ class DeviceWorker {
  private:
   Status Attach() {
     TP_ASSIGN_OR_RETURN(const std::string token, ReadTokenFile(options_.token_file));
-    work_ = std::make_unique<RolesWork>(token, [this](int64_t lease) { return CalledOff(lease); });
+    work_ = std::make_unique<RolesWork>(
+        token, [this](int64_t lease) { return CalledOff(lease); },
+        [this](int64_t lease) { return EvaluationEnded(lease); });
     TP_ASSIGN_OR_RETURN(weights_server_,
                         WeightsServer::Start("127.0.0.1", token, 1 << 20,
                                              [this](const WantedBytes& w) { return work_->Read(w); }));
@@ -101,6 +103,7 @@ class DeviceWorker {
     Receive(std::chrono::milliseconds(0));
     return closed_ || machine_->CalledOff(lease);
   }
+  bool EvaluationEnded(int64_t lease) { return CalledOff(lease) || machine_->EvaluationEnded(lease); }
 
   DeviceWorkerOptions options_;
   Mailbox<LinkEvent> inbox_;

@@ -7,6 +7,7 @@
 
 #include "core/config/load.h"
 #include "core/model/routing.h"
+#include "core/observe/samples_writer.h"
 #include "core/policy/spec.h"
 
 namespace tidepool::workers {
@@ -40,7 +41,7 @@ StatusOr<RowSize> SizeOfRow(const JobConfig& c, const model::ModelSpec& m) {
   const int64_t prompt = std::min(c.data.max_prompt_tokens, m.max_position);
   const int64_t routing = c.rollout.record_routing ? model::RoutingBytes(m) : 0;
   return RowSize{prompt * kPromptTokenBytes + response * (kResponseTokenBytes + routing),
-                 (prompt + response) * kSampleTokenBytes};
+                 (prompt + response) * kSampleTokenBytes + observe::kSampleFieldBytes};
 }
 
 }  // namespace
@@ -92,9 +93,11 @@ StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
           (at_a_time > c.checkpoint.keep ? ", and the one being written)" : ")"),
       at_a_time * memory.checkpoint_bytes);
   add("the first weights", c.model.init ? memory.weights_bytes : 0);
-  // Until it is known to be equal to that of the last checkpoint.
-  add("final/ while it is written", c.checkpoint.save_final ? memory.weights_bytes : 0);
-  add("best/ (checkpoint.keep_best)", c.checkpoint.keep_best.empty() ? 0 : memory.weights_bytes);
+  add("final/", c.checkpoint.save_final ? memory.weights_bytes : 0);
+  // The one that is replaced stays until the new one is whole.
+  add(written > 1 ? "best/ (checkpoint.keep_best) and the one that it replaces"
+                  : "best/ (checkpoint.keep_best)",
+      c.checkpoint.keep_best.empty() ? 0 : memory.weights_bytes * (written > 1 ? 2 : 1));
   int64_t offload = 0;
   for (const ProcessMemory& p : memory.processes) offload += p.offloads ? p.kept() : 0;
   add("parked optimizer state (train.offload_optimizer)", offload);

@@ -31,7 +31,7 @@ StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, 
   return trainer_->Step(
       step, version, batch,
       [&](const train::StepProgress& p) {
-        return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+        return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
       },
       share.group);
 }

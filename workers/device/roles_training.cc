@@ -122,10 +122,14 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   done.rows_digest = scheduler::event::DigestOf(done.rows);
   if (c.rank != 0) done.rows.clear();
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
-                                                 [&](const std::string& op) {
-                                                   pulse_.Begin(op);
-                                                   return !called_off_(c.lease);
-                                                 },
+                                                 {[&](const std::string& op) {
+                                                    pulse_.Begin(op);
+                                                    return !called_off_(c.lease);
+                                                  },
+                                                  [&](const std::string& op) {
+                                                    pulse_.Begin(op);
+                                                    return !evaluation_ended_(c.lease);
+                                                  }},
                                                  {c.world > 1 ? group_.get() : nullptr, c.groups});
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();

@@ -32,8 +32,12 @@ namespace tidepool::workers {
 class RolesWork : public DeviceWork {
  public:
   // called_off: whether a command has come that calls off the step of this lease.
-  RolesWork(std::string token, std::function<bool(int64_t lease)> called_off)
-      : token_(std::move(token)), called_off_(std::move(called_off)) {}
+  // evaluation_ended: whether one has come that wants the step's result without its evaluation.
+  using AboutLease = std::function<bool(int64_t lease)>;
+  RolesWork(std::string token, AboutLease called_off, AboutLease evaluation_ended)
+      : token_(std::move(token)),
+        called_off_(std::move(called_off)),
+        evaluation_ended_(std::move(evaluation_ended)) {}
 
   // Before anything else; outlives this.  requires FinishCheckpoint before the link ends
   void Use(Link* link) { link_ = link; }
@@ -105,7 +109,7 @@ class RolesWork : public DeviceWork {
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
 
   const std::string token_;
-  const std::function<bool(int64_t lease)> called_off_;
+  const AboutLease called_off_, evaluation_ended_;
   Link* link_ = nullptr;
   JobConfig config_;
   Pulse pulse_;

@@ -78,31 +78,46 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
     batch.rows.push_back(std::move(row));
   }
   std::map<std::string, double> evaluated;
-  TP_RETURN_IF_ERROR(Evaluate(step, /*before=*/true, evaluated));
-  TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(
-                                                    batch,
-                                                    [&](const train::StepProgress& p) {
-                                                      return progress("train " + std::to_string(p.done) +
-                                                                      "/" + std::to_string(p.total));
-                                                    },
-                                                    share.group));
-  TP_RETURN_IF_ERROR(Evaluate(step, /*before=*/false, evaluated));
+  if (const Status before = Evaluate(step, /*before=*/true, progress, evaluated); !before.ok()) {
+    if (before.code() != StatusCode::kAborted || !progress.trains("train")) return before;
+    // Without it the run would never have its first figures.
+    return Unavailable(
+        "the evaluation before training was stopped; it and this step are made again when the run goes on");
+  }
+  TP_ASSIGN_OR_RETURN(
+      train::StepResult result,
+      trainer_->Step(
+          batch,
+          [&](const train::StepProgress& p) {
+            return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+          },
+          share.group));
+  // The step was made, whatever becomes of its evaluation.
+  if (const Status after = Evaluate(step, /*before=*/false, progress, evaluated);
+      !after.ok() && after.code() != StatusCode::kAborted)
+    return after;
   result.metrics.insert(evaluated.begin(), evaluated.end());
   return result;
 }
 
 // Held-out rows. Every rank judges them for itself: all come to the same, and none waits for another.
-Status TextActor::Evaluate(StepNumber step, bool before, std::map<std::string, double>& metrics) {
+Status TextActor::Evaluate(StepNumber step, bool before, const TrainProgress& progress,
+                           std::map<std::string, double>& metrics) {
   const EvalConfig& e = config_.eval;
   const bool last = step.value == config_.train.steps;
   const bool due = before ? step.value == 1 && e.before_train
                           : (e.every_steps > 0 && step.value % e.every_steps == 0) || (last && e.after_train);
   const bool pairs = TrainsOnPairs(config_);
   if ((!pairs && config_.kind() != JobKind::kSft) || !due) return OkStatus();
-  if (held_out_.empty()) {
+  if (config_.data.held_out == 0 && config_.data.eval_path.empty()) return OkStatus();
+  if (!held_out_) {
     TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
     const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
+    std::vector<train::Row> rows;
     for (int64_t i = 0; i < n; ++i) {
+      if (i % 1024 == 0 &&
+          !progress.evaluates("read held-out rows " + std::to_string(i) + "/" + std::to_string(n)))
+        return Aborted("not waited for");
       const StatusOr<EncodedRow> row = source->HeldOut(i);
       if (!row.ok()) continue;  // as a training row that is bad: left out
       for (int32_t k = 0; k < (pairs ? 2 : 1); ++k) {
@@ -111,14 +126,17 @@ Status TextActor::Evaluate(StepNumber step, bool before, std::map<std::string, d
         answer.gid = GroupId{i};
         answer.prompt = row->prompt;
         answer.response = k == 0 ? row->response : row->rejected;
-        if (!pairs) answer.loss_mask = row->loss_mask;
+        answer.loss_mask = k == 0 ? row->loss_mask : row->rejected_mask;
         answer.reward = k == 0 ? 1 : 0;
-        held_out_.push_back(std::move(answer));
+        rows.push_back(std::move(answer));
       }
     }
+    held_out_ = std::move(rows);
   }
-  if (held_out_.empty()) return OkStatus();
-  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(held_out_));
+  if (held_out_->empty()) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(*held_out_, [&](const train::StepProgress& p) {
+    return progress.evaluates("evaluate " + std::to_string(p.done) + "/" + std::to_string(p.total));
+  }));
   const std::string when = before ? "/before" : "";
   for (const auto& [name, number] : found) metrics["eval/" + name + when] = number;
   metrics["eval/loss" + when] = found.at(std::string(Name(config_.kind())) + "/loss");

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,12 +33,15 @@ class TextActor : public Actor {
   TextActor(const JobConfig& config, std::string model_dir)
       : config_(config), model_dir_(std::move(model_dir)) {}
   // Held-out rows of sft, or pairs, judged by the trainer where it is time: into the step's metrics.
-  Status Evaluate(StepNumber step, bool before, std::map<std::string, double>& metrics);
+  // kAborted: `progress.evaluates` returned false, and there are none.
+  Status Evaluate(StepNumber step, bool before, const TrainProgress& progress,
+                  std::map<std::string, double>& metrics);
 
   const JobConfig& config_;
   const std::string model_dir_;
   std::unique_ptr<model::Weights> reference_, teacher_, critic_;
-  std::vector<train::Row> held_out_;  // read when they are first needed
+  // Read once, when they are first needed, because the whole data file is read with them.
+  std::optional<std::vector<train::Row>> held_out_;
   std::unique_ptr<train::Trainer> trainer_;
 };
 

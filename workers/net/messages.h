@@ -198,6 +198,7 @@ struct Grade {
   SampleId tid;
   int32_t att = 0;
   tasks::RewardInput input;
+  int32_t attempt = 0;  // above 0: it failed so often before
 };
 // Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
 // prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any
@@ -230,6 +231,7 @@ struct Train {
   std::vector<int64_t> groups;
 };
 using command::AbortStep;
+using command::EndEvaluation;
 struct FetchState {
   SlotId slot;
   SlotEpoch epoch;
@@ -269,9 +271,10 @@ struct Shutdown {
 using ToWorkerBody =
     std::variant<down::Welcome, down::Refuse, down::PermitRenewal, down::StartChunk, down::CancelChunk,
                  down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
-                 down::RestoreState, down::Train, down::AbortStep, down::FetchState, down::FormGroup,
-                 down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
-                 down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached, down::Resend>;
+                 down::RestoreState, down::Train, down::AbortStep, down::EndEvaluation, down::FetchState,
+                 down::FormGroup, down::CopyRecovery, down::Publish, down::Load, down::Admit,
+                 down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached,
+                 down::Resend>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

@@ -59,7 +59,8 @@ std::string Cause(std::string_view message) {
 
 class GrpcServer final : public RewardServer {
  public:
-  GrpcServer(const RewardFunction& function, bool batches) : name_(function.name), batches_(batches) {
+  GrpcServer(const RewardFunction& function, bool batches)
+      : name_(function.name), endpoint_(function.endpoint), batches_(batches) {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     // The waits are ours (PatientServer): the channel dials as soon as it is asked again.
@@ -112,13 +113,21 @@ class GrpcServer final : public RewardServer {
     const std::stop_callback on_stop(stop, [&] { context.TryCancel(); });
     return (stub_.get()->*method)(&context, request, reply);
   }
-  static Status FromGrpc(const grpc::Status& status) {
+  [[nodiscard]] Status FromGrpc(const grpc::Status& status) const {
     if (status.ok()) return OkStatus();
     const auto code = static_cast<StatusCode>(status.error_code());
-    return {code, code == StatusCode::kUnavailable ? Cause(status.error_message()) : status.error_message()};
+    if (code != StatusCode::kUnavailable) return {code, status.error_message()};
+    for (const char* sign : {"Failed parsing HTTP/2", "http1.x server"}) {
+      if (status.error_message().find(sign) == std::string::npos) continue;
+      return InvalidArgument(
+          "a server that speaks HTTP/1, not gRPC, answers there; for JSON over HTTP write endpoint: "
+          "\"http://" +
+          endpoint_ + "/\"");
+    }
+    return {code, Cause(status.error_message())};
   }
 
-  const std::string name_;
+  const std::string name_, endpoint_;
   std::unique_ptr<v1::Reward::Stub> stub_;
   std::atomic<bool> batches_;
 };

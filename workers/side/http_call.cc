@@ -8,7 +8,10 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace tidepool::workers {
 namespace {
@@ -18,6 +21,19 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
 
+// What a server says that speaks no HTTP/1; empty: unknown.
+std::string OtherProtocol(std::string_view bytes) {
+  // A SETTINGS frame, the first thing in HTTP/2: 3 bytes of length, type 4, flags, stream 0.
+  if (bytes.size() >= 9 && bytes.substr(3, 1) == "\x04" &&
+      bytes.substr(5, 4) == std::string_view("\0\0\0\0", 4))
+    return "a server that speaks gRPC (HTTP/2), not HTTP/1, answers there; for gRPC write the endpoint as "
+           "HOST:PORT, without http://";
+  // An alert record.
+  if (bytes.starts_with("\x15\x03"))
+    return "a server that speaks TLS (https) answers there; a reward server is asked without encryption";
+  return "";
+}
+
 // The steps of one call, each run to its end on the caller's thread.
 class Call {
  public:
@@ -25,18 +41,24 @@ class Call {
        const std::stop_token& stop)
       : request_(request), deadline_(deadline), stop_(stop), on_stop_(stop, [this] { io_.stop(); }) {}
 
-  StatusOr<HttpAnswer> Run() {
-    tcp::resolver::results_type addresses;
-    TP_RETURN_IF_ERROR(Step("resolve", [&](auto done) {
-      resolver_.async_resolve(request_.host, request_.port, [&addresses, done](auto error, auto results) {
-        addresses = results;
-        done(error);
-      });
-    }));
+  StatusOr<HttpAnswer> Run(HostLookup& lookup) {
+    // Not Asio's resolver: its end waits for a lookup that is under way.
+    std::vector<std::string> addresses = {request_.host};
+    boost::system::error_code is_name;
+    asio::ip::make_address(request_.host, is_name);
+    if (is_name) {
+      TP_ASSIGN_OR_RETURN(addresses, lookup.Addresses(deadline_, stop_));
+    }
+    std::vector<tcp::endpoint> endpoints;
+    for (const std::string& address : addresses)
+      endpoints.emplace_back(asio::ip::make_address(address),
+                             static_cast<uint16_t>(std::stoi(request_.port)));
     stream_.expires_at(deadline_);
-    TP_RETURN_IF_ERROR(Step("connect", [&](auto done) {
-      stream_.async_connect(addresses, [done](auto error, auto&&...) { done(error); });
-    }));
+    const Status connected = Step("connect", [&](auto done) {
+      stream_.async_connect(endpoints, [done](auto error, auto&&...) { done(error); });
+    });
+    if (connected.code() == StatusCode::kDeadlineExceeded) return Unavailable("no connection in time");
+    TP_RETURN_IF_ERROR(connected);
     http::request<http::string_body> out(http::verb::post, request_.target, 11, request_.body);
     const bool v6 = request_.host.find(':') != std::string::npos;
     out.set(http::field::host, (v6 ? "[" + request_.host + "]" : request_.host) + ":" + request_.port);
@@ -44,15 +66,23 @@ class Call {
     out.set(http::field::accept, "application/json");
     out.set(http::field::connection, "close");
     out.prepare_payload();
-    TP_RETURN_IF_ERROR(Step("send", [&](auto done) {
+    const Status sent = Step("send", [&](auto done) {
       http::async_write(stream_, out, [done](auto error, size_t) { done(error); });
-    }));
+    });
+    // A server that refuses a request by its head (413) answers and closes before it has read the body.
+    if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
     beast::flat_buffer buffer;
     http::response_parser<http::string_body> answer;
     answer.body_limit(request_.answer_bytes_max);
-    TP_RETURN_IF_ERROR(Step("read the answer", [&](auto done) {
+    const Status read = Step("read the answer", [&](auto done) {
       http::async_read(stream_, buffer, answer, [done](auto error, size_t) { done(error); });
-    }));
+    });
+    if (!read.ok()) {
+      const std::string other =
+          OtherProtocol({static_cast<const char*>(buffer.data().data()), buffer.size()});
+      if (!other.empty()) return InvalidArgument(other);
+      return sent.ok() ? read : sent;
+    }
     return HttpAnswer{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
   }
 
@@ -80,17 +110,16 @@ class Call {
   const std::chrono::steady_clock::time_point deadline_;
   const std::stop_token& stop_;
   asio::io_context io_{1};
-  tcp::resolver resolver_{io_};
   beast::tcp_stream stream_{io_};
   const std::stop_callback<std::function<void()>> on_stop_;  // last: it uses io_
 };
 
 }  // namespace
 
-StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, std::chrono::steady_clock::time_point deadline,
-                              const std::stop_token& stop) {
+StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, HostLookup& lookup,
+                              std::chrono::steady_clock::time_point deadline, const std::stop_token& stop) {
   try {
-    return Call(request, deadline, stop).Run();
+    return Call(request, deadline, stop).Run(lookup);
   } catch (const std::exception& problem) {  // Asio: no descriptor is left
     return ResourceExhausted(std::string("HTTP: ") + problem.what());
   }

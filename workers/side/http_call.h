@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "workers/side/host_lookup.h"
 
 namespace tidepool::workers {
 
@@ -20,10 +21,11 @@ struct HttpAnswer {
   std::string body;
 };
 
-// POSTs `request`; over at `deadline` or soon after `stop`. kUnavailable: nobody answers there (refused,
-// closed, no such host). kDeadlineExceeded. kInvalidArgument: the answer is no HTTP, or has more than
-// answer_bytes_max. kCancelled: stopped. Blocks; any thread.
-StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, std::chrono::steady_clock::time_point deadline,
-                              const std::stop_token& stop);
+// POSTs `request`, to the host that `lookup` finds; over at `deadline` or soon after `stop`. kUnavailable:
+// nobody answers there (refused, closed, no such host, no connection at `deadline`). kDeadlineExceeded:
+// connected, but no answer. kInvalidArgument: the answer is no HTTP, or has more than answer_bytes_max.
+// kCancelled: stopped. Blocks; any thread.
+StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, HostLookup& lookup,
+                              std::chrono::steady_clock::time_point deadline, const std::stop_token& stop);
 
 }  // namespace tidepool::workers

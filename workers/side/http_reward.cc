@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/json_fields.h"
+#include "core/base/json_text.h"
 #include "workers/net/bounded_text.h"
 #include "workers/side/http_call.h"
 #include "workers/side/reward_server.h"
@@ -20,7 +21,7 @@ constexpr size_t kAnswerBytes = 64 << 10;  // of one sample
 class HttpServer final : public RewardServer {
  public:
   HttpServer(std::string name, tasks::RewardEndpoint endpoint, bool batches)
-      : name_(std::move(name)), endpoint_(std::move(endpoint)), batches_(batches) {}
+      : name_(std::move(name)), endpoint_(std::move(endpoint)), batches_(batches), lookup_(endpoint_.host) {}
 
   bool takes_batches() const override { return batches_; }
 
@@ -34,14 +35,17 @@ class HttpServer final : public RewardServer {
                                   .target = endpoint_.path,
                                   .body = body.dump(-1, ' ', false, Json::error_handler_t::replace),
                                   .answer_bytes_max = kAnswerBytes * inputs.size()},
-                                 deadline, stop));
+                                 lookup_, deadline, stop));
     if (answer.status != 200) {
       const std::string why = "HTTP " + std::to_string(answer.status) + " " + Bounded(answer.body);
       // Too many requests, bad gateway, unavailable, gateway time-out: it says "later".
       const bool later =
           answer.status == 429 || answer.status == 502 || answer.status == 503 || answer.status == 504;
-      return later ? Unavailable(why) : Internal(why);
+      if (later) return Unavailable(why);
+      return answer.status == 413 ? ResourceExhausted(why) : Internal(why);
     }
+    if (const std::string problem = JsonTextProblem(answer.body); !problem.empty())
+      return Internal("its answer " + problem + ": " + Bounded(answer.body));
     const Json json = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     if (json.is_discarded()) return Internal("its answer is no JSON (NaN is none): " + Bounded(answer.body));
     Verdicts verdicts;
@@ -51,7 +55,7 @@ class HttpServer final : public RewardServer {
     }
     if (!json.is_array() || json.size() != inputs.size()) {
       return Internal("expected a list of " + std::to_string(inputs.size()) +
-                      " answers, one a sample (reward.batch is above 1); found " + Bounded(json.dump()));
+                      " answers, one a sample (reward.batch is above 1); found " + Bounded(answer.body));
     }
     for (const Json& one : json) {
       TP_ASSIGN_OR_RETURN(verdicts.emplace_back(), Read(one));
@@ -79,6 +83,7 @@ class HttpServer final : public RewardServer {
   const std::string name_;
   const tasks::RewardEndpoint endpoint_;
   const bool batches_;
+  HostLookup lookup_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <utility>
 
 #include "core/observe/log.h"
@@ -14,9 +15,14 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // A server that is started again is back within one to some ten of these; a crowd of callers at the longest
-// is four calls a second and worker.
+// is reward.concurrency calls a second and worker.
 constexpr milliseconds kFirstWait{50};
 constexpr milliseconds kLongestWait{1000};
+// Whoever waits asks again within kLongestWait. After a gap of more, nobody knows what was in it.
+constexpr milliseconds kGap = 2 * kLongestWait;
+// Before the one try that a call has once timeout_s is over: a server that is back after a second costs a few
+// samples then and not all that are there, and one that stays away still ends the run soon.
+constexpr milliseconds kLateWait{100};
 
 std::string InSeconds(std::chrono::nanoseconds d) {
   char text[32];
@@ -38,8 +44,14 @@ bool WaitFor(std::chrono::nanoseconds d, const std::stop_token& stop) {
 SteadyTime Outage::Begin(SteadyTime now, const std::string& cause) {
   const MutexLock lock(mu_);
   cause_ = cause;
-  if (!since_) since_ = now;
+  if (!since_ || now - last_ > kGap) since_ = now;
+  last_ = now;
   return *since_;
+}
+
+bool Outage::HasLasted(std::chrono::nanoseconds patience, SteadyTime now) const {
+  const MutexLock lock(mu_);
+  return since_ && now - last_ <= kGap && now - *since_ >= patience;
 }
 
 std::optional<SteadyTime> Outage::End() {
@@ -72,11 +84,18 @@ std::string PatientServer::waits_for() const {
 }
 
 Verdicts PatientServer::Ask(RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
+  return AskUntil(steady_clock::now() + timeout_, inputs, stop, retries);
+}
+
+Verdicts PatientServer::AskUntil(SteadyTime deadline, RewardInputs inputs, const std::stop_token& stop,
+                                 int64_t& retries) {
   const auto failed = [&](const std::string& why) {
     return Verdicts(inputs.size(), {tasks::Verdict::Outcome::kInfra, 0, name_ + ": " + why});
   };
-  const SteadyTime deadline = steady_clock::now() + timeout_;
   milliseconds wait = kFirstWait;
+  if (outage_.HasLasted(timeout_, steady_clock::now())) {
+    WaitFor(std::min<std::chrono::nanoseconds>(kLateWait, timeout_ / 2), stop);
+  }
   for (int64_t tries = 1;; ++tries) {
     StatusOr<Verdicts> answer = server_->Ask(inputs, deadline, stop);
     const SteadyTime now = steady_clock::now();
@@ -88,6 +107,18 @@ Verdicts PatientServer::Ask(RewardInputs inputs, const std::stop_token& stop, in
                      {{"server", name_}, {"after", InSeconds(now - *since)}});
       }
       if (answer.ok()) return *std::move(answer);
+      if (answer.status().code() == StatusCode::kDeadlineExceeded) {
+        return failed("no answer within " + InSeconds(timeout_) +
+                      "; if it needs longer, raise timeout_s of this function in reward.functions");
+      }
+      if (inputs.size() > 1 && !stop.stop_requested()) {
+        // It may be one of them that is refused, or all together are too long.
+        const size_t half = inputs.size() / 2;
+        Verdicts verdicts = AskUntil(deadline, inputs.first(half), stop, retries);
+        Verdicts others = AskUntil(deadline, inputs.subspan(half), stop, retries);
+        std::ranges::move(others, std::back_inserter(verdicts));
+        return verdicts;
+      }
       return failed(std::string(StatusCodeName(answer.status().code())) + " " +
                     Bounded(answer.status().message()));
     }

@@ -40,11 +40,14 @@ std::unique_ptr<RewardServer> ConnectGrpc(const RewardFunction& function, bool b
 std::unique_ptr<RewardServer> ConnectHttp(const std::string& name, const tasks::RewardEndpoint& endpoint,
                                           bool batches);
 
-// Since when a server cannot be reached: one outage for all who ask it. Thread-safe.
+// Since when a server cannot be reached: one outage for all who ask it. It is over when somebody answers, and
+// where nobody asked for a while the next one that is not answered begins another. Thread-safe.
 class Outage {
  public:
   // Nobody answered; returns since when.
   SteadyTime Begin(SteadyTime now, const std::string& cause);
+  // It goes on since `patience` or longer.
+  [[nodiscard]] bool HasLasted(std::chrono::nanoseconds patience, SteadyTime now) const;
   // Somebody answered; returns since when nobody had, if so.
   std::optional<SteadyTime> End();
   [[nodiscard]] std::string cause() const;  // empty: there is none
@@ -52,17 +55,19 @@ class Outage {
  private:
   mutable Mutex mu_;
   std::optional<SteadyTime> since_ TP_GUARDED_BY(mu_);
+  SteadyTime last_ TP_GUARDED_BY(mu_);  // that nobody answered; meaningful with since_
   std::string cause_ TP_GUARDED_BY(mu_);
 };
 
 // A server with patience. One that cannot be reached is asked again after growing waits, until it has been
-// unreachable for timeout_s; from then on a call is tried once, so that a server that stays away ends the run
-// soon, and one that comes back is used again. Thread-safe.
+// unreachable for timeout_s; from then on a call is tried once, after a short wait, so that a server that
+// stays away ends the run soon, and one that comes back is used again. A call of several samples that it
+// answers with an error is made again in halves, so that only those fail that it cannot take. Thread-safe.
 class PatientServer {
  public:
   // kInvalidArgument: the endpoint is none. `batches`: reward.batch is above 1.
   static StatusOr<std::unique_ptr<PatientServer>> Create(const RewardFunction& function, bool batches);
-  // Verdicts of all inputs; kInfra in each where the call failed. Waits no longer than timeout_s.
+  // Verdicts of all inputs; kInfra where the call failed. Waits no longer than timeout_s.
   Verdicts Ask(RewardInputs inputs, const std::stop_token& stop, int64_t& retries);
   // "mine at 127.0.0.1:7001: Connection refused", or empty.
   [[nodiscard]] std::string waits_for() const;
@@ -70,6 +75,7 @@ class PatientServer {
 
  private:
   PatientServer(const RewardFunction& function, std::unique_ptr<RewardServer> server);
+  Verdicts AskUntil(SteadyTime deadline, RewardInputs inputs, const std::stop_token& stop, int64_t& retries);
   const std::string name_;  // "mine at 127.0.0.1:7001"
   const std::chrono::nanoseconds timeout_;
   const std::unique_ptr<RewardServer> server_;

@@ -16,9 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Calls in flight: enough to hide the latency of a remote grader, few enough for a small one.
-constexpr int kThreads = 4;
-
 }  // namespace
 
 struct Graders::Impl {
@@ -82,19 +79,13 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
     graded[i].att = requests[i].att;
   }
   int64_t retries = 0;
-  for (const Impl::Function& f : impl_->functions) {
-    std::vector<size_t> open;  // that no function before this one has failed
+  const auto ask = [&](const Impl::Function& f, std::span<const size_t> of) {
     std::vector<const tasks::RewardInput*> inputs;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (graded[i].outcome != GradeOutcome::kOk) continue;
-      open.push_back(i);
-      inputs.push_back(&requests[i].input);
-    }
-    if (open.empty()) break;
+    for (const size_t i : of) inputs.push_back(&requests[i].input);
     const Verdicts verdicts = Impl::Ask(f, inputs, stop, retries);
-    for (size_t k = 0; k < open.size(); ++k) {
+    for (size_t k = 0; k < of.size(); ++k) {
       const tasks::Verdict& verdict = verdicts[k];
-      up::Graded& out = graded[open[k]];
+      up::Graded& out = graded[of[k]];
       if (verdict.outcome != tasks::Verdict::Outcome::kOk) {
         const bool data = verdict.outcome == tasks::Verdict::Outcome::kData;
         out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
@@ -106,6 +97,14 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
       out.rewards.emplace_back(f.config.name, verdict.score);
       out.reward += f.config.weight * verdict.score;
     }
+  };
+  for (const Impl::Function& f : impl_->functions) {
+    std::vector<size_t> fresh, again;  // that no function before this one has failed
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (graded[i].outcome == GradeOutcome::kOk) (requests[i].attempt == 0 ? fresh : again).push_back(i);
+    }
+    if (!fresh.empty()) ask(f, fresh);
+    for (const size_t i : again) ask(f, {&i, 1});
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   // Of the call, once: sums over samples are sums over calls.
@@ -122,10 +121,11 @@ class RewardWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
-      for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
+      for (int i = 0; i < config.reward.concurrency; ++i)
+        rows.emplace_back(i, "grading " + std::to_string(i));
       trace_ = OpenWorkerTrace(welcome, welcome.inc, "reward", rows);
     }
-    for (int i = 0; i < kThreads; ++i)
+    for (int i = 0; i < config.reward.concurrency; ++i)
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
     return OkStatus();
   }

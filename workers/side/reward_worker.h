@@ -27,8 +27,9 @@ class Graders {
   // kNotFound, kInvalidArgument: a name or an argument is wrong.
   static StatusOr<std::unique_ptr<Graders>> Create(const RewardConfig& config);
   ~Graders();
-  // Grades them together, in their order. Never waits longer than the sum of the functions' time-outs, and
-  // not for long after `stop`.  requires no more than most()
+  // Grades them together, in their order, but each by itself that failed before: it may be the one for which
+  // its call failed. Never waits longer for a call than the sum of the functions' time-outs, and not for long
+  // after `stop`.  requires no more than most()
   [[nodiscard]] std::vector<up::Graded> Score(std::span<const down::Grade> requests,
                                               const std::stop_token& stop = {}) const;
   // Samples at once: reward.batch, unless a server takes one a call.

@@ -36,7 +36,9 @@ function figuresOf(run) {
     const low = run.last(name + '/low'), high = run.last(name + '/high');
     return low === undefined || high === undefined ? '' : ', 95 % interval ' + number(low) + ' to ' + number(high);
   };
-  const asked = run.last('eval/total'), of = asked ? ' of ' + number(asked) : '';
+  const graded = run.last('eval/total'), lost = run.last('eval/lost') || 0;
+  const of = graded ? ' of ' + number(graded) + (lost ? ' of ' + number(graded + lost) + ' answers, the others are lost' : '') : '';
+  if (graded === 0 && lost) put('held-out answers graded', 'none of ' + number(lost), '', 'newest evaluation; the log says why', 'bad');
   change('held-out return', run.metric('eval/return/mean'), arrow, 'mean of an episode' + interval('eval/return'));
   if (run.kind !== 'control') {
     change('held-out reward', run.metric('eval/reward/mean'), arrow, 'mean' + of + interval('eval/reward'));

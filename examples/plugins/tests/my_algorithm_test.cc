@@ -14,12 +14,13 @@ TEST(MyAlgorithmTest, CanBeNamedInAJob) {
   EXPECT_EQ(resolved->policy.loss->name, "my_algorithm");
 }
 
+// To do: what your estimator says of a few rewards.
 TEST(MyAlgorithmTest, TheBestOfAGroupIsTheBaseline) {
+  const AdvantageEntry* estimator = FindAdvantage("my_algorithm");
+  if (estimator == nullptr) GTEST_SKIP() << "a loss alone: remove this test";
   const Cells cells = Cells::Packed({0, 1, 3});
   const std::vector<double> rewards = {1, 0.25};
   const std::vector<int64_t> group = {0, 0};
-  const AdvantageEntry* estimator = FindAdvantage("my_algorithm");
-  ASSERT_NE(estimator, nullptr) << "a plug-in that is a loss alone has no use for this test; remove it";
   const auto advantages = estimator->compute({}, {.cells = &cells, .rewards = rewards, .group = group});
   EXPECT_EQ(advantages, (std::vector<double>{0, -0.75, -0.75}));
 }

@@ -11,6 +11,7 @@ Verdict Score(const RewardInput& input) {
   return (*reward)(input);
 }
 
+// To do: what your reward says of a few responses.
 TEST(MyRewardTest, TheRightAnswerScoresMost) {
   RewardInput input{.prompt = "question",
                     .answer = "42",

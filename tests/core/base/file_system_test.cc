@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <set>
+#include <thread>
 
 #include "core/base/real_file_system.h"
 #include "tests/core/base/memory_file_system.h"
@@ -219,6 +221,37 @@ TEST_F(RealFileSystemTest, LockEndsWithAKilledProcess) {
   ::close(ready[0]);
   ::close(ready[1]);
 }
+
+// Who set the run's folder aside holds the lock of the new one; a comer that waits at the old file must not
+// get in by it.
+TEST_F(RealFileSystemTest, LockIsOfTheFileThatIsThereNow) {
+  const std::string path = root_ + "/run/lock";
+  ASSERT_TRUE(fs_.MakeDirectory(root_ + "/run").ok());
+  auto old = fs_.Lock(path, "old");
+  ASSERT_TRUE(old.ok());
+  const auto open = [&] {
+    int64_t n = 0;
+    for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      n += std::filesystem::read_symlink(fd.path(), gone) == path ? 1 : 0;
+    }
+    return n;
+  };
+  Status comer;
+  std::thread waits([&] { comer = RealFileSystem().Lock(path, "comer").status(); });
+  while (open() < 2) std::this_thread::yield();
+  ASSERT_TRUE(fs_.Rename(root_ + "/run", root_ + "/aside").ok());
+  ASSERT_TRUE(fs_.MakeDirectory(root_ + "/run").ok());
+  const auto now = fs_.Lock(path, "now");
+  ASSERT_TRUE(now.ok());
+  old->reset();
+  waits.join();
+  EXPECT_EQ(comer.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(comer.message(), HasSubstr("locked by now"));
+}
+
+// Whoever wants to make room there needs the lock, but not the note in it.
+TEST_F(RealFileSystemTest, LockIsHadOnAFullDisk) { EXPECT_TRUE(fs_.Lock("/dev/full", "me").ok()); }
 
 TEST_F(RealFileSystemTest, FullDeviceIsResourceExhausted) {
   RealFileSystem fs;

@@ -447,7 +447,14 @@ TEST(LoadConfigTest, TheBestCheckpointIsKnownByAnEvaluationOfItsStep) {
   EXPECT_THAT(best("eval/accuracy", {"checkpoint.every_steps=0", "eval.every_steps=10"}),
               HasSubstr("checkpoints at the start and the end alone"));
   const std::string dpo = "job: dpo\nmodel: {path: m}\ndata: {task: reverse}\n";
-  EXPECT_THAT(Error(dpo, {"checkpoint.keep_best=eval/accuracy"}), HasSubstr("judges held-out pairs"));
+  EXPECT_THAT(
+      Error(dpo, {"checkpoint.keep_best=eval/accuracy"}),
+      HasSubstr("no evaluation of this job has; one of eval/loss, eval/dpo/accuracy, eval/dpo/margin"));
+  EXPECT_THAT(Error(dpo, {"checkpoint.keep_best=eval/loss"}), HasSubstr("write eval.every_steps"));
+  EXPECT_EQ(Error(dpo, {"checkpoint.keep_best=eval/dpo/margin", good[0], good[1]}), "no error");
+  const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
+  EXPECT_EQ(Error(sft, {"checkpoint.keep_best=eval/loss", good[0], good[1]}), "no error");
+  EXPECT_EQ(Error(sft, {"checkpoint.keep_best=eval/accuracy", good[0], good[1]}), "no error");
 }
 
 TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
@@ -490,6 +497,14 @@ TEST(LoadConfigTest, SftRefusesKeysOfRl) {
   EXPECT_EQ(Error(sft, {"scheduler.placement=split", "cluster.slots=2"}), "no error");
 }
 
+TEST(LoadConfigTest, NewTokensAreOfJobsThatGenerate) {
+  const std::string sft = "job: sft\nmodel: {init: {max_position: 64}}\ndata: {task: reverse}\n";
+  EXPECT_EQ(Error(sft), "no error");
+  EXPECT_EQ(Error(sft, {"train.micro_batch_tokens=64", "data.max_prompt_tokens=64"}), "no error");
+  EXPECT_THAT(Error(sft, {"eval.every_steps=5"}),
+              HasSubstr("1 prompt + 64 new tokens by default (data.max_prompt"));
+}
+
 TEST(LoadConfigTest, TinyModelHasToKnowTheCharactersOfTheTask) {
   const std::string text =
       "model: {init: {max_position: 64, alphabet: \"abc =\"}}\nreward: {functions: [exact_answer]}\ndata: "
@@ -499,6 +514,8 @@ TEST(LoadConfigTest, TinyModelHasToKnowTheCharactersOfTheTask) {
       HasSubstr("x.yaml:1: model.init.alphabet: lacks 'erv', which questions of task reverse contain"));
   EXPECT_EQ(Error(text, {"model.init.alphabet=abcerv ="}), "no error");
   EXPECT_THAT(Error(text, {"model.init.alphabet=abcerva ="}), HasSubstr("has 'a' twice"));
+  EXPECT_THAT(Error(text, {"model.init.alphabet=\"abcerv =\u00e9\""}),
+              HasSubstr("has '\u00e9', which is not ASCII"));
 }
 
 TEST(LoadConfigTest, WarmStartHasToTrainTheSameModel) {

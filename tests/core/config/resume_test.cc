@@ -67,6 +67,37 @@ TEST(ResumeTest, SomeKeysMayChangeAndOthersMayNot) {
   EXPECT_THAT(status.message(), Not(HasSubstr("steps")));
 }
 
+TEST(ResumeTest, ServerMayBeElsewhereAndSlowerButGradesTheSame) {
+  const auto with = [](const std::string& functions) { return Load({"reward.functions=" + functions}); };
+  const JobConfig old = with("[{name: judge, endpoint: 'h:1'}, exact_answer]");
+  const auto moved =
+      Differences(old, with("[{name: judge, endpoint: 'http://h:2/x', timeout_s: 99}, exact_answer]"));
+  EXPECT_EQ(moved.size(), 2U);
+  EXPECT_TRUE(CheckAllowed(moved).ok());
+  for (const char* other : {"[{name: judge2, endpoint: 'h:1'}, exact_answer]",
+                            "[{name: judge, endpoint: 'h:1', weight: 2}, exact_answer]",
+                            "[exact_answer, {name: judge, endpoint: 'h:1'}]",
+                            "[{name: judge, endpoint: 'h:1'}, {name: exact_answer, endpoint: 'h:1'}]"}) {
+    EXPECT_FALSE(CheckAllowed(Differences(old, with(other))).ok()) << other;
+  }
+}
+
+TEST(ResumeTest, StepsThatAreDoneCannotBeTakenBack) {
+  const auto old = LoadConfig(kConfig, {"train.steps=100"});
+  const auto change = [&](const std::string& steps) {
+    return ChangesOnResume(*old, *LoadConfig(kConfig, {"train.steps=" + steps}), 61);
+  };
+  EXPECT_TRUE(change("61").ok()) << "it ends there";
+  EXPECT_TRUE(change("200").ok());
+  EXPECT_TRUE(ChangesOnResume(*old, *old, 101).ok()) << "a restart within the last step changes nothing";
+  const Status refused = change("1").status();
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("train.steps: was 100, is 1; but step 61 is done already"));
+  const auto config = ChangesOnResume(*old, *LoadConfig(kConfig), 3);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_THAT(config->front().Told(), HasSubstr("an override given earlier, which is not repeated"));
+}
+
 TEST(ResumeTest, ARunsConfigKeepsItsPast) {
   const Folder folder;
   const auto first = LoadConfig(kConfig, {"train.steps=3", "eval.samples=2", "rollout.stop=['a # b']"});

@@ -52,6 +52,18 @@ TEST(HeldOutTest, ALossIsBestWhereItIsLeastAndAnUndoneStepIsForgotten) {
   EXPECT_EQ(HeldOutOf({}, figures)->last->step, 2);
 }
 
+TEST(HeldOutTest, ARewardThatWasAlwaysZeroOrOneIsAShare) {
+  record::EvalResult r{.step = StepNumber{2}, .v = {}, .correct = 15, .total = 16, .rewards = {}};
+  r.mean = 15.0 / 16;
+  r.deviation = 0.25;  // of 15 ones and a zero
+  const auto m = EvalMetrics(r);
+  EXPECT_LE(m.at("eval/reward/high"), 1);
+  EXPECT_EQ(m.at("eval/reward/low"), m.at("eval/accuracy/low"));
+  r.mean = 1.875;  // of weight 2
+  r.deviation = 0.5;
+  EXPECT_GT(EvalMetrics(r).at("eval/reward/high"), 1.875);
+}
+
 TEST(HeldOutTest, AnswersThatWereGradedComeFirst) {
   TrainerFigures figures;
   AddFigures(StepNumber{2}, {{"eval/sft/loss", 0.5}, {"eval/sft/total", 16}}, figures);
@@ -61,6 +73,30 @@ TEST(HeldOutTest, AnswersThatWereGradedComeFirst) {
   EXPECT_EQ(h->measure, "accuracy");
   EXPECT_EQ(h->last->value, 0.75);
   EXPECT_EQ(h->more.at("loss"), 0.5);
+}
+
+TEST(HeldOutTest, AnswersThatWereLostAreSaid) {
+  const record::EvalResult before{.step = StepNumber{0},
+                                  .v = {},
+                                  .correct = 1,
+                                  .total = 1,
+                                  .mean = 1,
+                                  .rewards = {},
+                                  .lost = 7,
+                                  .why_lost = "judge: Connection refused"};
+  record::EvalResult none = before;
+  none.step = StepNumber{4}, none.total = none.correct = 0, none.lost = 8;
+  const auto h = HeldOutOf({{before.step, before}, {none.step, none}});
+  ASSERT_TRUE(h);
+  EXPECT_FALSE(h->last);
+  EXPECT_THAT(
+      HeldOutLines(*h, 4),
+      ElementsAre("accuracy before: 100.0 % (1 of 8 rows; 7 lost, the last: judge: Connection refused)",
+                  "at step 4: none of 8 answers could be graded, the last: judge: Connection refused"));
+  EXPECT_EQ(EvalMetrics(none).at("eval/lost"), 8);
+  const auto alone = HeldOutOf({{none.step, none}});
+  ASSERT_TRUE(alone) << "an evaluation without an answer is no evaluation that was not held";
+  EXPECT_THAT(HeldOutLines(*alone, 4), ElementsAre(HasSubstr("none of 8 answers")));
 }
 
 }  // namespace

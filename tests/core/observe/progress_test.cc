@@ -55,6 +55,15 @@ TEST(ProgressTest, BlockShowsWhatMatters) {
                           "  warning: worker w1 restarted [2J"));
 }
 
+TEST(ProgressTest, TheShareOfGroupsThatTeachNothingIsShown) {
+  StatusFile s = Training(34);
+  s.best_reward = 0.64;
+  s.equal_groups = 0.25;
+  EXPECT_EQ(ProgressBlock(s, {80, 24})[1],
+            "  reward 0.613 (best 0.640)  equal groups 25 %  held-out 21.1 % -> 58.0 %");
+  EXPECT_THAT(ProgressLine(s), HasSubstr("equal groups 25 %"));
+}
+
 TEST(ProgressTest, TheTimeLeftIsSeenAtEveryWidth) {
   StatusFile s = Training(34);
   s.name = "smollm2-products-with-a-long-name";
@@ -97,8 +106,12 @@ TEST(ProgressTest, PlainOutputHasOneLineAStepAndNoControlCharacters) {
     s.last_warning = "slow";
     progress.Update(s, {FromSeconds(60)});
     progress.Update(s, {FromSeconds(61)});
+    for (int i = 3; i < 9; ++i) {
+      s.last_warning = "sample " + std::to_string(i) + ".0.0 is dropped";
+      progress.Update(s, {FromSeconds(62)});
+    }
   });
-  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 3);
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 4);
   EXPECT_THAT(out, HasSubstr("training  step 1/100  reward 0.613"));
   EXPECT_THAT(out, HasSubstr("warning: slow\ntraining  step 2/100"));
   EXPECT_THAT(out, testing::Not(HasSubstr("\x1b")));

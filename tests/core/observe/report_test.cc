@@ -155,5 +155,24 @@ TEST(ReportTest, MillionsOfSpansBecomeSomeThousands) {
   EXPECT_EQ(ReportData(RunData{})["trace"]["spans"], json::array());
 }
 
+TEST(ReportTest, SpansThatAlternateAreMergedToo) {
+  RunData run;  // a slot whose two roles take turns: no two neighbours are alike
+  for (int i = 0; i < 40000; ++i) {
+    const bool train = i % 2 != 0;
+    run.trace.spans.push_back(
+        {1, 0, train ? "train" : "generate", train ? "actor" : "rollout", i * 1.0, train ? 0.2 : 0.9});
+  }
+  const json trace = ReportData(run)["trace"];
+  EXPECT_LE(trace["spans"].size(), 12000U);
+  int64_t count = 0, rollout = 0;
+  for (const json& span : trace["spans"]) {
+    count += span[5].get<int64_t>();
+    rollout += trace["categories"][span[1].get<size_t>()] == "rollout" ? 1 : 0;
+  }
+  EXPECT_EQ(count, 40000);
+  EXPECT_GT(trace["spans"].size(), 1000U) << "a time line still";
+  EXPECT_GT(rollout, static_cast<int64_t>(trace["spans"].size()) * 9 / 10) << "what took the most time";
+}
+
 }  // namespace
 }  // namespace tidepool::observe

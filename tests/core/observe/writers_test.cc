@@ -212,6 +212,23 @@ TEST(SamplesWriterTest, RowsComeBackAndAreForTheOwnerAlone) {
   EXPECT_THAT(SampleSteps(folder.path()), ElementsAre(7, 12));
 }
 
+TEST(SamplesWriterTest, OfLongFieldsTheBeginningIsWritten) {
+  const TempFolder folder;
+  const std::string tests(400 << 10, 'x');
+  ASSERT_TRUE(WriteSamples(folder.path(), 1,
+                           {{.tid = {1, 0, 0},
+                             .prompt = "p",
+                             .text = "t",
+                             .answer = "a",
+                             .fields = {{"level", "3"}, {"tests", tests}, {"units", "m"}}}})
+                  .ok());
+  const SampleRow row = ReadSamples(folder.path(), 1)->front();
+  EXPECT_EQ(row.answer, "a");
+  EXPECT_EQ(row.fields.at("level"), "3");
+  EXPECT_EQ(row.fields.at("tests"), tests.substr(0, kSampleFieldBytes - 2) + " ... (405506 more bytes)");
+  EXPECT_EQ(row.fields.at("units"), " ... (1 more bytes)");
+}
+
 TEST(SamplesWriterTest, WhatIsWrittenOfABatchComesFromSeveralGroups) {
   const auto batch = [](int64_t groups, int64_t size) {
     std::vector<int64_t> of;

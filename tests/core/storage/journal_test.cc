@@ -99,12 +99,13 @@ TEST(JournalCodecTest, JsonNamesEveryField) {
       .record = record::StepCommit{.step = StepNumber{3},
                                    .v = {0, 3},
                                    .digest = 0xfeed,
-                                   .rows = {{{5, 0, 1}, {0, 2}, 0xbeef, 4}, {{5, 0, 2}, {0, 1}}}}};
+                                   .rows = {{{5, 0, 1}, {0, 2}, 0xbeef, 4}, {{5, 0, 2}, {0, 1}}},
+                                   .held_out = {{"eval/loss", 0.5}}}};
   EXPECT_EQ(
       JournalEntryToJson(commit).dump(),
       R"({"lsn":7,"ctl_epoch":2,"mono_ns":1234567890123,"kind":"STEP_COMMIT","step":3,"v":{"lineage":0,"number":3},)"
       R"("digest":"0x000000000000feed","rows":[{"tid":{"ordinal":5,"issue":0,"sample":1},"oldest":{"lineage":0,"number":2},"digest":"0x000000000000beef","masked":4},)"
-      R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}]})");
+      R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}],"held_out":{"eval/loss":0.5}})");
   const JournalEntry fault{
       .record = record::Fault{.kind = "oom", .actor = "actor/0", .inc = {4}, .what = "say \"no\"\n\xff"}};
   const auto parsed = nlohmann::json::parse(Line(fault));
@@ -443,6 +444,23 @@ TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   EXPECT_TRUE(tail.Poll()->empty()) << "half a record is left for later";
   ASSERT_TRUE((*file)->Append(frame.substr(20)).ok());
   EXPECT_EQ(tail.Poll()->size(), 1U);
+}
+
+TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
+  MemoryFileSystem fs;
+  const auto write = [&](int64_t begun_unix_ms, int records) {
+    auto writer = MustOpen(fs, {.segment_bytes = 300, .begun_unix_ms = begun_unix_ms});
+    for (int i = 0; i < records; ++i) writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Flush().ok());
+  };
+  write(1000, 20);
+  JournalTail tail(fs, kDir, Lsn{0});
+  ASSERT_EQ(tail.Poll()->size(), 20U);
+  ASSERT_TRUE(fs.Rename(kDir, std::string(kDir) + ".old").ok());
+  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "gone, in the moment between two";
+  write(2000, 40);
+  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "same name and id, more records";
+  EXPECT_EQ(JournalTail(fs, kDir, Lsn{0}).Poll()->size(), 40U);
 }
 
 TEST(JournalTest, AMillionRecordsAreReadInThreeSeconds) {

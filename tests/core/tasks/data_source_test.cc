@@ -74,8 +74,10 @@ TEST(JsonlDataTest, PairsHaveTwoAnswersThatDiffer) {
   ASSERT_TRUE(data.ok()) << data.status().message();
   EXPECT_EQ(data->Row(0).answer, "good");
   EXPECT_EQ(data->Row(0).fields, (std::map<std::string, std::string>{{"rejected", "bad"}, {"source", "x"}}));
-  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair),
-              HasSubstr("rows.jsonl:1: no rejected; a row of pairs has prompt, chosen and rejected"));
+  EXPECT_THAT(
+      Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair),
+      HasSubstr(
+          "rows.jsonl:1: no rejected; found chosen, prompt; a row of pairs has prompt, chosen and rejected"));
   EXPECT_THAT(Error(R"({"prompt": "p", "chosen": 3, "rejected": "bad"})", RowKind::kPair),
               HasSubstr("chosen is neither text nor a list of {role, content}"));
   EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "a", "rejected": "a"})", RowKind::kPair),
@@ -153,10 +155,43 @@ TEST(RowShapesTest, PairsThatSayNothingAreNamedWithTheShapesThatAreExpected) {
   EXPECT_THAT(Refusal(R"({"chosen": [)" + u + "," + a + "," + u + "," + a + R"(], "rejected": [)" + u + "," +
                           b + "]}",
                       RowKind::kPair),
-              HasSubstr("chosen has 3 turns after the prompt; expected one"));
+              HasSubstr("none"));
+  EXPECT_THAT(
+      Refusal(R"({"chosen": [)" + u + "," + a + "," + u + R"(], "rejected": [)" + u + "," + b + "]}",
+              RowKind::kPair),
+      HasSubstr("what follows the prompt in chosen ends with a turn of the user; expected an answer"));
+  EXPECT_THAT(
+      Refusal(R"({"chosen": [)" + u + "," + a + R"(], "rejected": [)" + u + "," + u + "]}", RowKind::kPair),
+      HasSubstr("what follows the prompt in rejected begins with a turn of the user"));
   EXPECT_THAT(
       Refusal(R"({"chosen": [)" + u + "," + a + R"(], "rejected": [)" + u + "," + a + "]}", RowKind::kPair),
       HasSubstr("are the same"));
+}
+
+TEST(RowShapesTest, RowsOfKnownDataSetsAreToldWhatToBecome) {
+  const std::string gsm8k = R"({"question": "1+1?", "answer": "So 2. #### 2"})";
+  EXPECT_THAT(Refusal(gsm8k, RowKind::kRl),
+              HasSubstr("no prompt; found question and answer, as in GSM8K; write the question as prompt, "
+                        "and as answer what a reward"));
+  EXPECT_THAT(Refusal(gsm8k, RowKind::kSft), HasSubstr("as in GSM8K; write the question as prompt"));
+  const std::string alpaca = R"({"instruction": "Sort", "input": "b a", "output": "a b"})";
+  for (const RowKind kind : {RowKind::kRl, RowKind::kSft})
+    EXPECT_THAT(Refusal(alpaca, kind),
+                HasSubstr("found instruction and output, as in Alpaca; write the instruction"));
+  const std::string turns = R"([{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}])";
+  for (const RowKind kind : {RowKind::kRl, RowKind::kSft})
+    EXPECT_THAT(Refusal(R"({"conversations": )" + turns + "}", kind),
+                HasSubstr("found conversations, as in ShareGPT; write "));
+  EXPECT_THAT(Refusal(R"({"messages": )" + turns + "}", RowKind::kSft),
+              HasSubstr("messages[0] has from and value, as in ShareGPT; write role"));
+  const std::string said = R"({"messages": [{"role": "user", "content": "u"}]})";
+  EXPECT_THAT(Refusal(said, RowKind::kRl), HasSubstr("found messages, which sft learns; of rl, prompt: "));
+  EXPECT_THAT(Refusal(said, RowKind::kPair),
+              HasSubstr("no chosen; found messages, which sft learns; of a pair"));
+  EXPECT_THAT(Refusal(R"({"chosen": "x", "rejected": "y"})", RowKind::kRl),
+              HasSubstr("found chosen and rejected, which dpo"));
+  EXPECT_THAT(Refusal(R"({"Prompt": "x", "id": 1})", RowKind::kRl),
+              HasSubstr("no prompt; found Prompt, id; a row of rl has"));
 }
 
 TEST(RowShapesTest, WhatIsLearnedOfASupervisedRow) {
@@ -181,7 +216,7 @@ TEST(RowShapesTest, WhatIsLearnedOfASupervisedRow) {
   EXPECT_EQ(language.prompt, "all of it");
   EXPECT_EQ(language.fields.at("source"), "x");
   EXPECT_THAT(Refusal(R"({"question": "u"})", RowKind::kSft),
-              HasSubstr("no prompt; a row of sft has messages"));
+              HasSubstr("no prompt; found question; a row of sft has messages"));
   EXPECT_THAT(Refusal(R"({"prompt": "u", "completion": [)" + u + "]}", RowKind::kSft),
               HasSubstr("no assistant turn"));
 }
@@ -247,6 +282,18 @@ TEST(JsonlDataTest, BadLinesAreNamedAndCounted) {
 TEST(JsonlDataTest, EmptyAndMissingFilesAreErrors) {
   EXPECT_THAT(Error("\n \n"), HasSubstr("no rows"));
   EXPECT_EQ(JsonlData::Open("no/such.jsonl", {}).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(JsonlData::Open("no/such.jsonl", {}).status().message(),
+            "no/such.jsonl: no such file; expected rows as JSON lines");
+  EXPECT_THAT(JsonlData::Open("openai/gsm8k", {}).status().message(),
+              HasSubstr("names on a hub are not downloaded"));
+  EXPECT_THAT(JsonlData::Open("core", {}).status().message(), HasSubstr("core is no file"));
+}
+
+TEST(JsonlDataTest, FilesOfOtherFormatsAreToldFromLinesOfJson) {
+  EXPECT_THAT(Error("\n [\n {\"prompt\": \"a\"},\n {\"prompt\": \"b\"}\n]\n"),
+              HasSubstr("is one JSON array; expected one object a line"));
+  EXPECT_THAT(Error("PAR1\x15\x04"), HasSubstr("is a Parquet file"));
+  EXPECT_THAT(Error("\x1f\x8b\x08"), HasSubstr("is compressed"));
 }
 
 TEST(DataSourceTest, EachEpochHasEveryRowOnceInAnotherOrder) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/tasks/reward_endpoint.h"
 
 namespace tidepool::tasks {
@@ -39,9 +41,10 @@ TEST(RewardEndpointTest, ReadsWhatAServerOverHttpIsAskedBy) {
   EXPECT_EQ(parts("http://judge?c"), "judge 80 /?c");
   EXPECT_EQ(parts("http://[::1]:7001"), "::1 7001 /");
   EXPECT_EQ(parts("http://[::1]"), "::1 80 /");
-  for (const char* wrong : {"", "judge", "http://", "http://:7001", "http://judge:", "http://judge:x",
-                            "http://judge:0", "http://judge:65536", "http://a b/", "http://a/\r\nX: y",
-                            "http://me@judge/", "http://judge/#x", "http://[::1/", "ftp://judge:1"}) {
+  for (const char* wrong :
+       {"", "judge", "http://", "http://:7001", "http://judge:", "http://judge:x", "http://judge:0",
+        "http://judge:65536", "http://a b/", "http://a/\r\nX: y", "http://me@judge/", "http://judge/#x",
+        "http://[::1/", "ftp://judge:1", "judge:7001/grade", "judge:port", ":7001"}) {
     EXPECT_THAT(parts(wrong), HasSubstr("found '" + std::string(wrong) + "'; expected ")) << wrong;
   }
   EXPECT_THAT(parts("https://judge"), HasSubstr("without encryption"));
@@ -78,6 +81,18 @@ TEST(RewardTest, AllAreRegisteredWithADoc) {
   }
   EXPECT_THAT(MakeReward("exact_anser").status().message(), HasSubstr("did you mean 'exact_answer'?"));
   EXPECT_THAT(MakeReward("exact_answer:x").status().message(), HasSubstr("takes no argument"));
+}
+
+TEST(RewardTest, WhatAPluginThrowsAndWhatIsNoNumberIsNoScore) {
+  const Reward throws = Guarded("mine", [](const RewardInput& in) {
+    return Verdict{.score = static_cast<double>(std::stoll(in.text))};
+  });
+  EXPECT_EQ(throws({.text = "17"}).score, 17);
+  EXPECT_EQ(throws({.text = "many"}).outcome, Verdict::Outcome::kInfra);
+  EXPECT_EQ(throws({.text = "many"}).detail, "mine threw an exception: stoll");
+  const Verdict nan = Guarded("mine", [](const RewardInput&) { return Verdict{.score = NAN}; })({});
+  EXPECT_EQ(nan.outcome, Verdict::Outcome::kData);
+  EXPECT_EQ(nan.detail, "mine gave a score that is not finite");
 }
 
 TEST(RewardTest, FormatIsAnEndOrAPattern) {

@@ -108,12 +108,25 @@ TEST(TaskTest, OptionDefaultsObeyTheirTables) {
   }
 }
 
+TEST(TaskTest, ATextOnACommandLineNeedsNoQuotes) {
+  const auto json = [](const char* task, const char* name, const char* typed) {
+    return OptionJson(FindTask(task)->options, name, typed);
+  };
+  EXPECT_EQ(json("reverse", "letters", "abc"), "\"abc\"");
+  EXPECT_EQ(json("reverse", "letters", "123"), "\"123\"");
+  EXPECT_EQ(json("reverse", "letters", "\"abc\""), "\"abc\"");
+  EXPECT_EQ(json("reverse", "length", "[2, 3]"), "[2, 3]");
+  EXPECT_EQ(json("reverse", "nope", "abc"), "abc");
+}
+
 TEST(TaskTest, ErrorsNameTheOption) {
   EXPECT_THAT(MakeTask({.name = "product"}).status().message(), HasSubstr("did you mean 'products'?"));
   EXPECT_THAT(MakeTask({.name = "products", .options = {{"factor", "3"}}}).status().message(),
               HasSubstr("factor: no such option of this task; did you mean 'factors'?"));
   EXPECT_THAT(MakeTask({.name = "products", .options = {{"factors", "[0, 99999]"}}}).status().message(),
               HasSubstr("factors: expected a range [lo, hi] of integers from 0 to 9999; found [0,99999]"));
+  EXPECT_THAT(MakeTask({.name = "products", .options = {{"factors", "2..9"}}}).status().message(),
+              HasSubstr("factors: expected a range [lo, hi] of integers from 0 to 9999; found 2..9"));
   EXPECT_THAT(MakeTask({.name = "reverse", .options = {{"letters", "\"abca\""}}}).status().message(),
               HasSubstr("letters: expected each character once; found 'a' twice"));
   EXPECT_THAT(

@@ -259,7 +259,16 @@ TEST(CharacterTokenizerTest, OneTokenPerCharacterAfterThreeSpecialOnes) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
   EXPECT_THAT(Ids(**tokenizer, "10 + 2=?"), ElementsAre(4, 3, 13, 14, 13, 5, 18, 19));
   EXPECT_THAT(Ids(**tokenizer, "1<eos>", {.add_special = true}), ElementsAre(1, 4, 2));
-  EXPECT_THAT(Ids(**tokenizer, "1z\u00e92"), ElementsAre(4, 5));  // others are left out
+  EXPECT_FALSE((*tokenizer)->TakesAnyText());
+  // Others are an error, or left out where that is asked for.
+  const auto refused = [&](const char* text) { return (*tokenizer)->Encode(text).status(); };
+  EXPECT_EQ(refused("1z2").code(), StatusCode::kNotFound);
+  EXPECT_EQ(refused("1z2").message(), "the character 'z' (U+007A) has no token");
+  EXPECT_THAT(refused("12 \u00e92").message(), HasSubstr("'\u00e9' (U+00E9)"));
+  EXPECT_THAT(refused("1\n2").message(), HasSubstr("character U+000A has"));
+  EXPECT_THAT(Ids(**tokenizer, "1z\u00e92", {.leave_out = true}), ElementsAre(4, 5));
+  EXPECT_THAT((*tokenizer)->Unknown("1za2z<eos>"),
+              ElementsAre("'a' (U+0061)", "'e' (U+0065)", "'o' (U+006F)", "'s' (U+0073)", "'z' (U+007A)"));
   EXPECT_EQ((*tokenizer)->Decode(std::vector<int32_t>{1, 4, 13, 5, 2}, true), "1 2");
   EXPECT_EQ((*tokenizer)->vocab_size(), 22);
   EXPECT_EQ((*tokenizer)->TokenId("<pad>"), 0);

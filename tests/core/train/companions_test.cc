@@ -424,6 +424,31 @@ TEST(CompanionsTest, PreferencesAreLearned) {
   }
 }
 
+TEST(CompanionsTest, AnEvaluationSaysHowFarItIsAndCanBeCalledOff) {
+  for (const JobKind objective : {JobKind::kSft, JobKind::kDpo, JobKind::kRewardModel}) {
+    const bool pairs = objective != JobKind::kSft;
+    const Batch held_out = pairs ? Pairs(model::TinySpec(), 8) : Unequal(model::TinySpec(), 5, 2);
+    TrainerOptions o = OptionsOf(objective);
+    o.micro_batch_tokens = 64;
+    const Models m(objective == JobKind::kRewardModel);
+    auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+    std::vector<std::pair<int64_t, int64_t>> said;
+    const auto note = [&](const StepProgress& p) {
+      said.emplace_back(p.done, p.total);
+      return true;
+    };
+    ASSERT_TRUE(trainer->Evaluate(held_out.rows, note).ok());
+    ASSERT_GT(said.size(), 1U);
+    for (size_t i = 0; i < said.size(); ++i)
+      EXPECT_EQ(said[i], std::pair(static_cast<int64_t>(i), static_cast<int64_t>(said.size())));
+    int64_t asked = 0;
+    EXPECT_EQ(
+        trainer->Evaluate(held_out.rows, [&](const StepProgress&) { return ++asked < 2; }).status().code(),
+        StatusCode::kAborted);
+    EXPECT_EQ(asked, 2);
+  }
+}
+
 // Evaluation: the mean of the tokens' losses, and nothing of the trainer is changed by it.
 TEST(CompanionsTest, HeldOutRowsOfSftAreJudgedWithoutATrace) {
   Batch batch = Unequal(model::TinySpec(), 6, 1);

@@ -1,12 +1,15 @@
 #include "workers/board/board.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 namespace tidepool::workers {
 namespace {
@@ -115,6 +118,37 @@ TEST_F(BoardTest, ARunThatIsHalfWrittenOrGoneIsSaidToBeSo) {
   EXPECT_NE(Ask("/api/run", {{"run", "half"}}, 404)["error"].get<std::string>().find("no such run"),
             std::string::npos);
   EXPECT_EQ(Ask("/api/runs")["runs"].size(), 2U);
+}
+
+TEST_F(BoardTest, ARunOnADiskThatHangsHoldsUpNeitherTheListNorOtherRuns) {
+  const std::string pipe = (dir_ / "runs/b c/summary.json").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);  // whoever reads it waits
+  std::vector<std::jthread> stuck;
+  const auto ask = [&](const std::string& path, std::map<std::string, std::string> query) {
+    stuck.emplace_back([this, path, query = std::move(query)] {
+      board_.Answer({.method = "GET", .path = path, .query = query, .body = ""});
+    });
+  };
+  for (int i = 0; i < 3; ++i) {
+    ask("/api/run", {{"run", "b c"}});
+    ask("/api/runs", {});
+  }
+  const auto status = [&](const std::string& run) {
+    return board_.Answer({.method = "GET", .path = "/api/run", .query = {{"run", run}}, .body = ""}).status;
+  };
+  // Each of them is at most one look at the run; the others are told.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (status("b c") != 503) ASSERT_LT(std::chrono::steady_clock::now(), end);
+  EXPECT_EQ(status("a-20260101T000000Z"), 200);
+  const json runs = Ask("/api/runs")["runs"];
+  ASSERT_EQ(runs.size(), 2U);
+  for (const json& run : runs) EXPECT_EQ(run["state"] == "unreadable", run["run"] == "b c") << run;
+  // Until nobody opens it any more.
+  const int writer = ::open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+  fs::remove(pipe);
+  ::close(writer);
+  stuck.clear();
+  EXPECT_EQ(status("b c"), 200);
 }
 
 TEST_F(BoardTest, SlotsAreReadAgainWhenTheJournalGrows) {

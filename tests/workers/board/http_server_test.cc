@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,7 +15,8 @@ namespace {
 
 class Wire {
  public:
-  explicit Wire(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Wire(uint16_t port) : Wire(port, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  Wire(uint16_t port, int fd) : fd_(fd) {
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(port);
@@ -180,6 +182,24 @@ TEST(HttpServerTest, AFloodOfStrangersKeepsNobodyOut) {
   EXPECT_TRUE(Has(own.Read(), "GET /x")) << "one that has shown the token stays";
   EXPECT_TRUE(Has(s.Ask("/y", kBearer), "GET /y")) << "and a new one comes in";
   EXPECT_EQ(flood.front()->Read(), "") << "the oldest stranger went";
+}
+
+TEST(HttpServerTest, StrangersThatTakeAllDescriptorsKeepNobodyOut) {
+  const Served s;
+  std::vector<int> sockets;  // made before the limit; the last one is ours
+  for (int i = 0; i < 30; ++i) sockets.push_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit was{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &was), 0);
+  rlimit low = was;
+  low.rlim_cur = static_cast<rlim_t>(sockets.back()) + 4;  // for three connections
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  {
+    std::vector<std::unique_ptr<Wire>> wires;
+    for (const int fd : sockets) wires.push_back(std::make_unique<Wire>(s.server->port(), fd));
+    wires.back()->Send("GET /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "\r\n");
+    EXPECT_TRUE(Has(wires.back()->Read(), "GET /x"));
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &was), 0);
 }
 
 TEST(HttpServerTest, APortThatIsTakenIsNamed) {

@@ -48,6 +48,16 @@ TEST(AnswerStatisticsTest, PassAtKIsTheShareOfDrawsWithoutReplacement) {
   EXPECT_LE(many.high, 1);
 }
 
+TEST(AnswerStatisticsTest, ARewardOfZerosAndOnesIsAShareAndAGradedOneIsNot) {
+  std::vector<QuestionScore> shares(20, {1, 1, 1.0});
+  shares[0] = {1, 0, 0.0};
+  const MeanInterval share = MeanReward(shares);
+  EXPECT_DOUBLE_EQ(share.low, Accuracy(shares).low);
+  EXPECT_LE(share.high, 1);
+  for (QuestionScore& q : shares) q.sum *= 2;
+  EXPECT_GT(MeanReward(shares).high, 1.9);
+}
+
 TEST(AnswerProgressTest, SaysHowFarAndHowLong) {
   EXPECT_EQ(AnswerProgress::Line(10, 30, 10, 1000, 10),
             "[==========>                   ] 10 of 30, 100 tok/s, about 20.0s left");

@@ -31,17 +31,17 @@ TEST(CompareTest, TableJsonAndPageOfTwoRuns) {
   const CliResult table = RunCli({"compare", "quick-20260101", "quick-20260301T000000Z"});
   ASSERT_EQ(table.exit_code, 0) << table.err;
   for (const char* text : {"train.learning_rate     0.001", "0.002", "0.5 (0.75)", "0.875 (0.875)", "2/2",
-                           "finished", "compare.html"})
+                           "finished", "runs/compare.html"})
     EXPECT_NE(table.out.find(text), std::string::npos) << text << " in\n" << table.out;
   EXPECT_EQ(table.out.find("train.steps"), std::string::npos) << "equal keys are left out";
-  EXPECT_TRUE(std::filesystem::exists("compare.html"));
-  std::filesystem::remove("compare.html");
+  EXPECT_TRUE(std::filesystem::exists("runs/compare.html"));
+  std::filesystem::remove("runs/compare.html");
 
   const json data = json::parse(RunCli({"compare", "--json", "quick-20260101", "quick-20260301"}).out);
   EXPECT_EQ(data["config"], json({{{"key", "train.learning_rate"}, {"runs", {"0.001", "0.002"}}}}));
   EXPECT_EQ(data["metrics"][0]["runs"][0], json({{"first", 0.75}, {"last", 0.5}, {"best", 0.75}}));
   EXPECT_EQ(data["runs"][1]["run"], "quick-20260301T000000Z");
-  EXPECT_FALSE(std::filesystem::exists("compare.html"));
+  EXPECT_FALSE(std::filesystem::exists("runs/compare.html"));
 }
 
 TEST(CompareTest, SaysWhatIsWrong) {
@@ -60,7 +60,7 @@ TEST(CompareTest, SaysWhatIsWrong) {
   EXPECT_NE(error({"quick", "none"}).find("no such run"), std::string::npos);
   EXPECT_NE(error({"quick", "slow", "--metric", "critic/score/meen"}).find("did you mean critic/score/mean"),
             std::string::npos);
-  EXPECT_FALSE(std::filesystem::exists("compare.html"));
+  EXPECT_FALSE(std::filesystem::exists("runs/compare.html"));
 }
 
 }  // namespace

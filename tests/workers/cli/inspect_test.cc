@@ -335,6 +335,22 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
   EXPECT_NE(none.err.find("3 to 12"), std::string::npos) << none.err;
 }
 
+TEST(SamplesTest, ARunThatWillHaveNoneSaysWhatThereIs) {
+  const ScratchFolder scratch;
+  const std::string model = "model: {init: {max_position: 64}}\ndata: {task: reverse}\n";
+  scratch.Write("runs/a/config.yaml", "name: a\njob: sft\n" + model);
+  scratch.Write("runs/b/config.yaml", "name: b\njob: dpo\n" + model);
+  scratch.Write("runs/c/config.yaml",
+                "name: c\nreward: {functions: [exact_answer]}\nobserve: {samples_per_step: 0}\nrollout: "
+                "{max_new_tokens: 8}\n" +
+                    model);
+  const auto error = [](const char* run) { return RunCli({"samples", run}).err; };
+  EXPECT_NE(error("a").find("a job: sft learns from the rows of its data"), std::string::npos) << error("a");
+  EXPECT_NE(error("a").find("tidepool eval --model runs/a --data"), std::string::npos) << error("a");
+  EXPECT_EQ(error("b").find("tidepool eval"), std::string::npos) << error("b");
+  EXPECT_NE(error("c").find("observe.samples_per_step is 0"), std::string::npos) << error("c");
+}
+
 TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
   std::vector<observe::SampleRow> rows;
   for (int64_t group = 0; group < 3; ++group) {
@@ -454,6 +470,59 @@ TEST_F(InspectTest, ARunIsAliveWhileItsJournalIsLocked) {
   EXPECT_EQ(json::parse(RunCli({"status", "sim", "--json"}).out)["state"], "running");
   lock->reset();
   EXPECT_EQ(json::parse(RunCli({"status", "sim", "--json"}).out)["state"], "finished");
+}
+
+TEST_F(InspectTest, StatusAndRunsAgreeOnAJournalThatIsCutOrDamaged) {
+  const auto states = [] {
+    const json list = json::parse(RunCli({"runs", "--json"}).out);
+    const std::string by_status = json::parse(RunCli({"status", "sim", "--json"}).out)["state"];
+    EXPECT_EQ(list[0]["state"], by_status);
+    return by_status;
+  };
+  std::vector<JournalEntry> cut = SimulatedRun();
+  cut.resize(cut.size() / 2);
+  WriteRun(cut);
+  EXPECT_EQ(states(), "dead");
+  // A copy that came without its end; or the end is on a disk that lost it.
+  scratch_.Write(run_ + "/summary.json", R"({"exit":0,"steps":3,"finished":true})");
+  EXPECT_EQ(states(), "finished");
+  EXPECT_NE(RunCli({"status", "sim"}).out.find("journal     lacks the end of the run: "), std::string::npos);
+
+  WriteRun({});  // with a second segment behind it, all of the first one was durable
+  std::fstream file(run_ + "/journal/0000.tpj", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(200);
+  file << "XXXX";
+  file.close();
+  EXPECT_EQ(states(), "finished");
+  const CliResult told = RunCli({"status", "sim"});
+  EXPECT_NE(told.out.find("journal     " + run_ + "/journal/0000.tpj"), std::string::npos) << told.out;
+  std::filesystem::remove(run_ + "/summary.json");
+  EXPECT_EQ(states(), "unreadable");
+  const CliResult damaged = RunCli({"status", "sim"});
+  EXPECT_EQ(damaged.exit_code, 0) << damaged.err;
+  EXPECT_NE(damaged.out.find("state       unreadable"), std::string::npos) << damaged.out;
+}
+
+TEST_F(InspectTest, AControllerThatSaysNothingAndRewardsThatWaitAreTold) {
+  WriteRun(SimulatedRun());
+  scratch_.Write(run_ + "/control.json", R"({"address":"127.0.0.1:1","pid":12})");
+  const std::string status = run_ + "/status.json";
+  scratch_.Write(status, R"({"step":1,"waits_for":"judge at unix:/x: Connection refused"})");
+  RealFileSystem real;
+  const auto lock = real.Lock(run_ + "/journal/lock", "controller pid 12 on host a");
+  ASSERT_TRUE(lock.ok());
+  CliResult r = RunCli({"status", "sim"});
+  EXPECT_NE(r.out.find("state       running, controller pid 12\n"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("waits       rewards wait for judge at unix:/x: Connection refused\n"),
+            std::string::npos)
+      << r.out;
+  scratch_.Write(status, R"({"step":1,"open_groups":4,"awaiting":3,"queued":1})");
+  std::filesystem::last_write_time(status,
+                                   std::filesystem::file_time_type::clock::now() - std::chrono::seconds(60));
+  r = RunCli({"status", "sim"});
+  EXPECT_NE(r.out.find("silent      its controller has said nothing for 60 s: "), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("3 groups wait for their rewards"), std::string::npos) << r.out;
+  EXPECT_NE(RunCli({"runs"}).out.find("running (silent 60 s)"), std::string::npos);
 }
 
 TEST_F(InspectTest, StatusBeforeTheFirstRecordIsNotAnError) {

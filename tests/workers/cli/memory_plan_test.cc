@@ -192,6 +192,9 @@ TEST(DiskPlanTest, CountsCheckpointsAsTheyComeAndWhatElseIsKept) {
   EXPECT_EQ(certain(c), first + one + memory->weights_bytes);
   c.checkpoint.keep_best = "eval/accuracy";
   EXPECT_EQ(certain(c), first + one + 2 * memory->weights_bytes);
+  c.checkpoint.every_steps = 2;
+  EXPECT_EQ(certain(c), first + 3 * one + 3 * memory->weights_bytes) << "best/ and the one that it replaces";
+  c.checkpoint.every_steps = 0;
   const int64_t before = certain(c);
   c.train.offload_optimizer = Offload::kDisk;
   EXPECT_EQ(certain(c), before + NeedsOfRoles(*PlanMemory(c)).offload) << "it was not counted once";

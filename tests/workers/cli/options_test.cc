@@ -60,12 +60,58 @@ TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
   ExpectRefused({"eval", "--model", "m", "--data", "a.jsonl", "--data", "a.jsonl"}, "stands there twice");
 }
 
+TEST(ConfigOptionsTest, AFileOfRowsIsNoConfig) {
+  ExpectRefused(
+      {"validate", "mine.jsonl"},
+      "mine.jsonl: is a file of rows; expected a config in YAML, which names it: data: {path: mine.jsonl}");
+}
+
+TEST(ValidateTest, AModelAndDataThatAreNotThereAreErrors) {
+  const ScratchFolder scratch;
+  scratch.Write("job.yaml",
+                "name: x\nmodel: {path: nowhere/a/model}\ndata: {path: none.jsonl}\nreward: {functions: "
+                "[exact_answer]}\n");
+  const CliResult both = RunCli({"validate", "job.yaml"});
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_EQ(both.out, "");
+  for (const char* line : {"job.yaml:2: model.path: nowhere/a/model is no folder; give the folder",
+                           "\njob.yaml:3: data.path: none.jsonl: no such file; expected rows"})
+    EXPECT_NE(both.err.find(line), std::string::npos) << both.err;
+  scratch.Write("hub.yaml",
+                "name: x\nmodel: {path: org/Name-1B}\ndata: {path: openai/gsm8k}\nreward: {functions: "
+                "[exact_answer]}\n");
+  const std::string hub = RunCli({"validate", "hub.yaml"}).err;
+  EXPECT_NE(hub.find("`hf download org/Name-1B --local-dir models/name-1b`"), std::string::npos) << hub;
+  EXPECT_NE(hub.find("load_dataset(\"openai/gsm8k\""), std::string::npos) << hub;
+  EXPECT_EQ(RunCli({"config", "show", "hub.yaml"}).exit_code, 0) << "the keys alone";
+}
+
+TEST(ValidateTest, CharactersThatTheModelDoesNotKnowAreErrors) {
+  const ScratchFolder scratch;
+  scratch.Write(
+      "job.yaml",
+      "name: x\nmodel: {init: {max_position: 64, alphabet: \"ab\"}}\ndata: {path: rows.jsonl, held_out: 0}\n"
+      "rollout: {max_new_tokens: 8}\nreward: {functions: [exact_answer]}\n");
+  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"ac\"}\n");
+  const CliResult refused = RunCli({"validate", "job.yaml"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  for (const char* part :
+       {"job.yaml:3: 1 of 2 rows have characters without a token: 'c' (U+0063); the model knows the "
+        "characters of model.init.alphabet alone",
+        "rows.jsonl:2: 'c' (U+0063)\n"})
+    EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
+  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"aa\"}\n");
+  EXPECT_EQ(RunCli({"validate", "job.yaml"}).exit_code, 0);
+}
+
 TEST(ModelOptionsTest, AModelThatIsNotThereIsNamed) {
   ExpectRefused({"eval", "--model", "no/such", "--task", "reverse"},
                 "--model: no model folder, and as a run");
   ExpectRefused({"generate", "--model", "no/such", "--prompt", "a"},
                 "--model: no model folder, and as a run");
   ExpectRefused({"export", "no/such", "--out", "x"}, "export: no model folder, and as a run");
+  ExpectRefused({"generate", "--model", "org/Name-1B", "--prompt", "a"},
+                "get it with `hf download org/Name-1B");
 }
 
 }  // namespace

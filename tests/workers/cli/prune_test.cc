@@ -115,6 +115,22 @@ TEST_F(PruneTest, KeepsTheNewestCheckpointAndTheRunStaysWhatItWas) {
   EXPECT_NE(RunCli({"prune", "sim"}).out.find("nothing to remove"), std::string::npos);
 }
 
+// What a journal that was cut does not name may be the best that there is.
+TEST_F(PruneTest, JournalWithoutItsEndCondemnsNoCheckpoint) {
+  scratch_.Write(run_ + "/checkpoints/step_99/manifest.json", "of a record that was lost");
+  scratch_.Write(run_ + "/summary.json", R"({"exit":0,"finished":true,"steps":99})");
+  const std::string segment = run_ + "/journal/0000.tpj";
+  fs::resize_file(segment, fs::file_size(segment) - 20);
+  const CliResult r = RunCli({"prune", "sim"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("stays      checkpoints/step_99 (the journal does not name it"), std::string::npos)
+      << r.out;
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step_99"));
+  fs::remove(run_ + "/summary.json");  // it was killed: then it is what a try has left
+  EXPECT_EQ(RunCli({"prune", "sim"}).exit_code, 0);
+  EXPECT_FALSE(fs::exists(run_ + "/checkpoints/step_99"));
+}
+
 TEST_F(PruneTest, LiveRunIsRefusedAndTheOthersArePruned) {
   const auto lock = storage::LockRun(real_, run_);
   ASSERT_TRUE(lock.ok());
@@ -155,6 +171,30 @@ TEST_F(PruneTest, FileWithAnotherNameThatStaysFreesNothing) {
   const json j = json::parse(RunCli({"prune", "sim", "--json"}).out);
   EXPECT_LT(j[0]["freed_bytes"], 100'000);
   EXPECT_EQ(fs::file_size(Step(1) + "/trainer/m.bin"), 100'000U);
+}
+
+// On a full disk there is no room for the record of the checkpoints until something else has gone.
+TEST_F(PruneTest, WhatNeedsNoRecordGoesFirst) {
+  scratch_.Write(run_ + "/final.tmp-1-1/x", "x");
+  scratch_.Write(run_ + "/samples/step_1.jsonl", "{}");
+  const auto in_the_way = real_.Lock(run_ + "/journal/lock", "a test");
+  const CliResult r = RunCli({"prune", "sim", "--samples"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("a test"), std::string::npos) << r.err;
+  EXPECT_TRUE(fs::exists(Step(0)));
+  EXPECT_FALSE(fs::exists(run_ + "/samples"));
+  EXPECT_FALSE(fs::exists(run_ + "/final.tmp-1-1"));
+}
+
+TEST_F(PruneTest, AModelThatLostItsNameGetsItBack) {
+  scratch_.Write(run_ + "/best.old/config.json", "{}");
+  scratch_.Write(run_ + "/final/config.json", "{}");
+  scratch_.Write(run_ + "/final.old/config.json", "old");
+  EXPECT_EQ(RunCli({"prune", "sim"}).exit_code, 0);
+  EXPECT_TRUE(fs::exists(run_ + "/best/config.json"));
+  EXPECT_FALSE(fs::exists(run_ + "/best.old"));
+  EXPECT_EQ(fs::file_size(run_ + "/final/config.json"), 2U);
+  EXPECT_FALSE(fs::exists(run_ + "/final.old"));
 }
 
 // An earlier prune was killed between the record and the removal.

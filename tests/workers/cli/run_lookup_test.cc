@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "core/base/real_file_system.h"
+#include "core/storage/journal.h"
 #include "tests/workers/cli/runner.h"
 
 namespace tidepool::workers {
@@ -53,6 +55,73 @@ TEST(FindRunTest, AnotherFolderOfThatNameIsNoRun) {
   scratch.Write("mine/rows.jsonl", "");
   scratch.Write("runs/mine-20260301T000000Z/config.yaml", "name: mine\n");
   EXPECT_EQ(FindRun("mine")->dir, "runs/mine-20260301T000000Z");
+}
+
+// config.yaml, and a journal of what it did.
+void WriteRun(const ScratchFolder& scratch, const std::string& dir, const std::string& name,
+              const std::vector<JournalRecord>& records) {
+  scratch.Write(dir + "/config.yaml", "name: " + name + "   # x.yaml:1\n");
+  if (records.empty()) return;
+  RealFileSystem files;
+  auto writer = storage::JournalWriter::Open(files, dir + "/journal", "id");
+  ASSERT_TRUE(writer.ok()) << writer.status().ToString();
+  for (const JournalRecord& record : records) (*writer)->Append(record, 0);
+  ASSERT_TRUE((*writer)->Close().ok());
+}
+
+std::vector<JournalRecord> Steps(int64_t done, bool finished) {
+  record::Config config;
+  config->steps = 20;
+  record::StepCommit commit;
+  commit.step = StepNumber{done};
+  record::EndRun end;
+  end.finished = finished ? 1 : 0;
+  return {config, commit, end};
+}
+
+TEST(FindRunToResumeTest, ConfigAndNameMeanTheNewestThatIsNotFinished) {
+  const ScratchFolder scratch;
+  EXPECT_EQ(FindRunOfConfig("a").status().code(), StatusCode::kNotFound);
+  WriteRun(scratch, "runs/a-20260101T000000Z", "a", Steps(3, false));
+  WriteRun(scratch, "runs/a-20260201T000000Z", "a", Steps(7, false));
+  WriteRun(scratch, "runs/a-20260301T000000Z", "a", Steps(2, true));  // of fewer steps than the config wants
+  scratch.Write("runs/a-20260401T000000Z/lock", "");                  // ended before it began
+  WriteRun(scratch, "runs/a-b-20260501T000000Z", "a-b", Steps(1, false));
+  for (const auto& found :
+       {FindRunOfConfig("a"), FindRunToResume("a", "why"), FindRunToResume("a-2026", "why")}) {
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    EXPECT_EQ(*found, "runs/a-20260201T000000Z");
+  }
+  EXPECT_EQ(*FindRunToResume("a-20260301T000000Z", "why"), "runs/a-20260301T000000Z");
+  EXPECT_EQ(*FindRunToResume("runs/a-20260301T000000Z", "why"), "runs/a-20260301T000000Z");
+  EXPECT_EQ(FindRunOfConfig("a-").status().code(), StatusCode::kNotFound) << "no beginning of a name";
+  // Its folder was named by --run-dir; it died in its warm start, before it had a journal.
+  WriteRun(scratch, "runs/mine", "a", {});
+  EXPECT_EQ(*FindRunOfConfig("a"), "runs/mine");
+  EXPECT_EQ(*FindRunToResume("a", "why"), "runs/mine");
+}
+
+TEST(FindRunToResumeTest, WhereAllAreFinishedTheNewestSaysSo) {
+  const ScratchFolder scratch;
+  WriteRun(scratch, "runs/a-20260101T000000Z", "a", Steps(20, true));
+  WriteRun(scratch, "runs/a-20260201T000000Z", "a", Steps(20, true));
+  EXPECT_EQ(*FindRunOfConfig("a"), "runs/a-20260201T000000Z");
+  EXPECT_EQ(*FindRunToResume("a", "why"), "runs/a-20260201T000000Z");
+}
+
+TEST(FindRunToResumeTest, DamagedJournalIsAnErrorAndNotSkipped) {
+  const ScratchFolder scratch;
+  WriteRun(scratch, "runs/a-20260101T000000Z", "a", Steps(3, false));
+  const std::string newer = "runs/a-20260201T000000Z";
+  WriteRun(scratch, newer, "a", Steps(3, false));
+  WriteRun(scratch, newer, "a", Steps(4, false));
+  const std::string file = newer + "/journal/0000.tpj";
+  RealFileSystem files;
+  std::string bytes = *files.ReadFile(file);
+  bytes[100] = static_cast<char>(~bytes[100]);
+  scratch.Write(file, bytes);
+  EXPECT_EQ(FindRunOfConfig("a").status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(FindRunToResume("a", "why").status().code(), StatusCode::kDataLoss);
 }
 
 TEST(FindRunTest, SaysWhatThereIsInstead) {

@@ -21,6 +21,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   app.require_subcommand(1);
   CommandContext context;
   context.self_path = std::filesystem::read_symlink("/proc/self/exe").string();
+  AddConfigCommands(app, context);
   AddInspectCommands(app, context);
   AddJournalCommand(app, context);
   AddModelCommands(app, context);

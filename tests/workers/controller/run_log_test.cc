@@ -27,6 +27,9 @@ TEST(RunLogTest, SaysWhoDidWhat) {
   EXPECT_EQ(LineOf(record::CheckpointBegin{3, {40}}), "info event=checkpoint_begun ckpt=3 step=40");
   EXPECT_EQ(LineOf(record::EvalResult{{5}, {0, 5}, 3, 4, 0, 0.75, 0.5, {{"exact_answer", 0.75, 0.5}}}),
             "info event=evaluation step=5 version=0:5 correct=3 total=4 reward_mean=0.75 exact_answer=0.75");
+  EXPECT_EQ(LineOf(record::EvalResult{
+                .step = {5}, .v = {0, 5}, .correct = 3, .total = 4, .rewards = {}, .lost = 2}),
+            "info event=evaluation step=5 version=0:5 correct=3 total=4 reward_mean=0 lost=2");
 }
 
 TEST(RunLogTest, WhatHappensAtEveryStepIsForDebugging) {

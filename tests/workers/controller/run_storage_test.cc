@@ -251,6 +251,16 @@ TEST_F(RunStorageTest, WhatFailsForPayloadIsToldAndTheJournalTakesTheEnd) {
   }
 }
 
+TEST_F(RunStorageTest, JournalThatRunsOutOfDiskIsNamedAndTakesTheEnd) {
+  disk_->SetFaults({.capacity_bytes = 3 << 20});
+  Open(/*ends_with_the_machine=*/false);
+  const std::string what(100'000, 'x');
+  for (int i = 0; i < 40 && failures_.empty(); ++i) ASSERT_TRUE(StoredUpTo(AppendFault(what)));
+  ASSERT_EQ(failures_.size(), 1U);
+  EXPECT_EQ(failures_[0], "journal: the disk has no space left; free some");
+  EXPECT_TRUE(StoredUpTo(storage_->Append({{record::EndRun{}, 0}})));
+}
+
 TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
   Open(/*ends_with_the_machine=*/false);
   disk_->broken = true;

@@ -47,9 +47,13 @@ class DataSummaryTest : public testing::Test {
     return RowSource::Create(config_, dir_ + "/model");
   }
   std::string Learned(const RowSource& rows, const EncodedRow& row) {
+    return Learned(rows, row.response, row.loss_mask);
+  }
+  std::string Learned(const RowSource& rows, const std::vector<int32_t>& ids,
+                      const std::vector<uint8_t>& mask) {
     std::string text;
-    for (size_t i = 0; i < row.response.size(); ++i)
-      text += row.loss_mask[i] != 0 ? rows.tokenizer().Decode(std::vector{row.response[i]}, true) : "_";
+    for (size_t i = 0; i < ids.size(); ++i)
+      text += mask.empty() || mask[i] != 0 ? rows.tokenizer().Decode(std::vector{ids[i]}, true) : "_";
     return text;
   }
 
@@ -94,17 +98,42 @@ TEST_F(DataSummaryTest, OfManyRowsTheLongestAreLookedAt) {
   EXPECT_THAT(DataLines(*s), testing::Contains(HasSubstr("those with the longest lines")));
 }
 
-TEST_F(DataSummaryTest, WithoutATokenizerTheRowsAreCountedAndItSaysWhy) {
+TEST_F(DataSummaryTest, CharactersThatTheModelDoesNotKnowAreNamedByFileAndLine) {
+  Rows(
+      "{\"prompt\": \"ab\"}\n{\"prompt\": \"ab!\"}\n{\"prompt\": \"a\u00e9\"}\n{\"prompt\": "
+      "\"abcdefghijkl\"}\n");
+  config_.data.shuffle = false;
+  const auto folder = TextFolder::Of(config_.model);
+  ASSERT_TRUE(folder.ok());
+  const auto rows = RowSource::Create(config_, folder->path());
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  const std::string message = (*rows)->CheckCharacters().message(), at = "\n" + config_.data.path;
+  EXPECT_THAT(message,
+              testing::StartsWith("2 of 4 rows have characters without a token: '!' (U+0021), '\u00e9' "
+                                  "(U+00E9); the model knows the characters of model.init.alphabet alone"));
+  EXPECT_THAT(message, HasSubstr(at + ":2: '!' (U+0021)" + at + ":3: '\u00e9' (U+00E9)"));
+  EXPECT_FALSE((*rows)->Row(1).ok());
+  EXPECT_FALSE((*rows)->EncodePrompt("a?").ok());
   Rows("{\"prompt\": \"ab\"}\n");
+  EXPECT_TRUE((*RowSource::Create(config_, folder->path()))->CheckCharacters().ok());
+}
+
+TEST_F(DataSummaryTest, ATokenOutsideTheModelsVocabularyIsNamedByFileAndLine) {
+  ASSERT_TRUE(Chat().status().code() == StatusCode::kNotFound) << "there are no rows yet";
+  std::ifstream in(dir_ + "/model/config.json");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const std::string vocab = "\"vocab_size\": 32";
+  ASSERT_THAT(text, HasSubstr(vocab));
+  std::ofstream(dir_ + "/model/config.json")
+      << text.replace(text.find(vocab), vocab.size(), "\"vocab_size\": 20");
+  Rows("{\"prompt\": \"ab\"}\n{\"prompt\": \"xy\"}\n");
   config_.model.init.reset();
-  config_.model.path = dir_ + "/none";
-  const auto s = SummarizeData(config_);
-  ASSERT_TRUE(s.ok()) << s.status().message();
-  EXPECT_EQ(s->rows, 1);
-  EXPECT_EQ(s->looked_at, 0);
-  EXPECT_THAT(s->unread, HasSubstr("/none is no folder"));
-  fs::remove(config_.data.path);
-  EXPECT_THAT(SummarizeData(config_).value().unread, HasSubstr("rows.jsonl is not there"));
+  config_.data.shuffle = false;
+  config_.data.max_prompt_tokens = 64;
+  const auto rows = RowSource::Create(config_, dir_ + "/model");
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  EXPECT_THAT((*rows)->Row(1).status().message(), HasSubstr(config_.data.path + ":2: token id "));
+  EXPECT_THAT((*rows)->Row(1).status().message(), HasSubstr("outside the model's vocabulary of 20"));
 }
 
 TEST_F(DataSummaryTest, ARowThatCannotBeUsedIsNamedByFileAndLine) {
@@ -164,6 +193,28 @@ TEST_F(DataSummaryTest, APairInTurnsKeepsItsWholePrompt) {
   EXPECT_EQ(t.Decode(row->prompt, true), "system:be kind.user:hi.assistant:");
   EXPECT_EQ(t.Decode(row->response, true), "yes");
   EXPECT_EQ(t.Decode(row->rejected, true), "no");
+}
+
+TEST_F(DataSummaryTest, OfAPairOfSeveralTurnsThoseOfTheAssistantAreLearned) {
+  config_.job = DpoJob{};
+  config_.data.max_prompt_tokens = 200;
+  config_.model.init->max_position = 400;
+  config_.train.micro_batch_tokens = 400;
+  const std::string user = R"([{"role": "user", "content": "hi"}, )",
+                    again = R"({"role": "user", "content": "why"}, )";
+  const auto said = [](const std::string& text) {
+    return R"({"role": "assistant", "content": ")" + text + "\"}";
+  };
+  Rows(R"({"chosen": )" + user + said("yes") + "," + again + said("so") + R"(], "rejected": )" + user +
+       said("no") + "," + again + said("oh") + "]}\n");
+  const auto rows = Chat();
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  const auto row = (*rows)->Row(0);
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  EXPECT_EQ((*rows)->tokenizer().Decode(row->prompt, true), "user:hi.assistant:");
+  const std::string between(std::string("user:why.assistant:").size(), '_');
+  EXPECT_EQ(Learned(**rows, row->response, row->loss_mask), "yes." + between + "so.");
+  EXPECT_EQ(Learned(**rows, row->rejected, row->rejected_mask), "no." + between + "oh.");
 }
 
 }  // namespace

@@ -254,5 +254,16 @@ TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
   EXPECT_TRUE(Said<up::Offer>().last);
 }
 
+// Before the step, too: its rows may be read longer than the controller needs to learn of a signal.
+TEST_F(DeviceMachineTest, AnEvaluationIsEndedByACommandBeforeItsStepOrWithin) {
+  EXPECT_FALSE(machine.EvaluationEnded(9));
+  Tell(down::EndEvaluation{.slot = kSlot, .epoch = {3}, .lease = 9});
+  EXPECT_TRUE(machine.EvaluationEnded(9));
+  EXPECT_FALSE(machine.EvaluationEnded(10));
+  machine.Put({3, down::EndEvaluation{.slot = kSlot, .epoch = {3}, .lease = 10}});
+  EXPECT_TRUE(machine.EvaluationEnded(10));
+  EXPECT_FALSE(machine.CalledOff(10)) << "the step itself goes on";
+}
+
 }  // namespace
 }  // namespace tidepool::workers

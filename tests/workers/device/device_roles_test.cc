@@ -62,7 +62,7 @@ class DeviceRolesTest : public testing::Test {
     const auto outcome = TryTrain(step, [](const std::string&) { return true; });
     ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
   }
-  StatusOr<TrainOutcome> TryTrain(int64_t step, const TrainProgress& progress) {
+  StatusOr<TrainOutcome> TryTrain(int64_t step, const std::function<bool(const std::string&)>& progress) {
     std::vector<BatchRow> rows;
     Rng rng(static_cast<uint64_t>(step));
     for (int32_t k = 0; k < 4; ++k) {
@@ -77,7 +77,12 @@ class DeviceRolesTest : public testing::Test {
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
     }
-    return roles_->Train({step}, {0, step - 1}, rows, progress);
+    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress});
+  }
+  // A checkpoint in a folder of this name, which the controller makes.
+  StatusOr<std::vector<std::string>> Write(const std::string& name) {
+    std::filesystem::create_directories(dir_ + "/" + name);
+    return roles_->WriteCheckpoint(dir_ + "/" + name);
   }
   // The digest of the state after so many steps of a new run, parked before each but the first.
   uint64_t Trained(int64_t steps, bool parks) {
@@ -238,11 +243,11 @@ TEST_F(DeviceRolesTest, ACriticIsParkedWithItsOptimizer) {
 TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
   Trained(2, /*parks=*/false);
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-  const auto files = roles_->WriteCheckpoint(dir_ + "/held");
+  const auto files = Write("held");
   ASSERT_TRUE(files.ok()) << files.status().ToString();
   ASSERT_EQ(roles_->Park(), OkStatus());
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-  const auto parked = roles_->WriteCheckpoint(dir_ + "/parked");
+  const auto parked = Write("parked");
   ASSERT_TRUE(parked.ok()) << parked.status().ToString();
   EXPECT_EQ(*parked, *files);
   for (const std::string& file : *files)
@@ -273,7 +278,7 @@ TEST_F(DeviceRolesTest, WhatIsZeroTakesNoRoomAndComesBack) {
   // Before the first step all of the optimizer's state is zero; parked and written from there it is, too.
   Trained(0, /*parks=*/true);
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-  ASSERT_TRUE(roles_->WriteCheckpoint(dir_ + "/first").ok());
+  ASSERT_TRUE(Write("first").ok());
   for (const char* part : {"m", "v"})
     EXPECT_LT(on_disk(dir_ + "/first/trainer/" + part + ".bin"), 64 << 10) << part;
 }
@@ -283,7 +288,7 @@ TEST_F(DeviceRolesTest, AModelThatIsThereIsNotWritten) {
   std::filesystem::create_directories(dir_ + "/first/model");
   std::ofstream(dir_ + "/first/model/model.safetensors") << "of the base model";
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-  const auto files = roles_->WriteCheckpoint(dir_ + "/first");
+  const auto files = Write("first");
   ASSERT_TRUE(files.ok()) << files.status().ToString();
   EXPECT_EQ(Bytes(dir_ + "/first/model/model.safetensors"), "of the base model");
   EXPECT_EQ((*files)[0], "model/model.safetensors");
@@ -306,7 +311,7 @@ TEST_F(DeviceRolesTest, AParkedFileThatChangedIsNamedAndLeavesNoState) {
 
     // A checkpoint does not take it for a state either.
     ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-    EXPECT_EQ(roles_->WriteCheckpoint(dir_ + "/checkpoint").status().code(), StatusCode::kDataLoss);
+    EXPECT_EQ(Write("checkpoint").status().code(), StatusCode::kDataLoss);
     const auto outcome = TryTrain(3, [](const std::string&) { return true; });
     EXPECT_EQ(outcome.status().code(), StatusCode::kDataLoss);
     EXPECT_NE(outcome.status().message().find(largest), std::string::npos) << outcome.status().message();
@@ -320,7 +325,7 @@ TEST_F(DeviceRolesTest, AParkedFileThatChangedIsNamedAndLeavesNoState) {
 TEST_F(DeviceRolesTest, AStateThatIsReplacedDoesNotReadWhatWasParked) {
   Trained(2, /*parks=*/false);
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
-  ASSERT_TRUE(roles_->WriteCheckpoint(dir_ + "/checkpoint").ok());
+  ASSERT_TRUE(Write("checkpoint").ok());
   ASSERT_EQ(roles_->CopyRecovery({2}), OkStatus());
   const auto digest = [&] { return DeviceRoles::StateDigest(*roles_->StateParts()); };
   const uint64_t want = digest();

@@ -148,6 +148,7 @@ TEST_F(OffloadingWorkerTest, AReleasedTrainerIsOnDiskUntilItsNextGrantWhereMemor
 
   // A checkpoint of it is whole, and does not bring it back beside the engine.
   Grant(5, Role::kRollout);
+  std::filesystem::create_directories(dir_ / "checkpoint");
   Say(down::WriteCheckpoint{.slot = {0}, .ckpt = 1, .dir = dir_ / "checkpoint"});
   const auto written = Next<up::CheckpointFiles>();
   ASSERT_TRUE(written);

@@ -369,6 +369,7 @@ struct SimController::Do {
     down::Grade m;
     m.tid = c.tid;
     m.att = c.att;
+    m.attempt = c.attempt;
     s.Send(c.grader, std::move(m));
   }
   void operator()(const cmd::RestoreState& c) {

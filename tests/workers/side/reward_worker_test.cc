@@ -4,13 +4,18 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "core/text/unicode.h"
 #include "proto/reward.grpc.pb.h"
 #include "tests/workers/side/http_double.h"
+#include "workers/side/host_lookup.h"
+#include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
 namespace {
@@ -277,6 +282,14 @@ TEST(HttpRewardTest, AServerThatSaysLaterOrClosesIsAskedAgain) {
   EXPECT_EQ(graded.retries, 2);
 }
 
+TEST(HttpRewardTest, AServerOfTheOtherKindIsNamedAndNotWaitedFor) {
+  const Server grpc;
+  EXPECT_THAT(WhyOf("http://" + grpc.address + "/"), HasSubstr("speaks gRPC (HTTP/2), not HTTP/1"));
+  HttpDouble server([](const std::string&) { return HttpText(400, "what is PRI?"); });
+  const std::string address = server.url.substr(7, server.url.find("/grade") - 7);
+  EXPECT_THAT(WhyOf(address), HasSubstr("write endpoint: \"http://" + address + "/\""));
+}
+
 TEST(HttpRewardTest, AServerThatIsTooSlowIsGivenUpAtItsTimeOut) {
   std::stop_source over;
   HttpDouble server([&](const std::string&) {
@@ -285,7 +298,7 @@ TEST(HttpRewardTest, AServerThatIsTooSlowIsGivenUpAtItsTimeOut) {
   });
   const up::Graded graded = ScoreOne(*MakeGraders(server.url, /*timeout_s=*/0.1));
   EXPECT_EQ(graded.outcome, GradeOutcome::kInfra);
-  EXPECT_THAT(graded.why, HasSubstr("no answer in time"));
+  EXPECT_THAT(graded.why, HasSubstr("no answer within 0.1 s; if it needs longer, raise timeout_s"));
   over.request_stop();
 }
 
@@ -303,6 +316,115 @@ TEST(HttpRewardTest, ABatchIsAListAndSoIsItsAnswer) {
   EXPECT_EQ(graded[1].reward, 3);
   const down::Grade one = Sample("ab");  // a list, too
   EXPECT_EQ(graders->Score({&one, 1}).front().reward, 2);
+}
+
+std::vector<down::Grade> Samples(int count, const std::string& text) {
+  std::vector<down::Grade> samples;
+  for (int i = 0; i < count; ++i) samples.push_back(Sample(i == 5 ? text : std::to_string(i)));
+  return samples;
+}
+
+TEST(HttpRewardTest, ASampleThatTheServerCannotTakeFailsAlone) {
+  std::vector<size_t> asked;
+  HttpDouble server([&](const std::string& body) {
+    const json samples = json::parse(body);
+    asked.push_back(samples.size());
+    json answers = json::array();
+    for (const json& sample : samples) {
+      if (sample["text"] == "poison") return HttpText(500, "cannot grade this");
+      answers.push_back({{"score", 1}});
+    }
+    return HttpText(200, answers.dump());
+  });
+  const auto graders = MakeGraders(server.url, 15, /*batch=*/16);
+  std::vector<down::Grade> samples = Samples(16, "poison");
+  auto graded = graders->Score(samples);
+  for (size_t i = 0; i < graded.size(); ++i)
+    EXPECT_EQ(graded[i].outcome, i == 5 ? GradeOutcome::kInfra : GradeOutcome::kOk) << i;
+  EXPECT_THAT(graded[5].why, HasSubstr("HTTP 500 cannot grade this"));
+  EXPECT_EQ(asked.size(), 9U) << "in halves";
+
+  asked.clear();
+  samples[5].attempt = 1;
+  graded = graders->Score(samples);
+  EXPECT_EQ(graded[5].outcome, GradeOutcome::kInfra);
+  EXPECT_THAT(asked, ElementsAre(15U, 1U)) << "one that failed before goes alone";
+}
+
+TEST(GradersTest, ACallThatIsTooLongForTheServerGoesInHalves) {
+  Server server("127.0.0.1:0", /*batches=*/true);
+  const auto graders = MakeGraders(server.address, 15, /*batch=*/16);
+  // gRPC refuses messages above 4 MiB.
+  for (const up::Graded& graded : graders->Score(std::vector(16, Sample(std::string(400 << 10, 'x')))))
+    EXPECT_EQ(graded.outcome, GradeOutcome::kOk) << graded.why;
+  EXPECT_THAT(server.asked, ElementsAre(8, 8));
+}
+
+TEST(HttpRewardTest, AnAnswerThatIsNestedDeeplyIsRefused) {
+  const std::string deep = std::string(500000, '[') + std::string(500000, ']');
+  HttpDouble server([&](const std::string&) { return HttpText(200, deep); });
+  for (const int64_t batch : {1, 16}) {
+    const auto graders = MakeGraders(server.url, 15, batch);
+    const auto graded = graders->Score(std::vector(static_cast<size_t>(batch), Sample()));
+    EXPECT_EQ(graded.front().outcome, GradeOutcome::kInfra);
+    EXPECT_LT(graded.front().why.size(), 1300U);
+  }
+  const std::string shallow = std::string(129, '[') + std::string(129, ']');
+  HttpDouble other([&](const std::string&) { return HttpText(200, shallow); });
+  EXPECT_THAT(WhyOf(other.url), HasSubstr("its answer is nested deeper than 128"));
+}
+
+TEST(HttpRewardTest, AnAnswerThatComesBeforeTheBodyWasReadCounts) {
+  HttpDouble server([](const std::string&) { return HttpText(413, "client intended to send 6 MB"); },
+                    /*reads_bodies=*/false);
+  const up::Graded graded = ScoreOne(*MakeGraders(server.url), Sample(std::string(32 << 20, 'x')));
+  EXPECT_EQ(graded.outcome, GradeOutcome::kInfra);
+  EXPECT_THAT(graded.why, HasSubstr("HTTP 413 client intended to send 6 MB"));
+  EXPECT_EQ(graded.retries, 0);
+}
+
+TEST(OutageTest, OneInWhichNobodyAskedIsNotKnownToGoOn) {
+  using std::chrono::milliseconds;
+  using std::chrono::seconds;
+  const SteadyTime start{};
+  Outage outage;
+  EXPECT_EQ(outage.Begin(start, "refused"), start);
+  for (int i = 1; i <= 6; ++i) EXPECT_EQ(outage.Begin(start + seconds(i), "refused"), start);
+  EXPECT_TRUE(outage.HasLasted(seconds(6), start + milliseconds(6100)));
+  EXPECT_FALSE(outage.HasLasted(seconds(7), start + milliseconds(6100)));
+  EXPECT_FALSE(outage.HasLasted(seconds(6), start + seconds(12))) << "nobody asked for six seconds";
+  EXPECT_EQ(outage.Begin(start + seconds(12), "refused"), start + seconds(12));
+  EXPECT_EQ(outage.End(), start + seconds(12));
+  EXPECT_FALSE(outage.HasLasted(seconds(0), start + seconds(12)));
+}
+
+TEST(HostLookupTest, ALookupThatHangsIsLeftAndSharedByWhoComesMeanwhile) {
+  using Clock = std::chrono::steady_clock;
+  struct Asked {
+    std::atomic<int> times = 0;
+    std::stop_source over;
+  };
+  const auto asked = std::make_shared<Asked>();
+  {
+    HostLookup lookup("judge", [asked]() -> StatusOr<std::vector<std::string>> {
+      ++asked->times;
+      while (!asked->over.stop_requested()) std::this_thread::yield();
+      return std::vector<std::string>{"127.0.0.1"};
+    });
+    for (int i = 0; i < 2; ++i) {
+      const auto late = lookup.Addresses(Clock::now() + std::chrono::milliseconds(20), {});
+      EXPECT_EQ(late.status().code(), StatusCode::kUnavailable);
+      EXPECT_THAT(late.status().message(), HasSubstr("lookup of the name judge"));
+    }
+    std::stop_source stop;
+    stop.request_stop();
+    EXPECT_EQ(lookup.Addresses(Clock::now() + std::chrono::hours(1), stop.get_token()).status().code(),
+              StatusCode::kCancelled);
+    const std::jthread answer([&] { asked->over.request_stop(); });
+    EXPECT_THAT(lookup.Addresses(Clock::now() + std::chrono::hours(1), {}).value(), ElementsAre("127.0.0.1"));
+  }
+  EXPECT_GE(asked->times, 1);
+  EXPECT_LE(asked->times, 2) << "the second only if the first was answered before the last question";
 }
 
 }  // namespace
