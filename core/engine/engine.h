@@ -9,9 +9,10 @@
 //
 // Admission is arithmetic: KV blocks to the end of the chunk are promised, nothing is preempted inside
 // a chunk. KV of a finished chunk, or turn of an episode, stays for what follows until others need the room
-// (oldest first); where it is gone it is computed again. Noise is keyed by (seed, sample, position), so with
-// `row_blocks` a sample's ids and log-probs depend on weights, prompt, seed and sampling alone: not
-// on batch, chunking, sharing, eviction, max_batched_tokens or the order of Add().
+// (oldest first); where it is gone it is computed again. Noise is keyed by (seed, sample, position), so where
+// equal rows have equal bits (core/model/decoder.h) a sample's ids and log-probs depend on weights, prompt,
+// seed and sampling alone: not on batch, chunking, sharing, eviction, max_batched_tokens or the order of
+// Add().
 //
 // Owned by one thread; no threads of its own (products and draws use at::get_num_threads() inside).
 // Commands take effect between steps. No function throws.

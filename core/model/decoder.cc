@@ -52,11 +52,14 @@ int64_t ActivationArena::bytes() const {
 }
 
 Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
-    : weights(w), spec(w.spec()), options(o), wide(w.dtype() == DType::kFloat32) {
+    : weights(w),
+      spec(w.spec()),
+      options(o),
+      wide(w.dtype() == DType::kFloat32),
+      own_products(OwnProducts(wide)) {
   const std::vector<Parameter>& layout = w.layout();
   for (size_t i = 0; i < layout.size(); ++i) {
     parameters.push_back(w.Get(static_cast<int64_t>(i)));
-    transposed.push_back(layout[i].shape.size() == 2 ? parameters.back().t() : at::Tensor());
   }
   std::unordered_map<std::string_view, int64_t> by_name;
   for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
@@ -138,10 +141,37 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
 }
 
 void Decoder::Impl::Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const {
-  if (options.row_blocks != nullptr)
-    options.row_blocks->Multiply(out, x, w);
-  else
-    at::mm_out(out, x, w);
+  if (own_products) {
+    const auto multiply = [&]<typename T>(T) {
+      const MultiplyArgs<T> args{.rows = x.size(0),
+                                 .n = w.size(0),
+                                 .k = w.size(1),
+                                 .x = Ptr<T>(x),
+                                 .w = Ptr<T>(w),
+                                 .y = Ptr<T>(out)};
+      ParallelProduct(args.n, /*unit=*/8, args.rows * args.k,
+                      Kernels<T>().product.multiply_scratch(args.rows, args.k),
+                      [&](int64_t begin, int64_t end, float* scratch) {
+                        Kernels<T>().product.multiply(begin, end, args, scratch);
+                      });
+    };
+    wide ? multiply(float{}) : multiply(BF16{});
+  } else if (options.row_blocks != nullptr) {
+    options.row_blocks->Multiply(out, x, w.t());
+  } else {
+    at::mm_out(out, x, w.t());
+  }
+}
+
+void Decoder::Impl::ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
+                                    const std::function<void(int64_t, int64_t, float*)>& body) const {
+  const auto threads = static_cast<size_t>(at::get_num_threads());
+  if (space.size() < threads) space.resize(threads);
+  ParallelItems((items + unit - 1) / unit, unit * cost, [&](int64_t begin, int64_t end) {
+    std::vector<float>& mine = space[static_cast<size_t>(at::get_thread_num())];
+    if (static_cast<int64_t>(mine.size()) < floats) mine.resize(static_cast<size_t>(floats));
+    body(begin * unit, std::min(items, end * unit), mine.data());
+  });
 }
 
 int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
@@ -239,7 +269,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                              .rstd = Ptr<float>(b.rstd1)};
   ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm1); });
   at::Tensor qkv = b.qkv, out = b.out, gate_up = b.gate_up;
-  Multiply(qkv, b.norm, transposed[static_cast<size_t>(w.qkv)]);
+  Multiply(qkv, b.norm, parameters[static_cast<size_t>(w.qkv)]);
 
   const RotaryArgs<T> rotary{.heads = spec.heads,
                              .kv_heads = spec.kv_heads,
@@ -279,7 +309,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
               static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
-  Multiply(out, b.a, transposed[static_cast<size_t>(w.o)]);
+  Multiply(out, b.a, parameters[static_cast<size_t>(w.o)]);
   AddBias<T>(w.o_bias, padded, out);
 
   const RmsNormArgs<T> norm2{.d = d,
@@ -295,12 +325,12 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
     Experts<T>(layer, batch, padded, b);
     return;
   }
-  Multiply(gate_up, b.norm, transposed[static_cast<size_t>(w.gate_up)]);
+  Multiply(gate_up, b.norm, parameters[static_cast<size_t>(w.gate_up)]);
   AddBias<T>(w.gate_up_bias, padded, gate_up);
   ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
     kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(b.act));
   });
-  Multiply(out, b.act, transposed[static_cast<size_t>(w.down)]);
+  Multiply(out, b.act, parameters[static_cast<size_t>(w.down)]);
   AddBias<T>(w.down_bias, padded, out);
 }
 
@@ -429,7 +459,7 @@ at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
     m.logits = at::empty({padded, m.spec.vocab_size}, hidden.options());
   }
   at::Tensor out = m.logits.narrow(0, 0, padded);
-  m.Multiply(out, in, m.transposed[static_cast<size_t>(m.head)]);
+  m.Multiply(out, in, m.parameters[static_cast<size_t>(m.head)]);
   return out.narrow(0, 0, rows);
 }
 
@@ -469,12 +499,14 @@ void Decoder::ReleaseScratch() {
   impl_->idle.clear();
   impl_->logits = at::Tensor();
   impl_->weight_gradient = at::Tensor();
+  impl_->space.clear();
 }
 
 int64_t Decoder::held_bytes() const {
   const Impl& m = *impl_;
   int64_t sum = m.scratch.bytes();
   for (const auto& arena : m.idle) sum += arena->bytes();
+  for (const auto& of_thread : m.space) sum += static_cast<int64_t>(of_thread.size() * sizeof(float));
   for (const at::Tensor* t : {&m.logits, &m.weight_gradient})
     if (t->defined()) sum += static_cast<int64_t>(t->nbytes());
   return sum;

@@ -6,8 +6,10 @@
 // engine's slots are those of its paged cache; the trainer's are the rows of the packed batch, and
 // the rows of a group share the slots of their prompt. Attention walks a row's keys in the order of
 // their positions with a fixed order of additions, so the result of a row depends on its own inputs
-// alone: not on the batch, not on how slots are cut into runs. In deterministic mode products are cut into
-// blocks of tried sizes (row_blocks.h), so prefill, decode and training are bit-equal.
+// alone: not on the batch, not on how slots are cut into runs. So are products (kernels/kernels.h), which
+// read the weights where they stand: prefill, decode and training are bit-equal. bfloat16 on a processor with
+// AMX is the exception: there products are LibTorch's, and bits are equal in deterministic mode, which cuts
+// them into blocks of tried sizes (row_blocks.h).
 //
 // Not thread-safe; one thread owns a Decoder, products use at::get_num_threads() threads inside.
 
@@ -50,8 +52,8 @@ struct KvMemory {
 };
 
 struct DecoderOptions {
-  // Deterministic mode: how its products are cut; covers this model. Shared by all decoders of a process.
-  // Null: products as they come.
+  // Deterministic mode where products are LibTorch's: how they are cut; covers this model. Shared by all
+  // decoders of a process. Null: products as they come.
   std::shared_ptr<const RowBlocks> row_blocks = nullptr;
 };
 

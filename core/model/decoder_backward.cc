@@ -1,6 +1,5 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/InferenceMode.h>
@@ -20,18 +19,9 @@ extern "C" __attribute__((weak)) void cblas_gemm_bf16bf16f32(int layout, int tra
 namespace tidepool::model {
 namespace {
 
-// Where MKL's product is at least as fast as LibTorch's: on Intel processors, and where LibTorch has no
-// bfloat16 instructions to use (on AVX2 70 against 14 GFLOP/s a core). On AMD with AVX512-BF16 MKL would run
-// without them.
-bool AddsUpInFloat32() {
-#if defined(__x86_64__)
-  static const bool use = cblas_gemm_bf16bf16f32 != nullptr &&
-                          (__builtin_cpu_is("intel") || !__builtin_cpu_supports("avx512bf16"));
-  return use;
-#else
-  return false;
-#endif
-}
+// Asked only where products are LibTorch's (kernels/kernels.h), which is on Intel processors with AMX: MKL
+// uses it.
+bool AddsUpInFloat32() { return cblas_gemm_bf16bf16f32 != nullptr; }
 
 // to[n, k] += dy[P, n]^T x[P, k] without rounding in between.
 void AddInFloat32(const at::Tensor& dy, const at::Tensor& x, float* to) {
@@ -84,8 +74,8 @@ template <typename T>
 void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x,
                                        Gradients& grads, int64_t row) {
   at::Tensor gradient = grads.Get(index).narrow(0, row, dy.size(1));
-  if (wide) {
-    at::addmm_out(gradient, gradient, dy.t(), x);
+  if (own_products) {
+    MultiplyBackWeight(Ptr<float>(gradient), dy, x);
     return;
   }
   if (AddsUpInFloat32() && dy.stride(1) == 1 && x.stride(1) == 1) {
@@ -108,6 +98,41 @@ void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, cons
       Kernels<T>().accumulate(begin * k, end * k, Ptr<T>(product), to);
     });
   }
+}
+
+void Decoder::Impl::MultiplyBack(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& w) const {
+  TP_CHECK(dy.is_contiguous() && dx.is_contiguous()) << "gradient of a product: rows with gaps";
+  const bool narrow = dy.scalar_type() == at::kBFloat16;
+  if (narrow && !own_products) {
+    at::mm_out(dx, dy, w);
+    return;
+  }
+  const auto multiply = [&]<typename T>(T) {
+    const MultiplyBackArgs<T> args{.rows = dy.size(0),
+                                   .n = w.size(0),
+                                   .k = w.size(1),
+                                   .dy = Ptr<T>(dy),
+                                   .w = Ptr<T>(w),
+                                   .dx = Ptr<T>(dx)};
+    ParallelProduct(args.rows, /*unit=*/12, args.n * args.k, MultiplyBackScratch(),
+                    [&](int64_t begin, int64_t end, float* scratch) {
+                      Kernels<T>().product.multiply_back(begin, end, args, scratch);
+                    });
+  };
+  narrow ? multiply(BF16{}) : multiply(float{});
+}
+
+void Decoder::Impl::MultiplyBackWeight(float* dw, const at::Tensor& dy, const at::Tensor& x) const {
+  TP_CHECK(dy.is_contiguous() && x.is_contiguous()) << "gradient of a product: rows with gaps";
+  const auto multiply = [&]<typename T>(T) {
+    const MultiplyBackArgs<T> args{
+        .rows = dy.size(0), .n = dy.size(1), .k = x.size(1), .dy = Ptr<T>(dy), .x = Ptr<T>(x), .dw = dw};
+    ParallelProduct(args.n, /*unit=*/12, args.rows * args.k, MultiplyBackScratch(),
+                    [&](int64_t begin, int64_t end, float* scratch) {
+                      Kernels<T>().product.multiply_back_weight(begin, end, args, scratch);
+                    });
+  };
+  dy.scalar_type() == at::kBFloat16 ? multiply(BF16{}) : multiply(float{});
 }
 
 template <typename T>
@@ -133,12 +158,12 @@ void Decoder::Impl::MlpBackward(int64_t gate_up_index, int64_t down_index, int64
     Kernels<T>().swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
   });
   AddProductGradient<T>(down_index, dy, act, grads, expert * d);
-  at::mm_out(act, dy, rows_of(down_index, d));
+  MultiplyBack(act, dy, rows_of(down_index, d));
   ParallelItems(n, 24 * m, [&](int64_t begin, int64_t end) {
     Kernels<T>().swiglu_backward(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
   });
   AddProductGradient<T>(gate_up_index, gate_up, x, grads, expert * 2 * m);
-  at::mm_out(dx, gate_up, rows_of(gate_up_index, 2 * m));
+  MultiplyBack(dx, gate_up, rows_of(gate_up_index, 2 * m));
 }
 
 // The experts' backward is in another file.
@@ -193,7 +218,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   AddBiasGradient<T>(w.o_bias, rows, dx_narrow, grads);
   AddProductGradient<T>(w.o, dx_narrow, b.a, grads);
   at::Tensor da = scratch.Take({padded, spec.heads * spec.head_size}, t);
-  at::mm_out(da, dx_narrow, parameters[static_cast<size_t>(w.o)]);
+  MultiplyBack(da, dx_narrow, parameters[static_cast<size_t>(w.o)]);
   at::Tensor dqkv = scratch.Take({padded, qkv_width()}, t);
   std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0,
               static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
@@ -254,7 +279,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   AddBiasGradient<T>(w.qkv_bias, rows, dqkv, grads);
   renorm(b.x, w.attention_norm);
   AddProductGradient<T>(w.qkv, dqkv, norm, grads);
-  at::mm_out(dnorm, dqkv, parameters[static_cast<size_t>(w.qkv)]);
+  MultiplyBack(dnorm, dqkv, parameters[static_cast<size_t>(w.qkv)]);
   norm_backward(b.x, b.rstd1, w.attention_norm);
 }
 
@@ -323,11 +348,13 @@ at::Tensor Decoder::LogitsBackward(const at::Tensor& hidden, const at::Tensor& d
                                    Gradients& grads) const {
   Impl& m = *impl_;
   if (m.wide) {
-    m.AddProductGradient<float>(m.head, dlogits, hidden, grads);
+    m.AddProductGradient<float>(m.head, dlogits, hidden.contiguous(), grads);
   } else {
-    m.AddProductGradient<BF16>(m.head, dlogits, hidden, grads);
+    m.AddProductGradient<BF16>(m.head, dlogits, hidden.contiguous(), grads);
   }
-  return at::mm(dlogits, m.parameters[static_cast<size_t>(m.head)]);
+  at::Tensor dhidden = at::empty(hidden.sizes(), hidden.options());
+  m.MultiplyBack(dhidden, dlogits, m.parameters[static_cast<size_t>(m.head)]);
+  return dhidden;
 }
 
 }  // namespace tidepool::model

@@ -135,22 +135,31 @@ struct Decoder::Impl {
   const ModelSpec spec;
   const DecoderOptions options;
   const bool wide;                     // float32
+  const bool own_products;             // else LibTorch's (kernels.h)
   std::vector<at::Tensor> parameters;  // views by index of the layout
-  std::vector<at::Tensor> transposed;  // of matrices
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   std::vector<float> cos, sin;  // [positions, D / 2], grown on demand
   ActivationArena scratch;
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
   at::Tensor logits;                                   // reused when nobody holds it any more
-  at::Tensor weight_gradient;                          // one matrix in the model's dtype
+  at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
+  mutable std::vector<std::vector<float>> space;       // of each thread, for a product
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
     return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
   }
-  // out = x w of the forward; w is a transposed view.
+  // out = x w^T of the forward; contiguous.
   void Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const;
+  // dx = dy w.
+  void MultiplyBack(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& w) const;
+  // dw (float32) += dy^T x by our own products. dy and x may be float32 beside a narrow model.
+  void MultiplyBackWeight(float* dw, const at::Tensor& dy, const at::Tensor& x) const;
+  // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its
+  // own.
+  void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
+                       const std::function<void(int64_t, int64_t, float*)>& body) const;
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;

@@ -95,20 +95,20 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
     if (n == 0) continue;
     at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n),
                y = moe.y.narrow(0, from, n);
-    Multiply(gate_up, moe.x.narrow(0, from, n), param(w.experts_gate_up).narrow(0, e * 2 * m, 2 * m).t());
+    Multiply(gate_up, moe.x.narrow(0, from, n), param(w.experts_gate_up).narrow(0, e * 2 * m, 2 * m));
     ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
       kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
     });
-    Multiply(y, act, param(w.experts_down).narrow(0, e * d, d).t());
+    Multiply(y, act, param(w.experts_down).narrow(0, e * d, d));
   }
 
   if (w.shared_gate_up >= 0) {
     const int64_t s = spec.moe.shared_intermediate_size;
-    Multiply(moe.shared_gate_up, b.norm, transposed[static_cast<size_t>(w.shared_gate_up)]);
+    Multiply(moe.shared_gate_up, b.norm, param(w.shared_gate_up));
     ParallelItems(padded, 16 * s, [&](int64_t begin, int64_t end) {
       kernels.swiglu(begin, end, s, Ptr<T>(moe.shared_gate_up), Ptr<T>(moe.shared_act));
     });
-    Multiply(moe.shared, moe.shared_act, transposed[static_cast<size_t>(w.shared_down)]);
+    Multiply(moe.shared, moe.shared_act, param(w.shared_down));
     moe.gate.resize(static_cast<size_t>(rows));
     kernels.router(0, rows, d, 1, Ptr<T>(b.norm), Ptr<T>(param(w.shared_gate)), moe.gate.data());
     for (float& g : moe.gate) g = 1.0F / (1.0F + std::exp(-g));

@@ -3,8 +3,6 @@
 //   logits; the load-balance loss adds E f_e / n to d p_e.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <cstring>
@@ -113,9 +111,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     kernels.widen(begin * d, end * d, Ptr<T>(b.norm), Ptr<float>(x));
   });
   kernels.widen(0, experts * d, Ptr<T>(param(w.router)), Ptr<float>(router));
-  at::Tensor router_gradient = grads.Get(w.router);
-  at::addmm_out(router_gradient, router_gradient, dlogits.t(), x);
-  at::mm_out(dnorm, dlogits, router);
+  MultiplyBackWeight(Ptr<float>(grads.Get(w.router)), dlogits, x);
+  MultiplyBack(dnorm, dlogits, router);
 
   at::Tensor dnorm_narrow = b.out;
   if (shared) {
@@ -126,9 +123,9 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
       Ptr<float>(dgates)[r] = dgate[static_cast<size_t>(r)] * g * (1.0F - g);
     }
     kernels.widen(0, d, Ptr<T>(param(w.shared_gate)), Ptr<float>(gate));
-    at::Tensor gate_gradient = grads.Get(w.shared_gate);
-    at::addmm_out(gate_gradient, gate_gradient, dgates.t(), x);
-    at::addmm_out(dnorm, dnorm, dgates, gate);
+    MultiplyBackWeight(Ptr<float>(grads.Get(w.shared_gate)), dgates, x);
+    for (int64_t i = 0; i < padded * d; ++i)
+      Ptr<float>(dnorm)[i] += Ptr<float>(dgates)[i / d] * Ptr<float>(gate)[i % d];
     MlpBackward<T>(w.shared_gate_up, w.shared_down, /*expert=*/0, moe.shared_gate_up, moe.shared_act, b.norm,
                    dshared, dnorm_narrow, grads);
   }

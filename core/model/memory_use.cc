@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/kernels/kernels.h"
 #include "core/model/layout.h"
 
 namespace tidepool::model {
@@ -76,9 +77,12 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
-  // The last term: a product may lay its matrix out anew, the largest one at worst.
-  use.workspace = (s.value_head ? 0 : sizes.head_rows * s.vocab_size * w) +
-                  (w == 2 ? 2 * std::min(largest, kProductElements) : 0) + w * largest;
+  use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
+  if (OwnProducts(w == 4)) {
+    use.workspace += sizes.threads * 4 * MultiplyBackScratch();
+  } else {  // it may lay a matrix out anew, the largest one at worst
+    use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
+  }
   return use;
 }
 

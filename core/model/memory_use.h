@@ -12,7 +12,8 @@
 //   activations  T (L A + S)                A: what a training forward keeps of a block,
 //                                           S: buffers of one block and of its backward.
 //                                           With recompute T (L w d + A + S)
-//   workspace    logits of some rows, and what one product of a weight gradient takes
+//   workspace    logits of some rows, and what products take: blocks of both operands for each thread
+//                (LibTorch's: a matrix laid out anew and a gradient of one)
 //   kv           2 L kv w for each token of the cache,
 //                and the experts that were chosen where they are recorded
 
@@ -43,6 +44,7 @@ struct TrainingSizes {
   int64_t tokens = 0;  // computed together: train.micro_batch_tokens or less
   bool recompute = false;
   int64_t head_rows = 256;  // rows of logits held at a time
+  int64_t threads = 1;
 };
 // Of the trained model: weights, optimizer, gradients, activations, workspace.
 MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes& sizes);

@@ -1,5 +1,6 @@
 #pragma once
-// Matrix products that give a row the same bits in every batch: what deterministic mode rests on.
+// LibTorch's matrix products made to give a row the same bits in every batch: what deterministic mode rests
+// on where the decoder takes them (OwnProducts() in kernels/kernels.h).
 //
 // Prefill, decode and training multiply the same row by the same weights, each in a batch of its own size.
 // LibTorch does not promise equal bits there, and processors differ: with AVX-512 every multiple of 16 rows

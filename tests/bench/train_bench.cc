@@ -23,6 +23,7 @@
 #include <string>
 
 #include "core/base/rng.h"
+#include "core/model/kernels/kernels.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 
@@ -161,9 +162,11 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  auto blocks = model::RowBlocks::For(spec, dtype);
-  if (!blocks.ok()) return std::fprintf(stderr, "%s\n", blocks.status().ToString().c_str()), 1;
-  o.row_blocks = *blocks;
+  if (!model::OwnProducts(quickstart)) {
+    auto blocks = model::RowBlocks::For(spec, dtype);
+    if (!blocks.ok()) return std::fprintf(stderr, "%s\n", blocks.status().ToString().c_str()), 1;
+    o.row_blocks = *blocks;
+  }
   auto trainer = Trainer::Create(**weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
   std::vector<double> seconds;
@@ -201,9 +204,10 @@ int Main(int argc, char** argv) {
         metrics["perf/total_num_tokens"], metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"],
         1, 0, config);
   const double predicted = static_cast<double>(
-      model::TrainingMemory(
-          spec, dtype,
-          {.tokens = std::min<int64_t>(micro, metrics["perf/computed_tokens"]), .recompute = recompute})
+      model::TrainingMemory(spec, dtype,
+                            {.tokens = std::min<int64_t>(micro, metrics["perf/computed_tokens"]),
+                             .recompute = recompute,
+                             .threads = threads})
           .total());
   Print("peak_resident", peak / 1e9, "GB", "lower", "TrainingMemory", predicted / 1e9, predicted / peak, 1, 0,
         config);

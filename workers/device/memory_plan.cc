@@ -62,8 +62,10 @@ model::ModelSpec WithValueHead(model::ModelSpec spec) {
 void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
-  p.actor =
-      model::TrainingMemory(m, dtype, {.tokens = (tokens + 15) / 16 * 16, .recompute = c.train.recompute});
+  p.actor = model::TrainingMemory(m, dtype,
+                                  {.tokens = (tokens + 15) / 16 * 16,
+                                   .recompute = c.train.recompute,
+                                   .threads = c.cluster.threads_per_slot});
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =

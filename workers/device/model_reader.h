@@ -24,9 +24,10 @@ class ModelReader {
   // seed where the folder has no weights. `key` begins the error.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder) const;
-  // In deterministic mode: finds how the products of this model are cut (core/model/row_blocks.h).
+  // In deterministic mode, where products are LibTorch's: finds how those of this model are cut
+  // (core/model/row_blocks.h).
   Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
-  // Shared by engine and trainer; null: not deterministic.
+  // Shared by engine and trainer; null: products as they come.
   [[nodiscard]] const std::shared_ptr<model::RowBlocks>& row_blocks() const { return row_blocks_; }
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
 

@@ -15,6 +15,9 @@ TIDEPOOL_DECLARE(baseline)
 #if defined(__x86_64__)
 TIDEPOOL_DECLARE(avx2)
 TIDEPOOL_DECLARE(avx512)
+namespace avx512_bf16 {
+extern const ProductTable<BF16> kProducts;
+}
 #endif
 #undef TIDEPOOL_DECLARE
 
@@ -25,11 +28,11 @@ Isa Detect() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::kAvx2;
   if (best == Isa::kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    best = Isa::kAvx512;
+    best = __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
 #endif
   if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
-    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
       if (std::string_view(wanted) == Name(isa) && isa < best) best = isa;
     }
   }
@@ -42,10 +45,19 @@ Isa BestIsa() {
   return isa;
 }
 
+bool OwnProducts(bool wide) {
+#if defined(__x86_64__)
+  static const bool amx = __builtin_cpu_supports("amx-bf16") && std::getenv("TIDEPOOL_CPU_ISA") == nullptr;
+  return wide || !amx;
+#else
+  return true;
+#endif
+}
+
 template <>
 const KernelTable<float>& KernelsFor<float>(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return avx512::kFloat;
+  if (isa >= Isa::kAvx512) return avx512::kFloat;
   if (isa == Isa::kAvx2) return avx2::kFloat;
 #endif
   return baseline::kFloat;
@@ -53,6 +65,14 @@ const KernelTable<float>& KernelsFor<float>(Isa isa) {
 template <>
 const KernelTable<BF16>& KernelsFor<BF16>(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx512Bf16) {
+    static const KernelTable<BF16> table = [] {
+      KernelTable<BF16> t = avx512::kBFloat16;
+      t.product = avx512_bf16::kProducts;
+      return t;
+    }();
+    return table;
+  }
   if (isa == Isa::kAvx512) return avx512::kBFloat16;
   if (isa == Isa::kAvx2) return avx2::kBFloat16;
 #endif

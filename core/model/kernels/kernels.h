@@ -1,5 +1,5 @@
 #pragma once
-// CPU kernels of the decoder on raw pointers: everything between two matrix products.
+// CPU kernels of the decoder on raw pointers: matrix products and everything between two of them.
 //
 // Rows are stored in T (float32 or bfloat16) and computed in float32. Each kernel works on a range
 // of independent items, so the caller splits the range over threads as it likes: the result of an
@@ -116,8 +116,41 @@ struct ExpertArgs {
   float* dgate = nullptr;       // [rows]: dout[r] . shared[r]
 };
 
+// y = x w^T with w as it stands in the arena. An element is summed in an order that k alone fixes, so a row
+// has the same bits in every batch, at every place of it and whatever columns are computed together.
+template <typename T>
+struct MultiplyArgs {
+  int64_t rows = 0, n = 0, k = 0;
+  const T* x = nullptr;  // [rows, k]
+  const T* w = nullptr;  // [n, k]
+  T* y = nullptr;        // [rows, n]; not x
+};
+
+// The two products of its backward: dx = dy w, and dw += dy^T x. Summed in float32 over n, or over rows, in
+// order and by blocks of fixed size.
+template <typename T>
+struct MultiplyBackArgs {
+  int64_t rows = 0, n = 0, k = 0;
+  const T* dy = nullptr;  // [rows, n]
+  const T* w = nullptr;   // [n, k]
+  T* dx = nullptr;        // [rows, k]; not dy
+  const T* x = nullptr;   // [rows, k]
+  float* dw = nullptr;    // [n, k]
+};
+
+template <typename T>
+struct ProductTable {
+  // Columns [begin, end) of y. scratch: multiply_scratch(rows, k) floats, which may be none.
+  void (*multiply)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
+  int64_t (*multiply_scratch)(int64_t rows, int64_t k);
+  // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.
+  void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
+  void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
+};
+
 template <typename T>
 struct KernelTable {
+  ProductTable<T> product;
   void (*rms_norm)(int64_t begin, int64_t end, const RmsNormArgs<T>&);
   // dx[rows, d] (float32) += d norm / d x . dout; dx_copy (T, may be null) gets the sum rounded.
   void (*rms_norm_backward)(int64_t begin, int64_t end, int64_t d, const T* x, const T* weight,
@@ -162,6 +195,11 @@ struct KernelTable {
 };
 
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+// Blocks of the backward: terms that are summed at a time, rows and columns of the result.
+constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
+inline int64_t MultiplyBackScratch() {
+  return kBackColumns * kBackTerms + kBackRows * kBackColumns + 8 * kBackTerms + 64;
+}
 inline int64_t AttentionScratch(int64_t max_length) { return 4 * RoundUp(max_length, 16) + 16; }
 inline int64_t AttentionBackwardScratch(int64_t rows, int64_t head_size) {
   return 4 * rows * RoundUp(head_size, 16) + 8 * RoundUp(head_size, 16) + 64;
@@ -171,9 +209,14 @@ inline int64_t AttentionBackwardScratch(int64_t rows, int64_t head_size) {
 template <typename T>
 const KernelTable<T>& Kernels();
 
-enum class Isa { kBaseline, kAvx2, kAvx512 };
-Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512 where the CPU has it
-constexpr auto WordsOf(Isa) { return std::to_array<const char*>({"baseline", "avx2", "avx512"}); }
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512|avx512_bf16 where the CPU has it
+constexpr auto WordsOf(Isa) {
+  return std::to_array<const char*>({"baseline", "avx2", "avx512", "avx512_bf16"});
+}
+// Whether the decoder multiplies by `multiply` and its backward: everywhere but for bfloat16 on a processor
+// with AMX, whose tiles only LibTorch's products use. TIDEPOOL_CPU_ISA makes it true there too.
+bool OwnProducts(bool wide);
 template <typename T>
 const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests
 

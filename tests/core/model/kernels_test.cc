@@ -39,6 +39,7 @@ std::vector<Isa> Sets() {
   std::vector<Isa> sets = {Isa::kBaseline};
   if (BestIsa() >= Isa::kAvx2) sets.push_back(Isa::kAvx2);
   if (BestIsa() >= Isa::kAvx512) sets.push_back(Isa::kAvx512);
+  if (BestIsa() >= Isa::kAvx512Bf16) sets.push_back(Isa::kAvx512Bf16);
   return sets;
 }
 template <typename T>

@@ -1,0 +1,184 @@
+// Products of rows by a weight matrix, and their gradients, against plain loops in float64; and that a row
+// has the same bits in every batch.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/model/kernels/kernels.h"
+
+namespace tidepool::model {
+namespace {
+
+std::vector<Isa> InstructionSets() {
+  std::vector<Isa> sets;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
+    if (isa <= BestIsa()) sets.push_back(isa);
+  return sets;
+}
+
+float Wide(float x) { return x; }
+float Wide(BF16 x) {
+  const uint32_t u = uint32_t{x.bits} << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+template <typename T>
+std::vector<T> Random(Rng& rng, int64_t n) {
+  std::vector<T> v(static_cast<size_t>(n));
+  for (T& x : v) {
+    const auto f = static_cast<float>(rng.Normal());
+    if constexpr (std::is_same_v<T, float>) {
+      x = f;
+    } else {
+      KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &f, &x);
+    }
+  }
+  return v;
+}
+
+// body(begin, end, scratch) over [0, items), by one thread or two with a cut at any place.
+void Cut(int64_t items, int64_t at, int64_t floats,
+         const std::function<void(int64_t, int64_t, float*)>& body) {
+  std::vector<float> scratch(static_cast<size_t>(floats)), other(static_cast<size_t>(floats));
+  std::thread second([&] {
+    if (at < items) body(at, items, other.data());
+  });
+  if (at > 0) body(0, at, scratch.data());
+  second.join();
+}
+
+template <typename T>
+struct Case {
+  int64_t rows, n, k;
+  std::vector<T> x, w, dy;
+  Case(Rng& rng, int64_t rows_in, int64_t n_in, int64_t k_in)
+      : rows(rows_in),
+        n(n_in),
+        k(k_in),
+        x(Random<T>(rng, rows * k)),
+        w(Random<T>(rng, n * k)),
+        dy(Random<T>(rng, rows * n)) {}
+
+  // Rows [first, first + count) of y; computed in two parts, cut at column `cut`.
+  std::vector<T> Forward(Isa isa, int64_t first, int64_t count, int64_t cut) const {
+    std::vector<T> y(static_cast<size_t>(count * n));
+    const MultiplyArgs<T> args{
+        .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = w.data(), .y = y.data()};
+    const ProductTable<T>& product = KernelsFor<T>(isa).product;
+    Cut(n, cut, product.multiply_scratch(count, k),
+        [&](int64_t begin, int64_t end, float* scratch) { product.multiply(begin, end, args, scratch); });
+    return y;
+  }
+  std::vector<T> Dx(Isa isa, int64_t cut) const {
+    std::vector<T> dx(static_cast<size_t>(rows * k));
+    const MultiplyBackArgs<T> args{
+        .rows = rows, .n = n, .k = k, .dy = dy.data(), .w = w.data(), .dx = dx.data()};
+    Cut(rows, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
+      KernelsFor<T>(isa).product.multiply_back(begin, end, args, scratch);
+    });
+    return dx;
+  }
+  std::vector<float> Dw(Isa isa, int64_t cut) const {
+    std::vector<float> dw(static_cast<size_t>(n * k), 0.5F);
+    const MultiplyBackArgs<T> args{
+        .rows = rows, .n = n, .k = k, .dy = dy.data(), .x = x.data(), .dw = dw.data()};
+    Cut(n, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
+      KernelsFor<T>(isa).product.multiply_back_weight(begin, end, args, scratch);
+    });
+    return dw;
+  }
+};
+
+template <typename T>
+bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// |got - want| against the size of the terms: `roundings` of the sum in float32, and one of the result.
+template <typename Out>
+void ExpectNear(Out got, double want, double terms, const char* what) {
+  const double tolerance = 1e-6 * terms + (std::is_same_v<Out, float> ? 1e-6 : 4e-3) * std::fabs(want);
+  ASSERT_NEAR(Wide(got), want, tolerance + 1e-6) << what;
+}
+
+template <typename T>
+class ProductsTest : public testing::Test {};
+using Types = testing::Types<float, BF16>;
+TYPED_TEST_SUITE(ProductsTest, Types);
+
+TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
+  using T = TypeParam;
+  Rng rng(7);
+  std::vector<std::array<int64_t, 3>> sizes = {{1, 1, 1},     {1, 8, 32},   {2, 3, 5},     {3, 7, 33},
+                                               {5, 4, 31},    {7, 65, 96},  {16, 33, 127}, {17, 130, 65},
+                                               {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}};
+  for (int i = 0; i < 6; ++i) sizes.push_back({1 + rng.Below(40), 1 + rng.Below(90), 1 + rng.Below(600)});
+  for (const auto& [rows, n, k] : sizes) {
+    const Case<T> c(rng, rows, n, k);
+    std::vector<double> y(static_cast<size_t>(rows * n)), dx(static_cast<size_t>(rows * k)),
+        dw(static_cast<size_t>(n * k), 0.5);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        const double g = Wide(c.dy[static_cast<size_t>(r * n + i)]);
+        for (int64_t j = 0; j < k; ++j) {
+          const double x = Wide(c.x[static_cast<size_t>(r * k + j)]),
+                       w = Wide(c.w[static_cast<size_t>(i * k + j)]);
+          y[static_cast<size_t>(r * n + i)] += x * w;
+          dx[static_cast<size_t>(r * k + j)] += g * w;
+          dw[static_cast<size_t>(i * k + j)] += g * x;
+        }
+      }
+    }
+    for (const Isa isa : InstructionSets()) {
+      SCOPED_TRACE(testing::Message() << Name(isa) << " rows " << rows << " n " << n << " k " << k);
+      const auto got_y = c.Forward(isa, 0, rows, rng.Below(n + 1));
+      const auto got_dx = c.Dx(isa, rng.Below(rows + 1));
+      const auto got_dw = c.Dw(isa, rng.Below(n + 1));
+      for (size_t i = 0; i < y.size(); ++i) ExpectNear(got_y[i], y[i], std::sqrt(double(k)), "y");
+      for (size_t i = 0; i < dx.size(); ++i) ExpectNear(got_dx[i], dx[i], std::sqrt(double(n)), "dx");
+      for (size_t i = 0; i < dw.size(); ++i) ExpectNear(got_dw[i], dw[i], std::sqrt(double(rows)), "dw");
+    }
+  }
+}
+
+// Generation multiplies a row alone, a prefill with its prompt and training with the whole batch.
+TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
+  using T = TypeParam;
+  Rng rng(8);
+  constexpr int64_t kRows = 300;
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{21, 105}, {9, 1100}}) {
+    const Case<T> c(rng, kRows, n, k);
+    for (const Isa isa : InstructionSets()) {
+      const std::vector<T> all = c.Forward(isa, 0, kRows, n);
+      for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
+        const int64_t first = rng.Below(kRows - rows + 1);
+        const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
+        ASSERT_TRUE(SameBits(c.Forward(isa, first, rows, rng.Below(n + 1)), want))
+            << Name(isa) << " k " << k << ": rows " << first << " to " << first + rows;
+      }
+    }
+  }
+}
+
+TYPED_TEST(ProductsTest, GradientsDoNotDependOnTheThreads) {
+  using T = TypeParam;
+  Rng rng(9);
+  const Case<T> c(rng, 230, 67, 601);
+  for (const Isa isa : InstructionSets()) {
+    const auto dx = c.Dx(isa, c.rows);
+    const auto dw = c.Dw(isa, c.n);
+    for (const int64_t cut : {1, 12, 37, 66}) {
+      EXPECT_TRUE(SameBits(c.Dx(isa, cut), dx)) << Name(isa) << " cut " << cut;
+      EXPECT_TRUE(SameBits(c.Dw(isa, cut), dw)) << Name(isa) << " cut " << cut;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::model
