@@ -171,8 +171,9 @@ class Doctor {
     };
     if (!has("avx2")) Note("no AVX2", "everything works, by plain code, several times slower");
     if (!has("avx512_bf16")) {
-      Note("no AVX-512 bfloat16 instructions",
-           "model.dtype: bfloat16 halves the memory of the weights here, but computes no faster than float32");
+      Note(
+          "no AVX-512 bfloat16 instructions",
+          "model.dtype: bfloat16 halves the memory of the weights here, but computes no faster than float32");
     }
     if (quota > 0 && quota < 2)
       Note("a quota of " + Text(quota) + " cores", "the examples count on two; expect them to take longer");

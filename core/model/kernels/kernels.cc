@@ -1,5 +1,9 @@
 #include "core/model/kernels/kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <string_view>
 
@@ -38,6 +42,14 @@ Isa Detect() {
   }
   return best;
 }
+
+#if defined(__x86_64__)
+// Leaf 7, EDX bit 22. Not __builtin_cpu_supports: clang 14 does not know the name.
+bool HasAmxBf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1) != 0;
+}
+#endif
 }  // namespace
 
 Isa BestIsa() {
@@ -47,7 +59,7 @@ Isa BestIsa() {
 
 bool OwnProducts(bool wide) {
 #if defined(__x86_64__)
-  static const bool amx = __builtin_cpu_supports("amx-bf16") && std::getenv("TIDEPOOL_CPU_ISA") == nullptr;
+  static const bool amx = HasAmxBf16() && std::getenv("TIDEPOOL_CPU_ISA") == nullptr;
   return wide || !amx;
 #else
   return true;

@@ -256,6 +256,8 @@ TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
 
 // Before the step, too: its rows may be read longer than the controller needs to learn of a signal.
 TEST_F(DeviceMachineTest, AnEvaluationIsEndedByACommandBeforeItsStepOrWithin) {
+  Serve();
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
   EXPECT_FALSE(machine.EvaluationEnded(9));
   Tell(down::EndEvaluation{.slot = kSlot, .epoch = {3}, .lease = 9});
   EXPECT_TRUE(machine.EvaluationEnded(9));
