@@ -15,6 +15,7 @@ TIDEPOOL_DECLARE(baseline)
 #if defined(__x86_64__)
 TIDEPOOL_DECLARE(avx2)
 TIDEPOOL_DECLARE(avx512)
+TIDEPOOL_DECLARE(avx512_bf16)
 #endif
 #undef TIDEPOOL_DECLARE
 
@@ -25,11 +26,11 @@ Isa Detect() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::kAvx2;
   if (best == Isa::kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    best = Isa::kAvx512;
+    best = __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
 #endif
   if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
-    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
       if (std::string_view(wanted) == Name(isa) && isa < best) best = isa;
     }
   }
@@ -45,6 +46,7 @@ Isa BestIsa() {
 template <>
 const KernelTable<float>& KernelsFor<float>(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx512Bf16) return avx512_bf16::kFloat;
   if (isa == Isa::kAvx512) return avx512::kFloat;
   if (isa == Isa::kAvx2) return avx2::kFloat;
 #endif
@@ -53,6 +55,7 @@ const KernelTable<float>& KernelsFor<float>(Isa isa) {
 template <>
 const KernelTable<BF16>& KernelsFor<BF16>(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx512Bf16) return avx512_bf16::kBFloat16;
   if (isa == Isa::kAvx512) return avx512::kBFloat16;
   if (isa == Isa::kAvx2) return avx2::kBFloat16;
 #endif
