@@ -75,8 +75,9 @@ class Browser:
             if tab:
                 tab.hear(said)
 
-    def open(self, url, width=1400, dark=False, height=1000):
-        tab = Tab(self, width, dark, height)
+    def open(self, url, width=1400, dark=False, height=1000, beside=None):
+        """In a browser of its own, or in that of the tab `beside`."""
+        tab = Tab(self, width, dark, height, beside)
         tab.go(url)
         return tab
 
@@ -84,10 +85,11 @@ class Browser:
 class Tab:
     """A page: `console` has what it complained of."""
 
-    def __init__(self, browser, width, dark, height):
+    def __init__(self, browser, width, dark, height, beside=None):
         self.browser, self.width, self.console = browser, width, []
-        context = browser.call("Target.createBrowserContext")["browserContextId"]  # cookies of its own
-        target = browser.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        # A context has cookies, storage and channels of its own.
+        self.context = beside.context if beside else browser.call("Target.createBrowserContext")["browserContextId"]
+        target = browser.call("Target.createTarget", url="about:blank", browserContextId=self.context)["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         browser.tabs[self.session] = self
         for domain in ["Page", "Runtime", "Log", "Network"]:

@@ -1,11 +1,12 @@
 """The dashboard in a browser: who gets in, what it shows, and that it follows a run without being loaded again."""
-import json
+import http.server
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import unittest
 import urllib.error
 import urllib.request
@@ -27,8 +28,8 @@ class DashboardPage(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.dir = pathlib.Path(scratch.name)
 
-    def serve(self, root=None):
-        server = subprocess.Popen([browser.TIDEPOOL, "dashboard", str(root or self.dir)], stdout=subprocess.PIPE, text=True)
+    def serve(self, root=None, port=0):
+        server = subprocess.Popen([browser.TIDEPOOL, "dashboard", str(root or self.dir), "--port", str(port)], stdout=subprocess.PIPE, text=True)
 
         def end():
             server.kill()
@@ -36,7 +37,7 @@ class DashboardPage(unittest.TestCase):
             server.stdout.close()
         self.addCleanup(end)
         lines = [server.stdout.readline(), server.stdout.readline()]
-        self.assertRegex(lines[1], r"^http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{64}")
+        self.assertRegex(lines[1], r"^http://127\.0\.0\.1:\d+/(\?run=\w+)?#token=[0-9a-f]{64}$")
         return server, lines[1].strip()
 
     def look(self, tab):
@@ -44,21 +45,91 @@ class DashboardPage(unittest.TestCase):
         self.assertEqual(tab.too_wide(), [])
 
     def test_without_the_token_nothing_is_shown_and_with_it_the_address_forgets_it(self):
-        browser.write_run(self.dir / "one", "rl", [(1, {"critic/score/mean": .5})])
+        browser.write_run(self.dir / "one-of-them", "rl", [(1, {"critic/score/mean": .5})])
         server, url = self.serve()
-        for address in [url.split("?")[0], url[:-1] + "x", url.split("?")[0] + "api/runs"]:
+        start, token = url.split("#token=")
+        for headers in [{}, {"Authorization": f"Bearer {token[:-1]}"}, {"Cookie": f"tidepool-{start.split(':')[2].strip('/')}={token}"}]:
             with self.assertRaises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(address, timeout=20)
+                urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers=headers), timeout=20)
             self.assertEqual(refused.exception.code, 401)
-            self.assertNotIn("one", refused.exception.read().decode())
+            self.assertNotIn("one-of-them", refused.exception.read().decode())
+            refused.exception.close()
+        with urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers={"Authorization": f"Bearer {token}"}), timeout=20) as answer:
+            self.assertIn("one-of-them", answer.read().decode())
+        with urllib.request.urlopen(start, timeout=20) as answer:
+            self.assertEqual((answer.headers["Set-Cookie"], answer.headers["Referrer-Policy"]), (None, "no-referrer"))
+            page = answer.read().decode()
+            self.assertNotIn("one-of-them", page)
+            self.assertNotIn(token, page)
         tab = self.browser.open(url)
         tab.wait("document.querySelector('a.name')")
-        self.assertEqual(tab.evaluate("location.search"), "")
+        self.assertEqual(tab.evaluate("location.href"), start)
+        self.assertEqual(tab.evaluate("document.cookie"), "")
+        self.assertNotIn(token, tab.dom())
         self.look(tab)
-        stranger = self.browser.open(url.split("?")[0])  # another browser: no cookie
-        self.assertIn("token is missing", stranger.text())
+        stranger = self.browser.open(start)  # another browser, in which no tab has the key
+        stranger.wait("document.getElementById('how')")
+        self.assertIn("Open the whole address", stranger.text())
+        self.assertNotIn("one-of-them", stranger.dom())
+        self.look(stranger)
+        self.browser.open(url, beside=stranger).wait("document.querySelector('a.name')")
+        stranger.call("Page.bringToFront")  # pages that nobody sees rest
+        stranger.wait("document.querySelector('a.name')", what="the tab without a key to go on with that of another one")
         server.send_signal(signal.SIGINT)
         self.assertEqual(server.wait(timeout=20), 0)
+
+    def test_the_key_stays_with_a_tab_and_the_others_of_its_origin_and_no_other_server_sees_it(self):
+        browser.write_run(self.dir / "one", "rl", [(1, {"critic/score/mean": .5})])
+        server, url = self.serve()
+        start, token = url.split("#token=")
+        tab = self.browser.open(url)
+        tab.wait("document.querySelector('a.name')")
+        tab.call("Page.reload")
+        tab.wait("document.querySelector('a.name')", what="the list after loading the page again")
+        tab.evaluate("document.querySelector('a.name').click()")
+        tab.wait("location.search === '?run=one' && document.querySelector('.badge')", what="the run behind the link")
+        tab.evaluate("setTimeout(() => history.back())")
+        tab.wait("location.search === '' && document.querySelector('a.name')", what="the list, going back")
+        second = self.browser.open(start + "?run=one", beside=tab)  # as a link in a new tab
+        second.wait("document.querySelector('.badge')", what="the run in a second tab")
+        for shown in [tab, second]:
+            self.look(shown)
+
+        heard = []
+
+        class Other(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                heard.append(f"{self.requestline}\n{self.headers}")
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"<title>other</title>")
+
+            def log_message(self, *_):
+                pass
+        other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+        self.addCleanup(other.server_close)
+        self.addCleanup(other.shutdown)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{other.server_port}/"
+        for way in [f"setTimeout(() => {{ location.href = '{address}followed'; }})", None]:  # from the dashboard, and by hand
+            tab.evaluate(way) if way else tab.go(address + "typed")
+            tab.wait("document.title === 'other'")
+            self.assertEqual(tab.evaluate("[document.cookie, document.referrer, sessionStorage.length, localStorage.length].join()"), ",,0,0")
+        self.assertGreaterEqual(len([h for h in heard if "followed" in h or "typed" in h]), 2)
+        for head in heard:
+            self.assertNotIn(token, head)
+            self.assertNotIn(start.strip("/"), head, "a referrer")
+            self.assertNotRegex(head.lower(), "cookie:|authorization:")
+
+        # Another start on the same port has another key: who has the old one is told, and goes on with the new address.
+        server.send_signal(signal.SIGINT)
+        self.assertEqual(server.wait(timeout=20), 0)
+        _, again = self.serve(port=start.split(":")[2].strip("/"))
+        second.wait("document.getElementById('trouble').textContent.includes('started anew')")
+        third = self.browser.open(again, beside=second)
+        third.wait("document.querySelector('a.name')")
+        second.call("Page.bringToFront")
+        second.wait("document.getElementById('trouble').hidden", what="the tab with the old key to go on with the new one")
 
     def test_list_selection_and_comparison_in_both_widths_and_themes(self):
         for name, rate in [("one", "1e-3"), ("two", "2e-3")]:

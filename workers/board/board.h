@@ -3,7 +3,7 @@
 // files and changes none; a run that is half written or gone is an answer like another. What is expensive is
 // kept, and made anew only when its files changed and at most a twentieth of the time. Thread-safe.
 //
-//   /                                the page
+//   /                                the page; has nothing of the runs in it
 //   /api/runs                        {root, runs: [RunBrief, workers/cli/run_list.h]}
 //   /api/run?run=R&cursor=C&seen=S   brief; live (status.json); curves, what is new since C
 //                                    (core/observe/live_curves.h), more: there is more of it; seen, and where

@@ -89,17 +89,6 @@ int64_t HalfOfDescriptors() {
   return std::max<int64_t>(1, static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)) / 2);
 }
 
-std::string_view CookieOf(std::string_view cookies, std::string_view name) {
-  while (!cookies.empty()) {
-    std::string_view part = cookies.substr(0, cookies.find(';'));
-    cookies.remove_prefix(std::min(cookies.size(), part.size() + 1));
-    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
-    if (part.size() > name.size() && part.starts_with(name) && part[name.size()] == '=')
-      return part.substr(name.size() + 1);
-  }
-  return {};
-}
-
 }  // namespace
 
 struct HttpServer::Impl {
@@ -112,7 +101,6 @@ struct HttpServer::Impl {
   const Handler handler;
   const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
-  std::string cookie;  // its name: cookies of all ports of a host are one pot
   Mutex mu;
   std::map<int64_t, std::weak_ptr<Session>> sessions TP_GUARDED_BY(mu);
   int64_t next_session TP_GUARDED_BY(mu) = 0;
@@ -185,29 +173,12 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return {.status = 405,
               .body = "only GET and HEAD are answered here\n",
               .headers = {{"Allow", "GET, HEAD"}}};
-    const std::string& token = server_.options.token;
-    if (const auto shown = request.query.find("token"); shown != request.query.end()) {
-      if (!ConstantTimeEqual(shown->second, token)) return Stranger();
-      known_ = true;
-      std::string to = "/";
-      for (const auto& [name, value] : request.query) {
-        if (name != "token")
-          to += (to == "/" ? "?" : "&amp;") + PercentEncoded(name) + "=" + PercentEncoded(value);
-      }
-      // A page rather than a redirect: what it leads to is then asked for by us, not by who had the link.
-      return {
-          .type = "text/html; charset=utf-8",
-          .body = "<!doctype html><meta http-equiv=\"refresh\" content=\"0;url=" + to +
-                  "\"><title>Tidepool</title>\n",
-          .headers = {{"Set-Cookie", server_.cookie + "=" + token + "; HttpOnly; SameSite=Strict; Path=/"}}};
-    }
     const std::string_view bearer = View(from[http::field::authorization]);
-    bool may = bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), token);
-    const std::string_view site = View(from["Sec-Fetch-Site"]);
-    if (site.empty() || site == "same-origin" || site == "none")
-      may = ConstantTimeEqual(CookieOf(View(from[http::field::cookie]), server_.cookie), token) || may;
-    if (!may) return Stranger();
-    known_ = true;
+    if (bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), server_.options.token)) {
+      known_ = true;
+    } else if (!server_.options.open_paths.contains(request.path)) {
+      return Stranger();
+    }
     try {
       return server_.handler(request);
     } catch (const std::exception& e) {  // the door of this thread
@@ -219,7 +190,8 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
         .status = 401,
         .body =
             "The token is missing or not this server's. Open the whole address that was printed when it was "
-            "started; each start has another token.\n",
+            "started, or send what stands behind its #token= as `Authorization: Bearer TOKEN`. Each start "
+            "has another one.\n",
         .headers = {{"WWW-Authenticate", "Bearer"}}};
   }
   void Refuse(int status, const char* why) {
@@ -331,7 +303,6 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
                             ": this port is not for you; name one above 1023, or none for a free one");
   if (error) return Internal(address + ": cannot be listened on (" + error.message() + ")");
   impl->port = acceptor.local_endpoint(error).port();
-  impl->cookie = "tidepool-" + std::to_string(impl->port);
   impl->Accept();
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(impl)));
   for (int64_t i = 0; i < options.threads; ++i)
@@ -341,8 +312,9 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
 
 uint16_t HttpServer::port() const { return impl_->port; }
 
-std::string HttpServer::Url() const {
-  return "http://127.0.0.1:" + std::to_string(impl_->port) + "/?token=" + impl_->options.token;
+std::string HttpServer::Url(std::string_view query) const {
+  return "http://127.0.0.1:" + std::to_string(impl_->port) + "/" + (query.empty() ? "" : "?") +
+         std::string(query) + "#token=" + impl_->options.token;
 }
 
 std::string PercentEncoded(std::string_view text) {

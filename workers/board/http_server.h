@@ -5,9 +5,16 @@
 //
 // Who may ask: the listener is 127.0.0.1 alone. A request whose Host is neither 127.0.0.1 nor localhost is
 // refused, because a page of some site can give its name our address (DNS rebinding). Then it has to show the
-// token: `Authorization: Bearer TOKEN`, the cookie, or `?token=TOKEN`, which sets the cookie and leads to
-// the start page with the rest of the query, so that the token stays in no history. The cookie counts only
-// where the browser does not say that another site asks. Tokens are compared in constant time.
+// token, as `Authorization: Bearer TOKEN` and in no other way; it is compared in constant time. What
+// open_paths name is answered without it: a page that says nothing by itself and asks with the token for what
+// it shows.
+//
+// The token stands in the fragment of the address that is printed (`#token=`), which no browser sends: neither
+// to whoever listens on the port by then, nor to another site as a referrer. `?token=` would be sent and
+// logged. A cookie would be worse: it belongs to the host, whatever the port, so every other server on
+// 127.0.0.1 that the browser visits would get it. A page keeps the token where pages of its own origin, the
+// port included, reach it and no others; and a header that a page has to set is one that another site cannot
+// have a browser send.
 //
 // What a stranger can hold up: a request's head has 8 KiB, its body body_bytes_max; a connection that says
 // nothing for idle_timeout_s, or does not take its answer, is closed; at most connections_max are open, and
@@ -18,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,8 +54,9 @@ struct HttpResponse {
 };
 
 struct HttpServerOptions {
-  uint16_t port = 0;  // 0: a free one
-  std::string token;  // not empty
+  uint16_t port = 0;                      // 0: a free one
+  std::string token;                      // not empty
+  std::set<std::string> open_paths = {};  // answered to whoever asks; nothing secret may be there
   int64_t threads = 2;
   int64_t connections_max = 64;
   int64_t body_bytes_max = 0;  // 0: only GET and HEAD are answered
@@ -66,8 +75,8 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   [[nodiscard]] uint16_t port() const;
-  // Of the start page, token included.
-  [[nodiscard]] std::string Url() const;
+  // Of the start page, with this query ("run=R", may be empty) and the token.
+  [[nodiscard]] std::string Url(std::string_view query = "") const;
 
  private:
   struct Impl;

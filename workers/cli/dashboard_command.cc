@@ -27,10 +27,10 @@ Status ServeDashboard(std::string root, int64_t port) {
                     "CONFIG`, which makes runs/");
   }
   // A run is shown in the folder that holds it.
-  std::string page;
+  std::string page;  // query of the first page
   const fs::path whole = fs::canonical(root, error);
   if (fs::exists(storage::RunPaths(whole.string()).config(), error)) {
-    page = "&run=" + PercentEncoded(whole.filename().string());
+    page = "run=" + PercentEncoded(whole.filename().string());
     root = whole.parent_path().string();
   }
   // Taken before the server's threads begin, so that they take none of these.
@@ -40,13 +40,15 @@ Status ServeDashboard(std::string root, int64_t port) {
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   TP_ASSIGN_OR_RETURN(const std::string token, RandomToken());
   Board board(root);
-  TP_ASSIGN_OR_RETURN(
-      const auto server,
-      HttpServer::Start(
-          {.port = static_cast<uint16_t>(port), .token = token, .threads = Board::kLooksMax + 1},
-          [&board](const HttpRequest& request) { return board.Answer(request); }));
-  std::printf("Runs of %s, until Ctrl-C, for this machine's browsers:\n%s%s\n", root.c_str(),
-              server->Url().c_str(), page.c_str());
+  TP_ASSIGN_OR_RETURN(const auto server, HttpServer::Start({.port = static_cast<uint16_t>(port),
+                                                            .token = token,
+                                                            .open_paths = {"/"},
+                                                            .threads = Board::kLooksMax + 1},
+                                                           [&board](const HttpRequest& request) {
+                                                             return board.Answer(request);
+                                                           }));
+  std::printf("Runs of %s, until Ctrl-C, for this machine's browsers:\n%s\n", root.c_str(),
+              server->Url(page).c_str());
   std::printf(
       "The address holds a key: whoever has it, and can reach this machine's loopback, sees configs, samples "
       "and logs.\n");

@@ -1,20 +1,68 @@
 // The dashboard's views. Each asks again and again for what is new, and rests while the page is not seen.
 
+// --- the key ---
+
+// It comes in the fragment of the printed address and is taken out of the address at once. It is shown to the
+// server in a header and kept for this tab (loading the page again, following a link). A tab that has none, as of a
+// link that was opened in a new one, gets it from the other tabs of this origin, the port included. No link holds it.
+const kept = (() => {
+  try { return sessionStorage; } catch { return {getItem: () => null, setItem() {}, removeItem() {}}; }  // forbidden: known until the page is left
+})();
+const tabs = new BroadcastChannel('key');
+let key = kept.getItem('key') || '', refused = '';  // refused: the last one that the server did not take
+function keepKey(fresh) {
+  key = fresh;
+  kept.setItem('key', key);
+  document.dispatchEvent(new Event('key'));
+}
+function keyOfAddress() {
+  const given = location.hash.startsWith('#token=') ? location.hash.slice(7) : '';
+  if (!given) return;
+  history.replaceState(null, '', location.pathname + location.search);
+  keepKey(given);
+  tabs.postMessage({key});  // some may wait for it
+}
+onhashchange = keyOfAddress;  // the address was opened in a tab that has the page
+tabs.onmessage = ({data}) => {
+  if (data.key === undefined) {
+    if (key && key !== data.other) tabs.postMessage({key});
+  } else if (!key && data.key !== refused) {
+    keepKey(data.key);
+  }
+};
+// Waits for a moment: another tab that has it answers within milliseconds.
+async function keyOfOtherTab() {
+  tabs.postMessage({other: refused});
+  await new Promise(done => { document.addEventListener('key', done, {once: true}); setTimeout(done, 300); });
+}
+
 // --- asking ---
 
 const trouble = make('p.card.warn', {hidden: '', id: 'trouble', role: 'status'});
 function tell(text) { trouble.textContent = text; trouble.hidden = !text; }
 
-// The answer; undefined, with a word on the page, where there is none.
+// The server's answer, or 401 in its place where no key is to be had.
+async function call(path, values) {
+  if (!key) await keyOfOtherTab();
+  if (!key) return new Response('', {status: 401});
+  const shown = key, answer = await fetch(path + '?' + new URLSearchParams(values || {}), {cache: 'no-store', headers: {Authorization: 'Bearer ' + shown}});
+  if (answer.status === 401 && key === shown) {
+    refused = key;
+    key = '';
+    kept.removeItem('key');
+  }
+  return answer;
+}
+// What it says; undefined, with a word on the page, where there is nothing.
 async function ask(path, values) {
   let answer;
   try {
-    answer = await fetch(path + '?' + new URLSearchParams(values || {}), {cache: 'no-store'});
+    answer = await call(path, values);
   } catch {
     tell('The dashboard does not answer: it was ended, or the connection is gone. This page goes on when it is back.');
     return;
   }
-  if (answer.status === 401) return void tell('This dashboard was started anew: open the address that it printed.');
+  if (answer.status === 401) return void tell('This dashboard was started anew, and its key is another one now: open the address that it printed.');
   const data = await answer.json().catch(() => ({error: 'the answer cannot be read'}));
   if (!answer.ok) return void tell(data.error || 'error ' + answer.status);
   tell('');
@@ -172,7 +220,7 @@ function runView(name) {
   let paints = [];
   again(5, async () => {
     if (slots.firstChild.zoomed && slots.firstChild.zoomed()) return;  // somebody looks closer
-    const data = await fetch('/api/pool?' + new URLSearchParams({run: name})).then(a => a.ok ? a.json() : null, () => null);
+    const data = await call('/api/pool', {run: name}).then(a => a.ok ? a.json() : null, () => null);
     if (!data) return 3;
     faults = data.faults;
     for (const f of paints) repaint.splice(repaint.indexOf(f), 1);
@@ -290,7 +338,23 @@ function compareView(names) {
 
 nav.append(make('a.home', 'Tidepool', {href: '/'}), theme);
 page.replaceChildren(trouble);
-const asked = new URLSearchParams(location.search);
-if (asked.get('run')) runView(asked.get('run'));
-else if (asked.get('compare')) compareView([...new Set(asked.get('compare').split('/'))]);
-else listView();
+function view() {
+  const asked = new URLSearchParams(location.search);
+  if (asked.get('run')) runView(asked.get('run'));
+  else if (asked.get('compare')) compareView([...new Set(asked.get('compare').split('/'))]);
+  else listView();
+}
+// Without a key nothing can be shown but how to get one.
+function how() {
+  document.title = 'Tidepool · no key';
+  const card = make('div.card', {id: 'how'}, make('h1', 'This tab has no key'), make('p', 'Open the whole address that `tidepool dashboard` printed when it was started: it ends in #token= and a key, another one at each start.'),
+                    make('p', 'Or leave this tab open: it goes on as soon as another tab of this browser shows the dashboard at the same address.'));
+  page.append(card);
+  document.addEventListener('key', () => { card.remove(); view(); }, {once: true});
+}
+async function begin() {
+  keyOfAddress();
+  if (!key) await keyOfOtherTab();
+  if (key) view(); else how();
+}
+begin();
