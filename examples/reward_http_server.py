@@ -18,6 +18,9 @@ def grade(sample):  # replace it by yours: docs/adding_a_reward.md lists what a 
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # a connection serves many samples; it takes a Content-Length
+    disable_nagle_algorithm = True  # head and body are written apart, and the body is not to wait for anything
+
     def do_POST(self):
         try:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -27,9 +30,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             traceback.print_exc()
             status, body = 500, traceback.format_exc().splitlines()[-1]
         try:
+            body = body.encode()
             self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body.encode())
+            self.wfile.write(body)
         except ConnectionError:
             pass  # the run has ended, or waits no longer than timeout_s
 

@@ -1,12 +1,15 @@
 #include "workers/side/http_call.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
-#include <exception>
-#include <functional>
+#include <cerrno>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,66 +37,29 @@ std::string OtherProtocol(std::string_view bytes) {
   return "";
 }
 
-// The steps of one call, each run to its end on the caller's thread.
-class Call {
- public:
-  Call(const HttpRequest& request, std::chrono::steady_clock::time_point deadline,
-       const std::stop_token& stop)
-      : request_(request), deadline_(deadline), stop_(stop), on_stop_(stop, [this] { io_.stop(); }) {}
+}  // namespace
 
-  StatusOr<HttpAnswer> Run(HostLookup& lookup) {
-    // Not Asio's resolver: its end waits for a lookup that is under way.
-    std::vector<std::string> addresses = {request_.host};
-    boost::system::error_code is_name;
-    asio::ip::make_address(request_.host, is_name);
-    if (is_name) {
-      TP_ASSIGN_OR_RETURN(addresses, lookup.Addresses(deadline_, stop_));
-    }
-    std::vector<tcp::endpoint> endpoints;
-    for (const std::string& address : addresses)
-      endpoints.emplace_back(asio::ip::make_address(address),
-                             static_cast<uint16_t>(std::stoi(request_.port)));
-    stream_.expires_at(deadline_);
-    const Status connected = Step("connect", [&](auto done) {
-      stream_.async_connect(endpoints, [done](auto error, auto&&...) { done(error); });
-    });
-    if (connected.code() == StatusCode::kDeadlineExceeded) return Unavailable("no connection in time");
-    TP_RETURN_IF_ERROR(connected);
-    http::request<http::string_body> out(http::verb::post, request_.target, 11, request_.body);
-    const bool v6 = request_.host.find(':') != std::string::npos;
-    out.set(http::field::host, (v6 ? "[" + request_.host + "]" : request_.host) + ":" + request_.port);
-    out.set(http::field::content_type, "application/json");
-    out.set(http::field::accept, "application/json");
-    out.set(http::field::connection, "close");
-    out.prepare_payload();
-    const Status sent = Step("send", [&](auto done) {
-      http::async_write(stream_, out, [done](auto error, size_t) { done(error); });
-    });
-    // A server that refuses a request by its head (413) answers and closes before it has read the body.
-    if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
-    beast::flat_buffer buffer;
-    http::response_parser<http::string_body> answer;
-    answer.body_limit(request_.answer_bytes_max);
-    const Status read = Step("read the answer", [&](auto done) {
-      http::async_read(stream_, buffer, answer, [done](auto error, size_t) { done(error); });
-    });
-    if (!read.ok()) {
-      const std::string other =
-          OtherProtocol({static_cast<const char*>(buffer.data().data()), buffer.size()});
-      if (!other.empty()) return InvalidArgument(other);
-      return sent.ok() ? read : sent;
-    }
-    return HttpAnswer{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
-  }
+struct HttpConnection::Impl {
+  explicit Impl(HttpAddress to) : address(std::move(to)) {}
 
- private:
+  const HttpAddress address;
+  asio::io_context io{1};
+  beast::tcp_stream stream{io};
+  bool reusable = false, silent = true;
+
+  // One step of a call, run to its end on the caller's thread.
   template <typename Start>
-  Status Step(const char* what, Start start) {
+  Status Step(const char* what, std::chrono::steady_clock::time_point deadline, const std::stop_token& stop,
+              Start start) {
     std::optional<beast::error_code> outcome;
+    stream.expires_at(deadline);
     start([&outcome](beast::error_code error) { outcome = error; });
-    io_.restart();  // it was out of work after the step before
-    if (!stop_.stop_requested()) io_.run_until(deadline_ + std::chrono::milliseconds(50));
-    if (stop_.stop_requested()) return {StatusCode::kCancelled, "stopped"};
+    io.restart();  // it was out of work after the step before
+    {
+      const std::stop_callback on_stop(stop, [this] { io.stop(); });
+      if (!stop.stop_requested()) io.run_until(deadline + std::chrono::milliseconds(50));
+    }
+    if (stop.stop_requested()) return {StatusCode::kCancelled, "stopped"};
     if (!outcome || *outcome == beast::error::timeout)
       return DeadlineExceeded(std::string("no answer in time (") + what + ")");
     const beast::error_code& error = *outcome;
@@ -105,24 +71,82 @@ class Call {
       return InvalidArgument("no HTTP answer: " + why);
     return Unavailable(why);
   }
-
-  const HttpRequest& request_;
-  const std::chrono::steady_clock::time_point deadline_;
-  const std::stop_token& stop_;
-  asio::io_context io_{1};
-  beast::tcp_stream stream_{io_};
-  const std::stop_callback<std::function<void()>> on_stop_;  // last: it uses io_
 };
 
-}  // namespace
+HttpConnection::HttpConnection(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpConnection::~HttpConnection() = default;
 
-StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, HostLookup& lookup,
-                              std::chrono::steady_clock::time_point deadline, const std::stop_token& stop) {
-  try {
-    return Call(request, deadline, stop).Run(lookup);
-  } catch (const std::exception& problem) {  // Asio: no descriptor is left
-    return ResourceExhausted(std::string("HTTP: ") + problem.what());
+StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Open(const HttpAddress& address, HostLookup& lookup,
+                                                               std::chrono::steady_clock::time_point deadline,
+                                                               const std::stop_token& stop) {
+  // Not Asio's resolver: its end waits for a lookup that is under way.
+  std::vector<std::string> found = {address.host};
+  boost::system::error_code is_name;
+  asio::ip::make_address(address.host, is_name);
+  if (is_name) {
+    TP_ASSIGN_OR_RETURN(found, lookup.Addresses(deadline, stop));
   }
+  std::vector<tcp::endpoint> endpoints;
+  for (const std::string& one : found)
+    endpoints.emplace_back(asio::ip::make_address(one), static_cast<uint16_t>(std::stoi(address.port)));
+  auto impl = std::make_unique<Impl>(address);
+  const Status connected = impl->Step("connect", deadline, stop, [&](auto done) {
+    impl->stream.async_connect(endpoints, [done](auto error, auto&&...) { done(error); });
+  });
+  if (connected.code() == StatusCode::kDeadlineExceeded) return Unavailable("no connection in time");
+  TP_RETURN_IF_ERROR(connected);
+  boost::system::error_code ignored;  // it is slower without, no more
+  impl->stream.socket().set_option(tcp::no_delay(true), ignored);
+  return std::unique_ptr<HttpConnection>(new HttpConnection(std::move(impl)));
+}
+
+StatusOr<HttpAnswer> HttpConnection::Post(const HttpCall& call,
+                                          std::chrono::steady_clock::time_point deadline,
+                                          const std::stop_token& stop) {
+  Impl& m = *impl_;
+  m.reusable = false;
+  m.silent = true;
+  http::request<http::string_body> out(http::verb::post, call.target, 11, call.body);
+  const std::string& host = m.address.host;
+  const bool v6 = host.find(':') != std::string::npos;
+  out.set(http::field::host, (v6 ? "[" + host + "]" : host) + ":" + m.address.port);
+  out.set(http::field::content_type, "application/json");
+  out.set(http::field::accept, "application/json");
+  out.prepare_payload();
+  const Status sent = m.Step("send", deadline, stop, [&](auto done) {
+    http::async_write(m.stream, out, [done](auto error, size_t) { done(error); });
+  });
+  // A server that refuses a request by its head (413) answers and closes before it has read the body.
+  if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+  // A server that writes head and body apart, with Nagle's algorithm on, holds back the body until the head
+  // is acknowledged; on a connection that is no longer new that would take the 40 ms of a delayed one. The
+  // kernel forgets this after a while, so it is said for each answer.
+  const int now = 1;
+  (void)::setsockopt(m.stream.socket().native_handle(), IPPROTO_TCP, TCP_QUICKACK, &now, sizeof(now));
+  beast::flat_buffer buffer;
+  http::response_parser<http::string_body> answer;
+  answer.body_limit(call.answer_bytes_max);
+  const Status read = m.Step("read the answer", deadline, stop, [&](auto done) {
+    http::async_read(m.stream, buffer, answer, [done](auto error, size_t) { done(error); });
+  });
+  m.silent = !answer.got_some() && buffer.size() == 0;
+  if (!read.ok()) {
+    const std::string other = OtherProtocol({static_cast<const char*>(buffer.data().data()), buffer.size()});
+    if (!other.empty()) return InvalidArgument(other);
+    return sent.ok() ? read : sent;
+  }
+  m.reusable = sent.ok() && answer.keep_alive() && buffer.size() == 0;
+  return HttpAnswer{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
+}
+
+bool HttpConnection::reusable() const { return impl_->reusable; }
+bool HttpConnection::silent() const { return impl_->silent; }
+
+bool HttpConnection::IsQuiet() {
+  char byte = 0;
+  const ssize_t got =
+      ::recv(impl_->stream.socket().native_handle(), &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
+  return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
 }  // namespace tidepool::workers

@@ -1,7 +1,9 @@
 #pragma once
-// One HTTP request and its answer, over a connection of its own. Beast stays behind this header.
+// HTTP calls over one connection, one after the other. Beast stays behind this header. Who decides when a
+// connection is opened and how long it is kept: http_connections.h.
 
 #include <chrono>
+#include <memory>
 #include <stop_token>
 #include <string>
 
@@ -10,8 +12,10 @@
 
 namespace tidepool::workers {
 
-struct HttpRequest {
+struct HttpAddress {
   std::string host, port;  // host: a name or an address
+};
+struct HttpCall {
   std::string target = "/";
   std::string body;  // JSON
   size_t answer_bytes_max = 1 << 20;
@@ -21,11 +25,33 @@ struct HttpAnswer {
   std::string body;
 };
 
-// POSTs `request`, to the host that `lookup` finds; over at `deadline` or soon after `stop`. kUnavailable:
-// nobody answers there (refused, closed, no such host, no connection at `deadline`). kDeadlineExceeded:
-// connected, but no answer. kInvalidArgument: the answer is no HTTP, or has more than answer_bytes_max.
-// kCancelled: stopped. Blocks; any thread.
-StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, HostLookup& lookup,
-                              std::chrono::steady_clock::time_point deadline, const std::stop_token& stop);
+// One thread at a time. What it does is over at `deadline` or soon after `stop`, with kCancelled. It may
+// throw where no descriptor is left.
+class HttpConnection {
+ public:
+  // To the host that `lookup` finds. kUnavailable: nobody answers there (refused, no such host, no connection
+  // at `deadline`).
+  static StatusOr<std::unique_ptr<HttpConnection>> Open(const HttpAddress& address, HostLookup& lookup,
+                                                        std::chrono::steady_clock::time_point deadline,
+                                                        const std::stop_token& stop);
+  ~HttpConnection();  // closes it
+
+  // POSTs `call`. kUnavailable: closed before the answer. kDeadlineExceeded: no answer. kInvalidArgument: the
+  // answer is no HTTP, or has more than answer_bytes_max.
+  StatusOr<HttpAnswer> Post(const HttpCall& call, std::chrono::steady_clock::time_point deadline,
+                            const std::stop_token& stop);
+  // Of the last Post: another one may follow. Not after an error, `Connection: close`, or an answer of
+  // HTTP/1.0.
+  [[nodiscard]] bool reusable() const;
+  // Of the last Post: not one byte of an answer came.
+  [[nodiscard]] bool silent() const;
+  // Between two calls: the server neither closed it nor said something that nobody asked for.
+  [[nodiscard]] bool IsQuiet();
+
+ private:
+  struct Impl;
+  explicit HttpConnection(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace tidepool::workers

@@ -7,7 +7,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/json_text.h"
 #include "workers/net/bounded_text.h"
-#include "workers/side/http_call.h"
+#include "workers/side/http_connections.h"
 #include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
@@ -21,7 +21,10 @@ constexpr size_t kAnswerBytes = 64 << 10;  // of one sample
 class HttpServer final : public RewardServer {
  public:
   HttpServer(std::string name, tasks::RewardEndpoint endpoint, bool batches)
-      : name_(std::move(name)), endpoint_(std::move(endpoint)), batches_(batches), lookup_(endpoint_.host) {}
+      : name_(std::move(name)),
+        path_(std::move(endpoint.path)),
+        batches_(batches),
+        connections_({endpoint.host, endpoint.port}, HostLookup(endpoint.host)) {}
 
   bool takes_batches() const override { return batches_; }
 
@@ -30,12 +33,10 @@ class HttpServer final : public RewardServer {
     for (const auto* input : inputs) body.push_back(JsonOf<Json>(*input));
     if (!batches_) body = Json(std::move(body[0]));
     TP_ASSIGN_OR_RETURN(const HttpAnswer answer,
-                        HttpPost({.host = endpoint_.host,
-                                  .port = endpoint_.port,
-                                  .target = endpoint_.path,
-                                  .body = body.dump(-1, ' ', false, Json::error_handler_t::replace),
-                                  .answer_bytes_max = kAnswerBytes * inputs.size()},
-                                 lookup_, deadline, stop));
+                        connections_.Post({.target = path_,
+                                           .body = body.dump(-1, ' ', false, Json::error_handler_t::replace),
+                                           .answer_bytes_max = kAnswerBytes * inputs.size()},
+                                          deadline, stop));
     if (answer.status != 200) {
       const std::string why = "HTTP " + std::to_string(answer.status) + " " + Bounded(answer.body);
       // Too many requests, bad gateway, unavailable, gateway time-out: it says "later".
@@ -81,9 +82,9 @@ class HttpServer final : public RewardServer {
   }
 
   const std::string name_;
-  const tasks::RewardEndpoint endpoint_;
+  const std::string path_;
   const bool batches_;
-  HostLookup lookup_;
+  HttpConnections connections_;
 };
 
 }  // namespace

@@ -282,6 +282,20 @@ TEST(HttpRewardTest, AServerThatSaysLaterOrClosesIsAskedAgain) {
   EXPECT_EQ(graded.retries, 2);
 }
 
+TEST(HttpRewardTest, AKeptConnectionThatTheServerClosedIsNoRetry) {
+  HttpDouble server([](const std::string&) { return HttpText(200, R"({"score": 1})"); },
+                    {.keeps = true, .requests_max = 3});
+  const auto graders = MakeGraders(server.url);
+  for (int i = 0; i < 30; ++i) {
+    const up::Graded graded = ScoreOne(*graders);
+    EXPECT_EQ(graded.reward, 1) << graded.why;
+    EXPECT_EQ(graded.retries, 0);
+  }
+  EXPECT_EQ(graders->waits_for(), "");
+  EXPECT_GE(server.accepted, 10);
+  EXPECT_LT(server.accepted, 30) << "a connection is used more than once";
+}
+
 TEST(HttpRewardTest, AServerOfTheOtherKindIsNamedAndNotWaitedFor) {
   const Server grpc;
   EXPECT_THAT(WhyOf("http://" + grpc.address + "/"), HasSubstr("speaks gRPC (HTTP/2), not HTTP/1"));
@@ -376,7 +390,7 @@ TEST(HttpRewardTest, AnAnswerThatIsNestedDeeplyIsRefused) {
 
 TEST(HttpRewardTest, AnAnswerThatComesBeforeTheBodyWasReadCounts) {
   HttpDouble server([](const std::string&) { return HttpText(413, "client intended to send 6 MB"); },
-                    /*reads_bodies=*/false);
+                    {.reads_bodies = false});
   const up::Graded graded = ScoreOne(*MakeGraders(server.url), Sample(std::string(32 << 20, 'x')));
   EXPECT_EQ(graded.outcome, GradeOutcome::kInfra);
   EXPECT_THAT(graded.why, HasSubstr("HTTP 413 client intended to send 6 MB"));
