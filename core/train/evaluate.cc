@@ -6,7 +6,9 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <utility>
 
+#include "core/base/hash.h"
 #include "core/base/statistics.h"
 #include "core/train/trainer_impl.h"
 
@@ -39,6 +41,21 @@ MeanInterval MeanOverTokens(const std::vector<std::pair<double, double>>& rows) 
   for (const auto& [of, count] : rows) squares += (of - mean * count) * (of - mean * count);
   const double deviation = n < 2 ? 0 : std::sqrt(squares / (n - 1)) * n / tokens;
   return IntervalOfMean(mean, deviation, static_cast<int64_t>(rows.size()));
+}
+
+// All that a model's log-probabilities of rows come from, packing and masks included: its weights, and the
+// rows in their order. The digest of weights costs what one costs after a step, far less than a forward.
+uint64_t KeyOf(const model::Weights& weights, std::span<const Row> rows) {
+  uint64_t key = weights.Digest();
+  const auto add = [&key](const auto& values) {
+    key = Hash64(std::as_bytes(std::span(values)), Mix64(key ^ values.size()));
+  };
+  for (const Row& row : rows) {
+    add(row.prompt);
+    add(row.response);
+    add(row.loss_mask);
+  }
+  return key;
 }
 
 }  // namespace
@@ -85,10 +102,13 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
     for (const auto& row : values) scores.push_back(row.back());
     loss = ScoreLossOf(o, pairs, scores, sums).loss;
   } else {
+    const uint64_t key = KeyOf(*m.companions.reference, rows);
+    const bool kept = m.held_out.key == key && m.held_out.totals.size() == rows.size();
+    const int64_t passes = kept ? 1 : 2;
     const auto totals = [&](const model::Decoder& decoder, const model::Weights& by,
                             int64_t number) -> StatusOr<std::vector<double>> {
       TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places,
-                                                   {.progress = pass(number, 2)}));
+                                                   {.progress = pass(number, passes)}));
       std::vector<double> all;
       for (size_t i = 0; i < rows.size(); ++i) {
         const auto [sum, tokens] = SumOf(rows[i], lp[i]);
@@ -97,8 +117,11 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
       return all;
     };
     TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights, 0));
-    TP_ASSIGN_OR_RETURN(const std::vector<double> reference,
-                        totals(*m.reference, *m.companions.reference, 1));
+    if (!kept) {
+      TP_ASSIGN_OR_RETURN(std::vector<double> fresh, totals(*m.reference, *m.companions.reference, 1));
+      m.held_out = {key, std::move(fresh)};
+    }
+    const std::vector<double>& reference = m.held_out.totals;
     loss = PreferenceOf(o, pairs, policy, reference, sums).loss;
   }
   PairMetrics(o.objective, loss, sums, metrics);

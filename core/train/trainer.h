@@ -116,8 +116,9 @@ class Trainer {
 
   // Rows that are not trained on. Pairs: what a step says of its own (<job>/loss, accuracy, margin, ...);
   // sft: sft/loss a token with its interval (low, high), sft/token_accuracy. <job>/total: rows or pairs.
-  // kFailedPrecondition: neither sft nor a job on pairs. kAborted: `progress`, called between micro-batches,
-  // returned false.
+  // The reference judges the same rows once: what it said is kept, eight bytes a row, while both stay as they
+  // are. kFailedPrecondition: neither sft nor a job on pairs. kAborted: `progress`, called between
+  // micro-batches, returned false.
   StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows,
                                                    const ProgressCallback& progress = nullptr);
 

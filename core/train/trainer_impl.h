@@ -37,6 +37,12 @@ struct Controls {
   algorithms::RunningMoments rewards;
 };
 
+// What a frozen model says of rows that stay the same, kept from one evaluation to the next.
+struct KeptTotals {
+  uint64_t key = 0;            // of the model and the rows
+  std::vector<double> totals;  // [row]; empty: nothing is kept
+};
+
 // What one step keeps while it runs.
 struct StepContext {
   const Batch& batch;
@@ -82,6 +88,7 @@ struct TrainerImpl {
   std::unique_ptr<AdamW> optimizer;
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
+  KeptTotals held_out;  // of the reference
   model::PageBuffer controls_memory;
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;

@@ -449,6 +449,68 @@ TEST(CompanionsTest, AnEvaluationSaysHowFarItIsAndCanBeCalledOff) {
   }
 }
 
+// Forward passes are counted by the progress that an evaluation reports: one per model that judges the rows.
+TEST(CompanionsTest, TheReferenceJudgesHeldOutRowsOnceAndAgainWhenRowsOrReferenceChange) {
+  for (const bool average : {false, true}) {
+    Batch batch = Pairs(model::TinySpec(), 6);
+    batch.rows.resize(8);
+    Batch held_out = Pairs(model::TinySpec(), 8);
+    for (Row& row : held_out.rows) {
+      row.loss_mask.assign(row.response.size(), 1);
+      row.versions.clear();
+    }
+    TrainerOptions o = OptionsOf(JobKind::kDpo);
+    o.length_average = average;
+    o.micro_batch_tokens = 64;
+    const Models m;
+    auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+    // The micro-batches of an evaluation, whose figures are those of a trainer that keeps nothing yet.
+    const auto passes = [&]() -> int64_t {
+      int64_t total = 0;
+      const auto found = trainer->Evaluate(held_out.rows, [&](const StepProgress& p) {
+        total = p.total;
+        return true;
+      });
+      EXPECT_TRUE(found.ok()) << found.status().ToString();
+      const auto fresh = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+      EXPECT_EQ(*found, fresh->Evaluate(held_out.rows).value());
+      return total;
+    };
+    const int64_t both = passes();
+    ASSERT_GE(both, 4);
+    trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+    int64_t left = both - 1;  // called off while the reference judges: nothing is kept
+    EXPECT_EQ(
+        trainer->Evaluate(held_out.rows, [&](const StepProgress&) { return --left > 0; }).status().code(),
+        StatusCode::kAborted);
+    EXPECT_EQ(passes(), both);
+    for (int64_t step = 1; step <= 3; ++step) {
+      EXPECT_EQ(passes(), both / 2);
+      batch.step = StepNumber{step};
+      ASSERT_TRUE(trainer->Step(batch).ok());
+    }
+    trainer->ReleaseScratch();
+    EXPECT_EQ(passes(), both / 2);
+
+    const auto changed = [&](const char* what) {
+      EXPECT_EQ(passes(), both) << what;
+      EXPECT_EQ(passes(), both / 2) << what;
+    };
+    Row& row = *std::ranges::find_if(held_out.rows, [](const Row& r) { return r.response.size() > 1; });
+    row.response[0] = row.response[0] == 1 ? 2 : 1;
+    changed("a token");
+    row.loss_mask[0] = 0;
+    changed("a mask");
+    const auto arena = m.reference->bytes();
+    for (size_t i = 0; i < arena.size() / sizeof(float); ++i)
+      reinterpret_cast<float*>(arena.data())[i] *= 1.01F;
+    changed("the reference");
+    std::swap(held_out.rows[0].response, held_out.rows[1].response);
+    std::swap(held_out.rows[0].loss_mask, held_out.rows[1].loss_mask);
+    changed("the order");
+  }
+}
+
 // Evaluation: the mean of the tokens' losses, and nothing of the trainer is changed by it.
 TEST(CompanionsTest, HeldOutRowsOfSftAreJudgedWithoutATrace) {
   Batch batch = Unequal(model::TinySpec(), 6, 1);
