@@ -1,0 +1,30 @@
+// The table of all kernels. A part of the module, and of the tests that run kernels under the emulation.
+#include "core/cuda/kernels/launch_functions.h"
+
+namespace tidepool::cuda {
+namespace {
+
+template <typename T>
+constexpr Launches<T> MakeLaunches() {
+  return {.token_logprob = TokenLogProb<T>, .token_logprob_backward = TokenLogProbBackward<T>};
+}
+
+}  // namespace
+
+template <>
+const Launches<float>& LaunchTable<float>() {
+  static constexpr Launches<float> kTable = MakeLaunches<float>();
+  return kTable;
+}
+template <>
+const Launches<BF16>& LaunchTable<BF16>() {
+  static constexpr Launches<BF16> kTable = MakeLaunches<BF16>();
+  return kTable;
+}
+
+// By the word of ElementType (core/cuda/abi.h).
+extern "C" __attribute__((visibility("default"))) const void* tidepool_cuda_launches(int type) {
+  return type == 0 ? static_cast<const void*>(&LaunchTable<float>()) : &LaunchTable<BF16>();
+}
+
+}  // namespace tidepool::cuda
