@@ -6,7 +6,20 @@ namespace {
 
 template <typename T>
 constexpr Launches<T> MakeLaunches() {
-  return {.token_logprob = TokenLogProb<T>, .token_logprob_backward = TokenLogProbBackward<T>};
+  return {.rms_norm = RmsNorm<T>,
+          .rms_norm_backward = RmsNormBackward<T>,
+          .rms_norm_backward_weight = RmsNormBackwardWeight<T>,
+          .rotary = Rotary<T>,
+          .head_norm_backward = HeadNormBackward<T>,
+          .add_bias = AddBias<T>,
+          .swiglu = SwiGlu<T>,
+          .swiglu_backward = SwiGluBackward<T>,
+          .token_logprob = TokenLogProb<T>,
+          .token_logprob_backward = TokenLogProbBackward<T>,
+          .column_sum = ColumnSum<T>,
+          .accumulate = Accumulate<T>,
+          .widen = WidenArray<T>,
+          .narrow = NarrowArray<T>};
 }
 
 }  // namespace

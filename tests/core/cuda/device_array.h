@@ -60,6 +60,11 @@ inline std::string DeviceError(int code) {
 inline void NewOrder(uint64_t) {}
 #endif
 
+inline void ExpectOk(int code, const std::string& what) {
+  const std::string error = DeviceError(code);
+  EXPECT_TRUE(error.empty()) << what << ": " << error;
+}
+
 // An array of the device, aligned as cudaMalloc does it.
 template <typename T>
 class DeviceArray {
