@@ -16,10 +16,19 @@ constexpr Launches<T> MakeLaunches() {
           .swiglu_backward = SwiGluBackward<T>,
           .token_logprob = TokenLogProb<T>,
           .token_logprob_backward = TokenLogProbBackward<T>,
+          .sample = Sample<T>,
           .column_sum = ColumnSum<T>,
+          .gather_rows = GatherRows<T>,
+          .embedding_backward = EmbeddingBackward,
           .accumulate = Accumulate<T>,
           .widen = WidenArray<T>,
-          .narrow = NarrowArray<T>};
+          .narrow = NarrowArray<T>,
+          .router = Router<T>,
+          .route = Route,
+          .combine_experts = CombineExperts<T>,
+          .combine_experts_backward = CombineExpertsBackward<T>,
+          .square_sum = SquareSum,
+          .adamw = AdamW<T>};
 }
 
 }  // namespace
