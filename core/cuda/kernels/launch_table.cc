@@ -28,7 +28,8 @@ constexpr Launches<T> MakeLaunches() {
           .combine_experts = CombineExperts<T>,
           .combine_experts_backward = CombineExpertsBackward<T>,
           .square_sum = SquareSum,
-          .adamw = AdamW<T>};
+          .adamw = AdamW<T>,
+          .decode_attention = DecodeAttention<T>};
 }
 
 }  // namespace
