@@ -150,8 +150,7 @@ __device__ inline void LoadMatrix4Transposed(const BF16* row, uint32_t (&out)[4]
 //   b[0] rows 2t, 2t + 1 of column g;  b[1] eight rows further
 //   c[0], c[1] row g, columns 2t, 2t + 1;  c[2], c[3] row g + 8
 __device__ inline void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

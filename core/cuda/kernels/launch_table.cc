@@ -29,7 +29,9 @@ constexpr Launches<T> MakeLaunches() {
           .combine_experts_backward = CombineExpertsBackward<T>,
           .square_sum = SquareSum,
           .adamw = AdamW<T>,
-          .decode_attention = DecodeAttention<T>};
+          .decode_attention = DecodeAttention<T>,
+          .prefill_attention = PrefillAttention<T>,
+          .attention_backward = AttentionBackward<T>};
 }
 
 }  // namespace

@@ -193,6 +193,168 @@ TEST(AttentionKernelTest, DecodeAgreesWithTheCpuAndARowHasTheSameBitsInEveryBatc
   }
 }
 
+template <typename T>
+void ComparePrefill(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  FuzzRng rng(seed + 500);
+  const Batch b = RandomBatch(rng, rng.Between(1, 3), length_max, rng.OneOf({1, 5, 70, 200}));
+  const Problem<T> p = RandomProblem<T>(rng, b, sizes);
+  const std::string what = std::string(TypeName<T>()) + ", prefill, seed " + std::to_string(seed) +
+                           ", head size " + std::to_string(p.size);
+  const OnDevice<T> d(p, b);
+  const DeviceArray<AttentionItem> items(
+      PlanPrefill(b.first_run, b.lengths, PrefillRows(p.heads, p.kv_heads)));
+  std::vector<T> out;
+  std::vector<float> lse;
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> d_out(static_cast<int64_t>(p.q.size()));
+    const DeviceArray<float> d_lse(b.rows() * p.heads);
+    const PrefillArgs<T> a{.attention = d.Args(p, d_out.data(), d_lse.data()),
+                           .items = static_cast<int64_t>(items.Read().size()),
+                           .item = items.data()};
+    ExpectOk(device->prefill_attention(a, nullptr), what);
+    out = d_out.Read();
+    lse = d_lse.Read();
+    Bytes bytes;
+    Append(&bytes, out);
+    Append(&bytes, lse);
+    return bytes;
+  });
+  ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
+  ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
+
+  // A row by itself has the same bits; and where no tiles are used, those of decode.
+  const auto row = static_cast<size_t>(rng.Below(b.rows()));
+  const auto width = static_cast<std::ptrdiff_t>(p.heads * p.size),
+             at = static_cast<std::ptrdiff_t>(row) * width;
+  Batch one = b;
+  one.first_run = {b.first_run[row]};
+  one.lengths = {b.lengths[row]};
+  Problem<T> q = p;
+  q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
+  const OnDevice<T> d_one(q, one);
+  const DeviceArray<T> alone(width);
+  const DeviceArray<AttentionItem> item(PlanPrefill(one.first_run, one.lengths, 1));
+  ExpectOk(device->prefill_attention(
+               {.attention = d_one.Args(q, alone.data(), nullptr), .items = 1, .item = item.data()}, nullptr),
+           what);
+  EXPECT_TRUE(std::memcmp(alone.Read().data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+      << what << ": row " << row << " depends on its batch";
+  if (std::is_same_v<T, BF16> && (p.size == 64 || p.size == 128)) return;
+  std::vector<T> decoded;
+  std::vector<float> decoded_lse;
+  RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &decoded,
+            &decoded_lse);
+  EXPECT_TRUE(std::memcmp(decoded.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+      << what;
+}
+TEST(AttentionKernelTest, PrefillAgreesWithTheCpuAndARowHasTheSameBitsInEveryBatch) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    ComparePrefill<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 400 : 150);
+    ComparePrefill<BF16>(static_cast<uint64_t>(seed), {16, 80}, 60);
+    ComparePrefill<float>(static_cast<uint64_t>(seed), {16, 64}, seed == 0 ? 300 : 60);
+  }
+}
+
+// Rows whose slots are themselves, after `before` others: prompts with samples that go on from somewhere in
+// them.
+Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
+  Batch b;
+  std::vector<model::KvRun> prefix;  // what the next sequence begins with
+  int64_t shared = 0;
+  while (b.rows() < before + rows) {
+    const int64_t begin = b.rows(), left = before + rows - begin;
+    const int64_t count = begin < before ? before - begin : rng.Between(1, left);
+    if (begin <= before || rng.Below(3) == 0) {
+      prefix.clear();
+      shared = 0;
+    }
+    const auto first = static_cast<int32_t>(b.runs.size());
+    b.runs.insert(b.runs.end(), prefix.begin(), prefix.end());
+    b.runs.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(count)});
+    for (int64_t i = 0; i < count; ++i) {
+      b.first_run.push_back(first);
+      b.lengths.push_back(static_cast<int32_t>(shared + i + 1));
+    }
+    const int64_t taken = rng.Between(1, count);
+    prefix.assign(b.runs.begin() + first, b.runs.end());
+    prefix.back().count = static_cast<int32_t>(taken);
+    shared += taken;
+  }
+  b.slots = b.rows();
+  return b;
+}
+
+template <typename T>
+void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t rows_max) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  FuzzRng rng(seed + 600);
+  const int64_t before = rng.OneOf({0, 0, 7, 40}), rows = rng.Between(1, rows_max);
+  const Batch b = TrainingBatch(rng, before, rows);
+  Problem<T> p = RandomProblem<T>(rng, b, sizes);
+  const std::string what = std::string(TypeName<T>()) + ", backward, seed " + std::to_string(seed) +
+                           ", head size " + std::to_string(p.size) + ", rows " + std::to_string(rows);
+  const int64_t width = (p.heads + 2 * p.kv_heads) * p.size, half = p.size / 2;
+  const std::vector<T> dout = RandomValues<T>(rng, b.rows() * p.heads * p.size);
+  std::vector<float> cos, sin;
+  for (int64_t i = 0; i < 50 * half; ++i) {
+    const float angle = 6.3F * rng.Uniform();
+    cos.push_back(std::cos(angle));
+    sin.push_back(std::sin(angle));
+  }
+  std::vector<int32_t> positions;
+  for (int64_t r = 0; r < b.rows(); ++r) positions.push_back(static_cast<int32_t>(rng.Below(50)));
+  const std::vector<T> dqkv0 =
+      RandomValues<T>(rng, b.rows() * width);  // rows outside the range stay as they are
+  std::vector<T> dqkv = dqkv0;
+  const model::AttentionBackwardArgs<T> back{.forward = p.Cpu(b),
+                                             .dout = dout.data(),
+                                             .cos = cos.data(),
+                                             .sin = sin.data(),
+                                             .positions = positions.data(),
+                                             .dqkv = dqkv.data()};
+  std::vector<float> scratch(static_cast<size_t>(model::AttentionBackwardScratch(rows, p.size)));
+  for (int64_t kv = 0; kv < p.kv_heads; ++kv)
+    cpu.attention_backward(before, before + rows, kv, back, scratch.data());
+
+  const OnDevice<T> d(p, b);
+  const DeviceArray<T> d_out(p.out), d_dout(dout);
+  const DeviceArray<float> d_lse(p.lse), d_cos(cos), d_sin(sin);
+  const DeviceArray<int32_t> d_positions(positions);
+  std::vector<T> got;
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> d_dqkv(dqkv0);
+    const DeviceArray<float> delta(rows * p.heads);
+    const model::AttentionBackwardArgs<T> a{.forward = d.Args(p, d_out.data(), d_lse.data()),
+                                            .dout = d_dout.data(),
+                                            .cos = d_cos.data(),
+                                            .sin = d_sin.data(),
+                                            .positions = d_positions.data(),
+                                            .dqkv = d_dqkv.data()};
+    ExpectOk(device->attention_backward(a, before, before + rows, delta.data(), nullptr), what);
+    got = d_dqkv.Read();
+    Bytes bytes;
+    Append(&bytes, got);
+    return bytes;
+  });
+  float largest = 0;
+  for (const T& v : dqkv) largest = std::max(largest, std::abs(AsFloat(v)));
+  // In bfloat16 p and ds are rounded before their products: 2^-9 of each term of a sum.
+  ExpectNear(got, dqkv, (std::is_same_v<T, float> ? 1e-5F : 1.0F / 256) * largest, Relative<T>(), what);
+}
+TEST(AttentionKernelTest, BackwardAgreesWithTheCpu) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    CompareBackward<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 180 : 60);
+    CompareBackward<BF16>(static_cast<uint64_t>(seed), {16, 80}, 40);
+    CompareBackward<float>(static_cast<uint64_t>(seed), {16, 64}, seed == 0 ? 150 : 40);
+  }
+}
+
 TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   // Two samples of a prompt of 300 keys, cut into pages differently, and a stranger.
   const std::vector<model::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
