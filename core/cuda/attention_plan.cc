@@ -1,50 +1,65 @@
 #include "core/cuda/attention_plan.h"
 
 #include <algorithm>
-#include <map>
+#include <unordered_map>
 #include <utility>
 
 namespace tidepool::cuda {
+namespace {
 
-DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                      std::span<const model::KvRun> runs) {
+using Runs = std::span<const model::KvRun>;
+
+struct Place {  // the run that holds a position, and the position of its first key
+  int32_t run = 0, position = 0;
+};
+void Advance(Runs runs, int32_t to, Place* place) {
+  while (place->position + runs[static_cast<size_t>(place->run)].count <= to) {
+    place->position += runs[static_cast<size_t>(place->run++)].count;
+  }
+}
+int32_t SlotAt(Runs runs, Place place, int32_t at) {
+  return runs[static_cast<size_t>(place.run)].start + at - place.position;
+}
+// Whether keys [begin, end) from a and from b on lie in the same slots, however these are cut into runs.
+bool SameSlots(Runs runs, Place a, Place b, int32_t begin, int32_t end) {
+  for (int32_t at = begin; at < end;) {
+    Advance(runs, at, &a);
+    Advance(runs, at, &b);
+    if (SlotAt(runs, a, at) != SlotAt(runs, b, at)) return false;
+    at = std::min(a.position + runs[static_cast<size_t>(a.run)].count,
+                  b.position + runs[static_cast<size_t>(b.run)].count);
+  }
+  return true;
+}
+
+}  // namespace
+
+DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths, Runs runs) {
   struct Item {
     AttentionItem item;
     std::vector<int32_t> rows;
   };
   DecodePlan plan;
   std::vector<Item> items;
-  std::map<std::vector<int32_t>, size_t> shared;  // partition and the slots of a full one, as runs
+  std::unordered_map<int64_t, size_t> full;  // partition and its first slot: the item that has them
   for (size_t row = 0; row < first_run.size(); ++row) {
     plan.first_partial.push_back(static_cast<int32_t>(plan.partials));
-    const int32_t length = lengths[row];
-    int32_t run = first_run[row], position = 0;
-    for (int32_t begin = 0; begin < length; begin += kPartitionKeys, ++plan.partials) {
-      const int32_t partition = begin / kPartitionKeys;
-      while (position + runs[static_cast<size_t>(run)].count <= begin) {
-        position += runs[static_cast<size_t>(run++)].count;
-      }
-      const AttentionItem item{0, 0, partition, run, position};
-      const int32_t end = begin + kPartitionKeys;
-      if (end > length) {
-        items.push_back({item, {static_cast<int32_t>(row)}});
-        continue;
-      }
-      std::vector<int32_t> key = {partition};
-      for (int32_t r = run, at = position; at < end; at += runs[static_cast<size_t>(r++)].count) {
-        const model::KvRun& k = runs[static_cast<size_t>(r)];
-        const int32_t from = std::max(begin, at), to = std::min(end, at + k.count);
-        if (from >= to) continue;
-        const int32_t slot = k.start + from - at;
-        if (key.size() > 1 && key[key.size() - 2] + key.back() == slot) {
-          key.back() += to - from;
-        } else {
-          key.insert(key.end(), {slot, to - from});
+    Place place{first_run[row], 0};
+    for (int32_t begin = 0; begin < lengths[row]; begin += kPartitionKeys, ++plan.partials) {
+      Advance(runs, begin, &place);
+      const int32_t partition = begin / kPartitionKeys, end = begin + kPartitionKeys;
+      if (end <= lengths[row]) {
+        const auto [at, added] =
+            full.try_emplace((int64_t{partition} << 32) | SlotAt(runs, place, begin), items.size());
+        if (!added) {
+          Item& other = items[at->second];
+          if (SameSlots(runs, {other.item.run, other.item.run_position}, place, begin, end)) {
+            other.rows.push_back(static_cast<int32_t>(row));
+            continue;
+          }
         }
       }
-      const auto [at, added] = shared.try_emplace(std::move(key), items.size());
-      if (added) items.push_back({item, {}});
-      items[at->second].rows.push_back(static_cast<int32_t>(row));
+      items.push_back({{0, 0, partition, place.run, place.position}, {static_cast<int32_t>(row)}});
     }
   }
   for (Item& i : items) {

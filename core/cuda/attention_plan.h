@@ -31,7 +31,8 @@ struct DecodePlan {
   std::vector<int32_t> first_partial;  // [rows]: place of the row's first partition among all
   int64_t partials = 0;                // partitions of all rows
 };
-// first_run, lengths: [rows]. Rows whose partition is full and lies in the same slots are one item.
+// first_run, lengths: [rows]. Rows whose partition is full and lies in the same slots are one item. Time
+// grows with the runs of all rows.
 DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
                       std::span<const model::KvRun> runs);
 

@@ -76,6 +76,7 @@ struct BackwardLayout {  // dynamic shared memory, bytes: two tiles of 64 rows, 
   static constexpr int kWide = 64 * kTileRow<kD> * 2, kNarrow = kBackStep * kTileRow<kD> * 2;
   static constexpr int kSecond = kWide, kThird = 2 * kWide, kFourth = 2 * kWide + kNarrow;
   static constexpr int kBytes = 2 * kWide + 2 * kNarrow;
+  static_assert(kBytes <= kSharedMax);
 };
 
 template <int kD>

@@ -13,6 +13,8 @@
 
 namespace tidepool::cuda {
 
+constexpr int kSharedMax = 160 * 1024;  // dynamic shared memory of a block of sm_80, less what is static
+
 template <int kD>
 constexpr int kTileRow = kD + 8;
 

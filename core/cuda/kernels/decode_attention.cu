@@ -23,6 +23,7 @@ struct DecodeLayout {  // dynamic shared memory, bytes
   static constexpr int kTile = kPartitionKeys * kTileRow<kD> * 2;
   static constexpr int kValues = kTile, kQueries = 2 * kTile, kOut = kQueries + 16 * kTileRow<kD> * 2;
   static constexpr int kBytes = kOut + 16 * kD * 4;
+  static_assert(kBytes <= kSharedMax);
 };
 
 template <int kD>
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
       to[kD] = top;
       to[kD + 1] = total;
     }
-    __syncthreads();  // queries and sums are free again
+    // The barriers above came after the last read of the queries; the next one comes before sums are written.
     if (m0 + 16 < m_count) load_queries(m0 + 16);
   }
 }

@@ -51,7 +51,6 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
       for (int k = 0; k < count; ++k) sum += dx[int64_t{found[k]} * d + c];
       to[c] = sum;
     }
-    __syncthreads();
   }
 }
 

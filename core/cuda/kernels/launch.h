@@ -70,6 +70,19 @@ struct RouteArgs {
   float* weights = nullptr;              // [rows, k]
 };
 
+// Products of the experts: the rows [begin[g], begin[g + 1]) by the matrix g.
+template <typename T>
+struct GroupedArgs {
+  int64_t groups = 0, rows = 0, n = 0, k = 0;  // rows: at least begin[groups]
+  const int32_t* begin = nullptr;  // [groups + 1], begin[0] = 0; on the device, as the router left it
+  const T* x = nullptr;            // [rows, k]
+  const T* w = nullptr;            // [groups, n, k]
+  T* y = nullptr;                  // [rows, n] = x w^T
+  const T* dy = nullptr;           // [rows, n]
+  T* dx = nullptr;                 // [rows, k] = dy w
+  float* dw = nullptr;             // [groups, n, k] += dy^T x
+};
+
 // Decode: attention of rows by partitions of 256 keys, by absolute position, merged left to right.
 template <typename T>
 struct DecodeArgs {
@@ -119,6 +132,9 @@ struct Launches {
   int (*narrow)(int64_t n, const float* x, T* out, Stream);
   int (*router)(int64_t rows, int64_t d, int64_t experts, const T* x, const T* w, float* logits, Stream);
   int (*route)(const RouteArgs&, Stream);
+  int (*grouped_multiply)(const GroupedArgs<T>&, Stream);              // y
+  int (*grouped_multiply_back)(const GroupedArgs<T>&, Stream);         // dx
+  int (*grouped_multiply_back_weight)(const GroupedArgs<T>&, Stream);  // dw
   int (*combine_experts)(const model::ExpertArgs<T>&, int64_t rows, Stream);
   int (*combine_experts_backward)(const model::ExpertArgs<T>&, int64_t rows, Stream);
   // *sum = sum of x_i^2 in float64. scratch: SquareSumScratch(n) doubles.

@@ -48,6 +48,12 @@ template <typename T>
 int Router(int64_t rows, int64_t d, int64_t experts, const T* x, const T* w, float* logits, Stream);
 int Route(const RouteArgs&, Stream);
 template <typename T>
+int GroupedMultiply(const GroupedArgs<T>&, Stream);
+template <typename T>
+int GroupedMultiplyBack(const GroupedArgs<T>&, Stream);
+template <typename T>
+int GroupedMultiplyBackWeight(const GroupedArgs<T>&, Stream);
+template <typename T>
 int CombineExperts(const model::ExpertArgs<T>&, int64_t rows, Stream);
 template <typename T>
 int CombineExpertsBackward(const model::ExpertArgs<T>&, int64_t rows, Stream);

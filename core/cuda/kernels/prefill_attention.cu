@@ -16,6 +16,7 @@ template <int kD>
 struct PrefillLayout {  // dynamic shared memory, bytes
   static constexpr int kTile = 64 * kTileRow<kD> * 2;
   static constexpr int kKeys = kTile, kValues = 2 * kTile, kBytes = 3 * kTile;
+  static_assert(kBytes <= kSharedMax);
 };
 
 template <int kD>
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
 
 // A block a row of the item (blockIdx.z): the arithmetic of decode's rows, so the same bits as theirs.
 template <typename T>
-__global__ void __launch_bounds__(kAttendThreads) PrefillRowsKernel(PrefillArgs<T> a) {
+__global__ void __launch_bounds__(kAttendThreads, 4) PrefillRowsKernel(PrefillArgs<T> a) {
   TP_ATTEND_SHARED(shared);
   const model::AttentionArgs<T>& f = a.attention;
   const AttentionItem item = View(a.item)[blockIdx.x];

@@ -124,7 +124,8 @@ __device__ inline void AddTiles(int64_t count, Shared<const float> tiles, Shared
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kVocabThreads) SampleKernel(SampleArgs<T> a) {
+// Two blocks: left to itself, ptxas makes room for three on sm_80 and spills.
+__global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(SampleArgs<T> a) {
   TP_SHARED(float, tiles, kVocabTilesMax);
   TP_SHARED(double, prefix, kVocabTilesMax);
   TP_SHARED(uint32_t, counts, kDigits);

@@ -79,10 +79,11 @@ struct Problem {
   }
 };
 template <typename T>
-Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes) {
+Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes,
+                         const std::vector<int64_t>& groups = {1, 2, 3, 7}) {
   Problem<T> p;
   p.kv_heads = rng.Between(1, 2);
-  p.heads = p.kv_heads * rng.OneOf({1, 2, 3, 7});
+  p.heads = p.kv_heads * rng.OneOf(groups);
   p.size = rng.OneOf(sizes);
   p.q = RandomValues<T>(rng, b.rows() * p.heads * p.size, 2.0F);
   p.k = RandomValues<T>(rng, b.slots * p.kv_heads * p.size, 2.0F);
@@ -156,7 +157,8 @@ void CompareDecode(uint64_t seed, const std::vector<int64_t>& sizes, int64_t len
   if (device == nullptr) GTEST_SKIP() << why;
   FuzzRng rng(seed + 400);
   const Batch b = RandomBatch(rng, rng.Between(1, 4), length_max, rng.Below(2) == 0 ? 1 : 3);
-  const Problem<T> p = RandomProblem<T>(rng, b, sizes);
+  const Problem<T> p =
+      RandomProblem<T>(rng, b, sizes, {1, 2, 3, sizes[0] == 64 ? 20 : 7});  // 20: two tiles of rows
   const std::string what = std::string(TypeName<T>()) + ", decode, seed " + std::to_string(seed) +
                            ", head size " + std::to_string(p.size);
   const OnDevice<T> d(p, b);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -14,8 +15,6 @@
 #ifdef TIDEPOOL_CUDA_EMULATION
 #include "core/cuda/device_code.h"
 #else
-#include <dlfcn.h>
-
 #include "core/cuda/cuda_module.h"
 #endif
 
@@ -45,10 +44,8 @@ const Launches<T>* DeviceKernels(std::string* why) {
     *why = Module().status().ToString();
     return nullptr;
   }
-  static void* const library = dlopen(TIDEPOOL_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
-  using Find = const void*(int);
-  const auto find = reinterpret_cast<Find*>(dlsym(library, "tidepool_cuda_launches"));
-  return static_cast<const Launches<T>*>(find(std::is_same_v<T, float> ? 0 : 1));
+  return static_cast<const Launches<T>*>(
+      Module()->Kernels(std::is_same_v<T, float> ? ElementType::kFloat32 : ElementType::kBFloat16));
 }
 inline std::string DeviceError(int code) {
   if (code == 0) {

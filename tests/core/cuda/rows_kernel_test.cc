@@ -40,7 +40,7 @@ template <typename T>
 struct Norm {
   static void Run(Case<T>& c) {
     FuzzRng& rng = c.rng;
-    const int64_t rows = rng.Between(1, 4), d = rng.OneOf({1, 8, 24, 100, 576, 1001, 2056});
+    const int64_t rows = rng.OneOf({1, 2, 3, 35}), d = rng.OneOf({1, 8, 24, 100, 576, 1001, 2056});
     const bool add = rng.Below(2) == 0, in_place = rng.Below(2) == 0;
     const std::string what = c.what + ", d " + std::to_string(d);
     const std::vector<T> x = RandomValues<T>(rng, rows * d), residual = RandomValues<T>(rng, rows * d),
@@ -268,8 +268,8 @@ template <typename T>
 struct Rest {
   static void Run(Case<T>& c) {
     FuzzRng& rng = c.rng;
-    const int64_t rows = rng.OneOf({1, 7, 100}), n = rng.OneOf({1, 31, 64, 100}), stride = n + rng.Below(3),
-                  all = rows * n;
+    const int64_t rows = rng.OneOf({7, 40, 100, 333}), n = rng.OneOf({1, 31, 64, 100}),
+                  stride = n + rng.Below(3), all = rows * n;
     const std::vector<T> x = RandomValues<T>(rng, rows * stride), bias = RandomValues<T>(rng, n),
                          y0 = RandomValues<T>(rng, all);
     const std::vector<float> sums0 = RandomValues<float>(rng, all);

@@ -1,5 +1,7 @@
 // Draws on the device against engine::DrawToken: the same token, bit for bit the same arithmetic.
 
+#include <algorithm>
+
 #include "core/engine/sampler.h"
 #include "tests/core/cuda/device_array.h"
 
@@ -29,15 +31,18 @@ void CompareDraws(uint64_t seed) {
   if (rng.Below(2) == 0) {  // many equal logits: edges of the cuts
     for (T& z : logits) RoundTo(std::round(AsFloat(z)), &z);
   }
+  if (rng.Below(3) == 0) {  // one token has nearly all mass: cuts leave whole tiles empty
+    RoundTo(30.0F, &logits[static_cast<size_t>(vocab - 1 - rng.Below(std::min<int64_t>(vocab, 3)))]);
+  }
   std::vector<SampleRow> how;
   std::vector<engine::SamplingParams> params;
   for (int64_t r = 0; r < rows; ++r) {
     engine::SamplingParams p;
     p.temperature = rng.Below(8) == 0 ? 0.0F : rng.Below(8) == 0 ? 1e-39F : 0.3F + rng.Uniform();
-    if (rng.Below(2) == 0) p.top_k = rng.Between(1, vocab + 1);
+    if (rng.Below(2) == 0) p.top_k = rng.Below(2) == 0 ? rng.Between(1, 4) : rng.Between(1, vocab + 1);
     if (rng.Below(2) == 0) p.top_p = 0.05F + 0.9F * rng.Uniform();
     if (rng.Below(3) == 0) p.min_p = 0.9F * rng.Uniform();
-    const float u = rng.Below(6) == 0 ? 0.0F : rng.Below(6) == 0 ? 0x1.fffffep-1F : rng.Uniform();
+    const float u = rng.Below(3) == 0 ? 0.0F : rng.Below(6) == 0 ? 0x1.fffffep-1F : rng.Uniform();
     params.push_back(p);
     how.push_back({p.temperature, static_cast<int32_t>(p.top_k), p.top_p, p.min_p, std::log(p.min_p), u});
   }

@@ -161,7 +161,11 @@ void CompareExperts(uint64_t seed) {
   const int64_t rows = rng.OneOf({1, 5, 20}), d = rng.OneOf({8, 30, 64, 2056}),
                 experts = rng.OneOf({2, 8, 60, 128}), k = std::min<int64_t>(experts, rng.Between(1, 8));
   const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
-  const std::vector<T> x = RandomValues<T>(rng, rows * d), w = RandomValues<T>(rng, experts * d);
+  const std::vector<T> x = RandomValues<T>(rng, rows * d);
+  std::vector<T> w = RandomValues<T>(rng, experts * d);
+  if (rng.Below(2) == 0) {  // pairs of experts alike: equal probabilities
+    for (int64_t e = 1; e < experts; e += 2) std::copy_n(w.begin() + (e - 1) * d, d, w.begin() + e * d);
+  }
   std::vector<float> logits(static_cast<size_t>(rows * experts));
   cpu.router(0, rows, d, experts, x.data(), w.data(), logits.data());
   const DeviceArray<T> d_x(x), d_w(w);
