@@ -151,47 +151,73 @@ Bytes RunDecode(const Launches<T>& device, const Problem<T>& p, const Batch& b, 
 }
 
 template <typename T>
-void CompareDecode(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
+void CompareDecode(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes, uint64_t seed,
+                   std::vector<size_t> alone) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  FuzzRng rng(seed + 400);
-  const Batch b = RandomBatch(rng, rng.Between(1, 4), length_max, rng.Below(2) == 0 ? 1 : 3);
   const Problem<T> p =
       RandomProblem<T>(rng, b, sizes, {1, 2, 3, sizes[0] == 64 ? 20 : 7});  // 20: two tiles of rows
   const std::string what = std::string(TypeName<T>()) + ", decode, seed " + std::to_string(seed) +
                            ", head size " + std::to_string(p.size);
   const OnDevice<T> d(p, b);
   const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
-  std::vector<T> out, alone;
+  std::vector<T> out, out_alone;
   std::vector<float> lse, lse_alone;
   SameInEveryOrder(seed, what, [&] { return RunDecode(*device, p, b, d, plan, what, &out, &lse); });
   ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
   ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
 
   // A row by itself, so with nobody to share a pass with, has the same bits.
+  for (const size_t row : alone) {
+    Batch one = b;
+    one.first_run = {b.first_run[row]};
+    one.lengths = {b.lengths[row]};
+    Problem<T> q = p;
+    const auto width = static_cast<std::ptrdiff_t>(p.heads * p.size),
+               at = static_cast<std::ptrdiff_t>(row) * width;
+    q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
+    const OnDevice<T> d_one(q, one);
+    RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &out_alone,
+              &lse_alone);
+    EXPECT_TRUE(std::memcmp(out_alone.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+        << what << ": row " << row << " depends on its batch";
+    EXPECT_TRUE(std::memcmp(lse_alone.data(), lse.data() + row * static_cast<size_t>(p.heads),
+                            static_cast<size_t>(p.heads) * 4) == 0)
+        << what;
+  }
+}
+template <typename T>
+void FuzzDecode(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
+  FuzzRng rng(seed + 400);
+  const Batch b = RandomBatch(rng, rng.Between(1, 4), length_max, rng.Below(2) == 0 ? 1 : 3);
   const auto row = static_cast<size_t>(rng.Below(b.rows()));
-  Batch one = b;
-  one.first_run = {b.first_run[row]};
-  one.lengths = {b.lengths[row]};
-  Problem<T> q = p;
-  const auto width = static_cast<std::ptrdiff_t>(p.heads * p.size),
-             at = static_cast<std::ptrdiff_t>(row) * width;
-  q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
-  const OnDevice<T> d_one(q, one);
-  RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &alone,
-            &lse_alone);
-  EXPECT_TRUE(std::memcmp(alone.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
-      << what << ": row " << row << " depends on its batch";
-  EXPECT_TRUE(std::memcmp(lse_alone.data(), lse.data() + row * static_cast<size_t>(p.heads),
-                          static_cast<size_t>(p.heads) * 4) == 0)
-      << what;
+  CompareDecode<T>(rng, b, sizes, seed, {row});
 }
 TEST(AttentionKernelTest, DecodeAgreesWithTheCpuAndARowHasTheSameBitsInEveryBatch) {
   for (int64_t seed = 0; seed < FuzzSeeds(6); ++seed) {
-    CompareDecode<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 700 : 300);
-    CompareDecode<BF16>(static_cast<uint64_t>(seed), {16, 80, 96}, 300);
-    CompareDecode<float>(static_cast<uint64_t>(seed), {16, 64, 130}, seed % 3 == 0 ? 700 : 200);
+    FuzzDecode<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 700 : 300);
+    FuzzDecode<BF16>(static_cast<uint64_t>(seed), {16, 80, 96}, 300);
+    FuzzDecode<float>(static_cast<uint64_t>(seed), {16, 64, 130}, seed % 3 == 0 ? 700 : 200);
+  }
+}
+
+TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
+  // A prompt of 600 keys in two pieces, three samples that go on from it, and one from its middle.
+  Batch b;
+  b.slots = 1200;
+  b.runs = {{500, 250}, {0, 350}, {400, 9}, {500, 250}, {0, 350}, {420, 30},
+            {500, 250}, {0, 350}, {760, 1}, {500, 250}, {0, 20},  {800, 300}};
+  b.first_run = {0, 3, 6, 9};
+  b.lengths = {609, 630, 601, 570};
+  const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
+  EXPECT_EQ(plan.partials, 12);
+  EXPECT_EQ(plan.items.size(), 7U);  // one of four rows, one of three, the fourth's second, four rests
+  for (uint64_t seed = 0; seed < 2; ++seed) {
+    FuzzRng rng(seed);
+    CompareDecode<BF16>(rng, b, {64}, seed, {0, 1, 2, 3});
+    CompareDecode<BF16>(rng, b, {128}, seed, {0, 3});
+    CompareDecode<float>(rng, b, {32}, seed, {0, 3});
   }
 }
 
