@@ -59,7 +59,8 @@ void Compare(uint64_t seed) {
                                                     d_lse.data(), d_entropy.data(), d_dlogprob.data(),
                                                     with_entropy ? d_dentropy.data() : nullptr, nullptr);
     ExpectOk(code, what);
-    ExpectNear(d_logits.Read(), dlogits, 1e-6F, 2 * Relative<T>(), what + " backward");
+    // log p is a difference of numbers of up to 20, half an ulp of which is 1e-6; where p is 1, so is 1 - p.
+    ExpectNear(d_logits.Read(), dlogits, 4e-6F, 2 * Relative<T>(), what + " backward");
     Bytes out;
     Append(&out, d_logits.Read());
     return out;
