@@ -18,17 +18,28 @@ if(NOT TIDEPOOL_CUDA_INCLUDE OR NOT TIDEPOOL_CUDART)
   return()
 endif()
 
-# Ampere and Hopper as machine code, PTX for what comes after.
-set(TIDEPOOL_GENCODE -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
-  -gencode arch=compute_90,code=compute_90 CACHE STRING "nvcc -gencode arguments")
-set(kernel_object ${CMAKE_CURRENT_BINARY_DIR}/token_logprob.o)
-add_custom_command(OUTPUT ${kernel_object}
-  COMMAND ${TIDEPOOL_NVCC} -std=c++20 -O3 -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler -fPIC,-fvisibility=hidden
-    ${TIDEPOOL_GENCODE} -I${CMAKE_SOURCE_DIR} -c ${CMAKE_SOURCE_DIR}/core/cuda/token_logprob.cu -o ${kernel_object}
-  DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/token_logprob.cu ${CMAKE_SOURCE_DIR}/core/cuda/abi.h
-  COMMENT "nvcc token_logprob.cu" VERBATIM)
+# Ampere and Hopper as machine code, and the code of Ampere as PTX for what comes after: two passes of the compiler.
+set(TIDEPOOL_GENCODE -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+  CACHE STRING "nvcc -gencode arguments")
+file(GLOB kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/kernels/*.cu)
+file(GLOB kernel_headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/*.h ${CMAKE_SOURCE_DIR}/core/cuda/kernels/*.h)
+set(kernel_objects)
+foreach(source ${kernel_sources})
+  get_filename_component(name ${source} NAME_WE)
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}.o)
+  # ptxas' report of registers and spills goes to a file that a test reads; what else nvcc says is shown.
+  set(report ${CMAKE_CURRENT_BINARY_DIR}/${name}.resources)
+  add_custom_command(OUTPUT ${object} BYPRODUCTS ${report}
+    COMMAND sh -c "\"$@\" 2> ${report} || { cat ${report} >&2; exit 1; }; grep -v -e ptxas -e 'bytes stack frame' ${report} >&2 || true" nvcc
+      ${TIDEPOOL_NVCC} -std=c++20 -O3 -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler -fPIC,-fvisibility=hidden
+      ${TIDEPOOL_GENCODE} -Xptxas -v -I${CMAKE_SOURCE_DIR} -c ${source} -o ${object}
+    DEPENDS ${source} ${kernel_headers} ${CMAKE_SOURCE_DIR}/core/model/kernels/kernels.h ${CMAKE_SOURCE_DIR}/core/model/kv_run.h
+    COMMENT "nvcc ${name}.cu" VERBATIM)
+  list(APPEND kernel_objects ${object})
+endforeach()
 
-set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${kernel_object})
+set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${CMAKE_SOURCE_DIR}/core/cuda/kernels/launch_table.cc
+  ${kernel_objects})
 set(TIDEPOOL_CUDA_HAVE_NCCL OFF CACHE INTERNAL "the module has the NCCL process group")
 if(TIDEPOOL_HAVE_TORCH AND EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so)
   find_path(TIDEPOOL_NCCL_INCLUDE nccl.h HINTS ${TORCH_ROOT}/../nvidia/nccl/include ${TIDEPOOL_CUDA_INCLUDE})

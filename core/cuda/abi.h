@@ -1,13 +1,14 @@
 #pragma once
 // The C interface of libtidepool_cuda.so, looked up by name at run time. Included by both sides, so it
 // names neither CUDA nor LibTorch types: a stream is a cudaStream_t, device pointers are raw pointers.
-// Functions return 0 or a cudaError_t. Raise kAbi with every change that an older caller would misread.
+// Functions return 0 or a cudaError_t. Raise kAbi with every change that an older caller would misread; the
+// table of kernels (core/cuda/kernels/launch.h) and the structs that it takes are part of it.
 
 #include <cstdint>
 
 namespace tidepool::cuda {
 
-inline constexpr int kAbi = 1;
+inline constexpr int kAbi = 2;
 
 enum class ElementType : int { kFloat32 = 0, kBFloat16 = 1 };
 
@@ -30,6 +31,7 @@ using AbiFunction = int();
 using ErrorFunction = const char*(int code);
 using DeviceCountFunction = int(int* count);
 using TokenLogProbFunction = int(const TokenLogProbArgs* args, void* stream);  // asynchronous on `stream`
+using LaunchesFunction = const void*(int element_type);  // a Launches<T>, for the life of the process
 using AllocateFunction = int(void** device, int64_t bytes);
 using FreeFunction = int(void* device);
 using CopyFunction = int(void* to, const void* from, int64_t bytes);  // either way, synchronous

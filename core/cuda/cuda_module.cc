@@ -61,6 +61,7 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_error", &entry.error));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_device_count", &device_count));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_token_logprob", &entry.token_logprob));
+  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_launches", &entry.launches));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_allocate", &entry.allocate));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_free", &entry.free));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_copy", &entry.copy));

@@ -18,6 +18,7 @@ namespace tidepool::cuda {
 struct Entry {
   ErrorFunction* error = nullptr;
   TokenLogProbFunction* token_logprob = nullptr;
+  LaunchesFunction* launches = nullptr;
   AllocateFunction* allocate = nullptr;
   FreeFunction* free = nullptr;
   CopyFunction* copy = nullptr;
@@ -53,6 +54,11 @@ class CudaModule {
 
   // Asynchronous on `stream` (a cudaStream_t; null: the default one). kInternal with CUDA's message.
   Status TokenLogProb(const TokenLogProbArgs& args, void* stream = nullptr) const;
+
+  // The table of all kernels, a Launches<T> (core/cuda/kernels/launch.h) of the type.
+  [[nodiscard]] const void* Kernels(ElementType type) const {
+    return entry_.launches(static_cast<int>(type));
+  }
 
   StatusOr<DeviceMemory> Allocate(int64_t bytes) const;  // kResourceExhausted
   Status Copy(void* to, const void* from, int64_t bytes) const;

@@ -1,0 +1,48 @@
+#pragma once
+// Which rows of a batch are attended together: plans made on the host, read by the attention kernels.
+//
+// A row attends to slots over runs (core/model/kernels/kernels.h). Reading keys and values is what decode
+// costs, so rows whose keys of a partition lie in the same slots (samples of one prompt) share one pass over
+// them; and rows of one sequence share a pass in prefill and training. Which rows share is no part of a row's
+// result. Pure functions; thread-safe.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/model/kv_run.h"
+
+namespace tidepool::cuda {
+
+// Keys of a partition, by absolute position: a constant of the arithmetic, since partitions are merged.
+constexpr int kPartitionKeys = 256;
+
+struct AttentionItem {
+  int32_t first = 0;         // decode: place in the order of rows; prefill: row
+  int32_t count = 0;         // rows
+  int32_t partition = 0;     // decode: keys [256 p, 256 p + 256)
+  int32_t run = 0;           // the run that holds the first key
+  int32_t run_position = 0;  // position of the run's first key
+};
+
+struct DecodePlan {
+  std::vector<AttentionItem> items;
+  std::vector<int32_t> order;          // rows, item by item
+  std::vector<int32_t> first_partial;  // [rows]: place of the row's first partition among all
+  int64_t partials = 0;                // partitions of all rows
+};
+// first_run, lengths: [rows]. Rows whose partition is full and lies in the same slots are one item. Time
+// grows with the runs of all rows.
+DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
+                      std::span<const model::KvRun> runs);
+
+// Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
+// first, so that the device is not left with one of them at the end.
+std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
+                                       int64_t rows_max);
+// Query rows of a pass: 64, shared by the heads of a key-value head.
+inline int64_t PrefillRows(int64_t heads, int64_t kv_heads) {
+  return heads / kv_heads >= 64 ? 1 : 64 / (heads / kv_heads);
+}
+
+}  // namespace tidepool::cuda

@@ -1,0 +1,89 @@
+#pragma once
+// The two products of attention by tensor cores, on tiles in shared memory, one warp at a time.
+//
+// A tile has rows of kD bfloat16, kTileRow<kD> apart: 16 bytes more than they need, so that the eight rows
+// that ldmatrix reads together lie in different banks. Of a product of 16 rows a lane holds rows g = lane / 4
+// and g + 8, columns 2t and 2t + 1 of each eight, t = lane % 4: c[n][0], c[n][1] of row g, c[n][2], c[n][3]
+// of row g + 8 (MultiplyTile).
+//
+// Row m of a tile of queries is head m % group of a key-value head, of the row m / group of its item: the
+// heads that read one key share its load.
+
+#include "core/cuda/kernels/block.h"
+
+namespace tidepool::cuda {
+
+constexpr int kSharedMax = 160 * 1024;  // dynamic shared memory of a block of sm_80, less what is static
+
+template <int kD>
+constexpr int kTileRow = kD + 8;
+
+// c = a b^T: 16 rows of `a`, kN rows of `b`.
+template <int kD, int kN>
+__device__ inline void MultiplyRows(Shared<const BF16> a, Shared<const BF16> b, float (&c)[kN / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kN / 8; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0F;
+#pragma unroll
+  for (int k = 0; k < kD; k += 16) {
+    uint32_t left[4];
+    LoadMatrix4(a + (lane % 16) * kTileRow<kD> + k + lane / 16 * 8, left);
+#pragma unroll
+    for (int n = 0; n < kN; n += 16) {
+      uint32_t right[4];
+      LoadMatrix4(b + (n + lane % 8 + lane / 16 * 8) * kTileRow<kD> + k + lane / 8 % 2 * 8, right);
+      MultiplyTile(c[n / 8], left, right[0], right[1]);
+      MultiplyTile(c[n / 8 + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+// out += p b: p is a product's result of 16 rows and kN columns, rounded to bfloat16; `b` has kN rows.
+template <int kD, int kN>
+__device__ inline void MultiplyWeights(const float (&p)[kN / 8][4], Shared<const BF16> b,
+                                       float (&out)[kD / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kN; n += 16) {
+    const float(&low)[4] = p[n / 8];
+    const float(&high)[4] = p[n / 8 + 1];
+    const uint32_t left[4] = {NarrowTwo(low[0], low[1]), NarrowTwo(low[2], low[3]),
+                              NarrowTwo(high[0], high[1]), NarrowTwo(high[2], high[3])};
+#pragma unroll
+    for (int d = 0; d < kD; d += 16) {
+      uint32_t right[4];
+      LoadMatrix4Transposed(b + (n + lane % 16) * kTileRow<kD> + d + lane / 16 * 8, right);
+      MultiplyTile(out[d / 8], left, right[0], right[1]);
+      MultiplyTile(out[d / 8 + 1], left, right[2], right[3]);
+    }
+  }
+}
+
+// Over the four lanes that hold a row.
+__device__ inline float QuadMax(float v) {
+  v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, 1));
+  return fmaxf(v, __shfl_xor_sync(kAllLanes, v, 2));
+}
+__device__ inline float QuadSum(float v) {
+  v += __shfl_xor_sync(kAllLanes, v, 1);
+  return v + __shfl_xor_sync(kAllLanes, v, 2);
+}
+
+// exp(s - max), 0 where nothing was seen yet.
+__device__ inline float ExpBelow(float s, float max) { return max == -INFINITY ? 0.0F : __expf(s - max); }
+
+// Walks the slots of a sequence in order of position.
+struct SlotWalk {
+  int64_t run;
+  int64_t position;                                                         // of the run's first key
+  __device__ int64_t SlotOf(Global<const model::KvRun> runs, int64_t at) {  // `at` never goes back
+    model::KvRun r = runs[run];
+    while (position + r.count <= at) {
+      position += r.count;
+      r = runs[++run];
+    }
+    return r.start + (at - position);
+  }
+};
+
+}  // namespace tidepool::cuda

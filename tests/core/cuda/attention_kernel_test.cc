@@ -1,0 +1,413 @@
+// Attention against the CPU kernels on ragged batches over scattered slots, and the plans of
+// attention_plan.h.
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/core/cuda/device_array.h"
+
+namespace tidepool::cuda {
+namespace {
+
+// Sequences whose keys lie in pages all over a cache; some share the pages of a prompt.
+struct Batch {
+  std::vector<int32_t> first_run, lengths;  // [rows]
+  std::vector<model::KvRun> runs;
+  int64_t slots = 0;
+  [[nodiscard]] int64_t rows() const { return static_cast<int64_t>(lengths.size()); }
+};
+// rows_max: rows of one sequence, its last ones; 1 is decode.
+Batch RandomBatch(FuzzRng& rng, int64_t sequences, int64_t length_max, int64_t rows_max) {
+  constexpr int64_t kPage = 16;
+  Batch b;
+  const int64_t pages = sequences * (length_max / kPage + 2) + 8;
+  std::vector<int32_t> page(static_cast<size_t>(pages));
+  std::iota(page.begin(), page.end(), 0);
+  for (size_t i = page.size() - 1; i > 0; --i) {
+    if (rng.Below(3) > 0)
+      std::swap(page[i], page[static_cast<size_t>(rng.Below(static_cast<int64_t>(i) + 1))]);
+  }
+  b.slots = pages * kPage;
+  size_t next = 0;
+  std::vector<int32_t> prompt;  // pages that the next sequences begin with
+  for (int64_t s = 0; s < sequences; ++s) {
+    if (s % 3 == 0 || prompt.empty()) {
+      prompt.clear();
+      for (int64_t i = rng.Below(length_max / kPage); i > 0; --i) prompt.push_back(page[next++]);
+    }
+    std::vector<int32_t> mine = prompt;
+    const int64_t length = rng.Between(static_cast<int64_t>(prompt.size()) * kPage + 1, length_max);
+    while (static_cast<int64_t>(mine.size()) * kPage < length) mine.push_back(page[next++]);
+    const auto first = static_cast<int32_t>(b.runs.size());
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const auto count =
+          static_cast<int32_t>(std::min<int64_t>(kPage, length - static_cast<int64_t>(i) * kPage));
+      const auto start = static_cast<int32_t>(mine[i] * kPage);
+      if (i > 0 && b.runs.back().start + b.runs.back().count == start) {
+        b.runs.back().count += count;
+      } else {
+        b.runs.push_back({start, count});
+      }
+    }
+    const int64_t rows = std::min(length, rng.Between(1, rows_max));
+    for (int64_t r = length - rows; r < length; ++r) {
+      b.first_run.push_back(first);
+      b.lengths.push_back(static_cast<int32_t>(r + 1));
+    }
+  }
+  return b;
+}
+
+template <typename T>
+struct Problem {
+  int64_t heads, kv_heads, size;
+  std::vector<T> q, k, v;
+  std::vector<T> out;      // the CPU's
+  std::vector<float> lse;  // the CPU's
+  [[nodiscard]] model::AttentionArgs<T> Cpu(const Batch& b) {
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .head_size = size,
+            .q = q.data(),
+            .k = k.data(),
+            .v = v.data(),
+            .first_run = b.first_run.data(),
+            .lengths = b.lengths.data(),
+            .runs = b.runs.data(),
+            .out = out.data(),
+            .lse = lse.data()};
+  }
+};
+template <typename T>
+Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes,
+                         const std::vector<int64_t>& groups = {1, 2, 3, 7}) {
+  Problem<T> p;
+  p.kv_heads = rng.Between(1, 2);
+  p.heads = p.kv_heads * rng.OneOf(groups);
+  p.size = rng.OneOf(sizes);
+  p.q = RandomValues<T>(rng, b.rows() * p.heads * p.size, 2.0F);
+  p.k = RandomValues<T>(rng, b.slots * p.kv_heads * p.size, 2.0F);
+  p.v = RandomValues<T>(rng, b.slots * p.kv_heads * p.size);
+  p.out.resize(p.q.size());
+  p.lse.resize(static_cast<size_t>(b.rows() * p.heads));
+  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  std::vector<float> scratch(
+      static_cast<size_t>(model::AttentionScratch(*std::max_element(b.lengths.begin(), b.lengths.end()))));
+  cpu.attention(0, b.rows() * p.kv_heads, p.Cpu(b), scratch.data());
+  return p;
+}
+
+template <typename T>
+struct OnDevice {  // a problem's arrays
+  OnDevice(const Problem<T>& p, const Batch& b)
+      : q(p.q), k(p.k), v(p.v), first_run(b.first_run), lengths(b.lengths), runs(b.runs) {}
+  DeviceArray<T> q, k, v;
+  DeviceArray<int32_t> first_run, lengths;
+  DeviceArray<model::KvRun> runs;
+  model::AttentionArgs<T> Args(const Problem<T>& p, T* out, float* lse) const {
+    return {.heads = p.heads,
+            .kv_heads = p.kv_heads,
+            .head_size = p.size,
+            .q = q.data(),
+            .k = k.data(),
+            .v = v.data(),
+            .first_run = first_run.data(),
+            .lengths = lengths.data(),
+            .runs = runs.data(),
+            .out = out,
+            .lse = lse};
+  }
+};
+
+// Weights are rounded to bfloat16 before they meet the values, whose size is at most 1: 2^-9 of the sum of |p
+// v|.
+template <typename T>
+constexpr float kOutOff = std::is_same_v<T, float> ? 2e-5F : 4e-3F;
+template <typename T>
+constexpr float kLseOff = 5e-5F;
+
+template <typename T>
+Bytes RunDecode(const Launches<T>& device, const Problem<T>& p, const Batch& b, const OnDevice<T>& d,
+                DecodePlan plan, const std::string& what, std::vector<T>* out_values,
+                std::vector<float>* lse_values) {
+  const DeviceArray<T> out(static_cast<int64_t>(p.q.size()));
+  const DeviceArray<float> lse(b.rows() * p.heads), partial(DecodeScratch(plan.partials, p.heads, p.size));
+  const DeviceArray<AttentionItem> items(plan.items);
+  const DeviceArray<int32_t> order(plan.order), first_partial(plan.first_partial);
+  const DecodeArgs<T> a{.attention = d.Args(p, out.data(), lse.data()),
+                        .rows = b.rows(),
+                        .items = static_cast<int64_t>(plan.items.size()),
+                        .item = items.data(),
+                        .order = order.data(),
+                        .first_partial = first_partial.data(),
+                        .partial = partial.data()};
+  ExpectOk(device.decode_attention(a, nullptr), what);
+  *out_values = out.Read();
+  *lse_values = lse.Read();
+  Bytes bytes;
+  Append(&bytes, *out_values);
+  Append(&bytes, *lse_values);
+  return bytes;
+}
+
+template <typename T>
+void CompareDecode(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes, uint64_t seed,
+                   std::vector<size_t> alone) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  const Problem<T> p =
+      RandomProblem<T>(rng, b, sizes, {1, 2, 3, sizes[0] == 64 ? 20 : 7});  // 20: two tiles of rows
+  const std::string what = std::string(TypeName<T>()) + ", decode, seed " + std::to_string(seed) +
+                           ", head size " + std::to_string(p.size);
+  const OnDevice<T> d(p, b);
+  const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
+  std::vector<T> out, out_alone;
+  std::vector<float> lse, lse_alone;
+  SameInEveryOrder(seed, what, [&] { return RunDecode(*device, p, b, d, plan, what, &out, &lse); });
+  ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
+  ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
+
+  // A row by itself, so with nobody to share a pass with, has the same bits.
+  for (const size_t row : alone) {
+    Batch one = b;
+    one.first_run = {b.first_run[row]};
+    one.lengths = {b.lengths[row]};
+    Problem<T> q = p;
+    const auto width = static_cast<std::ptrdiff_t>(p.heads * p.size),
+               at = static_cast<std::ptrdiff_t>(row) * width;
+    q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
+    const OnDevice<T> d_one(q, one);
+    RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &out_alone,
+              &lse_alone);
+    EXPECT_TRUE(std::memcmp(out_alone.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+        << what << ": row " << row << " depends on its batch";
+    EXPECT_TRUE(std::memcmp(lse_alone.data(), lse.data() + row * static_cast<size_t>(p.heads),
+                            static_cast<size_t>(p.heads) * 4) == 0)
+        << what;
+  }
+}
+template <typename T>
+void FuzzDecode(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
+  FuzzRng rng(seed + 400);
+  const Batch b = RandomBatch(rng, rng.Between(1, 4), length_max, rng.Below(2) == 0 ? 1 : 3);
+  const auto row = static_cast<size_t>(rng.Below(b.rows()));
+  CompareDecode<T>(rng, b, sizes, seed, {row});
+}
+TEST(AttentionKernelTest, DecodeAgreesWithTheCpuAndARowHasTheSameBitsInEveryBatch) {
+  for (int64_t seed = 0; seed < FuzzSeeds(6); ++seed) {
+    FuzzDecode<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 700 : 300);
+    FuzzDecode<BF16>(static_cast<uint64_t>(seed), {16, 80, 96}, 300);
+    FuzzDecode<float>(static_cast<uint64_t>(seed), {16, 64, 130}, seed % 3 == 0 ? 700 : 200);
+  }
+}
+
+TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
+  // A prompt of 600 keys in two pieces, three samples that go on from it, and one from its middle.
+  Batch b;
+  b.slots = 1200;
+  b.runs = {{500, 250}, {0, 350}, {400, 9}, {500, 250}, {0, 350}, {420, 30},
+            {500, 250}, {0, 350}, {760, 1}, {500, 250}, {0, 20},  {800, 300}};
+  b.first_run = {0, 3, 6, 9};
+  b.lengths = {609, 630, 601, 570};
+  const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
+  EXPECT_EQ(plan.partials, 12);
+  EXPECT_EQ(plan.items.size(), 7U);  // one of four rows, one of three, the fourth's second, four rests
+  for (uint64_t seed = 0; seed < 2; ++seed) {
+    FuzzRng rng(seed);
+    CompareDecode<BF16>(rng, b, {64}, seed, {0, 1, 2, 3});
+    CompareDecode<BF16>(rng, b, {128}, seed, {0, 3});
+    CompareDecode<float>(rng, b, {32}, seed, {0, 3});
+  }
+}
+
+template <typename T>
+void ComparePrefill(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  FuzzRng rng(seed + 500);
+  const Batch b = RandomBatch(rng, rng.Between(1, 3), length_max, rng.OneOf({1, 5, 70, 200}));
+  const Problem<T> p = RandomProblem<T>(rng, b, sizes);
+  const std::string what = std::string(TypeName<T>()) + ", prefill, seed " + std::to_string(seed) +
+                           ", head size " + std::to_string(p.size);
+  const OnDevice<T> d(p, b);
+  const DeviceArray<AttentionItem> items(
+      PlanPrefill(b.first_run, b.lengths, PrefillRows(p.heads, p.kv_heads)));
+  std::vector<T> out;
+  std::vector<float> lse;
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> d_out(static_cast<int64_t>(p.q.size()));
+    const DeviceArray<float> d_lse(b.rows() * p.heads);
+    const PrefillArgs<T> a{.attention = d.Args(p, d_out.data(), d_lse.data()),
+                           .items = static_cast<int64_t>(items.Read().size()),
+                           .item = items.data()};
+    ExpectOk(device->prefill_attention(a, nullptr), what);
+    out = d_out.Read();
+    lse = d_lse.Read();
+    Bytes bytes;
+    Append(&bytes, out);
+    Append(&bytes, lse);
+    return bytes;
+  });
+  ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
+  ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
+
+  // A row by itself has the same bits; and where no tiles are used, those of decode.
+  const auto row = static_cast<size_t>(rng.Below(b.rows()));
+  const auto width = static_cast<std::ptrdiff_t>(p.heads * p.size),
+             at = static_cast<std::ptrdiff_t>(row) * width;
+  Batch one = b;
+  one.first_run = {b.first_run[row]};
+  one.lengths = {b.lengths[row]};
+  Problem<T> q = p;
+  q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
+  const OnDevice<T> d_one(q, one);
+  const DeviceArray<T> alone(width);
+  const DeviceArray<AttentionItem> item(PlanPrefill(one.first_run, one.lengths, 1));
+  ExpectOk(device->prefill_attention(
+               {.attention = d_one.Args(q, alone.data(), nullptr), .items = 1, .item = item.data()}, nullptr),
+           what);
+  EXPECT_TRUE(std::memcmp(alone.Read().data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+      << what << ": row " << row << " depends on its batch";
+  if (std::is_same_v<T, BF16> && (p.size == 64 || p.size == 128)) return;
+  std::vector<T> decoded;
+  std::vector<float> decoded_lse;
+  RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &decoded,
+            &decoded_lse);
+  EXPECT_TRUE(std::memcmp(decoded.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+      << what;
+}
+TEST(AttentionKernelTest, PrefillAgreesWithTheCpuAndARowHasTheSameBitsInEveryBatch) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    ComparePrefill<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 400 : 150);
+    ComparePrefill<BF16>(static_cast<uint64_t>(seed), {16, 80}, 60);
+    ComparePrefill<float>(static_cast<uint64_t>(seed), {16, 64}, seed == 0 ? 300 : 60);
+  }
+}
+
+// Rows whose slots are themselves, after `before` others: prompts with samples that go on from somewhere in
+// them.
+Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
+  Batch b;
+  std::vector<model::KvRun> prefix;  // what the next sequence begins with
+  int64_t shared = 0;
+  while (b.rows() < before + rows) {
+    const int64_t begin = b.rows(), left = before + rows - begin;
+    const int64_t count = begin < before ? before - begin : rng.Between(1, left);
+    if (begin <= before || rng.Below(3) == 0) {
+      prefix.clear();
+      shared = 0;
+    }
+    const auto first = static_cast<int32_t>(b.runs.size());
+    b.runs.insert(b.runs.end(), prefix.begin(), prefix.end());
+    b.runs.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(count)});
+    for (int64_t i = 0; i < count; ++i) {
+      b.first_run.push_back(first);
+      b.lengths.push_back(static_cast<int32_t>(shared + i + 1));
+    }
+    const int64_t taken = rng.Between(1, count);
+    prefix.assign(b.runs.begin() + first, b.runs.end());
+    prefix.back().count = static_cast<int32_t>(taken);
+    shared += taken;
+  }
+  b.slots = b.rows();
+  return b;
+}
+
+template <typename T>
+void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t rows_max) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  FuzzRng rng(seed + 600);
+  const int64_t before = rng.OneOf({0, 0, 7, 40}), rows = rng.Between(1, rows_max);
+  const Batch b = TrainingBatch(rng, before, rows);
+  Problem<T> p = RandomProblem<T>(rng, b, sizes);
+  const std::string what = std::string(TypeName<T>()) + ", backward, seed " + std::to_string(seed) +
+                           ", head size " + std::to_string(p.size) + ", rows " + std::to_string(rows);
+  const int64_t width = (p.heads + 2 * p.kv_heads) * p.size, half = p.size / 2;
+  const std::vector<T> dout = RandomValues<T>(rng, b.rows() * p.heads * p.size);
+  std::vector<float> cos, sin;
+  for (int64_t i = 0; i < 50 * half; ++i) {
+    const float angle = 6.3F * rng.Uniform();
+    cos.push_back(std::cos(angle));
+    sin.push_back(std::sin(angle));
+  }
+  std::vector<int32_t> positions;
+  for (int64_t r = 0; r < b.rows(); ++r) positions.push_back(static_cast<int32_t>(rng.Below(50)));
+  const std::vector<T> dqkv0 =
+      RandomValues<T>(rng, b.rows() * width);  // rows outside the range stay as they are
+  std::vector<T> dqkv = dqkv0;
+  const model::AttentionBackwardArgs<T> back{.forward = p.Cpu(b),
+                                             .dout = dout.data(),
+                                             .cos = cos.data(),
+                                             .sin = sin.data(),
+                                             .positions = positions.data(),
+                                             .dqkv = dqkv.data()};
+  std::vector<float> scratch(static_cast<size_t>(model::AttentionBackwardScratch(rows, p.size)));
+  for (int64_t kv = 0; kv < p.kv_heads; ++kv)
+    cpu.attention_backward(before, before + rows, kv, back, scratch.data());
+
+  const OnDevice<T> d(p, b);
+  const DeviceArray<T> d_out(p.out), d_dout(dout);
+  const DeviceArray<float> d_lse(p.lse), d_cos(cos), d_sin(sin);
+  const DeviceArray<int32_t> d_positions(positions);
+  std::vector<T> got;
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> d_dqkv(dqkv0);
+    const DeviceArray<float> delta(rows * p.heads);
+    const model::AttentionBackwardArgs<T> a{.forward = d.Args(p, d_out.data(), d_lse.data()),
+                                            .dout = d_dout.data(),
+                                            .cos = d_cos.data(),
+                                            .sin = d_sin.data(),
+                                            .positions = d_positions.data(),
+                                            .dqkv = d_dqkv.data()};
+    ExpectOk(device->attention_backward(a, before, before + rows, delta.data(), nullptr), what);
+    got = d_dqkv.Read();
+    Bytes bytes;
+    Append(&bytes, got);
+    return bytes;
+  });
+  float largest = 0;
+  for (const T& v : dqkv) largest = std::max(largest, std::abs(AsFloat(v)));
+  // In bfloat16 p and ds are rounded before their products: 2^-9 of each term of a sum.
+  ExpectNear(got, dqkv, (std::is_same_v<T, float> ? 1e-5F : 1.0F / 256) * largest, Relative<T>(), what);
+}
+TEST(AttentionKernelTest, BackwardAgreesWithTheCpu) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    CompareBackward<BF16>(static_cast<uint64_t>(seed), {64, 128}, seed % 3 == 0 ? 180 : 60);
+    CompareBackward<BF16>(static_cast<uint64_t>(seed), {16, 80}, 40);
+    CompareBackward<float>(static_cast<uint64_t>(seed), {16, 64}, seed == 0 ? 150 : 40);
+  }
+}
+
+TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
+  // Two samples of a prompt of 300 keys, cut into pages differently, and a stranger.
+  const std::vector<model::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
+                                          {1100, 200}, {50, 20}, {2000, 320}};
+  const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320};
+  const DecodePlan plan = PlanDecode(first_run, lengths, runs);
+  EXPECT_EQ(plan.partials, 6);
+  EXPECT_TRUE((plan.first_partial == std::vector<int32_t>{0, 2, 4}));
+  EXPECT_EQ(plan.items.size(), 5U);
+  EXPECT_EQ(plan.items[0].count, 2);  // keys 0 to 255 of both samples
+  EXPECT_EQ(plan.order[0], 0);
+  EXPECT_EQ(plan.order[1], 1);
+  EXPECT_EQ(plan.items[1].run, 0);  // keys 256 on begin inside the run of 300
+  EXPECT_EQ(plan.items[1].run_position, 0);
+  EXPECT_EQ(plan.items[2].run, 3);
+  EXPECT_EQ(plan.items[2].run_position, 100);
+  for (size_t i = 1; i < plan.items.size(); ++i) EXPECT_EQ(plan.items[i].count, 1);
+
+  const std::vector<int32_t> sequence = {0, 0, 0, 2, 2, 5}, upto = {8, 9, 10, 1, 2, 300};
+  const std::vector<AttentionItem> items = PlanPrefill(sequence, upto, 2);
+  EXPECT_EQ(items.size(), 4U);
+  EXPECT_EQ(items[0].first, 5);  // the longest first
+  EXPECT_EQ(items[1].first, 2);
+  EXPECT_EQ(items[2].count, 2);
+}
+
+}  // namespace
+}  // namespace tidepool::cuda

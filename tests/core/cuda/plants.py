@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Plants one fault at a time in a kernel: is it found? python3 plants.py BUILD CXX [number ...]
+
+Each fault is what a hurried edit could do: a barrier or a wait left out, a bound or an index off by one, a mask or a
+factor forgotten. The kernel is compiled as the emulation's tests do, linked in the place of the right one, and the tests
+have to fail. BUILD: a build folder with tests/cuda_kernels_test.
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+KERNELS = ROOT / "core/cuda/kernels"
+# (file, what stands there, what is planted, which of several places)
+PLANTS = [
+    ("block.h", "  for (int w = 1; w < kThreads / 32; ++w) v += scratch[w];\n  __syncthreads();",
+     "  for (int w = 1; w < kThreads / 32; ++w) v += scratch[w];", 0),
+    ("prefill_attention.cu", "    __syncthreads();  // and used", "", 0),
+    ("prefill_attention.cu", "    __syncthreads();                 // and used", "", 0),
+    ("prefill_attention.cu", "    __syncthreads();  // values are there", "", 0),
+    ("prefill_attention.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
+    ("prefill_attention.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 1),
+    ("prefill_attention.cu", "key < limit[h] ? p[n][i] * scale", "key <= limit[h] ? p[n][i] * scale", 0),
+    ("prefill_attention.cu", "sum[h] *= factor[h];", "", 0),
+    ("prefill_attention.cu", "slots[tile % 2 * kTileKeys + row]", "slots[row]", 0),
+    ("decode_attention.cu", "      __syncwarp();  // each warp reads its own values alone", "", 0),
+    ("decode_attention.cu", "    __syncthreads();\n    float p[kWarpKeys / 8][4];", "    float p[kWarpKeys / 8][4];", 0),
+    ("decode_attention.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
+    ("decode_attention.cu", "const float mine = acc[n][i] * factor[i / 2];", "const float mine = acc[n][i];", 0),
+    ("decode_attention.cu", "key < key_count ? p[n][i] * scale : -INFINITY", "p[n][i] * scale", 0),
+    ("attention_rows.h", "left.sum = left.sum * a + right.sum * b;", "left.sum = left.sum + right.sum * b;", 0),
+    ("attention_rows.h", "  __syncthreads();  // q and scores are free again", "", 0),
+    ("attention_backward.cu", "    __syncthreads();  // masks and tiles are free again", "", 0),
+    ("attention_backward.cu", "        __syncthreads();  // queries are free again", "", 0),
+    ("attention_backward.cu", "(n * 8 + 2 * t + i % 2) & 1U", "(n * 8 + 2 * t + 1 - i % 2) & 1U", 0),
+    ("attention_backward.cu", "weight * (ds[n][i] - out_dout[h]) * scale", "weight * ds[n][i] * scale", 0),
+    ("attention_backward.cu", "masks[(m0 + m) / group]", "masks[m0 + m]", 0),
+    ("attention_backward.cu", "const int64_t count = r.count < left ? r.count : left;", "const int64_t count = r.count;", 0),
+    ("sampler.cu", "    __syncthreads();\n    for (int64_t i = threadIdx.x; i < vocab;", "    for (int64_t i = threadIdx.x; i < vocab;", 0),
+    ("sampler.cu", "if (threadIdx.x < 32) ChooseDigit", "if (threadIdx.x < 31) ChooseDigit", 0),
+    ("sampler.cu", "prefix[t] > target", "prefix[t] >= target", 0),
+    ("sampler.cu", "double before = tile == 0 ? 0.0 : prefix[tile - 1];", "double before = 0.0;", 0),
+    ("vocab_row.h", "__fsub_rn(z, max)", "z", 1),
+    ("rotary.cu", "    __syncthreads();\n  }\n}", "  }\n}", 0),
+    ("rotary.cu", "x.b[i] = second * co + first * si;", "x.b[i] = second * co - first * si;", 0),
+    ("embedding.cu", "found[place] = static_cast<int32_t>(i);\n    __syncthreads();", "found[place] = static_cast<int32_t>(i);", 0),
+    ("embedding.cu", "__popc(here & ((1U << lane) - 1U))", "__popc(here & (2U << lane) - 1U)", 0),
+    ("experts.cu", "other == best && other_id < best_id", "other == best && other_id > best_id", 0),
+    ("experts.cu", "  __syncwarp();  // the weights below are read by lane 0", "", 0),
+    ("rows.cu", "x = sum;", "", 0),
+    ("columns.h", "for (int w = 1; w < kColumnThreads / 32; ++w)", "for (int w = 1; w < kColumnThreads / 32 - 1; ++w)", 0),
+    ("swiglu.cu", "if (c >= ff) return;", "", 0),
+    ("grouped_multiply.cu", "    __syncthreads();  // the step after the next one may overwrite these", "", 0),
+    ("grouped_multiply.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
+    ("grouped_multiply.cu", "const bool there = r < row_end && c < column_end;", "const bool there = c < column_end;", 0),
+    ("adamw.cu", "(out + 0x8000U) >> 16", "out >> 16", 0),
+]
+
+
+def replace(text, old, new, which):
+    at = -1
+    for _ in range(which + 1):
+        at = text.find(old, at + 1)
+        if at < 0:
+            return None
+    return text[:at] + new + text[at + len(old):]
+
+
+def run(number, build, cxx, folder):
+    name, old, new, which = PLANTS[number]
+    text = replace((KERNELS / name).read_text(), old, new, which)
+    if text is None:
+        return False, f"{name} no longer has {old!r}; bring the plant up to date"
+    tree = folder / "core/cuda/kernels"
+    tree.mkdir(parents=True, exist_ok=True)
+    planted = tree / name
+    planted.write_text(text)
+    # The folder comes first among the includes, so a planted header takes the place of the right one.
+    sources = [planted] if name.endswith(".cu") else sorted(
+        p for p in KERNELS.glob("*.cu") if f'"core/cuda/kernels/{name}"' in p.read_text()
+        or (name == "block.h" and p.name in ("rows.cu", "experts.cu")))
+    objects = []
+    for source in sources:
+        objects.append(folder / (source.name + ".o"))
+        subprocess.run([cxx, "-std=c++20", "-O1", "-ffp-contract=off", "-w", f"-I{folder}", f"-I{ROOT}",
+                        '-DTIDEPOOL_CUDA_EMULATION="tests/core/cuda/emulation/cuda_emulation.h"', "-x", "c++", "-c",
+                        str(source), "-o", str(objects[-1])], check=True)
+    planted.unlink()
+    test = folder / "test"
+    tests = sorted((build / "tests/core/cuda/CMakeFiles/cuda_kernels_test.dir").rglob("*.o"))
+    libraries = [build / "tests/core/cuda/libcuda_emulated.a", build / "core/cuda/libtidepool_cuda.a",
+                 build / "core/model/libtidepool_kernels.a", build / "core/base/libtidepool_base.a"]
+    subprocess.run([cxx, *map(str, tests), *map(str, objects), *map(str, libraries), "-lgtest", "-lgtest_main", "-ldl",
+                    "-o", str(test)], check=True)
+    done = subprocess.run([str(test), "--gtest_brief=1"], cwd=ROOT, capture_output=True, text=True)
+    said = next((l for l in done.stdout.splitlines() if "kernel " in l and ": " in l), None)
+    said = said or next((l for l in done.stdout.splitlines() if "the CPU has" in l or "Expected" in l or "expected" in l
+                         or "Value of" in l), "crashed")
+    return done.returncode != 0, said.strip()[:180]
+
+
+def main():
+    build, cxx = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+    numbers = [int(n) for n in sys.argv[3:]] or range(len(PLANTS))
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for n in numbers:
+            found, said = run(n, build, cxx, pathlib.Path(folder))
+            missed += not found
+            print(f"{n:3} {PLANTS[n][0]:22} {'found ' if found else 'MISSED'} {said}", flush=True)
+    print(f"{len(list(numbers)) - missed} of {len(list(numbers))} found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+// AdamW, the embedding and experts against the CPU.
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/core/cuda/device_array.h"
+
+namespace tidepool::cuda {
+namespace {
+
+// core/train/optimizer.cc's step in float64, from the master copy on.
+template <typename T>
+void CompareAdamW(uint64_t seed) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  FuzzRng rng(seed + 100);
+  const int64_t n = rng.OneOf({1, 255, 1024, 3000, 70000});
+  const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
+  const std::vector<float> g = RandomValues<float>(rng, n, 0.1F), m0 = RandomValues<float>(rng, n, 0.1F);
+  std::vector<float> v0 = RandomValues<float>(rng, n, 0.01F);
+  for (float& v : v0) v = std::abs(v);
+  const std::vector<T> w0 = RandomValues<T>(rng, n);
+  std::vector<int16_t> rest0(static_cast<size_t>(n));
+  for (int16_t& r : rest0) r = static_cast<int16_t>(rng.Next());
+  AdamWArgs<T> a{.n = n,
+                 .beta1 = 0.9F,
+                 .rest1 = 0.1F,
+                 .beta2 = 0.999F,
+                 .rest2 = 0.001F,
+                 .eps = 1e-8F,
+                 .decay = 0.9999F,
+                 .step = 1e-3F / 0.4F,
+                 .root = 1.0F / std::sqrt(0.005F),
+                 .max_grad_norm = rng.Below(2) == 0 ? 0.0 : 0.5};
+  double squares = 0;
+  for (const float x : g) squares += static_cast<double>(x) * x;
+  const double norm = std::sqrt(squares);
+  const float clip = static_cast<float>(
+      a.max_grad_norm > 0 && norm > a.max_grad_norm ? a.max_grad_norm / (norm + 1e-6) : 1.0);
+  const auto master = [](const std::vector<T>& w, const std::vector<int16_t>& rest) {
+    std::vector<float> out;
+    for (size_t i = 0; i < w.size(); ++i) {
+      out.push_back(sizeof(T) == 4
+                        ? AsFloat(w[i])
+                        : std::bit_cast<float>(std::bit_cast<uint32_t>(AsFloat(w[i])) +
+                                               static_cast<uint32_t>(static_cast<int32_t>(rest[i]))));
+    }
+    return out;
+  };
+  std::vector<float> want_m, want_v, want;
+  const std::vector<float> p0 = master(w0, rest0);
+  for (size_t i = 0; i < g.size(); ++i) {
+    const double x = static_cast<double>(g[i]) * clip;
+    const double m = a.beta1 * static_cast<double>(m0[i]) + a.rest1 * x,
+                 v = a.beta2 * static_cast<double>(v0[i]) + a.rest2 * x * x;
+    want_m.push_back(static_cast<float>(m));
+    want_v.push_back(static_cast<float>(v));
+    want.push_back(static_cast<float>(static_cast<double>(p0[i]) * a.decay -
+                                      a.step * m / (std::sqrt(v) * a.root + a.eps)));
+  }
+  const DeviceArray<float> d_g(g);
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<float> m(m0), v(v0);
+    const DeviceArray<T> w(w0);
+    const DeviceArray<int16_t> rest(rest0);
+    const DeviceArray<double> sum(1), scratch(SquareSumScratch(n));
+    a.gradients = d_g.data();
+    a.weights = w.data();
+    a.rest = sizeof(T) == 2 ? rest.data() : nullptr;
+    a.m = m.data();
+    a.v = v.data();
+    a.square_sum = sum.data();
+    ExpectOk(device->square_sum(n, d_g.data(), sum.data(), scratch.data(), nullptr), what);
+    EXPECT_NEAR(sum.Read()[0], squares, 1e-12 * squares) << what;
+    ExpectOk(device->adamw(a, nullptr), what);
+    ExpectNear(m.Read(), want_m, 1e-8F, 1e-6F, what + " m");
+    ExpectNear(v.Read(), want_v, 1e-10F, 1e-6F, what + " v");
+    ExpectNear(master(w.Read(), rest.Read()), want, 1e-7F, 1e-6F, what + " master");
+    if constexpr (sizeof(T) == 2) {  // the weight is the master copy, rounded, a tie away from zero
+      const std::vector<T> got = w.Read();
+      const std::vector<float> masters = master(got, rest.Read());
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(got[i].bits == (std::bit_cast<uint32_t>(masters[i]) + 0x8000U) >> 16)
+            << what << " weight " << i;
+      }
+    }
+    Bytes bytes;
+    Append(&bytes, m.Read());
+    Append(&bytes, v.Read());
+    Append(&bytes, w.Read());
+    Append(&bytes, rest.Read());
+    return bytes;
+  });
+  // Gradients that are not finite change nothing.
+  const DeviceArray<T> w(w0);
+  const DeviceArray<double> nan(std::vector<double>{NAN});
+  a.weights = w.data();
+  a.square_sum = nan.data();
+  ExpectOk(device->adamw(a, nullptr), what);
+  ExpectNear(w.Read(), w0, 0.0F, 0.0F, what + " untouched");
+}
+TEST(UpdateKernelTest, AdamWIsTheFormula) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    CompareAdamW<float>(static_cast<uint64_t>(seed));
+    CompareAdamW<BF16>(static_cast<uint64_t>(seed));
+  }
+}
+
+template <typename T>
+void CompareEmbedding(uint64_t seed) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  FuzzRng rng(seed + 200);
+  const int64_t rows = rng.OneOf({1, 9, 300, 600}), d = rng.OneOf({1, 24, 100, 264}),
+                vocab = rng.OneOf({3, 50, 1000});
+  const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
+  std::vector<int32_t> ids;
+  for (int64_t r = 0; r < rows; ++r) ids.push_back(static_cast<int32_t>(rng.Below(vocab)));
+  const std::vector<T> table = RandomValues<T>(rng, vocab * d);
+  const std::vector<float> dx = RandomValues<float>(rng, rows * d),
+                           dtable0 = RandomValues<float>(rng, vocab * d);
+  std::vector<float> dtable = dtable0;
+  cpu.embedding_backward(0, d, rows, d, ids.data(), dx.data(), dtable.data());
+  const DeviceArray<int32_t> d_ids(ids);
+  const DeviceArray<T> d_table(table);
+  const DeviceArray<float> d_dx(dx);
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> out(rows * d);
+    const DeviceArray<float> d_dtable(dtable0);
+    ExpectOk(device->gather_rows(rows, d, d_ids.data(), d_table.data(), out.data(), nullptr), what);
+    ExpectOk(device->embedding_backward(rows, d, d_ids.data(), d_dx.data(), d_dtable.data(), nullptr), what);
+    const std::vector<T> got = out.Read();
+    for (int64_t r = 0; r < rows; ++r) {
+      EXPECT_TRUE(std::memcmp(got.data() + r * d, table.data() + ids[static_cast<size_t>(r)] * d,
+                              static_cast<size_t>(d) * sizeof(T)) == 0)
+          << what;
+    }
+    ExpectNear(d_dtable.Read(), dtable, 0.0F, 0.0F, what + " gradient");  // rows in order on both: equal bits
+    Bytes bytes;
+    Append(&bytes, d_dtable.Read());
+    return bytes;
+  });
+}
+TEST(UpdateKernelTest, TheEmbeddingsGradientIsTheCpusBitForBit) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) {
+    CompareEmbedding<float>(static_cast<uint64_t>(seed));
+    CompareEmbedding<BF16>(static_cast<uint64_t>(seed));
+  }
+}
+
+template <typename T>
+void CompareExperts(uint64_t seed) {
+  std::string why;
+  const Launches<T>* device = DeviceKernels<T>(&why);
+  if (device == nullptr) GTEST_SKIP() << why;
+  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  FuzzRng rng(seed + 300);
+  const int64_t rows = rng.OneOf({1, 5, 20}), d = rng.OneOf({8, 30, 64, 2056}),
+                experts = rng.OneOf({2, 8, 60, 128}), k = std::min<int64_t>(experts, rng.Between(1, 8));
+  const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
+  const std::vector<T> x = RandomValues<T>(rng, rows * d);
+  std::vector<T> w = RandomValues<T>(rng, experts * d);
+  if (rng.Below(2) == 0) {  // pairs of experts alike: equal probabilities
+    for (int64_t e = 1; e < experts; e += 2) std::copy_n(w.begin() + (e - 1) * d, d, w.begin() + e * d);
+  }
+  std::vector<float> logits(static_cast<size_t>(rows * experts));
+  cpu.router(0, rows, d, experts, x.data(), w.data(), logits.data());
+  const DeviceArray<T> d_x(x), d_w(w);
+  std::vector<int32_t> replay(static_cast<size_t>(rows * k), -1);
+  const bool with_replay = rng.Below(2) == 0, renormalize = rng.Below(2) == 0;
+  for (int64_t i = 0; i < k; ++i)
+    replay[static_cast<size_t>(i)] = static_cast<int32_t>((i * 3 + 1) % experts);  // row 0
+  const DeviceArray<int32_t> d_replay(replay);
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<float> probs(rows * experts), weights(rows * k);
+    const DeviceArray<int32_t> chosen(rows * k);
+    ExpectOk(device->router(rows, d, experts, d_x.data(), d_w.data(), probs.data(), nullptr), what);
+    const std::vector<float> z = probs.Read();
+    ExpectNear(z, logits, 2e-4F, 2e-5F, what + " router");
+    RouteArgs a{.rows = rows,
+                .experts = experts,
+                .k = k,
+                .probs = probs.data(),
+                .replay = with_replay ? d_replay.data() : nullptr,
+                .renormalize = renormalize,
+                .chosen = chosen.data(),
+                .weights = weights.data()};
+    ExpectOk(device->route(a, nullptr), what);
+    const std::vector<float> p = probs.Read(), got = weights.Read();
+    const std::vector<int32_t> ids = chosen.Read();
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0;
+      const float* row = z.data() + r * experts;
+      const float top = *std::max_element(row, row + experts);
+      for (int64_t e = 0; e < experts; ++e) sum += std::exp(static_cast<double>(row[e]) - top);
+      for (int64_t e = 0; e < experts; ++e) {
+        EXPECT_NEAR(p[static_cast<size_t>(r * experts + e)],
+                    std::exp(static_cast<double>(row[e]) - top) / sum, 2e-6)
+            << what;
+      }
+      std::vector<int32_t> order(static_cast<size_t>(experts));
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](int32_t i, int32_t j) {
+        return p[static_cast<size_t>(r * experts + i)] > p[static_cast<size_t>(r * experts + j)];
+      });
+      double all = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        const bool given = with_replay && r == 0;
+        const int32_t want = given ? replay[static_cast<size_t>(i)] : order[static_cast<size_t>(i)];
+        EXPECT_EQ(ids[static_cast<size_t>(r * k + i)], want) << what;
+        all += p[static_cast<size_t>(r * experts + want)];
+      }
+      for (int64_t i = 0; i < k; ++i) {
+        const double want = p[static_cast<size_t>(r * experts + ids[static_cast<size_t>(r * k + i)])] /
+                            (renormalize ? all : 1.0);
+        EXPECT_NEAR(got[static_cast<size_t>(r * k + i)], want, 1e-5) << what;
+      }
+    }
+    Bytes bytes;
+    Append(&bytes, z);
+    Append(&bytes, p);
+    Append(&bytes, ids);
+    Append(&bytes, got);
+    return bytes;
+  });
+
+  const int64_t gathered = rows * k + 3;
+  std::vector<int32_t> place(static_cast<size_t>(gathered));
+  std::iota(place.begin(), place.end(), 0);
+  for (size_t i = place.size() - 1; i > 0; --i)
+    std::swap(place[i], place[static_cast<size_t>(rng.Below(static_cast<int64_t>(i) + 1))]);
+  place.resize(static_cast<size_t>(rows * k));
+  const std::vector<T> y = RandomValues<T>(rng, gathered * d), shared = RandomValues<T>(rng, rows * d),
+                       dout = RandomValues<T>(rng, rows * d);
+  const std::vector<float> weights = RandomValues<float>(rng, rows * k),
+                           gate = RandomValues<float>(rng, rows);
+  const bool with_shared = rng.Below(2) == 0;
+  std::vector<T> out(dout.size()), dshared(dout.size()), dy = y;
+  std::vector<float> dweights(weights.size()), dgate(gate.size());
+  model::ExpertArgs<T> a{.d = d,
+                         .k = k,
+                         .place = place.data(),
+                         .weights = weights.data(),
+                         .y = y.data(),
+                         .gate = gate.data(),
+                         .shared = with_shared ? shared.data() : nullptr,
+                         .out = out.data(),
+                         .dout = dout.data(),
+                         .dy = dy.data(),
+                         .dweights = dweights.data(),
+                         .dshared = dshared.data(),
+                         .dgate = dgate.data()};
+  cpu.combine_experts(0, rows, a);
+  cpu.combine_experts_backward(0, rows, a);
+  const DeviceArray<int32_t> d_place(place);
+  const DeviceArray<T> d_y(y), d_shared(shared), d_dout(dout);
+  const DeviceArray<float> d_weights(weights), d_gate(gate);
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<T> d_out(rows * d), d_dshared(rows * d), d_dy(y);
+    const DeviceArray<float> d_dweights(rows * k), d_dgate(rows);
+    const model::ExpertArgs<T> b{.d = d,
+                                 .k = k,
+                                 .place = d_place.data(),
+                                 .weights = d_weights.data(),
+                                 .y = d_y.data(),
+                                 .gate = d_gate.data(),
+                                 .shared = with_shared ? d_shared.data() : nullptr,
+                                 .out = d_out.data(),
+                                 .dout = d_dout.data(),
+                                 .dy = d_dy.data(),
+                                 .dweights = d_dweights.data(),
+                                 .dshared = d_dshared.data(),
+                                 .dgate = d_dgate.data()};
+    ExpectOk(device->combine_experts(b, rows, nullptr), what);
+    ExpectOk(device->combine_experts_backward(b, rows, nullptr), what);
+    ExpectNear(d_out.Read(), out, 1e-6F, Relative<T>(), what + " out");
+    ExpectNear(d_dy.Read(), dy, 0.0F, 0.0F, what + " dy");
+    ExpectNear(d_dweights.Read(), dweights, 1e-4F, 2e-5F, what + " dweights");
+    if (with_shared) {
+      ExpectNear(d_dshared.Read(), dshared, 0.0F, 0.0F, what + " dshared");
+      ExpectNear(d_dgate.Read(), dgate, 1e-4F, 2e-5F, what + " dgate");
+    }
+    Bytes bytes;
+    Append(&bytes, d_out.Read());
+    Append(&bytes, d_dweights.Read());
+    return bytes;
+  });
+}
+TEST(UpdateKernelTest, ExpertsAgreeWithTheCpu) {
+  for (int64_t seed = 0; seed < FuzzSeeds(6); ++seed) {
+    CompareExperts<float>(static_cast<uint64_t>(seed));
+    CompareExperts<BF16>(static_cast<uint64_t>(seed));
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::cuda
