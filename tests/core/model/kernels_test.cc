@@ -161,6 +161,20 @@ TEST(LogProbTest, BackwardIsTheDerivative) {
   }
 }
 
+TEST(LogProbTest, AMaskedLogitHasNoGradient) {
+  const std::vector<float> logits = {0.5F, -INFINITY, 1.5F, -1.0F};
+  const int32_t id = 2;
+  const float dlp = -0.7F, dh = 0.3F;
+  for (const Isa isa : Sets()) {
+    float lp, h, lse;
+    KernelsFor<float>(isa).token_logprob(0, 1, 4, logits.data(), &id, 1.0F, &lp, &h, &lse);
+    auto grad = logits;
+    KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &id, 1.0F, &lse, &h, &dlp, &dh);
+    EXPECT_EQ(grad[1], 0.0F) << Name(isa);
+    EXPECT_NEAR(grad[0] + grad[2] + grad[3], 0.0, 1e-6) << Name(isa);  // shifting all logits changes nothing
+  }
+}
+
 TYPED_TEST(KernelsTest, SwiGluAndItsBackward) {
   using T = TypeParam;
   Rng rng(4);
