@@ -57,7 +57,8 @@ class HttpConnections {
   Mutex mu_;
   Condition wake_;
   std::vector<Kept> idle_ TP_GUARDED_BY(mu_);
-  std::jthread closer_;  // last: it uses all of them
+  // Last: it uses all of them.
+  std::jthread closer_;  // waits: its stop wakes it from its one wait
 };
 
 }  // namespace tidepool::workers
