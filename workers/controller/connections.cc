@@ -109,21 +109,33 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }
 
+void ControllerProcess::OnArrived(Attachments::Arrived& e) {
+  // One that was there before this controller came back by itself.
+  if (config_.cluster.launch_workers && launcher_.Pid(e.place) == 0) {
+    launcher_.Adopt(e.place, static_cast<pid_t>(e.hello.pid));
+    Log(LogLevel::kInfo, "worker_adopted",
+        {{"worker", "w" + std::to_string(e.place)},
+         {"place", PlaceName(e.place)},
+         {"pid", std::to_string(e.hello.pid)}});
+  }
+  places_->Arrived(e, PlaceName(e.place));
+}
+
 // --- the wire
 
 void ControllerProcess::OnAttachment(Attachments::Event& event) {
-  std::visit(Overload{[&](Attachments::Arrived& e) { places_->Arrived(e, PlaceName(e.place)); },
-                      [&](Attachments::Message& e) { OnMessage(e); },
-                      [&](Attachments::Lost& e) {
-                        waits_for_.erase(e.place);
-                        places_->Lost(e);
-                      },
-                      [&](Attachments::Superseded& e) {
-                        superseded_ = true;
-                        Do(cmd::Finish{3, "controller epoch " + std::to_string(e.ctl_epoch) +
-                                              " has taken over this run"});
-                      }},
-             event);
+  std::visit(
+      Overload{[&](Attachments::Arrived& e) { OnArrived(e); }, [&](Attachments::Message& e) { OnMessage(e); },
+               [&](Attachments::Lost& e) {
+                 waits_for_.erase(e.place);
+                 places_->Lost(e);
+               },
+               [&](Attachments::Superseded& e) {
+                 superseded_ = true;
+                 Do(cmd::Finish{
+                     3, "controller epoch " + std::to_string(e.ctl_epoch) + " has taken over this run"});
+               }},
+      event);
 }
 
 void ControllerProcess::OnMessage(Attachments::Message& e) {

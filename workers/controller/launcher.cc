@@ -1,6 +1,7 @@
 #include "workers/controller/launcher.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -19,6 +20,10 @@
 
 #include "core/base/process_memory.h"
 #include "core/observe/log.h"
+
+extern "C" {  // glibc 2.36 forgot to say so
+#include <sys/pidfd.h>
+}
 
 extern char** environ;
 
@@ -129,9 +134,28 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   return OkStatus();
 }
 
+void Launcher::Adopt(int64_t place, pid_t pid) {
+  if (pid <= 1 || pid == getpid() || children_.contains(pid) || Pid(place) != 0) return;
+  const int watch = pidfd_open(pid, 0);
+  if (watch >= 0) children_[pid] = {.place = place, .watch = watch};
+}
+
 std::vector<Ended> Launcher::Reap() {
   std::vector<Ended> ended;
   for (auto it = children_.begin(); it != children_.end();) {
+    if (const int watch = it->second.watch; watch >= 0) {
+      pollfd over{.fd = watch, .events = POLLIN, .revents = 0};
+      if (poll(&over, 1, /*timeout=*/0) <= 0) {
+        ++it;
+        continue;
+      }
+      close(watch);
+      ended.push_back({.place = it->second.place,
+                       .pid = it->first,
+                       .why = "process " + std::to_string(it->first) + " ended or was killed"});
+      it = children_.erase(it);
+      continue;
+    }
     int status = 0;
     struct rusage usage {};
     const pid_t pid = wait4(it->first, &status, WNOHANG, &usage);
@@ -158,7 +182,15 @@ std::vector<Ended> Launcher::Reap() {
 
 void Launcher::Kill(int64_t place, int signal) {
   for (const auto& [pid, at] : children_) {
-    if (at.place == place) kill(pid, signal);
+    if (at.place == place) Signal(pid, at, signal);
+  }
+}
+
+void Launcher::Signal(pid_t pid, const Child& child, int signal) {
+  if (child.watch >= 0) {
+    pidfd_send_signal(child.watch, signal, nullptr, 0);
+  } else {
+    kill(pid, signal);
   }
 }
 
@@ -179,10 +211,13 @@ std::vector<Ended> Launcher::EndAll(Duration by_themselves, Duration asked) {
     }
   };
   wait(by_themselves);
-  for (const auto& [pid, place] : children_) kill(pid, SIGTERM);
+  for (const auto& [pid, child] : children_) Signal(pid, child, SIGTERM);
   wait(asked);
-  for (const auto& [pid, place] : children_) kill(pid, SIGKILL);
+  for (const auto& [pid, child] : children_) Signal(pid, child, SIGKILL);
   wait(kKilled);
+  for (const auto& [pid, child] : children_) {
+    if (child.watch >= 0) close(child.watch);
+  }
   children_.clear();
   return all;
 }

@@ -37,7 +37,11 @@ class Launcher {
   // argv[0] is the program's path. stdout and stderr go to `log` (appended), where its last words are read
   // when it has ended. kNotFound: no such program.
   Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log);
-  // Children that ended since the last call; never waits.
+  // A worker that a former controller started and that came back by itself: it is killed and seen to end like
+  // a child, though how it ended is not known. Nothing where the place has a process or the system cannot
+  // watch that one (it has ended, or is not ours).
+  void Adopt(int64_t place, pid_t pid);
+  // Processes that ended since the last call; never waits.
   std::vector<Ended> Reap();
   void Kill(int64_t place, int signal);
   [[nodiscard]] pid_t Pid(int64_t place) const;  // 0: none
@@ -51,7 +55,9 @@ class Launcher {
     int64_t ours = 0;  // our own largest resident memory when it was started
     std::string log;
     int64_t log_bytes = 0;  // of those before it
+    int watch = -1;         // a pidfd, of one that was adopted: its number may be another's when it has ended
   };
+  static void Signal(pid_t pid, const Child& child, int signal);
   std::map<pid_t, Child> children_;
 };
 

@@ -108,6 +108,7 @@ class ControllerProcess {
 
   // --- the wire
   void OnAttachment(Attachments::Event& event);
+  void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
   void OnWaitsFor(int64_t place, const std::string& what);
   template <typename Body>

@@ -41,10 +41,10 @@ bool WaitFor(std::chrono::nanoseconds d, const std::stop_token& stop) {
 
 }  // namespace
 
-SteadyTime Outage::Begin(SteadyTime now, const std::string& cause) {
+SteadyTime Outage::Begin(SteadyTime asked, SteadyTime now, const std::string& cause) {
   const MutexLock lock(mu_);
   cause_ = cause;
-  if (!since_ || now - last_ > kGap) since_ = now;
+  if (!since_ || asked - last_ > kGap) since_ = asked;
   last_ = now;
   return *since_;
 }
@@ -97,6 +97,7 @@ Verdicts PatientServer::AskUntil(SteadyTime deadline, RewardInputs inputs, const
     WaitFor(std::min<std::chrono::nanoseconds>(kLateWait, timeout_ / 2), stop);
   }
   for (int64_t tries = 1;; ++tries) {
+    const SteadyTime asked = steady_clock::now();
     StatusOr<Verdicts> answer = server_->Ask(inputs, deadline, stop);
     const SteadyTime now = steady_clock::now();
     if (answer.status().code() != StatusCode::kUnavailable) {
@@ -123,8 +124,8 @@ Verdicts PatientServer::AskUntil(SteadyTime deadline, RewardInputs inputs, const
                     Bounded(answer.status().message()));
     }
     const std::string cause = Bounded(answer.status().message());
-    const SteadyTime since = outage_.Begin(now, cause);
-    if (since == now)
+    const SteadyTime since = outage_.Begin(asked, now, cause);
+    if (since == asked)
       observe::Log(observe::LogLevel::kWarn, "reward_server_unreachable",
                    {{"server", name_}, {"why", cause}});
     if (now + wait >= std::min(deadline, since + timeout_) || !WaitFor(wait, stop)) {

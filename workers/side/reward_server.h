@@ -44,8 +44,9 @@ std::unique_ptr<RewardServer> ConnectHttp(const std::string& name, const tasks::
 // where nobody asked for a while the next one that is not answered begins another. Thread-safe.
 class Outage {
  public:
-  // Nobody answered; returns since when.
-  SteadyTime Begin(SteadyTime now, const std::string& cause);
+  // Nobody answered at `now` what was asked at `asked`; returns since when. What is asked of a server that
+  // hangs takes long to fail, so it is the time of asking that counts.
+  SteadyTime Begin(SteadyTime asked, SteadyTime now, const std::string& cause);
   // It goes on since `patience` or longer.
   [[nodiscard]] bool HasLasted(std::chrono::nanoseconds patience, SteadyTime now) const;
   // Somebody answered; returns since when nobody had, if so.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -67,6 +68,26 @@ TEST_F(LauncherTest, AnEndInOrderNeedsNoReason) {
   const Ended ended = Run("echo 'all is well' >&2");
   EXPECT_TRUE(ended.in_order);
   EXPECT_THAT(ended.why, Not(HasSubstr("well")));
+}
+
+// What a former controller started is no child of this one.
+TEST_F(LauncherTest, AnAdoptedProcessIsKilledAndSeenToEnd) {
+  const std::string file = dir + "/pid";
+  ASSERT_EQ(std::system(("sleep 60 >/dev/null 2>&1 & echo $! > " + file).c_str()), 0);
+  pid_t pid = 0;
+  std::ifstream(file) >> pid;
+  ASSERT_GT(pid, 1);
+  Launcher launcher(/*outlive=*/true);
+  launcher.Adopt(3, pid);
+  EXPECT_EQ(launcher.Pid(3), pid);
+  EXPECT_TRUE(launcher.Reap().empty());
+  launcher.Kill(3, SIGSTOP);
+  launcher.Kill(3, SIGKILL);
+  const auto ended = launcher.EndAll(std::chrono::seconds(20), Duration{0});
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended.front().place, 3);
+  EXPECT_EQ(ended.front().pid, pid);
+  EXPECT_THAT(ended.front().why, HasSubstr("process " + std::to_string(pid) + " ended or was killed"));
 }
 
 }  // namespace

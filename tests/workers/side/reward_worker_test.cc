@@ -402,14 +402,28 @@ TEST(OutageTest, OneInWhichNobodyAskedIsNotKnownToGoOn) {
   using std::chrono::seconds;
   const SteadyTime start{};
   Outage outage;
-  EXPECT_EQ(outage.Begin(start, "refused"), start);
-  for (int i = 1; i <= 6; ++i) EXPECT_EQ(outage.Begin(start + seconds(i), "refused"), start);
+  EXPECT_EQ(outage.Begin(start, start, "refused"), start);
+  for (int i = 1; i <= 6; ++i)
+    EXPECT_EQ(outage.Begin(start + seconds(i), start + seconds(i), "refused"), start);
   EXPECT_TRUE(outage.HasLasted(seconds(6), start + milliseconds(6100)));
   EXPECT_FALSE(outage.HasLasted(seconds(7), start + milliseconds(6100)));
   EXPECT_FALSE(outage.HasLasted(seconds(6), start + seconds(12))) << "nobody asked for six seconds";
-  EXPECT_EQ(outage.Begin(start + seconds(12), "refused"), start + seconds(12));
+  EXPECT_EQ(outage.Begin(start + seconds(12), start + seconds(12), "refused"), start + seconds(12));
   EXPECT_EQ(outage.End(), start + seconds(12));
   EXPECT_FALSE(outage.HasLasted(seconds(0), start + seconds(12)));
+}
+
+TEST(OutageTest, AServerThatHangsIsAwaySinceItWasAsked) {
+  using std::chrono::seconds;
+  const SteadyTime start{};
+  Outage outage;
+  // Each try fails after 15 seconds; the next one follows at once.
+  EXPECT_EQ(outage.Begin(start, start + seconds(15), "no connection in time"), start);
+  EXPECT_TRUE(outage.HasLasted(seconds(15), start + seconds(15)));
+  EXPECT_EQ(outage.Begin(start + seconds(15), start + seconds(30), "no connection in time"), start);
+  EXPECT_EQ(outage.Begin(start + seconds(40), start + seconds(55), "no connection in time"),
+            start + seconds(40))
+      << "nobody asked for ten seconds";
 }
 
 TEST(HostLookupTest, ALookupThatHangsIsLeftAndSharedByWhoComesMeanwhile) {
