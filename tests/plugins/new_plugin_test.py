@@ -88,8 +88,9 @@ class NewPluginTest(unittest.TestCase):
         top.append(f"target_link_libraries(tests {libraries} gtest_main gtest pcre2-8 pthread)")
         write(os.path.join(PLACE, "CMakeLists.txt"), "\n".join(top) + "\n")
         write(os.path.join(PLACE, "lists.cc"), LISTS)
-        # The last one: what the algorithms name.
-        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h", "core/algorithms/advantages/group_relative.cc"):
+        # The last three: what the algorithms name.
+        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h", "core/algorithms/losses/ppo.cc",
+                     "core/algorithms/losses/reinforce.cc", "core/algorithms/advantages/group_relative.cc"):
             os.makedirs(os.path.dirname(os.path.join(PLACE, file)), exist_ok=True)
             shutil.copy(os.path.join(ROOT, file), os.path.join(PLACE, file))
 
@@ -161,12 +162,32 @@ class NewPluginTest(unittest.TestCase):
             self.assertNotEqual(made.returncode, 0)
             self.assertIn(said, " ".join((made.stdout + made.stderr).split()))
             os.remove(os.path.join(PLACE, file))
+
+    def test_3c_a_folder_of_ones_own_may_hold_more_than_plug_ins_but_none_in_the_wrong_place(self):
         own = os.path.join(PLACE, "own")
-        write(os.path.join(own, "reward", "a.cc"), "// nothing\n")
-        write(os.path.join(own, "b.cc"), "// nothing\n")
-        made = run("cmake", f"-DTIDEPOOL_PLUGINS={own}", os.path.join(PLACE, "build"))
-        self.assertNotEqual(made.returncode, 0)
-        self.assertIn("with [reward, b.cc]; expected a folder with some of rewards, tasks", " ".join(made.stderr.split()))
+
+        def configured():
+            made = run("cmake", "-S", f"{PLACE}/with_own", "-B", f"{PLACE}/with_own/build", f"-DTIDEPOOL_PLUGINS={own}")
+            return made.returncode, " ".join(made.stderr.split())
+
+        write(os.path.join(PLACE, "with_own", "CMakeLists.txt"),
+              f"cmake_minimum_required(VERSION 3.25)\nproject(own LANGUAGES NONE)\ninclude({ROOT}/cmake/plugins.cmake)\n")
+        for file in ("LICENSE", "README.md", ".git/HEAD", "docs/a.md", "data/make.cc"):
+            write(os.path.join(own, file), "// nothing\n")
+        code, said = configured()
+        self.assertNotEqual(code, 0)
+        self.assertIn("README.md", said)
+        self.assertIn("expected a folder with some of rewards, tasks", said)
+        write(os.path.join(own, "rewards", "b.cc"), "TP_PLUGIN(Reward, b) {}\n")
+        self.assertEqual(configured(), (0, ""))
+        for file in ("reward/a.cc", "Control-Tasks/a.cc", "policy/a.cc", "family/a.cc", "loss/a.cc", "advantage/a.cc", "b.cc", "models/a.cc"):
+            write(os.path.join(own, file), "TP_PLUGIN(Family, a) {}\n" if file == "models/a.cc" else "// nothing\n")
+            code, said = configured()
+            self.assertNotEqual(code, 0, file)
+            self.assertIn(f"with [{file.split('/')[0]}]; expected a folder with some of rewards, tasks", said)
+            os.remove(os.path.join(own, file))
+            if "/" in file:
+                os.rmdir(os.path.join(own, os.path.dirname(file)))
 
     def table_of(self, text, kinds="Reward"):
         write(os.path.join(PLACE, "wrong.cc"), text)
