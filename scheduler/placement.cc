@@ -116,6 +116,9 @@ const Plugin<PolicyPlugin>* FindPolicy(std::string_view name) {
 
 }  // namespace
 
+// core/base/plugin_check.h.
+std::string FaultOf(const PolicyPlugin& plugin) { return plugin.decide == nullptr ? "has no .decide" : ""; }
+
 Status CheckPolicy(PlacementKind placement, const std::string& policy) {
   if (policy.empty()) return OkStatus();
   const Plugin<PolicyPlugin>* found = FindPolicy(policy);

@@ -4,6 +4,13 @@
 
 namespace tidepool::algorithms {
 
+// core/base/plugin_check.h.
+std::string FaultOf(const AdvantagePlugin& plugin) {
+  return plugin.compute == nullptr && plugin.needs.empty()
+             ? "has no .compute, and no .needs that says what a job would have to provide for one"
+             : "";
+}
+
 const std::vector<AdvantageEntry>& AdvantageEstimators() {
   static const std::vector<AdvantageEntry> entries = [] {
     std::vector<AdvantageEntry> all;

@@ -2,6 +2,9 @@
 
 namespace tidepool::algorithms {
 
+// core/base/plugin_check.h.
+std::string FaultOf(const LossPlugin& plugin) { return plugin.terms == nullptr ? "has no .terms" : ""; }
+
 const std::vector<LossEntry>& PolicyLosses() {
   static const std::vector<LossEntry> losses = [] {
     std::vector<LossEntry> all;

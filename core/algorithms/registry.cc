@@ -138,6 +138,15 @@ bool ResolvedAlgorithm::needs_old_first() const {
          policy.options.Text("denominator") == "mask_after_rejection";
 }
 
+// core/base/plugin_check.h.
+std::string FaultOf(const AlgorithmPlugin& plugin) {
+  if (FindAdvantage(plugin.advantage.name) == nullptr)
+    return ".advantage is '" + plugin.advantage.name + "'; there are " + Names(AdvantageEstimators());
+  if (FindLoss(plugin.loss.name) == nullptr)
+    return ".loss is '" + plugin.loss.name + "'; there are " + Names(PolicyLosses());
+  return "";
+}
+
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> entries = [] {
     std::vector<AlgorithmEntry> all;

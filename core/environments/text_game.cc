@@ -8,6 +8,11 @@
 
 namespace tidepool::environments {
 
+// core/base/plugin_check.h.
+std::string FaultOf(const TextEnvironmentPlugin& plugin) {
+  return plugin.make == nullptr ? "has no .make" : "";
+}
+
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments() {
   static const std::vector<TextEnvironmentInfo> infos = [] {
     std::vector<TextEnvironmentInfo> all;

@@ -20,6 +20,9 @@ Rng NoiseOf(uint64_t seed, uint64_t index, int64_t episode) {
 
 }  // namespace
 
+// core/base/plugin_check.h.
+std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
+
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
     std::vector<VectorSpec> all;

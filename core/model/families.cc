@@ -3,6 +3,15 @@
 
 namespace tidepool::model {
 
+// core/base/plugin_check.h.
+std::string FaultOf(const FamilyPlugin& plugin) {
+  if (plugin.architecture == nullptr) return "has no .architecture";
+  if (plugin.doc == nullptr) return "has no .doc";
+  if (plugin.refused == nullptr) return "has no .refused";
+  if (plugin.read == nullptr) return "has no .read";
+  return plugin.write == nullptr ? "has no .write" : "";
+}
+
 const std::vector<const Family*>& Families() {
   static const std::vector<Family> families = [] {
     std::vector<Family> all;

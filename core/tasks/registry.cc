@@ -34,6 +34,12 @@ StatusOr<const TaskEntry*> Find(const std::string& name) {
 
 }  // namespace
 
+// core/base/plugin_check.h.
+std::string FaultOf(const TaskPlugin& plugin) {
+  if (plugin.make == nullptr) return "has no .make";
+  return plugin.units == nullptr ? "has no .units" : "";
+}
+
 const std::vector<TaskInfo>& ListTasks() {
   static const std::vector<TaskInfo> infos = [] {
     std::vector<TaskInfo> all;

@@ -9,6 +9,9 @@
 
 namespace tidepool::tasks {
 
+// core/base/plugin_check.h.
+std::string FaultOf(const RewardPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
+
 const std::vector<RewardInfo>& ListRewards() {
   static const std::vector<RewardInfo> infos = [] {
     std::vector<RewardInfo> all;

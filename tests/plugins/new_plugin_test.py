@@ -88,8 +88,9 @@ class NewPluginTest(unittest.TestCase):
         top.append(f"target_link_libraries(tests {libraries} gtest_main gtest pcre2-8 pthread)")
         write(os.path.join(PLACE, "CMakeLists.txt"), "\n".join(top) + "\n")
         write(os.path.join(PLACE, "lists.cc"), LISTS)
-        # The last one: what the algorithms name.
-        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h", "core/algorithms/advantages/group_relative.cc"):
+        # The last three: what the algorithms name.
+        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h", "core/algorithms/losses/ppo.cc",
+                     "core/algorithms/losses/reinforce.cc", "core/algorithms/advantages/group_relative.cc"):
             os.makedirs(os.path.dirname(os.path.join(PLACE, file)), exist_ok=True)
             shutil.copy(os.path.join(ROOT, file), os.path.join(PLACE, file))
 
@@ -161,27 +162,71 @@ class NewPluginTest(unittest.TestCase):
             self.assertNotEqual(made.returncode, 0)
             self.assertIn(said, " ".join((made.stdout + made.stderr).split()))
             os.remove(os.path.join(PLACE, file))
+
+    def test_3c_a_folder_of_ones_own_may_hold_more_than_plug_ins_but_none_in_the_wrong_place(self):
         own = os.path.join(PLACE, "own")
-        write(os.path.join(own, "reward", "a.cc"), "// nothing\n")
-        write(os.path.join(own, "b.cc"), "// nothing\n")
-        made = run("cmake", f"-DTIDEPOOL_PLUGINS={own}", os.path.join(PLACE, "build"))
-        self.assertNotEqual(made.returncode, 0)
-        self.assertIn("with [reward, b.cc]; expected a folder with some of rewards, tasks", " ".join(made.stderr.split()))
+
+        def configured():
+            made = run("cmake", "-S", f"{PLACE}/with_own", "-B", f"{PLACE}/with_own/build", f"-DTIDEPOOL_PLUGINS={own}")
+            return made.returncode, " ".join(made.stderr.split())
+
+        write(os.path.join(PLACE, "with_own", "CMakeLists.txt"),
+              f"cmake_minimum_required(VERSION 3.25)\nproject(own LANGUAGES NONE)\ninclude({ROOT}/cmake/plugins.cmake)\n")
+        for file in ("LICENSE", "README.md", ".git/HEAD", "docs/a.md", "data/make.cc"):
+            write(os.path.join(own, file), "// nothing\n")
+        code, said = configured()
+        self.assertNotEqual(code, 0)
+        self.assertIn("README.md", said)
+        self.assertIn("expected a folder with some of rewards, tasks", said)
+        write(os.path.join(own, "rewards", "b.cc"), "TP_PLUGIN(Reward, b) {}\n")
+        self.assertEqual(configured(), (0, ""))
+        for file in ("reward/a.cc", "Control-Tasks/a.cc", "policy/a.cc", "family/a.cc", "loss/a.cc", "advantage/a.cc", "b.cc", "models/a.cc"):
+            write(os.path.join(own, file), "TP_PLUGIN(Family, a) {}\n" if file == "models/a.cc" else "// nothing\n")
+            code, said = configured()
+            self.assertNotEqual(code, 0, file)
+            self.assertIn(f"with [{file.split('/')[0]}]; expected a folder with some of rewards, tasks", said)
+            os.remove(os.path.join(own, file))
+            if "/" in file:
+                os.rmdir(os.path.join(own, os.path.dirname(file)))
+
+    def table_of(self, text, kinds="Reward"):
+        write(os.path.join(PLACE, "wrong.cc"), text)
+        return run("cmake", f"-DOUT={PLACE}/table.cc", f"-DROOT={PLACE}", "-DHEADERS=a.h", "-DNAMESPACE=n", f"-DKINDS={kinds}",
+                   f"-DFILES={PLACE}/wrong.cc", "-P", os.path.join(ROOT, "cmake/plugin_table.cmake"))
 
     def test_4_a_file_that_is_no_plug_in_stops_the_build_with_its_name(self):
-        table = os.path.join(PLACE, "table.cc")
         cases = [("// nothing\n", "wrong.cc: has no plug-in; every .cc file in this folder defines one by a line TP_PLUGIN(Reward, wrong)"),
-                 ("TP_PLUGIN(Task, a) {", "does not belong into this folder; expected Reward"),
+                 ("\n\nTP_PLUGIN(Task, a) {", "wrong.cc:3: TP_PLUGIN(Task, a) does not belong into this folder; expected Reward"),
                  ("TP_PLUGIN(Reward, Bad) {", "a name has small letters"),
-                 ("  TP_PLUGIN(Reward, a) {", "at the beginning of a line"),
-                 ("TP_PLUGIN(Reward, a) {}\nTP_PLUGIN(Reward, a) {}", "has that name as well")]
+                 ("TP_PLUGIN(Reward, a;b) {", "a name has small letters"),
+                 ("/*\n*/\n  TP_PLUGIN(Reward, a) {", "wrong.cc:3: found ` TP_PLUGIN(Reward, a) {`; write TP_PLUGIN(KIND, name) at the beginning of a line"),
+                 ("TP_PLUGIN(Reward, a) {}\nTP_PLUGIN(Reward, a) {}", "wrong.cc:2: TP_PLUGIN(Reward, a): wrong.cc:1 has that name as well")]
         for text, said in cases:
-            write(os.path.join(PLACE, "wrong.cc"), text)
-            made = run("cmake", f"-DOUT={table}", f"-DROOT={PLACE}", "-DHEADERS=a.h", "-DNAMESPACE=n", "-DKINDS=Reward",
-                       f"-DFILES={PLACE}/wrong.cc", "-P", os.path.join(ROOT, "cmake/plugin_table.cmake"))
+            made = self.table_of(text)
             self.assertNotEqual(made.returncode, 0, text)
             self.assertIn(said, " ".join(made.stderr.split()))
-            self.assertFalse(os.path.exists(table))
+            self.assertFalse(os.path.exists(os.path.join(PLACE, "table.cc")))
+
+    def test_4b_every_plug_in_that_the_compiler_sees_is_in_the_table_and_no_other(self):
+        made = self.table_of("""// "TP_PLUGIN(Reward, no1)" and rewards/*.cc are words of a comment.
+/* TP_PLUGIN(Reward, no2)
+TP_PLUGIN(Reward, no3) {
+don't " */
+TP_PLUGIN(Reward,a) { return {.doc = "[a"}; }  // [
+TP_PLUGIN( Reward , b ) { return {.doc = "]; /* \\" /*"}; } /* a */ /* b
+TP_PLUGIN(Reward, no4) {}
+*/ // /*
+const char quote = '"'; const char* files = "/*.cc";
+#define LONG a; \\
+  b
+TP_PLUGIN (Reward, c) {
+  //* TP_PLUGIN(Reward, no5)
+}
+TP_PLUGIN(Reward,\td) {}""")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        with open(os.path.join(PLACE, "table.cc"), encoding="utf-8") as file:
+            table = file.read()
+        self.assertEqual(re.findall(r'\{"(\w+)", (\w+)\}', table), [(name, f"RewardPlugin_{name}") for name in "abcd"])
 
 
 if __name__ == "__main__":
