@@ -26,6 +26,7 @@
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
 #include "workers/data/model_folder.h"
+#include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
 #include "workers/device/disk_plan.h"
 #include "workers/net/hub.h"
@@ -523,7 +524,11 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   TP_ASSIGN_OR_RETURN(const TextFolder text, TextFolder::Of(config.model));
   if (!look("model.path", text::Tokenizer::Load(text.path()).status())) return wrong;
   const auto rows = RowSource::Create(in_order, text.path());
-  if (look(data, rows.status()) && look(data, (*rows)->CheckCharacters())) look(data, (*rows)->CheckRows());
+  if (look(data, rows.status()) && look(data, (*rows)->CheckCharacters()) &&
+      look(data, (*rows)->CheckRows())) {
+    const auto without = CountRowsWithoutAnswer(in_order, **rows);
+    look(data, without.ok() ? CheckAnswers(*without) : without.status());
+  }
   return wrong;
 }
 

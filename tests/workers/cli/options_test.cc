@@ -100,8 +100,24 @@ TEST(ValidateTest, CharactersThatTheModelDoesNotKnowAreErrors) {
         "characters of model.init.alphabet alone",
         "rows.jsonl:2: 'c' (U+0063)\n"})
     EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
-  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"aa\"}\n");
+  scratch.Write("rows.jsonl",
+                "{\"prompt\": \"ab\", \"answer\": \"a\"}\n{\"prompt\": \"aa\", \"answer\": \"b\"}\n");
   EXPECT_EQ(RunCli({"validate", "job.yaml"}).exit_code, 0);
+}
+
+TEST(ValidateTest, RowsOfWhichNoneHasTheAnswerThatTheRewardComparesWithAreAnError) {
+  const ScratchFolder scratch;
+  scratch.Write(
+      "job.yaml",
+      "name: x\nmodel: {init: {max_position: 64, alphabet: \"ab\"}}\ndata: {path: rows.jsonl, held_out: 0}\n"
+      "rollout: {max_new_tokens: 8}\nreward: {functions: [exact_answer]}\n");
+  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"aa\"}\n");
+  const CliResult refused = RunCli({"validate", "job.yaml"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_NE(
+      refused.err.find("rows.jsonl:1: has no \"answer\", which reward exact_answer compares with; 2 of 2"),
+      std::string::npos)
+      << refused.err;
 }
 
 TEST(ModelOptionsTest, AModelThatIsNotThereIsNamed) {
