@@ -15,6 +15,7 @@
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
+#include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/reward_endpoint.h"
 #include "core/tasks/task.h"
@@ -331,8 +332,6 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
 // max_prompt_tokens gives way; one that was written is held to.
 void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  // What is learned from is as long as the data; rows that do not fit are named when they are read.
-  if (!AnswersHeldOut(c)) return;
   if (!b.AllGood({"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
                   "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
@@ -342,21 +341,35 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
   };
   std::vector<Limit> limits = {{"train.micro_batch_tokens", c.train.micro_batch_tokens}};
   if (c.model.init) limits.push_back({"model.init.max_position", c.model.init->max_position});
-  if (c.rollout.kv_cache_tokens > 0) limits.push_back({"rollout.kv_cache_tokens", c.rollout.kv_cache_tokens});
+  if (!c.model.init && !c.model.path.empty() && b.Good("model.path")) {
+    // A folder that cannot be read is the business of those who read its tensors.
+    if (const auto spec = model::ReadSpec(c.model.path); spec.ok())
+      limits.push_back({"max_position_embeddings of model.path", spec->max_position});
+  }
+  const bool answers = AnswersHeldOut(c);
+  if (answers && c.rollout.kv_cache_tokens > 0)
+    limits.push_back({"rollout.kv_cache_tokens", c.rollout.kv_cache_tokens});
+  // What is learned from is as long as the data; rows that do not fit are named when they are read.
+  const int64_t response = answers ? c.rollout.max_new_tokens : 1;
   int64_t room = std::numeric_limits<int64_t>::max();
   std::string tightest;
   for (const Limit& limit : limits) {
-    const int64_t left = limit.tokens - c.rollout.max_new_tokens;
-    const bool written = b.Written("data.max_prompt_tokens");
+    const int64_t left = limit.tokens - response;
+    const bool folder = FindKey(limit.key) == nullptr;
+    // The resolved config of an earlier run has the usual value written; it may go on.
+    const bool written = folder ? b.Says("data.max_prompt_tokens") : b.Written("data.max_prompt_tokens");
+    if (!answers && (left < 1 || written)) continue;
     if (left < 1 || (written && left < c.data.max_prompt_tokens)) {
-      const std::string key = b.Written(limit.key)
+      const std::string key = !folder && b.Written(limit.key)
                                   ? limit.key
                                   : b.FirstWritten({"rollout.max_new_tokens", "data.max_prompt_tokens"});
-      b.Complain(key, "the longest row has " + Text(written ? c.data.max_prompt_tokens : 1) + " prompt + " +
-                          Text(c.rollout.max_new_tokens) + " new tokens" +
-                          (b.Written("rollout.max_new_tokens") ? "" : " by default") +
-                          " (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " + limit.key +
-                          " = " + Text(limit.tokens) + "; raise that, or lower the others");
+      b.Complain(
+          key, "the longest row has " + Text(written ? c.data.max_prompt_tokens : 1) + " prompt + " +
+                   Text(c.rollout.max_new_tokens) + " new tokens" +
+                   (b.Written("rollout.max_new_tokens") ? "" : " by default") +
+                   " (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " + limit.key + " = " +
+                   Text(limit.tokens) +
+                   (folder ? "; lower them, or take another model" : "; raise that, or lower the others"));
       return;
     }
     if (left < room) {

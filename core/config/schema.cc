@@ -65,7 +65,7 @@ std::vector<std::string> NamesIn(std::string_view section) {
     if (!key.path.starts_with(prefix)) continue;
     std::string name = key.path.substr(prefix.size());
     name = name.substr(0, name.find_first_of(".["));
-    if (names.empty() || names.back() != name) names.push_back(name);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   }
   return names;
 }

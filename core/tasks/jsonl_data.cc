@@ -76,8 +76,10 @@ StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, 
     std::string message = name + ": " + std::to_string(data.bad_lines_) + " of " +
                           std::to_string(static_cast<int64_t>(lines)) +
                           " lines cannot be used; correct or remove them";
-    for (size_t i = 0; i < std::min<size_t>(5, data.problems_.size()); ++i)
-      message += "\n" + data.problems_[i];
+    const size_t named = std::min<size_t>(5, data.problems_.size());
+    for (size_t i = 0; i < named; ++i) message += "\n" + data.problems_[i];
+    if (const int64_t more = data.bad_lines_ - static_cast<int64_t>(named); more > 0)
+      message += "\nand " + std::to_string(more) + " more";
     return InvalidArgument(message);
   }
   if (data.rows_.empty()) return InvalidArgument(name + ": no rows; each line is one JSON object");

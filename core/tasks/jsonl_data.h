@@ -27,7 +27,7 @@ Status CheckDataFile(const std::string& path);
 class JsonlData {
  public:
   // kNotFound: no such file. kInvalidArgument: no good row, or too many bad ones (the first five are
-  // named). kResourceExhausted: the file is larger than the limit.
+  // named, the others counted). kResourceExhausted: the file is larger than the limit.
   static StatusOr<JsonlData> Open(const std::string& path, const JsonlOptions& options);
   // The same from memory; `name` stands for the file in messages.
   static StatusOr<JsonlData> Parse(std::string text, const std::string& name, const JsonlOptions& options);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/names.h"
+#include "core/tasks/grading.h"
 #include "core/tasks/rewards/reward_plugin.h"
 
 namespace tidepool::tasks {
@@ -41,6 +42,15 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");
+}
+
+bool LacksAnswer(const Reward& reward, RewardInput row) {
+  if (!Trim(row.answer).empty()) return false;
+  row.text.clear();
+  row.ended = true;
+  if (reward(row).outcome != Verdict::Outcome::kData) return false;
+  row.answer = "0";
+  return reward(row).outcome != Verdict::Outcome::kData;
 }
 
 Reward Guarded(const std::string& name, Reward reward) {

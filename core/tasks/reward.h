@@ -65,6 +65,10 @@ const std::vector<RewardInfo>& ListRewards();
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
 // argument. What it returns is Guarded.
 StatusOr<Reward> MakeReward(std::string_view spec);
+// The row has no answer, and therefore `reward` can grade no response to it. Nothing is declared for it: a
+// reward says so by its verdict on an empty response, kData without an answer and not with one. Of a reward
+// that reads only some answers (JSON, say) this may be false all the same.
+bool LacksAnswer(const Reward& reward, RewardInput row);
 // A reward whose exceptions are kInfra, and whose scores that are not finite are kData, both in words that
 // begin with `name`.
 Reward Guarded(const std::string& name, Reward reward);

@@ -1,6 +1,7 @@
 #include "core/tasks/row_shapes.h"
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -290,13 +291,67 @@ class Reader {
   std::set<std::string> read_;
 };
 
+// The line around a byte, whole characters that a terminal shows.
+std::string Around(std::string_view text, size_t at) {
+  constexpr size_t kBefore = 24, kAfter = 16;
+  const size_t from = CharacterStart(text, at - std::min(at, kBefore));
+  size_t to = std::min(at + kAfter, text.size());
+  while (to < text.size() && ContinuesCharacter(text[to])) ++to;
+  std::string piece(text.substr(from, to - from));
+  for (char& c : piece) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
+  }
+  // Of bytes that are no UTF-8 the library makes replacement characters.
+  piece = json(piece).dump(-1, ' ', false, json::error_handler_t::replace);
+  piece = piece.substr(1, piece.size() - 2);
+  std::string plain;  // quotes as they stand in the line
+  for (size_t i = 0; i < piece.size(); ++i) {
+    if (piece[i] == '\\' && i + 1 < piece.size()) ++i;
+    plain += piece[i];
+  }
+  return (from > 0 ? "..." : "") + plain + (to < text.size() ? "..." : "");
+}
+
+// Where the parser stopped, and what it says. Columns are characters, from 1.
+std::string NoJson(std::string_view text, const json::exception& e) {
+  const auto* parse = dynamic_cast<const json::parse_error*>(&e);
+  if (parse == nullptr || text.empty()) return "no valid JSON; each line is one object, in UTF-8";
+  size_t at = CharacterStart(text, std::min(parse->byte == 0 ? 0 : parse->byte - 1, text.size() - 1));
+  std::string why = e.what();  // "[...] parse error at line 1, column 5: syntax error while ... - what; ..."
+  for (const char* mark : {": ", " - "}) {
+    if (const size_t end = why.find(mark); end != std::string::npos)
+      why.erase(0, end + std::string_view(mark).size());
+  }
+  // It stopped at the end of a word or text that should not be there.
+  const auto in_word = [&](size_t i) {
+    return std::isalnum(static_cast<unsigned char>(text[i])) != 0 || text[i] == '.' || text[i] == '-';
+  };
+  if (why.starts_with("unexpected string") && text[at] == '"' && at > 0) {
+    do --at;
+    while (at > 0 && (text[at] != '"' || text[at - 1] == '\\'));
+  } else if (why.starts_with("unexpected") && !why.starts_with("unexpected end")) {
+    while (at > 0 && in_word(at) && in_word(at - 1)) --at;
+  }
+  // What it read last is shown by the line itself.
+  if (const size_t read = why.find("; last read: '"); read != std::string::npos) {
+    const size_t expected = why.find("; expected ", read);
+    why.erase(read, expected == std::string::npos ? std::string::npos : expected - read);
+  }
+  return "no valid JSON at column " + std::to_string(CharacterCount(text.substr(0, at)) + 1) + ": " + why +
+         ", in `" + Around(text, at) + "`; each line is one object, in UTF-8";
+}
+
 }  // namespace
 
 StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
   if (const std::string problem = JsonTextProblem(json_text); !problem.empty())
     return InvalidArgument(problem);
-  const json row = json::parse(json_text, nullptr, /*allow_exceptions=*/false);
-  if (row.is_discarded()) return InvalidArgument("no valid JSON; each line is one object, in UTF-8");
+  json row;
+  try {
+    row = json::parse(json_text);
+  } catch (const json::exception& e) {
+    return InvalidArgument(NoJson(json_text, e));
+  }
   if (!row.is_object()) return InvalidArgument(std::string("expected an object; found ") + row.type_name());
   return Reader(row, kind).Read();
 }

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,24 +17,24 @@ namespace tidepool::workers {
 namespace {
 
 // With what it names checked, too. Warnings go to stderr.
-StatusOr<config::LoadedConfig> Loaded(const std::string& file) {
-  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, {}));
+StatusOr<config::LoadedConfig> Loaded(const std::string& file, const std::vector<std::string>& overrides) {
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
   return loaded;
 }
 
-Status Validate(const std::string& file) {
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file));
+Status Validate(const std::string& file, const std::vector<std::string>& overrides) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file, overrides));
   TP_ASSIGN_OR_RETURN(const JobData data, DataOf(loaded.config));
   std::printf("%s: ok\n", file.c_str());
   PrintData(data);
   return OkStatus();
 }
 
-Status ValidateJson(const std::string& file) {
+Status ValidateJson(const std::string& file, const std::vector<std::string>& overrides) {
   nlohmann::ordered_json out = {{"config", file}, {"ok", true}};
-  const auto loaded = Loaded(file);
+  const auto loaded = Loaded(file, overrides);
   const auto data = loaded.ok() ? DataOf(loaded->config) : StatusOr<JobData>(loaded.status());
   if (data.ok()) {
     for (const auto& [of, summary] : *data)
@@ -57,12 +59,22 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<Options>();
   CLI::App* validate = app.add_subcommand(
       "validate", "Check configs, and the model and data they name, and say everything that is wrong");
-  validate->add_option("config", options->files, "YAML files")->required();
+  validate->add_option("config", options->files, "YAML files, and a.b=c for all of them, last wins")
+      ->required();
   validate->add_flag("--json", options->json, "An object a config, one a line");
-  validate->footer("Example: tidepool validate configs/*.yaml");
+  validate->footer("Example: tidepool validate configs/*.yaml train.steps=5");
   validate->callback([options, &context] {
+    const auto overrides = std::ranges::stable_partition(options->files, [](const std::string& word) {
+      std::error_code error;
+      return word.find('=') == std::string::npos || std::filesystem::exists(word, error);
+    });
+    options->overrides.assign(overrides.begin(), overrides.end());
+    options->files.erase(overrides.begin(), overrides.end());
+    if (options->files.empty())
+      Fail(context, InvalidArgument("validate: only overrides are given (a.b=c); name a config, too"));
     for (const std::string& file : options->files) {
-      const Status status = options->json ? ValidateJson(file) : Validate(file);
+      const Status status =
+          options->json ? ValidateJson(file, options->overrides) : Validate(file, options->overrides);
       if (!status.ok()) Fail(context, status);
     }
   });

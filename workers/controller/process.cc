@@ -10,6 +10,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
+#include "workers/data/row_answers.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
@@ -46,6 +47,8 @@ Status ControllerProcess::Open() {
   environment_ = config_.environment() != nullptr && !config_.model.is_policy();
   if (config_.environment() == nullptr) {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning, "data");
+    TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config_, *rows_));
+    if (without.count > 0) Warn(WarningOf(without), "data");
   }
   storage::JournalContents earlier;
   StorageOptions storage{

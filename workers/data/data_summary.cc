@@ -7,6 +7,7 @@
 #include "core/base/utf8.h"
 #include "core/observe/progress.h"
 #include "workers/data/model_folder.h"
+#include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
 
 namespace tidepool::workers {
@@ -116,9 +117,19 @@ StatusOr<DataSummary> SummarizeData(const JobConfig& config) {
   s.rows = rows->size();
   const tasks::DataSource* data = config.environment() == nullptr ? &rows->data() : nullptr;
   if (data != nullptr) Count(*data, s);
+  const auto left_out = [&] { return s.too_long.count + s.unusable.count; };
   for (const int64_t row : Picks(data, s.rows)) LookAt(*rows, {row, false}, s);
+  const int64_t of_rows = left_out();
   for (int64_t i = 0; i < std::min(s.held_out, kHeldOutRows); ++i) LookAt(*rows, {i, true}, s);
   TP_RETURN_IF_ERROR(rows->CheckRows());
+  s.looked_at_all = s.looked_at >= s.rows + s.held_out;
+  if (s.looked_at_all) {
+    s.rows -= of_rows;
+    s.held_out -= left_out() - of_rows;
+  }
+  TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config, *rows));
+  TP_RETURN_IF_ERROR(CheckAnswers(without));
+  if (without.count > 0) s.ungraded = {without.count, {WarningOf(without)}};
   return s;
 }
 
@@ -138,7 +149,7 @@ std::vector<std::string> DataLines(const DataSummary& s) {
       add("longest row: " + Number(s.longest_row.tokens, "token", "tokens") + " with its answer (" +
           s.longest_row.place + ")");
   }
-  const bool all = s.looked_at >= s.rows + s.held_out;
+  const bool all = s.looked_at_all;
   const auto left_out = [&](const LeftOut& of, const std::string& what, bool counted) {
     if (of.count == 0) return;
     add(what + (counted ? ": " : ": at least ") + observe::NumberText(static_cast<double>(of.count)) +
@@ -148,6 +159,7 @@ std::vector<std::string> DataLines(const DataSummary& s) {
   left_out(s.too_long, "rows that are too long", all);
   left_out(s.unusable, "rows that cannot be used", all);
   left_out(s.bad_lines, "bad lines", true);
+  for (const std::string& line : s.ungraded.first) add("warning: " + line);
   if (s.like_held_out > 0)
     add(Number(s.like_held_out, "more row has", "more rows have") +
         " the prompt of a held-out row, left out");

@@ -23,20 +23,23 @@ struct LeftOut {
 };
 struct DataSummary {
   std::string source;              // "train.jsonl", "task products", "environment guess"
-  int64_t rows = 0, held_out = 0;  // of an epoch; set aside
+  int64_t rows = 0, held_out = 0;  // of an epoch; set aside. Less those left out, if all were looked at
   int64_t like_held_out = 0;       // left out of `rows`, because a held-out row has their prompt
-  int64_t looked_at = 0;           // rows whose tokens were counted, held-out ones included
+  int64_t looked_at = 0;  // rows whose tokens were counted, held-out ones and those left out included
+  bool looked_at_all = false;
   LongestRow longest_prompt, longest_row;
   int64_t prompt_tokens_max = 0;  // data.max_prompt_tokens
   LeftOut too_long;               // rows that do not fit a limit of the config or the model
   LeftOut unusable;               // other rows that no tokens could be made of
   LeftOut bad_lines;
+  LeftOut ungraded;  // rows without the answer that a reward compares with: trained on in vain
   std::string example_place, example_prompt, example_answer;
 };
 TP_FIELDS(LongestRow, tokens, place)
 TP_FIELDS(LeftOut, count, first)
-TP_FIELDS(DataSummary, source, rows, held_out, like_held_out, looked_at, longest_prompt, longest_row,
-          prompt_tokens_max, too_long, unusable, bad_lines, example_place, example_prompt, example_answer)
+TP_FIELDS(DataSummary, source, rows, held_out, like_held_out, looked_at, looked_at_all, longest_prompt,
+          longest_row, prompt_tokens_max, too_long, unusable, bad_lines, ungraded, example_place,
+          example_prompt, example_answer)
 
 // Of large data sets some rows are tokenised, those with the longest lines among them, so that it takes
 // seconds. kInvalidArgument, kNotFound: the job cannot be trained on these data.

@@ -60,15 +60,16 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
   }
   // A default max_prompt_tokens is what the tightest of these leaves (core/config/across_keys.cc): that is to
   // be raised.
+  const bool answers = AnswersHeldOut(config);
+  const int64_t response = answers ? config.rollout.max_new_tokens : 1;
+  const std::string less =
+      answers ? "rollout.max_new_tokens = " + std::to_string(response) : "1 of an answer";
   for (const auto& [key, tokens] :
-       {std::pair("train.micro_batch_tokens", config.train.micro_batch_tokens),
-        std::pair("model.init.max_position", config.model.init ? config.model.init->max_position : 0),
-        std::pair("rollout.kv_cache_tokens", config.rollout.kv_cache_tokens)}) {
-    if (!AnswersHeldOut(config) || tokens - config.rollout.max_new_tokens != config.data.max_prompt_tokens)
-      continue;
-    source->max_prompt_why_ =
-        std::string(" (") + key + " = " + std::to_string(tokens) +
-        " less rollout.max_new_tokens = " + std::to_string(config.rollout.max_new_tokens) + ")";
+       {std::pair(std::string(kMicroBatch), config.train.micro_batch_tokens),
+        std::pair(source->positions_key_, source->max_positions_),
+        std::pair(std::string("rollout.kv_cache_tokens"), config.rollout.kv_cache_tokens)}) {
+    if (tokens - response != config.data.max_prompt_tokens) continue;
+    source->max_prompt_why_ = " (" + key + " = " + std::to_string(tokens) + " less " + less + ")";
     break;
   }
   if (config.model.is_policy()) {

@@ -485,6 +485,50 @@ TEST(LoadConfigTest, RowsHaveToFitTheMicroBatch) {
               HasSubstr("what train.micro_batch_tokens leaves"));
 }
 
+TEST(LoadConfigTest, RowsHaveToFitTheModelsPositions) {
+  const Folder folder;
+  const std::string model =
+      fs::path(
+          folder.Write("m/config.json",
+                       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32,
+    "max_position_embeddings": 48, "eos_token_id": 1})"))
+          .parent_path()
+          .string();
+  const std::vector<std::string> at = {"model.path=" + model};
+  const auto rl = LoadConfigText(kGood, "x.yaml", at);
+  ASSERT_TRUE(rl.ok()) << rl.status().message();
+  EXPECT_EQ(rl->config.data.max_prompt_tokens, 32) << "48 less max_new_tokens";
+  EXPECT_THAT(rl->OriginOf("data.max_prompt_tokens").ToString(),
+              HasSubstr("what max_position_embeddings of model.path leaves"));
+  EXPECT_THAT(Error(kGood, {at[0], "data.max_prompt_tokens=33"}),
+              HasSubstr("33 prompt + 16 new tokens (data.max_prompt_tokens, rollout.max_new_tokens) and does "
+                        "not fit max_position_embeddings of model.path = 48; lower them"));
+  EXPECT_EQ(Error(kGood, {at[0], "train.micro_batch_tokens=2048", "data.max_prompt_tokens=1024"}), "no error")
+      << "as a run's resolved config has it";
+  EXPECT_THAT(Error(kGood, {at[0], "rollout.max_new_tokens=48"}),
+              HasSubstr("does not fit max_position_embeddings of model.path = 48"));
+  for (const std::string job : {"sft", "dpo"}) {
+    for (const std::string& from : {"path: " + model, std::string("init: {max_position: 48}")}) {
+      const std::string text = "job: " + job + "\nmodel: {" + from + "}\ndata: {task: reverse}\n";
+      const auto loaded = LoadConfigText(text, "x.yaml");
+      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+      EXPECT_EQ(loaded->config.data.max_prompt_tokens, 47) << text;
+      EXPECT_EQ(Error(text, {"data.max_prompt_tokens=64"}), "no error")
+          << "rows are named when they are read";
+    }
+  }
+}
+
+TEST(LoadConfigTest, AListOfKeysHasEachOnce) {
+  const std::string message = Error(std::string(kGood) + "y: 1\n");
+  const size_t list = message.find("y: unknown key; the top level has ");
+  ASSERT_NE(list, std::string::npos) << message;
+  const size_t first = message.find(" reward,", list);
+  ASSERT_NE(first, std::string::npos) << message;
+  EXPECT_EQ(message.find(" reward,", first + 1), std::string::npos) << message;
+}
+
 TEST(LoadConfigTest, SftRefusesKeysOfRl) {
   const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
   EXPECT_EQ(Error(sft), "no error");

@@ -12,7 +12,10 @@
 namespace tidepool::tasks {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 StatusOr<JsonlData> Parse(const std::string& text, RowKind kind = RowKind::kRl, double max_bad = 0) {
   return JsonlData::Parse(text, "rows.jsonl", {.kind = kind, .max_bad_fraction = max_bad});
@@ -293,12 +296,32 @@ TEST(JsonlDataTest, BadLinesAreNamedAndCounted) {
   EXPECT_THAT(message, HasSubstr("rows.jsonl:3: expected an object; found array"));
   EXPECT_THAT(message, HasSubstr("rows.jsonl:5: prompt[0].role is 'robot'"));
   EXPECT_THAT(message, HasSubstr("rows.jsonl:6: no prompt"));
+  EXPECT_THAT(message, Not(HasSubstr("more")));
+  std::string seven;
+  for (int i = 0; i < 7; ++i) seven += "1\n";
+  EXPECT_THAT(Error(seven + "{\"prompt\": \"a\"}\n"),
+              AllOf(HasSubstr("7 of 8 lines"), HasSubstr("rows.jsonl:5: "), EndsWith("\nand 2 more")));
   std::string many = "broken\n";
   for (int i = 0; i < 200; ++i) many += "{\"prompt\": \"a\"}\n";
   const auto data = Parse(many, RowKind::kRl, 0.01);
   ASSERT_TRUE(data.ok()) << data.status().message();
   EXPECT_EQ(data->bad_lines(), 1);
   EXPECT_EQ(data->size(), 200);
+}
+
+TEST(JsonlDataTest, OfALineThatIsNoJsonTheColumnAndWhatWasExpectedAreNamed) {
+  const std::string end = "; each line is one object, in UTF-8";
+  EXPECT_THAT(Error("{\"prompt\": \"a\", answer: 3}\n"),
+              AllOf(HasSubstr("rows.jsonl:1: no valid JSON at column 17: "),
+                    HasSubstr("in `{\"prompt\": \"a\", answer: 3}`" + end)));
+  EXPECT_THAT(Error("{\"prompt\": \"\u00e9\" \"b\": 3}\n"),
+              AllOf(HasSubstr("at column 16: unexpected string literal; expected '}', in `")));
+  EXPECT_THAT(Error("{\"prompt\": \"a\"\n"), HasSubstr("unexpected end of input; expected '}', in `"));
+  EXPECT_THAT(Error("{\"prompt\": \"a\xff\"}\n"),
+              AllOf(HasSubstr("column 14: "), HasSubstr("ill-formed UTF-8"), HasSubstr("\"a\ufffd\"")));
+  const std::string far = Error("{\"prompt\": \"" + std::string(500, 'x') + "\", }\n");
+  EXPECT_THAT(far, AllOf(HasSubstr("in `...xxx"), HasSubstr("x\", }`")));
+  EXPECT_LT(far.size(), 400U);
 }
 
 TEST(JsonlDataTest, EmptyAndMissingFilesAreErrors) {

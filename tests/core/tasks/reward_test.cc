@@ -28,6 +28,17 @@ Verdict Score(const char* spec, const RewardInput& input) {
   return reward.value()(input);
 }
 
+TEST(LacksAnswerTest, ARewardSaysByItsVerdictWhetherItComparesWithTheAnswer) {
+  for (const char* spec : {"exact_answer", "gsm8k", "decimal", "contains", "answer_tag"}) {
+    const auto reward = MakeReward(spec);
+    ASSERT_TRUE(reward.ok()) << spec;
+    EXPECT_TRUE(LacksAnswer(*reward, {.prompt = "p"})) << spec;
+    EXPECT_FALSE(LacksAnswer(*reward, {.prompt = "p", .answer = "x"})) << spec;
+  }
+  for (const char* spec : {"contains:x", "format:^x$", "countdown"})
+    EXPECT_FALSE(LacksAnswer(*MakeReward(spec), {.prompt = "p"})) << spec;
+}
+
 TEST(RewardEndpointTest, ReadsWhatAServerOverHttpIsAskedBy) {
   const auto parts = [](const char* text) {
     const auto e = ParseRewardEndpoint(text);

@@ -100,8 +100,43 @@ TEST(ValidateTest, CharactersThatTheModelDoesNotKnowAreErrors) {
         "characters of model.init.alphabet alone",
         "rows.jsonl:2: 'c' (U+0063)\n"})
     EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
-  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"aa\"}\n");
+  scratch.Write("rows.jsonl",
+                "{\"prompt\": \"ab\", \"answer\": \"a\"}\n{\"prompt\": \"aa\", \"answer\": \"b\"}\n");
   EXPECT_EQ(RunCli({"validate", "job.yaml"}).exit_code, 0);
+}
+
+TEST(ValidateTest, RowsOfWhichNoneHasTheAnswerThatTheRewardComparesWithAreAnError) {
+  const ScratchFolder scratch;
+  scratch.Write(
+      "job.yaml",
+      "name: x\nmodel: {init: {max_position: 64, alphabet: \"ab\"}}\ndata: {path: rows.jsonl, held_out: 0}\n"
+      "rollout: {max_new_tokens: 8}\nreward: {functions: [exact_answer]}\n");
+  scratch.Write("rows.jsonl", "{\"prompt\": \"ab\"}\n{\"prompt\": \"aa\"}\n");
+  const CliResult refused = RunCli({"validate", "job.yaml"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_NE(
+      refused.err.find("rows.jsonl:1: has no \"answer\", which reward exact_answer compares with; 2 of 2"),
+      std::string::npos)
+      << refused.err;
+}
+
+TEST(ValidateTest, OverridesAreOfAllConfigsThatAreGiven) {
+  const ScratchFolder scratch;
+  for (const char* name : {"a.yaml", "b.yaml"})
+    scratch.Write(name,
+                  "name: x\nmodel: {init: {max_position: 64, alphabet: \"abcerv =\"}}\n"
+                  "data: {task: reverse, letters: abc, length: [1, 3], held_out: 2}\n"
+                  "rollout: {max_new_tokens: 8}\nreward: {functions: [exact_answer]}\n");
+  const CliResult good = RunCli({"validate", "a.yaml", "b.yaml", "data.max_prompt_tokens=40"});
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_NE(good.out.find("b.yaml: ok"), std::string::npos) << good.out;
+  const size_t first = good.out.find("data.max_prompt_tokens is 40");
+  ASSERT_NE(first, std::string::npos) << good.out;
+  EXPECT_NE(good.out.find("data.max_prompt_tokens is 40", first + 1), std::string::npos) << good.out;
+  const CliResult bad = RunCli({"validate", "a.yaml", "train.steps=none"});
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_NE(bad.err.find("train.steps"), std::string::npos) << bad.err;
+  EXPECT_NE(RunCli({"validate", "train.steps=5"}).err.find("name a config, too"), std::string::npos);
 }
 
 TEST(ModelOptionsTest, AModelThatIsNotThereIsNamed) {

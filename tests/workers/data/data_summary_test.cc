@@ -69,7 +69,7 @@ TEST_F(DataSummaryTest, SaysHowManyRowsTheLongestPromptAndWhatIsLeftOutByFileAnd
   Rows(text + "{\"prompt\": \"abcdefghijkl\"}\nbroken\n{\"prompt\": \"abcdef\", \"answer\": \"x\"}\n");
   const auto s = SummarizeData(config_);
   ASSERT_TRUE(s.ok()) << s.status().message();
-  EXPECT_EQ(s->rows, 202);
+  EXPECT_EQ(s->rows, 201) << "what is left out is not trained on";
   EXPECT_EQ(s->looked_at, 202);
   const std::string at = config_.data.path;
   EXPECT_EQ(s->longest_prompt.place, at + ":201");
@@ -80,9 +80,32 @@ TEST_F(DataSummaryTest, SaysHowManyRowsTheLongestPromptAndWhatIsLeftOutByFileAnd
   EXPECT_EQ(s->example_place, at + ":1");
   EXPECT_THAT(s->example_prompt, HasSubstr("ab"));
   const std::string all = testing::PrintToString(DataLines(*s));
-  for (const char* words : {"202 rows to train on, 0 held out", "longest prompt: ", "too long: 1, left out",
+  for (const char* words : {"201 rows to train on, 0 held out", "longest prompt: ", "too long: 1, left out",
                             "bad lines: 1, left out", "data.max_prompt_tokens is 8"})
     EXPECT_THAT(all, HasSubstr(words));
+}
+
+TEST_F(DataSummaryTest, RowsWithoutTheAnswerThatARewardComparesWithAreCountedAndTheFirstIsNamed) {
+  Rows("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"ab\"}\n{\"prompt\": \"c\"}\n");
+  const std::string at = config_.data.path;
+  const std::string warning =
+      at + ":2: has no \"answer\", which reward exact_answer compares with; 2 of 3 rows";
+  config_.reward.functions = {{.name = "contains:x"}, {.name = "exact_answer"}};
+  const auto some = SummarizeData(config_);
+  ASSERT_TRUE(some.ok()) << some.status().message();
+  EXPECT_EQ(some->ungraded.count, 2);
+  EXPECT_THAT(DataLines(*some), testing::Contains(HasSubstr("warning: " + warning)));
+  config_.reward.functions = {{.name = "contains:x"}};
+  EXPECT_EQ(SummarizeData(config_)->ungraded.count, 0) << "compares with no answer";
+  config_.reward.functions = {{.name = "judge", .endpoint = "127.0.0.1:1"}};
+  EXPECT_EQ(SummarizeData(config_)->ungraded.count, 0) << "a server is not asked";
+  config_.reward.functions = {{.name = "contains"}};
+  Rows("{\"prompt\": \"ab\"}\n{\"prompt\": \"c\", \"answer\": \"\"}\n");
+  EXPECT_THAT(SummarizeData(config_).status().message(),
+              HasSubstr(at + ":1: has no \"answer\", which reward contains compares with; 2 of 2 rows"));
+  config_.reward.functions = {{.name = "exact_answer"}};
+  Rows("{\"prompt\": \"ab\", \"answer_rule\": \"countdown\", \"numbers\": [1, 2], \"target\": 3}\n");
+  EXPECT_TRUE(SummarizeData(config_).ok()) << "its rule compares with other fields";
 }
 
 TEST_F(DataSummaryTest, OfManyRowsTheLongestAreLookedAt) {
