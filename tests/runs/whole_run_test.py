@@ -189,6 +189,13 @@ class WholeRunTest(RunTest):
         self.assertRegex(run.stdout, r"(?m)^finished  step 2/2  reward [0-9.]+ ")
         self.assertRegex(self.command("status", str(self.path())).stdout, r"learning +reward [0-9.]+")
 
+    def test_a_run_that_learns_nothing_warns_once_and_goes_on(self):
+        run = self.train("configs/test/rl_colocated.yaml", "train.steps=22", "data.length=8", "rollout.max_new_tokens=1",
+                         "reward.functions=[{name: exact_answer}]")
+        self.assert_done(run)
+        self.assertEqual(run.stdout.count("warning: all rewards of each group were equal for 20 steps: nothing is learned"), 1)
+        self.assertEqual(self.path("logs/controller.log").read_text().count("event=nothing_learned step=20 "), 1)
+
     def test_a_finished_run_goes_on_with_more_steps(self):
         self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2"))
         self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=4", "--resume"))
