@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/base/names.h"
 #include "core/config/binder.h"
 
 namespace tidepool::config {
@@ -15,6 +16,20 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxExtends = 16;
 constexpr size_t kMaxShown = 50;
 
+// The file in the folder of `path` that was meant. Empty: none is near.
+std::string NearestConfig(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, error)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".yaml" || extension == ".yml") names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  const std::string near = Nearest(fs::path(path).filename().string(), names);
+  return near.empty() ? "" : (folder / near).string();
+}
+
 StatusOr<std::string> ReadText(const std::string& path) {
   if (path.ends_with(".jsonl")) {
     return InvalidArgument(
@@ -23,7 +38,11 @@ StatusOr<std::string> ReadText(const std::string& path) {
   }
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) return NotFound(path + ": no such file; expected a config in YAML");
+  if (!fs::exists(status)) {
+    const std::string near = NearestConfig(path);
+    return NotFound(path + ": no such file; " +
+                    (near.empty() ? "expected a config in YAML" : "did you mean " + near + "?"));
+  }
   if (fs::is_directory(status)) return InvalidArgument(path + ": is a folder; expected a config in YAML");
   std::ifstream in(path, std::ios::binary);
   if (!in) return PermissionDenied(path + ": cannot be opened: " + std::strerror(errno));

@@ -150,20 +150,20 @@ std::vector<Difference> Differences(const JobConfig& old, const JobConfig& now) 
   return Comparison(old, now).All();
 }
 
-Status CheckAllowed(const std::vector<Difference>& differences) {
+Status CheckAllowed(const std::vector<Difference>& differences, const std::string& anew) {
   std::string refused;
   for (const Difference& d : differences) {
     if (!d.allowed) refused += d.ToString() + "\n";
   }
   if (refused.empty()) return OkStatus();
-  return FailedPrecondition(
-      refused + "a run cannot be resumed with these changed; take them back, or start anew with --fresh");
+  return FailedPrecondition(refused + "a run cannot be resumed with these changed; take them back, or " +
+                            anew);
 }
 
 StatusOr<std::vector<Difference>> ChangesOnResume(const LoadedConfig& old, const LoadedConfig& now,
-                                                  int64_t last_step) {
+                                                  int64_t last_step, const std::string& anew) {
   std::vector<Difference> differences = Differences(old.config, now.config);
-  TP_RETURN_IF_ERROR(CheckAllowed(differences));
+  TP_RETURN_IF_ERROR(CheckAllowed(differences, anew));
   for (Difference& d : differences) d.taken_back = Overrides(old, d.key) && !Overrides(now, d.key);
   const auto steps = std::ranges::find(differences, "train.steps", &Difference::key);
   if (steps != differences.end() && now.config.train.steps < last_step) {

@@ -34,12 +34,15 @@ struct Difference {
 std::vector<Difference> Differences(const JobConfig& old, const JobConfig& now);
 
 // kFailedPrecondition where one of them is not allowed, with a line for each such; what to do at the end.
-Status CheckAllowed(const std::vector<Difference>& differences);
+// anew: how a run is started over, "start over with --fresh".
+Status CheckAllowed(const std::vector<Difference>& differences,
+                    const std::string& anew = "start over with --fresh");
 
 // What `now` changes in a run that went on with `old` and has done `last_step`. kFailedPrecondition: not
 // allowed, or it wants fewer steps than are done.
 StatusOr<std::vector<Difference>> ChangesOnResume(const LoadedConfig& old, const LoadedConfig& now,
-                                                  int64_t last_step);
+                                                  int64_t last_step,
+                                                  const std::string& anew = "start over with --fresh");
 
 // config.yaml of a run, read to go on with it: `overrides` on top; where values had come from, the overrides
 // that were given before, and the history are taken from its comments. Reads and fails as LoadConfig.

@@ -86,7 +86,10 @@ std::optional<HeldOut> OfFigures(const TrainerFigures& figures) {
     const double value = number(out.measure);
     const MeanInterval interval = job == "sft" ? MeanInterval{value, number("loss/low"), number("loss/high")}
                                                : ShareInterval(value, total);
-    PutIn(out, {step.value, interval.mean, interval.low, interval.high, total, 0, ""});
+    HeldOutValue at{step.value, interval.mean, interval.low, interval.high, total, 0, ""};
+    // No margin is above 0, and their mean is 0.
+    if (job != "sft" && value == 0 && of.contains(job + "/margin") && number("margin") == 0) at.ties = true;
+    PutIn(out, at);
   }
   for (const auto& [name, value] : figures.rbegin()->second) {
     if (!name.starts_with(job + "/")) continue;
@@ -147,7 +150,12 @@ std::string HeldOutText(const std::string& measure, double value) {
   return text;
 }
 
+std::string HeldOutShort(const std::string& measure, const HeldOutValue& v) {
+  return v.ties.value_or(false) ? "every pair ties" : HeldOutText(measure, v.value);
+}
+
 std::string HeldOutText(const std::string& measure, const HeldOutValue& v) {
+  if (v.ties.value_or(false)) return HeldOutShort(measure, v);
   const int64_t asked = v.total + v.lost;
   std::string of = (v.lost > 0 ? std::to_string(v.total) + " of " : "") + std::to_string(asked) +
                    (measure == kReturn ? " episode" : " row") + (asked == 1 ? "" : "s");

@@ -23,6 +23,7 @@ struct HeldOutValue {
   int64_t total = 0;  // answers that were graded
   int64_t lost = 0;   // and those that could not be, which are in no number
   std::string why_lost;
+  std::optional<bool> ties = std::nullopt;  // true: of pairs, all margins are 0, so that none is ranked
 };
 struct HeldOut {
   std::string measure;
@@ -31,7 +32,7 @@ struct HeldOut {
   std::optional<HeldOutValue> ungraded;    // the newest evaluation that lost all of its answers
   std::map<std::string, double> more;      // what else the trainer says of them, newest: loss, margin, ...
 };
-TP_FIELDS(HeldOutValue, step, value, low, high, total, lost, why_lost)
+TP_FIELDS(HeldOutValue, step, value, low, high, total, lost, why_lost, ties)
 TP_FIELDS(HeldOut, measure, before, last, best, ungraded, more)
 
 // What steps' metrics say of held-out rows, by step; step 0 is before training.
@@ -45,7 +46,10 @@ std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>&
 
 // "99.6 %" of an accuracy, "0.431" of anything else.
 std::string HeldOutText(const std::string& measure, double value);
-// "99.6 % (95 % interval 97.8 to 99.9, 256 rows)", or "... 249 of 256 rows; 7 lost, the last: why)"
+// The same of an evaluation; "every pair ties" where that is so.
+std::string HeldOutShort(const std::string& measure, const HeldOutValue& value);
+// "99.6 % (95 % interval 97.8 to 99.9, 256 rows)", or "... 249 of 256 rows; 7 lost, the last: why)"; "every
+// pair ties", as it is before the first step, whose policy is the reference
 std::string HeldOutText(const std::string& measure, const HeldOutValue& value);
 
 // A line each for people: "accuracy before: 20.3 % (...)", then the value after the last of `steps` ("after")

@@ -58,9 +58,9 @@ Parts Quality(const StatusFile& s) {
   if (s.held_out) {
     const HeldOut& h = *s.held_out;
     std::string text = h.measure == "accuracy" ? "held-out" : "held-out " + h.measure;
-    if (h.before) text += " " + HeldOutText(h.measure, h.before->value);
+    if (h.before) text += " " + HeldOutShort(h.measure, *h.before);
     if (h.before && h.last) text += " ->";
-    if (h.last) text += " " + HeldOutText(h.measure, h.last->value);
+    if (h.last) text += " " + HeldOutShort(h.measure, *h.last);
     const auto& newest = h.last ? h.last : h.before;
     if (newest && newest->lost > 0)
       text += " (" + std::to_string(newest->lost) + " of " + std::to_string(newest->total + newest->lost) +

@@ -147,6 +147,23 @@ class DashboardPage(unittest.TestCase):
             tab.evaluate("[...document.querySelectorAll('header button')].find(b => b.textContent === 'compare 2 runs').click()")
             tab.wait("document.querySelectorAll('figure').length > 1 && document.getElementById('differences')")
             self.assertIn("train.learning_rate", tab.text())
+            folders = tab.evaluate("[...document.querySelectorAll('#runs tr:nth-child(2) td')].map(x => x.textContent).join(' ')")
+            self.assertEqual(sorted(folders.split()), ["folder", "one", "two"])
+            self.look(tab)
+
+    def test_a_long_badge_keeps_to_its_column(self):
+        for name, finished in [("one", True), ("two", False)]:
+            browser.write_run(self.dir / name, "rl", [(1, {"critic/score/mean": .5})], "train:\n  steps: 9\n",
+                              summary={"exit": 0, "finished": finished, "stopped": not finished, "steps": 9 if finished else 1})
+        _, url = self.serve()
+        for width in [1200, 1062, 420]:
+            tab = self.browser.open(url, width, False)
+            tab.wait("document.querySelectorAll('a.name').length === 2")
+            self.assertIn("stopped before its last step", tab.text())
+            lefts = tab.evaluate("[...document.querySelectorAll('.run')].map(r => [...r.querySelectorAll('.part')].map(p => Math.round(p.getBoundingClientRect().left)).join()).join(' ')")
+            self.assertEqual(*lefts.split(), f"columns of rows differ at {width}")
+            wide = tab.evaluate("[...document.querySelectorAll('.run .badge')].filter(b => b.getBoundingClientRect().right > b.parentNode.getBoundingClientRect().right + 1).length")
+            self.assertEqual(wide, 0, f"a badge lies over its neighbour at {width}")
             self.look(tab)
 
     def test_a_run_of_the_real_programs_is_followed_without_loading_the_page_again(self):

@@ -61,8 +61,11 @@ class BadInputTest(RunTest):
         self.refused(self.train(CONFIG, "--resume"), "--resume: ", "holds no run")
         self.refused(self.train(CONFIG, "--resume", "--fresh"), "--resume", "--fresh", "one of them")
         self.refused(self.command("train", CONFIG, "--fresh"), "--fresh", "--run-dir")
+        self.refused(self.command("train", CONFIG, "--fresh"), f"tidepool train {CONFIG} --run-dir DIR --fresh`")
         self.refused(self.command("train", CONFIG, "--run-dir", ""), "--run-dir", "is empty")
         (self.path() / "config.yaml").write_text("name: x\n")
+        self.refused(self.command("train", str(self.path()), "--fresh", "seed=2"),
+                     f"tidepool train {self.path()}/config.yaml --run-dir {self.path()} --fresh seed=2`")
         (self.path() / "lock").mkdir()
         refused = self.train(CONFIG, "--resume")
         self.refused(refused, "lock: cannot open lock file", "folder")
@@ -163,7 +166,9 @@ class BadInputTest(RunTest):
     def test_run_directory_that_holds_another_run(self):
         self.assert_done(self.train(CONFIG, "train.steps=1"))
         again = self.train(CONFIG, "train.steps=2", "seed=2", "--resume")
-        self.refused(again, "seed")
+        self.refused(again, "seed", f"tidepool train {CONFIG} --run-dir {self.path()} --fresh train.steps=2 seed=2`")
+        self.refused(self.command("train", str(self.path()), "train.steps=2", "seed=2", "--resume"),
+                     f"tidepool train {self.path()}/config.yaml --run-dir {self.path()} --fresh train.steps=2 seed=2`")
 
     def test_disk_full(self):
         mount = self.dir / "small"

@@ -1,6 +1,8 @@
 """Complete runs of the real binaries: every placement and kind of job, and what they leave behind."""
 import gzip
 import json
+import re
+import shlex
 import unittest
 
 from harness import RunTest
@@ -169,10 +171,30 @@ class WholeRunTest(RunTest):
         again = self.train("configs/test/rl_colocated.yaml", "train.steps=1", "--resume")
         self.assert_done(again)
         self.assertIn("finished", again.stdout + again.stderr)
+        named = self.command("train", str(self.path()), "--resume")
+        anew = re.search("start over with `(.*)`", named.stdout)[1]
+        self.assertIn(f"{self.path()}/config.yaml --run-dir {self.path()} --fresh", anew)
         self.assertEqual(self.path("metrics.jsonl").read_text(), before)
         status = self.command("status", str(self.path()))
         self.assert_done(status)
         self.assertIn(f"weights {self.summary()['policy_version']}", status.stdout)
+
+        over = self.command(*shlex.split(anew)[1:])
+        self.assert_done(over)
+        self.assertIn("the old run is now", over.stdout)
+
+    def test_the_last_step_of_a_short_run_is_told(self):
+        run = self.train("configs/test/rl_split.yaml", "train.steps=2")
+        self.assert_done(run)
+        self.assertRegex(run.stdout, r"(?m)^finished  step 2/2  reward [0-9.]+ ")
+        self.assertRegex(self.command("status", str(self.path())).stdout, r"learning +reward [0-9.]+")
+
+    def test_a_run_that_learns_nothing_warns_once_and_goes_on(self):
+        run = self.train("configs/test/rl_colocated.yaml", "train.steps=22", "data.length=8", "rollout.max_new_tokens=1",
+                         "reward.functions=[{name: exact_answer}]")
+        self.assert_done(run)
+        self.assertEqual(run.stdout.count("warning: all rewards of each group were equal for 20 steps: nothing is learned"), 1)
+        self.assertEqual(self.path("logs/controller.log").read_text().count("event=nothing_learned step=20 "), 1)
 
     def test_a_finished_run_goes_on_with_more_steps(self):
         self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2"))

@@ -8,6 +8,7 @@
 #include <regex>
 #include <utility>
 
+#include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/config_text.h"
 #include "core/storage/run_directory.h"
@@ -134,6 +135,7 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
     return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
   if (plain && IsFolder(fs::path(root) / clean)) return PlaceOf((fs::path(root) / clean).string());
   std::string there, longer;  // the newest whose name goes on
+  std::vector<std::string> names;
   int shown = 0;
   for (const RunFolder& run : RunFolders(root)) {
     const std::string folder = fs::path(run.dir).filename().string();
@@ -141,12 +143,17 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
       if (folder.starts_with(clean + "-" + run.started)) return PlaceOf(run.dir);  // <name>-<utc time>
       if (longer.empty()) longer = run.dir;
     }
+    names.push_back(folder);
+    const size_t stamp = folder.rfind("-" + run.started);
+    if (stamp != std::string::npos) names.push_back(folder.substr(0, stamp));
     if (shown++ < 8) there += (there.empty() ? "" : ", ") + folder;
   }
   if (!longer.empty()) return PlaceOf(longer);
   if (IsFolder(clean)) return PlaceOf(clean);  // which says what it lacks
   std::string message = clean + ": no such run: there is no folder of this name";
   if (plain) message += ", and none under " + root + "/ begins with it";
+  const std::string near = plain ? Nearest(clean, names) : "";
+  if (!near.empty()) message += "; did you mean " + near + "?";
   message += there.empty() ? "; " + root + "/ holds no run, start one with `tidepool train CONFIG`"
                            : "; the newest under " + root + "/: " + there + (shown > 8 ? ", ..." : "");
   return NotFound(message);

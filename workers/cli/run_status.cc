@@ -97,7 +97,7 @@ std::string HeldOutNow(const observe::HeldOut& h) {
   const auto& now = h.last ? h.last : h.before;
   if (!now)
     return h.ungraded ? "none of " + std::to_string(h.ungraded->lost) + " held-out answers graded" : "";
-  return "held-out " + h.measure + " " + observe::HeldOutText(h.measure, now->value) + " at step " +
+  return "held-out " + h.measure + " " + observe::HeldOutShort(h.measure, *now) + " at step " +
          std::to_string(now->step);
 }
 
@@ -202,6 +202,14 @@ bool HasController(const std::string& run_dir) {
 
 std::string ResumeHint(const std::string& dir) {
   return ProgramAsTyped() + " train " + ShellWord(dir) + " --resume";
+}
+
+std::string StartOverHint(const std::string& config, const std::string& dir,
+                          const std::vector<std::string>& overrides) {
+  std::string line =
+      ProgramAsTyped() + " train " + ShellWord(config) + " --run-dir " + ShellWord(dir) + " --fresh";
+  for (const std::string& o : overrides) line += " " + ShellWord(o);
+  return line;
 }
 
 RunState StateOf(const std::string& run_dir, bool with_journal) {
@@ -322,6 +330,10 @@ Json RunStatus(const std::string& run_dir) {
     FromJson(state.live, shown);
     s["workers"] = Workers(shown, config);
     s["live"] = std::move(state.live);
+  } else if (!state.live.is_null()) {  // it has ended
+    for (const char* name : {"reward", "loss"}) {
+      if (state.live.contains(name)) s["last"][name] = state.live[name];
+    }
   }
   if (!state.summary.is_null()) s["summary"] = std::move(state.summary);
   if (RealFileSystem().Exists(storage::RunPaths(paths.warm_start()).config()))
@@ -350,6 +362,12 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   row("state", line);
   if (status.contains("controller")) row("silent", status["controller"].value("silent", ""));
   if (status.contains("live")) DescribeLive(status, out);
+  if (status.contains("last")) {
+    observe::StatusFile last;
+    FromJson(status["last"], last);
+    row("learning", Joined({Part("reward ", last.reward, "%.3f"), Part("loss ", last.loss, "%.4f")}) +
+                        " in the last step");
+  }
   if (status.contains("summary")) DescribeSummary(status["summary"], out);
   if (status.contains("best")) {
     BestModel best;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/storage/run_directory.h"
 
@@ -20,6 +21,9 @@ std::string ShellWord(const std::string& text);
 bool HasController(const std::string& run_dir);
 // What to type to go on with a run.
 std::string ResumeHint(const std::string& run_dir);
+// What to type to start over in `run_dir`.
+std::string StartOverHint(const std::string& config, const std::string& run_dir,
+                          const std::vector<std::string>& overrides);
 
 // A live controller that has not said for so long what it does is told apart: it says so four times a second.
 inline constexpr double kSilent_s = 3;

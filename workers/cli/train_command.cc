@@ -37,11 +37,23 @@ void OnSignal(int number) {
 struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
+  std::vector<std::string> typed;  // the overrides as they were given
   bool resume = false, fresh = false, dry_run = false;
   std::string run_dir, run_name;
 };
 
 namespace fs = std::filesystem;
+
+// "start over with `tidepool train CONFIG --run-dir DIR --fresh`", by the config that was given, or the
+// run's.
+std::string StartOver(const TrainOptions& options) {
+  std::error_code error;
+  const bool of_run = !options.run_dir.empty() && !fs::is_regular_file(options.config, error);
+  return "start over with `" +
+         StartOverHint(of_run ? storage::RunPaths(options.run_dir).config() : options.config, options.run_dir,
+                       options.typed) +
+         "`";
+}
 
 constexpr const char* kNeedsConfig = "its config.yaml is needed to go on";
 
@@ -51,6 +63,12 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
   const fs::path path = options.config;
   std::error_code error;
   if (fs::is_directory(path, error)) {
+    if (!options.resume && options.fresh) {
+      const std::string dir = options.run_dir.empty() ? options.config : options.run_dir;
+      return InvalidArgument(options.config + ": a folder, where --fresh needs a config in YAML; `" +
+                             StartOverHint(storage::RunPaths(options.config).config(), dir, options.typed) +
+                             "` starts its run over");
+    }
     if (!options.resume) {
       return InvalidArgument(options.config +
                              ": a folder; go on with a run by --resume, or name a config in YAML");
@@ -70,7 +88,12 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
 
 // The job, and in `options.run_dir` the folder of the run that it goes on with.
 StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
+  options.typed = options.overrides;
   TP_ASSIGN_OR_RETURN(const std::string run, RunMeant(options));
+  if (options.fresh && options.run_dir.empty()) {
+    return InvalidArgument("--fresh: requires --run-dir, the folder of the run that is moved aside: `" +
+                           StartOverHint(options.config, "DIR", options.typed) + "`");
+  }
   if (run.empty()) {
     if (!options.run_name.empty())
       options.overrides.push_back("name=" + config::TextAsYaml(options.run_name));
@@ -100,7 +123,8 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
     if (!state.ok()) return Fail(context, state.status());
     const auto old = config::ReadRunConfig(before);
     if (!old.ok()) return Fail(context, old.status());
-    const auto changes = config::ChangesOnResume(*old, loaded, state->complete ? 0 : state->last_step.value);
+    const auto changes = config::ChangesOnResume(*old, loaded, state->complete ? 0 : state->last_step.value,
+                                                 StartOver(options));
     if (!changes.ok()) return Fail(context, changes.status().At(options.run_dir));
     const bool over = state->Finished(loaded.config.train.steps, loaded.config.eval.stop_at_accuracy);
     std::printf("# %s %s; %s\n", over ? "No step is left of" : "Goes on with", options.run_dir.c_str(),
@@ -148,13 +172,14 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.self_path = context.self_path;
   request.resume = options.resume;
   request.fresh = options.fresh;
+  request.start_over = StartOver(options);
   request.stop_signals = &stop_signals;
   request.say = [&](const std::string& line) {
     terminal.Do("terminal", [progress, line](const DiskThread::Say&) { progress->Say(line); });
   };
   request.on_progress = [&, name = request.loaded.config.name](const std::string& phase,
                                                                observe::StatusFile status) {
-    if (terminal.Busy()) return;
+    if (status.state == "running" && terminal.Busy()) return;  // how it ended is said once
     status.name = name;
     if (!phase.empty()) status.phase = phase + ", " + status.phase;
     const TimePoint now{std::chrono::steady_clock::now() - start};
@@ -215,11 +240,9 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
       "Print resolved config, placement, predicted memory and what the data hold; start nothing");
   const CLI::Validator not_empty(
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
-  CLI::Option* run_dir =
-      command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")
-          ->check(not_empty);
-  command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside")
-      ->needs(run_dir);
+  command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")
+      ->check(not_empty);
+  command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
   command->add_option("--run-name", options->run_name, "Name instead of the config's: name=N")
       ->check(not_empty);
   command->footer(

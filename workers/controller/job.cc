@@ -98,8 +98,8 @@ class Job {
     TP_RETURN_IF_ERROR(OpenRunDirectory());
     if (already_finished_) {
       Say(outcome_.run_dir + ": this run is finished (step " + std::to_string(last_step_) +
-          "); go on with more steps by --resume train.steps=N, give another --run-dir, or --fresh to start "
-          "over");
+          "); go on with more steps by --resume train.steps=N, give another --run-dir, or " +
+          request_.start_over);
       outcome_.already_finished = true;
       return outcome_;
     }
@@ -178,11 +178,10 @@ class Job {
         for (const config::Difference& d : differences) changes += "\n  " + d.ToString();
         if (!differences.empty() && !request_.resume) {
           return AlreadyExists("--run-dir: " + dir +
-                               " holds a finished run of another config; give another folder, or --fresh to "
-                               "start over:" +
-                               changes);
+                               " holds a finished run of another config; give another folder, or " +
+                               request_.start_over + "; what differs:" + changes);
         }
-        TP_RETURN_IF_ERROR(config::CheckAllowed(differences));
+        TP_RETURN_IF_ERROR(config::CheckAllowed(differences, request_.start_over));
         if (!differences.empty()) Say("no step is left that this could change:" + changes);
         already_finished_ = true;
         outcome_.run_dir = dir;
@@ -191,7 +190,7 @@ class Job {
       if (!request_.fresh && !request_.resume) {
         return AlreadyExists(
             "--run-dir: " + dir + " holds a run " + (state.complete ? "that ended" : "that is not finished") +
-            " (step " + std::to_string(last_step_) + "); go on with --resume, or start over with --fresh");
+            " (step " + std::to_string(last_step_) + "); go on with --resume, or " + request_.start_over);
       }
       if (request_.resume && state.OnlyFinal()) {
         return FailedPrecondition(dir +
@@ -206,7 +205,8 @@ class Job {
         if (!begun_ && !kept.empty()) {
           return FailedPrecondition(dir +
                                     ": has checkpoints but no journal/, which says what they are of; bring "
-                                    "journal/ back, or start over with --fresh");
+                                    "journal/ back, or " +
+                                    request_.start_over);
         }
         TP_RETURN_IF_ERROR(GoOnFrom(dir));
       }
@@ -272,7 +272,7 @@ class Job {
   StatusOr<bool> Compare(const std::string& file, config::LoadedConfig& now, const std::string& whose,
                          int64_t step, bool over) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig old, config::ReadRunConfig(file));
-    const auto allowed = config::ChangesOnResume(old, now, over ? 0 : step);
+    const auto allowed = config::ChangesOnResume(old, now, over ? 0 : step, request_.start_over);
     if (!allowed.ok())
       return Status(allowed.status().code(), whose + allowed.status().message()).At(request_.run_dir);
     const std::vector<config::Difference>& differences = *allowed;

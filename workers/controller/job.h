@@ -15,7 +15,8 @@ struct JobRequest {
   std::string run_dir;    // empty: runs/<name>-<utc time>, which only a new run may leave to the job
   std::string self_path;  // of this program
   bool resume = false;
-  bool fresh = false;  // start over even if the directory holds a run
+  bool fresh = false;                                  // start over even if the directory holds a run
+  std::string start_over = "start over with --fresh";  // how, for messages
   const StopSignals* stop_signals = nullptr;
   std::function<void(const std::string& phase, const observe::StatusFile&)> on_progress;
   std::function<void(const std::string&)> say;  // a line for people

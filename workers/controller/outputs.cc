@@ -18,6 +18,8 @@ namespace tidepool::workers {
 void ControllerProcess::Do(const cmd::StepReport& c) {
   const Status written = metrics_->WriteStep(c, controller_->View(), Now());
   if (!written.ok()) Warn("metrics: " + written.message(), "metrics");
+  if (const std::string silent = learning_.OnStep(metrics_->last()); !silent.empty())
+    Warn(silent, "nothing_learned", {{"step", std::to_string(c.step.value)}});
 }
 
 void ControllerProcess::Do(const cmd::EvalReport& c) {
@@ -133,27 +135,9 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
   });
 }
 
-void ControllerProcess::Show() {
-  const scheduler::ControllerView view = controller_->View();
-  NameMissing(view.absent);
+// Those of the newest step.
+void ControllerProcess::TakeFigures() {
   observe::StatusFile& s = status_;
-  s.name = config_.name;
-  s.state = "running";
-  s.phase = view.phase;
-  s.step = std::max<int64_t>(view.step.value, 0);
-  s.steps = config_.train.steps;
-  s.version = ToString(view.version);
-  s.open_groups = view.open_groups;
-  s.running = view.running;
-  s.awaiting = view.awaiting;
-  s.queued = view.queued;
-  s.leased = view.leased;
-  s.in_flight = view.in_flight;
-  s.restarts = view.restarts;
-  s.refused = view.refused + hub_->refused_calls();
-  s.pid = getpid();
-  s.waits_for = waits_for_.empty() ? "" : waits_for_.begin()->second;
-  if (!config_.cluster.pace.empty()) s.paced = config_.cluster.pace;
   const auto find = [](const std::map<std::string, double>& in, const char* name) {
     const auto it = in.find(name);
     return it == in.end() ? std::nullopt : std::optional<double>(it->second);
@@ -177,6 +161,30 @@ void ControllerProcess::Show() {
   if (s.reward) s.best_reward = std::max(s.best_reward.value_or(*s.reward), *s.reward);
   s.held_out = observe::HeldOutOf(evals_, metrics_->figures());
   s.elapsed_s = Seconds(Now().since_start);
+}
+
+void ControllerProcess::Show() {
+  const scheduler::ControllerView view = controller_->View();
+  NameMissing(view.absent);
+  observe::StatusFile& s = status_;
+  s.name = config_.name;
+  s.state = "running";
+  s.phase = view.phase;
+  s.step = std::max<int64_t>(view.step.value, 0);
+  s.steps = config_.train.steps;
+  s.version = ToString(view.version);
+  s.open_groups = view.open_groups;
+  s.running = view.running;
+  s.awaiting = view.awaiting;
+  s.queued = view.queued;
+  s.leased = view.leased;
+  s.in_flight = view.in_flight;
+  s.restarts = view.restarts;
+  s.refused = view.refused + hub_->refused_calls();
+  s.pid = getpid();
+  s.waits_for = waits_for_.empty() ? "" : waits_for_.begin()->second;
+  if (!config_.cluster.pace.empty()) s.paced = config_.cluster.pace;
+  TakeFigures();
   time_left_.OnStep(view.step.value, Now());
   const auto left = time_left_.Estimate(s.steps);
   s.left_s = left ? std::optional<double>(Seconds(*left)) : std::nullopt;
@@ -261,9 +269,11 @@ void ControllerProcess::WriteSummary() {
   status_.exit = s.exit;
   status_.why = s.why;
   status_.step = s.steps;
-  status_.held_out = s.held_out;
+  status_.steps = s.steps_wanted;
+  TakeFigures();  // the last steps may have ended since the last picture
   status_.workers.clear();
   status_.left_s.reset();
+  if (request_.on_progress) request_.on_progress(status_);
   WriteStatus();  // also for a disk that has no room for the summary: its space is there
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }

@@ -25,6 +25,7 @@
 
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
+#include "core/observe/learning_watch.h"
 #include "core/observe/progress.h"
 #include "core/observe/samples_writer.h"
 #include "scheduler/controller.h"
@@ -170,6 +171,7 @@ class ControllerProcess {
   observe::SampleRow SampleLine(const BatchRow& row);
   void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
   void Show();
+  void TakeFigures();
   void WriteStatus();
   void WriteSummary();
 
@@ -186,6 +188,7 @@ class ControllerProcess {
   DiskThread files_;                          // for people: metrics, samples, status, summary
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
+  observe::LearningWatch learning_;
   SampleStore samples_;
   std::unique_ptr<RecordedSamples> recorded_;
   std::unique_ptr<TokenIntake> intake_;

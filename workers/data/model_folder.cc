@@ -10,6 +10,7 @@
 #include "core/base/json_text.h"
 #include "core/base/names.h"
 #include "core/files/mapped_file.h"
+#include "core/storage/run_directory.h"
 #include "core/text/tokenizer.h"
 
 namespace tidepool::workers {
@@ -33,6 +34,44 @@ Status WriteText(const std::string& path, const std::string& text) {
   return OkStatus();
 }
 
+bool HoldsRun(const std::string& dir) {
+  const storage::RunPaths paths(dir);
+  std::error_code error;
+  return fs::exists(paths.config(), error) &&
+         (fs::exists(paths.journal(), error) || fs::exists(paths.lock(), error));
+}
+
+// The run that `dir` is, or the newest one that it is the name of without the time. Empty: none.
+std::string RunMeant(std::string dir) {
+  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
+  if (HoldsRun(dir)) return dir;
+  const fs::path path = dir, parent = path.has_parent_path() ? path.parent_path() : fs::path("runs");
+  const std::string begins = path.filename().string() + "-2";  // of its year
+  std::string newest;
+  std::error_code error;
+  if (path.filename().empty() || fs::exists(path, error)) return "";
+  for (const auto& entry : fs::directory_iterator(parent, error)) {
+    const std::string found = entry.path().string();
+    if (entry.path().filename().string().starts_with(begins) && found > newest && HoldsRun(found))
+      newest = found;
+  }
+  return newest;
+}
+
+// "is a run; ...": where its model is.
+std::string ModelOfRunText(const std::string& dir, const std::string& run) {
+  const std::string model = storage::RunPaths(run).final_model();
+  const std::string name =
+      fs::path(run).filename() == fs::path(dir).filename() ? "is a run" : "names a run, " + run + ",";
+  std::error_code error;
+  if (fs::exists(model + "/config.json", error))
+    return name + " and no model folder; give the model that it ended with, " + model;
+  return name +
+         " and no model folder, and it has no final/ yet, which is made when it finishes; a model of "
+         "a checkpoint is in " +
+         storage::RunPaths(run).checkpoints() + "/step_N/model";
+}
+
 }  // namespace
 
 std::string WhereToGetModel(const std::string& dir) {
@@ -48,6 +87,10 @@ std::string WhereToGetModel(const std::string& dir) {
 
 Status CheckModelFolder(const std::string& dir, const std::string& key) {
   std::error_code error;
+  if (!fs::exists(dir + "/config.json", error)) {
+    if (const std::string run = RunMeant(dir); !run.empty())
+      return NotFound(key + ": " + dir + " " + ModelOfRunText(dir, run));
+  }
   if (!fs::is_directory(dir, error)) {
     return NotFound(key + ": " + dir + " is no folder; " + WhereToGetModel(dir));
   }

@@ -13,7 +13,8 @@
 namespace tidepool::workers {
 
 // Can `dir` be a model? config.json and tokenizer.json are there and the weights too (safetensors).
-// kNotFound names what is missing; kUnimplemented: only pickled weights (.bin, .pt) are there.
+// kNotFound names what is missing, or the model of the run that `dir` is; kUnimplemented: only pickled
+// weights (.bin, .pt) are there.
 Status CheckModelFolder(const std::string& dir, const std::string& key = "model.path");
 
 // What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.

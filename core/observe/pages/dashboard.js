@@ -313,6 +313,7 @@ function compareView(names) {
     const data = await Promise.all(runs.map(run => run.ask()));
     if (data.some(d => !d)) return 4;
     states.replaceChildren(besideTable(runs, '', [
+      ['folder', runs.map(run => make('a', run.folder, {href: '/?' + new URLSearchParams({run: run.folder})}))],
       ['state', runs.map(run => stateBadge(run.state, run.exit_code))], ['job', runs.map(run => run.facts.job || '–')],
       ['steps', runs.map(run => number(run.brief.step) + (run.brief.steps ? ' / ' + number(run.brief.steps) : ''))],
       ['time', runs.map(run => run.clock.length ? duration(run.clock[run.clock.length - 1][1]) : '–')]], {id: 'runs'}));

@@ -32,6 +32,25 @@ TEST(HeldOutTest, OfPairsTheShareRankedRightAndTheMargin) {
                           HasSubstr("best, at step 3: 75.0 %"), "margin: 0.25"));
 }
 
+TEST(HeldOutTest, WhereEveryPairTiesThereIsNoShare) {
+  const auto before = [](double margin) {
+    TrainerFigures figures;
+    AddFigures(
+        StepNumber{1},
+        {{"eval/dpo/accuracy/before", 0}, {"eval/dpo/margin/before", margin}, {"eval/dpo/total/before", 8}},
+        figures);
+    AddFigures(StepNumber{2}, {{"eval/dpo/accuracy", 0.75}, {"eval/dpo/margin", 0.5}, {"eval/dpo/total", 8}},
+               figures);
+    return *HeldOutOf({}, figures);
+  };
+  const HeldOut ties = before(0);
+  EXPECT_EQ(HeldOutLines(ties, 2).front(), "accuracy before: every pair ties");
+  EXPECT_THAT(HeldOutLines(ties, 2)[1], HasSubstr("after: 75.0 % (95 % interval"));
+  EXPECT_EQ(HeldOutShort(ties.measure, *ties.before), "every pair ties");
+  EXPECT_THAT(HeldOutLines(before(-0.5), 2).front(), HasSubstr("before: 0.0 % (95 % interval"))
+      << "they are ranked, and wrongly";
+}
+
 TEST(HeldOutTest, ALossIsBestWhereItIsLeastAndAnUndoneStepIsForgotten) {
   TrainerFigures figures;
   for (const auto& [step, loss] : {std::pair(2, 0.5), std::pair(4, 0.25), std::pair(6, 0.75)}) {

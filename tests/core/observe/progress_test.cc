@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "core/observe/learning_watch.h"
 #include "tests/core/observe/temp_folder.h"
 
 namespace tidepool::observe {
@@ -147,6 +148,28 @@ TEST(TimeLeftTest, IsTheMeanOfRecentSteps) {
   EXPECT_FALSE(left.Estimate(10).has_value());
   left.OnStep(3, {FromSeconds(14)});
   EXPECT_DOUBLE_EQ(Seconds(*left.Estimate(10)), 14.0);
+}
+
+TEST(LearningWatchTest, ARunThatLearnsNothingIsToldOnce) {
+  LearningWatch watch;
+  std::map<std::string, double> step = {{"reward/frac_reward_zero_std", 1}, {"actor/grad_norm", 0}};
+  const auto told = [&](int64_t steps) {
+    std::vector<std::string> lines;
+    for (int64_t i = 0; i < steps; ++i) {
+      if (const std::string line = watch.OnStep(step); !line.empty()) lines.push_back(line);
+    }
+    return lines;
+  };
+  EXPECT_TRUE(told(19).empty());
+  EXPECT_THAT(told(40), testing::ElementsAre(HasSubstr(
+                            "all rewards of each group were equal for 20 steps: nothing is learned")));
+  step["actor/grad_norm"] = 0.1;
+  EXPECT_TRUE(told(1).empty());
+  EXPECT_TRUE(told(40).empty()) << "something else is learned from";
+  step["actor/grad_norm"] = 0;
+  EXPECT_EQ(told(20).size(), 1U);
+  step["critic/grad_norm"] = 0.1;
+  EXPECT_TRUE(told(40).empty());
 }
 
 }  // namespace

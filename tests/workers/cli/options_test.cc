@@ -66,6 +66,36 @@ TEST(ConfigOptionsTest, AFileOfRowsIsNoConfig) {
       "mine.jsonl: is a file of rows; expected a config in YAML, which names it: data: {path: mine.jsonl}");
 }
 
+TEST(ConfigOptionsTest, AMistypedFileNamesTheNearestOne) {
+  const ScratchFolder scratch;
+  scratch.Write("configs/quickstart.yaml", "");
+  scratch.Write("configs/notes.txt", "");
+  ExpectRefused({"validate", "configs/quickstrat.yaml"},
+                "configs/quickstrat.yaml: no such file; did you mean configs/quickstart.yaml?");
+  ExpectRefused({"validate", "configs/xyz.yaml"}, "no such file; expected a config in YAML");
+}
+
+TEST(ValidateTest, AModelThatIsARunNamesTheModelOfTheRun) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/sft-20260301T000000Z/config.yaml", "name: sft\n");
+  scratch.Write("runs/sft-20260301T000000Z/lock", "");
+  scratch.Write("runs/sft-20260301T000000Z/final/config.json", "{}");
+  scratch.Write("runs/begun/config.yaml", "name: begun\n");
+  scratch.Write("runs/begun/lock", "");
+  const auto said = [&](const std::string& model) {
+    scratch.Write("job.yaml", "name: x\nmodel: {path: " + model +
+                                  "}\ndata: {task: reverse}\nreward: {functions: [exact_answer]}\n");
+    return RunCli({"validate", "job.yaml"}).err;
+  };
+  const std::string final_model = "runs/sft-20260301T000000Z/final";
+  EXPECT_NE(said("runs/sft-20260301T000000Z").find("is a run and no model folder; give the model"),
+            std::string::npos);
+  for (const char* name : {"runs/sft-20260301T000000Z", "runs/sft"})
+    EXPECT_NE(said(name).find(final_model), std::string::npos) << said(name);
+  EXPECT_NE(said("runs/begun").find("it has no final/ yet"), std::string::npos) << said("runs/begun");
+  EXPECT_EQ(said("runs/other").find("is a run"), std::string::npos) << said("runs/other");
+}
+
 TEST(ValidateTest, AModelAndDataThatAreNotThereAreErrors) {
   const ScratchFolder scratch;
   scratch.Write("job.yaml",

@@ -50,6 +50,16 @@ TEST(FindRunTest, ARunOfThatNameComesBeforeOneWhoseNameGoesOn) {
   EXPECT_EQ(FindRun("dp")->dir, "runs/dpo2-20260301T000000Z");
 }
 
+TEST(FindRunTest, AMistypedNameNamesTheNearestRun) {
+  const ScratchFolder scratch;
+  for (const char* name : {"quickstart-20260101T000000Z", "dpo-20260102T000000Z", "mine"})
+    scratch.Write(std::string("runs/") + name + "/config.yaml", "name: x\n");
+  const auto message = [](const char* name) { return FindRun(name).status().message(); };
+  EXPECT_NE(message("quikstart").find("did you mean quickstart?"), std::string::npos) << message("quikstart");
+  EXPECT_NE(message("miine").find("did you mean mine?"), std::string::npos) << message("miine");
+  EXPECT_EQ(message("zzzzzzzz").find("did you mean"), std::string::npos) << message("zzzzzzzz");
+}
+
 TEST(FindRunTest, AnotherFolderOfThatNameIsNoRun) {
   const ScratchFolder scratch;
   scratch.Write("mine/rows.jsonl", "");
