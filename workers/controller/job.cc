@@ -486,6 +486,16 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
+  if (AnswersHeldOut(config) && of_folder && model_there) {
+    // Every sample would be refused by the engine.
+    TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));
+    if (config.rollout.max_new_tokens >= spec.max_position) {
+      look("rollout.max_new_tokens",
+           InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
+                           ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
+                           " positions for prompt and answer together; lower it"));
+    }
+  }
   std::map<const char*, std::string> further;
   if (const RlJob* rl = config.rl()) {
     further = {{"algorithm.kl.reference", rl->algorithm.kl.reference},

@@ -506,8 +506,8 @@ TEST(LoadConfigTest, RowsHaveToFitTheModelsPositions) {
                         "not fit max_position_embeddings of model.path = 48; lower them"));
   EXPECT_EQ(Error(kGood, {at[0], "train.micro_batch_tokens=2048", "data.max_prompt_tokens=1024"}), "no error")
       << "as a run's resolved config has it";
-  EXPECT_THAT(Error(kGood, {at[0], "rollout.max_new_tokens=48"}),
-              HasSubstr("does not fit max_position_embeddings of model.path = 48"));
+  EXPECT_EQ(Error(kGood, {at[0], "rollout.max_new_tokens=48"}), "no error")
+      << "generate: an answer ends where the positions do";
   for (const std::string job : {"sft", "dpo"}) {
     for (const std::string& from : {"path: " + model, std::string("init: {max_position: 48}")}) {
       const std::string text = "job: " + job + "\nmodel: {" + from + "}\ndata: {task: reverse}\n";
