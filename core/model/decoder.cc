@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -26,6 +27,20 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
     return;
   }
   at::parallel_for(0, items, grain, body);
+}
+
+void ParallelTasks(int64_t tasks, int64_t cycles, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks);
+  if (threads <= 1 || cycles < 60000) {  // what it takes to wake another thread
+    for (int64_t i = 0; i < tasks; ++i) body(i, 0);
+    return;
+  }
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) {
+      for (int64_t i = next++; i < tasks; i = next++) body(i, thread);
+    }
+  });
 }
 
 at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
@@ -236,6 +251,16 @@ void Decoder::Impl::AddBias(int64_t bias, int64_t padded, at::Tensor& x) const {
   });
 }
 
+void Decoder::Impl::PlanBatch(const RaggedBatch& batch) {
+  const int64_t threads = at::get_num_threads();
+  plan = PlanAttention(batch.first_run, batch.lengths, batch.runs,
+                       {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .threads = threads});
+  attention_parts = plan.parts == 0
+                        ? at::Tensor()
+                        : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
+  attention_scratch = scratch.Take({threads, AttentionScratch(spec.head_size)}, at::kFloat);
+}
+
 template <typename T>
 void Decoder::Impl::Embed(const RaggedBatch& batch, int64_t padded, T* x) const {
   const int64_t d = spec.hidden_size;
@@ -298,14 +323,18 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                                    .first_run = batch.first_run.data(),
                                    .lengths = batch.lengths.data(),
                                    .runs = batch.runs.data(),
+                                   .tile_rows = plan.tile_rows.data(),
+                                   .first_part = plan.first_part.data(),
+                                   .part_count = plan.part_count.data(),
+                                   .parts = Ptr<float>(attention_parts),
                                    .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
-  const int32_t longest = rows == 0 ? 0 : *std::max_element(batch.lengths.begin(), batch.lengths.end());
-  ParallelItems(rows * spec.kv_heads, spec.heads / spec.kv_heads * longest * spec.head_size,
-                [&](int64_t begin, int64_t end) {
-                  std::vector<float> scratch(static_cast<size_t>(AttentionScratch(longest)));
-                  kernels.attention(begin, end, attention, scratch.data());
-                });
+  for (const std::vector<AttentionTile>* tiles : {&plan.parts_tiles, &plan.tiles}) {
+    ParallelTasks(static_cast<int64_t>(tiles->size()), plan.cost, [&](int64_t i, int64_t thread) {
+      kernels.attention((*tiles)[static_cast<size_t>(i)], attention,
+                        Ptr<float>(attention_scratch) + thread * attention_scratch.size(1));
+    });
+  }
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
               static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
@@ -372,6 +401,7 @@ at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) 
       << "KV memory has another shape than the model";
   const int64_t layer_stride = kv.k->stride(0);
   scratch.Reset();
+  PlanBatch(batch);
   BlockBuffers b = TakeBlock(scratch, rows, padded, /*training=*/false, /*layer=*/-1);
   b.x = scratch.Take({padded, d}, t);
   b.x_mid = b.x;  // the residual stream is updated in place
@@ -397,6 +427,7 @@ at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivat
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   ActivationArena& arena = *saved.arena;
   scratch.Reset();
+  PlanBatch(batch);
   BlockBuffers shared;
   if (saved.recompute) shared = TakeBlock(scratch, saved.rows, padded, /*training=*/true, /*layer=*/-1);
   BlockBuffers unsaved;

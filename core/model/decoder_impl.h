@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/model/attention_plan.h"
 #include "core/model/decoder.h"
 #include "core/model/kernels/kernels.h"
 #include "core/model/page_buffer.h"
@@ -25,6 +26,10 @@ T* Ptr(const at::Tensor& t) {
 
 // Splits [0, items) over the threads where the work is worth it. `cost`: rough float operations an item.
 void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body);
+
+// Runs tasks [0, tasks) of unequal size: a thread takes the next one when it is done with its last, so the longest
+// come first. `cycles`: of all of them, about. The body gets the task and which of at::get_num_threads() runs it.
+void ParallelTasks(int64_t tasks, int64_t cycles, const std::function<void(int64_t, int64_t)>& body);
 
 // Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
 class ActivationArena {
@@ -146,6 +151,9 @@ struct Decoder::Impl {
   at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
   mutable std::vector<std::vector<float>> space;       // of each thread, for a product
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
+  AttentionPlan plan;                                  // of the batch that is going through the blocks
+  AttentionBackwardPlan backward_plan;
+  at::Tensor attention_parts, attention_scratch;       // float32; the latter a row for each thread
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
     return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
@@ -180,6 +188,8 @@ struct Decoder::Impl {
   template <typename T>
   void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                        const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
+  // Divides the attention of a batch; its memory is taken from `scratch`.
+  void PlanBatch(const RaggedBatch& batch);
   template <typename T>
   void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.

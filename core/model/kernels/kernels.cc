@@ -20,7 +20,7 @@ TIDEPOOL_DECLARE(baseline)
 TIDEPOOL_DECLARE(avx2)
 TIDEPOOL_DECLARE(avx512)
 namespace avx512_bf16 {
-extern const ProductTable<BF16> kProducts;
+extern const KernelTable<BF16> kBFloat16;
 }
 #endif
 #undef TIDEPOOL_DECLARE
@@ -77,14 +77,7 @@ const KernelTable<float>& KernelsFor<float>(Isa isa) {
 template <>
 const KernelTable<BF16>& KernelsFor<BF16>(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512Bf16) {
-    static const KernelTable<BF16> table = [] {
-      KernelTable<BF16> t = avx512::kBFloat16;
-      t.product = avx512_bf16::kProducts;
-      return t;
-    }();
-    return table;
-  }
+  if (isa == Isa::kAvx512Bf16) return avx512_bf16::kBFloat16;
   if (isa == Isa::kAvx512) return avx512::kBFloat16;
   if (isa == Isa::kAvx2) return avx2::kBFloat16;
 #endif
