@@ -22,7 +22,11 @@ class Planner {
  public:
   Planner(std::span<const int32_t> first_run, std::span<const int32_t> lengths, std::span<const KvRun> runs,
           const AttentionShape& shape)
-      : first_run_(first_run), lengths_(lengths), runs_(runs), shape_(shape), group_(shape.heads / shape.kv_heads) {}
+      : first_run_(first_run),
+        lengths_(lengths),
+        runs_(runs),
+        shape_(shape),
+        group_(shape.heads / shape.kv_heads) {}
 
   AttentionPlan Run() {
     plan_.part_count.assign(lengths_.size(), 0);
@@ -94,12 +98,13 @@ class Planner {
   [[nodiscard]] int64_t CommonBlocks(const Segment& a, const Segment& b) const {
     const auto most = static_cast<int64_t>(std::min(a.last_slot.size(), b.last_slot.size()));
     int64_t same = 0;
-    while (same < most && a.last_slot[static_cast<size_t>(same)] == b.last_slot[static_cast<size_t>(same)]) ++same;
+    while (same < most && a.last_slot[static_cast<size_t>(same)] == b.last_slot[static_cast<size_t>(same)])
+      ++same;
     return Common(a, b, same * kKeyBlock) / kKeyBlock;
   }
 
-  // Tiles of parts for segments, sorted by their slots, that share blocks from `from` on; the blocks before are
-  // shared by all of them.
+  // Tiles of parts for segments, sorted by their slots, that share blocks from `from` on; the blocks before
+  // are shared by all of them.
   void Share(std::span<const size_t> few, int64_t from) {
     for (size_t i = 0; i < few.size();) {
       int64_t common = 0;
@@ -126,7 +131,8 @@ class Planner {
 
   // Parts of `rows` for the blocks [from, to). False: they would take too much memory.
   bool AddParts(const std::vector<int32_t>& rows, int64_t from, int64_t to) {
-    const int64_t pieces = Pieces(TileCost(static_cast<int64_t>(rows.size()), (to - from) * kKeyBlock), to - from);
+    const int64_t pieces =
+        Pieces(TileCost(static_cast<int64_t>(rows.size()), (to - from) * kKeyBlock), to - from);
     const int64_t size = (to - from + pieces - 1) / pieces;
     int64_t parts = 0;
     for (int64_t b = from; b < to; b += size) parts += b == 0 ? 1 : std::min(size, to - b);
@@ -154,7 +160,8 @@ class Planner {
         for (const int32_t r : rows) longest = std::max(longest, lengths_[static_cast<size_t>(r)]);
         int64_t from = s.blocks_done;
         const int64_t to = (longest + kKeyBlock - 1) / kKeyBlock;
-        const int64_t pieces = Pieces(TileCost(static_cast<int64_t>(rows.size()), longest - from * kKeyBlock), to - from);
+        const int64_t pieces =
+            Pieces(TileCost(static_cast<int64_t>(rows.size()), longest - from * kKeyBlock), to - from);
         if (pieces > 1 && AddParts(rows, from, to - (to - from) / pieces)) from = to - (to - from) / pieces;
         AddTiles(rows, from, to, -1, plan_.tiles);
       }
@@ -241,8 +248,8 @@ AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const 
   return Planner(first_run, lengths, runs, shape).Run();
 }
 
-AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                                            std::span<const KvRun> runs,
+AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,
+                                            std::span<const int32_t> lengths, std::span<const KvRun> runs,
                                             std::span<const std::pair<int64_t, int64_t>> ranges,
                                             const AttentionShape& shape) {
   constexpr int64_t kCellRows = 256;  // rows and slots of a cell: some hundred microseconds
@@ -250,7 +257,8 @@ AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run, 
   const int64_t group = shape.heads / shape.kv_heads, heads = std::min(group, kBackwardLanes),
                 most_rows = kBackwardLanes / heads;
   for (const auto& [range_begin, range_end] : ranges) {
-    std::vector<int32_t> last_of_slots(static_cast<size_t>((range_end - range_begin + kCellRows - 1) / kCellRows), -1);
+    std::vector<int32_t> last_of_slots(
+        static_cast<size_t>((range_end - range_begin + kCellRows - 1) / kCellRows), -1);
     for (int64_t row = range_begin; row < range_end;) {
       // Tiles of the next kCellRows rows, and the cells of slots that they attend to.
       const auto tile_begin = static_cast<int32_t>(plan.tiles.size());
@@ -270,7 +278,8 @@ AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run, 
           plan.lanes += RoundUp(n * here, 16);
         }
         for (auto run = static_cast<size_t>(sequence); longest > 0; longest -= runs[run++].count) {
-          const int64_t count = std::min<int64_t>(longest, runs[run].count), from = runs[run].start - range_begin;
+          const int64_t count = std::min<int64_t>(longest, runs[run].count),
+                        from = runs[run].start - range_begin;
           for (int64_t s = from / kCellRows; count > 0 && s <= (from + count - 1) / kCellRows; ++s)
             attended[static_cast<size_t>(s)] = true;
         }

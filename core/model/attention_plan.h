@@ -1,10 +1,10 @@
 #pragma once
 // How the attention of a batch is divided into tiles (kernels.h), for all layers of a forward.
 //
-// Neighbouring rows of one sequence share the loads of K and V. Sequences that begin with the same slots (a group's
-// prompt) go through those blocks together: what they give is a part of each of their rows. Blocks of long rows are
-// divided over threads, as parts too, where there are few tiles. No choice made here changes a result. Pure; no
-// LibTorch.
+// Neighbouring rows of one sequence share the loads of K and V. Sequences that begin with the same slots (a
+// group's prompt) go through those blocks together: what they give is a part of each of their rows. Blocks of
+// long rows are divided over threads, as parts too, where there are few tiles. No choice made here changes a
+// result. Pure; no LibTorch.
 
 #include <cstdint>
 #include <span>
@@ -34,8 +34,9 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
                             std::span<const KvRun> runs, const AttentionShape& shape);
 
-// The backward's cells, of each KV head. A cell runs after the cells that it waits for: those before it of the same
-// tiles, and of the same slots. Other cells may run at the same time, in any order, with the same result.
+// The backward's cells, of each KV head. A cell runs after the cells that it waits for: those before it of
+// the same tiles, and of the same slots. Other cells may run at the same time, in any order, with the same
+// result.
 struct AttentionBackwardPlan {
   std::vector<AttentionBackwardTile> tiles;
   std::vector<AttentionCell> cells;
@@ -45,8 +46,8 @@ struct AttentionBackwardPlan {
 };
 
 // ranges: [begin, end) of rows that attend inside themselves only and tile the batch; slots are rows.
-AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                                            std::span<const KvRun> runs,
+AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,
+                                            std::span<const int32_t> lengths, std::span<const KvRun> runs,
                                             std::span<const std::pair<int64_t, int64_t>> ranges,
                                             const AttentionShape& shape);
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 
 #include "core/model/decoder_impl.h"
@@ -29,17 +30,25 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
   at::parallel_for(0, items, grain, body);
 }
 
-void ParallelTasks(int64_t tasks, int64_t cycles, const std::function<void(int64_t, int64_t)>& body) {
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks);
-  if (threads <= 1 || cycles < 60000) {  // what it takes to wake another thread
-    for (int64_t i = 0; i < tasks; ++i) body(i, 0);
-    return;
-  }
-  std::atomic<int64_t> next = 0;
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) {
-      for (int64_t i = next++; i < tasks; i = next++) body(i, thread);
+void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile) {
+  const size_t parts = plan.parts_tiles.size(), all = parts + plan.tiles.size();
+  const auto threads = std::min(at::get_num_threads(), static_cast<int>(all));
+  std::atomic<size_t> next = 0, parts_done = 0;
+  const auto work = [&](int64_t thread) {
+    for (size_t i = next++; i < all; i = next++) {
+      if (i < parts) {
+        tile(plan.parts_tiles[i], thread);
+        parts_done.fetch_add(1, std::memory_order_release);
+        continue;
+      }
+      // The last parts are being computed by other threads.
+      while (parts_done.load(std::memory_order_acquire) < parts) std::this_thread::yield();
+      tile(plan.tiles[i - parts], thread);
     }
+  };
+  if (threads <= 1 || plan.cost < 60000) return work(0);  // cycles: what it takes to wake another thread
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) work(thread);
   });
 }
 
@@ -253,11 +262,13 @@ void Decoder::Impl::AddBias(int64_t bias, int64_t padded, at::Tensor& x) const {
 
 void Decoder::Impl::PlanBatch(const RaggedBatch& batch) {
   const int64_t threads = at::get_num_threads();
-  plan = PlanAttention(batch.first_run, batch.lengths, batch.runs,
-                       {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .threads = threads});
-  attention_parts = plan.parts == 0
-                        ? at::Tensor()
-                        : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
+  plan = PlanAttention(
+      batch.first_run, batch.lengths, batch.runs,
+      {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .threads = threads});
+  attention_parts =
+      plan.parts == 0
+          ? at::Tensor()
+          : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
   attention_scratch = scratch.Take({threads, AttentionScratch(spec.head_size)}, at::kFloat);
 }
 
@@ -329,12 +340,9 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                                    .parts = Ptr<float>(attention_parts),
                                    .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
-  for (const std::vector<AttentionTile>* tiles : {&plan.parts_tiles, &plan.tiles}) {
-    ParallelTasks(static_cast<int64_t>(tiles->size()), plan.cost, [&](int64_t i, int64_t thread) {
-      kernels.attention((*tiles)[static_cast<size_t>(i)], attention,
-                        Ptr<float>(attention_scratch) + thread * attention_scratch.size(1));
-    });
-  }
+  RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
+    kernels.attention(tile, attention, Ptr<float>(attention_scratch) + thread * attention_scratch.size(1));
+  });
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
               static_cast<size_t>((padded - rows) * q_width) * sizeof(T));

@@ -37,7 +37,8 @@ void AddInFloat32(const at::Tensor& dy, const at::Tensor& x, float* to) {
                          1.0F, to, k);
 }
 
-// Runs every cell of every KV head, each after those that it waits for. body(cell, kv_head, thread).
+}  // namespace
+
 void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
               const std::function<void(int64_t, int64_t, int64_t)>& body) {
   const auto cells = static_cast<int64_t>(plan.cells.size());
@@ -78,8 +79,6 @@ void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
     for (int64_t thread = begin; thread < end; ++thread) work(thread);
   });
 }
-
-}  // namespace
 
 std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) {
   const auto rows = static_cast<int64_t>(batch.ids.size());

@@ -27,9 +27,13 @@ T* Ptr(const at::Tensor& t) {
 // Splits [0, items) over the threads where the work is worth it. `cost`: rough float operations an item.
 void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body);
 
-// Runs tasks [0, tasks) of unequal size: a thread takes the next one when it is done with its last, so the longest
-// come first. `cycles`: of all of them, about. The body gets the task and which of at::get_num_threads() runs it.
-void ParallelTasks(int64_t tasks, int64_t cycles, const std::function<void(int64_t, int64_t)>& body);
+// Runs the tiles of a plan, those that finish rows after all that write parts: tile(which, thread), thread
+// below at::get_num_threads(). A thread takes the next tile when it is done with its last one.
+void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile);
+
+// Runs every cell of every KV head, each after those that it waits for: body(cell, kv_head, thread).
+void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
+              const std::function<void(int64_t, int64_t, int64_t)>& body);
 
 // Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
 class ActivationArena {
@@ -153,7 +157,7 @@ struct Decoder::Impl {
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
   AttentionPlan plan;                                  // of the batch that is going through the blocks
   AttentionBackwardPlan backward_plan;
-  at::Tensor attention_parts, attention_scratch;       // float32; the latter a row for each thread
+  at::Tensor attention_parts, attention_scratch;  // float32; the latter a row for each thread
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
     return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;

@@ -71,6 +71,8 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
   // last hidden states and their gradient, gathered in float32.
   int64_t backward = w * ((2 * s.heads + 2 * s.kv_heads) * s.head_size + 4 * d) + 8 * d;
+  // Attention's sums of dq, dk and dv in float32.
+  backward += 4 * (s.heads + 2 * s.kv_heads) * ((s.head_size + 15) / 16 * 16);
   // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
   const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;

@@ -57,14 +57,14 @@ struct RotaryArgs {
 
 // Attention of rows over runs of slots.
 //   s_j = q.k_j / sqrt(D), p = softmax(s), out = sum_j p_j v_j, lse = log sum_j exp(s_j)
-// Work comes in tiles (core/model/attention_plan.h). Keys are taken in blocks of kKeyBlock from position 0 on, so
-// a row has the same bits in every tile and however its blocks are divided; a part is what was computed of a row
-// elsewhere: of its first blocks together, or of one later block.
+// Work comes in tiles (core/model/attention_plan.h). Keys are taken in blocks of kKeyBlock from position 0
+// on, so a row has the same bits in every tile and however its blocks are divided; a part is what was
+// computed of a row elsewhere: of its first blocks together, or of one later block.
 inline constexpr int64_t kKeyBlock = 128;
 inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
 struct AttentionTile {
-  int32_t first_row = 0, rows = 0;       // in AttentionArgs::tile_rows; all have the slots of these blocks
-  int32_t head_begin = 0, head_end = 0;  // query heads: of whole KV heads, or some of one
+  int32_t first_row = 0, rows = 0;         // in AttentionArgs::tile_rows; all have the slots of these blocks
+  int32_t head_begin = 0, head_end = 0;    // query heads: of whole KV heads, or some of one
   int32_t block_begin = 0, block_end = 0;  // keys that a row does not see are passed over
   // -1: folds the rows' parts and these blocks, writes out and lse. 0: writes part 0 of its rows, with
   // block_begin 0. Else: a part for each block, `part` and following ones.
@@ -88,8 +88,9 @@ struct AttentionArgs {
 };
 
 // Backward of attention and of the rotation, where slots are rows. Probabilities are computed again from lse.
-// Writes the gradient of the fused product before rotation (bias and head norms are not undone here). Work comes in
-// cells of tiles by slots (core/model/attention_plan.h); sums wait in dq, dk and dv until their last cell.
+// Writes the gradient of the fused product before rotation (bias and head norms are not undone here). Work
+// comes in cells of tiles by slots (core/model/attention_plan.h); sums wait in dq, dk and dv until their last
+// cell.
 inline constexpr int64_t kBackwardLanes = 64;  // rows x query heads of a tile, at most
 struct AttentionBackwardTile {
   int32_t first_row = 0, rows = 0;  // of one sequence
