@@ -1,21 +1,25 @@
 #include "core/model/attention_plan.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace tidepool::model {
 namespace {
 
-constexpr int64_t kMostPartBytes = int64_t{8} << 20;  // sharing and dividing end where parts would take more
+constexpr int64_t kMostPartBytes = int64_t{8} << 20;  // dividing ends where parts would take more
 constexpr int64_t kLeastPiece = 20000;                // cycles that are worth another task
 
-// Neighbouring rows of one sequence.
+// Of one part of a row.
+int64_t PartBytes(const AttentionShape& shape) {
+  return 4 * shape.heads * AttentionPartFloats(shape.head_size);
+}
+
+// Neighbouring rows of one sequence, as many as fit a tile.
 struct Segment {
   int32_t begin = 0, end = 0;
-  int32_t shortest = 0, longest = 0;
-  int32_t blocks_done = 0;         // by parts
-  std::vector<int32_t> last_slot;  // of each block that all its rows see whole
+  int32_t longest = 0;
+  int32_t common = 0;          // leading keys in the slots of the segment before it in its tile
+  std::vector<int32_t> probe;  // slots of its first key and of the last one of each block
 };
 
 class Planner {
@@ -26,61 +30,76 @@ class Planner {
         lengths_(lengths),
         runs_(runs),
         shape_(shape),
-        group_(shape.heads / shape.kv_heads) {}
+        group_(shape.heads / shape.kv_heads),
+        most_rows_(std::max<int64_t>(1, kAttentionRows / group_)) {}
 
   AttentionPlan Run() {
     plan_.part_count.assign(lengths_.size(), 0);
     plan_.first_part.assign(lengths_.size(), 0);
     FindSegments();
-    std::vector<size_t> few;  // segments whose rows do not fill a tile
-    for (size_t i = 0; i < segments_.size(); ++i) {
-      Segment& s = segments_[i];
-      if ((s.end - s.begin) * group_ * 2 > kAttentionRows || s.shortest < kKeyBlock) continue;
-      FindLastSlots(s);
-      few.push_back(i);
+    if (few_.size() > 1) Sort();
+    int64_t total = 0;
+    for (const auto* segments : {&full_, &few_}) total += Cost(*segments, 0, INT32_MAX);
+    most_cost_ = shape_.threads == 1 ? INT64_MAX / 2 : std::max(kLeastPiece, total / (3 * shape_.threads));
+    for (const Segment& s : full_) AddTile({&s, 1});
+    for (size_t begin = 0; begin < few_.size();) {
+      const size_t end = Gather(begin);
+      AddTile(std::span(few_).subspan(begin, end - begin));
+      begin = end;
     }
-    std::stable_sort(few.begin(), few.end(),
-                     [&](size_t a, size_t b) { return segments_[a].last_slot < segments_[b].last_slot; });
-    Share(few, 0);
-    Finish();
     for (size_t r = 0; r < lengths_.size(); ++r) {
       plan_.first_part[r] = static_cast<int32_t>(plan_.parts);
       plan_.parts += plan_.part_count[r];
     }
-    Order(plan_.parts_tiles);
-    Order(plan_.tiles);
+    plan_.parts_tiles = Ordered(parts_tiles_);
+    plan_.tiles = Ordered(tiles_);
     return std::move(plan_);
   }
 
  private:
+  using Costed = std::pair<int64_t, AttentionTile>;
+
   void FindSegments() {
-    const auto rows = static_cast<int32_t>(lengths_.size());
-    for (int32_t r = 0; r < rows; ++r) {
-      const auto i = static_cast<size_t>(r);
-      if (r == 0 || first_run_[i] != first_run_[i - 1])
-        segments_.push_back({.begin = r, .shortest = lengths_[i], .longest = lengths_[i]});
-      Segment& s = segments_.back();
-      s.end = r + 1;
-      s.shortest = std::min(s.shortest, lengths_[i]);
-      s.longest = std::max(s.longest, lengths_[i]);
+    const auto rows = static_cast<int64_t>(lengths_.size());
+    for (int64_t begin = 0; begin < rows;) {
+      int64_t end = begin + 1;
+      while (end < rows && first_run_[static_cast<size_t>(end)] == first_run_[static_cast<size_t>(begin)])
+        ++end;
+      const int64_t n = end - begin, pieces = (n + most_rows_ - 1) / most_rows_;
+      for (int64_t i = 0; i < pieces; ++i) {
+        Segment s{.begin = static_cast<int32_t>(begin + n * i / pieces),
+                  .end = static_cast<int32_t>(begin + n * (i + 1) / pieces)};
+        for (int32_t r = s.begin; r < s.end; ++r)
+          s.longest = std::max(s.longest, lengths_[static_cast<size_t>(r)]);
+        (2 * n > most_rows_ ? full_ : few_).push_back(std::move(s));
+      }
+      begin = end;
     }
   }
 
-  void FindLastSlots(Segment& s) const {
-    auto run = static_cast<size_t>(first_run_[static_cast<size_t>(s.begin)]);
-    int64_t before = 0;  // keys of the runs before `run`
-    for (int64_t last = kKeyBlock - 1; last < s.shortest; last += kKeyBlock) {
-      for (; before + runs_[run].count <= last; ++run) before += runs_[run].count;
-      s.last_slot.push_back(static_cast<int32_t>(runs_[run].start + last - before));
+  // Sequences that begin with the same slots side by side.
+  void Sort() {
+    for (Segment& s : few_) {
+      auto run = static_cast<size_t>(first_run_[static_cast<size_t>(s.begin)]);
+      int64_t before = 0;  // keys of the runs before `run`
+      for (int64_t at = 0; at < s.longest; at = RoundUp(at + 2, kKeyBlock) - 1) {
+        for (; before + runs_[run].count <= at; ++run) before += runs_[run].count;
+        s.probe.push_back(static_cast<int32_t>(runs_[run].start + at - before));
+      }
+    }
+    std::stable_sort(few_.begin(), few_.end(),
+                     [](const Segment& a, const Segment& b) { return a.probe < b.probe; });
+    for (size_t i = 1; i < few_.size(); ++i) {
+      if (few_[i].probe[0] == few_[i - 1].probe[0]) few_[i].common = Common(few_[i - 1], few_[i]);
     }
   }
 
-  // Leading keys that two sequences have in the same slots, up to `most`.
-  [[nodiscard]] int64_t Common(const Segment& a, const Segment& b, int64_t most) const {
+  // Leading keys that two sequences have in the same slots.
+  [[nodiscard]] int32_t Common(const Segment& a, const Segment& b) const {
+    const int32_t most = std::min(a.longest, b.longest);
     auto i = static_cast<size_t>(first_run_[static_cast<size_t>(a.begin)]);
     auto j = static_cast<size_t>(first_run_[static_cast<size_t>(b.begin)]);
-    if (i == j) return most;
-    int64_t common = 0, in_i = 0, in_j = 0;
+    int32_t common = 0, in_i = 0, in_j = 0;
     while (common < most) {
       if (in_i == runs_[i].count) {
         ++i, in_i = 0;
@@ -89,154 +108,112 @@ class Planner {
       } else if (runs_[i].start + in_i != runs_[j].start + in_j) {
         break;
       } else {
-        const int64_t n = std::min(runs_[i].count - in_i, runs_[j].count - in_j);
+        const int32_t n = std::min(runs_[i].count - in_i, runs_[j].count - in_j);
         common += n, in_i += n, in_j += n;
       }
     }
     return std::min(common, most);
   }
-  [[nodiscard]] int64_t CommonBlocks(const Segment& a, const Segment& b) const {
-    const auto most = static_cast<int64_t>(std::min(a.last_slot.size(), b.last_slot.size()));
-    int64_t same = 0;
-    while (same < most && a.last_slot[static_cast<size_t>(same)] == b.last_slot[static_cast<size_t>(same)])
-      ++same;
-    return Common(a, b, same * kKeyBlock) / kKeyBlock;
-  }
 
-  // Tiles of parts for segments, sorted by their slots, that share blocks from `from` on; the blocks before
-  // are shared by all of them.
-  void Share(std::span<const size_t> few, int64_t from) {
-    for (size_t i = 0; i < few.size();) {
-      int64_t common = 0;
-      size_t end = i + 1;
-      for (; end < few.size(); ++end) {
-        const int64_t next = CommonBlocks(segments_[few[end - 1]], segments_[few[end]]);
-        if (next <= from) break;
-        common = end == i + 1 ? next : std::min(common, next);
-      }
-      if (end - i > 1) {
-        std::vector<int32_t> rows;
-        for (size_t k = i; k < end; ++k) {
-          const Segment& s = segments_[few[k]];
-          for (int32_t r = s.begin; r < s.end; ++r) rows.push_back(r);
-        }
-        if (AddParts(rows, from, common)) {
-          for (size_t k = i; k < end; ++k) segments_[few[k]].blocks_done = static_cast<int32_t>(common);
-          Share(few.subspan(i, end - i), common);
-        }
-      }
-      i = end;
+  // About the cycles of the keys [from, to) of a tile: to fetch a key and lay it out for a KV head takes as
+  // long as a dozen query rows take with it.
+  [[nodiscard]] int64_t Cost(std::span<const Segment> tile, int64_t from, int64_t to) const {
+    int64_t sum = 0;
+    for (const Segment& s : tile) {
+      const int64_t end = std::min<int64_t>(to, s.longest);
+      sum += 12 * std::max<int64_t>(0, end - std::max<int64_t>(from, s.common)) +
+             (s.end - s.begin) * group_ * std::max<int64_t>(0, end - from);
     }
+    return sum * shape_.kv_heads * shape_.head_size / 24;
   }
 
-  // Parts of `rows` for the blocks [from, to). False: they would take too much memory.
-  bool AddParts(const std::vector<int32_t>& rows, int64_t from, int64_t to) {
-    const int64_t pieces =
-        Pieces(TileCost(static_cast<int64_t>(rows.size()), (to - from) * kKeyBlock), to - from);
-    const int64_t size = (to - from + pieces - 1) / pieces;
-    int64_t parts = 0;
-    for (int64_t b = from; b < to; b += size) parts += b == 0 ? 1 : std::min(size, to - b);
-    const int64_t bytes = AttentionPartFloats(shape_.head_size) * shape_.heads * 4;
-    if ((planned_parts_ + parts * static_cast<int64_t>(rows.size())) * bytes > kMostPartBytes) return false;
-    planned_parts_ += parts * static_cast<int64_t>(rows.size());
-    int32_t part = plan_.part_count[static_cast<size_t>(rows[0])];
-    for (int64_t b = from; b < to; b += size) {
-      const int64_t end = std::min(b + size, to);
-      AddTiles(rows, b, end, part, plan_.parts_tiles);
-      part += static_cast<int32_t>(b == 0 ? 1 : end - b);
+  // The end of a tile of segments from `begin` on: those that share keys, and others while that costs little.
+  [[nodiscard]] size_t Gather(size_t begin) {
+    few_[begin].common = 0;
+    int64_t rows = few_[begin].end - few_[begin].begin, cost = Cost({&few_[begin], 1}, 0, INT32_MAX);
+    size_t end = begin + 1;
+    for (; end < few_.size() && end - begin < kTileSequences; ++end) {
+      const Segment& next = few_[end];
+      rows += next.end - next.begin;
+      cost += Cost({&next, 1}, 0, INT32_MAX);
+      if (rows > most_rows_ || (next.common < 16 && cost > most_cost_)) break;
     }
-    for (const int32_t r : rows) plan_.part_count[static_cast<size_t>(r)] = part;
-    return true;
+    return end;
   }
 
-  void Finish() {
-    for (const Segment& s : segments_) {
-      const int64_t n = s.end - s.begin, most = std::max<int64_t>(1, kAttentionRows / group_),
-                    tiles = (n + most - 1) / most;
-      for (int64_t t = 0; t < tiles; ++t) {
-        std::vector<int32_t> rows(static_cast<size_t>(n * (t + 1) / tiles - n * t / tiles));
-        std::iota(rows.begin(), rows.end(), static_cast<int32_t>(s.begin + n * t / tiles));
-        int32_t longest = 0;
-        for (const int32_t r : rows) longest = std::max(longest, lengths_[static_cast<size_t>(r)]);
-        int64_t from = s.blocks_done;
-        const int64_t to = (longest + kKeyBlock - 1) / kKeyBlock;
-        const int64_t pieces =
-            Pieces(TileCost(static_cast<int64_t>(rows.size()), longest - from * kKeyBlock), to - from);
-        if (pieces > 1 && AddParts(rows, from, to - (to - from) / pieces)) from = to - (to - from) / pieces;
-        AddTiles(rows, from, to, -1, plan_.tiles);
-      }
+  void AddTile(std::span<const Segment> tile) {
+    std::vector<int32_t> rows;
+    int64_t longest = 0;
+    for (const Segment& s : tile) {
+      for (int32_t r = s.begin; r < s.end; ++r) rows.push_back(r);
+      longest = std::max<int64_t>(longest, s.longest);
     }
-  }
-
-  // Into how many pieces blocks are divided that cost as much.
-  [[nodiscard]] int64_t Pieces(int64_t cost, int64_t blocks) {
-    if (shape_.threads == 1) return 1;
-    if (total_ == 0) {
-      for (const Segment& s : segments_) total_ += TileCost(s.end - s.begin, (s.shortest + s.longest) / 2);
-    }
-    const int64_t piece = std::max(kLeastPiece, total_ / (3 * shape_.threads));
-    return std::clamp<int64_t>((cost + piece / 2) / piece, 1, blocks);
-  }
-
-  [[nodiscard]] int64_t TileCost(int64_t rows, int64_t keys) const {
-    return keys * shape_.kv_heads * (4 + rows * group_) * shape_.head_size / 24;
-  }
-
-  // Divides rows and heads so that a tile has at most kAttentionRows of their pairs.
-  void AddTiles(const std::vector<int32_t>& rows, int64_t from, int64_t to, int32_t part,
-                std::vector<AttentionTile>& tiles) {
     const auto n = static_cast<int64_t>(rows.size());
     const auto first = static_cast<int64_t>(plan_.tile_rows.size());
     plan_.tile_rows.insert(plan_.tile_rows.end(), rows.begin(), rows.end());
-    const int64_t most = std::max<int64_t>(1, kAttentionRows / group_), row_tiles = (n + most - 1) / most;
-    for (int64_t t = 0; t < row_tiles; ++t) {
-      const int64_t begin = n * t / row_tiles, count = n * (t + 1) / row_tiles - begin;
-      // Whole KV heads, or of a very large group the heads that fit.
-      const int64_t fit = kAttentionRows / (count * group_);
-      const int64_t heads = fit >= 1 ? std::min(fit, shape_.kv_heads) * group_ : kAttentionRows;
-      for (int64_t h = 0; h < shape_.heads;) {
-        const int64_t left = fit >= 1 ? shape_.heads - h : group_ - h % group_;
-        const int64_t end = h + std::min(heads, left);
-        tiles.push_back({.first_row = static_cast<int32_t>(first + begin),
-                         .rows = static_cast<int32_t>(count),
-                         .head_begin = static_cast<int32_t>(h),
-                         .head_end = static_cast<int32_t>(end),
-                         .block_begin = static_cast<int32_t>(from),
-                         .block_end = static_cast<int32_t>(to),
-                         .part = part});
-        h = end;
+    // Divided by KV heads first, which costs nothing, then by blocks.
+    const int64_t wanted = Pieces(Cost(tile, 0, longest)), fit = kAttentionRows / (n * group_);
+    const int64_t head_pieces =
+        fit == 0 ? shape_.kv_heads : std::clamp(wanted, (shape_.kv_heads + fit - 1) / fit, shape_.kv_heads);
+    const int64_t blocks = (longest + kKeyBlock - 1) / kKeyBlock,
+                  pieces = std::min((wanted + head_pieces - 1) / head_pieces, blocks);
+    const auto add = [&](int64_t from, int64_t to, int64_t part, std::vector<Costed>& tiles) {
+      const int64_t cost = Cost(tile, from * kKeyBlock, to * kKeyBlock) / head_pieces;
+      for (int64_t i = 0; i < head_pieces; ++i) {
+        const int64_t end = shape_.kv_heads * (i + 1) / head_pieces * group_;
+        for (int64_t h = shape_.kv_heads * i / head_pieces * group_; h < end; h += kAttentionRows) {
+          const AttentionTile of_heads{
+              .first_row = static_cast<int32_t>(first),
+              .rows = static_cast<int32_t>(n),
+              .head_begin = static_cast<int32_t>(h),
+              .head_end = static_cast<int32_t>(fit == 0 ? std::min(end, h + kAttentionRows) : end),
+              .block_begin = static_cast<int32_t>(from),
+              .block_end = static_cast<int32_t>(to),
+              .part = static_cast<int32_t>(part)};
+          tiles.emplace_back(cost, of_heads);
+          if (fit > 0) break;
+        }
+      }
+    };
+    int64_t from = 0;
+    if (const int64_t last = blocks - blocks / pieces; pieces > 1) {
+      // The first piece gives one part, the others one for each block.
+      const int64_t size = (last + pieces - 2) / (pieces - 1), parts = 1 + last - std::min(size, last);
+      if ((planned_parts_ + parts * n) * PartBytes(shape_) <= kMostPartBytes) {
+        planned_parts_ += parts * n;
+        int64_t part = 0;
+        for (int64_t b = 0; b < last; b += size) {
+          const int64_t end = std::min(b + size, last);
+          add(b, end, part, parts_tiles_);
+          part += b == 0 ? 1 : end - b;
+        }
+        for (const int32_t r : rows) plan_.part_count[static_cast<size_t>(r)] = static_cast<int32_t>(part);
+        from = last;
       }
     }
+    add(from, blocks, -1, tiles_);
   }
 
-  void Order(std::vector<AttentionTile>& tiles) {
-    std::vector<std::pair<int64_t, size_t>> order;
-    for (size_t i = 0; i < tiles.size(); ++i) {
-      const AttentionTile& t = tiles[i];
-      int64_t keys = 0;
-      for (int32_t r = t.first_row; r < t.first_row + t.rows; ++r) {
-        const int32_t row = plan_.tile_rows[static_cast<size_t>(r)];
-        keys += std::clamp<int64_t>(lengths_[static_cast<size_t>(row)] - t.block_begin * kKeyBlock, 0,
-                                    (t.block_end - t.block_begin) * kKeyBlock);
-      }
-      const int64_t heads = t.head_end - t.head_begin;
-      const int64_t cost =
-          (keys * heads + 4 * (keys / t.rows) * ((heads + group_ - 1) / group_)) * shape_.head_size / 24;
-      order.emplace_back(-cost, i);
-      plan_.cost += cost;
-    }
-    std::sort(order.begin(), order.end());
+  [[nodiscard]] int64_t Pieces(int64_t cost) const {
+    return std::max<int64_t>(1, (cost + most_cost_ / 2) / most_cost_);
+  }
+
+  // The longest first.
+  std::vector<AttentionTile> Ordered(std::vector<Costed>& tiles) {
+    std::stable_sort(tiles.begin(), tiles.end(),
+                     [](const Costed& a, const Costed& b) { return a.first > b.first; });
     std::vector<AttentionTile> sorted;
-    for (const auto& [cost, i] : order) sorted.push_back(tiles[i]);
-    tiles = std::move(sorted);
+    for (const auto& [cost, tile] : tiles) sorted.push_back(tile), plan_.cost += cost;
+    return sorted;
   }
 
   const std::span<const int32_t> first_run_, lengths_;
   const std::span<const KvRun> runs_;
   const AttentionShape shape_;
-  const int64_t group_;
-  std::vector<Segment> segments_;
-  int64_t total_ = 0;
+  const int64_t group_, most_rows_;
+  std::vector<Segment> full_, few_;  // whose rows fill a tile alone, and others
+  std::vector<Costed> parts_tiles_, tiles_;
+  int64_t most_cost_ = 0;  // of a piece
   int64_t planned_parts_ = 0;
   AttentionPlan plan_;
 };
@@ -246,6 +223,12 @@ class Planner {
 AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
                             std::span<const KvRun> runs, const AttentionShape& shape) {
   return Planner(first_run, lengths, runs, shape).Run();
+}
+
+int64_t AttentionWorkBytes(const AttentionShape& shape, int64_t rows, int64_t keys) {
+  int64_t bytes = 4 * shape.threads * AttentionScratch(shape.head_size);
+  if (shape.threads > 1) bytes += std::min(kMostPartBytes, rows * (keys / kKeyBlock) * PartBytes(shape));
+  return bytes;
 }
 
 AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,

@@ -1,10 +1,10 @@
 #pragma once
 // How the attention of a batch is divided into tiles (kernels.h), for all layers of a forward.
 //
-// Neighbouring rows of one sequence share the loads of K and V. Sequences that begin with the same slots (a
-// group's prompt) go through those blocks together: what they give is a part of each of their rows. Blocks of
-// long rows are divided over threads, as parts too, where there are few tiles. No choice made here changes a
-// result. Pure; no LibTorch.
+// Neighbouring rows of one sequence share the loads of K and V, and so do sequences that begin with the same
+// slots (a group's prompt), which stand in one tile. Tiles are divided over threads by KV heads and then by
+// blocks, where a part of each row is what the first blocks give. No choice made here changes a result. Pure;
+// no LibTorch.
 
 #include <cstdint>
 #include <span>
@@ -22,7 +22,7 @@ struct AttentionShape {
 
 struct AttentionPlan {
   std::vector<int32_t> tile_rows;
-  // Those that write parts run before those that finish rows; inside of each any order is right, and this one
+  // Those that write parts run before those that finish rows; among each any order is right, and this one
   // has the longest first.
   std::vector<AttentionTile> parts_tiles, tiles;
   std::vector<int32_t> first_part, part_count;  // [rows]
@@ -33,6 +33,10 @@ struct AttentionPlan {
 // first_run, lengths: [rows], as in AttentionArgs.
 AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
                             std::span<const KvRun> runs, const AttentionShape& shape);
+
+// What the forward takes beside its rows, at most: scratch of each thread, and parts. keys: of one row, at
+// most.
+int64_t AttentionWorkBytes(const AttentionShape& shape, int64_t rows, int64_t keys);
 
 // The backward's cells, of each KV head. A cell runs after the cells that it waits for: those before it of
 // the same tiles, and of the same slots. Other cells may run at the same time, in any order, with the same

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/attention_plan.h"
 #include "core/model/kernels/kernels.h"
 #include "core/model/layout.h"
 
@@ -10,6 +11,10 @@ namespace {
 
 constexpr int64_t kEngineHeadRows = 128;                // core/engine/engine_step.cc
 constexpr int64_t kProductElements = int64_t{8} << 20;  // core/model/decoder_backward.cc
+
+AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
+  return {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size, .threads = threads};
+}
 
 // Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their
 // outputs, the router's probabilities, and the choice with its weights and places.
@@ -80,6 +85,8 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
+  use.workspace += AttentionWorkBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens) +
+                   4 * sizes.threads * AttentionBackwardScratch(s.head_size);
   if (OwnProducts(w == 4)) {
     use.workspace += sizes.threads * 4 * MultiplyBackScratch();
   } else {  // it may lay a matrix out anew, the largest one at worst
@@ -101,7 +108,9 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   const int64_t row =
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
-  use.workspace = std::min(sizes.rows, sizes.kv_tokens) * row + kEngineHeadRows * s.vocab_size * (w + 4);
+  const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
+                  AttentionWorkBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;
 }
 

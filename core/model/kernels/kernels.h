@@ -62,8 +62,9 @@ struct RotaryArgs {
 // computed of a row elsewhere: of its first blocks together, or of one later block.
 inline constexpr int64_t kKeyBlock = 128;
 inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
+inline constexpr int64_t kTileSequences = 16;  // of a tile's rows, at most
 struct AttentionTile {
-  int32_t first_row = 0, rows = 0;         // in AttentionArgs::tile_rows; all have the slots of these blocks
+  int32_t first_row = 0, rows = 0;         // in AttentionArgs::tile_rows; those of a sequence side by side
   int32_t head_begin = 0, head_end = 0;    // query heads: of whole KV heads, or some of one
   int32_t block_begin = 0, block_end = 0;  // keys that a row does not see are passed over
   // -1: folds the rows' parts and these blocks, writes out and lse. 0: writes part 0 of its rows, with
@@ -236,7 +237,8 @@ inline int64_t MultiplyBackScratch() {
   return kBackColumns * kBackTerms + kBackRows * kBackColumns + 8 * kBackTerms + 64;
 }
 inline int64_t AttentionScratch(int64_t head_size) {
-  return (2 * kKeyBlock + 2 * kAttentionRows) * RoundUp(head_size, 16) + 48 * kKeyBlock + 1024;
+  return (2 * kKeyBlock + 2 * kAttentionRows) * RoundUp(head_size, 16) +
+         (48 + 2 * kTileSequences) * kKeyBlock + 1024;
 }
 inline int64_t AttentionPartFloats(int64_t head_size) { return RoundUp(head_size, 16) + 16; }
 inline int64_t AttentionBackwardScratch(int64_t head_size) {

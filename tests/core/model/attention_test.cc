@@ -210,11 +210,11 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
   constexpr double kRounding =
       std::is_same_v<T, float> ? 1e-5 : 8e-3;  // float32 sums; rounded weights and result
   for (const Isa isa : EverySet()) {
-    for (uint64_t seed = 0; seed < 12; ++seed) {
+    for (uint64_t seed = 0; seed < 24; ++seed) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
       Rng rng(seed);
       const Shape s = RandomShape(rng);
-      const Rows rows = RandomPages(rng, 500);
+      const Rows rows = RandomPages(rng, seed % 3 == 0 ? 90 : 500);
       Memory<T> m(rows, s, rng);
       const AttentionPlan plan =
           PlanAttention(rows.first_run, rows.lengths, rows.runs,
@@ -289,13 +289,22 @@ TEST(AttentionPlanTest, AGroupGoesThroughItsPromptOnce) {
     rows.first_run.push_back(first);
     rows.lengths.push_back(1005);
   }
-  const AttentionPlan plan = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
-  ASSERT_EQ(plan.parts_tiles.size(), 1U);
-  EXPECT_EQ(plan.parts_tiles[0].rows, 8);
-  EXPECT_EQ(plan.parts_tiles[0].block_end, 1000 / kKeyBlock);
-  ASSERT_EQ(plan.tiles.size(), 8U);
-  for (const AttentionTile& tile : plan.tiles) EXPECT_EQ(tile.block_begin, 1000 / kKeyBlock);
-  EXPECT_EQ(plan.parts, 8);
+  const AttentionPlan one = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
+  ASSERT_EQ(one.tiles.size(), 1U);
+  EXPECT_EQ(one.tiles[0].rows, 8);
+  EXPECT_EQ(one.parts, 0);
+  // Two threads: tiles of one KV head each, and of their first blocks and their last ones.
+  const AttentionPlan two = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
+  ASSERT_EQ(two.tiles.size(), 3U);
+  ASSERT_EQ(two.parts_tiles.size(), 3U);
+  for (const auto* tiles : {&two.tiles, &two.parts_tiles}) {
+    for (const AttentionTile& tile : *tiles) {
+      EXPECT_EQ(tile.rows, 8);
+      EXPECT_EQ(tile.head_end - tile.head_begin, 3);
+    }
+  }
+  EXPECT_EQ(two.tiles[0].block_begin, two.parts_tiles[0].block_end);
+  EXPECT_EQ(two.parts, 8);
 }
 
 TEST(AttentionPlanTest, PartsStayBounded) {
