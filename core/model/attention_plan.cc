@@ -18,8 +18,8 @@ int64_t PartBytes(const AttentionShape& shape) {
 struct Segment {
   int32_t begin = 0, end = 0;
   int32_t longest = 0;
-  int32_t common = 0;          // leading keys in the slots of the segment before it in its tile
-  std::vector<int32_t> probe;  // slots of its first key and of the last one of each block
+  int32_t first_slot = 0;
+  int32_t common = 0;  // leading keys in the slots of the segment before it in its tile
 };
 
 class Planner {
@@ -40,7 +40,7 @@ class Planner {
     if (few_.size() > 1) Sort();
     int64_t total = 0;
     for (const auto* segments : {&full_, &few_}) total += Cost(*segments, 0, INT32_MAX);
-    most_cost_ = shape_.threads == 1 ? INT64_MAX / 2 : std::max(kLeastPiece, total / (3 * shape_.threads));
+    most_cost_ = shape_.threads == 1 ? INT64_MAX / 2 : std::max(kLeastPiece, total / (4 * shape_.threads));
     for (const Segment& s : full_) AddTile({&s, 1});
     for (size_t begin = 0; begin < few_.size();) {
       const size_t end = Gather(begin);
@@ -71,26 +71,23 @@ class Planner {
                   .end = static_cast<int32_t>(begin + n * (i + 1) / pieces)};
         for (int32_t r = s.begin; r < s.end; ++r)
           s.longest = std::max(s.longest, lengths_[static_cast<size_t>(r)]);
-        (2 * n > most_rows_ ? full_ : few_).push_back(std::move(s));
+        (2 * n > most_rows_ ? full_ : few_).push_back(s);
       }
       begin = end;
     }
   }
 
-  // Sequences that begin with the same slots side by side.
+  // Sequences that begin with the same slot side by side.
   void Sort() {
     for (Segment& s : few_) {
       auto run = static_cast<size_t>(first_run_[static_cast<size_t>(s.begin)]);
-      int64_t before = 0;  // keys of the runs before `run`
-      for (int64_t at = 0; at < s.longest; at = RoundUp(at + 2, kKeyBlock) - 1) {
-        for (; before + runs_[run].count <= at; ++run) before += runs_[run].count;
-        s.probe.push_back(static_cast<int32_t>(runs_[run].start + at - before));
-      }
+      while (runs_[run].count == 0) ++run;
+      s.first_slot = runs_[run].start;
     }
     std::stable_sort(few_.begin(), few_.end(),
-                     [](const Segment& a, const Segment& b) { return a.probe < b.probe; });
+                     [](const Segment& a, const Segment& b) { return a.first_slot < b.first_slot; });
     for (size_t i = 1; i < few_.size(); ++i) {
-      if (few_[i].probe[0] == few_[i - 1].probe[0]) few_[i].common = Common(few_[i - 1], few_[i]);
+      if (few_[i].first_slot == few_[i - 1].first_slot) few_[i].common = Common(few_[i - 1], few_[i]);
     }
   }
 
@@ -115,16 +112,20 @@ class Planner {
     return std::min(common, most);
   }
 
-  // About the cycles of the keys [from, to) of a tile: to fetch a key and lay it out for a KV head takes as
-  // long as a dozen query rows take with it.
+  // About the cycles of the keys [from, to) of a tile, as measured on a Zen 5 with AVX-512: of each block
+  // that a sequence does not share, of fetching a key and laying it out, and of each row that meets it.
   [[nodiscard]] int64_t Cost(std::span<const Segment> tile, int64_t from, int64_t to) const {
-    int64_t sum = 0;
+    constexpr int64_t kBlock = 500, kKey = 40, kRow = 3, kMeasuredSize = 48;
+    int64_t blocks = 0, keys = 0;
     for (const Segment& s : tile) {
-      const int64_t end = std::min<int64_t>(to, s.longest);
-      sum += 12 * std::max<int64_t>(0, end - std::max<int64_t>(from, s.common)) +
-             (s.end - s.begin) * group_ * std::max<int64_t>(0, end - from);
+      const int64_t end = std::min<int64_t>(to, s.longest), own = std::max<int64_t>(from, s.common);
+      if (end > own) {
+        blocks += (end - 1) / kKeyBlock - own / kKeyBlock + 1;
+        keys += kKey * (end - own);
+      }
+      if (end > from) keys += kRow * (s.end - s.begin) * group_ * (end - from);
     }
-    return sum * shape_.kv_heads * shape_.head_size / 24;
+    return shape_.kv_heads * (blocks * kBlock + keys * shape_.head_size / kMeasuredSize);
   }
 
   // The end of a tile of segments from `begin` on: those that share keys, and others while that costs little.
@@ -225,10 +226,8 @@ AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const 
   return Planner(first_run, lengths, runs, shape).Run();
 }
 
-int64_t AttentionWorkBytes(const AttentionShape& shape, int64_t rows, int64_t keys) {
-  int64_t bytes = 4 * shape.threads * AttentionScratch(shape.head_size);
-  if (shape.threads > 1) bytes += std::min(kMostPartBytes, rows * (keys / kKeyBlock) * PartBytes(shape));
-  return bytes;
+int64_t AttentionPartBytes(const AttentionShape& shape, int64_t rows, int64_t keys) {
+  return shape.threads == 1 ? 0 : std::min(kMostPartBytes, rows * (keys / kKeyBlock) * PartBytes(shape));
 }
 
 AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,

@@ -34,9 +34,8 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
                             std::span<const KvRun> runs, const AttentionShape& shape);
 
-// What the forward takes beside its rows, at most: scratch of each thread, and parts. keys: of one row, at
-// most.
-int64_t AttentionWorkBytes(const AttentionShape& shape, int64_t rows, int64_t keys);
+// What parts of rows that threads share take, at most. keys: of one row, at most.
+int64_t AttentionPartBytes(const AttentionShape& shape, int64_t rows, int64_t keys);
 
 // The backward's cells, of each KV head. A cell runs after the cells that it waits for: those before it of
 // the same tiles, and of the same slots. Other cells may run at the same time, in any order, with the same

@@ -46,7 +46,8 @@ void RunTiles(const AttentionPlan& plan, const std::function<void(const Attentio
       tile(plan.tiles[i - parts], thread);
     }
   };
-  if (threads <= 1 || plan.cost < 60000) return work(0);  // cycles: what it takes to wake another thread
+  if (threads <= 1 || plan.cost < 30000)
+    return work(0);  // cycles: twice what it takes to wake another thread
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) work(thread);
   });
@@ -189,13 +190,25 @@ void Decoder::Impl::Multiply(at::Tensor& out, const at::Tensor& x, const at::Ten
 
 void Decoder::Impl::ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
                                     const std::function<void(int64_t, int64_t, float*)>& body) const {
-  const auto threads = static_cast<size_t>(at::get_num_threads());
-  if (space.size() < threads) space.resize(threads);
+  ReserveSpaces();
   ParallelItems((items + unit - 1) / unit, unit * cost, [&](int64_t begin, int64_t end) {
-    std::vector<float>& mine = space[static_cast<size_t>(at::get_thread_num())];
-    if (static_cast<int64_t>(mine.size()) < floats) mine.resize(static_cast<size_t>(floats));
-    body(begin * unit, std::min(items, end * unit), mine.data());
+    body(begin * unit, std::min(items, end * unit), Space(at::get_thread_num(), floats));
   });
+}
+
+void Decoder::Impl::ReserveSpaces() const {
+  const auto threads = static_cast<size_t>(at::get_num_threads());
+  if (spaces.size() < threads) spaces.resize(threads);
+}
+
+float* Decoder::Impl::Space(int64_t thread, int64_t floats) const {
+  constexpr size_t kLine = 64;
+  std::vector<float>& mine = spaces[static_cast<size_t>(thread)];
+  const size_t want = static_cast<size_t>(floats) + kLine / sizeof(float);
+  if (mine.size() < want) mine.resize(want);
+  void* p = mine.data();
+  size_t bytes = mine.size() * sizeof(float);
+  return static_cast<float*>(std::align(kLine, bytes - kLine, p, bytes));
 }
 
 int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
@@ -269,7 +282,6 @@ void Decoder::Impl::PlanBatch(const RaggedBatch& batch) {
       plan.parts == 0
           ? at::Tensor()
           : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
-  attention_scratch = scratch.Take({threads, AttentionScratch(spec.head_size)}, at::kFloat);
 }
 
 template <typename T>
@@ -340,8 +352,9 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                                    .parts = Ptr<float>(attention_parts),
                                    .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
+  ReserveSpaces();
   RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
-    kernels.attention(tile, attention, Ptr<float>(attention_scratch) + thread * attention_scratch.size(1));
+    kernels.attention(tile, attention, Space(thread, AttentionScratch(spec.head_size)));
   });
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
@@ -538,14 +551,14 @@ void Decoder::ReleaseScratch() {
   impl_->idle.clear();
   impl_->logits = at::Tensor();
   impl_->weight_gradient = at::Tensor();
-  impl_->space.clear();
+  impl_->spaces.clear();
 }
 
 int64_t Decoder::held_bytes() const {
   const Impl& m = *impl_;
   int64_t sum = m.scratch.bytes();
   for (const auto& arena : m.idle) sum += arena->bytes();
-  for (const auto& of_thread : m.space) sum += static_cast<int64_t>(of_thread.size() * sizeof(float));
+  for (const auto& of_thread : m.spaces) sum += static_cast<int64_t>(of_thread.size() * sizeof(float));
   for (const at::Tensor* t : {&m.logits, &m.weight_gradient})
     if (t->defined()) sum += static_cast<int64_t>(t->nbytes());
   return sum;

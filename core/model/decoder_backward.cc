@@ -270,8 +270,6 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   const int64_t head_floats = RoundUp(spec.head_size, 16);
   at::Tensor dq = scratch.Take({backward_plan.lanes, spec.kv_heads, head_floats}, at::kFloat),
              dkv = scratch.Take({2, spec.kv_heads, rows, head_floats}, at::kFloat);
-  const int64_t threads = at::get_num_threads(), space = AttentionBackwardScratch(spec.head_size);
-  at::Tensor attention_space = scratch.Take({threads, space}, at::kFloat);
   const AttentionBackwardArgs<T> args{.forward = {.heads = spec.heads,
                                                   .kv_heads = spec.kv_heads,
                                                   .head_size = spec.head_size,
@@ -293,9 +291,10 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
                                       .dk = Ptr<float>(dkv),
                                       .dv = Ptr<float>(dkv) + spec.kv_heads * rows * head_floats,
                                       .dqkv = Ptr<T>(dqkv)};
+  ReserveSpaces();
   RunCells(backward_plan, spec.kv_heads, [&](int64_t cell, int64_t kv, int64_t thread) {
     kernels.attention_backward(backward_plan.cells[static_cast<size_t>(cell)], kv, args,
-                               Ptr<float>(attention_space) + thread * space);
+                               Space(thread, AttentionBackwardScratch(spec.head_size)));
   });
   if (spec.qk_norm) {
     const HeadNormBackwardArgs<T> head{.heads = spec.heads,

@@ -153,11 +153,11 @@ struct Decoder::Impl {
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
   at::Tensor logits;                                   // reused when nobody holds it any more
   at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
-  mutable std::vector<std::vector<float>> space;       // of each thread, for a product
+  mutable std::vector<std::vector<float>> spaces;      // of each thread, for a product or attention
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
   AttentionPlan plan;                                  // of the batch that is going through the blocks
   AttentionBackwardPlan backward_plan;
-  at::Tensor attention_parts, attention_scratch;  // float32; the latter a row for each thread
+  at::Tensor attention_parts;  // float32
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
     return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
@@ -172,6 +172,9 @@ struct Decoder::Impl {
   // own.
   void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
                        const std::function<void(int64_t, int64_t, float*)>& body) const;
+  // `floats` of a thread's own, aligned to a cache line, after ReserveSpaces().
+  float* Space(int64_t thread, int64_t floats) const;
+  void ReserveSpaces() const;
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;

@@ -85,13 +85,14 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
-  use.workspace += AttentionWorkBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens) +
-                   4 * sizes.threads * AttentionBackwardScratch(s.head_size);
+  int64_t space = std::max(AttentionScratch(s.head_size), AttentionBackwardScratch(s.head_size));
   if (OwnProducts(w == 4)) {
-    use.workspace += sizes.threads * 4 * MultiplyBackScratch();
+    space = std::max(space, MultiplyBackScratch());
   } else {  // it may lay a matrix out anew, the largest one at worst
     use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
   }
+  use.workspace +=
+      4 * sizes.threads * space + AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;
 }
 
@@ -110,7 +111,8 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
   const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
-                  AttentionWorkBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
+                  4 * sizes.threads * AttentionScratch(s.head_size) +
+                  AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;
 }
 

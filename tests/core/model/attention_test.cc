@@ -293,18 +293,20 @@ TEST(AttentionPlanTest, AGroupGoesThroughItsPromptOnce) {
   ASSERT_EQ(one.tiles.size(), 1U);
   EXPECT_EQ(one.tiles[0].rows, 8);
   EXPECT_EQ(one.parts, 0);
-  // Two threads: tiles of one KV head each, and of their first blocks and their last ones.
+  // Two threads: tiles of one KV head each, and parts for their first blocks.
   const AttentionPlan two = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
   ASSERT_EQ(two.tiles.size(), 3U);
-  ASSERT_EQ(two.parts_tiles.size(), 3U);
+  ASSERT_GT(two.parts_tiles.size(), 0U);
+  ASSERT_EQ(two.parts_tiles.size() % 3, 0U);
+  int64_t blocks = 0;
   for (const auto* tiles : {&two.tiles, &two.parts_tiles}) {
     for (const AttentionTile& tile : *tiles) {
       EXPECT_EQ(tile.rows, 8);
       EXPECT_EQ(tile.head_end - tile.head_begin, 3);
+      blocks += tile.block_end - tile.block_begin;
     }
   }
-  EXPECT_EQ(two.tiles[0].block_begin, two.parts_tiles[0].block_end);
-  EXPECT_EQ(two.parts, 8);
+  EXPECT_EQ(blocks, 3 * ((1005 + kKeyBlock - 1) / kKeyBlock)) << "every block of a KV head once";
 }
 
 TEST(AttentionPlanTest, PartsStayBounded) {
