@@ -7,7 +7,7 @@
 namespace tidepool::cuda {
 namespace {
 
-using Runs = std::span<const model::KvRun>;
+using Runs = std::span<const device::KvRun>;
 
 struct Place {  // the run that holds a position, and the position of its first key
   int32_t run = 0, position = 0;

@@ -1,7 +1,7 @@
 #pragma once
 // Which rows of a batch are attended together: plans made on the host, read by the attention kernels.
 //
-// A row attends to slots over runs (core/model/kernels/kernels.h). Reading keys and values is what decode
+// A row attends to slots over runs (core/device/cpu/kernels.h). Reading keys and values is what decode
 // costs, so rows whose keys of a partition lie in the same slots (samples of one prompt) share one pass over
 // them; and rows of one sequence share a pass in prefill and training. Which rows share is no part of a row's
 // result. Pure functions; thread-safe.
@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "core/model/kv_run.h"
+#include "core/device/kv_run.h"
 
 namespace tidepool::cuda {
 
@@ -34,7 +34,7 @@ struct DecodePlan {
 // first_run, lengths: [rows]. Rows whose partition is full and lies in the same slots are one item. Time
 // grows with the runs of all rows.
 DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                      std::span<const model::KvRun> runs);
+                      std::span<const device::KvRun> runs);
 
 // Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
 // first, so that the device is not left with one of them at the end.

@@ -15,11 +15,11 @@
 
 #include <cstdint>
 
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
 namespace tidepool::cuda {
 
-using model::BF16;
+using device::BF16;
 
 struct Grid {
   const char* name = "";        // the kernel, for messages of the emulation

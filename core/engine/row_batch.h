@@ -37,7 +37,7 @@ class RowBatch {
   std::vector<int32_t> slots_;
   std::vector<int32_t> first_run_;
   std::vector<int32_t> lengths_;
-  std::vector<model::KvRun> runs_;
+  std::vector<device::KvRun> runs_;
 };
 
 }  // namespace tidepool::engine

@@ -30,7 +30,7 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
   at::parallel_for(0, items, grain, body);
 }
 
-void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile) {
+void RunTiles(const device::AttentionPlan& plan, const std::function<void(const device::AttentionTile&, int64_t)>& tile) {
   const size_t parts = plan.parts_tiles.size(), all = parts + plan.tiles.size();
   const auto threads = std::min(at::get_num_threads(), static_cast<int>(all));
   std::atomic<size_t> next = 0, parts_done = 0;
@@ -60,7 +60,7 @@ at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
   while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].bytes().size()) ++chunk_, used_ = 0;
   if (chunk_ == chunks_.size()) {
     constexpr size_t kChunk = size_t{32} << 20;
-    StatusOr<PageBuffer> chunk = PageBuffer::Create(std::max(bytes, kChunk));
+    StatusOr<device::PageBuffer> chunk = device::PageBuffer::Create(std::max(bytes, kChunk));
     TP_CHECK(chunk.ok()) << "activations: " << chunk.status().ToString();
     chunks_.push_back(std::move(chunk).value());
     used_ = 0;
@@ -72,7 +72,7 @@ at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
 
 int64_t ActivationArena::bytes() const {
   int64_t sum = 0;
-  for (const PageBuffer& chunk : chunks_) sum += static_cast<int64_t>(chunk.bytes().size());
+  for (const device::PageBuffer& chunk : chunks_) sum += static_cast<int64_t>(chunk.bytes().size());
   return sum;
 }
 
@@ -81,7 +81,7 @@ Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
       spec(w.spec()),
       options(o),
       wide(w.dtype() == DType::kFloat32),
-      own_products(OwnProducts(wide)) {
+      own_products(device::OwnProducts(wide)) {
   const std::vector<Parameter>& layout = w.layout();
   for (size_t i = 0; i < layout.size(); ++i) {
     parameters.push_back(w.Get(static_cast<int64_t>(i)));
@@ -168,19 +168,19 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
 void Decoder::Impl::Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const {
   if (own_products) {
     const auto multiply = [&]<typename T>(T) {
-      const MultiplyArgs<T> args{.rows = x.size(0),
+      const device::MultiplyArgs<T> args{.rows = x.size(0),
                                  .n = w.size(0),
                                  .k = w.size(1),
                                  .x = Ptr<T>(x),
                                  .w = Ptr<T>(w),
                                  .y = Ptr<T>(out)};
       ParallelProduct(args.n, /*unit=*/8, args.rows * args.k,
-                      Kernels<T>().product.multiply_scratch(args.rows, args.k),
+                      device::Kernels<T>().product.multiply_scratch(args.rows, args.k),
                       [&](int64_t begin, int64_t end, float* scratch) {
-                        Kernels<T>().product.multiply(begin, end, args, scratch);
+                        device::Kernels<T>().product.multiply(begin, end, args, scratch);
                       });
     };
-    wide ? multiply(float{}) : multiply(BF16{});
+    wide ? multiply(float{}) : multiply(device::BF16{});
   } else if (options.row_blocks != nullptr) {
     options.row_blocks->Multiply(out, x, w.t());
   } else {
@@ -269,19 +269,19 @@ void Decoder::Impl::AddBias(int64_t bias, int64_t padded, at::Tensor& x) const {
   if (bias < 0) return;
   const int64_t n = x.size(1);
   ParallelItems(padded, 2 * n, [&](int64_t begin, int64_t end) {
-    Kernels<T>().add_bias(begin, end, n, Ptr<T>(parameters[static_cast<size_t>(bias)]), Ptr<T>(x));
+    device::Kernels<T>().add_bias(begin, end, n, Ptr<T>(parameters[static_cast<size_t>(bias)]), Ptr<T>(x));
   });
 }
 
 void Decoder::Impl::PlanBatch(const RaggedBatch& batch) {
   const int64_t threads = at::get_num_threads();
-  plan = PlanAttention(
+  plan = device::PlanAttention(
       batch.first_run, batch.lengths, batch.runs,
       {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .threads = threads});
   attention_parts =
       plan.parts == 0
           ? at::Tensor()
-          : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
+          : scratch.Take({plan.parts, spec.heads, device::AttentionPartFloats(spec.head_size)}, at::kFloat);
 }
 
 template <typename T>
@@ -300,14 +300,14 @@ void Decoder::Impl::Embed(const RaggedBatch& batch, int64_t padded, T* x) const 
 template <typename T>
 void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b,
                           const T* x_before, const T* add, T* k, T* v) {
-  const KernelTable<T>& kernels = Kernels<T>();
+  const device::KernelTable<T>& kernels = device::Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
   const int64_t d = spec.hidden_size, ff = spec.intermediate_size;
   const auto rows = static_cast<int64_t>(batch.ids.size());
   const auto eps = static_cast<float>(spec.rms_norm_eps);
 
-  const RmsNormArgs<T> norm1{.d = d,
+  const device::RmsNormArgs<T> norm1{.d = d,
                              .x = x_before,
                              .add = add,
                              .x_out = Ptr<T>(b.x),
@@ -319,7 +319,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   at::Tensor qkv = b.qkv, out = b.out, gate_up = b.gate_up;
   Multiply(qkv, b.norm, parameters[static_cast<size_t>(w.qkv)]);
 
-  const RotaryArgs<T> rotary{.heads = spec.heads,
+  const device::RotaryArgs<T> rotary{.heads = spec.heads,
                              .kv_heads = spec.kv_heads,
                              .head_size = spec.head_size,
                              .qkv = Ptr<T>(qkv),
@@ -337,7 +337,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   ParallelItems(rows, 4 * qkv_width(),
                 [&](int64_t begin, int64_t end) { kernels.rotary(begin, end, rotary); });
 
-  const AttentionArgs<T> attention{.heads = spec.heads,
+  const device::AttentionArgs<T> attention{.heads = spec.heads,
                                    .kv_heads = spec.kv_heads,
                                    .head_size = spec.head_size,
                                    .q = Ptr<T>(b.q),
@@ -353,8 +353,8 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                                    .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
   ReserveSpaces();
-  RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
-    kernels.attention(tile, attention, Space(thread, AttentionScratch(spec.head_size)));
+  RunTiles(plan, [&](const device::AttentionTile& tile, int64_t thread) {
+    kernels.attention(tile, attention, Space(thread, device::AttentionScratch(spec.head_size)));
   });
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
@@ -362,7 +362,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   Multiply(out, b.a, parameters[static_cast<size_t>(w.o)]);
   AddBias<T>(w.o_bias, padded, out);
 
-  const RmsNormArgs<T> norm2{.d = d,
+  const device::RmsNormArgs<T> norm2{.d = d,
                              .x = Ptr<T>(b.x),
                              .add = Ptr<T>(out),
                              .x_out = Ptr<T>(b.x_mid),
@@ -387,15 +387,15 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
 // The backward recomputes blocks.
 template void Decoder::Impl::Block<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&,
                                           const float*, const float*, float*, float*);
-template void Decoder::Impl::Block<BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&,
-                                         const BF16*, const BF16*, BF16*, BF16*);
+template void Decoder::Impl::Block<device::BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&,
+                                         const device::BF16*, const device::BF16*, device::BF16*, device::BF16*);
 
 template <typename T>
 at::Tensor Decoder::Impl::FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out,
                                     float* rstd) const {
   at::Tensor hidden =
       at::empty({padded, spec.hidden_size}, at::TensorOptions().dtype(wide ? at::kFloat : at::kBFloat16));
-  const RmsNormArgs<T> args{.d = spec.hidden_size,
+  const device::RmsNormArgs<T> args{.d = spec.hidden_size,
                             .x = x,
                             .add = add,
                             .x_out = x_out,
@@ -404,7 +404,7 @@ at::Tensor Decoder::Impl::FinalNorm(int64_t rows, int64_t padded, const T* x, co
                             .out = Ptr<T>(hidden),
                             .rstd = rstd};
   ParallelItems(padded, 6 * spec.hidden_size,
-                [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, args); });
+                [&](int64_t begin, int64_t end) { device::Kernels<T>().rms_norm(begin, end, args); });
   return hidden.narrow(0, 0, rows);
 }
 
@@ -489,7 +489,7 @@ Decoder::~Decoder() = default;
 at::Tensor Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
   impl_->CheckBatch(batch);
   for (const int32_t p : batch.positions) impl_->EnsurePositions(int64_t{p} + 1);
-  return impl_->wide ? impl_->Forward<float>(batch, kv) : impl_->Forward<BF16>(batch, kv);
+  return impl_->wide ? impl_->Forward<float>(batch, kv) : impl_->Forward<device::BF16>(batch, kv);
 }
 
 at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
@@ -542,7 +542,7 @@ std::pair<at::Tensor, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batc
   }
   saved->owner = &m;
   at::Tensor hidden =
-      m.wide ? m.ForwardTraining<float>(batch, *saved) : m.ForwardTraining<BF16>(batch, *saved);
+      m.wide ? m.ForwardTraining<float>(batch, *saved) : m.ForwardTraining<device::BF16>(batch, *saved);
   return {std::move(hidden), std::move(saved)};
 }
 

@@ -39,7 +39,7 @@ void AddInFloat32(const at::Tensor& dy, const at::Tensor& x, float* to) {
 
 }  // namespace
 
-void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
+void RunCells(const device::AttentionBackwardPlan& plan, int64_t kv_heads,
               const std::function<void(int64_t, int64_t, int64_t)>& body) {
   const auto cells = static_cast<int64_t>(plan.cells.size());
   std::mutex mu;
@@ -87,7 +87,7 @@ std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) 
     int64_t left = batch.lengths[static_cast<size_t>(r)], lo = r, hi = r;
     for (auto i = static_cast<size_t>(batch.first_run[static_cast<size_t>(r)]); left > 0; ++i) {
       TP_CHECK(i < batch.runs.size()) << "row " << r << ": its runs end before its length";
-      const KvRun& run = batch.runs[i];
+      const device::KvRun& run = batch.runs[i];
       const int64_t used = std::min<int64_t>(left, run.count);
       if (used > 0) {
         lo = std::min<int64_t>(lo, run.start);
@@ -140,7 +140,7 @@ void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, cons
     at::mm_out(product, dy.narrow(1, at, size).t(), x);
     float* to = Ptr<float>(gradient) + at * k;
     ParallelItems(size, k, [&](int64_t begin, int64_t end) {
-      Kernels<T>().accumulate(begin * k, end * k, Ptr<T>(product), to);
+      device::Kernels<T>().accumulate(begin * k, end * k, Ptr<T>(product), to);
     });
   }
 }
@@ -153,31 +153,31 @@ void Decoder::Impl::MultiplyBack(at::Tensor& dx, const at::Tensor& dy, const at:
     return;
   }
   const auto multiply = [&]<typename T>(T) {
-    const MultiplyBackArgs<T> args{.rows = dy.size(0),
+    const device::MultiplyBackArgs<T> args{.rows = dy.size(0),
                                    .n = w.size(0),
                                    .k = w.size(1),
                                    .dy = Ptr<T>(dy),
                                    .w = Ptr<T>(w),
                                    .dx = Ptr<T>(dx)};
-    ParallelProduct(args.rows, /*unit=*/12, args.n * args.k, MultiplyBackScratch(),
+    ParallelProduct(args.rows, /*unit=*/12, args.n * args.k, device::MultiplyBackScratch(),
                     [&](int64_t begin, int64_t end, float* scratch) {
-                      Kernels<T>().product.multiply_back(begin, end, args, scratch);
+                      device::Kernels<T>().product.multiply_back(begin, end, args, scratch);
                     });
   };
-  narrow ? multiply(BF16{}) : multiply(float{});
+  narrow ? multiply(device::BF16{}) : multiply(float{});
 }
 
 void Decoder::Impl::MultiplyBackWeight(float* dw, const at::Tensor& dy, const at::Tensor& x) const {
   TP_CHECK(dy.is_contiguous() && x.is_contiguous()) << "gradient of a product: rows with gaps";
   const auto multiply = [&]<typename T>(T) {
-    const MultiplyBackArgs<T> args{
+    const device::MultiplyBackArgs<T> args{
         .rows = dy.size(0), .n = dy.size(1), .k = x.size(1), .dy = Ptr<T>(dy), .x = Ptr<T>(x), .dw = dw};
-    ParallelProduct(args.n, /*unit=*/12, args.rows * args.k, MultiplyBackScratch(),
+    ParallelProduct(args.n, /*unit=*/12, args.rows * args.k, device::MultiplyBackScratch(),
                     [&](int64_t begin, int64_t end, float* scratch) {
-                      Kernels<T>().product.multiply_back_weight(begin, end, args, scratch);
+                      device::Kernels<T>().product.multiply_back_weight(begin, end, args, scratch);
                     });
   };
-  dy.scalar_type() == at::kBFloat16 ? multiply(BF16{}) : multiply(float{});
+  dy.scalar_type() == at::kBFloat16 ? multiply(device::BF16{}) : multiply(float{});
 }
 
 template <typename T>
@@ -186,8 +186,8 @@ void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tenso
   if (index < 0) return;
   const int64_t n = dy.size(1);
   float* gradient = grads.values().data() + weights.layout()[static_cast<size_t>(index)].offset;
-  ParallelItems(RoundUp(n, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
-    Kernels<T>().column_sum(begin * 16, std::min(n, end * 16), rows, n, Ptr<T>(dy), gradient);
+  ParallelItems(device::RoundUp(n, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
+    device::Kernels<T>().column_sum(begin * 16, std::min(n, end * 16), rows, n, Ptr<T>(dy), gradient);
   });
 }
 
@@ -200,12 +200,12 @@ void Decoder::Impl::MlpBackward(int64_t gate_up_index, int64_t down_index, int64
     return parameters[static_cast<size_t>(index)].narrow(0, expert * rows, rows);
   };
   ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
-    Kernels<T>().swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
+    device::Kernels<T>().swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
   });
   AddProductGradient<T>(down_index, dy, act, grads, expert * d);
   MultiplyBack(act, dy, rows_of(down_index, d));
   ParallelItems(n, 24 * m, [&](int64_t begin, int64_t end) {
-    Kernels<T>().swiglu_backward(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
+    device::Kernels<T>().swiglu_backward(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
   });
   AddProductGradient<T>(gate_up_index, gate_up, x, grads, expert * 2 * m);
   MultiplyBack(dx, gate_up, rows_of(gate_up_index, 2 * m));
@@ -214,14 +214,14 @@ void Decoder::Impl::MlpBackward(int64_t gate_up_index, int64_t down_index, int64
 // The experts' backward is in another file.
 template void Decoder::Impl::MlpBackward<float>(int64_t, int64_t, int64_t, at::Tensor, at::Tensor,
                                                 const at::Tensor&, const at::Tensor&, at::Tensor, Gradients&);
-template void Decoder::Impl::MlpBackward<BF16>(int64_t, int64_t, int64_t, at::Tensor, at::Tensor,
+template void Decoder::Impl::MlpBackward<device::BF16>(int64_t, int64_t, int64_t, at::Tensor, at::Tensor,
                                                const at::Tensor&, const at::Tensor&, at::Tensor, Gradients&);
 
 template <typename T>
 void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                                   const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale,
                                   Gradients& grads) {
-  const KernelTable<T>& kernels = Kernels<T>();
+  const device::KernelTable<T>& kernels = device::Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
   const auto grad = [&](int64_t i) {
@@ -233,12 +233,12 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   at::Tensor norm = b.norm, dnorm = b.out;
 
   const auto renorm = [&](const at::Tensor& x, int64_t weight) {
-    const RmsNormArgs<T> args{
+    const device::RmsNormArgs<T> args{
         .d = d, .x = Ptr<T>(x), .weight = param(weight), .eps = eps, .out = Ptr<T>(norm)};
     ParallelItems(padded, 4 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, args); });
   };
   const auto norm_backward = [&](const at::Tensor& x, const at::Tensor& rstd, int64_t weight) {
-    ParallelItems(RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
+    ParallelItems(device::RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
       kernels.rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(x),
                                        Ptr<float>(rstd), Ptr<T>(dnorm), grad(weight));
     });
@@ -267,10 +267,10 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   at::Tensor dqkv = scratch.Take({padded, qkv_width()}, t);
   std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0,
               static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
-  const int64_t head_floats = RoundUp(spec.head_size, 16);
+  const int64_t head_floats = device::RoundUp(spec.head_size, 16);
   at::Tensor dq = scratch.Take({backward_plan.lanes, spec.kv_heads, head_floats}, at::kFloat),
              dkv = scratch.Take({2, spec.kv_heads, rows, head_floats}, at::kFloat);
-  const AttentionBackwardArgs<T> args{.forward = {.heads = spec.heads,
+  const device::AttentionBackwardArgs<T> args{.forward = {.heads = spec.heads,
                                                   .kv_heads = spec.kv_heads,
                                                   .head_size = spec.head_size,
                                                   .q = Ptr<T>(b.q),
@@ -294,10 +294,10 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   ReserveSpaces();
   RunCells(backward_plan, spec.kv_heads, [&](int64_t cell, int64_t kv, int64_t thread) {
     kernels.attention_backward(backward_plan.cells[static_cast<size_t>(cell)], kv, args,
-                               Space(thread, AttentionBackwardScratch(spec.head_size)));
+                               Space(thread, device::AttentionBackwardScratch(spec.head_size)));
   });
   if (spec.qk_norm) {
-    const HeadNormBackwardArgs<T> head{.heads = spec.heads,
+    const device::HeadNormBackwardArgs<T> head{.heads = spec.heads,
                                        .kv_heads = spec.kv_heads,
                                        .head_size = spec.head_size,
                                        .qkv = Ptr<T>(b.qkv),
@@ -352,17 +352,17 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
   std::memcpy(static_cast<void*>(dh), dense.const_data_ptr(), static_cast<size_t>(rows * d) * sizeof(T));
   std::memset(static_cast<void*>(dh + rows * d), 0, static_cast<size_t>((padded - rows) * d) * sizeof(T));
   float* dnorm = grads.values().data() + weights.layout()[static_cast<size_t>(final_norm)].offset;
-  ParallelItems(RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
-    Kernels<T>().rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(saved.x_last),
+  ParallelItems(device::RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
+    device::Kernels<T>().rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(saved.x_last),
                                           Ptr<float>(saved.rstd_last), dh, dnorm);
   });
   ParallelItems(padded, 8 * d, [&](int64_t begin, int64_t end) {
-    Kernels<T>().rms_norm_backward(begin, end, d, Ptr<T>(saved.x_last),
+    device::Kernels<T>().rms_norm_backward(begin, end, d, Ptr<T>(saved.x_last),
                                    Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
                                    Ptr<float>(saved.rstd_last), dh, Ptr<float>(dx), Ptr<T>(dx_narrow));
   });
   const RaggedBatch batch = saved.batch();
-  backward_plan = PlanAttentionBackward(batch.first_run, batch.lengths, batch.runs, ClosedRanges(batch),
+  backward_plan = device::PlanAttentionBackward(batch.first_run, batch.lengths, batch.runs, ClosedRanges(batch),
                                         {.heads = spec.heads, .kv_heads = spec.kv_heads});
   const ActivationArena::Mark mark = scratch.mark();
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
@@ -377,8 +377,8 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
   }
   float* table = grads.values().data() + weights.layout()[static_cast<size_t>(embedding)].offset;
   // A thread owns columns, so rows with the same id are summed in their order.
-  ParallelItems(RoundUp(d, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
-    Kernels<T>().embedding_backward(begin * 16, std::min(d, end * 16), rows, d, batch.ids.data(),
+  ParallelItems(device::RoundUp(d, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
+    device::Kernels<T>().embedding_backward(begin * 16, std::min(d, end * 16), rows, d, batch.ids.data(),
                                     Ptr<float>(dx), table);
   });
 }
@@ -388,7 +388,7 @@ void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients&
   if (impl_->wide) {
     impl_->Backward<float>(*saved, grad_hidden, balance_scale, grads);
   } else {
-    impl_->Backward<BF16>(*saved, grad_hidden, balance_scale, grads);
+    impl_->Backward<device::BF16>(*saved, grad_hidden, balance_scale, grads);
   }
 }
 
@@ -398,7 +398,7 @@ at::Tensor Decoder::LogitsBackward(const at::Tensor& hidden, const at::Tensor& d
   if (m.wide) {
     m.AddProductGradient<float>(m.head, dlogits, hidden.contiguous(), grads);
   } else {
-    m.AddProductGradient<BF16>(m.head, dlogits, hidden.contiguous(), grads);
+    m.AddProductGradient<device::BF16>(m.head, dlogits, hidden.contiguous(), grads);
   }
   at::Tensor dhidden = at::empty(hidden.sizes(), hidden.options());
   m.MultiplyBack(dhidden, dlogits, m.parameters[static_cast<size_t>(m.head)]);

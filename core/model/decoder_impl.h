@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "core/model/attention_plan.h"
+#include "core/device/cpu/attention_plan.h"
 #include "core/model/decoder.h"
-#include "core/model/kernels/kernels.h"
-#include "core/model/page_buffer.h"
+#include "core/device/cpu/kernels.h"
+#include "core/device/page_buffer.h"
 
 namespace tidepool::model {
 
@@ -29,10 +29,10 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
 
 // Runs the tiles of a plan, those that finish rows after all that write parts: tile(which, thread), thread
 // below at::get_num_threads(). A thread takes the next tile when it is done with its last one.
-void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile);
+void RunTiles(const device::AttentionPlan& plan, const std::function<void(const device::AttentionTile&, int64_t)>& tile);
 
 // Runs every cell of every KV head, each after those that it waits for: body(cell, kv_head, thread).
-void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
+void RunCells(const device::AttentionBackwardPlan& plan, int64_t kv_heads,
               const std::function<void(int64_t, int64_t, int64_t)>& body);
 
 // Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
@@ -49,7 +49,7 @@ class ActivationArena {
   [[nodiscard]] int64_t bytes() const;
 
  private:
-  std::vector<PageBuffer> chunks_;
+  std::vector<device::PageBuffer> chunks_;
   size_t chunk_ = 0;
   size_t used_ = 0;
 };
@@ -116,7 +116,7 @@ struct SavedActivations {
   bool recompute = false;
   int64_t rows = 0, padded = 0;
   std::vector<int32_t> ids, positions, slots, first_run, lengths;
-  std::vector<KvRun> runs;
+  std::vector<device::KvRun> runs;
   std::vector<int32_t> experts;      // what the router chose, or was told to
   std::vector<double> prob_sum;      // [E] over the rows of all sparse blocks
   std::vector<BlockBuffers> blocks;  // with recompute only x of each
@@ -155,12 +155,12 @@ struct Decoder::Impl {
   at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
   mutable std::vector<std::vector<float>> spaces;      // of each thread, for a product or attention
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
-  AttentionPlan plan;                                  // of the batch that is going through the blocks
-  AttentionBackwardPlan backward_plan;
+  device::AttentionPlan plan;                                  // of the batch that is going through the blocks
+  device::AttentionBackwardPlan backward_plan;
   at::Tensor attention_parts;  // float32
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
-    return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
+    return options.row_blocks != nullptr ? device::RoundUp(rows, 16) : rows;
   }
   // out = x w^T of the forward; contiguous.
   void Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const;

@@ -37,7 +37,7 @@ void Choose(const float* probs, int64_t experts, int64_t k, std::vector<int32_t>
 
 template <typename T>
 void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b) {
-  const KernelTable<T>& kernels = Kernels<T>();
+  const device::KernelTable<T>& kernels = device::Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
   const auto rows = static_cast<int64_t>(batch.ids.size());
@@ -113,7 +113,7 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
     kernels.router(0, rows, d, 1, Ptr<T>(b.norm), Ptr<T>(param(w.shared_gate)), moe.gate.data());
     for (float& g : moe.gate) g = 1.0F / (1.0F + std::exp(-g));
   }
-  const ExpertArgs<T> args{.d = d,
+  const device::ExpertArgs<T> args{.d = d,
                            .k = k,
                            .place = moe.place.data(),
                            .weights = moe.weights.data(),
@@ -128,6 +128,6 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
 }
 
 template void Decoder::Impl::Experts<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&);
-template void Decoder::Impl::Experts<BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&);
+template void Decoder::Impl::Experts<device::BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&);
 
 }  // namespace tidepool::model

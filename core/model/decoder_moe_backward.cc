@@ -35,7 +35,7 @@ double Decoder::LoadBalanceLoss(const SavedPtr& saved) const {
 template <typename T>
 void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                                     const at::Tensor& dx_narrow, double balance_scale, Gradients& grads) {
-  const KernelTable<T>& kernels = Kernels<T>();
+  const device::KernelTable<T>& kernels = device::Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
   const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
@@ -51,7 +51,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
               static_cast<size_t>(gathered * d) * sizeof(T));  // rows of padding add nothing
   if (shared) std::memset(dshared.data_ptr(), 0, static_cast<size_t>(padded * d) * sizeof(T));
   std::vector<float> dweights(static_cast<size_t>(rows * k)), dgate(static_cast<size_t>(rows));
-  const ExpertArgs<T> args{.d = d,
+  const device::ExpertArgs<T> args{.d = d,
                            .k = k,
                            .place = moe.place.data(),
                            .weights = moe.weights.data(),
@@ -144,7 +144,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
 
 template void Decoder::Impl::ExpertsBackward<float>(int64_t, const SavedActivations&, const BlockBuffers&,
                                                     const at::Tensor&, double, Gradients&);
-template void Decoder::Impl::ExpertsBackward<BF16>(int64_t, const SavedActivations&, const BlockBuffers&,
+template void Decoder::Impl::ExpertsBackward<device::BF16>(int64_t, const SavedActivations&, const BlockBuffers&,
                                                    const at::Tensor&, double, Gradients&);
 
 }  // namespace tidepool::model

@@ -32,7 +32,7 @@ Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t,
   const std::string where = entry->file->path() + ": " + t.name;
   if (!Floating(entry->info->dtype)) {
     return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) +
-                           ", expected F32, BF16, F16 or F64");
+                           ", expected F32, device::BF16, F16 or F64");
   }
   if (entry->info->shape != t.shape) {
     return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " +

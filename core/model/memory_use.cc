@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/model/attention_plan.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/attention_plan.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/layout.h"
 
 namespace tidepool::model {
@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kEngineHeadRows = 128;                // core/engine/engine_step.cc
 constexpr int64_t kProductElements = int64_t{8} << 20;  // core/model/decoder_backward.cc
 
-AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
+device::AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
   return {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size, .threads = threads};
 }
 
@@ -85,14 +85,14 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
-  int64_t space = std::max(AttentionScratch(s.head_size), AttentionBackwardScratch(s.head_size));
-  if (OwnProducts(w == 4)) {
-    space = std::max(space, MultiplyBackScratch());
+  int64_t space = std::max(device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size));
+  if (device::OwnProducts(w == 4)) {
+    space = std::max(space, device::MultiplyBackScratch());
   } else {  // it may lay a matrix out anew, the largest one at worst
     use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
   }
   use.workspace +=
-      4 * sizes.threads * space + AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
+      4 * sizes.threads * space + device::AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;
 }
 
@@ -111,8 +111,8 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
   const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
-                  4 * sizes.threads * AttentionScratch(s.head_size) +
-                  AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
+                  4 * sizes.threads * device::AttentionScratch(s.head_size) +
+                  device::AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;
 }
 

@@ -11,7 +11,7 @@
 
 #include "core/base/hash.h"
 #include "core/model/decoder_impl.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
 namespace tidepool::model {
 namespace {
@@ -38,7 +38,7 @@ at::Tensor Noise(int64_t rows, int64_t columns, DType dtype, uint64_t seed) {
       if (dtype == DType::kFloat32) {
         std::memcpy(Ptr<float>(t) + b * 4096, block, static_cast<size_t>(size) * 4);
       } else {
-        Kernels<BF16>().narrow(0, size, block, Ptr<BF16>(t) + b * 4096);
+        device::Kernels<device::BF16>().narrow(0, size, block, Ptr<device::BF16>(t) + b * 4096);
       }
     }
   });
@@ -137,7 +137,7 @@ Status RowBlocks::Cover(const ModelSpec& spec, DType dtype) {
   const bool wide = dtype == DType::kFloat32;
   return FailedPrecondition(
       "deterministic mode: LibTorch's products in " + std::string(wide ? "float32" : "bfloat16") +
-      " on this CPU (" + std::string(Name(BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
+      " on this CPU (" + std::string(Name(device::BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
       " threads) give a row other bits at another place of the same batch of 16 rows: " + bad +
       "; tried were batches of 16 to " + std::to_string(kMost) +
       " rows. Set deterministic: false, or try model.dtype: " + (wide ? "bfloat16" : "float32") +

@@ -13,7 +13,7 @@ void Run(const at::Tensor& logits, std::span<const int32_t> ids, float inv, floa
   const int64_t vocab = logits.size(1);
   const auto* p = static_cast<const T*>(logits.const_data_ptr());
   ParallelItems(logits.size(0), 12 * vocab, [&](int64_t begin, int64_t end) {
-    Kernels<T>().token_logprob(begin, end, vocab, p, ids.data(), inv, logprobs, entropy, lse);
+    device::Kernels<T>().token_logprob(begin, end, vocab, p, ids.data(), inv, logprobs, entropy, lse);
   });
 }
 
@@ -23,7 +23,7 @@ void RunBackward(at::Tensor& logits, std::span<const int32_t> ids, float inv, st
                  std::span<const float> dentropy) {
   const int64_t vocab = logits.size(1);
   ParallelItems(logits.size(0), 12 * vocab, [&](int64_t begin, int64_t end) {
-    Kernels<T>().token_logprob_backward(begin, end, vocab, Ptr<T>(logits), ids.data(), inv, lse.data(),
+    device::Kernels<T>().token_logprob_backward(begin, end, vocab, Ptr<T>(logits), ids.data(), inv, lse.data(),
                                         entropy.empty() ? nullptr : entropy.data(), dlogprobs.data(),
                                         dentropy.empty() ? nullptr : dentropy.data());
   });
@@ -53,7 +53,7 @@ void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float
   if (logits.scalar_type() == at::kFloat) {
     Run<float>(logits, ids, 1.0F / temperature, logprobs.data(), e, l);
   } else {
-    Run<BF16>(logits, ids, 1.0F / temperature, logprobs.data(), e, l);
+    Run<device::BF16>(logits, ids, 1.0F / temperature, logprobs.data(), e, l);
   }
 }
 
@@ -67,7 +67,7 @@ void TokenLogProbsBackward(at::Tensor& logits, std::span<const int32_t> ids, flo
   if (logits.scalar_type() == at::kFloat) {
     RunBackward<float>(logits, ids, 1.0F / temperature, lse, entropy, dlogprobs, dentropy);
   } else {
-    RunBackward<BF16>(logits, ids, 1.0F / temperature, lse, entropy, dlogprobs, dentropy);
+    RunBackward<device::BF16>(logits, ids, 1.0F / temperature, lse, entropy, dlogprobs, dentropy);
   }
 }
 

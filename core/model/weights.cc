@@ -11,8 +11,8 @@
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/model/decoder_impl.h"
-#include "core/model/kernels/kernels.h"
-#include "core/model/page_buffer.h"
+#include "core/device/cpu/kernels.h"
+#include "core/device/page_buffer.h"
 
 namespace tidepool::model {
 struct Weights::Impl {
@@ -20,7 +20,7 @@ struct Weights::Impl {
   DType dtype = DType::kFloat32;
   std::vector<Parameter> layout;
   int64_t elements = 0;
-  PageBuffer owned;
+  device::PageBuffer owned;
   std::span<std::byte> arena;
 };
 
@@ -37,7 +37,7 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType 
   w->impl_->elements = LayoutElements(spec);
   const size_t bytes = static_cast<size_t>(w->impl_->elements * Bytes(dtype));
   if (arena.data() == nullptr) {
-    TP_ASSIGN_OR_RETURN(w->impl_->owned, PageBuffer::Create(bytes));
+    TP_ASSIGN_OR_RETURN(w->impl_->owned, device::PageBuffer::Create(bytes));
     w->impl_->arena = w->impl_->owned.bytes();
   } else {
     if (arena.size() < bytes) {
@@ -62,7 +62,7 @@ StatusOr<std::unique_ptr<Weights>> Weights::FromLayout(std::vector<Parameter> la
   w->impl_->dtype = dtype;
   w->impl_->layout = std::move(layout);
   w->impl_->elements = elements;
-  TP_ASSIGN_OR_RETURN(w->impl_->owned, PageBuffer::Create(static_cast<size_t>(elements * Bytes(dtype))));
+  TP_ASSIGN_OR_RETURN(w->impl_->owned, device::PageBuffer::Create(static_cast<size_t>(elements * Bytes(dtype))));
   w->impl_->arena = w->impl_->owned.bytes();
   return w;
 }
@@ -101,7 +101,7 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       if (impl_->dtype == DType::kFloat32) {
         std::memcpy(reinterpret_cast<float*>(base) + at, values.data(), values.size_bytes());
       } else {
-        Kernels<BF16>().narrow(0, n, values.data(), reinterpret_cast<BF16*>(base) + at);
+        device::Kernels<device::BF16>().narrow(0, n, values.data(), reinterpret_cast<device::BF16*>(base) + at);
       }
     };
     if (p.name.ends_with("_norm")) {
@@ -169,7 +169,7 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
 
 struct Gradients::Impl {
   std::vector<Parameter> layout;
-  PageBuffer buffer;
+  device::PageBuffer buffer;
   std::span<float> values;
   bool held = false;  // its pages may be there
 };
@@ -177,7 +177,7 @@ struct Gradients::Impl {
 Gradients::Gradients(const Weights& weights) : impl_(std::make_unique<Impl>()) {
   impl_->layout = weights.layout();
   const auto n = static_cast<size_t>(weights.elements());
-  StatusOr<PageBuffer> buffer = PageBuffer::Create(n * sizeof(float));
+  StatusOr<device::PageBuffer> buffer = device::PageBuffer::Create(n * sizeof(float));
   TP_CHECK(buffer.ok()) << buffer.status().ToString();
   impl_->buffer = std::move(buffer).value();
   impl_->values = impl_->buffer.As<float>();

@@ -88,12 +88,12 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, const Ad
     return InvalidArgument("train.max_grad_norm must be at least 0 (0: no clipping)");
   std::unique_ptr<AdamW> a(new AdamW(weights, o));
   const auto n = static_cast<size_t>(weights.elements());
-  TP_ASSIGN_OR_RETURN(a->m_, model::PageBuffer::Create(n * 4));
-  TP_ASSIGN_OR_RETURN(a->v_, model::PageBuffer::Create(n * 4));
+  TP_ASSIGN_OR_RETURN(a->m_, device::PageBuffer::Create(n * 4));
+  TP_ASSIGN_OR_RETURN(a->v_, device::PageBuffer::Create(n * 4));
   if (weights.dtype() == model::DType::kBFloat16) {
-    TP_ASSIGN_OR_RETURN(a->rest_, model::PageBuffer::Create(n * 2));
+    TP_ASSIGN_OR_RETURN(a->rest_, device::PageBuffer::Create(n * 2));
   }
-  TP_ASSIGN_OR_RETURN(a->counters_, model::PageBuffer::Create(sizeof(int64_t)));
+  TP_ASSIGN_OR_RETURN(a->counters_, device::PageBuffer::Create(sizeof(int64_t)));
   a->updates_ = a->counters_.As<int64_t>().data();
   return a;
 }

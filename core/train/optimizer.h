@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/model/page_buffer.h"
+#include "core/device/page_buffer.h"
 #include "core/model/weights.h"
 
 namespace tidepool::train {
@@ -68,7 +68,7 @@ class AdamW {
   AdamW(model::Weights& weights, const AdamWOptions& options) : weights_(weights), options_(options) {}
   model::Weights& weights_;
   AdamWOptions options_;
-  model::PageBuffer rest_, m_, v_, counters_;
+  device::PageBuffer rest_, m_, v_, counters_;
   int64_t* updates_ = nullptr;  // in counters_
 };
 

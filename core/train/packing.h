@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/model/kv_run.h"
+#include "core/device/kv_run.h"
 #include "core/train/batch.h"
 
 namespace tidepool::train {
@@ -23,7 +23,7 @@ struct PackedBatch {
   std::vector<int64_t> rows;  // places in the batch, ascending inside a group
   std::vector<int32_t> ids, positions, slots, first_run, lengths;  // [tokens]
   std::vector<int64_t> row_of;  // [tokens] the row, a place in the batch, that the token was packed for
-  std::vector<model::KvRun> runs;
+  std::vector<device::KvRun> runs;
   // Predictions: token `target` after packed token `source`. A pair that several rows need stands once.
   std::vector<int32_t> sources, targets;      // [pairs]
   std::vector<std::vector<int32_t>> pair_of;  // [rows][response tokens] -> pair

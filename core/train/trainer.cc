@@ -137,7 +137,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   if (needed.teacher) m.teacher = std::make_unique<model::Decoder>(*companions.teacher, decoder);
   if (m.rl() && (o.shaping.running || (o.loss.kl && o.loss.kl->target))) {
     static_assert(std::is_trivially_copyable_v<Controls>);  // it is saved as bytes
-    TP_ASSIGN_OR_RETURN(m.controls_memory, model::PageBuffer::Create(sizeof(Controls)));
+    TP_ASSIGN_OR_RETURN(m.controls_memory, device::PageBuffer::Create(sizeof(Controls)));
     m.controls = new (m.controls_memory.bytes().data()) Controls();
   }
   if (o.loss.kl) m.controls->kl_coef = o.loss.kl->coef;

@@ -9,7 +9,7 @@
 
 #include "core/algorithms/rewards.h"
 #include "core/model/decoder.h"
-#include "core/model/page_buffer.h"
+#include "core/device/page_buffer.h"
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"
@@ -89,7 +89,7 @@ struct TrainerImpl {
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
   KeptTotals held_out;  // of the reference
-  model::PageBuffer controls_memory;
+  device::PageBuffer controls_memory;
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;
 

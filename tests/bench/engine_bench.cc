@@ -22,7 +22,7 @@
 
 #include "core/base/check.h"
 #include "core/engine/engine.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/weights.h"
 
 namespace tidepool::engine {
@@ -140,7 +140,7 @@ void Print(const std::string& which, double value, const std::string& unit, cons
 
 void Bench(const model::Weights& weights, bool deterministic) {
   std::shared_ptr<const model::RowBlocks> blocks;
-  if (deterministic && !model::OwnProducts(/*wide=*/false)) {
+  if (deterministic && !device::OwnProducts(/*wide=*/false)) {
     auto found = model::RowBlocks::For(weights.spec(), weights.dtype());
     TP_CHECK(found.ok()) << found.status().ToString();
     blocks = *found;
@@ -193,5 +193,5 @@ int main() {
   TP_CHECK(weights.ok()) << weights.status().ToString();
   (*weights)->Initialize(1, 0.04);
   engine::Bench(**weights, true);
-  if (!model::OwnProducts(/*wide=*/false)) engine::Bench(**weights, false);  // else the modes are one
+  if (!device::OwnProducts(/*wide=*/false)) engine::Bench(**weights, false);  // else the modes are one
 }

@@ -29,7 +29,7 @@
 
 #include "core/base/check.h"
 #include "core/model/decoder.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {

@@ -23,7 +23,7 @@
 #include <string>
 
 #include "core/base/rng.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 
@@ -162,7 +162,7 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  if (!model::OwnProducts(quickstart)) {
+  if (!device::OwnProducts(quickstart)) {
     auto blocks = model::RowBlocks::For(spec, dtype);
     if (!blocks.ok()) return std::fprintf(stderr, "%s\n", blocks.status().ToString().c_str()), 1;
     o.row_blocks = *blocks;

@@ -100,7 +100,7 @@ Status Prefill(const model::Weights& weights, const model::Decoder& decoder, con
       at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
   at::Tensor k = at::zeros({s.layers, n, s.kv_heads, s.head_size}, options),
              v = at::zeros({s.layers, n, s.kv_heads, s.head_size}, options);
-  const std::vector<model::KvRun> runs = {{0, static_cast<int32_t>(n)}};
+  const std::vector<device::KvRun> runs = {{0, static_cast<int32_t>(n)}};
   for (int64_t from = 0; from < n; from += kPiece) {
     const int64_t rows = std::min(kPiece, n - from);
     std::vector<int32_t> positions, lengths;

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 #include "core/observe/log.h"
 
 namespace tidepool::workers {
@@ -15,7 +15,7 @@ bool HasTensors(const std::string& dir) {
 }
 
 Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
-  if (!config_.deterministic || model::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
+  if (!config_.deterministic || device::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
   if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
   TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
   if (!row_blocks_->limited().empty())

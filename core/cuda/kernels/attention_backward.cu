@@ -18,11 +18,11 @@ constexpr int kBackKeys = 64;     // of the dk, dv kernel's tile
 constexpr int kBackStep = 32;     // keys, or queries, that one step of either kernel takes in
 
 // Bit i: whether a row of `length` keys from `run` on attends to slot + i.
-__device__ inline uint64_t SlotMask(Global<const model::KvRun> runs, int64_t run, int64_t length,
+__device__ inline uint64_t SlotMask(Global<const device::KvRun> runs, int64_t run, int64_t length,
                                     int64_t slot) {
   uint64_t mask = 0;
   for (int64_t left = length; left > 0; ++run) {
-    const model::KvRun r = runs[run];
+    const device::KvRun r = runs[run];
     const int64_t count = r.count < left ? r.count : left;
     left -= count;
     int64_t low = r.start - slot, high = low + count;
@@ -36,7 +36,7 @@ __device__ inline uint64_t SlotMask(Global<const model::KvRun> runs, int64_t run
 // delta[row, head] = out.dout, in float32. A warp each.
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
-    DeltaKernel(model::AttentionBackwardArgs<T> a, int64_t row_begin, int64_t items, float* delta) {
+    DeltaKernel(device::AttentionBackwardArgs<T> a, int64_t row_begin, int64_t items, float* delta) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
   if (item >= items) return;  // a whole warp
   const int64_t size = a.forward.head_size, at = (row_begin * a.forward.heads + item) * size;
@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(kAttendThreads)
 
 // A lane's part of a row of head_size gradients, its rotation undone, where it belongs in the fused product.
 template <int kD>
-__device__ inline void PutRotatedBack(const model::AttentionBackwardArgs<BF16>& a, int64_t row,
+__device__ inline void PutRotatedBack(const device::AttentionBackwardArgs<BF16>& a, int64_t row,
                                       const float (&acc)[kD / 8][4], int h, int64_t offset) {
   const int t = static_cast<int>(threadIdx.x) % 4;
-  const model::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionArgs<BF16>& f = a.forward;
   const int64_t half = kD / 2, at = View(a.positions)[row] * half;
   const Global<const float> cos = View(a.cos) + at, sin = View(a.sin) + at;
   const Global<BF16> out = View(a.dqkv) + row * (f.heads + 2 * f.kv_heads) * kD + offset;
@@ -81,7 +81,7 @@ struct BackwardLayout {  // dynamic shared memory, bytes: two tiles of 64 rows, 
 
 template <int kD>
 __global__ void __launch_bounds__(kAttendThreads)
-    QueryGradientKernel(model::AttentionBackwardArgs<BF16> a, int64_t row_begin, int64_t row_end,
+    QueryGradientKernel(device::AttentionBackwardArgs<BF16> a, int64_t row_begin, int64_t row_end,
                         const float* delta) {
   TP_DYNAMIC_SHARED(bytes);
   TP_SHARED(uint32_t, masks, kBackQueries);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   const Shared<BF16> douts = Carve<BF16>(bytes, Layout::kSecond, kBackQueries * kRow);
   const Shared<BF16> keys = Carve<BF16>(bytes, Layout::kThird, kBackStep * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kFourth, kBackStep * kRow);
-  const model::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionArgs<BF16>& f = a.forward;
   const int64_t group = f.heads / f.kv_heads, kv = blockIdx.y, tile_rows = kBackQueries / group;
   const int64_t first = row_begin + static_cast<int64_t>(blockIdx.x) * tile_rows;
   const int64_t rows = row_end - first < tile_rows ? row_end - first : tile_rows, m_count = rows * group;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kAttendThreads)
 
 template <int kD>
 __global__ void __launch_bounds__(kAttendThreads)
-    KeyGradientKernel(model::AttentionBackwardArgs<BF16> a, int64_t row_begin, int64_t row_end,
+    KeyGradientKernel(device::AttentionBackwardArgs<BF16> a, int64_t row_begin, int64_t row_end,
                       const float* delta) {
   TP_DYNAMIC_SHARED(bytes);
   TP_SHARED(uint64_t, masks, kAttendThreads);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kSecond, kBackKeys * kRow);
   const Shared<BF16> queries = Carve<BF16>(bytes, Layout::kThird, kBackStep * kRow);
   const Shared<BF16> douts = Carve<BF16>(bytes, Layout::kFourth, kBackStep * kRow);
-  const model::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionArgs<BF16>& f = a.forward;
   const int64_t group = f.heads / f.kv_heads, kv = blockIdx.y;
   const int64_t slot = row_begin + static_cast<int64_t>(blockIdx.x) * kBackKeys;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -269,7 +269,7 @@ __device__ inline float DotOf(Global<const T> x, Global<const T> y, int64_t n) {
 
 // The block's head_size gradients in `head`, rotation undone, to `out`.
 template <typename T>
-__device__ inline void PutRowRotatedBack(const model::AttentionBackwardArgs<T>& a, int64_t row,
+__device__ inline void PutRowRotatedBack(const device::AttentionBackwardArgs<T>& a, int64_t row,
                                          Shared<float> head, Global<T> out) {
   const int64_t half = a.forward.head_size / 2, at = View(a.positions)[row] * half;
   const Global<const float> cos = View(a.cos) + at, sin = View(a.sin) + at;
@@ -283,11 +283,11 @@ __device__ inline void PutRowRotatedBack(const model::AttentionBackwardArgs<T>& 
 
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
-    QueryGradientRowsKernel(model::AttentionBackwardArgs<T> a, int64_t row_begin, const float* delta) {
+    QueryGradientRowsKernel(device::AttentionBackwardArgs<T> a, int64_t row_begin, const float* delta) {
   TP_SHARED(float, head_gradient, kAttendHeadMax);
   TP_SHARED(float, ds, kRowsStep);
   TP_SHARED(int32_t, slots, kRowsStep);
-  const model::AttentionArgs<T>& f = a.forward;
+  const device::AttentionArgs<T>& f = a.forward;
   const int64_t row = row_begin + blockIdx.x, head = blockIdx.y, size = f.head_size;
   const int64_t kv = head / (f.heads / f.kv_heads), length = View(f.lengths)[row];
   const Global<const T> q = View(f.q) + (row * f.heads + head) * size,
@@ -326,12 +326,12 @@ __global__ void __launch_bounds__(kAttendThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
-    KeyGradientRowsKernel(model::AttentionBackwardArgs<T> a, int64_t row_begin, int64_t row_end,
+    KeyGradientRowsKernel(device::AttentionBackwardArgs<T> a, int64_t row_begin, int64_t row_end,
                           const float* delta) {
   TP_SHARED(float, head_gradient, kAttendHeadMax);
   TP_SHARED(float, ds, kRowsStep);
   TP_SHARED(float, weights, kRowsStep);
-  const model::AttentionArgs<T>& f = a.forward;
+  const device::AttentionArgs<T>& f = a.forward;
   const int64_t slot = row_begin + blockIdx.x, kv = blockIdx.y, size = f.head_size,
                 group = f.heads / f.kv_heads;
   const Global<const T> key = View(f.k) + (slot * f.kv_heads + kv) * size;
@@ -380,9 +380,9 @@ __global__ void __launch_bounds__(kAttendThreads)
 }
 
 template <int kD>
-int BackwardTiles(const model::AttentionBackwardArgs<BF16>& a, int64_t row_begin, int64_t row_end,
+int BackwardTiles(const device::AttentionBackwardArgs<BF16>& a, int64_t row_begin, int64_t row_end,
                   const float* delta, Stream stream) {
-  const model::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionArgs<BF16>& f = a.forward;
   const int64_t rows = row_end - row_begin, tile_rows = kBackQueries / (f.heads / f.kv_heads);
   if (const int code = Launch({.name = "attention_backward_queries",
                                .x = CeilDiv(rows, tile_rows),
@@ -404,9 +404,9 @@ int BackwardTiles(const model::AttentionBackwardArgs<BF16>& a, int64_t row_begin
 }  // namespace
 
 template <typename T>
-int AttentionBackward(const model::AttentionBackwardArgs<T>& a, int64_t row_begin, int64_t row_end,
+int AttentionBackward(const device::AttentionBackwardArgs<T>& a, int64_t row_begin, int64_t row_end,
                       float* scratch, Stream stream) {
-  const model::AttentionArgs<T>& f = a.forward;
+  const device::AttentionArgs<T>& f = a.forward;
   if (f.head_size > kAttendHeadMax || f.head_size % 2 != 0 || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
@@ -435,9 +435,9 @@ int AttentionBackward(const model::AttentionBackwardArgs<T>& a, int64_t row_begi
       {.name = "attention_backward_key_rows", .x = rows, .y = f.kv_heads, .threads = kAttendThreads}, stream,
       KeyGradientRowsKernel<T>, a, row_begin, row_end, scratch);
 }
-template int AttentionBackward<float>(const model::AttentionBackwardArgs<float>&, int64_t, int64_t, float*,
+template int AttentionBackward<float>(const device::AttentionBackwardArgs<float>&, int64_t, int64_t, float*,
                                       Stream);
-template int AttentionBackward<BF16>(const model::AttentionBackwardArgs<BF16>&, int64_t, int64_t, float*,
+template int AttentionBackward<BF16>(const device::AttentionBackwardArgs<BF16>&, int64_t, int64_t, float*,
                                      Stream);
 
 }  // namespace tidepool::cuda

@@ -40,7 +40,7 @@ struct AttendShared {
 
 // Keys [256 p, ...) of `row`, at least one; s.slots has their slots. head: of all query heads.
 template <typename T>
-__device__ inline void AttendPart(const model::AttentionArgs<T>& a, int64_t row, int64_t head, int partition,
+__device__ inline void AttendPart(const device::AttentionArgs<T>& a, int64_t row, int64_t head, int partition,
                                   const AttendShared& s, PartResult& part) {
   const int64_t size = a.head_size, kv = head / (a.heads / a.kv_heads);
   const int64_t left = View(a.lengths)[row] - int64_t{partition} * kPartitionKeys;

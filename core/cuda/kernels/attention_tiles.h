@@ -76,8 +76,8 @@ __device__ inline float ExpBelow(float s, float max) { return max == -INFINITY ?
 struct SlotWalk {
   int64_t run;
   int64_t position;                                                         // of the run's first key
-  __device__ int64_t SlotOf(Global<const model::KvRun> runs, int64_t at) {  // `at` never goes back
-    model::KvRun r = runs[run];
+  __device__ int64_t SlotOf(Global<const device::KvRun> runs, int64_t at) {  // `at` never goes back
+    device::KvRun r = runs[run];
     while (position + r.count <= at) {
       position += r.count;
       r = runs[++run];

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
   const Shared<float> out = Carve<float>(bytes, Layout::kOut, 16 * kD);
   TP_SHARED(float, warp_max, 4 * 16);
   TP_SHARED(float, warp_sum, 4 * 16);
-  const model::AttentionArgs<BF16>& f = a.attention;
+  const device::AttentionArgs<BF16>& f = a.attention;
   const AttentionItem item = View(a.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
   load_queries(0);
   // Each warp brings its own 64 keys, then their values; a lane looks up the slots of two.
   SlotWalk walk{item.run, item.run_position};
-  const Global<const model::KvRun> runs = View(f.runs);
+  const Global<const device::KvRun> runs = View(f.runs);
   int64_t slots[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T> a) {
   TP_ATTEND_SHARED(shared);
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   const AttentionItem item = View(a.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads;
   const Global<const int32_t> order = View(a.order) + item.first;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T>
 // A block a head of a row.
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads) MergePartialsKernel(DecodeArgs<T> a) {
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   const int64_t row = blockIdx.x, head = blockIdx.y, size = f.head_size;
   const int64_t first = View(a.first_partial)[row];
   const int64_t count = CeilDiv<int64_t>(View(f.lengths)[row], kPartitionKeys);
@@ -244,7 +244,7 @@ int DecodeTiles(const DecodeArgs<BF16>& a, Stream stream) {
 }
 template <typename T>
 int DecodeParts(const DecodeArgs<T>& a, Stream stream) {
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   if constexpr (sizeof(T) == 2) {
     if (On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
       if (f.head_size == 64) return DecodeTiles<64>(a, stream);
@@ -259,7 +259,7 @@ int DecodeParts(const DecodeArgs<T>& a, Stream stream) {
 
 template <typename T>
 int DecodeAttention(const DecodeArgs<T>& a, Stream stream) {
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   if (f.head_size > kAttendHeadMax || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
     return static_cast<int>(cudaErrorInvalidValue);
   }

@@ -1,6 +1,6 @@
 #pragma once
 // The CUDA kernels as functions of the host: each enqueues one or two launches on `stream` and returns 0 or a
-// cudaError_t. What they compute is what the CPU kernels of the same name do (core/model/kernels/kernels.h
+// cudaError_t. What they compute is what the CPU kernels of the same name do (core/device/cpu/kernels.h
 // has the formulas and argument structs; `rows` stands beside them); pointers are to device memory.
 //
 // No sum of floats is left to the order of threads: a result has the same bits in every run, and that of a
@@ -14,11 +14,11 @@
 #include <cstdint>
 
 #include "core/cuda/attention_plan.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
 namespace tidepool::cuda {
 
-using model::BF16;
+using device::BF16;
 using Stream = void*;  // a cudaStream_t
 
 // How the token of a row is drawn (core/engine/request.h, core/engine/sampler.h).
@@ -86,7 +86,7 @@ struct GroupedArgs {
 // Decode: attention of rows by partitions of 256 keys, by absolute position, merged left to right.
 template <typename T>
 struct DecodeArgs {
-  model::AttentionArgs<T> attention;
+  device::AttentionArgs<T> attention;
   int64_t rows = 0;
   int64_t items = 0;                       // of PlanDecode
   const AttentionItem* item = nullptr;     // [items]
@@ -97,21 +97,21 @@ struct DecodeArgs {
 // Prefill and training: rows of one sequence share a pass over its keys.
 template <typename T>
 struct PrefillArgs {
-  model::AttentionArgs<T> attention;
+  device::AttentionArgs<T> attention;
   int64_t items = 0;                    // of PlanPrefill; `first` is a row
   const AttentionItem* item = nullptr;  // [items]
 };
 
 template <typename T>
 struct Launches {
-  int (*rms_norm)(const model::RmsNormArgs<T>&, int64_t rows, Stream);
+  int (*rms_norm)(const device::RmsNormArgs<T>&, int64_t rows, Stream);
   int (*rms_norm_backward)(int64_t rows, int64_t d, const T* x, const T* weight, const float* rstd,
                            const T* dout, float* dx, T* dx_copy, Stream);
   int (*rms_norm_backward_weight)(int64_t rows, int64_t d, const T* x, const float* rstd, const T* dout,
                                   float* dweight, Stream);
-  int (*rotary)(const model::RotaryArgs<T>&, int64_t rows, Stream);
+  int (*rotary)(const device::RotaryArgs<T>&, int64_t rows, Stream);
   // scratch: HeadNormScratch(rows, head_size) floats.
-  int (*head_norm_backward)(const model::HeadNormBackwardArgs<T>&, int64_t rows, float* dweight,
+  int (*head_norm_backward)(const device::HeadNormBackwardArgs<T>&, int64_t rows, float* dweight,
                             float* scratch, Stream);
   int (*add_bias)(int64_t rows, int64_t n, const T* bias, T* x, Stream);
   int (*swiglu)(int64_t rows, int64_t ff, const T* gate_up, T* act, Stream);
@@ -135,15 +135,15 @@ struct Launches {
   int (*grouped_multiply)(const GroupedArgs<T>&, Stream);              // y
   int (*grouped_multiply_back)(const GroupedArgs<T>&, Stream);         // dx
   int (*grouped_multiply_back_weight)(const GroupedArgs<T>&, Stream);  // dw
-  int (*combine_experts)(const model::ExpertArgs<T>&, int64_t rows, Stream);
-  int (*combine_experts_backward)(const model::ExpertArgs<T>&, int64_t rows, Stream);
+  int (*combine_experts)(const device::ExpertArgs<T>&, int64_t rows, Stream);
+  int (*combine_experts_backward)(const device::ExpertArgs<T>&, int64_t rows, Stream);
   // *sum = sum of x_i^2 in float64. scratch: SquareSumScratch(n) doubles.
   int (*square_sum)(int64_t n, const float* x, double* sum, double* scratch, Stream);
   int (*adamw)(const AdamWArgs<T>&, Stream);
   int (*decode_attention)(const DecodeArgs<T>&, Stream);
   int (*prefill_attention)(const PrefillArgs<T>&, Stream);
   // Of rows [row_begin, row_end), as model::KernelTable's. scratch: (row_end - row_begin) * heads floats.
-  int (*attention_backward)(const model::AttentionBackwardArgs<T>&, int64_t row_begin, int64_t row_end,
+  int (*attention_backward)(const device::AttentionBackwardArgs<T>&, int64_t row_begin, int64_t row_end,
                             float* scratch, Stream);
 };
 

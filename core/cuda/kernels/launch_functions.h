@@ -6,7 +6,7 @@
 namespace tidepool::cuda {
 
 template <typename T>
-int RmsNorm(const model::RmsNormArgs<T>&, int64_t rows, Stream);
+int RmsNorm(const device::RmsNormArgs<T>&, int64_t rows, Stream);
 template <typename T>
 int RmsNormBackward(int64_t rows, int64_t d, const T* x, const T* weight, const float* rstd, const T* dout,
                     float* dx, T* dx_copy, Stream);
@@ -14,9 +14,9 @@ template <typename T>
 int RmsNormBackwardWeight(int64_t rows, int64_t d, const T* x, const float* rstd, const T* dout,
                           float* dweight, Stream);
 template <typename T>
-int Rotary(const model::RotaryArgs<T>&, int64_t rows, Stream);
+int Rotary(const device::RotaryArgs<T>&, int64_t rows, Stream);
 template <typename T>
-int HeadNormBackward(const model::HeadNormBackwardArgs<T>&, int64_t rows, float* dweight, float* scratch,
+int HeadNormBackward(const device::HeadNormBackwardArgs<T>&, int64_t rows, float* dweight, float* scratch,
                      Stream);
 template <typename T>
 int AddBias(int64_t rows, int64_t n, const T* bias, T* x, Stream);
@@ -54,9 +54,9 @@ int GroupedMultiplyBack(const GroupedArgs<T>&, Stream);
 template <typename T>
 int GroupedMultiplyBackWeight(const GroupedArgs<T>&, Stream);
 template <typename T>
-int CombineExperts(const model::ExpertArgs<T>&, int64_t rows, Stream);
+int CombineExperts(const device::ExpertArgs<T>&, int64_t rows, Stream);
 template <typename T>
-int CombineExpertsBackward(const model::ExpertArgs<T>&, int64_t rows, Stream);
+int CombineExpertsBackward(const device::ExpertArgs<T>&, int64_t rows, Stream);
 int SquareSum(int64_t n, const float* x, double* sum, double* scratch, Stream);
 template <typename T>
 int AdamW(const AdamWArgs<T>&, Stream);
@@ -65,7 +65,7 @@ int DecodeAttention(const DecodeArgs<T>&, Stream);
 template <typename T>
 int PrefillAttention(const PrefillArgs<T>&, Stream);
 template <typename T>
-int AttentionBackward(const model::AttentionBackwardArgs<T>&, int64_t row_begin, int64_t row_end,
+int AttentionBackward(const device::AttentionBackwardArgs<T>&, int64_t row_begin, int64_t row_end,
                       float* scratch, Stream);
 
 }  // namespace tidepool::cuda

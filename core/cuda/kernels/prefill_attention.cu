@@ -28,12 +28,12 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
   const Shared<BF16> queries = Carve<BF16>(bytes, 0, kTileQueries * kRow);
   const Shared<BF16> keys = Carve<BF16>(bytes, Layout::kKeys, kTileKeys * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kValues, kTileKeys * kRow);
-  const model::AttentionArgs<BF16>& f = a.attention;
+  const device::AttentionArgs<BF16>& f = a.attention;
   const AttentionItem item = View(a.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const Global<const int32_t> lengths = View(f.lengths) + item.first;
-  const Global<const model::KvRun> runs = View(f.runs);
+  const Global<const device::KvRun> runs = View(f.runs);
   int key_count = 0;
   for (int r = 0; r < item.count; ++r) {
     const int length = lengths[r];
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads, 4) PrefillRowsKernel(PrefillArgs<T> a) {
   TP_ATTEND_SHARED(shared);
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   const AttentionItem item = View(a.item)[blockIdx.x];
   if (blockIdx.z >= static_cast<unsigned>(item.count)) return;
   const int64_t row = item.first + blockIdx.z, kv = blockIdx.y, group = f.heads / f.kv_heads;
@@ -186,7 +186,7 @@ int PrefillTiles(const PrefillArgs<BF16>& a, Stream stream) {
 
 template <typename T>
 int PrefillAttention(const PrefillArgs<T>& a, Stream stream) {
-  const model::AttentionArgs<T>& f = a.attention;
+  const device::AttentionArgs<T>& f = a.attention;
   if (f.head_size > kAttendHeadMax || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
     return static_cast<int>(cudaErrorInvalidValue);
   }

@@ -61,7 +61,7 @@ __device__ inline float RstdOf(const Head& h, int64_t size, float eps) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kHeadThreads) RotaryKernel(model::RotaryArgs<T> a, int64_t items) {
+__global__ void __launch_bounds__(kHeadThreads) RotaryKernel(device::RotaryArgs<T> a, int64_t items) {
   const int64_t heads_all = a.heads + 2 * a.kv_heads;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / 32;
   if (item >= items) return;  // a whole warp
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kHeadThreads) RotaryKernel(model::RotaryArgs<T
 // kernel after this one.
 template <typename T>
 __global__ void __launch_bounds__(kHeadThreads)
-    HeadNormBackwardKernel(model::HeadNormBackwardArgs<T> a, int64_t rows, float* partial) {
+    HeadNormBackwardKernel(device::HeadNormBackwardArgs<T> a, int64_t rows, float* partial) {
   TP_SHARED(float, sums, kHeadWarps* kHeadMax);
   const int64_t size = a.head_size, half = size / 2;
   const int64_t width = (a.heads + 2 * a.kv_heads) * size;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kHeadThreads)
 }  // namespace
 
 template <typename T>
-int Rotary(const model::RotaryArgs<T>& a, int64_t rows, Stream stream) {
+int Rotary(const device::RotaryArgs<T>& a, int64_t rows, Stream stream) {
   if (a.head_size > kHeadMax || a.head_size % 2 != 0) return static_cast<int>(cudaErrorInvalidValue);
   const int64_t items = rows * (a.heads + 2 * a.kv_heads);
   return Launch({.name = "rotary", .x = CeilDiv<int64_t>(items, kHeadWarps), .threads = kHeadThreads}, stream,
@@ -169,7 +169,7 @@ int Rotary(const model::RotaryArgs<T>& a, int64_t rows, Stream stream) {
 }
 
 template <typename T>
-int HeadNormBackward(const model::HeadNormBackwardArgs<T>& a, int64_t rows, float* dweight, float* scratch,
+int HeadNormBackward(const device::HeadNormBackwardArgs<T>& a, int64_t rows, float* dweight, float* scratch,
                      Stream stream) {
   if (a.head_size > kHeadMax || a.head_size % 2 != 0) return static_cast<int>(cudaErrorInvalidValue);
   if (rows == 0) return 0;
@@ -184,8 +184,8 @@ int HeadNormBackward(const model::HeadNormBackwardArgs<T>& a, int64_t rows, floa
 }
 
 #define TP_INSTANTIATE(T)                                               \
-  template int Rotary<T>(const model::RotaryArgs<T>&, int64_t, Stream); \
-  template int HeadNormBackward<T>(const model::HeadNormBackwardArgs<T>&, int64_t, float*, float*, Stream);
+  template int Rotary<T>(const device::RotaryArgs<T>&, int64_t, Stream); \
+  template int HeadNormBackward<T>(const device::HeadNormBackwardArgs<T>&, int64_t, float*, float*, Stream);
 TP_INSTANTIATE(float)
 TP_INSTANTIATE(BF16)
 #undef TP_INSTANTIATE

@@ -13,7 +13,7 @@ constexpr int kRowThreads = 256;
 constexpr int64_t kRowStep = kRowThreads * 8;
 
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads) RmsNormKernel(model::RmsNormArgs<T> a, bool wide) {
+__global__ void __launch_bounds__(kRowThreads) RmsNormKernel(device::RmsNormArgs<T> a, bool wide) {
   TP_SHARED(float, scratch, kRowThreads / 32);
   const int64_t r = blockIdx.x, d = a.d, first = static_cast<int64_t>(threadIdx.x) * 8;
   Global<const T> x = View(a.x) + r * d;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kColumnThreads)
 }  // namespace
 
 template <typename T>
-int RmsNorm(const model::RmsNormArgs<T>& a, int64_t rows, Stream stream) {
+int RmsNorm(const device::RmsNormArgs<T>& a, int64_t rows, Stream stream) {
   return Launch({.name = "rms_norm", .x = rows, .threads = kRowThreads}, stream, RmsNormKernel<T>, a,
                 Wide(a.d, a.x, a.add, a.x_out, a.weight, a.out));
 }
@@ -122,7 +122,7 @@ int RmsNormBackwardWeight(int64_t rows, int64_t d, const T* x, const float* rstd
 }
 
 #define TP_INSTANTIATE(T)                                                                                   \
-  template int RmsNorm<T>(const model::RmsNormArgs<T>&, int64_t, Stream);                                   \
+  template int RmsNorm<T>(const device::RmsNormArgs<T>&, int64_t, Stream);                                   \
   template int RmsNormBackward<T>(int64_t, int64_t, const T*, const T*, const float*, const T*, float*, T*, \
                                   Stream);                                                                  \
   template int RmsNormBackwardWeight<T>(int64_t, int64_t, const T*, const float*, const T*, float*, Stream);

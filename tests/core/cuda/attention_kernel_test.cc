@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/model/attention_plan.h"
+#include "core/device/cpu/attention_plan.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
@@ -13,7 +13,7 @@ namespace {
 // Sequences whose keys lie in pages all over a cache; some share the pages of a prompt.
 struct Batch {
   std::vector<int32_t> first_run, lengths;  // [rows]
-  std::vector<model::KvRun> runs;
+  std::vector<device::KvRun> runs;
   int64_t slots = 0;
   [[nodiscard]] int64_t rows() const { return static_cast<int64_t>(lengths.size()); }
 };
@@ -65,7 +65,7 @@ struct Problem {
   std::vector<T> q, k, v;
   std::vector<T> out;      // the CPU's
   std::vector<float> lse;  // the CPU's
-  [[nodiscard]] model::AttentionArgs<T> Cpu(const Batch& b) {
+  [[nodiscard]] device::AttentionArgs<T> Cpu(const Batch& b) {
     return {.heads = heads,
             .kv_heads = kv_heads,
             .head_size = size,
@@ -91,13 +91,13 @@ Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t
   p.v = RandomValues<T>(rng, b.slots * p.kv_heads * p.size);
   p.out.resize(p.q.size());
   p.lse.resize(static_cast<size_t>(b.rows() * p.heads));
-  const model::AttentionPlan plan =
-      model::PlanAttention(b.first_run, b.lengths, b.runs, {p.heads, p.kv_heads, p.size});
-  std::vector<float> scratch(static_cast<size_t>(model::AttentionScratch(p.size)));
-  model::AttentionArgs<T> a = p.Cpu(b);
+  const device::AttentionPlan plan =
+      device::PlanAttention(b.first_run, b.lengths, b.runs, {p.heads, p.kv_heads, p.size});
+  std::vector<float> scratch(static_cast<size_t>(device::AttentionScratch(p.size)));
+  device::AttentionArgs<T> a = p.Cpu(b);
   a.tile_rows = plan.tile_rows.data();
-  for (const model::AttentionTile& tile : plan.tiles)  // of one thread: no parts
-    model::KernelsFor<T>(model::BestIsa()).attention(tile, a, scratch.data());
+  for (const device::AttentionTile& tile : plan.tiles)  // of one thread: no parts
+    device::KernelsFor<T>(device::BestIsa()).attention(tile, a, scratch.data());
   return p;
 }
 
@@ -107,8 +107,8 @@ struct OnDevice {  // a problem's arrays
       : q(p.q), k(p.k), v(p.v), first_run(b.first_run), lengths(b.lengths), runs(b.runs) {}
   DeviceArray<T> q, k, v;
   DeviceArray<int32_t> first_run, lengths;
-  DeviceArray<model::KvRun> runs;
-  model::AttentionArgs<T> Args(const Problem<T>& p, T* out, float* lse) const {
+  DeviceArray<device::KvRun> runs;
+  device::AttentionArgs<T> Args(const Problem<T>& p, T* out, float* lse) const {
     return {.heads = p.heads,
             .kv_heads = p.kv_heads,
             .head_size = p.size,
@@ -294,7 +294,7 @@ TEST(AttentionKernelTest, PrefillAgreesWithTheCpuAndARowHasTheSameBitsInEveryBat
 // them.
 Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
   Batch b;
-  std::vector<model::KvRun> prefix;  // what the next sequence begins with
+  std::vector<device::KvRun> prefix;  // what the next sequence begins with
   int64_t shared = 0;
   while (b.rows() < before + rows) {
     const int64_t begin = b.rows(), left = before + rows - begin;
@@ -321,21 +321,21 @@ Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
 
 // Of all rows, where the first `before` and the others attend among themselves.
 template <typename T>
-void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, model::AttentionBackwardArgs<T> a) {
+void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::AttentionBackwardArgs<T> a) {
   const std::vector<std::pair<int64_t, int64_t>> ranges =
       before > 0 ? std::vector<std::pair<int64_t, int64_t>>{{0, before}, {before, b.rows()}}
                  : std::vector<std::pair<int64_t, int64_t>>{{0, b.rows()}};
-  const model::AttentionBackwardPlan plan = model::PlanAttentionBackward(
+  const device::AttentionBackwardPlan plan = device::PlanAttentionBackward(
       b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
-  const int64_t padded = model::RoundUp(p.size, 16);
+  const int64_t padded = device::RoundUp(p.size, 16);
   std::vector<float> dq(static_cast<size_t>(plan.lanes * p.kv_heads * padded)),
       dk(static_cast<size_t>(b.rows() * p.kv_heads * padded)), dv(dk.size()),
-      scratch(static_cast<size_t>(model::AttentionBackwardScratch(p.size)));
+      scratch(static_cast<size_t>(device::AttentionBackwardScratch(p.size)));
   a.tiles = plan.tiles.data();
   a.dq = dq.data(), a.dk = dk.data(), a.dv = dv.data();
   for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
-    for (const model::AttentionCell& cell : plan.cells)
-      model::KernelsFor<T>(model::BestIsa()).attention_backward(cell, kv, a, scratch.data());
+    for (const device::AttentionCell& cell : plan.cells)
+      device::KernelsFor<T>(device::BestIsa()).attention_backward(cell, kv, a, scratch.data());
   }
 }
 
@@ -380,7 +380,7 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_dqkv(dqkv0);
     const DeviceArray<float> delta(rows * p.heads);
-    const model::AttentionBackwardArgs<T> a{.forward = d.Args(p, d_out.data(), d_lse.data()),
+    const device::AttentionBackwardArgs<T> a{.forward = d.Args(p, d_out.data(), d_lse.data()),
                                             .dout = d_dout.data(),
                                             .cos = d_cos.data(),
                                             .sin = d_sin.data(),
@@ -407,7 +407,7 @@ TEST(AttentionKernelTest, BackwardAgreesWithTheCpu) {
 
 TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   // Two samples of a prompt of 300 keys, cut into pages differently, and a stranger.
-  const std::vector<model::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
+  const std::vector<device::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
                                           {1100, 200}, {50, 20}, {2000, 320}};
   const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320};
   const DecodePlan plan = PlanDecode(first_run, lengths, runs);

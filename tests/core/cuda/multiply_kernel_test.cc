@@ -12,7 +12,7 @@ void CompareProducts(uint64_t seed) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa()).product;
+  const auto& cpu = device::KernelsFor<T>(device::BestIsa()).product;
   FuzzRng rng(seed + 800);
   const int64_t groups = rng.OneOf({1, 3, 5}), n = rng.OneOf({8, 40, 72, 30}),
                 k = rng.OneOf({16, 64, 104, 33});
@@ -30,7 +30,7 @@ void CompareProducts(uint64_t seed) {
   std::vector<T> y = y0, dx = dx0;
   std::vector<float> dw = dw0;
   std::vector<float> scratch(static_cast<size_t>(
-      std::max(cpu.multiply_scratch(std::max<int64_t>(rows, 1), k), model::MultiplyBackScratch())));
+      std::max(cpu.multiply_scratch(std::max<int64_t>(rows, 1), k), device::MultiplyBackScratch())));
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = begin[static_cast<size_t>(g)], m = begin[static_cast<size_t>(g) + 1] - at;
     if (m == 0) continue;
@@ -42,7 +42,7 @@ void CompareProducts(uint64_t seed) {
                   .w = w.data() + g * n * k,
                   .y = y.data() + at * n},
                  scratch.data());
-    const model::MultiplyBackArgs<T> back{.rows = m,
+    const device::MultiplyBackArgs<T> back{.rows = m,
                                           .n = n,
                                           .k = k,
                                           .dy = dy.data() + at * n,

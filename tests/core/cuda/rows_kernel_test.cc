@@ -9,7 +9,7 @@ namespace {
 template <typename T>
 struct Case {
   const Launches<T>* device;
-  const model::KernelTable<T>& cpu = model::KernelsFor<T>(model::BestIsa());
+  const device::KernelTable<T>& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng;
   uint64_t seed;
   std::string what;
@@ -47,7 +47,7 @@ struct Norm {
                          weight = RandomValues<T>(rng, d, 2.0F), dout = RandomValues<T>(rng, rows * d);
     std::vector<T> sum = x, out(x.size());
     std::vector<float> rstd(static_cast<size_t>(rows));
-    model::RmsNormArgs<T> a{.d = d,
+    device::RmsNormArgs<T> a{.d = d,
                             .x = sum.data(),
                             .weight = weight.data(),
                             .eps = 1e-5F,
@@ -64,7 +64,7 @@ struct Norm {
       d_x.Write(x);
       const DeviceArray<T> d_out(rows * d), d_other(rows * d);
       const DeviceArray<float> d_rstd(rows);
-      model::RmsNormArgs<T> b{.d = d,
+      device::RmsNormArgs<T> b{.d = d,
                               .x = d_x.data(),
                               .weight = d_weight.data(),
                               .eps = 1e-5F,
@@ -144,7 +144,7 @@ struct Heads {
     const auto n = static_cast<size_t>(rows * heads * size), m = static_cast<size_t>(slots * kv * size);
     std::vector<T> q(n), k = RandomValues<T>(rng, static_cast<int64_t>(m)), v = k;
     const std::vector<T> k0 = k;
-    model::RotaryArgs<T> a{.heads = heads,
+    device::RotaryArgs<T> a{.heads = heads,
                            .kv_heads = kv,
                            .head_size = size,
                            .qkv = qkv.data(),
@@ -168,7 +168,7 @@ struct Heads {
     SameInEveryOrder(c.seed, what, [&] {
       const DeviceArray<T> d_q(static_cast<int64_t>(n));
       const DeviceArray<T> d_k(k0), d_v(k0);
-      const model::RotaryArgs<T> b{.heads = heads,
+      const device::RotaryArgs<T> b{.heads = heads,
                                    .kv_heads = kv,
                                    .head_size = size,
                                    .qkv = d_qkv.data(),
@@ -197,7 +197,7 @@ struct Heads {
     const std::vector<float> dw0 = RandomValues<float>(rng, 2 * size);
     std::vector<T> dqkv = dqkv0;
     std::vector<float> dw = dw0;
-    model::HeadNormBackwardArgs<T> back{.heads = heads,
+    device::HeadNormBackwardArgs<T> back{.heads = heads,
                                         .kv_heads = kv,
                                         .head_size = size,
                                         .qkv = qkv.data(),
@@ -213,7 +213,7 @@ struct Heads {
       d_dqkv.Write(dqkv0);
       d_dw.Write(dw0);
       const DeviceArray<float> scratch(HeadNormScratch(rows, size));
-      const model::HeadNormBackwardArgs<T> b{.heads = heads,
+      const device::HeadNormBackwardArgs<T> b{.heads = heads,
                                              .kv_heads = kv,
                                              .head_size = size,
                                              .qkv = d_qkv.data(),

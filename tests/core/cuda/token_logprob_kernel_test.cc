@@ -10,7 +10,7 @@ void Compare(uint64_t seed) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  const auto& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng(seed);
   const int64_t rows = rng.Between(1, 3), vocab = rng.OneOf({1, 7, 255, 256, 257, 1000, 1024, 4104, 5003});
   const float scale = rng.Below(2) == 0 ? 1.0F : 1.0F / 0.7F;

@@ -112,7 +112,7 @@ void CompareEmbedding(uint64_t seed) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  const auto& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng(seed + 200);
   const int64_t rows = rng.OneOf({1, 9, 300, 600}), d = rng.OneOf({1, 24, 100, 264}),
                 vocab = rng.OneOf({3, 50, 1000});
@@ -156,7 +156,7 @@ void CompareExperts(uint64_t seed) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
+  const auto& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng(seed + 300);
   const int64_t rows = rng.OneOf({1, 5, 20}), d = rng.OneOf({8, 30, 64, 2056}),
                 experts = rng.OneOf({2, 8, 60, 128}), k = std::min<int64_t>(experts, rng.Between(1, 8));
@@ -240,7 +240,7 @@ void CompareExperts(uint64_t seed) {
   const bool with_shared = rng.Below(2) == 0;
   std::vector<T> out(dout.size()), dshared(dout.size()), dy = y;
   std::vector<float> dweights(weights.size()), dgate(gate.size());
-  model::ExpertArgs<T> a{.d = d,
+  device::ExpertArgs<T> a{.d = d,
                          .k = k,
                          .place = place.data(),
                          .weights = weights.data(),
@@ -261,7 +261,7 @@ void CompareExperts(uint64_t seed) {
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_out(rows * d), d_dshared(rows * d), d_dy(y);
     const DeviceArray<float> d_dweights(rows * k), d_dgate(rows);
-    const model::ExpertArgs<T> b{.d = d,
+    const device::ExpertArgs<T> b{.d = d,
                                  .k = k,
                                  .place = d_place.data(),
                                  .weights = d_weights.data(),

@@ -33,7 +33,7 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     std::vector<int32_t> lengths(tokens.size());
     std::iota(lengths.begin(), lengths.end(), 1);
     const std::vector<int32_t> first_run(tokens.size(), 0);
-    const std::vector<model::KvRun> runs = {{.start = 0, .count = n}};
+    const std::vector<device::KvRun> runs = {{.start = 0, .count = n}};
     std::vector<int32_t> routed;
     const at::Tensor hidden = decoder.Forward({.ids = tokens,
                                                .positions = place,

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "core/base/rng.h"
-#include "core/model/attention_plan.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/attention_plan.h"
+#include "core/device/cpu/kernels.h"
 
 namespace tidepool::model {
 namespace {
 
 float Wide(float x) { return x; }
-float Wide(BF16 x) {
+float Wide(device::BF16 x) {
   const uint32_t u = uint32_t{x.bits} << 16;
   float f;
   std::memcpy(&f, &u, 4);
@@ -29,15 +29,15 @@ std::vector<T> Random(Rng& rng, int64_t n, double scale = 1.0) {
   if constexpr (std::is_same_v<T, float>) {
     return wide;
   } else {
-    std::vector<BF16> narrow(wide.size());
-    KernelsFor<BF16>(Isa::kBaseline).narrow(0, n, wide.data(), narrow.data());
+    std::vector<device::BF16> narrow(wide.size());
+    device::KernelsFor<device::BF16>(device::Isa::kBaseline).narrow(0, n, wide.data(), narrow.data());
     return narrow;
   }
 }
-std::vector<Isa> EverySet() {
-  std::vector<Isa> sets;
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
-    if (isa <= BestIsa()) sets.push_back(isa);
+std::vector<device::Isa> EverySet() {
+  std::vector<device::Isa> sets;
+  for (const device::Isa isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512, device::Isa::kAvx512Bf16}) {
+    if (isa <= device::BestIsa()) sets.push_back(isa);
   }
   return sets;
 }
@@ -55,7 +55,7 @@ Shape RandomShape(Rng& rng) {
 // Rows of sequences over slots that are cut into runs at any place.
 struct Rows {
   std::vector<int32_t> first_run, lengths;
-  std::vector<KvRun> runs;
+  std::vector<device::KvRun> runs;
   int64_t slots = 0;
 
   // Rows for the keys [from, end of slots).
@@ -124,7 +124,7 @@ template <typename T>
 struct Memory {
   std::vector<T> q, k, v, out;
   std::vector<float> lse, parts;
-  AttentionArgs<T> args;
+  device::AttentionArgs<T> args;
   Memory(const Rows& rows, const Shape& s, Rng& rng)
       : q(Random<T>(rng, static_cast<int64_t>(rows.lengths.size()) * s.heads * s.size,
                     rng.Below(4) == 0 ? 4 : 1)),
@@ -148,27 +148,27 @@ struct Memory {
   static std::vector<float> Garbage(int64_t n) {
     return std::vector<float>(static_cast<size_t>(n), std::numeric_limits<float>::quiet_NaN());
   }
-  void Run(Isa isa, const AttentionPlan& plan) {
-    parts = Garbage(plan.parts * args.heads * AttentionPartFloats(args.head_size));
-    std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
-    AttentionArgs<T> a = args;
+  void Run(device::Isa isa, const device::AttentionPlan& plan) {
+    parts = Garbage(plan.parts * args.heads * device::AttentionPartFloats(args.head_size));
+    std::vector<float> scratch = Garbage(device::AttentionScratch(args.head_size));
+    device::AttentionArgs<T> a = args;
     a.tile_rows = plan.tile_rows.data();
     a.first_part = plan.first_part.data(), a.part_count = plan.part_count.data(), a.parts = parts.data();
     for (const auto* tiles : {&plan.parts_tiles, &plan.tiles}) {
-      for (const AttentionTile& tile : *tiles) KernelsFor<T>(isa).attention(tile, a, scratch.data());
+      for (const device::AttentionTile& tile : *tiles) device::KernelsFor<T>(isa).attention(tile, a, scratch.data());
     }
   }
-  void RunAlone(Isa isa, int32_t row) {
-    std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
-    AttentionArgs<T> a = args;
+  void RunAlone(device::Isa isa, int32_t row) {
+    std::vector<float> scratch = Garbage(device::AttentionScratch(args.head_size));
+    device::AttentionArgs<T> a = args;
     a.tile_rows = &row;
     const auto group = static_cast<int32_t>(args.heads / args.kv_heads);
     for (int32_t h = 0; h < args.heads; h += group) {
-      KernelsFor<T>(isa).attention(
+      device::KernelsFor<T>(isa).attention(
           {.rows = 1,
            .head_begin = h,
            .head_end = h + group,
-           .block_end = static_cast<int32_t>((args.lengths[row] + kKeyBlock - 1) / kKeyBlock)},
+           .block_end = static_cast<int32_t>((args.lengths[row] + device::kKeyBlock - 1) / device::kKeyBlock)},
           a, scratch.data());
     }
   }
@@ -181,7 +181,7 @@ struct Weights64 {
 // Weights of one row and query head over `slots`.
 template <typename T>
 Weights64 PlainWeights(const Memory<T>& m, size_t row, int64_t head, const std::vector<int32_t>& slots) {
-  const AttentionArgs<T>& a = m.args;
+  const device::AttentionArgs<T>& a = m.args;
   const int64_t kv = head / (a.heads / a.kv_heads);
   Weights64 w;
   double top = -1e300, total = 0;
@@ -202,22 +202,22 @@ Weights64 PlainWeights(const Memory<T>& m, size_t row, int64_t head, const std::
 
 template <typename T>
 class AttentionTest : public testing::Test {};
-using Types = testing::Types<float, BF16>;
+using Types = testing::Types<float, device::BF16>;
 TYPED_TEST_SUITE(AttentionTest, Types);
 
 TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) {
   using T = TypeParam;
   constexpr double kRounding =
       std::is_same_v<T, float> ? 1e-5 : 8e-3;  // float32 sums; rounded weights and result
-  for (const Isa isa : EverySet()) {
+  for (const device::Isa isa : EverySet()) {
     for (uint64_t seed = 0; seed < 24; ++seed) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
       Rng rng(seed);
       const Shape s = RandomShape(rng);
       const Rows rows = RandomPages(rng, seed % 3 == 0 ? 90 : 500);
       Memory<T> m(rows, s, rng);
-      const AttentionPlan plan =
-          PlanAttention(rows.first_run, rows.lengths, rows.runs,
+      const device::AttentionPlan plan =
+          device::PlanAttention(rows.first_run, rows.lengths, rows.runs,
                         {s.heads, s.kv_heads, s.size, static_cast<int64_t>(1 + rng.Below(64))});
       m.Run(isa, plan);
       const std::vector<T> out = m.out;
@@ -247,7 +247,7 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
 // Prefill in pieces, decoding, and a whole training batch.
 TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
   using T = TypeParam;
-  for (const Isa isa : EverySet()) {
+  for (const device::Isa isa : EverySet()) {
     Rng rng(77);
     const Shape s{9, 3, 64};
     Rows whole;
@@ -266,7 +266,7 @@ TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
       part.args.q = m.q.data() + begin * 9 * 64, part.args.k = m.k.data(), part.args.v = m.v.data();
       part.args.first_run = first.data(), part.args.lengths = lengths.data();
       part.args.out = part.out.data(), part.args.lse = part.lse.data();
-      part.Run(isa, PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
+      part.Run(isa, device::PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
       if (begin == 0 && end == 700) m.out = part.out;
       ASSERT_EQ(
           std::memcmp(part.out.data(), m.out.data() + begin * 9 * 64, (end - begin) * 9 * 64 * sizeof(T)), 0)
@@ -289,32 +289,32 @@ TEST(AttentionPlanTest, AGroupGoesThroughItsPromptOnce) {
     rows.first_run.push_back(first);
     rows.lengths.push_back(1005);
   }
-  const AttentionPlan one = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
+  const device::AttentionPlan one = device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
   ASSERT_EQ(one.tiles.size(), 1U);
   EXPECT_EQ(one.tiles[0].rows, 8);
   EXPECT_EQ(one.parts, 0);
   // Two threads: tiles of one KV head each, and parts for their first blocks.
-  const AttentionPlan two = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
+  const device::AttentionPlan two = device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
   ASSERT_EQ(two.tiles.size(), 3U);
   ASSERT_GT(two.parts_tiles.size(), 0U);
   ASSERT_EQ(two.parts_tiles.size() % 3, 0U);
   int64_t blocks = 0;
   for (const auto* tiles : {&two.tiles, &two.parts_tiles}) {
-    for (const AttentionTile& tile : *tiles) {
+    for (const device::AttentionTile& tile : *tiles) {
       EXPECT_EQ(tile.rows, 8);
       EXPECT_EQ(tile.head_end - tile.head_begin, 3);
       blocks += tile.block_end - tile.block_begin;
     }
   }
-  EXPECT_EQ(blocks, 3 * ((1005 + kKeyBlock - 1) / kKeyBlock)) << "every block of a KV head once";
+  EXPECT_EQ(blocks, 3 * ((1005 + device::kKeyBlock - 1) / device::kKeyBlock)) << "every block of a KV head once";
 }
 
 TEST(AttentionPlanTest, PartsStayBounded) {
   Rng rng(2);
   const std::vector<int32_t> first(1, 0), lengths(1, 1 << 20);
-  const std::vector<KvRun> runs = {{0, 1 << 20}};
-  const AttentionPlan plan = PlanAttention(first, lengths, runs, {64, 8, 128, 256});
-  EXPECT_LE(plan.parts * 64 * AttentionPartFloats(128) * 4, int64_t{8} << 20);
+  const std::vector<device::KvRun> runs = {{0, 1 << 20}};
+  const device::AttentionPlan plan = device::PlanAttention(first, lengths, runs, {64, 8, 128, 256});
+  EXPECT_LE(plan.parts * 64 * device::AttentionPartFloats(128) * 4, int64_t{8} << 20);
 }
 
 // A training batch: sequences that go on from any earlier one, as packing makes them.
@@ -340,7 +340,7 @@ Rows RandomTree(Rng& rng, int64_t longest) {
 TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCells) {
   using T = TypeParam;
   constexpr double kRounding = std::is_same_v<T, float> ? 2e-5 : 2e-2;
-  for (const Isa isa : EverySet()) {
+  for (const device::Isa isa : EverySet()) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
       Rng rng(100 + seed);
@@ -348,9 +348,9 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
       const Rows rows = RandomTree(rng, 500);
       const auto n = static_cast<int64_t>(rows.lengths.size());
       Memory<T> m(rows, s, rng);
-      m.Run(isa, PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
+      m.Run(isa, device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
       const std::vector<T> dout = Random<T>(rng, n * s.heads * s.size);
-      const int64_t half = s.size / 2, padded = RoundUp(s.size, 16),
+      const int64_t half = s.size / 2, padded = device::RoundUp(s.size, 16),
                     width = (s.heads + 2 * s.kv_heads) * s.size;
       std::vector<float> cos, sin;
       std::vector<int32_t> positions;
@@ -363,15 +363,15 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
         }
       }
       const std::pair<int64_t, int64_t> all{0, n};
-      const AttentionBackwardPlan plan = PlanAttentionBackward(rows.first_run, rows.lengths, rows.runs,
+      const device::AttentionBackwardPlan plan = device::PlanAttentionBackward(rows.first_run, rows.lengths, rows.runs,
                                                                {&all, 1}, {s.heads, s.kv_heads, s.size});
       std::vector<T> first;
       for (int run = 0; run < 2; ++run) {
         std::vector<float> dq = m.Garbage(plan.lanes * s.kv_heads * padded),
                            dk = m.Garbage(n * s.kv_heads * padded), dv = dk,
-                           scratch = m.Garbage(AttentionBackwardScratch(s.size));
+                           scratch = m.Garbage(device::AttentionBackwardScratch(s.size));
         std::vector<T> dqkv(static_cast<size_t>(n * width));
-        const AttentionBackwardArgs<T> args{.forward = m.args,
+        const device::AttentionBackwardArgs<T> args{.forward = m.args,
                                             .rows = n,
                                             .dout = dout.data(),
                                             .cos = cos.data(),
@@ -394,7 +394,7 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
             const auto cell = static_cast<size_t>(ready.back());
             ready.pop_back();
             ++done;
-            KernelsFor<T>(isa).attention_backward(plan.cells[cell], kv, args, scratch.data());
+            device::KernelsFor<T>(isa).attention_backward(plan.cells[cell], kv, args, scratch.data());
             for (const int32_t next : {plan.next_rows[cell], plan.next_slots[cell]}) {
               if (next >= 0 && --waits[static_cast<size_t>(next)] == 0) ready.push_back(next);
             }

@@ -130,7 +130,7 @@ void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
 
   // The engine's way: prompt once into block 2 and, from behind, those after 15; then single rows.
   Memory memory(s, dtype, (16 + blocks) * 16);
-  std::vector<KvRun> prompt_runs;
+  std::vector<device::KvRun> prompt_runs;
   BatchArrays prefill;
   for (int32_t b = 0; b < blocks; ++b) {
     prompt_runs.push_back({(15 + blocks - b) * 16, 16});

@@ -13,13 +13,13 @@
 #include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
 
 inline DecoderOptions Deterministic(const Weights& weights) {
-  if (OwnProducts(weights.dtype() == DType::kFloat32)) return {};
+  if (device::OwnProducts(weights.dtype() == DType::kFloat32)) return {};
   auto blocks = RowBlocks::For(weights.spec(), weights.dtype());
   TP_CHECK(blocks.ok()) << blocks.status().ToString();
   return {.row_blocks = *blocks};
@@ -222,7 +222,7 @@ inline double ReferenceLogProb(const Flat& logits, int32_t id) {
 // Owns the arrays of a RaggedBatch.
 struct BatchArrays {
   std::vector<int32_t> ids, positions, slots, first_run, lengths;
-  std::vector<KvRun> runs;
+  std::vector<device::KvRun> runs;
   [[nodiscard]] RaggedBatch view() const { return {ids, positions, slots, first_run, lengths, runs}; }
 
   // Adds rows [from, to) of a sequence whose runs begin at `run`; slots follow on `next_slot`.

@@ -1,6 +1,6 @@
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 // Defined by kernels_<isa>.cc.
 #define TIDEPOOL_DECLARE(isa)               \
@@ -44,4 +44,4 @@ const KernelTable<BF16>& Kernels<BF16>() {
   return KernelsFor<BF16>(BestIsa());
 }
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

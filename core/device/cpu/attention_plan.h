@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 struct AttentionShape {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
@@ -54,4 +54,4 @@ AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,
                                             std::span<const std::pair<int64_t, int64_t>> ranges,
                                             const AttentionShape& shape);
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 // Consecutive slots of a KV memory.
 struct KvRun {
@@ -11,4 +11,4 @@ struct KvRun {
   int32_t count = 0;  // slots
 };
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -1,3 +1,3 @@
 // The kernels compiled for one instruction set (flags in CMakeLists.txt).
-#define TIDEPOOL_ISA avx512
-#include "core/model/kernels/table.inc"
+#define TIDEPOOL_ISA avx512_bf16
+#include "core/device/cpu/table.inc"

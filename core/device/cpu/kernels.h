@@ -1,8 +1,7 @@
 #pragma once
-// CPU kernels of the decoder on raw pointers: matrix products and everything between two of them.
+// Kernels of the CPU (core/device/arguments.h says what they compute), and their tables.
 //
-// Rows are stored in T (float32 or bfloat16) and computed in float32. Each kernel works on a range
-// of independent items, so the caller splits the range over threads as it likes: the result of an
+// Each works on a range of independent items, so the caller splits the range over threads as it likes: the result of an
 // item never depends on the split. Sums run in one fixed order: 16 lanes by index mod 16, lanes
 // added as a balanced tree. The code is compiled once per instruction set (AVX-512, AVX2, baseline)
 // and chosen at run time; equal bits are promised on one instruction set, not between two of them
@@ -11,60 +10,18 @@
 #include <cstdint>
 
 #include "core/base/words.h"
-#include "core/model/kv_run.h"
+#include "core/device/arguments.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
-// bfloat16 as stored: the upper half of a float32.
-struct BF16 {
-  uint16_t bits = 0;
-};
-
-// Adds `add` (may be null) to x, writes the sum to x_out (may be x; unused when add is null), and
-//   out = x * rstd * weight,  rstd = 1/sqrt(mean(x^2) + eps)      (RMSNorm, arXiv:1910.07467)
-// x, add, x_out, out: [rows, d]; weight: [d]; rstd: [rows] or null.
-template <typename T>
-struct RmsNormArgs {
-  int64_t d = 0;
-  const T* x = nullptr;
-  const T* add = nullptr;
-  T* x_out = nullptr;
-  const T* weight = nullptr;
-  float eps = 0;
-  T* out = nullptr;
-  float* rstd = nullptr;
-};
-
-// Takes apart a row of the fused product: adds the bias, normalises each head of q and k (Qwen3),
-// rotates q and k (half-split convention: x1' = x1 cos - x2 sin, x2' = x2 cos + x1 sin for the
-// halves x1, x2 of a head), and writes q to its buffer, k and v to their slots.
-template <typename T>
-struct RotaryArgs {
-  int64_t heads = 0, kv_heads = 0, head_size = 0;
-  const T* qkv = nullptr;     // [rows, (heads + 2 kv_heads) * head_size]
-  const T* bias = nullptr;    // [(heads + 2 kv_heads) * head_size] or null
-  const T* q_norm = nullptr;  // [head_size] or null
-  const T* k_norm = nullptr;
-  float eps = 0;
-  const float* cos = nullptr;  // [positions, head_size / 2]
-  const float* sin = nullptr;
-  const int32_t* positions = nullptr;  // [rows]
-  const int32_t* slots = nullptr;      // [rows]
-  T* q = nullptr;                      // [rows, heads * head_size]
-  T* k = nullptr;                      // [slots, kv_heads, head_size]
-  T* v = nullptr;
-};
-
-// Attention of rows over runs of slots.
-//   s_j = q.k_j / sqrt(D), p = softmax(s), out = sum_j p_j v_j, lse = log sum_j exp(s_j)
-// Work comes in tiles (core/model/attention_plan.h). Keys are taken in blocks of kKeyBlock from position 0
-// on, so a row has the same bits in every tile and however its blocks are divided; a part is what was
-// computed of a row elsewhere: of its first blocks together, or of one later block.
+// Attention (AttentionArgs) comes in tiles (attention_plan.h). Keys are taken in blocks of kKeyBlock from
+// position 0 on, so a row has the same bits in every tile and however its blocks are divided; a part is what
+// was computed of a row elsewhere: of its first blocks together, or of one later block.
 inline constexpr int64_t kKeyBlock = 128;
 inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
 inline constexpr int64_t kTileSequences = 16;  // of a tile's rows, at most
 struct AttentionTile {
-  int32_t first_row = 0, rows = 0;         // in AttentionArgs::tile_rows; those of a sequence side by side
+  int32_t first_row = 0, rows = 0;         // in AttentionTileArgs::tile_rows; those of a sequence side by side
   int32_t head_begin = 0, head_end = 0;    // query heads: of whole KV heads, or some of one
   int32_t block_begin = 0, block_end = 0;  // keys that a row does not see are passed over
   // -1: folds the rows' parts and these blocks, writes out and lse. 0: writes part 0 of its rows, with
@@ -72,26 +29,15 @@ struct AttentionTile {
   int32_t part = -1;
 };
 template <typename T>
-struct AttentionArgs {
-  int64_t heads = 0, kv_heads = 0, head_size = 0;
-  const T* q = nullptr;  // [rows, heads * head_size]
-  const T* k = nullptr;  // [slots, kv_heads, head_size]
-  const T* v = nullptr;
-  const int32_t* first_run = nullptr;  // [rows]
-  const int32_t* lengths = nullptr;    // [rows], >= 1
-  const KvRun* runs = nullptr;
+struct AttentionTileArgs : AttentionArgs<T> {
   const int32_t* tile_rows = nullptr;
   const int32_t* first_part = nullptr;  // [rows], null without parts
   const int32_t* part_count = nullptr;  // [rows]
   float* parts = nullptr;               // [parts, heads, AttentionPartFloats]
-  T* out = nullptr;                     // [rows, heads * head_size]
-  float* lse = nullptr;                 // [rows, heads] or null
 };
 
-// Backward of attention and of the rotation, where slots are rows. Probabilities are computed again from lse.
-// Writes the gradient of the fused product before rotation (bias and head norms are not undone here). Work
-// comes in cells of tiles by slots (core/model/attention_plan.h); sums wait in dq, dk and dv until their last
-// cell.
+// Its backward comes in cells of tiles by slots (attention_plan.h); sums wait in dq, dk and dv until their
+// last cell.
 inline constexpr int64_t kBackwardLanes = 64;  // rows x query heads of a tile, at most
 struct AttentionBackwardTile {
   int32_t first_row = 0, rows = 0;  // of one sequence
@@ -105,73 +51,11 @@ struct AttentionCell {
   bool first_of_rows = false, last_of_rows = false, first_of_slots = false, last_of_slots = false;
 };
 template <typename T>
-struct AttentionBackwardArgs {
-  AttentionArgs<T> forward;  // out and lse as the forward left them
-  int64_t rows = 0;
-  const T* dout = nullptr;  // [rows, heads * head_size]
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  const int32_t* positions = nullptr;
+struct AttentionCellArgs : AttentionBackwardArgs<T> {
   const AttentionBackwardTile* tiles = nullptr;
   float* dq = nullptr;  // [lanes, kv_heads, padded], padded: head_size up to a multiple of 16
   float* dk = nullptr;  // [kv_heads, rows, padded]
   float* dv = nullptr;
-  T* dqkv = nullptr;  // [rows, (heads + 2 kv_heads) * head_size]
-};
-
-// Backward of the head norms of q and k: dqkv in place, rows of gradient before the norm.
-// dweight[2 * head_size] (q, then k) is added to.
-template <typename T>
-struct HeadNormBackwardArgs {
-  int64_t heads = 0, kv_heads = 0, head_size = 0;
-  const T* qkv = nullptr;
-  const T* bias = nullptr;
-  const T* q_norm = nullptr;
-  const T* k_norm = nullptr;
-  float eps = 0;
-  T* dqkv = nullptr;
-};
-
-// The outputs of K chosen experts, weighted, and of the shared expert, gated, for each row:
-//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded
-//   once)
-// and its backward. y and dy: [gathered rows, d]; place: row of y of (r, k).
-template <typename T>
-struct ExpertArgs {
-  int64_t d = 0, k = 0;
-  const int32_t* place = nullptr;  // [rows, k]
-  const float* weights = nullptr;  // [rows, k]
-  const T* y = nullptr;
-  const float* gate = nullptr;  // [rows], null without a shared expert
-  const T* shared = nullptr;    // [rows, d]
-  T* out = nullptr;             // [rows, d]; forward
-  const T* dout = nullptr;      // [rows, d]; backward
-  T* dy = nullptr;              // as y: weights[r, k] dout[r]
-  float* dweights = nullptr;    // [rows, k]: dout[r] . y[place]
-  T* dshared = nullptr;         // [rows, d]: gate[r] dout[r]
-  float* dgate = nullptr;       // [rows]: dout[r] . shared[r]
-};
-
-// y = x w^T with w as it stands in the arena. An element is summed in an order that k alone fixes, so a row
-// has the same bits in every batch, at every place of it and whatever columns are computed together.
-template <typename T>
-struct MultiplyArgs {
-  int64_t rows = 0, n = 0, k = 0;
-  const T* x = nullptr;  // [rows, k]
-  const T* w = nullptr;  // [n, k]
-  T* y = nullptr;        // [rows, n]; not x
-};
-
-// The two products of its backward: dx = dy w, and dw += dy^T x. Summed in float32 over n, or over rows, in
-// order and by blocks of fixed size.
-template <typename T>
-struct MultiplyBackArgs {
-  int64_t rows = 0, n = 0, k = 0;
-  const T* dy = nullptr;  // [rows, n]
-  const T* w = nullptr;   // [n, k]
-  T* dx = nullptr;        // [rows, k]; not dy
-  const T* x = nullptr;   // [rows, k]
-  float* dw = nullptr;    // [n, k]
 };
 
 template <typename T>
@@ -181,7 +65,7 @@ struct ProductTable {
   int64_t (*multiply_scratch)(int64_t rows, int64_t k);
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
-  void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
+  void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);
 };
 
 template <typename T>
@@ -196,17 +80,18 @@ struct KernelTable {
                                    const float* rstd, const T* dout, float* dweight);
   void (*rotary)(int64_t begin, int64_t end, const RotaryArgs<T>&);
   // scratch: AttentionScratch(head_size) floats.
-  void (*attention)(const AttentionTile&, const AttentionArgs<T>&, float* scratch);
+  void (*attention)(const AttentionTile&, const AttentionTileArgs<T>&, float* scratch);
   // scratch: AttentionBackwardScratch(head_size) floats.
-  void (*attention_backward)(const AttentionCell&, int64_t kv_head, const AttentionBackwardArgs<T>&,
+  void (*attention_backward)(const AttentionCell&, int64_t kv_head, const AttentionCellArgs<T>&,
                              float* scratch);
+  // dweight[2 * head_size]: of q, then of k; added to, in place of the arguments' own.
   void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
   void (*add_bias)(int64_t begin, int64_t end, int64_t n, const T* bias, T* x);  // x[rows, n] += bias[n]
   // logits[rows, experts] (float32) = x[rows, d] . w[experts, d]^T, each a sum in the fixed order.
   void (*router)(int64_t begin, int64_t end, int64_t d, int64_t experts, const T* x, const T* w,
                  float* logits);
-  void (*combine_experts)(int64_t begin, int64_t end, const ExpertArgs<T>&);
-  void (*combine_experts_backward)(int64_t begin, int64_t end, const ExpertArgs<T>&);
+  void (*combine_experts)(int64_t begin, int64_t end, const CombineExpertsArgs<T>&);
+  void (*combine_experts_backward)(int64_t begin, int64_t end, const CombineExpertsBackwardArgs<T>&);
   // gate_up[rows, 2 ff] -> act[rows, ff] = silu(gate) * up.
   void (*swiglu)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, T* act);
   // dgate_up[rows, 2 ff] from dact[rows, ff]; dgate_up may be gate_up.
@@ -260,4 +145,4 @@ bool OwnProducts(bool wide);
 template <typename T>
 const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

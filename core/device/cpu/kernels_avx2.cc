@@ -1,3 +1,3 @@
 // The kernels compiled for one instruction set (flags in CMakeLists.txt).
 #define TIDEPOOL_ISA avx2
-#include "core/model/kernels/table.inc"
+#include "core/device/cpu/table.inc"

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "core/model/kernels/kernels.h"
+#include "core/device/cpu/kernels.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 Isa Detect() {
   Isa best = Isa::kBaseline;
@@ -49,4 +49,4 @@ bool OwnProducts(bool wide) {
 #endif
 }
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -8,7 +8,7 @@
 
 #include "core/base/status.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 class PageBuffer {
  public:
@@ -33,4 +33,4 @@ class PageBuffer {
   size_t size_ = 0;
 };
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -1,9 +1,9 @@
-#include "core/model/attention_plan.h"
+#include "core/device/cpu/attention_plan.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 
 constexpr int64_t kMostPartBytes = int64_t{8} << 20;  // dividing ends where parts would take more
@@ -294,4 +294,4 @@ AttentionBackwardPlan PlanAttentionBackward(std::span<const int32_t> first_run,
   return plan;
 }
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

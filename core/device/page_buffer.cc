@@ -1,4 +1,4 @@
-#include "core/model/page_buffer.h"
+#include "core/device/page_buffer.h"
 
 #include <sys/mman.h>
 
@@ -7,7 +7,7 @@
 
 #include "core/base/check.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 StatusOr<PageBuffer> PageBuffer::Create(size_t bytes) {
   PageBuffer buffer;
@@ -44,4 +44,4 @@ PageBuffer::~PageBuffer() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

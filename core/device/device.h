@@ -1,0 +1,138 @@
+#pragma once
+// One place that computes: its memory, copies to and from the host, and one method for each kernel.
+//
+// A device's memory is read and written by its kernels alone. The host holds addresses (Buffer, View), uploads
+// what kernels read, and downloads what they wrote. Kernels run in the order of their calls; they may still
+// run when a call returns, and Download and Synchronize wait for them.
+//
+// Not thread-safe: one thread uses a device at a time. Several devices may stand for one processor.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/base/check.h"
+#include "core/base/choices.h"
+#include "core/base/status.h"
+#include "core/device/arguments.h"
+
+namespace tidepool::device {
+
+inline int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+template <typename T>
+inline constexpr DType kDTypeOf = std::is_same_v<T, float> ? DType::kFloat32 : DType::kBFloat16;
+
+// Rows of device memory without gaps. Does not own it.
+struct View {
+  void* data = nullptr;
+  int64_t rows = 0, cols = 0;
+  DType dtype = DType::kFloat32;
+
+  [[nodiscard]] explicit operator bool() const { return data != nullptr; }
+  [[nodiscard]] int64_t elements() const { return rows * cols; }
+  [[nodiscard]] int64_t bytes() const { return elements() * SizeOf(dtype); }
+  // The address for kernels of T, null for no memory. requires the dtype of T.
+  template <typename T>
+  [[nodiscard]] T* As() const {
+    TP_CHECK(data == nullptr || dtype == kDTypeOf<T>) << "an array of " << Name(dtype) << " taken for another";
+    return static_cast<T*>(data);
+  }
+  // requires [first, first + n) among the rows.
+  [[nodiscard]] View Rows(int64_t first, int64_t n) const {
+    TP_CHECK(first >= 0 && n >= 0 && first + n <= rows)
+        << "rows " << first << " to " << first + n << " of " << rows;
+    return {static_cast<std::byte*>(data) + first * cols * SizeOf(dtype), n, cols, dtype};
+  }
+};
+
+// Memory of a device, 64-byte aligned; freed with it.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] int64_t bytes() const { return bytes_; }
+
+ protected:
+  Buffer(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+
+ private:
+  void* data_;
+  int64_t bytes_;
+};
+
+// A view with a share in its memory.
+struct Array {
+  std::shared_ptr<Buffer> memory;
+  View view;
+  [[nodiscard]] explicit operator bool() const { return memory != nullptr; }
+};
+
+// Of a batch, on the host; what PlanAttention divides.
+struct RowRunsOfHost {
+  std::span<const int32_t> first_run, lengths;  // [rows]
+  std::span<const KvRun> runs;
+};
+struct HeadShape {
+  int64_t heads = 0, kv_heads = 0, head_size = 0;
+};
+
+class Device {
+ public:
+  Device() = default;
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // "cpu avx512_bf16", "checked", ...
+  [[nodiscard]] virtual std::string name() const = 0;
+  // Whether Multiply gives a row the same bits in every batch.
+  [[nodiscard]] virtual bool batch_invariant(DType) const = 0;
+
+  // Zeroed memory; kResourceExhausted, with the size.
+  virtual StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) = 0;
+  virtual void Upload(void* to, const void* from_host, int64_t bytes) = 0;
+  virtual void Download(void* to_host, const void* from, int64_t bytes) = 0;
+  virtual void Copy(void* to, const void* from, int64_t bytes) = 0;  // no overlap
+  virtual void Zero(void* to, int64_t bytes) = 0;
+  virtual void Synchronize() = 0;
+  // Gives back what kernels keep between calls; they take it again.
+  virtual void ReleaseScratch() = 0;
+  [[nodiscard]] virtual int64_t scratch_bytes() const = 0;
+
+  // How the attention of a batch is divided, for any number of layers.
+  virtual std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) = 0;
+  // ranges: [begin, end) of rows that attend inside themselves only and tile the batch; slots are rows.
+  virtual std::unique_ptr<AttentionWork> PlanAttentionBackward(
+      const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
+      const HeadShape& shape) = 0;
+
+#define TIDEPOOL_TYPED(Kernel)                     \
+  virtual void Kernel(const Kernel##Args<float>&) = 0; \
+  virtual void Kernel(const Kernel##Args<BF16>&) = 0;
+#define TIDEPOOL_PLAIN(Kernel) virtual void Kernel(const Kernel##Args&) = 0;
+  TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+  TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
+#undef TIDEPOOL_TYPED
+#undef TIDEPOOL_PLAIN
+
+  // requires memory: TP_CHECK with the size.
+  Array Take(int64_t rows, int64_t cols, DType dtype);
+  // [values.size()] of the host, on the device.
+  template <typename V>
+  void Upload(V* to, std::span<const V> values) {
+    if (!values.empty()) Upload(to, static_cast<const void*>(values.data()), static_cast<int64_t>(values.size_bytes()));
+  }
+  template <typename V>
+  std::vector<V> Read(const V* from, int64_t n) {
+    std::vector<V> out(static_cast<size_t>(n));
+    if (n > 0) Download(out.data(), from, n * static_cast<int64_t>(sizeof(V)));
+    return out;
+  }
+};
+
+}  // namespace tidepool::device
