@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -81,6 +83,13 @@ struct HeadShape {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
 };
 
+// A matrix [n, k] that multiplies rows in a forward.
+struct ProductShape {
+  const char* name;
+  int64_t n = 0, k = 0;
+  bool head = false;  // of the vocabulary: by far the widest
+};
+
 class Device {
  public:
   Device() = default;
@@ -122,7 +131,14 @@ class Device {
 
   // requires memory: TP_CHECK with the size.
   Array Take(int64_t rows, int64_t cols, DType dtype);
-  // [values.size()] of the host, on the device.
+  // Values of the host in memory of their own. requires memory.
+  template <typename V>
+  std::shared_ptr<Buffer> Put(std::span<const V> values) {
+    StatusOr<std::shared_ptr<Buffer>> memory = Allocate(static_cast<int64_t>(values.size_bytes()));
+    TP_CHECK(memory.ok()) << memory.status().ToString();
+    Upload(static_cast<V*>((*memory)->data()), values);
+    return std::move(memory).value();
+  }
   template <typename V>
   void Upload(V* to, std::span<const V> values) {
     if (!values.empty()) Upload(to, static_cast<const void*>(values.data()), static_cast<int64_t>(values.size_bytes()));

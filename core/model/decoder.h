@@ -6,24 +6,18 @@
 // engine's slots are those of its paged cache; the trainer's are the rows of the packed batch, and
 // the rows of a group share the slots of their prompt. Attention takes a row's keys in blocks by their
 // positions and adds them up in a fixed order, so the result of a row depends on its own inputs
-// alone: not on the batch, not on how slots are cut into runs. So are products (kernels/kernels.h), which
-// read the weights where they stand: prefill, decode and training are bit-equal. bfloat16 on a processor with
-// AMX is the exception: there products are LibTorch's, and bits are equal in deterministic mode, which cuts
-// them into blocks of tried sizes (row_blocks.h).
+// alone: not on the batch, not on how slots are cut into runs. Where products are so too
+// (Device::batch_invariant), prefill, decode and training are bit-equal.
 //
-// Not thread-safe; one thread owns a Decoder, products use at::get_num_threads() threads inside.
-
-#include <ATen/core/ATen_fwd.h>
+// Not thread-safe; one thread owns a Decoder and its device.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/device/kv_run.h"
-#include "core/model/row_blocks.h"
+#include "core/device/device.h"
 #include "core/model/spec.h"
 #include "core/model/weights.h"
 
@@ -45,16 +39,9 @@ struct RaggedBatch {
   std::vector<int32_t>* routed = nullptr;
 };
 
-// K and V of all layers: two tensors [layers, slots, kv_heads, head_size] in the model's dtype.
+// K and V of all layers, each [layers * slots, kv_heads * head_size] in the model's dtype, on the device.
 struct KvMemory {
-  at::Tensor* k = nullptr;
-  at::Tensor* v = nullptr;
-};
-
-struct DecoderOptions {
-  // Deterministic mode where products are LibTorch's: how they are cut; covers this model. Shared by all
-  // decoders of a process. Null: products as they come.
-  std::shared_ptr<const RowBlocks> row_blocks = nullptr;
+  device::View k, v;
 };
 
 // Activations kept by a training forward; defined in decoder_backward.cc.
@@ -66,24 +53,27 @@ using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
 
 class Decoder {
  public:
-  // `weights` outlives the decoder; its bytes may change between calls (new versions), never during one.
-  Decoder(const Weights& weights, DecoderOptions options);
+  // `weights` are memory of the device and outlive the decoder; their bytes may change between calls (new
+  // versions), never during one.
+  Decoder(const Weights& weights, std::shared_ptr<device::Device> device);
   ~Decoder();
 
+  [[nodiscard]] device::Device& device() const;
+
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
-  at::Tensor Forward(const RaggedBatch& batch, const KvMemory& kv) const;
+  device::Array Forward(const RaggedBatch& batch, const KvMemory& kv) const;
 
   // Logits [n, vocab] (model's dtype product, then widened to float32 by the consumer) of hidden[n, hidden].
-  at::Tensor Logits(const at::Tensor& hidden) const;
+  device::Array Logits(const device::View& hidden) const;
 
   // The training forward: same numbers, keeps what the backward needs (with `recompute`, only block
   // inputs). The KV memory is the batch itself: slots must be 0..rows-1 in order.
-  std::pair<at::Tensor, SavedPtr> ForwardTraining(const RaggedBatch& batch, bool recompute) const;
+  std::pair<device::Array, SavedPtr> ForwardTraining(const RaggedBatch& batch, bool recompute) const;
 
   // Adds the gradient of every parameter to `grads` (same flat index as the weights, float32) given
   // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`. With experts, adds the gradient of
   // balance_scale * LoadBalanceLoss(saved).
-  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads,
+  void Backward(SavedPtr saved, const device::View& grad_hidden, Gradients& grads,
                 double balance_scale = 0) const;
   // How unevenly the experts are used (Switch Transformer, arXiv:2101.03961, equations 4-6; as the reference
   // library computes it, over the rows of all sparse layers together): E sum_e f_e P_e, with f_e the share of
@@ -91,7 +81,8 @@ class Decoder {
   [[nodiscard]] double LoadBalanceLoss(const SavedPtr& saved) const;
   // The head's part: logits = hidden · head^T. dlogits [n, vocab] in the model's dtype. Returns
   // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
-  at::Tensor LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const;
+  device::Array LogitsBackward(const device::View& hidden, const device::View& dlogits,
+                               Gradients& grads) const;
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();
@@ -106,16 +97,17 @@ class Decoder {
 
 // For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
 // additions; `entropy` (may be empty) gets the entropy at that temperature, `lse` (may be empty) the
-// log of the sum of exp(logits / temperature). logits: [n, vocab] contiguous, float32 or bfloat16;
-// temperature > 0. The engine's sampler and the trainer call this one function, so equal logits give
-// equal bits. A logit of -inf has probability 0; a NaN in a row makes its log-probability NaN.
-void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float temperature,
-                   std::span<float> logprobs, std::span<float> entropy = {}, std::span<float> lse = {});
+// log of the sum of exp(logits / temperature). logits: [n, vocab] of the device, temperature > 0. The engine's
+// sampler and the trainer call this one function, so equal logits give equal bits. A logit of -inf has
+// probability 0; a NaN in a row makes its log-probability NaN.
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy = {},
+                   std::span<float> lse = {});
 
 // Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
 // `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.
-void TokenLogProbsBackward(at::Tensor& logits, std::span<const int32_t> ids, float temperature,
-                           std::span<const float> lse, std::span<const float> entropy,
+void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                           float temperature, std::span<const float> lse, std::span<const float> entropy,
                            std::span<const float> dlogprobs, std::span<const float> dentropy);
 
 }  // namespace tidepool::model

@@ -1,132 +1,88 @@
 #pragma once
 // Inside of Decoder, shared by decoder.cc (forward) and decoder_backward.cc. Not for others.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/device/cpu/attention_plan.h"
+#include "core/model/activation_arena.h"
 #include "core/model/decoder.h"
-#include "core/device/cpu/kernels.h"
-#include "core/device/page_buffer.h"
 
 namespace tidepool::model {
 
-inline at::ScalarType ScalarOf(DType dtype) { return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16; }
+using device::Array;
+using device::BF16;
+using device::View;
 
-template <typename T>
-T* Ptr(const at::Tensor& t) {
-  return t.defined() ? static_cast<T*>(t.data_ptr()) : nullptr;
-}
-
-// Splits [0, items) over the threads where the work is worth it. `cost`: rough float operations an item.
-void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body);
-
-// Runs the tiles of a plan, those that finish rows after all that write parts: tile(which, thread), thread
-// below at::get_num_threads(). A thread takes the next tile when it is done with its last one.
-void RunTiles(const device::AttentionPlan& plan, const std::function<void(const device::AttentionTile&, int64_t)>& tile);
-
-// Runs every cell of every KV head, each after those that it waits for: body(cell, kv_head, thread).
-void RunCells(const device::AttentionBackwardPlan& plan, int64_t kv_heads,
-              const std::function<void(int64_t, int64_t, int64_t)>& body);
-
-// Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
-class ActivationArena {
- public:
-  // Uninitialised, 64-byte aligned; valid until Reset().
-  at::Tensor Take(at::IntArrayRef shape, at::ScalarType dtype);
-  void Reset() { chunk_ = 0, used_ = 0; }
-  struct Mark {
-    size_t chunk = 0, used = 0;
-  };
-  [[nodiscard]] Mark mark() const { return {chunk_, used_}; }
-  void Rewind(Mark to) { chunk_ = to.chunk, used_ = to.used; }  // frees what was taken since
-  [[nodiscard]] int64_t bytes() const;
-
- private:
-  std::vector<device::PageBuffer> chunks_;
-  size_t chunk_ = 0;
-  size_t used_ = 0;
+// A batch on the device.
+struct DeviceBatch {
+  std::shared_ptr<device::Buffer> memory;
+  int64_t rows = 0;
+  const int32_t* ids = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* slots = nullptr;
+  device::RowRuns keys;
+  const int32_t* experts = nullptr;  // [sparse layers, rows, K] to be taken; null: the router chooses
 };
 
-// What the experts of a sparse block compute. The rows that chose an expert stand together ("gathered"),
-// expert after expert, each range padded to 16 rows in deterministic mode: G rows in all.
+// What the experts of a sparse block compute. The pairs of a row and an expert that it chose stand together
+// ("gathered"), expert after expert: G = rows * K of them (core/device/arguments.h).
 struct MoeBuffers {
-  at::Tensor probs;              // [P, E] float32, softmax of the router's logits
-  std::vector<int32_t> experts;  // [rows, K] chosen, by falling weight
-  std::vector<float> weights;    // [rows, K]
-  std::vector<int32_t> place;    // [rows, K] gathered row
-  std::vector<int64_t> begin;    // [E + 1] ranges of gathered rows
-  at::Tensor gate_up;            // [G, 2 m]
-  at::Tensor y;                  // [G, d]
-  at::Tensor shared_gate_up;     // [P, 2 s]
-  at::Tensor shared;             // [P, d]
-  std::vector<float> gate;       // [P] sigmoid
+  View probs;                // [P, E] float32, softmax of the router's logits
+  int32_t* chosen = nullptr;  // [P, K] by falling weight
+  float* weights = nullptr;   // [P, K]
+  int32_t* begin = nullptr;   // [E + 1] ranges of gathered rows
+  int32_t* place = nullptr;   // [P, K] gathered row of a pair
+  int32_t* row_of = nullptr;  // [G] row of a gathered row
+  View gate_up;               // [G, 2 m]
+  View y;                     // [G, d]
+  View shared_gate_up;        // [P, 2 s]
+  View shared;                // [P, d]
+  float* gate = nullptr;      // [P] sigmoid
   // Never saved.
-  at::Tensor x;           // [G, d]
-  at::Tensor act;         // [G, m]
-  at::Tensor shared_act;  // [P, s]
+  View x;           // [G, d]
+  View act;         // [G, m]
+  View shared_act;  // [P, s]
 };
-
-// x[place[r, k]] = norm[r]; rows of padding zero.
-template <typename T>
-void GatherRows(MoeBuffers& moe, int64_t rows, int64_t d, int64_t k, const T* norm) {
-  T* x = Ptr<T>(moe.x);
-  std::memset(static_cast<void*>(x), 0, static_cast<size_t>(moe.begin.back() * d) * sizeof(T));
-  ParallelItems(rows, k * d, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * k; i < end * k; ++i) {
-      std::memcpy(static_cast<void*>(x + moe.place[static_cast<size_t>(i)] * d), norm + i / k * d,
-                  static_cast<size_t>(d) * sizeof(T));
-    }
-  });
-}
 
 // What one block computes. With everything saved each block has buffers of its own; in inference
 // and while recomputing they are shared by all blocks.
 struct BlockBuffers {
-  at::Tensor x;                     // [P, d] block input
-  at::Tensor norm;                  // [P, d] normed input of qkv, then of gate_up; never saved
-  at::Tensor rstd1;                 // [P] float32, training only
-  at::Tensor qkv;                   // [P, (Hq + 2 Hkv) D]; saved only with head norms
-  at::Tensor q;                     // [P, Hq D] rotated
-  at::Tensor k, v;                  // [P, Hkv D], training only: the batch is its own KV memory
-  at::Tensor a;                     // [P, Hq D] attention output
-  at::Tensor lse;                   // [P, Hq] float32, training only
-  at::Tensor x_mid;                 // [P, d] after attention; may be x in inference
-  at::Tensor rstd2;                 // [P] float32, training only
-  at::Tensor gate_up;               // [P, 2 ff]
-  at::Tensor act;                   // [P, ff]; never saved
-  at::Tensor out;                   // [P, d] product results on their way to the residual; never saved
-  std::shared_ptr<MoeBuffers> moe;  // sparse blocks; shared, so that copies of the handles stay cheap
+  View x;          // [P, d] block input
+  View norm;       // [P, d] normed input of qkv, then of gate_up; never saved
+  View rstd1;      // [P] float32, training only
+  View qkv;        // [P, (Hq + 2 Hkv) D]; saved only with head norms
+  View q;          // [P, Hq D] rotated
+  View k, v;       // [P, Hkv D], training only: the batch is its own KV memory
+  View a;          // [P, Hq D] attention output
+  View lse;        // [P, Hq] float32, training only
+  View x_mid;      // [P, d] after attention; may be x in inference
+  View rstd2;      // [P] float32, training only
+  View gate_up;    // [P, 2 ff]
+  View act;        // [P, ff]; never saved
+  View out;        // [P, d] product results on their way to the residual; never saved
+  MoeBuffers moe;  // sparse blocks
 
   // Takes over the buffers that are never saved.
   void LendUnsaved(const BlockBuffers& from) {
     norm = from.norm, act = from.act, out = from.out;
-    if (moe != nullptr)
-      moe->x = from.moe->x, moe->act = from.moe->act, moe->shared_act = from.moe->shared_act;
+    moe.x = from.moe.x, moe.act = from.moe.act, moe.shared_act = from.moe.shared_act;
   }
 };
 
 struct SavedActivations {
   bool recompute = false;
-  int64_t rows = 0, padded = 0;
-  std::vector<int32_t> ids, positions, slots, first_run, lengths;
-  std::vector<device::KvRun> runs;
-  std::vector<int32_t> experts;      // what the router chose, or was told to
-  std::vector<double> prob_sum;      // [E] over the rows of all sparse blocks
-  std::vector<BlockBuffers> blocks;  // with recompute only x of each
-  at::Tensor x_last;                 // [P, d] input of the final norm
-  at::Tensor rstd_last;              // [P]
+  int64_t rows = 0;
+  DeviceBatch batch;                      // `experts`: what the router chose, or was told to
+  std::unique_ptr<device::AttentionWork> attention, backward;
+  std::vector<int32_t> experts;           // batch.experts on the host
+  std::vector<double> prob_sum;           // [E] over the rows of all sparse blocks
+  std::vector<BlockBuffers> blocks;       // with recompute only x of each
+  View x_last;                            // [P, d] input of the final norm
+  View rstd_last;                         // [P]
   std::unique_ptr<ActivationArena> arena;
   Decoder::Impl* owner = nullptr;  // takes the arena back
-  [[nodiscard]] RaggedBatch batch() const {
-    return {ids, positions, slots, first_run, lengths, runs, experts};
-  }
 };
 
 struct LayerWeights {
@@ -138,97 +94,93 @@ struct LayerWeights {
 };
 
 struct Decoder::Impl {
-  Impl(const Weights& w, DecoderOptions o);
+  Impl(const Weights& w, std::shared_ptr<device::Device> d);
 
   const Weights& weights;
   const ModelSpec spec;
-  const DecoderOptions options;
-  const bool wide;                     // float32
-  const bool own_products;             // else LibTorch's (kernels.h)
-  std::vector<at::Tensor> parameters;  // views by index of the layout
+  const std::shared_ptr<device::Device> shared_device;
+  device::Device& device;
+  const DType dtype;
+  std::vector<View> parameters;  // by index of the layout: [first of its shape, the others]
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
-  std::vector<float> cos, sin;  // [positions, D / 2], grown on demand
+  int64_t positions = 0;  // rows of cos and sin
+  Array cos, sin;         // [positions, D / 2], grown on demand
   ActivationArena scratch;
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
-  at::Tensor logits;                                   // reused when nobody holds it any more
-  at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
-  mutable std::vector<std::vector<float>> spaces;      // of each thread, for a product or attention
-  std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
-  device::AttentionPlan plan;                                  // of the batch that is going through the blocks
-  device::AttentionBackwardPlan backward_plan;
-  at::Tensor attention_parts;  // float32
+  std::shared_ptr<device::Buffer> logits;              // reused when nobody holds it any more
+  std::unique_ptr<device::AttentionWork> plan;         // of the batch that is going through the blocks
+  double* prob_sum = nullptr;                          // [E] of the training forward that is going on
 
-  [[nodiscard]] int64_t Padded(int64_t rows) const {
-    return options.row_blocks != nullptr ? device::RoundUp(rows, 16) : rows;
+  [[nodiscard]] const View& parameter(int64_t i) const { return parameters[static_cast<size_t>(i)]; }
+  template <typename T>
+  [[nodiscard]] const T* Weight(int64_t i) const {  // null for -1
+    return i < 0 ? nullptr : parameter(i).As<T>();
   }
-  // out = x w^T of the forward; contiguous.
-  void Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const;
-  // dx = dy w.
-  void MultiplyBack(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& w) const;
-  // dw (float32) += dy^T x by our own products. dy and x may be float32 beside a narrow model.
-  void MultiplyBackWeight(float* dw, const at::Tensor& dy, const at::Tensor& x) const;
-  // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its
-  // own.
-  void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
-                       const std::function<void(int64_t, int64_t, float*)>& body) const;
-  // `floats` of a thread's own, aligned to a cache line, after ReserveSpaces().
-  float* Space(int64_t thread, int64_t floats) const;
-  void ReserveSpaces() const;
+  // out = x w^T, dx = dy w, dw += dy^T x.
+  template <typename T>
+  void Multiply(const View& out, const View& x, const View& w) const;
+  template <typename T>
+  void MultiplyBack(const View& dx, const View& dy, const View& w) const;
+  template <typename T>
+  void MultiplyBackWeight(float* dw, const View& dy, const View& x) const;
+  [[nodiscard]] device::HeadShape heads() const { return {spec.heads, spec.kv_heads, spec.head_size}; }
+  // Experts that rows choose in all sparse layers, and where those of one layer stand; null in a dense one.
+  [[nodiscard]] int64_t routed_size(int64_t rows) const {
+    return spec.sparse_layers() * rows * spec.moe.experts_per_token;
+  }
+  [[nodiscard]] int32_t* ChosenOf(int64_t layer, int64_t rows, int32_t* of_all) const {
+    const int64_t sparse = layers[static_cast<size_t>(layer)].sparse;
+    return sparse < 0 ? nullptr : of_all + sparse * rows * spec.moe.experts_per_token;
+  }
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
-  void EnsurePositions(int64_t count);
+  void EnsurePositions(std::span<const int32_t> positions);
   void CheckBatch(const RaggedBatch& batch) const;
+  [[nodiscard]] DeviceBatch Upload(const RaggedBatch& batch, int64_t slot_count) const;
 
   // Buffers of one layer, or (-1) of any layer.
-  BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, int64_t padded, bool training,
-                         int64_t layer) const;
-  void TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t padded,
+  BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, bool training, int64_t layer) const;
+  void TakeUnsaved(ActivationArena& arena, int64_t rows,
                    BlockBuffers& b) const;  // norm, act, out and the experts' own
-  [[nodiscard]] int64_t GatheredMax(int64_t rows) const;
   // x[rows, n] += bias, where there is one.
   template <typename T>
-  void AddBias(int64_t bias, int64_t padded, at::Tensor& x) const;
+  void AddBias(int64_t bias, const View& x) const;
   // out = experts(norm); decoder_moe.cc.
   template <typename T>
-  void Experts(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b);
+  void Experts(int64_t layer, const DeviceBatch& batch, const BlockBuffers& b);
   // Reads dx_narrow (the gradient of the experts' output), writes d norm into b.out; decoder_moe_backward.cc.
   template <typename T>
   void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
-                       const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
-  // Divides the attention of a batch; its memory is taken from `scratch`.
-  void PlanBatch(const RaggedBatch& batch);
+                       const View& dx_narrow, double balance_scale, Gradients& grads);
+  // The normed rows of the pairs, for their experts.
   template <typename T>
-  void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
+  void GatherPairs(int64_t rows, const MoeBuffers& moe, const View& norm) const;
+  template <typename T>
+  void Embed(const DeviceBatch& batch, const View& x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
   template <typename T>
-  void Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b,
-             const T* x_before, const T* add, T* k, T* v);
+  void Block(int64_t layer, const DeviceBatch& batch, const BlockBuffers& b, const T* x_before, const T* add,
+             T* k, T* v);
   template <typename T>
-  at::Tensor FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out, float* rstd) const;
+  Array FinalNorm(int64_t rows, const T* x, const T* add, T* x_out, float* rstd) const;
   template <typename T>
-  at::Tensor Forward(const RaggedBatch& batch, const KvMemory& kv);
+  Array Forward(const RaggedBatch& batch, const KvMemory& kv);
   template <typename T>
-  at::Tensor ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
+  Array ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
   template <typename T>
-  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale,
-                Gradients& grads);
+  void Backward(SavedActivations& saved, const View& grad_hidden, double balance_scale, Gradients& grads);
   template <typename T>
-  void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
-                     const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale,
-                     Gradients& grads);
-  // Gradient of rows [row, row + n) of parameter `index` += dy^T x; dy [P, n], x [P, k].
+  void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const View& dx,
+                     const View& dx_narrow, double balance_scale, Gradients& grads);
+  // Of parameter `index`, on the device; null for -1.
+  [[nodiscard]] float* Gradient(int64_t index, Gradients& grads) const;
+  // Of down(swiglu(gate_up x)): gate_up [P, 2m] and act [P, m] become gradients, those of the weights are
+  // added to, and dx gets the input's. It may be dy.
   template <typename T>
-  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads,
-                          int64_t row = 0);
-  // Of down(swiglu(gate_up x)), where the rows of one expert of many stand in `gate_up` and `down`:
-  // gate_up [P, 2m] and act [P, m] become gradients, those of the weights are added to, and dx gets the
-  // input's. It may be dy.
+  void MlpBackward(const LayerWeights& w, bool shared, const View& gate_up, const View& act, const View& x,
+                   const View& dy, const View& dx, Gradients& grads);
   template <typename T>
-  void MlpBackward(int64_t gate_up_index, int64_t down_index, int64_t expert, at::Tensor gate_up,
-                   at::Tensor act, const at::Tensor& x, const at::Tensor& dy, at::Tensor dx,
-                   Gradients& grads);
-  template <typename T>
-  void AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const;
+  void AddBiasGradient(int64_t index, const View& dy, Gradients& grads) const;
 };
 
 // Ranges of rows that attend inside themselves only: [begin, end) pairs that tile [0, rows).

@@ -1,12 +1,6 @@
 // Mixture-of-experts layers, backward. With o = sum_k w_k y_k + g s, p = softmax(router . x):
 //   d y_k = w_k do, d w_k = do . y_k; through the weights' normalisation and the softmax to the router's
 //   logits; the load-balance loss adds E f_e / n to d p_e.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-
-#include <algorithm>
-#include <cstring>
-
 #include "core/model/decoder_impl.h"
 
 namespace tidepool::model {
@@ -34,117 +28,118 @@ double Decoder::LoadBalanceLoss(const SavedPtr& saved) const {
 
 template <typename T>
 void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
-                                    const at::Tensor& dx_narrow, double balance_scale, Gradients& grads) {
-  const device::KernelTable<T>& kernels = device::Kernels<T>();
+                                    const View& dx_narrow, double balance_scale, Gradients& grads) {
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
-  const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
-  const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
-  const int64_t experts = spec.moe.experts, k = spec.moe.experts_per_token;
-  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
-  MoeBuffers& moe = *b.moe;
+  const int64_t rows = saved.rows, d = spec.hidden_size, experts = spec.moe.experts,
+                k = spec.moe.experts_per_token, pairs = rows * k, m = spec.moe.intermediate_size;
+  const MoeBuffers& moe = b.moe;
   const bool shared = w.shared_gate_up >= 0;
 
-  const int64_t gathered = std::max<int64_t>(moe.begin.back(), 1);
-  at::Tensor dy = scratch.Take({gathered, d}, t),
-             dshared = shared ? scratch.Take({padded, d}, t) : at::Tensor();
-  std::memset(dy.data_ptr(), 0,
-              static_cast<size_t>(gathered * d) * sizeof(T));  // rows of padding add nothing
-  if (shared) std::memset(dshared.data_ptr(), 0, static_cast<size_t>(padded * d) * sizeof(T));
-  std::vector<float> dweights(static_cast<size_t>(rows * k)), dgate(static_cast<size_t>(rows));
-  const device::ExpertArgs<T> args{.d = d,
-                           .k = k,
-                           .place = moe.place.data(),
-                           .weights = moe.weights.data(),
-                           .y = Ptr<T>(moe.y),
-                           .gate = moe.gate.data(),
-                           .shared = Ptr<T>(moe.shared),
-                           .dout = Ptr<T>(dx_narrow),
-                           .dy = Ptr<T>(dy),
-                           .dweights = dweights.data(),
-                           .dshared = Ptr<T>(dshared),
-                           .dgate = dgate.data()};
-  ParallelItems(rows, 4 * (k + 1) * d,
-                [&](int64_t begin, int64_t end) { kernels.combine_experts_backward(begin, end, args); });
+  const View dy = scratch.Take(pairs, d, dtype), dshared = shared ? scratch.Take(rows, d, dtype) : View();
+  auto* dweights = scratch.TakeArray<float>(pairs);
+  auto* dgate = shared ? scratch.TakeArray<float>(rows) : nullptr;
+  device.CombineExpertsBackward(device::CombineExpertsBackwardArgs<T>{.rows = rows,
+                                                                      .d = d,
+                                                                      .k = k,
+                                                                      .place = moe.place,
+                                                                      .weights = moe.weights,
+                                                                      .y = moe.y.As<T>(),
+                                                                      .gate = moe.gate,
+                                                                      .shared = moe.shared.As<T>(),
+                                                                      .dout = dx_narrow.As<T>(),
+                                                                      .dy = dy.As<T>(),
+                                                                      .dweights = dweights,
+                                                                      .dshared = dshared.As<T>(),
+                                                                      .dgate = dgate});
 
   // Experts. dy becomes d x of the gathered rows.
-  GatherRows<T>(moe, rows, d, k, Ptr<T>(b.norm));
-  for (int64_t e = 0; e < experts; ++e) {
-    const int64_t from = moe.begin[static_cast<size_t>(e)], n = moe.begin[static_cast<size_t>(e) + 1] - from;
-    if (n == 0) continue;
-    const at::Tensor of_rows = dy.narrow(0, from, n);
-    MlpBackward<T>(w.experts_gate_up, w.experts_down, e, moe.gate_up.narrow(0, from, n),
-                   moe.act.narrow(0, from, n), moe.x.narrow(0, from, n), of_rows, of_rows, grads);
-  }
+  GatherPairs<T>(rows, moe, b.norm);
+  const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
+    device.GroupedMultiplyBack(device::GroupedMultiplyBackArgs<T>{.groups = experts,
+                                                                  .rows = pairs,
+                                                                  .n = dout.cols,
+                                                                  .k = dx.cols,
+                                                                  .begin = moe.begin,
+                                                                  .dy = dout.As<T>(),
+                                                                  .w = Weight<T>(matrix),
+                                                                  .dx = dx.As<T>()});
+  };
+  const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {
+    device.GroupedMultiplyBackWeight(
+        device::GroupedMultiplyBackWeightArgs<T>{.groups = experts,
+                                                 .rows = pairs,
+                                                 .n = dout.cols,
+                                                 .k = x.cols,
+                                                 .begin = moe.begin,
+                                                 .dy = dout.As<T>(),
+                                                 .x = x.As<T>(),
+                                                 .dw = Gradient(matrix, grads)});
+  };
+  device.SwiGlu(
+      device::SwiGluArgs<T>{.rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
+  back_weight(dy, moe.act, w.experts_down);
+  back(moe.act, dy, w.experts_down);
+  device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = pairs,
+                                                      .ff = m,
+                                                      .gate_up = moe.gate_up.As<T>(),
+                                                      .dact = moe.act.As<T>(),
+                                                      .dgate_up = moe.gate_up.As<T>()});
+  back_weight(moe.gate_up, moe.x, w.experts_gate_up);
+  back(dy, moe.gate_up, w.experts_gate_up);
 
   // Router, in float32.
-  at::Tensor dlogits = scratch.Take({padded, experts}, at::kFloat), x = scratch.Take({padded, d}, at::kFloat),
-             router = scratch.Take({experts, d}, at::kFloat), dnorm = scratch.Take({padded, d}, at::kFloat);
-  std::memset(dlogits.data_ptr(), 0, static_cast<size_t>(padded * experts) * sizeof(float));
+  const View dlogits = scratch.Take(rows, experts, DType::kFloat32),
+             x = scratch.Take(rows, d, DType::kFloat32), router = scratch.Take(experts, d, DType::kFloat32),
+             dnorm = scratch.Take(rows, d, DType::kFloat32);
   const double all_rows = static_cast<double>(saved.experts.size()) / static_cast<double>(k);
   std::vector<double> balance(static_cast<size_t>(experts), 0.0);
   if (balance_scale != 0) {
     balance = Shares(saved, spec.moe);
     for (double& v : balance) v *= balance_scale * static_cast<double>(experts) / all_rows;
   }
-  ParallelItems(rows, 8 * experts, [&](int64_t begin, int64_t end) {
-    std::vector<double> dp(static_cast<size_t>(experts));
-    for (int64_t r = begin; r < end; ++r) {
-      const float* p = Ptr<float>(moe.probs) + r * experts;
-      const int32_t* ids = moe.experts.data() + r * k;
-      const float* weight = moe.weights.data() + r * k;
-      const float* dw = dweights.data() + r * k;
-      dp = balance;
-      double sum = 1, inner = 0;  // w_k = p_k / sum: d p_k = (d w_k - sum_j w_j d w_j) / sum
-      if (spec.moe.renormalize) {
-        sum = 0;
-        for (int64_t i = 0; i < k; ++i) sum += p[ids[i]], inner += double{weight[i]} * dw[i];
-      }
-      for (int64_t i = 0; i < k; ++i) dp[static_cast<size_t>(ids[i])] += (dw[i] - inner) / sum;
-      double mean = 0;
-      for (int64_t e = 0; e < experts; ++e) mean += p[e] * dp[static_cast<size_t>(e)];
-      for (int64_t e = 0; e < experts; ++e) {
-        Ptr<float>(dlogits)[r * experts + e] = static_cast<float>(p[e] * (dp[static_cast<size_t>(e)] - mean));
-      }
-    }
-  });
-  ParallelItems(padded, d, [&](int64_t begin, int64_t end) {
-    kernels.widen(begin * d, end * d, Ptr<T>(b.norm), Ptr<float>(x));
-  });
-  kernels.widen(0, experts * d, Ptr<T>(param(w.router)), Ptr<float>(router));
-  MultiplyBackWeight(Ptr<float>(grads.Get(w.router)), dlogits, x);
-  MultiplyBack(dnorm, dlogits, router);
+  auto* expert_slope = scratch.TakeArray<double>(experts);
+  device.Upload(expert_slope, std::span<const double>(balance));
+  device.RouteBackward({.rows = rows,
+                        .experts = experts,
+                        .k = k,
+                        .probs = moe.probs.As<float>(),
+                        .chosen = moe.chosen,
+                        .weights = moe.weights,
+                        .dweights = dweights,
+                        .expert_slope = expert_slope,
+                        .renormalize = spec.moe.renormalize,
+                        .dlogits = dlogits.As<float>()});
+  device.Widen(device::WidenArgs<T>{.n = rows * d, .x = b.norm.As<T>(), .out = x.As<float>()});
+  device.Widen(
+      device::WidenArgs<T>{.n = experts * d, .x = Weight<T>(w.router), .out = router.As<float>()});
+  MultiplyBackWeight<float>(Gradient(w.router, grads), dlogits, x);
+  MultiplyBack<float>(dnorm, dlogits, router);
 
-  at::Tensor dnorm_narrow = b.out;
+  const View dnorm_narrow = b.out;
   if (shared) {
-    at::Tensor dgates = scratch.Take({padded, 1}, at::kFloat), gate = scratch.Take({1, d}, at::kFloat);
-    std::memset(dgates.data_ptr(), 0, static_cast<size_t>(padded) * sizeof(float));
-    for (int64_t r = 0; r < rows; ++r) {
-      const float g = moe.gate[static_cast<size_t>(r)];
-      Ptr<float>(dgates)[r] = dgate[static_cast<size_t>(r)] * g * (1.0F - g);
-    }
-    kernels.widen(0, d, Ptr<T>(param(w.shared_gate)), Ptr<float>(gate));
-    MultiplyBackWeight(Ptr<float>(grads.Get(w.shared_gate)), dgates, x);
-    for (int64_t i = 0; i < padded * d; ++i)
-      Ptr<float>(dnorm)[i] += Ptr<float>(dgates)[i / d] * Ptr<float>(gate)[i % d];
-    MlpBackward<T>(w.shared_gate_up, w.shared_down, /*expert=*/0, moe.shared_gate_up, moe.shared_act, b.norm,
-                   dshared, dnorm_narrow, grads);
+    device.GateBackward(device::GateBackwardArgs<T>{.rows = rows,
+                                                    .d = d,
+                                                    .gate = moe.gate,
+                                                    .w = Weight<T>(w.shared_gate),
+                                                    .dgate = dgate,
+                                                    .dx = dnorm.As<float>()});
+    MultiplyBackWeight<float>(Gradient(w.shared_gate, grads), {dgate, rows, 1, DType::kFloat32}, x);
+    MlpBackward<T>(w, /*shared=*/true, moe.shared_gate_up, moe.shared_act, b.norm, dshared, dnorm_narrow,
+                   grads);
   }
-  ParallelItems(padded, 2 * (k + 1) * d, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* sum = Ptr<float>(dnorm) + r * d;
-      if (r < rows) {
-        for (int64_t i = 0; i < k; ++i)
-          kernels.accumulate(0, d, Ptr<T>(dy) + moe.place[static_cast<size_t>(r * k + i)] * d, sum);
-      }
-      if (shared) kernels.accumulate(0, d, Ptr<T>(dnorm_narrow) + r * d, sum);
-      kernels.narrow(0, d, sum, Ptr<T>(dnorm_narrow) + r * d);
-    }
-  });
+  device.SumExperts(device::SumExpertsArgs<T>{.rows = rows,
+                                              .d = d,
+                                              .k = k,
+                                              .sum = dnorm.As<float>(),
+                                              .place = moe.place,
+                                              .x = dy.As<T>(),
+                                              .shared = shared ? dnorm_narrow.As<T>() : nullptr,
+                                              .out = dnorm_narrow.As<T>()});
 }
 
 template void Decoder::Impl::ExpertsBackward<float>(int64_t, const SavedActivations&, const BlockBuffers&,
-                                                    const at::Tensor&, double, Gradients&);
-template void Decoder::Impl::ExpertsBackward<device::BF16>(int64_t, const SavedActivations&, const BlockBuffers&,
-                                                   const at::Tensor&, double, Gradients&);
+                                                    const View&, double, Gradients&);
+template void Decoder::Impl::ExpertsBackward<BF16>(int64_t, const SavedActivations&, const BlockBuffers&,
+                                                   const View&, double, Gradients&);
 
 }  // namespace tidepool::model

@@ -10,7 +10,6 @@
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
-#include "core/model/decoder_impl.h"
 #include "core/device/cpu/kernels.h"
 #include "core/device/page_buffer.h"
 
@@ -78,7 +77,7 @@ at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
   return at::from_blob(impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
-                       at::TensorOptions().dtype(ScalarOf(impl_->dtype)));
+                       at::TensorOptions().dtype(impl_->dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
 }
 
 at::Tensor Weights::Get(std::string_view name) const {
@@ -168,41 +167,30 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
 }
 
 struct Gradients::Impl {
-  std::vector<Parameter> layout;
-  device::PageBuffer buffer;
-  std::span<float> values;
-  bool held = false;  // its pages may be there
+  device::Device& device;
+  int64_t elements;
+  std::shared_ptr<device::Buffer> memory;  // null: zeros
 };
 
-Gradients::Gradients(const Weights& weights) : impl_(std::make_unique<Impl>()) {
-  impl_->layout = weights.layout();
-  const auto n = static_cast<size_t>(weights.elements());
-  StatusOr<device::PageBuffer> buffer = device::PageBuffer::Create(n * sizeof(float));
-  TP_CHECK(buffer.ok()) << buffer.status().ToString();
-  impl_->buffer = std::move(buffer).value();
-  impl_->values = impl_->buffer.As<float>();
-}
+Gradients::Gradients(const Weights& weights, device::Device& device)
+    : impl_(new Impl{.device = device, .elements = weights.elements(), .memory = nullptr}) {}
 Gradients::~Gradients() = default;
 
+float* Gradients::data() {
+  Impl& m = *impl_;
+  if (m.memory == nullptr) {
+    StatusOr<std::shared_ptr<device::Buffer>> memory =
+        m.device.Allocate(m.elements * static_cast<int64_t>(sizeof(float)));
+    TP_CHECK(memory.ok()) << "gradients: " << memory.status().ToString();
+    m.memory = std::move(memory).value();
+  }
+  return static_cast<float*>(m.memory->data());
+}
+std::span<float> Gradients::values() { return {data(), static_cast<size_t>(impl_->elements)}; }
 void Gradients::Zero() {
-  impl_->held = true;
-  at::parallel_for(0, static_cast<int64_t>(impl_->values.size()), 1 << 20, [&](int64_t begin, int64_t end) {
-    std::memset(impl_->values.data() + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
-  });
+  if (impl_->memory != nullptr) impl_->device.Zero(impl_->memory->data(), impl_->memory->bytes());
 }
-void Gradients::Release() {
-  impl_->buffer.Discard();
-  impl_->held = false;
-}
-int64_t Gradients::held_bytes() const {
-  return impl_->held ? static_cast<int64_t>(impl_->values.size_bytes()) : 0;
-}
-std::span<float> Gradients::values() { return impl_->values; }
-
-at::Tensor Gradients::Get(int64_t index) const {
-  TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
-  const Parameter& p = impl_->layout[static_cast<size_t>(index)];
-  return at::from_blob(impl_->values.data() + p.offset, p.shape, at::TensorOptions().dtype(at::kFloat));
-}
+void Gradients::Release() { impl_->memory = nullptr; }
+int64_t Gradients::held_bytes() const { return impl_->memory == nullptr ? 0 : impl_->memory->bytes(); }
 
 }  // namespace tidepool::model

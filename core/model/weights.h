@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/device/device.h"
 #include "core/model/hugging_face.h"
 #include "core/model/layout.h"
 #include "core/model/spec.h"
@@ -61,17 +62,18 @@ class Weights {
 // as.
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
-// Flat float32 gradients with the weights' index; zero at the start.
+// Flat float32 gradients with the weights' index, in memory of a device; zero at the start.
 class Gradients {
  public:
-  explicit Gradients(const Weights& weights);
+  // The device outlives them.
+  Gradients(const Weights& weights, device::Device& device);
   ~Gradients();
   void Zero();
   // Zeroes by giving the memory back; it is taken again when it is written.
   void Release();
-  [[nodiscard]] int64_t held_bytes() const;  // 0 until Zero() and after Release()
-  [[nodiscard]] std::span<float> values();
-  [[nodiscard]] at::Tensor Get(int64_t index) const;  // float32 view with the parameter's shape
+  [[nodiscard]] int64_t held_bytes() const;  // 0 until they are used and after Release()
+  [[nodiscard]] float* data();               // [elements], on the device
+  [[nodiscard]] std::span<float> values();   // the same. requires that the device's memory is the host's
 
  private:
   struct Impl;

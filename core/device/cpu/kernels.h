@@ -107,9 +107,9 @@ struct KernelTable {
                                  const float* dlogprob, const float* dentropy);
   // out[c] += sum over rows of x[r, c], columns [begin, end).
   void (*column_sum)(int64_t begin, int64_t end, int64_t rows, int64_t stride, const T* x, float* out);
-  // table[ids[r], c] += dx[r, c], columns [begin, end), rows in order.
-  void (*embedding_backward)(int64_t begin, int64_t end, int64_t rows, int64_t d, const int32_t* ids,
-                             const float* dx, float* table);
+  // table[ids[r], c] += x[r, c], columns [begin, end), rows in order.
+  void (*scatter_add_rows)(int64_t begin, int64_t end, int64_t rows, int64_t d, const int32_t* ids,
+                           const T* x, float* table);
   void (*accumulate)(int64_t begin, int64_t end, const T* x, float* sum);  // sum[i] += x[i]
   void (*widen)(int64_t begin, int64_t end, const T* x, float* out);
   void (*narrow)(int64_t begin, int64_t end, const float* x, T* out);  // nearest, ties to even

@@ -1,6 +1,6 @@
 #pragma once
 // LibTorch's matrix products made to give a row the same bits in every batch: what deterministic mode rests
-// on where the decoder takes them (OwnProducts() in kernels/kernels.h).
+// on where a device takes them (OwnProducts() in kernels.h).
 //
 // Prefill, decode and training multiply the same row by the same weights, each in a batch of its own size.
 // LibTorch does not promise equal bits there, and processors differ: with AVX-512 every multiple of 16 rows
@@ -16,13 +16,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "core/base/choices.h"
 #include "core/base/status.h"
-#include "core/model/spec.h"
+#include "core/device/device.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 
 class RowBlocks {
  public:
@@ -30,13 +32,11 @@ class RowBlocks {
   using Product = std::function<void(at::Tensor& out, const at::Tensor& x, const at::Tensor& w)>;
   explicit RowBlocks(Product product = nullptr);  // null: LibTorch's
 
-  // Finds the block of every matrix in the forward of `spec`: the largest size up to which all sizes agree
+  // Finds the block of every product: the largest size up to which all sizes agree
   // bit for bit. kFailedPrecondition: not even blocks of 16 rows do. Takes 0.1 s (AVX-512) to 2 s (AVX2) of
   // processor time on a 135M model; uses
   // at::get_num_threads() threads, which must stay as they are from then on.
-  Status Cover(const ModelSpec& spec, DType dtype);
-  // A set that covers one model.
-  static StatusOr<std::shared_ptr<const RowBlocks>> For(const ModelSpec& spec, DType dtype);
+  Status Cover(std::span<const ProductShape> products, DType dtype);
 
   // out = x w in blocks of sizes that were tried. requires rows in a multiple of 16, a matrix that is
   // covered.
@@ -54,4 +54,4 @@ class RowBlocks {
   std::string limited_;
 };
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -1,4 +1,4 @@
-#include "core/model/row_blocks.h"
+#include "core/device/cpu/row_blocks.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -9,11 +9,12 @@
 #include <cstring>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/base/hash.h"
-#include "core/model/decoder_impl.h"
 #include "core/device/cpu/kernels.h"
+#include "core/device/cpu/parallel.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 
 // Every size up to 128, because decoding meets them all and its time is that of reading the weights, which
@@ -24,8 +25,13 @@ constexpr int64_t kMost = 256;
 constexpr int64_t kMostOfHead = 64;  // so wide a matrix costs most of the trial, and 64 rows keep a core busy
 constexpr int64_t kShift = 5;        // to another place: odd, so that no two rows keep their distance to 16
 
+template <typename T>
+T* Ptr(const at::Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
+
 at::Tensor Noise(int64_t rows, int64_t columns, DType dtype, uint64_t seed) {
-  at::Tensor t = at::empty({rows, columns}, at::TensorOptions().dtype(ScalarOf(dtype)));
+  at::Tensor t = at::empty({rows, columns}, at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
   const int64_t n = rows * columns;
   ParallelItems((n + 4095) / 4096, 4096 * 8, [&](int64_t begin, int64_t end) {
     float block[4096];
@@ -38,7 +44,7 @@ at::Tensor Noise(int64_t rows, int64_t columns, DType dtype, uint64_t seed) {
       if (dtype == DType::kFloat32) {
         std::memcpy(Ptr<float>(t) + b * 4096, block, static_cast<size_t>(size) * 4);
       } else {
-        device::Kernels<device::BF16>().narrow(0, size, block, Ptr<device::BF16>(t) + b * 4096);
+        Kernels<BF16>().narrow(0, size, block, Ptr<BF16>(t) + b * 4096);
       }
     }
   });
@@ -63,32 +69,6 @@ bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
                      static_cast<size_t>(a.numel()) * a.element_size()) == 0;
 }
 
-struct Matrix {
-  const char* name;
-  int64_t n, k, most;
-};
-
-// Every matrix that multiplies rows in the forward.
-std::vector<Matrix> MatricesOf(const ModelSpec& s) {
-  const int64_t d = s.hidden_size, q = s.heads * s.head_size;
-  std::vector<Matrix> list = {{"qkv", q + 2 * s.kv_heads * s.head_size, d, kMost}, {"o", d, q, kMost}};
-  if (s.sparse_layers() < s.layers) {
-    list.push_back({"gate_up", 2 * s.intermediate_size, d, kMost});
-    list.push_back({"down", d, s.intermediate_size, kMost});
-  }
-  if (s.sparse_layers() > 0) {
-    const int64_t m = s.moe.intermediate_size, shared = s.moe.shared_intermediate_size;
-    list.push_back({"experts_gate_up", 2 * m, d, kMost});
-    list.push_back({"experts_down", d, m, kMost});
-    if (shared > 0) {
-      list.push_back({"shared_gate_up", 2 * shared, d, kMost});
-      list.push_back({"shared_down", d, shared, kMost});
-    }
-  }
-  if (!s.value_head) list.push_back({"head", s.vocab_size, d, kMostOfHead});
-  return list;
-}
-
 }  // namespace
 
 RowBlocks::RowBlocks(Product product)
@@ -96,12 +76,6 @@ RowBlocks::RowBlocks(Product product)
                                   : [](at::Tensor& out, const at::Tensor& x, const at::Tensor& w) {
                                       at::mm_out(out, x, w);
                                     }) {}
-
-StatusOr<std::shared_ptr<const RowBlocks>> RowBlocks::For(const ModelSpec& spec, DType dtype) {
-  auto blocks = std::make_shared<RowBlocks>();
-  TP_RETURN_IF_ERROR(blocks->Cover(spec, dtype));
-  return std::shared_ptr<const RowBlocks>(std::move(blocks));
-}
 
 int64_t RowBlocks::Find(int64_t n, int64_t k, DType dtype, int64_t most) const {
   const at::Tensor w = Noise(n, k, dtype, 1).t(), x = Noise(most, k, dtype, 2);
@@ -121,23 +95,22 @@ int64_t RowBlocks::Find(int64_t n, int64_t k, DType dtype, int64_t most) const {
   return found;
 }
 
-Status RowBlocks::Cover(const ModelSpec& spec, DType dtype) {
-  TP_RETURN_IF_ERROR(CheckSpec(spec));
+Status RowBlocks::Cover(std::span<const ProductShape> products, DType dtype) {
   std::string bad;
-  for (const Matrix& m : MatricesOf(spec)) {
+  for (const ProductShape& m : products) {
     if (Largest(m.n, m.k) > 0) continue;  // a matrix of this shape is covered
-    const int64_t found = Find(m.n, m.k, dtype, m.most);
+    const int64_t most = m.head ? kMostOfHead : kMost, found = Find(m.n, m.k, dtype, most);
     const std::string name =
         std::string(m.name) + " [" + std::to_string(m.n) + ", " + std::to_string(m.k) + "]";
     if (found == 0) bad += (bad.empty() ? "" : ", ") + name;
-    if (found < m.most) limited_ += (limited_.empty() ? "" : ", ") + name + " " + std::to_string(found);
+    if (found < most) limited_ += (limited_.empty() ? "" : ", ") + name + " " + std::to_string(found);
     largest_[{m.n, m.k}] = found;
   }
   if (bad.empty()) return OkStatus();
   const bool wide = dtype == DType::kFloat32;
   return FailedPrecondition(
       "deterministic mode: LibTorch's products in " + std::string(wide ? "float32" : "bfloat16") +
-      " on this CPU (" + std::string(Name(device::BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
+      " on this CPU (" + std::string(Name(BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
       " threads) give a row other bits at another place of the same batch of 16 rows: " + bad +
       "; tried were batches of 16 to " + std::to_string(kMost) +
       " rows. Set deterministic: false, or try model.dtype: " + (wide ? "bfloat16" : "float32") +
@@ -163,4 +136,4 @@ void RowBlocks::Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor&
   }
 }
 
-}  // namespace tidepool::model
+}  // namespace tidepool::device

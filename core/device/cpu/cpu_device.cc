@@ -1,0 +1,558 @@
+#include "core/device/cpu/cpu_device.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "core/device/cpu/attention_plan.h"
+#include "core/device/cpu/attention_runs.h"
+#include "core/device/cpu/parallel.h"
+#include "core/device/cpu/torch_products.h"
+#include "core/device/page_buffer.h"
+
+namespace tidepool::device {
+
+namespace {
+
+class CpuBuffer : public Buffer {
+ public:
+  CpuBuffer(void* data, int64_t bytes) : Buffer(data, bytes) {}
+  ~CpuBuffer() override { std::free(data()); }
+};
+class CpuPages : public Buffer {
+ public:
+  explicit CpuPages(PageBuffer pages)
+      : Buffer(pages.bytes().data(), static_cast<int64_t>(pages.bytes().size())), pages_(std::move(pages)) {}
+
+ private:
+  PageBuffer pages_;
+};
+
+struct CpuAttention : AttentionWork {
+  AttentionPlan plan;
+};
+struct CpuAttentionBackward : AttentionWork {
+  AttentionBackwardPlan plan;
+};
+
+// In place, over a row; in the order of the experts.
+void Softmax(float* row, int64_t n) {
+  const float top = *std::max_element(row, row + n);
+  float sum = 0;
+  for (int64_t e = 0; e < n; ++e) sum += row[e] = std::exp(row[e] - top);
+  for (int64_t e = 0; e < n; ++e) row[e] /= sum;
+}
+
+// The k most probable, the lower id first among equals; NaN counts as least.
+void Choose(const float* probs, int64_t experts, int64_t k, std::vector<int32_t>& order, int32_t* chosen) {
+  order.resize(static_cast<size_t>(experts));
+  std::iota(order.begin(), order.end(), 0);
+  const auto key = [probs](int32_t e) { return std::isnan(probs[e]) ? -1.0F : probs[e]; };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
+    const float x = key(a), y = key(b);
+    return x != y ? x > y : a < b;
+  });
+  std::copy_n(order.begin(), k, chosen);
+}
+
+// A part of a grouped product: some of what the product of one group gives.
+struct GroupPiece {
+  int64_t group, begin, end;
+};
+
+}  // namespace
+
+struct CpuDevice::Impl {
+  explicit Impl(CpuDeviceOptions o) : options(std::move(o)), torch(options.row_blocks) {}
+
+  const CpuDeviceOptions options;
+  TorchProducts torch;
+  std::vector<std::vector<float>> spaces;  // of each thread, for a product or attention
+  PageBuffer sums;                         // of attention, shared by the threads
+
+  // Whether a product is LibTorch's; then it is done.
+  template <template <typename> class Args, typename T>
+  bool ByTorch(const Args<T>& args, void (TorchProducts::*product)(const Args<BF16>&)) {
+    if constexpr (std::is_same_v<T, BF16>) {
+      if (options.torch_products) (torch.*product)(args);
+      return options.torch_products;
+    }
+    return false;
+  }
+
+  void ReserveSpaces() {
+    const auto threads = static_cast<size_t>(at::get_num_threads());
+    if (spaces.size() < threads) spaces.resize(threads);
+  }
+  // `floats` of a thread's own, aligned to a cache line, after ReserveSpaces().
+  float* Space(int64_t thread, int64_t floats) {
+    constexpr size_t kLine = 64;
+    std::vector<float>& mine = spaces[static_cast<size_t>(thread)];
+    const size_t want = static_cast<size_t>(floats) + kLine / sizeof(float);
+    if (mine.size() < want) mine.resize(want);
+    void* p = mine.data();
+    size_t bytes = mine.size() * sizeof(float);
+    return static_cast<float*>(std::align(kLine, bytes - kLine, p, bytes));
+  }
+  float* Sums(int64_t floats) {
+    const auto want = static_cast<size_t>(floats) * sizeof(float);
+    if (sums.bytes().size() < want) {
+      sums = PageBuffer();
+      StatusOr<PageBuffer> pages = PageBuffer::Create(want);
+      TP_CHECK(pages.ok()) << "attention: " << pages.status().ToString();
+      sums = std::move(pages).value();
+    }
+    return sums.As<float>().data();
+  }
+
+  // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its own.
+  void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
+                       const std::function<void(int64_t, int64_t, float*)>& body) {
+    ReserveSpaces();
+    ParallelItems((items + unit - 1) / unit, unit * cost, [&](int64_t begin, int64_t end) {
+      body(begin * unit, std::min(items, end * unit), Space(at::get_thread_num(), floats));
+    });
+  }
+
+  // The same over the items of all groups, in one region. items(g): of a group; cost(g): of one of its items.
+  void ParallelGroups(int64_t groups, int64_t unit, const std::function<int64_t(int64_t)>& items,
+                      const std::function<int64_t(int64_t)>& cost, int64_t floats,
+                      const std::function<void(int64_t, int64_t, int64_t, float*)>& body) {
+    int64_t total = 0;
+    for (int64_t g = 0; g < groups; ++g) total += items(g) * cost(g);
+    // Operands are laid out once a piece, so a group is cut no further than the threads need.
+    const int64_t share = std::max<int64_t>(32768, total / (4 * at::get_num_threads()));
+    std::vector<GroupPiece> pieces;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t n = items(g), each = std::max<int64_t>(1, cost(g));
+      if (n == 0 || cost(g) == 0) continue;
+      const int64_t size = RoundUp(std::max<int64_t>(1, share / each), unit);
+      for (int64_t at = 0; at < n; at += size) pieces.push_back({g, at, std::min(n, at + size)});
+    }
+    ReserveSpaces();
+    ParallelItems(static_cast<int64_t>(pieces.size()), share, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const GroupPiece& p = pieces[static_cast<size_t>(i)];
+        body(p.group, p.begin, p.end, Space(at::get_thread_num(), floats));
+      }
+    });
+  }
+
+  template <typename T>
+  void Multiply(const MultiplyArgs<T>& a) {
+    if (ByTorch(a, &TorchProducts::Multiply)) return;
+    const ProductTable<T>& product = Kernels<T>().product;
+    ParallelProduct(a.n, /*unit=*/8, a.rows * a.k, product.multiply_scratch(a.rows, a.k),
+                    [&](int64_t begin, int64_t end, float* s) { product.multiply(begin, end, a, s); });
+  }
+  template <typename T>
+  void MultiplyBack(const MultiplyBackArgs<T>& a) {
+    if (ByTorch(a, &TorchProducts::MultiplyBack)) return;
+    ParallelProduct(
+        a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(),
+        [&](int64_t begin, int64_t end, float* s) { Kernels<T>().product.multiply_back(begin, end, a, s); });
+  }
+  template <typename T>
+  void MultiplyBackWeight(const MultiplyBackWeightArgs<T>& a) {
+    if (ByTorch(a, &TorchProducts::MultiplyBackWeight)) return;
+    ParallelProduct(a.n, /*unit=*/12, a.rows * a.k, MultiplyBackScratch(),
+                    [&](int64_t begin, int64_t end, float* s) {
+                      Kernels<T>().product.multiply_back_weight(begin, end, a, s);
+                    });
+  }
+
+  template <typename T>
+  void Attention(const AttentionArgs<T>& a) {
+    const AttentionPlan& plan = static_cast<const CpuAttention&>(*a.work).plan;
+    AttentionTileArgs<T> args{a};
+    args.tile_rows = plan.tile_rows.data();
+    args.first_part = plan.first_part.data();
+    args.part_count = plan.part_count.data();
+    args.parts = Sums(plan.parts * a.heads * AttentionPartFloats(a.head_size));
+    ReserveSpaces();
+    RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
+      Kernels<T>().attention(tile, args, Space(thread, AttentionScratch(a.head_size)));
+    });
+  }
+  template <typename T>
+  void AttentionBackward(const AttentionBackwardArgs<T>& a) {
+    const AttentionBackwardPlan& plan = static_cast<const CpuAttentionBackward&>(*a.work).plan;
+    const int64_t padded = RoundUp(a.head_size, 16), of_rows = plan.lanes * a.kv_heads * padded,
+                  of_slots = a.kv_heads * a.keys.rows * padded;
+    AttentionCellArgs<T> args{a};
+    args.tiles = plan.tiles.data();
+    args.dq = Sums(of_rows + 2 * of_slots);
+    args.dk = args.dq + of_rows;
+    args.dv = args.dk + of_slots;
+    ReserveSpaces();
+    RunCells(plan, a.kv_heads, [&](int64_t cell, int64_t kv, int64_t thread) {
+      Kernels<T>().attention_backward(plan.cells[static_cast<size_t>(cell)], kv, args,
+                                      Space(thread, AttentionBackwardScratch(a.head_size)));
+    });
+  }
+
+  // By columns, 16 at a time.
+  static void Columns(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
+    ParallelItems(RoundUp(n, 16) / 16, 16 * cost,
+                  [&](int64_t begin, int64_t end) { body(begin * 16, std::min(n, end * 16)); });
+  }
+
+  template <typename T>
+  void RmsNorm(const RmsNormArgs<T>& a) {
+    ParallelItems(a.rows, 6 * a.d,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, a); });
+  }
+  template <typename T>
+  void RmsNormBackward(const RmsNormBackwardArgs<T>& a) {
+    Columns(a.d, 3 * a.rows, [&](int64_t begin, int64_t end) {
+      Kernels<T>().rms_norm_backward_weight(begin, end, a.rows, a.d, a.x, a.rstd, a.dout, a.dweight);
+    });
+    ParallelItems(a.rows, 8 * a.d, [&](int64_t begin, int64_t end) {
+      Kernels<T>().rms_norm_backward(begin, end, a.d, a.x, a.weight, a.rstd, a.dout, a.dx, a.dx_copy);
+    });
+  }
+  template <typename T>
+  void Rotary(const RotaryArgs<T>& a) {
+    ParallelItems(a.rows, 4 * (a.heads + 2 * a.kv_heads) * a.head_size,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().rotary(begin, end, a); });
+  }
+  template <typename T>
+  void HeadNormBackward(const HeadNormBackwardArgs<T>& a) {
+    // Blocks of 64 rows, summed in order, whatever the number of threads.
+    const int64_t blocks = (a.rows + 63) / 64, width = 2 * a.head_size;
+    std::vector<float> partial(static_cast<size_t>(blocks * width), 0.0F);
+    ParallelItems(
+        blocks, 64 * 16 * (a.heads + 2 * a.kv_heads) * a.head_size, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            Kernels<T>().head_norm_backward(i * 64, std::min(a.rows, i * 64 + 64), a,
+                                            partial.data() + i * width);
+          }
+        });
+    for (int64_t i = 0; i < blocks; ++i) {
+      for (int64_t c = 0; c < a.head_size; ++c) {
+        a.dq_norm[c] += partial[static_cast<size_t>(i * width + c)];
+        a.dk_norm[c] += partial[static_cast<size_t>(i * width + a.head_size + c)];
+      }
+    }
+  }
+  template <typename T>
+  void AddBias(const AddBiasArgs<T>& a) {
+    ParallelItems(a.rows, 2 * a.n, [&](int64_t begin, int64_t end) {
+      Kernels<T>().add_bias(begin, end, a.n, a.bias, a.x);
+    });
+  }
+  template <typename T>
+  void SwiGlu(const SwiGluArgs<T>& a) {
+    ParallelItems(a.rows, 16 * a.ff, [&](int64_t begin, int64_t end) {
+      Kernels<T>().swiglu(begin, end, a.ff, a.gate_up, a.act);
+    });
+  }
+  template <typename T>
+  void SwiGluBackward(const SwiGluBackwardArgs<T>& a) {
+    ParallelItems(a.rows, 24 * a.ff, [&](int64_t begin, int64_t end) {
+      Kernels<T>().swiglu_backward(begin, end, a.ff, a.gate_up, a.dact, a.dgate_up);
+    });
+  }
+  template <typename T>
+  void TokenLogProb(const TokenLogProbArgs<T>& a) {
+    ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
+      Kernels<T>().token_logprob(begin, end, a.vocab, a.logits, a.ids, a.inv_temperature, a.logprob,
+                                 a.entropy, a.lse);
+    });
+  }
+  template <typename T>
+  void TokenLogProbBackward(const TokenLogProbBackwardArgs<T>& a) {
+    ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
+      Kernels<T>().token_logprob_backward(begin, end, a.vocab, a.logits, a.ids, a.inv_temperature, a.lse,
+                                          a.entropy, a.dlogprob, a.dentropy);
+    });
+  }
+  template <typename T>
+  void ColumnSum(const ColumnSumArgs<T>& a) {
+    Columns(a.n, a.rows, [&](int64_t begin, int64_t end) {
+      Kernels<T>().column_sum(begin, end, a.rows, a.n, a.x, a.out);
+    });
+  }
+  template <typename T>
+  void GatherRows(const GatherRowsArgs<T>& a) {
+    ParallelItems(a.rows, a.d, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        std::memcpy(static_cast<void*>(a.out + r * a.d), a.table + int64_t{a.ids[r]} * a.d,
+                    static_cast<size_t>(a.d) * sizeof(T));
+      }
+    });
+  }
+  template <typename T>
+  void ScatterAddRows(const ScatterAddRowsArgs<T>& a) {
+    // A thread owns columns, so rows with the same id are summed in their order.
+    Columns(a.d, a.rows, [&](int64_t begin, int64_t end) {
+      Kernels<T>().scatter_add_rows(begin, end, a.rows, a.d, a.ids, a.x, a.table);
+    });
+  }
+  template <typename T>
+  void Widen(const WidenArgs<T>& a) {
+    ParallelItems((a.n + 4095) / 4096, 4096, [&](int64_t begin, int64_t end) {
+      Kernels<T>().widen(begin * 4096, std::min(a.n, end * 4096), a.x, a.out);
+    });
+  }
+  template <typename T>
+  void Narrow(const NarrowArgs<T>& a) {
+    ParallelItems((a.n + 4095) / 4096, 4096, [&](int64_t begin, int64_t end) {
+      Kernels<T>().narrow(begin * 4096, std::min(a.n, end * 4096), a.x, a.out);
+    });
+  }
+  template <typename T>
+  void Router(const RouterArgs<T>& a) {
+    ParallelItems(a.rows, 2 * a.d * a.experts, [&](int64_t begin, int64_t end) {
+      Kernels<T>().router(begin, end, a.d, a.experts, a.x, a.w, a.logits);
+    });
+  }
+  template <typename T>
+  void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
+    const auto of = [&](int64_t g) {
+      const int64_t at = a.begin[g];
+      return MultiplyArgs<T>{.rows = a.begin[g + 1] - at,
+                             .n = a.n,
+                             .k = a.k,
+                             .x = a.x + at * a.k,
+                             .w = a.w + g * a.n * a.k,
+                             .y = a.y + at * a.n};
+    };
+    if (options.torch_products && std::is_same_v<T, BF16>) {
+      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::Multiply);
+      return;
+    }
+    const ProductTable<T>& product = Kernels<T>().product;
+    int64_t floats = 0;
+    for (int64_t g = 0; g < a.groups; ++g)
+      floats = std::max(floats, product.multiply_scratch(of(g).rows, a.k));
+    ParallelGroups(
+        a.groups, /*unit=*/8, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
+        floats, [&](int64_t g, int64_t begin, int64_t end, float* s) {
+          product.multiply(begin, end, of(g), s);
+        });
+  }
+  template <typename T>
+  void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
+    const auto of = [&](int64_t g) {
+      const int64_t at = a.begin[g];
+      return MultiplyBackArgs<T>{.rows = a.begin[g + 1] - at,
+                                 .n = a.n,
+                                 .k = a.k,
+                                 .dy = a.dy + at * a.n,
+                                 .w = a.w + g * a.n * a.k,
+                                 .dx = a.dx + at * a.k};
+    };
+    if (options.torch_products && std::is_same_v<T, BF16>) {
+      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::MultiplyBack);
+      return;
+    }
+    ParallelGroups(
+        a.groups, /*unit=*/12, [&](int64_t g) { return of(g).rows; }, [&](int64_t) { return a.n * a.k; },
+        MultiplyBackScratch(), [&](int64_t g, int64_t begin, int64_t end, float* s) {
+          Kernels<T>().product.multiply_back(begin, end, of(g), s);
+        });
+  }
+  template <typename T>
+  void GroupedMultiplyBackWeight(const GroupedMultiplyBackWeightArgs<T>& a) {
+    const auto of = [&](int64_t g) {
+      const int64_t at = a.begin[g];
+      return MultiplyBackWeightArgs<T>{.rows = a.begin[g + 1] - at,
+                                       .n = a.n,
+                                       .k = a.k,
+                                       .dy = a.dy + at * a.n,
+                                       .x = a.x + at * a.k,
+                                       .dw = a.dw + g * a.n * a.k};
+    };
+    if (options.torch_products && std::is_same_v<T, BF16>) {
+      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::MultiplyBackWeight);
+      return;
+    }
+    ParallelGroups(
+        a.groups, /*unit=*/12, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
+        MultiplyBackScratch(), [&](int64_t g, int64_t begin, int64_t end, float* s) {
+          Kernels<T>().product.multiply_back_weight(begin, end, of(g), s);
+        });
+  }
+  template <typename T>
+  void CombineExperts(const CombineExpertsArgs<T>& a) {
+    ParallelItems(a.rows, 2 * (a.k + 1) * a.d,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().combine_experts(begin, end, a); });
+  }
+  template <typename T>
+  void CombineExpertsBackward(const CombineExpertsBackwardArgs<T>& a) {
+    ParallelItems(a.rows, 4 * (a.k + 1) * a.d, [&](int64_t begin, int64_t end) {
+      Kernels<T>().combine_experts_backward(begin, end, a);
+    });
+  }
+  template <typename T>
+  void GateBackward(const GateBackwardArgs<T>& a) {
+    std::vector<float> w(static_cast<size_t>(a.d));
+    Kernels<T>().widen(0, a.d, a.w, w.data());
+    ParallelItems(a.rows, 2 * a.d, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const float g = a.gate[r];
+        a.dgate[r] *= g * (1.0F - g);
+        for (int64_t c = 0; c < a.d; ++c) a.dx[r * a.d + c] += a.dgate[r] * w[static_cast<size_t>(c)];
+      }
+    });
+  }
+  template <typename T>
+  void SumExperts(const SumExpertsArgs<T>& a) {
+    ParallelItems(a.rows, 2 * (a.k + 1) * a.d, [&](int64_t begin, int64_t end) {
+      std::vector<float> sum(static_cast<size_t>(a.d));
+      for (int64_t r = begin; r < end; ++r) {
+        std::copy_n(a.sum + r * a.d, a.d, sum.begin());
+        for (int64_t i = 0; i < a.k; ++i)
+          Kernels<T>().accumulate(0, a.d, a.x + int64_t{a.place[r * a.k + i]} * a.d, sum.data());
+        if (a.shared != nullptr) Kernels<T>().accumulate(0, a.d, a.shared + r * a.d, sum.data());
+        Kernels<T>().narrow(0, a.d, sum.data(), a.out + r * a.d);
+      }
+    });
+  }
+};
+
+CpuDevice::CpuDevice(CpuDeviceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+CpuDevice::~CpuDevice() = default;
+
+std::string CpuDevice::name() const { return std::string("cpu ") + Name(BestIsa()); }
+
+bool CpuDevice::batch_invariant(DType dtype) const {
+  return dtype == DType::kFloat32 || !impl_->options.torch_products || impl_->options.row_blocks != nullptr;
+}
+
+StatusOr<std::shared_ptr<Buffer>> CpuDevice::Allocate(int64_t bytes) {
+  constexpr int64_t kPagesFrom = int64_t{1} << 20;
+  if (bytes >= kPagesFrom) {
+    TP_ASSIGN_OR_RETURN(PageBuffer pages, PageBuffer::Create(static_cast<size_t>(bytes)));
+    return std::shared_ptr<Buffer>(std::make_shared<CpuPages>(std::move(pages)));
+  }
+  const auto size = static_cast<size_t>(RoundUp(std::max<int64_t>(bytes, 1), 64));
+  void* data = std::aligned_alloc(64, size);
+  if (data == nullptr) return ResourceExhausted("cannot allocate " + std::to_string(size) + " bytes");
+  std::memset(data, 0, size);
+  return std::shared_ptr<Buffer>(std::make_shared<CpuBuffer>(data, bytes));
+}
+
+void CpuDevice::Upload(void* to, const void* from_host, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from_host, static_cast<size_t>(bytes));
+}
+void CpuDevice::Download(void* to_host, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to_host, from, static_cast<size_t>(bytes));
+}
+void CpuDevice::Copy(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+void CpuDevice::Zero(void* to, int64_t bytes) {
+  ParallelItems(bytes, 1, [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<size_t>(end - begin));
+  });
+}
+
+void CpuDevice::ReleaseScratch() {
+  impl_->spaces.clear();
+  impl_->sums = PageBuffer();
+  impl_->torch.ReleaseScratch();
+}
+
+int64_t CpuDevice::scratch_bytes() const {
+  auto sum = static_cast<int64_t>(impl_->sums.bytes().size()) + impl_->torch.scratch_bytes();
+  for (const auto& space : impl_->spaces) sum += static_cast<int64_t>(space.size() * sizeof(float));
+  return sum;
+}
+
+std::unique_ptr<AttentionWork> CpuDevice::PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) {
+  auto work = std::make_unique<CpuAttention>();
+  work->plan = device::PlanAttention(keys.first_run, keys.lengths, keys.runs,
+                                     {.heads = shape.heads,
+                                      .kv_heads = shape.kv_heads,
+                                      .head_size = shape.head_size,
+                                      .threads = at::get_num_threads()});
+  return work;
+}
+
+std::unique_ptr<AttentionWork> CpuDevice::PlanAttentionBackward(
+    const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges, const HeadShape& shape) {
+  auto work = std::make_unique<CpuAttentionBackward>();
+  work->plan = device::PlanAttentionBackward(
+      keys.first_run, keys.lengths, keys.runs, ranges,
+      {.heads = shape.heads, .kv_heads = shape.kv_heads, .head_size = shape.head_size});
+  return work;
+}
+
+#define TIDEPOOL_TYPED(Kernel)                                                          \
+  void CpuDevice::Kernel(const Kernel##Args<float>& args) { impl_->Kernel(args); } \
+  void CpuDevice::Kernel(const Kernel##Args<BF16>& args) { impl_->Kernel(args); }
+TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+#undef TIDEPOOL_TYPED
+
+void CpuDevice::Route(const RouteArgs& a) {
+  ParallelItems(a.rows, 20 * a.experts, [&](int64_t begin, int64_t end) {
+    std::vector<int32_t> order;
+    for (int64_t r = begin; r < end; ++r) {
+      float* p = a.probs + r * a.experts;
+      Softmax(p, a.experts);
+      int32_t* ids = a.chosen + r * a.k;
+      if (a.replay != nullptr && a.replay[r * a.k] >= 0) {
+        std::copy_n(a.replay + r * a.k, a.k, ids);
+      } else {
+        Choose(p, a.experts, a.k, order, ids);
+      }
+      float* weight = a.weights + r * a.k;
+      float sum = 0;
+      for (int64_t i = 0; i < a.k; ++i) sum += weight[i] = p[ids[i]];
+      if (!a.renormalize) continue;
+      for (int64_t i = 0; i < a.k; ++i) weight[i] /= sum;
+    }
+  });
+}
+
+void CpuDevice::GroupRows(const GroupRowsArgs& a) {
+  const int64_t pairs = a.rows * a.k;
+  std::fill_n(a.begin, a.experts + 1, 0);
+  for (int64_t i = 0; i < pairs; ++i) ++a.begin[a.chosen[i] + 1];
+  for (int64_t e = 0; e < a.experts; ++e) a.begin[e + 1] += a.begin[e];
+  std::vector<int32_t> next(a.begin, a.begin + a.experts);
+  for (int64_t i = 0; i < pairs; ++i) {
+    a.place[i] = next[static_cast<size_t>(a.chosen[i])]++;
+    a.row_of[a.place[i]] = static_cast<int32_t>(i / a.k);
+  }
+}
+
+void CpuDevice::Sigmoid(const SigmoidArgs& a) {
+  for (int64_t i = 0; i < a.n; ++i) a.x[i] = 1.0F / (1.0F + std::exp(-a.x[i]));
+}
+
+void CpuDevice::RouteBackward(const RouteBackwardArgs& a) {
+  ParallelItems(a.rows, 8 * a.experts, [&](int64_t begin, int64_t end) {
+    std::vector<double> dp(static_cast<size_t>(a.experts));
+    for (int64_t r = begin; r < end; ++r) {
+      const float* p = a.probs + r * a.experts;
+      const int32_t* ids = a.chosen + r * a.k;
+      const float* weight = a.weights + r * a.k;
+      const float* dw = a.dweights + r * a.k;
+      std::copy_n(a.expert_slope, a.experts, dp.begin());
+      double sum = 1, inner = 0;  // w_k = p_k / sum: d p_k = (d w_k - sum_j w_j d w_j) / sum
+      if (a.renormalize) {
+        sum = 0;
+        for (int64_t i = 0; i < a.k; ++i) sum += p[ids[i]], inner += double{weight[i]} * dw[i];
+      }
+      for (int64_t i = 0; i < a.k; ++i) dp[static_cast<size_t>(ids[i])] += (dw[i] - inner) / sum;
+      double mean = 0;
+      for (int64_t e = 0; e < a.experts; ++e) mean += p[e] * dp[static_cast<size_t>(e)];
+      for (int64_t e = 0; e < a.experts; ++e)
+        a.dlogits[r * a.experts + e] = static_cast<float>(p[e] * (dp[static_cast<size_t>(e)] - mean));
+    }
+  });
+}
+
+void CpuDevice::AddProbs(const AddProbsArgs& a) {
+  for (int64_t i = 0; i < a.rows * a.experts; ++i) a.sum[i % a.experts] += a.probs[i];
+}
+
+}  // namespace tidepool::device

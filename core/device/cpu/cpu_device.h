@@ -1,0 +1,57 @@
+#pragma once
+// The CPU as a device: kernels of the best instruction set over whole arrays, by at::get_num_threads()
+// threads. Its memory is the host's.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device/cpu/kernels.h"
+#include "core/device/cpu/row_blocks.h"
+#include "core/device/device.h"
+
+namespace tidepool::device {
+
+struct CpuDeviceOptions {
+  // Products of bfloat16 by LibTorch; by default where that is faster (kernels.h, OwnProducts).
+  bool torch_products = !OwnProducts(/*wide=*/false);
+  // With LibTorch's products: how they are cut so that a row has the same bits in every batch; covers what is
+  // multiplied. Null: products as they come.
+  std::shared_ptr<const RowBlocks> row_blocks = nullptr;
+};
+
+class CpuDevice : public Device {
+ public:
+  explicit CpuDevice(CpuDeviceOptions options = {});
+  ~CpuDevice() override;
+
+  [[nodiscard]] std::string name() const override;
+  [[nodiscard]] bool batch_invariant(DType) const override;
+  StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
+  void Upload(void* to, const void* from_host, int64_t bytes) override;
+  void Download(void* to_host, const void* from, int64_t bytes) override;
+  void Copy(void* to, const void* from, int64_t bytes) override;
+  void Zero(void* to, int64_t bytes) override;
+  void Synchronize() override {}
+  void ReleaseScratch() override;
+  [[nodiscard]] int64_t scratch_bytes() const override;
+  std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) override;
+  std::unique_ptr<AttentionWork> PlanAttentionBackward(
+      const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
+      const HeadShape& shape) override;
+
+#define TIDEPOOL_TYPED(Kernel)                    \
+  void Kernel(const Kernel##Args<float>&) override; \
+  void Kernel(const Kernel##Args<BF16>&) override;
+#define TIDEPOOL_PLAIN(Kernel) void Kernel(const Kernel##Args&) override;
+  TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+  TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
+#undef TIDEPOOL_TYPED
+#undef TIDEPOOL_PLAIN
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::device

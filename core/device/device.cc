@@ -1,0 +1,13 @@
+#include "core/device/device.h"
+
+namespace tidepool::device {
+
+Array Device::Take(int64_t rows, int64_t cols, DType dtype) {
+  View view{.rows = rows, .cols = cols, .dtype = dtype};
+  StatusOr<std::shared_ptr<Buffer>> memory = Allocate(view.bytes());
+  TP_CHECK(memory.ok()) << memory.status().ToString();
+  view.data = (*memory)->data();
+  return {std::move(memory).value(), view};
+}
+
+}  // namespace tidepool::device

@@ -1,0 +1,34 @@
+#include "core/model/activation_arena.h"
+
+#include <algorithm>
+
+namespace tidepool::model {
+
+device::View ActivationArena::Take(int64_t rows, int64_t cols, DType dtype) {
+  device::View view{.rows = rows, .cols = cols, .dtype = dtype};
+  view.data = TakeBytes(view.bytes());
+  return view;
+}
+
+void* ActivationArena::TakeBytes(int64_t bytes) {
+  bytes = std::max<int64_t>(64, (bytes + 63) / 64 * 64);
+  while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_]->bytes()) ++chunk_, used_ = 0;
+  if (chunk_ == chunks_.size()) {
+    constexpr int64_t kChunk = int64_t{32} << 20;
+    StatusOr<std::shared_ptr<device::Buffer>> chunk = device_->Allocate(std::max(bytes, kChunk));
+    TP_CHECK(chunk.ok()) << "activations: " << chunk.status().ToString();
+    chunks_.push_back(std::move(chunk).value());
+    used_ = 0;
+  }
+  void* p = static_cast<std::byte*>(chunks_[chunk_]->data()) + used_;
+  used_ += bytes;
+  return p;
+}
+
+int64_t ActivationArena::bytes() const {
+  int64_t sum = 0;
+  for (const auto& chunk : chunks_) sum += chunk->bytes();
+  return sum;
+}
+
+}  // namespace tidepool::model
