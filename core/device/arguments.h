@@ -296,6 +296,34 @@ struct ColumnSumArgs {
   }
 };
 
+// How the token of a row is drawn: inverse of the cumulative distribution at `uniform`, in the order of the
+// vocabulary, of what the cuts leave.
+struct SampleRow {
+  float temperature = 1.0F;  // 0: the lowest id among the largest logits
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0F;        // 1: off
+  float min_p = 0.0F;        // 0: off
+  float log_min_p = 0.0F;    // std::log(min_p), so that all devices round it alike
+  float uniform = 0.0F;      // in [0, 1)
+};
+template <typename T>
+struct SampleArgs {
+  int64_t rows = 0, logit_rows = 0, vocab = 0;
+  const T* logits = nullptr;        // [logit_rows, vocab]
+  const int32_t* source = nullptr;  // [rows] row of logits
+  const SampleRow* how = nullptr;   // [rows]
+  int32_t* ids = nullptr;           // [rows]; -1: the logits hold a value that is not finite
+  float* log_kept = nullptr;        // [rows]: log of the share of mass that the cuts kept; 0 without cuts
+  template <typename V>
+  void Fields(V& v) {
+    v.In(logits, logit_rows * vocab);
+    v.In(source, rows);
+    v.In(how, rows);
+    v.Out(ids, rows);
+    v.Out(log_kept, rows);
+  }
+};
+
 // out[r] = table[ids[r]]: an embedding, and rows on their way to their experts or to the head.
 template <typename T>
 struct GatherRowsArgs {
@@ -626,7 +654,7 @@ struct SumExpertsArgs {
 #define TIDEPOOL_TYPED_KERNELS(K)                                                                            \
   K(RmsNorm)                                                                                                 \
   K(RmsNormBackward) K(Rotary) K(HeadNormBackward) K(Attention) K(AttentionBackward) K(AddBias) K(SwiGlu)    \
-      K(SwiGluBackward) K(TokenLogProb) K(TokenLogProbBackward) K(ColumnSum) K(GatherRows) K(ScatterAddRows) \
+      K(SwiGluBackward) K(TokenLogProb) K(TokenLogProbBackward) K(Sample) K(ColumnSum) K(GatherRows) K(ScatterAddRows) \
           K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) K(MultiplyBackWeight) K(Router) K(GroupedMultiply)  \
               K(GroupedMultiplyBack) K(GroupedMultiplyBackWeight) K(CombineExperts)                          \
                   K(CombineExpertsBackward) K(GateBackward) K(SumExperts)

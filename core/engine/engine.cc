@@ -30,6 +30,7 @@ Status CheckOptions(const model::Weights& weights, const EngineOptions& o) {
                " requests (rollout.max_concurrent); raise it");
   }
   if (weights.spec().vocab_size < 1) return bad("the model has no vocabulary");
+  if (o.device == nullptr) return bad("no device was given");
   return OkStatus();
 }
 
@@ -203,14 +204,14 @@ void Engine::SetVersion(Version version, KvOnUpdate kv) {
 int64_t Engine::ReleaseMemory() {
   const int64_t held = this->held().total();
   if (impl_->arena.allocated()) impl_->Unplace();
-  impl_->hidden = at::Tensor();
+  impl_->hidden = device::Array();
   impl_->arena.Free();
   impl_->decoder.ReleaseScratch();
   return held;
 }
 
 model::MemoryUse Engine::held() const {
-  return {.workspace = impl_->decoder.held_bytes(),
+  return {.workspace = impl_->decoder.held_bytes() + impl_->device->scratch_bytes(),
           .kv = impl_->arena.allocated() ? impl_->arena.bytes() : 0};
 }
 

@@ -27,14 +27,13 @@
 #include "core/engine/request.h"
 #include "core/engine/stop_strings.h"
 #include "core/model/memory_use.h"
-#include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 
 namespace tidepool::engine {
 
 struct EngineOptions {
   uint64_t seed = 0;                                             // of the run: key of the sampling noise
-  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode (core/model/decoder.h)
+  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
   int64_t block_tokens = 16;                                     // 1..1024
   int64_t kv_cache_tokens = 0;        // capacity, >= block_tokens; rounded down to blocks
   int64_t max_batched_tokens = 2048;  // rows of a step, >= max_running

@@ -1,8 +1,6 @@
 #pragma once
 // The engine's state, shared by engine.cc (commands) and engine_step.cc (the step).
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -17,8 +15,9 @@
 #include "core/engine/kv_arena.h"
 #include "core/engine/kv_blocks.h"
 #include "core/engine/row_batch.h"
-#include "core/engine/sampler.h"
+#include "core/engine/sampling.h"
 #include "core/model/decoder.h"
+#include "core/model/row_operations.h"
 #include "core/model/routing.h"
 
 namespace tidepool::engine {
@@ -32,7 +31,7 @@ inline std::string FirstLine(const std::exception& e) {
 // One token to draw: for whom, and from which row of the selected hidden states.
 struct Pick {
   Sequence* s = nullptr;
-  int64_t source = 0;
+  int32_t source = 0;
   int32_t id = -1;
   float logprob = 0;
   float log_kept = 0;
@@ -42,21 +41,22 @@ struct Engine::Impl {
   Impl(const model::Weights& weights_in, EngineOptions options_in)
       : weights(weights_in),
         options(std::move(options_in)),
-        decoder(weights_in, {.row_blocks = options.row_blocks}),
+        device(options.device),
+        decoder(weights_in, device),
         blocks(options.kv_cache_tokens / options.block_tokens),
         routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
-        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, routing_bytes),
+        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, *device, routing_bytes),
         kv_blocks(blocks, options.block_tokens,
                   [this](int64_t from, int64_t to, int64_t count) { arena.Copy(from, to, count); }) {}
 
   using Owned = std::unique_ptr<Sequence>;
 
   void Admit(EngineStats& stats);
-  void Compute(EngineStats& stats);  // may throw from tensor math
+  void Compute(EngineStats& stats);  // may throw
   void SampleAll(std::vector<Pick>& picks, EngineStats& stats);
   void SampleSlice(std::span<Pick> picks, EngineStats& stats);
   void AttachFollowers(EngineStats& stats);
-  at::Tensor SelectHidden(std::span<Pick> picks);
+  device::Array SelectHidden(std::span<Pick> picks);
   FinishReason Append(Sequence& s, int32_t id);
   void NoteRouting(const model::RaggedBatch& rows);  // from `routed` to the slots
   std::string TakeRouting(Sequence& s);              // of the rows that were not handed out yet
@@ -78,6 +78,7 @@ struct Engine::Impl {
 
   const model::Weights& weights;
   EngineOptions options;
+  const std::shared_ptr<device::Device> device;
   model::Decoder decoder;
   const int64_t blocks;
   const int64_t routing_bytes;  // of a row; 0: not recorded
@@ -87,9 +88,8 @@ struct Engine::Impl {
   std::deque<Owned> waiting;
   std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them
   RowBatch batch;
-  at::Tensor hidden;            // [rows, hidden] of the current step
+  device::Array hidden;         // [rows, hidden] of the current step
   std::vector<int32_t> routed;  // experts of its rows, [sparse layers, rows, K]
-  std::vector<SamplerScratch> scratch;
 };
 
 }  // namespace tidepool::engine

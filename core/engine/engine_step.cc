@@ -1,11 +1,4 @@
 // Engine::Step() and its parts: admit, compute one batch, attach who waited for a prompt, draw.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <c10/core/InferenceMode.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -52,7 +45,7 @@ void Engine::Impl::Compute(EngineStats& stats) {
     batch.Add(*s, options.block_tokens);
     (s->rows == 1 ? stats.decode_tokens : stats.prefill_tokens) += s->rows;
   }
-  hidden = at::Tensor();
+  hidden = device::Array();
   if (batch.rows() == 0) return;
   const auto start = SteadyClock::now();
   model::RaggedBatch view = batch.view();
@@ -60,20 +53,22 @@ void Engine::Impl::Compute(EngineStats& stats) {
     routed.clear();
     view.routed = &routed;
   }
-  hidden = decoder.Forward(view, arena.memory()).contiguous();
+  hidden = decoder.Forward(view, arena.memory());
   if (routing_bytes > 0) NoteRouting(view);
   stats.forward_s += SecondsSince(start);
 
-  const int64_t state_bytes = hidden.size(1) * hidden.element_size();
-  const auto* states = static_cast<const std::byte*>(hidden.const_data_ptr());
+  std::vector<std::byte> state;
   for (Sequence* s : chosen) {
     const int64_t before = s->computed;
     s->computed += s->rows;
     if (before < s->prompt_tokens && s->computed >= s->prompt_tokens)
       s->prompt_row = s->first_row + s->prompt_tokens - 1 - before;
-    const auto state =
-        s->prompt_row < 0 ? std::span<const std::byte>()
-                          : std::span(states + s->prompt_row * state_bytes, static_cast<size_t>(state_bytes));
+    state.clear();
+    if (s->prompt_row >= 0) {
+      const device::View row = hidden.view.Rows(s->prompt_row, 1);
+      state.resize(static_cast<size_t>(row.bytes()));
+      device->Download(state.data(), row.data, row.bytes());
+    }
     kv_blocks.Publish(*s, before, state);
     if (s->missing() == 0) s->sample_row = s->first_row + s->rows - 1;
   }
@@ -128,16 +123,16 @@ void Engine::Impl::AttachFollowers(EngineStats& stats) {
 }
 
 // [n, hidden]: the distinct hidden states that tokens are drawn from; sets Pick::source.
-at::Tensor Engine::Impl::SelectHidden(std::span<Pick> picks) {
-  std::vector<int64_t> rows;
+device::Array Engine::Impl::SelectHidden(std::span<Pick> picks) {
+  std::vector<int32_t> rows;
   std::vector<const std::vector<std::byte>*> states;
-  std::vector<int64_t> place_of_row(static_cast<size_t>(batch.rows()), -1);
+  std::vector<int32_t> place_of_row(static_cast<size_t>(batch.rows()), -1);
   for (Pick& pick : picks) {
     if (pick.s->sample_row < 0) continue;
-    int64_t& place = place_of_row[static_cast<size_t>(pick.s->sample_row)];
+    int32_t& place = place_of_row[static_cast<size_t>(pick.s->sample_row)];
     if (place < 0) {
-      place = static_cast<int64_t>(rows.size());
-      rows.push_back(pick.s->sample_row);
+      place = static_cast<int32_t>(rows.size());
+      rows.push_back(static_cast<int32_t>(pick.s->sample_row));
     }
     pick.source = place;
   }
@@ -145,53 +140,40 @@ at::Tensor Engine::Impl::SelectHidden(std::span<Pick> picks) {
     if (pick.s->sample_row >= 0) continue;
     const auto same =
         std::ranges::find_if(states, [&](const auto* state) { return *state == pick.s->sample_state; });
-    pick.source = static_cast<int64_t>(rows.size()) + (same - states.begin());
+    pick.source = static_cast<int32_t>(rows.size()) + static_cast<int32_t>(same - states.begin());
     if (same == states.end()) states.push_back(&pick.s->sample_state);
   }
-  std::vector<at::Tensor> parts;
-  if (!rows.empty()) {
-    at::Tensor index = at::empty({static_cast<int64_t>(rows.size())}, at::kLong);
-    std::memcpy(index.mutable_data_ptr(), rows.data(), rows.size() * sizeof(int64_t));
-    parts.push_back(at::index_select(hidden, 0, index));
+  const auto n = static_cast<int64_t>(rows.size());
+  device::Array selected = device->Take(n + static_cast<int64_t>(states.size()), weights.spec().hidden_size,
+                                        weights.dtype());
+  if (n > 0) model::GatherRows(*device, hidden.view, rows, selected.view.Rows(0, n));
+  for (size_t i = 0; i < states.size(); ++i) {
+    const device::View to = selected.view.Rows(n + static_cast<int64_t>(i), 1);
+    TP_CHECK(static_cast<int64_t>(states[i]->size()) == to.bytes()) << "state of " << states[i]->size() << " bytes";
+    device->Upload(to.data, states[i]->data(), to.bytes());
   }
-  if (!states.empty()) {
-    const auto type = weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
-    at::Tensor kept = at::empty({static_cast<int64_t>(states.size()), weights.spec().hidden_size}, type);
-    auto* out = static_cast<std::byte*>(kept.mutable_data_ptr());
-    for (const auto* state : states) {
-      TP_CHECK(state->size() == kept.nbytes() / states.size()) << "state of " << state->size() << " bytes";
-      out = std::copy(state->begin(), state->end(), out);
-    }
-    parts.push_back(kept);
-  }
-  return parts.size() == 1 ? parts[0] : at::cat(parts, 0);
+  return selected;
 }
 
 void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
   auto start = SteadyClock::now();
-  const at::Tensor logits = decoder.Logits(SelectHidden(picks)).contiguous();
+  const device::Array logits = decoder.Logits(SelectHidden(picks).view);
   stats.head_s += SecondsSince(start);
 
   start = SteadyClock::now();
-  const int64_t vocab = logits.size(1);
-  const bool wide = logits.scalar_type() == at::kFloat;
-  TP_CHECK(wide || logits.scalar_type() == at::kBFloat16) << "logits are neither float32 nor bfloat16";
-  const void* data = logits.const_data_ptr();
-  scratch.resize(static_cast<size_t>(std::max(1, at::get_num_threads())));
-  at::parallel_for(0, static_cast<int64_t>(picks.size()), 1, [&](int64_t begin, int64_t end) {
-    SamplerScratch& mine = scratch[static_cast<size_t>(at::get_thread_num())];
-    for (int64_t i = begin; i < end; ++i) {
-      Pick& pick = picks[static_cast<size_t>(i)];
-      const Sequence& s = *pick.s;
-      const float u = SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0);
-      const Draw draw =
-          wide ? DrawToken(static_cast<const float*>(data) + pick.source * vocab, vocab, s.sampling, u, mine)
-               : DrawToken(static_cast<const uint16_t*>(data) + pick.source * vocab, vocab, s.sampling, u,
-                           mine);
-      pick.id = draw.id;
-      pick.log_kept = draw.log_kept;
-    }
-  });
+  std::vector<int32_t> source;
+  std::vector<device::SampleRow> how;
+  for (const Pick& pick : picks) {
+    const Sequence& s = *pick.s;
+    source.push_back(pick.source);
+    how.push_back(SampleRowOf(s.sampling,
+                              SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
+  }
+  const std::vector<model::Drawn> drawn = model::DrawTokens(*device, logits.view, source, how);
+  for (size_t i = 0; i < picks.size(); ++i) {
+    picks[i].id = drawn[i].id;
+    picks[i].log_kept = drawn[i].log_kept;
+  }
 
   // Log-probs go by temperature; most often there is one.
   std::vector<bool> done(picks.size(), false);
@@ -204,18 +186,20 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
       done[i] = true;
       same.push_back(&picks[i]);
     }
-    std::vector<int32_t> ids;
-    at::Tensor index = at::empty({static_cast<int64_t>(same.size())}, at::kLong);
-    auto* sources = static_cast<int64_t*>(index.mutable_data_ptr());
-    bool identity = static_cast<int64_t>(same.size()) == logits.size(0);
+    std::vector<int32_t> ids, sources;
+    bool identity = static_cast<int64_t>(same.size()) == logits.view.rows;
     for (size_t i = 0; i < same.size(); ++i) {
       ids.push_back(same[i]->id);
-      sources[i] = same[i]->source;
-      identity = identity && sources[i] == static_cast<int64_t>(i);
+      sources.push_back(same[i]->source);
+      identity = identity && sources[i] == static_cast<int32_t>(i);
+    }
+    device::Array gathered = logits;
+    if (!identity) {
+      gathered = device->Take(static_cast<int64_t>(same.size()), logits.view.cols, logits.view.dtype);
+      model::GatherRows(*device, logits.view, sources, gathered.view);
     }
     std::vector<float> logprobs(same.size());
-    model::TokenLogProbs(identity ? logits : at::index_select(logits, 0, index), ids,
-                         temperature == 0.0F ? 1.0F : temperature, logprobs);
+    model::TokenLogProbs(*device, gathered.view, ids, temperature == 0.0F ? 1.0F : temperature, logprobs);
     for (size_t i = 0; i < same.size(); ++i) same[i]->logprob = logprobs[i];
   }
   stats.sample_s += SecondsSince(start);
@@ -244,7 +228,6 @@ StepOutput Engine::Step() {
   Impl& im = *impl_;
   StepOutput out;
   const auto start = SteadyClock::now();
-  const c10::InferenceMode inference;
   std::string error;
   std::vector<Pick> picks;
   if (im.arena.allocated()) {

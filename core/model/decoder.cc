@@ -431,7 +431,7 @@ void Decoder::ReleaseScratch() {
 
 int64_t Decoder::held_bytes() const {
   const Impl& m = *impl_;
-  int64_t sum = m.scratch.bytes() + m.device.scratch_bytes() + (m.logits != nullptr ? m.logits->bytes() : 0);
+  int64_t sum = m.scratch.bytes() + (m.logits != nullptr ? m.logits->bytes() : 0);
   for (const auto& arena : m.idle) sum += arena->bytes();
   return sum;
 }

@@ -86,7 +86,7 @@ class Decoder {
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();
-  [[nodiscard]] int64_t held_bytes() const;  // of that memory
+  [[nodiscard]] int64_t held_bytes() const;  // of that memory, without the device's own
 
  private:
   friend struct SavedActivations;
@@ -94,20 +94,5 @@ class Decoder {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
-// additions; `entropy` (may be empty) gets the entropy at that temperature, `lse` (may be empty) the
-// log of the sum of exp(logits / temperature). logits: [n, vocab] of the device, temperature > 0. The engine's
-// sampler and the trainer call this one function, so equal logits give equal bits. A logit of -inf has
-// probability 0; a NaN in a row makes its log-probability NaN.
-void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
-                   float temperature, std::span<float> logprobs, std::span<float> entropy = {},
-                   std::span<float> lse = {});
-
-// Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
-// `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.
-void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
-                           float temperature, std::span<const float> lse, std::span<const float> entropy,
-                           std::span<const float> dlogprobs, std::span<const float> dentropy);
 
 }  // namespace tidepool::model

@@ -22,6 +22,7 @@
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/comm/collective.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/model/memory_use.h"
 #include "core/policy/fragment.h"
 #include "core/policy/network.h"
@@ -82,7 +83,7 @@ class PolicyTrainer {
 
  private:
   PolicyTrainer(model::Weights& weights, const PolicyTrainerOptions& options)
-      : weights_(weights), options_(options), network_(options.policy, weights), gradients_(weights) {}
+      : weights_(weights), options_(options), network_(options.policy, weights), gradients_(weights, device_) {}
 
   struct StepData;
   struct StepSums;
@@ -95,6 +96,7 @@ class PolicyTrainer {
   model::Weights& weights_;
   const PolicyTrainerOptions options_;
   Network network_;
+  device::CpuDevice device_;
   model::Gradients gradients_;
   std::unique_ptr<train::AdamW> optimizer_;
 };

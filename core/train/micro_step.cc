@@ -1,10 +1,6 @@
 // One micro-batch: forward, what its tokens cost, backward.
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <optional>
@@ -12,6 +8,7 @@
 
 #include "core/algorithms/distillation.h"
 #include "core/model/routing.h"
+#include "core/model/row_operations.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
@@ -189,7 +186,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
   step.computed += static_cast<int64_t>(packed.ids.size());
   const bool distill = options.objective == JobKind::kDistill;
-  at::Tensor taught;  // the teacher's hidden states
+  device::Array taught;  // the teacher's hidden states
   if (distill)
     taught = HiddenStates(*teacher, *companions.teacher,
                           View(companions.teacher->spec(), batch.rows, packed, nullptr));
@@ -218,10 +215,17 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   const size_t stride = whole_rows ? std::max<size_t>(1, wanted.size()) : chunk;
 
   // Rows of several pairs receive a sum of gradients, so it is gathered in float32.
-  at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
+  device::Device& device = decoder->device();
+  const device::Array dhidden = device.Take(hidden.view.rows, hidden.view.cols, DType::kFloat32);
   struct Head {
     std::vector<int32_t> sources, targets;
-    at::Tensor index, rows, logits;
+    device::Array rows, logits;
+  };
+  const auto rows_of = [&device](const device::Array& from, const std::vector<int32_t>& sources) {
+    device::Array rows =
+        device.Take(static_cast<int64_t>(sources.size()), from.view.cols, from.view.dtype);
+    model::GatherRows(device, from.view, sources, rows.view);
+    return rows;
   };
   const auto head_of = [&, &hidden = hidden](size_t from, size_t n) {
     Head h;
@@ -229,10 +233,13 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       h.sources.push_back(packed.sources[static_cast<size_t>(wanted[from + i])]);
       h.targets.push_back(packed.targets[static_cast<size_t>(wanted[from + i])]);
     }
-    h.index = at::from_blob(h.sources.data(), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
-    h.rows = at::index_select(hidden, 0, h.index);
-    h.logits = decoder->Logits(h.rows);
+    h.rows = rows_of(hidden, h.sources);
+    h.logits = decoder->Logits(h.rows.view);
     return h;
+  };
+  const auto add_gradient = [&](const Head& h) {
+    model::AddRows(device, decoder->LogitsBackward(h.rows.view, h.logits.view, *gradients).view, h.sources,
+                   dhidden.view);
   };
   const auto temperature = static_cast<float>(options.temperature);
   for (size_t begin = 0; begin < wanted.size(); begin += stride) {
@@ -241,7 +248,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     if (distill) {
       Head h = head_of(begin, count);
       DistillChunk(
-          b.list.size(), h.logits, teacher->Logits(at::index_select(taught, 0, h.index)),
+          b.list.size(), h.logits.view, teacher->Logits(rows_of(taught, h.sources).view).view,
           [&](size_t pair) {
             double weight = 0;
             for (const Use& use : uses[static_cast<size_t>(wanted[begin + pair])])
@@ -249,7 +256,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
             return weight;
           },
           sums);
-      dhidden.index_add_(0, h.index, decoder->LogitsBackward(h.rows, h.logits, *gradients).to(at::kFloat));
+      add_gradient(h);
       continue;
     }
     std::vector<float> lp(count), entropy(count), lse(count);
@@ -261,7 +268,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       const size_t n = std::min(chunk, count - from);
       kept.reset();  // its logits are the memory of the next
       kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n),
+      model::TokenLogProbs(device, kept->logits.view, kept->targets, temperature, part(lp, from, n),
                            part(entropy, from, n), part(lse, from, n));
     }
 
@@ -276,63 +283,53 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
         kept.emplace(head_of(begin + from, n));
       }
       model::TokenLogProbsBackward(
-          kept->logits, kept->targets, temperature, part(lse, from, n),
+          device, kept->logits.view, kept->targets, temperature, part(lse, from, n),
           spec.entropy_coef != 0 ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
           part(slopes.logp, from, n), part(slopes.entropy, from, n));
-      dhidden.index_add_(0, kept->index,
-                         decoder->LogitsBackward(kept->rows, kept->logits, *gradients).to(at::kFloat));
+      add_gradient(*kept);
     }
   }
   step.times.head += watch.Lap();
   sums.balance += share * decoder->LoadBalanceLoss(saved);
-  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients,
+  decoder->Backward(std::move(saved), model::Rounded(device, dhidden, hidden.view.dtype).view, *gradients,
                     options.router_aux_coef * share);
   step.times.backward += watch.Lap();
   return OkStatus();
 }
 
 // Logits of the student become d loss / d logits, where the loss is sum weight(pair) divergence(pair). In
-// float64, a row of logits at a time.
-template <typename T>
-void TrainerImpl::DistillRows(at::Tensor& student, const at::Tensor& taught,
-                              const std::function<double(size_t)>& weight, TokenSums& sums) const {
-  const int64_t n = student.size(0), vocab = student.size(1);
-  const auto width = static_cast<size_t>(vocab);
-  std::vector<double> loss(static_cast<size_t>(n));
-  std::vector<uint8_t> agrees(static_cast<size_t>(n));
+// float64 on the host, a row of logits at a time.
+void TrainerImpl::DistillChunk(size_t cells, const device::View& student, const device::View& taught,
+                               const std::function<double(size_t)>& weight, TokenSums& sums) const {
+  device::Device& device = decoder->device();
+  std::vector<float> logits = model::ToHost(device, student);
+  const std::vector<float> other = model::ToHost(device, taught);
+  const auto width = static_cast<size_t>(student.cols);
+  std::vector<double> loss(static_cast<size_t>(student.rows));
+  std::vector<uint8_t> agrees(loss.size());
   const algorithms::Cells one = algorithms::Cells::Packed({0, 1});
-  at::parallel_for(0, n, 1, [&](int64_t from, int64_t to) {
-    std::vector<double> mine(width), theirs(width);
-    for (int64_t i = from; i < to; ++i) {
-      T* row = student.mutable_data_ptr<T>() + i * vocab;
-      const T* other = taught.const_data_ptr<T>() + i * vocab;
-      for (size_t v = 0; v < width; ++v) {
-        mine[v] = static_cast<double>(static_cast<float>(row[v]));
-        theirs[v] = static_cast<double>(static_cast<float>(other[v]));
-      }
-      const algorithms::DistillResult r = algorithms::DistillLoss(options.distill, mine, theirs, vocab, one);
-      const double w = weight(static_cast<size_t>(i));
-      for (size_t v = 0; v < width; ++v) row[v] = static_cast<T>(static_cast<float>(w * r.grad_student[v]));
-      loss[static_cast<size_t>(i)] = w * r.loss;
-      agrees[static_cast<size_t>(i)] =
+  at::parallel_for(0, student.rows, 1, [&](int64_t from, int64_t to) {
+    for (auto i = static_cast<size_t>(from); i < static_cast<size_t>(to); ++i) {
+      const std::span row = std::span(logits).subspan(i * width, width);
+      const std::span teachers = std::span(other).subspan(i * width, width);
+      const std::vector<double> mine(row.begin(), row.end()), theirs(teachers.begin(), teachers.end());
+      const algorithms::DistillResult r =
+          algorithms::DistillLoss(options.distill, mine, theirs, student.cols, one);
+      const double w = weight(i);
+      for (size_t v = 0; v < width; ++v) row[v] = static_cast<float>(w * r.grad_student[v]);
+      loss[i] = w * r.loss;
+      agrees[i] =
           std::ranges::max_element(mine) - mine.begin() == std::ranges::max_element(theirs) - theirs.begin()
               ? 1
               : 0;
     }
   });
+  model::FromHost(device, logits, student);
   for (size_t i = 0; i < loss.size(); ++i) {
     sums.loss += loss[i];
     sums.agreed += agrees[i];
     sums.compared += 1;
   }
-}
-
-void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
-                               const std::function<double(size_t)>& weight, TokenSums& sums) const {
-  if (student.scalar_type() == at::kFloat)
-    DistillRows<float>(student, taught, weight, sums);
-  else
-    DistillRows<at::BFloat16>(student, taught, weight, sums);
   sums.tokens += static_cast<int64_t>(cells);
 }
 

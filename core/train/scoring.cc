@@ -2,14 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/argmax.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/softmax.h>
 
 #include <algorithm>
 
 #include "core/model/routing.h"
+#include "core/model/row_operations.h"
 
 namespace tidepool::train {
 
@@ -37,14 +36,14 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
           packed.lengths, packed.runs,      *experts};
 }
 
-at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
-                        const model::RaggedBatch& batch) {
+device::Array HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
+                           const model::RaggedBatch& batch) {
   const model::ModelSpec& s = weights.spec();
-  const auto type =
-      at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
-  const auto tokens = static_cast<int64_t>(batch.ids.size());
-  at::Tensor k = at::empty({s.layers, tokens, s.kv_heads, s.head_size}, type), v = at::empty(k.sizes(), type);
-  return decoder.Forward(batch, {&k, &v});
+  const int64_t slots = s.layers * static_cast<int64_t>(batch.ids.size()), width = s.kv_heads * s.head_size;
+  device::Device& device = decoder.device();
+  const device::Array k = device.Take(slots, width, weights.dtype()),
+                      v = device.Take(slots, width, weights.dtype());
+  return decoder.Forward(batch, {k.view, v.view});
 }
 
 StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder,
@@ -58,6 +57,7 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
   for (auto* extra : {extras.squares, extras.likeliest}) {
     if (extra != nullptr) extra->assign(rows.size(), {});
   }
+  device::Device& device = decoder.device();
   const auto temperature = static_cast<float>(o.temperature);
   int64_t done = 0;
   for (const auto& micro : micros) {
@@ -65,25 +65,29 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
       return Aborted("trainer: stopped between two micro-batches");
     const PackedBatch packed = Pack(rows, micro, routing_bytes);
     std::vector<int32_t> experts;
-    const at::Tensor hidden =
+    const device::Array hidden =
         HiddenStates(decoder, weights, View(weights.spec(), rows, packed, o.replay ? &experts : nullptr));
     const size_t pairs = packed.sources.size();
     std::vector<float> logprobs(pairs), squares(extras.squares == nullptr ? 0 : pairs),
         likeliest(extras.likeliest == nullptr ? 0 : pairs);
     for (size_t from = 0; from < pairs; from += static_cast<size_t>(o.head_rows)) {
       const size_t n = std::min(static_cast<size_t>(o.head_rows), pairs - from);
-      const at::Tensor index = at::from_blob(const_cast<int32_t*>(packed.sources.data() + from),
-                                             {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
-      const at::Tensor logits = decoder.Logits(at::index_select(hidden, 0, index));
-      model::TokenLogProbs(logits, std::span(packed.targets).subspan(from, n), temperature,
+      const device::Array rows_of = device.Take(static_cast<int64_t>(n), hidden.view.cols, hidden.view.dtype);
+      model::GatherRows(device, hidden.view, std::span(packed.sources).subspan(from, n), rows_of.view);
+      const device::Array logits = decoder.Logits(rows_of.view);
+      model::TokenLogProbs(device, logits.view, std::span(packed.targets).subspan(from, n), temperature,
                            std::span(logprobs).subspan(from, n));
+      if (extras.likeliest == nullptr && extras.squares == nullptr) continue;
+      std::vector<float> values = model::ToHost(device, logits.view);
+      const at::Tensor all = at::from_blob(
+          values.data(), {logits.view.rows, logits.view.cols}, at::TensorOptions().dtype(at::kFloat));
       if (extras.likeliest != nullptr) {
-        const at::Tensor best = at::argmax(logits, -1).contiguous();
+        const at::Tensor best = at::argmax(all, -1).contiguous();
         for (size_t i = 0; i < n; ++i)
           likeliest[from + i] = best.data_ptr<int64_t>()[i] == packed.targets[from + i] ? 1.0F : 0.0F;
       }
       if (extras.squares == nullptr) continue;
-      const at::Tensor p = at::softmax(logits.to(at::kFloat).div(temperature), -1);
+      const at::Tensor p = at::softmax(all.div(temperature), -1);
       const at::Tensor sums = p.mul(p).sum(-1).contiguous();
       std::copy_n(sums.data_ptr<float>(), n, squares.begin() + static_cast<ptrdiff_t>(from));
     }

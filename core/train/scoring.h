@@ -28,7 +28,7 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
                         std::vector<int32_t>* experts);
 
 // Final hidden states of the packed tokens, without anything kept for a backward.
-at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
+device::Array HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
                         const model::RaggedBatch& batch);
 
 // Called before each micro-batch with how many are done, and of how many. false: stop, with kAborted.

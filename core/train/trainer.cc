@@ -118,23 +118,22 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   std::unique_ptr<Trainer> t(new Trainer());
   t->impl_ = std::make_unique<TrainerImpl>(weights, o, companions);
   TrainerImpl& m = *t->impl_;
-  const model::DecoderOptions decoder{.row_blocks = o.row_blocks};
   const ValueModelOptions value{.optimizer = o.optimizer,
                                 .micro_batch_tokens = o.micro_batch_tokens,
                                 .recompute = o.recompute,
-                                .row_blocks = o.row_blocks};
+                                .device = o.device};
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
-    m.decoder = std::make_unique<model::Decoder>(weights, decoder);
-    m.gradients = std::make_unique<model::Gradients>(weights);
+    m.decoder = std::make_unique<model::Decoder>(weights, o.device);
+    m.gradients = std::make_unique<model::Gradients>(weights, *o.device);
     TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, o.optimizer));
     if (needed.critic) {
       TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
     }
   }
-  if (needed.reference) m.reference = std::make_unique<model::Decoder>(*companions.reference, decoder);
-  if (needed.teacher) m.teacher = std::make_unique<model::Decoder>(*companions.teacher, decoder);
+  if (needed.reference) m.reference = std::make_unique<model::Decoder>(*companions.reference, o.device);
+  if (needed.teacher) m.teacher = std::make_unique<model::Decoder>(*companions.teacher, o.device);
   if (m.rl() && (o.shaping.running || (o.loss.kl && o.loss.kl->target))) {
     static_assert(std::is_trivially_copyable_v<Controls>);  // it is saved as bytes
     TP_ASSIGN_OR_RETURN(m.controls_memory, device::PageBuffer::Create(sizeof(Controls)));
@@ -550,7 +549,7 @@ void Trainer::ReleaseScratch() {
 }
 model::MemoryUse Trainer::held() const {
   const TrainerImpl& m = *impl_;
-  model::MemoryUse use;
+  model::MemoryUse use{.activations = m.options.device->scratch_bytes()};
   for (const auto& decoder : {m.decoder.get(), m.reference.get(), m.teacher.get()})
     if (decoder != nullptr) use.activations += decoder->held_bytes();
   if (m.gradients != nullptr) use.gradients = m.gradients->held_bytes();

@@ -29,7 +29,6 @@
 #include "core/base/status.h"
 #include "core/comm/collective.h"
 #include "core/model/memory_use.h"
-#include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
@@ -60,7 +59,7 @@ struct TrainerOptions {
   int64_t head_rows = 256;            // rows of logits held at a time
   bool recompute = false;             // keep block inputs only
   double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
-  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode (core/model/decoder.h)
+  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);

@@ -126,12 +126,8 @@ struct TrainerImpl {
                    int64_t pairs_of_update, double share, bool first_pass);
 
   // Logits of the student [n, V] become the gradient of sum weight(pair) divergence(pair), in place.
-  void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
+  void DistillChunk(size_t cells, const device::View& student, const device::View& taught,
                     const std::function<double(size_t)>& weight, TokenSums& sums) const;
-
-  template <typename T>
-  void DistillRows(at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight,
-                   TokenSums& sums) const;
 
   // pair_step.cc
   Status CheckPairs(const StepContext& step) const;

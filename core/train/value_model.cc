@@ -1,10 +1,8 @@
 #include "core/train/value_model.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
-
 #include <utility>
 
+#include "core/model/row_operations.h"
 #include "core/train/packing.h"
 #include "core/train/scoring.h"
 
@@ -13,8 +11,8 @@ namespace tidepool::train {
 ValueModel::ValueModel(model::Weights& weights, const ValueModelOptions& options)
     : weights_(weights),
       options_(options),
-      decoder_(weights, {.row_blocks = options.row_blocks}),
-      gradients_(weights) {}
+      decoder_(weights, options.device),
+      gradients_(weights, *options.device) {}
 
 StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights,
                                                          const ValueModelOptions& options) {
@@ -27,18 +25,23 @@ StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights
   return m;
 }
 
-std::vector<double> ValueModel::HeadOf(const at::Tensor& hidden, std::span<const int32_t> sources) const {
-  const at::Tensor h = hidden.to(at::kFloat).contiguous(),
-                   head = weights_.Get(score_).to(at::kFloat).contiguous();
-  const int64_t d = h.size(1);
-  const auto* rows = h.const_data_ptr<float>();
-  const auto* s = head.const_data_ptr<float>();
+std::vector<float> ValueModel::ScoreWeights() const {
+  const int64_t d = weights_.spec().hidden_size;
+  auto* base = const_cast<std::byte*>(std::as_const(weights_).bytes().data());
+  const int64_t offset = weights_.layout()[static_cast<size_t>(score_)].offset;
+  return model::ToHost(decoder_.device(),
+                       {base + offset * model::Bytes(weights_.dtype()), 1, d, weights_.dtype()});
+}
+
+std::vector<double> ValueModel::HeadOf(std::span<const float> hidden, std::span<const int32_t> sources) const {
+  const std::vector<float> head = ScoreWeights();
+  const auto d = static_cast<int64_t>(head.size());
   std::vector<double> values;
   values.reserve(sources.size());
   for (const int32_t source : sources) {
-    const float* x = rows + source * d;
+    const float* x = hidden.data() + source * d;
     double v = 0;
-    for (int64_t i = 0; i < d; ++i) v += double{x[i]} * double{s[i]};
+    for (int64_t i = 0; i < d; ++i) v += double{x[i]} * double{head[static_cast<size_t>(i)]};
     values.push_back(v);
   }
   return values;
@@ -54,8 +57,10 @@ StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row
     if (progress && !progress(done++, static_cast<int64_t>(micros.size())))
       return Aborted("trainer: stopped between two micro-batches");
     const PackedBatch packed = Pack(rows, micro);
-    const std::vector<double> values = HeadOf(
-        HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr)), packed.sources);
+    const device::Array hidden =
+        HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr));
+    const std::vector<double> values =
+        HeadOf(model::ToHost(decoder_.device(), hidden.view), packed.sources);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k])
         result[static_cast<size_t>(packed.rows[k])].push_back(
@@ -70,7 +75,9 @@ Status ValueModel::MicroStep(std::span<const Row> rows, std::span<const int64_t>
   auto [hidden, saved] = decoder_.ForwardTraining(
       {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs},
       options_.recompute);
-  const std::vector<double> pairs = HeadOf(hidden, packed.sources);
+  device::Device& device = decoder_.device();
+  const std::vector<float> x = model::ToHost(device, hidden.view);
+  const std::vector<double> pairs = HeadOf(x, packed.sources);
   std::vector<std::vector<double>> values(packed.rows.size()), slopes(packed.rows.size());
   for (size_t k = 0; k < packed.rows.size(); ++k) {
     for (const int32_t pair : packed.pair_of[k]) values[k].push_back(pairs[static_cast<size_t>(pair)]);
@@ -83,26 +90,29 @@ Status ValueModel::MicroStep(std::span<const Row> rows, std::span<const int64_t>
       slope[static_cast<size_t>(packed.pair_of[k][t])] += slopes[k][t];
   }
   // d h = slope * score, d score = sum slope * h; a token that several pairs need receives their sum.
-  at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
-  const at::Tensor h = hidden.to(at::kFloat).contiguous(),
-                   head = weights_.Get(score_).to(at::kFloat).contiguous();
-  const int64_t d = h.size(1);
-  const auto* x = h.const_data_ptr<float>();
-  const auto* s = head.const_data_ptr<float>();
-  auto* dx = dhidden.mutable_data_ptr<float>();
-  std::vector<double> dscore(static_cast<size_t>(d), 0.0);
+  const std::vector<float> head = ScoreWeights();
+  const size_t d = head.size();
+  std::vector<float> dx(x.size(), 0.0F), dscore_rounded(d);
+  std::vector<double> dscore(d, 0.0);
   for (size_t p = 0; p < slope.size(); ++p) {
     if (slope[p] == 0) continue;
-    const int64_t at = packed.sources[p] * d;
-    for (int64_t i = 0; i < d; ++i) {
-      dx[at + i] += static_cast<float>(slope[p] * double{s[i]});
-      dscore[static_cast<size_t>(i)] += slope[p] * double{x[at + i]};
+    const size_t at = static_cast<size_t>(packed.sources[p]) * d;
+    for (size_t i = 0; i < d; ++i) {
+      dx[at + i] += static_cast<float>(slope[p] * double{head[i]});
+      dscore[i] += slope[p] * double{x[at + i]};
     }
   }
-  const at::Tensor sum = gradients_.Get(score_);
-  auto* out = sum.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < d; ++i) out[i] += static_cast<float>(dscore[static_cast<size_t>(i)]);
-  decoder_.Backward(std::move(saved), dhidden.to(hidden.scalar_type()), gradients_);
+  for (size_t i = 0; i < d; ++i) dscore_rounded[i] = static_cast<float>(dscore[i]);
+  const auto sum = device.Put(std::span<const float>(dscore_rounded));
+  const auto width = static_cast<int64_t>(d);
+  device.ColumnSum(device::ColumnSumArgs<float>{
+      .rows = 1,
+      .n = width,
+      .x = static_cast<const float*>(sum->data()),
+      .out = gradients_.data() + weights_.layout()[static_cast<size_t>(score_)].offset});
+  const device::Array dhidden = device.Take(hidden.view.rows, width, hidden.view.dtype);
+  model::FromHost(device, dx, dhidden.view);
+  decoder_.Backward(std::move(saved), dhidden.view, gradients_);
   return OkStatus();
 }
 

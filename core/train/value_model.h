@@ -27,7 +27,7 @@ struct ValueModelOptions {
   AdamWOptions optimizer;
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;
-  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode
+  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
 };
 
 class ValueModel {
@@ -60,7 +60,9 @@ class ValueModel {
 
  private:
   ValueModel(model::Weights& weights, const ValueModelOptions& options);
-  [[nodiscard]] std::vector<double> HeadOf(const at::Tensor& hidden, std::span<const int32_t> sources) const;
+  [[nodiscard]] std::vector<float> ScoreWeights() const;  // [hidden]
+  [[nodiscard]] std::vector<double> HeadOf(std::span<const float> hidden,
+                                           std::span<const int32_t> sources) const;
 
   model::Weights& weights_;
   const ValueModelOptions options_;

@@ -202,7 +202,7 @@ Status DeviceRoles::PrepareRollout() {
     }
     engine::EngineOptions options;
     options.seed = config_.seed;
-    options.row_blocks = models_.row_blocks();
+    options.device = models_.NewDevice();
     options.block_tokens = config_.rollout.block_tokens;
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);

@@ -2,7 +2,8 @@
 
 #include <filesystem>
 
-#include "core/device/cpu/kernels.h"
+#include "core/device/cpu/cpu_device.h"
+#include "core/model/products.h"
 #include "core/observe/log.h"
 
 namespace tidepool::workers {
@@ -16,13 +17,18 @@ bool HasTensors(const std::string& dir) {
 
 Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
   if (!config_.deterministic || device::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
-  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
-  TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
+  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<device::RowBlocks>();
+  TP_RETURN_IF_ERROR(model::CheckSpec(spec));
+  TP_RETURN_IF_ERROR(row_blocks_->Cover(model::ProductsOf(spec), dtype));
   if (!row_blocks_->limited().empty())
     observe::Log(
         LogLevel::kWarn, "row_blocks",
         {{"text", "deterministic: these products take smaller blocks of rows: " + row_blocks_->limited()}});
   return OkStatus();
+}
+
+std::shared_ptr<device::Device> ModelReader::NewDevice() const {
+  return std::make_shared<device::CpuDevice>(device::CpuDeviceOptions{.row_blocks = row_blocks_});
 }
 
 StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key,

@@ -7,7 +7,7 @@
 
 #include "core/base/config.h"
 #include "core/base/status.h"
-#include "core/model/row_blocks.h"
+#include "core/device/cpu/row_blocks.h"
 #include "core/model/weights.h"
 
 namespace tidepool::workers {
@@ -25,16 +25,16 @@ class ModelReader {
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder) const;
   // In deterministic mode, where products are LibTorch's: finds how those of this model are cut
-  // (core/model/row_blocks.h).
+  // (core/device/cpu/row_blocks.h).
   Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
-  // Shared by engine and trainer; null: products as they come.
-  [[nodiscard]] const std::shared_ptr<model::RowBlocks>& row_blocks() const { return row_blocks_; }
+  // For one role: what computes, with the cuts that were found.
+  [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const;
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
 
  private:
   const JobConfig& config_;
   const std::string model_dir_;
-  std::shared_ptr<model::RowBlocks> row_blocks_;
+  std::shared_ptr<device::RowBlocks> row_blocks_;  // null: products as they come
 };
 
 }  // namespace tidepool::workers

@@ -38,7 +38,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
        {actor->reference_.get(), actor->teacher_.get(), actor->critic_.get()}) {
     if (further != nullptr) TP_RETURN_IF_ERROR(models.CoverProducts(further->spec(), further->dtype()));
   }
-  options.row_blocks = models.row_blocks();
+  options.device = models.NewDevice();
   companions = {
       .reference = actor->reference_.get(), .teacher = actor->teacher_.get(), .critic = actor->critic_.get()};
   TP_ASSIGN_OR_RETURN(actor->trainer_, train::Trainer::Create(weights, options, companions));

@@ -12,6 +12,7 @@
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/attention_runs.h"
 #include "core/device/cpu/parallel.h"
+#include "core/device/cpu/sampler.h"
 #include "core/device/cpu/torch_products.h"
 #include "core/device/page_buffer.h"
 
@@ -74,6 +75,7 @@ struct CpuDevice::Impl {
   TorchProducts torch;
   std::vector<std::vector<float>> spaces;  // of each thread, for a product or attention
   PageBuffer sums;                         // of attention, shared by the threads
+  std::vector<SamplerScratch> draws;       // of each thread
 
   // Whether a product is LibTorch's; then it is done.
   template <template <typename> class Args, typename T>
@@ -273,6 +275,18 @@ struct CpuDevice::Impl {
     });
   }
   template <typename T>
+  void Sample(const SampleArgs<T>& a) {
+    draws.resize(static_cast<size_t>(at::get_num_threads()));
+    ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const Draw draw = DrawToken(a.logits + a.source[r] * a.vocab, a.vocab, a.how[r],
+                                    draws[static_cast<size_t>(at::get_thread_num())]);
+        a.ids[r] = draw.id;
+        a.log_kept[r] = draw.log_kept;
+      }
+    });
+  }
+  template <typename T>
   void ColumnSum(const ColumnSumArgs<T>& a) {
     Columns(a.n, a.rows, [&](int64_t begin, int64_t end) {
       Kernels<T>().column_sum(begin, end, a.rows, a.n, a.x, a.out);
@@ -457,6 +471,7 @@ void CpuDevice::Zero(void* to, int64_t bytes) {
 void CpuDevice::ReleaseScratch() {
   impl_->spaces.clear();
   impl_->sums = PageBuffer();
+  impl_->draws.clear();
   impl_->torch.ReleaseScratch();
 }
 

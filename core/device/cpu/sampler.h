@@ -5,20 +5,15 @@
 // the first whose cumulated mass exceeds u * total. Masses are exp((z - max z) / T), summed in tiles of
 // 256 by 16 lanes and then over tiles in float64, always in this order, without fused multiply-add: the
 // draw is a function of (logits, parameters, u) alone, with the same bits on AVX2, AVX-512 and plain
-// x86-64. Cuts (request.h) are found as thresholds by a radix walk from the top, without sorting.
+// x86-64. Cuts (SampleRow) are found as thresholds by a radix walk from the top, without sorting.
 // Pure functions; thread-safe with a scratch per thread.
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
-#include "core/base/status.h"
-#include "core/engine/request.h"
+#include "core/device/arguments.h"
 
-namespace tidepool::engine {
-
-// kInvalidArgument if a value is out of its range; names it.
-Status CheckSampling(const SamplingParams& params, int64_t vocab_size);
+namespace tidepool::device {
 
 struct SamplerScratch {
   std::vector<float> logits;    // [vocab] the row, widened
@@ -33,10 +28,8 @@ struct Draw {
   float log_kept = 0.0F;  // log of the share of mass that the cuts kept; exactly 0 without cuts
 };
 
-// requires params checked, uniform in [0, 1). The pointer is a row of float or of bfloat16 (its bits).
-Draw DrawToken(const float* logits, int64_t vocab_size, const SamplingParams& params, float uniform,
-               SamplerScratch& scratch);
-Draw DrawToken(const uint16_t* bfloat16_logits, int64_t vocab_size, const SamplingParams& params,
-               float uniform, SamplerScratch& scratch);
+// requires `how` in range, its uniform in [0, 1).
+Draw DrawToken(const float* logits, int64_t vocab, const SampleRow& how, SamplerScratch& scratch);
+Draw DrawToken(const BF16* logits, int64_t vocab, const SampleRow& how, SamplerScratch& scratch);
 
-}  // namespace tidepool::engine
+}  // namespace tidepool::device

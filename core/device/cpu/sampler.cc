@@ -1,13 +1,12 @@
 // Compiled with -O3 -ffp-contract=off: loops over lanes become vector code for the machine at hand, and
 // none of them may fuse a product with a sum, so that all machines get the same bits.
-#include "core/engine/sampler.h"
+#include "core/device/cpu/sampler.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <string>
 
-namespace tidepool::engine {
+namespace tidepool::device {
 namespace {
 
 constexpr int64_t kTile = 256;
@@ -66,8 +65,8 @@ TP_EVERY_CPU RowFacts Facts(const float* z, int64_t n) {
   return facts;
 }
 
-TP_EVERY_CPU void Widen(const uint16_t* in, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i]) << 16);
+TP_EVERY_CPU void Widen(const BF16* in, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i].bits) << 16);
 }
 
 inline __attribute__((always_inline)) float FoldLanes(const float* lanes) {
@@ -176,7 +175,7 @@ int32_t Greedy(const std::vector<float>& z, int64_t n, float max) {
   return static_cast<int32_t>(std::find(z.begin(), z.begin() + n, max) - z.begin());
 }
 
-Draw DrawWidened(int64_t n, const SamplingParams& params, float uniform, SamplerScratch& s) {
+Draw DrawWidened(int64_t n, const SampleRow& params, SamplerScratch& s) {
   const RowFacts facts = Facts(s.logits.data(), n);
   if (!facts.finite) return {};
   if (params.temperature == 0.0F) return {.id = Greedy(s.logits, n, facts.max)};
@@ -205,7 +204,7 @@ Draw DrawWidened(int64_t n, const SamplingParams& params, float uniform, Sampler
       threshold = Threshold(s, n, threshold, 1, mass * params.top_p, s.counts, s.masses);
     }
     if (params.min_p > 0.0F) {
-      threshold = std::max(threshold, facts.max + std::log(params.min_p) * params.temperature);
+      threshold = std::max(threshold, facts.max + params.log_min_p * params.temperature);
     }
     Cut(s.logits.data(), threshold, n, s.mass.data(), s.tiles.data());
     const double kept = SumTiles(s.tiles);
@@ -213,7 +212,7 @@ Draw DrawWidened(int64_t n, const SamplingParams& params, float uniform, Sampler
     total = kept;
   }
 
-  const double target = static_cast<double>(uniform) * total;
+  const double target = static_cast<double>(params.uniform) * total;
   double before = 0;
   size_t tile = 0;
   while (tile + 1 < s.tiles.size() && before + s.tiles[tile] <= target) before += s.tiles[tile++];
@@ -230,45 +229,17 @@ Draw DrawWidened(int64_t n, const SamplingParams& params, float uniform, Sampler
   return draw;
 }
 
-std::string Got(std::string_view name, double value, std::string_view want) {
-  return "sampling." + std::string(name) + " is " + std::to_string(value) + ", expected " + std::string(want);
-}
-
 }  // namespace
 
-Status CheckSampling(const SamplingParams& p, int64_t vocab_size) {
-  if (!(p.temperature >= 0.0F && p.temperature <= 1e6F)) {
-    return InvalidArgument(Got("temperature", p.temperature, "0 (greedy) to 1e6"));
-  }
-  if (p.top_k < 0) return InvalidArgument(Got("top_k", static_cast<double>(p.top_k), "0 (off) or more"));
-  if (!(p.top_p > 0.0F && p.top_p <= 1.0F))
-    return InvalidArgument(Got("top_p", p.top_p, "above 0, at most 1 (off)"));
-  if (!(p.min_p >= 0.0F && p.min_p < 1.0F))
-    return InvalidArgument(Got("min_p", p.min_p, "at least 0 (off), below 1"));
-  for (const int32_t id : p.stop_token_ids) {
-    if (id < 0 || id >= vocab_size) {
-      return InvalidArgument("sampling.stop_token_ids has " + std::to_string(id) +
-                             ", expected ids below the vocabulary's " + std::to_string(vocab_size));
-    }
-  }
-  for (const std::string& text : p.stop_strings) {
-    if (text.empty())
-      return InvalidArgument("sampling.stop_strings has an empty string, which every text ends with");
-  }
-  return OkStatus();
-}
-
-Draw DrawToken(const float* logits, int64_t n, const SamplingParams& params, float uniform,
-               SamplerScratch& scratch) {
+Draw DrawToken(const float* logits, int64_t n, const SampleRow& how, SamplerScratch& scratch) {
   scratch.logits.assign(logits, logits + n);
-  return DrawWidened(n, params, uniform, scratch);
+  return DrawWidened(n, how, scratch);
 }
 
-Draw DrawToken(const uint16_t* logits, int64_t n, const SamplingParams& params, float uniform,
-               SamplerScratch& scratch) {
+Draw DrawToken(const BF16* logits, int64_t n, const SampleRow& how, SamplerScratch& scratch) {
   scratch.logits.resize(static_cast<size_t>(n));
   Widen(logits, scratch.logits.data(), n);
-  return DrawWidened(n, params, uniform, scratch);
+  return DrawWidened(n, how, scratch);
 }
 
-}  // namespace tidepool::engine
+}  // namespace tidepool::device

@@ -1,0 +1,161 @@
+#include "core/model/row_operations.h"
+
+#include <memory>
+#include <utility>
+
+namespace tidepool::model {
+namespace {
+
+using device::BF16;
+
+void CheckLogits(const device::View& logits, std::span<const int32_t> ids) {
+  TP_CHECK(static_cast<int64_t>(ids.size()) == logits.rows)
+      << ids.size() << " ids for " << logits.rows << " rows of logits";
+  for (const int32_t id : ids) TP_CHECK(id >= 0 && id < logits.cols) << "token id " << id << " of " << logits.cols;
+}
+
+template <typename V>
+const V* Data(const std::shared_ptr<device::Buffer>& buffer) {
+  return buffer == nullptr ? nullptr : static_cast<const V*>(buffer->data());
+}
+
+}  // namespace
+
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy,
+                   std::span<float> lse) {
+  CheckLogits(logits, ids);
+  TP_CHECK(temperature > 0) << "temperature " << temperature;
+  TP_CHECK(logprobs.size() == ids.size() && (entropy.empty() || entropy.size() == ids.size()) &&
+           (lse.empty() || lse.size() == ids.size()))
+      << "outputs of another length than ids";
+  if (ids.empty()) return;
+  const int64_t n = logits.rows;
+  const auto on_device = device.Put(ids);
+  const device::Array out = device.Take(3, n, DType::kFloat32);
+  const auto row = [&](int64_t i) { return out.view.Rows(i, 1).As<float>(); };
+  const auto run = [&]<typename T>(T) {
+    device.TokenLogProb(device::TokenLogProbArgs<T>{.rows = n,
+                                                    .vocab = logits.cols,
+                                                    .logits = logits.As<T>(),
+                                                    .ids = Data<int32_t>(on_device),
+                                                    .inv_temperature = 1.0F / temperature,
+                                                    .logprob = row(0),
+                                                    .entropy = entropy.empty() ? nullptr : row(1),
+                                                    .lse = lse.empty() ? nullptr : row(2)});
+  };
+  logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+  for (auto [to, i] : {std::pair(logprobs, 0), std::pair(entropy, 1), std::pair(lse, 2)})
+    if (!to.empty()) device.Download(to.data(), row(i), static_cast<int64_t>(to.size_bytes()));
+}
+
+void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                           float temperature, std::span<const float> lse, std::span<const float> entropy,
+                           std::span<const float> dlogprobs, std::span<const float> dentropy) {
+  CheckLogits(logits, ids);
+  TP_CHECK(lse.size() == ids.size() && dlogprobs.size() == ids.size() && entropy.size() == dentropy.size() &&
+           (entropy.empty() || entropy.size() == ids.size()))
+      << "inputs of another length than ids";
+  if (ids.empty()) return;
+  const auto put = [&](std::span<const float> values) {
+    return values.empty() ? std::shared_ptr<device::Buffer>() : device.Put(values);
+  };
+  const auto on_device = device.Put(ids);
+  const auto l = put(lse), e = put(entropy), dl = put(dlogprobs), de = put(dentropy);
+  const auto run = [&]<typename T>(T) {
+    device.TokenLogProbBackward(device::TokenLogProbBackwardArgs<T>{.rows = logits.rows,
+                                                                    .vocab = logits.cols,
+                                                                    .logits = logits.As<T>(),
+                                                                    .ids = Data<int32_t>(on_device),
+                                                                    .inv_temperature = 1.0F / temperature,
+                                                                    .lse = Data<float>(l),
+                                                                    .entropy = Data<float>(e),
+                                                                    .dlogprob = Data<float>(dl),
+                                                                    .dentropy = Data<float>(de)});
+  };
+  logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+}
+
+void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
+                const device::View& out) {
+  TP_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == from.cols)
+      << rows.size() << " rows of " << from.cols << " into " << out.rows << " of " << out.cols;
+  const auto ids = device.Put(rows);
+  const auto run = [&]<typename T>(T) {
+    device.GatherRows(device::GatherRowsArgs<T>{.rows = out.rows,
+                                                .d = out.cols,
+                                                .table_rows = from.rows,
+                                                .ids = Data<int32_t>(ids),
+                                                .table = from.As<T>(),
+                                                .out = out.As<T>()});
+  };
+  out.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+}
+
+std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
+                              std::span<const int32_t> source, std::span<const device::SampleRow> how) {
+  const auto n = static_cast<int64_t>(how.size());
+  const auto sources = device.Put(source);
+  const auto hows = device.Put(how);
+  const device::Array out = device.Take(2, n, DType::kFloat32);
+  auto* ids = static_cast<int32_t*>(out.view.data);
+  auto* log_kept = out.view.Rows(1, 1).As<float>();
+  const auto run = [&]<typename T>(T) {
+    device.Sample(device::SampleArgs<T>{.rows = n,
+                                        .logit_rows = logits.rows,
+                                        .vocab = logits.cols,
+                                        .logits = logits.As<T>(),
+                                        .source = Data<int32_t>(sources),
+                                        .how = Data<device::SampleRow>(hows),
+                                        .ids = ids,
+                                        .log_kept = log_kept});
+  };
+  logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+  const std::vector<int32_t> id = device.Read(ids, n);
+  const std::vector<float> kept = device.Read(log_kept, n);
+  std::vector<Drawn> drawn;
+  for (size_t i = 0; i < id.size(); ++i) drawn.push_back({id[i], kept[i]});
+  return drawn;
+}
+
+void AddRows(device::Device& device, const device::View& x, std::span<const int32_t> rows,
+             const device::View& sum) {
+  TP_CHECK(x.rows == static_cast<int64_t>(rows.size()) && x.cols == sum.cols)
+      << rows.size() << " indices for " << x.rows << " rows";
+  const auto ids = device.Put(rows);
+  const auto run = [&]<typename T>(T) {
+    device.ScatterAddRows(device::ScatterAddRowsArgs<T>{.rows = x.rows,
+                                                        .d = x.cols,
+                                                        .table_rows = sum.rows,
+                                                        .ids = Data<int32_t>(ids),
+                                                        .x = x.As<T>(),
+                                                        .table = sum.As<float>()});
+  };
+  x.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+}
+
+std::vector<float> ToHost(device::Device& device, const device::View& from) {
+  if (from.dtype == DType::kFloat32) return device.Read(from.As<float>(), from.elements());
+  const device::Array wide = device.Take(from.rows, from.cols, DType::kFloat32);
+  device.Widen(device::WidenArgs<BF16>{
+      .n = from.elements(), .x = from.As<BF16>(), .out = wide.view.As<float>()});
+  return device.Read(wide.view.As<float>(), from.elements());
+}
+
+void FromHost(device::Device& device, std::span<const float> from, const device::View& to) {
+  TP_CHECK(static_cast<int64_t>(from.size()) == to.elements()) << from.size() << " numbers for " << to.elements();
+  if (to.dtype == DType::kFloat32) return device.Upload(to.As<float>(), from);
+  const auto wide = device.Put(from);
+  device.Narrow(
+      device::NarrowArgs<BF16>{.n = to.elements(), .x = Data<float>(wide), .out = to.As<BF16>()});
+}
+
+device::Array Rounded(device::Device& device, const device::Array& wide, DType dtype) {
+  if (dtype == DType::kFloat32) return wide;
+  device::Array out = device.Take(wide.view.rows, wide.view.cols, dtype);
+  device.Narrow(device::NarrowArgs<BF16>{
+      .n = wide.view.elements(), .x = wide.view.As<float>(), .out = out.view.As<BF16>()});
+  return out;
+}
+
+}  // namespace tidepool::model

@@ -1,0 +1,50 @@
+#pragma once
+// What engine and trainer do with rows of hidden states and logits, which are on a device, by indices and
+// numbers, which are on the host. requires indices in range.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/device/device.h"
+
+namespace tidepool::model {
+
+// For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
+// additions; `entropy` (may be empty) gets the entropy at that temperature, `lse` (may be empty) the
+// log of the sum of exp(logits / temperature). logits: [n, vocab] of the device, temperature > 0. The engine's
+// sampler and the trainer call this one function, so equal logits give equal bits. A logit of -inf has
+// probability 0; a NaN in a row makes its log-probability NaN.
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy = {},
+                   std::span<float> lse = {});
+
+// Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
+// `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.
+void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                           float temperature, std::span<const float> lse, std::span<const float> entropy,
+                           std::span<const float> dlogprobs, std::span<const float> dentropy);
+
+// out[i] = from[rows[i]]
+void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
+                const device::View& out);
+
+struct Drawn {
+  int32_t id = -1;        // -1: the logits hold a value that is not finite
+  float log_kept = 0.0F;  // log of the share of mass that the cuts kept; exactly 0 without cuts
+};
+// A token for each of `how`, from the row of logits that `source` names.
+std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
+                              std::span<const int32_t> source, std::span<const device::SampleRow> how);
+
+// sum[rows[i]] += x[i], in order; sum is float32.
+void AddRows(device::Device& device, const device::View& x, std::span<const int32_t> rows,
+             const device::View& sum);
+
+// Rows as float32 on the host, and back, rounded to the dtype of `to`.
+std::vector<float> ToHost(device::Device& device, const device::View& from);
+void FromHost(device::Device& device, std::span<const float> from, const device::View& to);
+// A float32 array rounded to `dtype`; itself where that is float32.
+device::Array Rounded(device::Device& device, const device::Array& wide, DType dtype);
+
+}  // namespace tidepool::model
