@@ -8,6 +8,7 @@
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/engine/engine_impl.h"
 
 namespace tidepool::engine {
@@ -30,7 +31,6 @@ Status CheckOptions(const model::Weights& weights, const EngineOptions& o) {
                " requests (rollout.max_concurrent); raise it");
   }
   if (weights.spec().vocab_size < 1) return bad("the model has no vocabulary");
-  if (o.device == nullptr) return bad("no device was given");
   return OkStatus();
 }
 
@@ -41,6 +41,7 @@ Engine::~Engine() = default;
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(const model::Weights& weights, EngineOptions options) {
   TP_RETURN_IF_ERROR(CheckOptions(weights, options));
+  if (options.device == nullptr) options.device = std::make_shared<device::CpuDevice>();
   std::unique_ptr<Engine> engine(new Engine());  // the constructor is private
   try {
     engine->impl_ = std::make_unique<Impl>(weights, std::move(options));

@@ -33,7 +33,7 @@ namespace tidepool::engine {
 
 struct EngineOptions {
   uint64_t seed = 0;                                             // of the run: key of the sampling noise
-  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
+  std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
   int64_t block_tokens = 16;                                     // 1..1024
   int64_t kv_cache_tokens = 0;        // capacity, >= block_tokens; rounded down to blocks
   int64_t max_batched_tokens = 2048;  // rows of a step, >= max_running

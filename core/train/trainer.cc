@@ -12,6 +12,7 @@
 #include "core/algorithms/metrics.h"
 #include "core/algorithms/value_loss.h"
 #include "core/base/hash.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/model/routing.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
@@ -82,8 +83,9 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
 Trainer::Trainer() = default;
 Trainer::~Trainer() = default;
 
-StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, const TrainerOptions& o,
+StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, TrainerOptions o,
                                                    const Companions& companions) {
+  if (o.device == nullptr) o.device = std::make_shared<device::CpuDevice>();
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");

@@ -59,7 +59,7 @@ struct TrainerOptions {
   int64_t head_rows = 256;            // rows of logits held at a time
   bool recompute = false;             // keep block inputs only
   double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
-  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
+  std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
@@ -98,7 +98,7 @@ class Trainer {
  public:
   // `weights` outlives the trainer and is updated in place. kInvalidArgument: a companion that is needed is
   // missing or does not fit.
-  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options,
+  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, TrainerOptions options,
                                                    const Companions& companions = {});
   ~Trainer();
 

@@ -27,7 +27,7 @@ struct ValueModelOptions {
   AdamWOptions optimizer;
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;
-  std::shared_ptr<device::Device> device = nullptr;  // required; where the weights are
+  std::shared_ptr<device::Device> device;  // required
 };
 
 class ValueModel {

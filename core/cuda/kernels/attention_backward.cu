@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kAttendThreads)
     DeltaKernel(device::AttentionBackwardArgs<T> a, int64_t row_begin, int64_t items, float* delta) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
   if (item >= items) return;  // a whole warp
-  const int64_t size = a.forward.head_size, at = (row_begin * a.forward.heads + item) * size;
-  const Global<const T> out = View(static_cast<const T*>(a.forward.out)) + at, dout = View(a.dout) + at;
+  const int64_t size = a.head_size, at = (row_begin * a.heads + item) * size;
+  const Global<const T> out = View(static_cast<const T*>(a.out)) + at, dout = View(a.dout) + at;
   float sum = 0.0F;
   for (int64_t d = threadIdx.x % 32; d < size; d += 32) sum += Get(out, d) * Get(dout, d);
   sum = WarpSum(sum);
@@ -52,7 +52,7 @@ template <int kD>
 __device__ inline void PutRotatedBack(const device::AttentionBackwardArgs<BF16>& a, int64_t row,
                                       const float (&acc)[kD / 8][4], int h, int64_t offset) {
   const int t = static_cast<int>(threadIdx.x) % 4;
-  const device::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionBackwardArgs<BF16>& f = a;
   const int64_t half = kD / 2, at = View(a.positions)[row] * half;
   const Global<const float> cos = View(a.cos) + at, sin = View(a.sin) + at;
   const Global<BF16> out = View(a.dqkv) + row * (f.heads + 2 * f.kv_heads) * kD + offset;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   const Shared<BF16> douts = Carve<BF16>(bytes, Layout::kSecond, kBackQueries * kRow);
   const Shared<BF16> keys = Carve<BF16>(bytes, Layout::kThird, kBackStep * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kFourth, kBackStep * kRow);
-  const device::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionBackwardArgs<BF16>& f = a;
   const int64_t group = f.heads / f.kv_heads, kv = blockIdx.y, tile_rows = kBackQueries / group;
   const int64_t first = row_begin + static_cast<int64_t>(blockIdx.x) * tile_rows;
   const int64_t rows = row_end - first < tile_rows ? row_end - first : tile_rows, m_count = rows * group;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kAttendThreads)
     uint32_t mine = 0;
     if (tid < rows) {
       mine = static_cast<uint32_t>(
-          SlotMask(View(f.runs), View(f.first_run)[first + tid], View(f.lengths)[first + tid], slot));
+          SlotMask(View(f.keys.runs), View(f.keys.first_run)[first + tid], View(f.keys.lengths)[first + tid], slot));
       masks[tid] = mine;
     }
     if (__syncthreads_or(mine != 0 ? 1 : 0) == 0)
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kSecond, kBackKeys * kRow);
   const Shared<BF16> queries = Carve<BF16>(bytes, Layout::kThird, kBackStep * kRow);
   const Shared<BF16> douts = Carve<BF16>(bytes, Layout::kFourth, kBackStep * kRow);
-  const device::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionBackwardArgs<BF16>& f = a;
   const int64_t group = f.heads / f.kv_heads, kv = blockIdx.y;
   const int64_t slot = row_begin + static_cast<int64_t>(blockIdx.x) * kBackKeys;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kAttendThreads)
   float dk[kD / 8][4] = {}, dv[kD / 8][4] = {};
   for (int64_t base = row_begin; base < row_end; base += kAttendThreads) {
     const int64_t row_here = base + tid;
-    const uint64_t mine = row_here < row_end ? SlotMask(View(f.runs), View(f.first_run)[row_here],
-                                                        View(f.lengths)[row_here], slot)
+    const uint64_t mine = row_here < row_end ? SlotMask(View(f.keys.runs), View(f.keys.first_run)[row_here],
+                                                        View(f.keys.lengths)[row_here], slot)
                                              : 0;
     masks[tid] = mine;
     if (__syncthreads_or(mine != 0 ? 1 : 0) != 0) {
@@ -271,7 +271,7 @@ __device__ inline float DotOf(Global<const T> x, Global<const T> y, int64_t n) {
 template <typename T>
 __device__ inline void PutRowRotatedBack(const device::AttentionBackwardArgs<T>& a, int64_t row,
                                          Shared<float> head, Global<T> out) {
-  const int64_t half = a.forward.head_size / 2, at = View(a.positions)[row] * half;
+  const int64_t half = a.head_size / 2, at = View(a.positions)[row] * half;
   const Global<const float> cos = View(a.cos) + at, sin = View(a.sin) + at;
   __syncthreads();
   for (int64_t c = threadIdx.x; c < half; c += kAttendThreads) {
@@ -287,21 +287,21 @@ __global__ void __launch_bounds__(kAttendThreads)
   TP_SHARED(float, head_gradient, kAttendHeadMax);
   TP_SHARED(float, ds, kRowsStep);
   TP_SHARED(int32_t, slots, kRowsStep);
-  const device::AttentionArgs<T>& f = a.forward;
+  const device::AttentionBackwardArgs<T>& f = a;
   const int64_t row = row_begin + blockIdx.x, head = blockIdx.y, size = f.head_size;
-  const int64_t kv = head / (f.heads / f.kv_heads), length = View(f.lengths)[row];
+  const int64_t kv = head / (f.heads / f.kv_heads), length = View(f.keys.lengths)[row];
   const Global<const T> q = View(f.q) + (row * f.heads + head) * size,
                         g = View(a.dout) + (row * f.heads + head) * size;
   const Global<const T> keys = View(f.k) + kv * size, values = View(f.v) + kv * size;
   const float lse = View(static_cast<const float*>(f.lse))[row * f.heads + head];
   const float out_dout = View(delta)[(row - row_begin) * f.heads + head];
   const float scale = 1.0F / sqrtf(static_cast<float>(size));
-  SlotWalk walk{View(f.first_run)[row], 0};
+  SlotWalk walk{View(f.keys.first_run)[row], 0};
   float dq[kAttendDims] = {};
   for (int64_t begin = 0; begin < length; begin += kRowsStep) {
     const int64_t j = begin + threadIdx.x;
     if (j < length) {
-      const int64_t slot = walk.SlotOf(View(f.runs), j), at = slot * f.kv_heads * size;
+      const int64_t slot = walk.SlotOf(View(f.keys.runs), j), at = slot * f.kv_heads * size;
       const float p = __expf(DotOf(q, keys + at, size) * scale - lse);
       ds[threadIdx.x] = p * (DotOf(g, values + at, size) - out_dout) * scale;
       slots[threadIdx.x] = static_cast<int32_t>(slot);
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   TP_SHARED(float, head_gradient, kAttendHeadMax);
   TP_SHARED(float, ds, kRowsStep);
   TP_SHARED(float, weights, kRowsStep);
-  const device::AttentionArgs<T>& f = a.forward;
+  const device::AttentionBackwardArgs<T>& f = a;
   const int64_t slot = row_begin + blockIdx.x, kv = blockIdx.y, size = f.head_size,
                 group = f.heads / f.kv_heads;
   const Global<const T> key = View(f.k) + (slot * f.kv_heads + kv) * size;
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kAttendThreads)
     const int64_t m = m0 + threadIdx.x, row = row_begin + m / group, head = kv * group + m % group;
     float p = 0.0F, d = 0.0F;
     if (m < m_count &&
-        (SlotMask(View(f.runs), View(f.first_run)[row], View(f.lengths)[row], slot) & 1U) != 0) {
+        (SlotMask(View(f.keys.runs), View(f.keys.first_run)[row], View(f.keys.lengths)[row], slot) & 1U) != 0) {
       const int64_t at = (row * f.heads + head) * size;
       p = __expf(DotOf(View(f.q) + at, key, size) * scale -
                  View(static_cast<const float*>(f.lse))[row * f.heads + head]);
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kAttendThreads)
 template <int kD>
 int BackwardTiles(const device::AttentionBackwardArgs<BF16>& a, int64_t row_begin, int64_t row_end,
                   const float* delta, Stream stream) {
-  const device::AttentionArgs<BF16>& f = a.forward;
+  const device::AttentionBackwardArgs<BF16>& f = a;
   const int64_t rows = row_end - row_begin, tile_rows = kBackQueries / (f.heads / f.kv_heads);
   if (const int code = Launch({.name = "attention_backward_queries",
                                .x = CeilDiv(rows, tile_rows),
@@ -406,7 +406,7 @@ int BackwardTiles(const device::AttentionBackwardArgs<BF16>& a, int64_t row_begi
 template <typename T>
 int AttentionBackward(const device::AttentionBackwardArgs<T>& a, int64_t row_begin, int64_t row_end,
                       float* scratch, Stream stream) {
-  const device::AttentionArgs<T>& f = a.forward;
+  const device::AttentionBackwardArgs<T>& f = a;
   if (f.head_size > kAttendHeadMax || f.head_size % 2 != 0 || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
     return static_cast<int>(cudaErrorInvalidValue);
   }

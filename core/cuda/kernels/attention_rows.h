@@ -43,7 +43,7 @@ template <typename T>
 __device__ inline void AttendPart(const device::AttentionArgs<T>& a, int64_t row, int64_t head, int partition,
                                   const AttendShared& s, PartResult& part) {
   const int64_t size = a.head_size, kv = head / (a.heads / a.kv_heads);
-  const int64_t left = View(a.lengths)[row] - int64_t{partition} * kPartitionKeys;
+  const int64_t left = View(a.keys.lengths)[row] - int64_t{partition} * kPartitionKeys;
   const int count = static_cast<int>(left < kPartitionKeys ? left : kPartitionKeys);
   const Global<const T> q = View(a.q) + (row * a.heads + head) * size;
   const Global<const T> keys = View(a.k) + kv * size, values = View(a.v) + kv * size;

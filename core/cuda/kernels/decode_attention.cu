@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys;
-  const Global<const int32_t> order = View(a.order) + item.first, lengths = View(f.lengths);
+  const Global<const int32_t> order = View(a.order) + item.first, lengths = View(f.keys.lengths);
   // Rows share a partition that is full for each of them; a row alone may end inside it.
   const int64_t left = lengths[int32_t{order[0]}] - begin;
   const int key_count = static_cast<int>(left < kPartitionKeys ? left : kPartitionKeys);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
   load_queries(0);
   // Each warp brings its own 64 keys, then their values; a lane looks up the slots of two.
   SlotWalk walk{item.run, item.run_position};
-  const Global<const device::KvRun> runs = View(f.runs);
+  const Global<const device::KvRun> runs = View(f.keys.runs);
   int64_t slots[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T>
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads;
   const Global<const int32_t> order = View(a.order) + item.first;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys,
-                left = View(f.lengths)[int32_t{order[0]}] - begin;
+                left = View(f.keys.lengths)[int32_t{order[0]}] - begin;
   SlotWalk walk{item.run, item.run_position};
   for (int j = static_cast<int>(threadIdx.x); j < kPartitionKeys && j < left; j += kAttendThreads) {
-    shared.slots[j] = static_cast<int32_t>(walk.SlotOf(View(f.runs), begin + j));
+    shared.slots[j] = static_cast<int32_t>(walk.SlotOf(View(f.keys.runs), begin + j));
   }
   __syncthreads();
   for (int64_t m = 0; m < item.count * group; ++m) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kAttendThreads) MergePartialsKernel(DecodeArgs
   const device::AttentionArgs<T>& f = a.attention;
   const int64_t row = blockIdx.x, head = blockIdx.y, size = f.head_size;
   const int64_t first = View(a.first_partial)[row];
-  const int64_t count = CeilDiv<int64_t>(View(f.lengths)[row], kPartitionKeys);
+  const int64_t count = CeilDiv<int64_t>(View(f.keys.lengths)[row], kPartitionKeys);
   PartResult all;
   for (int64_t p = 0; p < count; ++p) {
     const Global<float> from = PartialOf(a.partial, first + p, f.heads, head, size);

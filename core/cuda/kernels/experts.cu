@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kExpertThreads) RouteKernel(RouteArgs a) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kExpertThreads) CombineExpertsKernel(device::ExpertArgs<T> a, bool wide) {
+__global__ void __launch_bounds__(kExpertThreads) CombineExpertsKernel(device::CombineExpertsArgs<T> a, bool wide) {
   const int64_t r = blockIdx.x, d = a.d;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kExpertThreads + threadIdx.x) * 8;
   if (c >= d) return;
@@ -128,7 +128,7 @@ __device__ inline float ScaleAndDot(Global<const T> dout, Global<const T> y, flo
 }
 template <typename T>
 __global__ void __launch_bounds__(kExpertThreads)
-    CombineExpertsBackwardKernel(device::ExpertArgs<T> a, bool wide) {
+    CombineExpertsBackwardKernel(device::CombineExpertsBackwardArgs<T> a, bool wide) {
   TP_SHARED(float, scratch, kExpertWarps);
   const int64_t r = blockIdx.x, d = a.d;
   const Global<const T> dout = View(a.dout) + r * d;
@@ -160,23 +160,23 @@ int Route(const RouteArgs& a, Stream stream) {
                 stream, RouteKernel, a);
 }
 template <typename T>
-int CombineExperts(const device::ExpertArgs<T>& a, int64_t rows, Stream stream) {
+int CombineExperts(const device::CombineExpertsArgs<T>& a, Stream stream) {
   return Launch({.name = "combine_experts",
-                 .x = rows,
+                 .x = a.rows,
                  .y = CeilDiv<int64_t>(a.d, kExpertStep),
                  .threads = kExpertThreads},
                 stream, CombineExpertsKernel<T>, a, Wide(a.d, a.y, a.shared, a.out));
 }
 template <typename T>
-int CombineExpertsBackward(const device::ExpertArgs<T>& a, int64_t rows, Stream stream) {
-  return Launch({.name = "combine_experts_backward", .x = rows, .threads = kExpertThreads}, stream,
+int CombineExpertsBackward(const device::CombineExpertsBackwardArgs<T>& a, Stream stream) {
+  return Launch({.name = "combine_experts_backward", .x = a.rows, .threads = kExpertThreads}, stream,
                 CombineExpertsBackwardKernel<T>, a, Wide(a.d, a.y, a.shared, a.dout, a.dy, a.dshared));
 }
 
 #define TP_INSTANTIATE(T)                                                                \
   template int Router<T>(int64_t, int64_t, int64_t, const T*, const T*, float*, Stream); \
-  template int CombineExperts<T>(const device::ExpertArgs<T>&, int64_t, Stream);          \
-  template int CombineExpertsBackward<T>(const device::ExpertArgs<T>&, int64_t, Stream);
+  template int CombineExperts<T>(const device::CombineExpertsArgs<T>&, Stream);          \
+  template int CombineExpertsBackward<T>(const device::CombineExpertsBackwardArgs<T>&, Stream);
 TP_INSTANTIATE(float)
 TP_INSTANTIATE(BF16)
 #undef TP_INSTANTIATE

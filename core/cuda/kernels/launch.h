@@ -21,16 +21,8 @@ namespace tidepool::cuda {
 using device::BF16;
 using Stream = void*;  // a cudaStream_t
 
-// How the token of a row is drawn (core/engine/request.h, core/engine/sampler.h).
-struct SampleRow {
-  float temperature = 1.0F;  // 0: the lowest id among the largest logits
-  int32_t top_k = 0;         // 0: off
-  float top_p = 1.0F;        // 1: off
-  float min_p = 0.0F;        // 0: off
-  float log_min_p = 0.0F;    // std::log(min_p), so that host and device round it alike
-  float uniform = 0.0F;      // in [0, 1)
-};
-// The draw is that of engine::DrawToken, with one difference: masses under the cut of top_p are added as
+using device::SampleRow;
+// The draw is that of device::DrawToken, with one difference: masses under the cut of top_p are added as
 // multiples of 2^-44, since integers have the same sum in every order.
 template <typename T>
 struct SampleArgs {
@@ -135,8 +127,8 @@ struct Launches {
   int (*grouped_multiply)(const GroupedArgs<T>&, Stream);              // y
   int (*grouped_multiply_back)(const GroupedArgs<T>&, Stream);         // dx
   int (*grouped_multiply_back_weight)(const GroupedArgs<T>&, Stream);  // dw
-  int (*combine_experts)(const device::ExpertArgs<T>&, int64_t rows, Stream);
-  int (*combine_experts_backward)(const device::ExpertArgs<T>&, int64_t rows, Stream);
+  int (*combine_experts)(const device::CombineExpertsArgs<T>&, Stream);
+  int (*combine_experts_backward)(const device::CombineExpertsBackwardArgs<T>&, Stream);
   // *sum = sum of x_i^2 in float64. scratch: SquareSumScratch(n) doubles.
   int (*square_sum)(int64_t n, const float* x, double* sum, double* scratch, Stream);
   int (*adamw)(const AdamWArgs<T>&, Stream);

@@ -54,9 +54,9 @@ int GroupedMultiplyBack(const GroupedArgs<T>&, Stream);
 template <typename T>
 int GroupedMultiplyBackWeight(const GroupedArgs<T>&, Stream);
 template <typename T>
-int CombineExperts(const device::ExpertArgs<T>&, int64_t rows, Stream);
+int CombineExperts(const device::CombineExpertsArgs<T>&, Stream);
 template <typename T>
-int CombineExpertsBackward(const device::ExpertArgs<T>&, int64_t rows, Stream);
+int CombineExpertsBackward(const device::CombineExpertsBackwardArgs<T>&, Stream);
 int SquareSum(int64_t n, const float* x, double* sum, double* scratch, Stream);
 template <typename T>
 int AdamW(const AdamWArgs<T>&, Stream);

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
   const AttentionItem item = View(a.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-  const Global<const int32_t> lengths = View(f.lengths) + item.first;
-  const Global<const device::KvRun> runs = View(f.runs);
+  const Global<const int32_t> lengths = View(f.keys.lengths) + item.first;
+  const Global<const device::KvRun> runs = View(f.keys.runs);
   int key_count = 0;
   for (int r = 0; r < item.count; ++r) {
     const int length = lengths[r];
@@ -145,14 +145,14 @@ __global__ void __launch_bounds__(kAttendThreads, 4) PrefillRowsKernel(PrefillAr
   const AttentionItem item = View(a.item)[blockIdx.x];
   if (blockIdx.z >= static_cast<unsigned>(item.count)) return;
   const int64_t row = item.first + blockIdx.z, kv = blockIdx.y, group = f.heads / f.kv_heads;
-  const int64_t length = View(f.lengths)[row];
+  const int64_t length = View(f.keys.lengths)[row];
   for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
     SlotWalk walk{item.run, item.run_position};
     PartResult all;
     for (int64_t begin = 0; begin < length; begin += kPartitionKeys) {
       for (int j = static_cast<int>(threadIdx.x); j < kPartitionKeys && begin + j < length;
            j += kAttendThreads) {
-        shared.slots[j] = static_cast<int32_t>(walk.SlotOf(View(f.runs), begin + j));
+        shared.slots[j] = static_cast<int32_t>(walk.SlotOf(View(f.keys.runs), begin + j));
       }
       __syncthreads();
       PartResult part;

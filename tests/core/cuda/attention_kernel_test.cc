@@ -69,12 +69,15 @@ struct Problem {
     return {.heads = heads,
             .kv_heads = kv_heads,
             .head_size = size,
+            .keys = {.rows = b.rows(),
+                     .run_count = static_cast<int64_t>(b.runs.size()),
+                     .slot_count = b.slots,
+                     .first_run = b.first_run.data(),
+                     .lengths = b.lengths.data(),
+                     .runs = b.runs.data()},
             .q = q.data(),
             .k = k.data(),
             .v = v.data(),
-            .first_run = b.first_run.data(),
-            .lengths = b.lengths.data(),
-            .runs = b.runs.data(),
             .out = out.data(),
             .lse = lse.data()};
   }
@@ -94,7 +97,7 @@ Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t
   const device::AttentionPlan plan =
       device::PlanAttention(b.first_run, b.lengths, b.runs, {p.heads, p.kv_heads, p.size});
   std::vector<float> scratch(static_cast<size_t>(device::AttentionScratch(p.size)));
-  device::AttentionArgs<T> a = p.Cpu(b);
+  device::AttentionTileArgs<T> a{p.Cpu(b)};
   a.tile_rows = plan.tile_rows.data();
   for (const device::AttentionTile& tile : plan.tiles)  // of one thread: no parts
     device::KernelsFor<T>(device::BestIsa()).attention(tile, a, scratch.data());
@@ -112,12 +115,13 @@ struct OnDevice {  // a problem's arrays
     return {.heads = p.heads,
             .kv_heads = p.kv_heads,
             .head_size = p.size,
+            .keys = {.rows = static_cast<int64_t>(p.lse.size()) / p.heads,
+                     .first_run = first_run.data(),
+                     .lengths = lengths.data(),
+                     .runs = runs.data()},
             .q = q.data(),
             .k = k.data(),
             .v = v.data(),
-            .first_run = first_run.data(),
-            .lengths = lengths.data(),
-            .runs = runs.data(),
             .out = out,
             .lse = lse};
   }
@@ -319,9 +323,23 @@ Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
   return b;
 }
 
+// The arguments of the backward that a forward's already say.
+template <typename T>
+device::AttentionBackwardArgs<T> BackwardOf(const device::AttentionArgs<T>& f) {
+  return {.heads = f.heads,
+          .kv_heads = f.kv_heads,
+          .head_size = f.head_size,
+          .keys = f.keys,
+          .q = f.q,
+          .k = f.k,
+          .v = f.v,
+          .out = f.out,
+          .lse = f.lse};
+}
+
 // Of all rows, where the first `before` and the others attend among themselves.
 template <typename T>
-void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::AttentionBackwardArgs<T> a) {
+void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::AttentionCellArgs<T> a) {
   const std::vector<std::pair<int64_t, int64_t>> ranges =
       before > 0 ? std::vector<std::pair<int64_t, int64_t>>{{0, before}, {before, b.rows()}}
                  : std::vector<std::pair<int64_t, int64_t>>{{0, b.rows()}};
@@ -363,13 +381,10 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   const std::vector<T> dqkv0 =
       RandomValues<T>(rng, b.rows() * width);  // rows outside the range stay as they are
   std::vector<T> dqkv = dqkv0;
-  CpuBackward(b, p, before, {.forward = p.Cpu(b),
-                             .rows = b.rows(),
-                             .dout = dout.data(),
-                             .cos = cos.data(),
-                             .sin = sin.data(),
-                             .positions = positions.data(),
-                             .dqkv = dqkv.data()});
+  device::AttentionCellArgs<T> back{BackwardOf(p.Cpu(b))};
+  back.dout = dout.data(), back.cos = cos.data(), back.sin = sin.data(), back.positions = positions.data();
+  back.dqkv = dqkv.data();
+  CpuBackward(b, p, before, back);
   std::copy_n(dqkv0.begin(), before * width, dqkv.begin());
 
   const OnDevice<T> d(p, b);
@@ -380,12 +395,9 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_dqkv(dqkv0);
     const DeviceArray<float> delta(rows * p.heads);
-    const device::AttentionBackwardArgs<T> a{.forward = d.Args(p, d_out.data(), d_lse.data()),
-                                            .dout = d_dout.data(),
-                                            .cos = d_cos.data(),
-                                            .sin = d_sin.data(),
-                                            .positions = d_positions.data(),
-                                            .dqkv = d_dqkv.data()};
+    device::AttentionBackwardArgs<T> a = BackwardOf(d.Args(p, d_out.data(), d_lse.data()));
+    a.dout = d_dout.data(), a.cos = d_cos.data(), a.sin = d_sin.data(), a.positions = d_positions.data();
+    a.dqkv = d_dqkv.data();
     ExpectOk(device->attention_backward(a, before, before + rows, delta.data(), nullptr), what);
     got = d_dqkv.Read();
     Bytes bytes;

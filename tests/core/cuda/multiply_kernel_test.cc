@@ -42,16 +42,22 @@ void CompareProducts(uint64_t seed) {
                   .w = w.data() + g * n * k,
                   .y = y.data() + at * n},
                  scratch.data());
-    const device::MultiplyBackArgs<T> back{.rows = m,
-                                          .n = n,
-                                          .k = k,
-                                          .dy = dy.data() + at * n,
-                                          .w = w.data() + g * n * k,
-                                          .dx = dx.data() + at * k,
-                                          .x = x.data() + at * k,
-                                          .dw = dw.data() + g * n * k};
-    cpu.multiply_back(0, m, back, scratch.data());
-    cpu.multiply_back_weight(0, n, back, scratch.data());
+    cpu.multiply_back(0, m,
+                      {.rows = m,
+                       .n = n,
+                       .k = k,
+                       .dy = dy.data() + at * n,
+                       .w = w.data() + g * n * k,
+                       .dx = dx.data() + at * k},
+                      scratch.data());
+    cpu.multiply_back_weight(0, n,
+                             {.rows = m,
+                              .n = n,
+                              .k = k,
+                              .dy = dy.data() + at * n,
+                              .x = x.data() + at * k,
+                              .dw = dw.data() + g * n * k},
+                             scratch.data());
   }
   const DeviceArray<int32_t> d_begin(begin);
   const DeviceArray<T> d_x(x), d_w(w), d_dy(dy);

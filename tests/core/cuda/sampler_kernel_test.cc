@@ -1,21 +1,12 @@
-// Draws on the device against engine::DrawToken: the same token, bit for bit the same arithmetic.
+// Draws on the device against device::DrawToken: the same token, bit for bit the same arithmetic.
 
 #include <algorithm>
 
-#include "core/engine/sampler.h"
+#include "core/device/cpu/sampler.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
 namespace {
-
-engine::Draw CpuDraw(const std::vector<float>& z, int64_t at, int64_t n, const engine::SamplingParams& p,
-                     float u, engine::SamplerScratch& s) {
-  return engine::DrawToken(z.data() + at, n, p, u, s);
-}
-engine::Draw CpuDraw(const std::vector<BF16>& z, int64_t at, int64_t n, const engine::SamplingParams& p,
-                     float u, engine::SamplerScratch& s) {
-  return engine::DrawToken(reinterpret_cast<const uint16_t*>(z.data() + at), n, p, u, s);
-}
 
 template <typename T>
 void CompareDraws(uint64_t seed) {
@@ -35,25 +26,24 @@ void CompareDraws(uint64_t seed) {
     RoundTo(30.0F, &logits[static_cast<size_t>(vocab - 1 - rng.Below(std::min<int64_t>(vocab, 3)))]);
   }
   std::vector<SampleRow> how;
-  std::vector<engine::SamplingParams> params;
   for (int64_t r = 0; r < rows; ++r) {
-    engine::SamplingParams p;
+    SampleRow p;
     p.temperature = rng.Below(8) == 0 ? 0.0F : rng.Below(8) == 0 ? 1e-39F : 0.3F + rng.Uniform();
-    if (rng.Below(2) == 0) p.top_k = rng.Below(2) == 0 ? rng.Between(1, 4) : rng.Between(1, vocab + 1);
+    if (rng.Below(2) == 0) p.top_k = static_cast<int32_t>(rng.Below(2) == 0 ? rng.Between(1, 4) : rng.Between(1, vocab + 1));
     if (rng.Below(2) == 0) p.top_p = 0.05F + 0.9F * rng.Uniform();
     if (rng.Below(3) == 0) p.min_p = 0.9F * rng.Uniform();
-    const float u = rng.Below(3) == 0 ? 0.0F : rng.Below(6) == 0 ? 0x1.fffffep-1F : rng.Uniform();
-    params.push_back(p);
-    how.push_back({p.temperature, static_cast<int32_t>(p.top_k), p.top_p, p.min_p, std::log(p.min_p), u});
+    p.log_min_p = std::log(p.min_p);
+    p.uniform = rng.Below(3) == 0 ? 0.0F : rng.Below(6) == 0 ? 0x1.fffffep-1F : rng.Uniform();
+    how.push_back(p);
   }
   if (rng.Below(6) == 0)
     RoundTo(rng.Below(2) == 0 ? NAN : INFINITY, &logits[static_cast<size_t>(rng.Below(vocab))]);
 
-  std::vector<engine::Draw> want;
-  engine::SamplerScratch scratch;
+  std::vector<device::Draw> want;
+  device::SamplerScratch scratch;
   for (int64_t r = 0; r < rows; ++r) {
     const auto i = static_cast<size_t>(r);
-    want.push_back(CpuDraw(logits, r * vocab, vocab, params[i], how[i].uniform, scratch));
+    want.push_back(device::DrawToken(logits.data() + r * vocab, vocab, how[i], scratch));
   }
   const DeviceArray<T> d_logits(logits);
   const DeviceArray<SampleRow> d_how(how);

@@ -112,7 +112,6 @@ void CompareEmbedding(uint64_t seed) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng(seed + 200);
   const int64_t rows = rng.OneOf({1, 9, 300, 600}), d = rng.OneOf({1, 24, 100, 264}),
                 vocab = rng.OneOf({3, 50, 1000});
@@ -123,7 +122,7 @@ void CompareEmbedding(uint64_t seed) {
   const std::vector<float> dx = RandomValues<float>(rng, rows * d),
                            dtable0 = RandomValues<float>(rng, vocab * d);
   std::vector<float> dtable = dtable0;
-  cpu.embedding_backward(0, d, rows, d, ids.data(), dx.data(), dtable.data());
+  device::KernelsFor<float>(device::BestIsa()).scatter_add_rows(0, d, rows, d, ids.data(), dx.data(), dtable.data());
   const DeviceArray<int32_t> d_ids(ids);
   const DeviceArray<T> d_table(table);
   const DeviceArray<float> d_dx(dx);
@@ -240,42 +239,60 @@ void CompareExperts(uint64_t seed) {
   const bool with_shared = rng.Below(2) == 0;
   std::vector<T> out(dout.size()), dshared(dout.size()), dy = y;
   std::vector<float> dweights(weights.size()), dgate(gate.size());
-  device::ExpertArgs<T> a{.d = d,
-                         .k = k,
-                         .place = place.data(),
-                         .weights = weights.data(),
-                         .y = y.data(),
-                         .gate = gate.data(),
-                         .shared = with_shared ? shared.data() : nullptr,
-                         .out = out.data(),
-                         .dout = dout.data(),
-                         .dy = dy.data(),
-                         .dweights = dweights.data(),
-                         .dshared = dshared.data(),
-                         .dgate = dgate.data()};
-  cpu.combine_experts(0, rows, a);
-  cpu.combine_experts_backward(0, rows, a);
+  cpu.combine_experts(0, rows, {.rows = rows,
+                                .d = d,
+                                .k = k,
+                                .place = place.data(),
+                                .weights = weights.data(),
+                                .y = y.data(),
+                                .gate = gate.data(),
+                                .shared = with_shared ? shared.data() : nullptr,
+                                .out = out.data()});
+  cpu.combine_experts_backward(0, rows, {.rows = rows,
+                                         .d = d,
+                                         .k = k,
+                                         .place = place.data(),
+                                         .weights = weights.data(),
+                                         .y = y.data(),
+                                         .gate = gate.data(),
+                                         .shared = with_shared ? shared.data() : nullptr,
+                                         .dout = dout.data(),
+                                         .dy = dy.data(),
+                                         .dweights = dweights.data(),
+                                         .dshared = dshared.data(),
+                                         .dgate = dgate.data()});
   const DeviceArray<int32_t> d_place(place);
   const DeviceArray<T> d_y(y), d_shared(shared), d_dout(dout);
   const DeviceArray<float> d_weights(weights), d_gate(gate);
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_out(rows * d), d_dshared(rows * d), d_dy(y);
     const DeviceArray<float> d_dweights(rows * k), d_dgate(rows);
-    const device::ExpertArgs<T> b{.d = d,
-                                 .k = k,
-                                 .place = d_place.data(),
-                                 .weights = d_weights.data(),
-                                 .y = d_y.data(),
-                                 .gate = d_gate.data(),
-                                 .shared = with_shared ? d_shared.data() : nullptr,
-                                 .out = d_out.data(),
-                                 .dout = d_dout.data(),
-                                 .dy = d_dy.data(),
-                                 .dweights = d_dweights.data(),
-                                 .dshared = d_dshared.data(),
-                                 .dgate = d_dgate.data()};
-    ExpectOk(device->combine_experts(b, rows, nullptr), what);
-    ExpectOk(device->combine_experts_backward(b, rows, nullptr), what);
+    ExpectOk(device->combine_experts({.rows = rows,
+                                      .d = d,
+                                      .k = k,
+                                      .place = d_place.data(),
+                                      .weights = d_weights.data(),
+                                      .y = d_y.data(),
+                                      .gate = d_gate.data(),
+                                      .shared = with_shared ? d_shared.data() : nullptr,
+                                      .out = d_out.data()},
+                                     nullptr),
+             what);
+    ExpectOk(device->combine_experts_backward({.rows = rows,
+                                               .d = d,
+                                               .k = k,
+                                               .place = d_place.data(),
+                                               .weights = d_weights.data(),
+                                               .y = d_y.data(),
+                                               .gate = d_gate.data(),
+                                               .shared = with_shared ? d_shared.data() : nullptr,
+                                               .dout = d_dout.data(),
+                                               .dy = d_dy.data(),
+                                               .dweights = d_dweights.data(),
+                                               .dshared = d_dshared.data(),
+                                               .dgate = d_dgate.data()},
+                                              nullptr),
+             what);
     ExpectNear(d_out.Read(), out, 1e-6F, Relative<T>(), what + " out");
     ExpectNear(d_dy.Read(), dy, 0.0F, 0.0F, what + " dy");
     ExpectNear(d_dweights.Read(), dweights, 1e-4F, 2e-5F, what + " dweights");

@@ -31,7 +31,7 @@ class EngineTest : public testing::Test {
   }
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = 5;
-    options.row_blocks = model::Deterministic(*weights_).row_blocks;
+    options.device = model::Deterministic(*weights_);
     if (!options.version.valid()) options.version = {0, 3};
     auto engine = Engine::Create(*weights_, options);
     TP_CHECK(engine.ok()) << engine.status().ToString();

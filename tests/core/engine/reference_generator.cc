@@ -1,17 +1,16 @@
 #include "tests/core/engine/reference_generator.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
-#include "core/engine/sampler.h"
+#include "core/device/cpu/sampler.h"
+#include "core/engine/sampling.h"
 #include "core/model/decoder.h"
 #include "core/model/routing.h"
+#include "core/model/row_operations.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
@@ -20,14 +19,13 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
                          const std::vector<int32_t>& prompt, int64_t count, const SamplingParams& sampling) {
   const model::ModelSpec& spec = weights.spec();
   const model::Decoder decoder(weights, model::Deterministic(weights));
-  const auto type = weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
+  device::Device& device = decoder.device();
   Record record;
   std::vector<int32_t> tokens = prompt;
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   for (int64_t i = 0; i < count; ++i) {
     const auto n = static_cast<int32_t>(tokens.size());
-    at::Tensor k = at::empty({spec.layers, n, spec.kv_heads, spec.head_size}, type);
-    at::Tensor v = at::empty({spec.layers, n, spec.kv_heads, spec.head_size}, type);
+    const model::KvOnDevice memory(device, spec, weights.dtype(), n);
     std::vector<int32_t> place(tokens.size());
     std::iota(place.begin(), place.end(), 0);
     std::vector<int32_t> lengths(tokens.size());
@@ -35,23 +33,22 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     const std::vector<int32_t> first_run(tokens.size(), 0);
     const std::vector<device::KvRun> runs = {{.start = 0, .count = n}};
     std::vector<int32_t> routed;
-    const at::Tensor hidden = decoder.Forward({.ids = tokens,
+    const device::Array hidden = decoder.Forward({.ids = tokens,
                                                .positions = place,
                                                .slots = place,
                                                .first_run = first_run,
                                                .lengths = lengths,
                                                .runs = runs,
                                                .routed = &routed},
-                                              {.k = &k, .v = &v});
-    const at::Tensor logits = decoder.Logits(hidden.narrow(0, n - 1, 1)).contiguous();
+                                              memory.view());
+    const device::Array logits = decoder.Logits(hidden.view.Rows(n - 1, 1));
     const float u = SampleUniform(seed, SampleUid(tid), static_cast<uint32_t>(n), 0);
-    const Draw draw = type == at::kFloat
-                          ? DrawToken(logits.const_data_ptr<float>(), spec.vocab_size, sampling, u, scratch)
-                          : DrawToken(static_cast<const uint16_t*>(logits.const_data_ptr()), spec.vocab_size,
-                                      sampling, u, scratch);
+    const std::vector<float> row = model::ToHost(device, logits.view);
+    const device::Draw draw =
+        device::DrawToken(row.data(), spec.vocab_size, SampleRowOf(sampling, u), scratch);
     TP_CHECK(draw.id >= 0) << "token " << n;
     float logprob = 0;
-    model::TokenLogProbs(logits, std::vector<int32_t>{draw.id},
+    model::TokenLogProbs(device, logits.view, std::vector<int32_t>{draw.id},
                          sampling.temperature == 0 ? 1.0F : sampling.temperature, std::span(&logprob, 1));
     record.ids.push_back(draw.id);
     record.logprobs.push_back(logprob);

@@ -1,4 +1,4 @@
-#include "core/engine/sampler.h"
+#include "core/device/cpu/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ std::vector<float> RandomLogits(Rng& rng, int64_t n, double spread) {
 
 TEST(SamplerTest, DrawsTheTokenThatTheInverseOfTheCdfNames) {
   Rng rng(11);
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   for (int trial = 0; trial < 300; ++trial) {
     const int64_t n = rng.InRange(1, 3000);
     const auto z = RandomLogits(rng, n, rng.InRange(0, 4));
@@ -76,7 +76,7 @@ TEST(SamplerTest, DrawsTheTokenThatTheInverseOfTheCdfNames) {
     if (rng.Chance(0.5)) params.min_p = static_cast<float>(0.3 * rng.Uniform());
     const Reference want = Distribution(z, params);
     const auto u = static_cast<float>(rng.Uniform());
-    const Draw draw = DrawToken(z.data(), n, params, u, scratch);
+    const device::Draw draw = device::DrawToken(z.data(), n, SampleRowOf(params, u), scratch);
     ASSERT_GE(draw.id, 0);
     // Masses are float32: the cumulated mass before and behind the token must bracket u up to rounding.
     double before = 0;
@@ -90,36 +90,36 @@ TEST(SamplerTest, DrawsTheTokenThatTheInverseOfTheCdfNames) {
 
 TEST(SamplerTest, WithoutCutsNothingIsLeftOutExactly) {
   Rng rng(2);
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   const auto z = RandomLogits(rng, 500, 2);
-  EXPECT_EQ(DrawToken(z.data(), 500, {}, 0.3F, scratch).log_kept, 0.0F);
-  EXPECT_EQ(DrawToken(z.data(), 500, {.top_k = 500}, 0.3F, scratch).log_kept, 0.0F);
+  EXPECT_EQ(device::DrawToken(z.data(), 500, SampleRowOf({}, 0.3F), scratch).log_kept, 0.0F);
+  EXPECT_EQ(device::DrawToken(z.data(), 500, SampleRowOf({.top_k = 500}, 0.3F), scratch).log_kept, 0.0F);
 }
 
 TEST(SamplerTest, GreedyTakesTheFirstOfTheLargest) {
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   const std::vector<float> z = {-1, 4, 2, 4, -3};
-  EXPECT_EQ(DrawToken(z.data(), 5, {.temperature = 0}, 0.9F, scratch).id, 1);
-  EXPECT_EQ(DrawToken(z.data(), 5, {.top_k = 1, .top_p = 0.1F}, 0.9F, scratch).id, 3);  // ties stay together
+  EXPECT_EQ(device::DrawToken(z.data(), 5, SampleRowOf({.temperature = 0}, 0.9F), scratch).id, 1);
+  EXPECT_EQ(device::DrawToken(z.data(), 5, SampleRowOf({.top_k = 1, .top_p = 0.1F}, 0.9F), scratch).id, 3);  // ties stay together
 }
 
 TEST(SamplerTest, EndsOfTheUnitIntervalAreTokensWithMass) {
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   std::vector<float> z(1000, -1000.0F);
   z[300] = 1;
   z[700] = 1;
   const float last = 1.0F - std::numeric_limits<float>::epsilon() / 2;
-  EXPECT_EQ(DrawToken(z.data(), 1000, {}, 0.0F, scratch).id, 300);
-  EXPECT_EQ(DrawToken(z.data(), 1000, {}, last, scratch).id, 700);
-  EXPECT_EQ(DrawToken(z.data(), 1000, {.temperature = 1e-30F}, 0.2F, scratch).id, 300);
+  EXPECT_EQ(device::DrawToken(z.data(), 1000, SampleRowOf({}, 0.0F), scratch).id, 300);
+  EXPECT_EQ(device::DrawToken(z.data(), 1000, SampleRowOf({}, last), scratch).id, 700);
+  EXPECT_EQ(device::DrawToken(z.data(), 1000, SampleRowOf({.temperature = 1e-30F}, 0.2F), scratch).id, 300);
 }
 
 TEST(SamplerTest, FrequenciesFollowTheProbabilities) {
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   const std::vector<float> z = {0, std::log(2.0F), std::log(5.0F)};
   std::vector<int> count(3);
   for (uint32_t i = 0; i < 8000; ++i)
-    ++count[static_cast<size_t>(DrawToken(z.data(), 3, {}, SampleUniform(1, 2, i, 0), scratch).id)];
+    ++count[static_cast<size_t>(device::DrawToken(z.data(), 3, SampleRowOf({}, SampleUniform(1, 2, i, 0)), scratch).id)];
   // Binomial deviation below 45 counts: 5 deviations.
   EXPECT_NEAR(count[0], 1000, 150);
   EXPECT_NEAR(count[1], 2000, 200);
@@ -128,7 +128,7 @@ TEST(SamplerTest, FrequenciesFollowTheProbabilities) {
 
 TEST(SamplerTest, BFloat16RowsAreWidenedExactly) {
   Rng rng(3);
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   std::vector<float> wide(777);
   std::vector<uint16_t> narrow(777);
   for (size_t i = 0; i < wide.size(); ++i) {
@@ -138,22 +138,22 @@ TEST(SamplerTest, BFloat16RowsAreWidenedExactly) {
   const SamplingParams params{.top_k = 50, .top_p = 0.9F};
   for (int i = 0; i < 50; ++i) {
     const auto u = static_cast<float>(i) / 50;
-    const Draw a = DrawToken(wide.data(), 777, params, u, scratch);
-    const Draw b = DrawToken(narrow.data(), 777, params, u, scratch);
+    const device::Draw a = device::DrawToken(wide.data(), 777, SampleRowOf(params, u), scratch);
+    const device::Draw b = device::DrawToken(narrow.data(), 777, SampleRowOf(params, u), scratch);
     EXPECT_EQ(a.id, b.id);
     EXPECT_EQ(a.log_kept, b.log_kept);
   }
 }
 
 TEST(SamplerTest, ValuesThatAreNotFiniteAreReported) {
-  SamplerScratch scratch;
+  device::SamplerScratch scratch;
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     for (const size_t place : {size_t{0}, size_t{40}, size_t{50}}) {
       std::vector<float> z(51, 1.0F);
       z[place] = bad;
-      EXPECT_EQ(DrawToken(z.data(), 51, {}, 0.5F, scratch).id, -1);
-      EXPECT_EQ(DrawToken(z.data(), 51, {.temperature = 0}, 0.5F, scratch).id, -1);
+      EXPECT_EQ(device::DrawToken(z.data(), 51, SampleRowOf({}, 0.5F), scratch).id, -1);
+      EXPECT_EQ(device::DrawToken(z.data(), 51, SampleRowOf({.temperature = 0}, 0.5F), scratch).id, -1);
     }
   }
 }

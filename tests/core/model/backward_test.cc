@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/model/decoder.h"
+#include "core/model/row_operations.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -22,14 +23,15 @@ struct Loss {
 double Differentiate(const Decoder& decoder, const BatchArrays& b, const Loss& loss, bool recompute,
                      Gradients& grads) {
   auto [hidden, saved] = decoder.ForwardTraining(b.view(), recompute);
-  at::Tensor logits = decoder.Logits(hidden);
+  device::Device& device = decoder.device();
+  const device::Array logits = decoder.Logits(hidden.view);
   std::vector<float> lp(loss.targets.size()), lse(loss.targets.size());
-  TokenLogProbs(logits, loss.targets, 1.0F, lp, {}, lse);
+  TokenLogProbs(device, logits.view, loss.targets, 1.0F, lp, {}, lse);
   double value = 0;
   for (size_t i = 0; i < lp.size(); ++i) value += double{loss.weights[i]} * lp[i];
-  TokenLogProbsBackward(logits, loss.targets, 1.0F, lse, {}, loss.weights, {});
-  const at::Tensor dhidden = decoder.LogitsBackward(hidden, logits, grads);
-  decoder.Backward(std::move(saved), dhidden, grads);
+  TokenLogProbsBackward(device, logits.view, loss.targets, 1.0F, lse, {}, loss.weights, {});
+  const device::Array dhidden = decoder.LogitsBackward(hidden.view, logits.view, grads);
+  decoder.Backward(std::move(saved), dhidden.view, grads);
   return value;
 }
 
@@ -50,13 +52,13 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   const ModelSpec s = TinySpec(family);
   auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
   Randomize(*w, 11, 0.2);
-  const Decoder decoder(*w, deterministic ? Deterministic(*w) : DecoderOptions{});
+  const Decoder decoder(*w, deterministic ? Deterministic(*w) : Cpu());
   Rng rng(12);
   const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size),
                                                        RandomIds(rng, 4, s.vocab_size)};
   const BatchArrays b = PackWhole(sequences);
   const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
-  Gradients grads(*w);
+  Gradients grads(*w, decoder.device());
   Differentiate(decoder, b, loss, false, grads);
 
   Flat flat = FlatOf(*w);
@@ -104,7 +106,7 @@ TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
       Rng rng(14);
       const BatchArrays b = PackWhole({RandomIds(rng, 33, s.vocab_size), RandomIds(rng, 20, s.vocab_size)});
       const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
-      Gradients saved(*w), recomputed(*w);
+      Gradients saved(*w, decoder.device()), recomputed(*w, decoder.device());
       Differentiate(decoder, b, loss, false, saved);
       Differentiate(decoder, b, loss, true, recomputed);
       EXPECT_EQ(std::memcmp(saved.values().data(), recomputed.values().data(), saved.values().size_bytes()),
@@ -120,7 +122,7 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
     const ModelSpec s = TinySpec(family);
     auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
     Randomize(*w, 15, 0.2);
-    const Decoder decoder(*w, {});
+    const Decoder decoder(*w, Cpu());
     Rng rng(16);
     const std::vector<int32_t> prompt = RandomIds(rng, 9, s.vocab_size);
     std::vector<std::vector<int32_t>> responses, whole;
@@ -143,7 +145,7 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
         b.weights.push_back(t >= 9 || last_of_prompt ? a.weights[row] : 0.0F);
       }
     }
-    Gradients ga(*w), gb(*w);
+    Gradients ga(*w, decoder.device()), gb(*w, decoder.device());
     EXPECT_NEAR(Differentiate(decoder, shared, a, false, ga), Differentiate(decoder, separate, b, false, gb),
                 1e-4);
     double difference = 0, size = 0;
@@ -162,7 +164,7 @@ TEST(NarrowBackwardTest, WeightGradientsAddUpInFloat32OverMicroBatches) {
   const ModelSpec s = TinySpec();
   auto w = std::move(Weights::Create(s, DType::kBFloat16)).value();
   Randomize(*w, 19, 0.2);
-  const Decoder decoder(*w, {});
+  const Decoder decoder(*w, Cpu());
   const auto narrow = at::TensorOptions().dtype(at::kBFloat16);
   const at::Tensor hidden = at::randn({64, s.hidden_size}, narrow),
                    dlogits = at::randn({64, s.vocab_size}, narrow);
@@ -172,10 +174,13 @@ TEST(NarrowBackwardTest, WeightGradientsAddUpInFloat32OverMicroBatches) {
   rounds = !__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512bf16");
 #endif
   for (const int64_t rows : {64, 8}) {
-    Gradients grads(*w);
+    device::Device& device = decoder.device();
+    Gradients grads(*w, device);
     for (int64_t r = 0; r < 64; r += rows)
-      (void)decoder.LogitsBackward(hidden.narrow(0, r, rows), dlogits.narrow(0, r, rows), grads);
-    const at::Tensor got = grads.Get(0).to(at::kDouble);  // the tied embedding
+      (void)decoder.LogitsBackward(ToDevice(device, hidden.narrow(0, r, rows)).view,
+                                   ToDevice(device, dlogits.narrow(0, r, rows)).view, grads);
+    const at::Tensor got =  // the tied embedding
+        Tensor(device, {grads.data(), s.vocab_size, s.hidden_size, DType::kFloat32}).to(at::kDouble);
     const double error = got.sub(want).norm().item<double>() / want.norm().item<double>();
     EXPECT_LT(error, rounds ? 5e-3 : 1e-6) << rows;
   }
@@ -192,9 +197,10 @@ TEST(NarrowBackwardTest, BFloat16GradientPointsWhereFloat32Does) {
   Rng rng(18);
   const BatchArrays b = PackWhole({RandomIds(rng, 30, s.vocab_size)});
   const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
-  Gradients gn(*narrow), gw(*wide);
-  Differentiate(Decoder(*narrow, {}), b, loss, false, gn);
-  Differentiate(Decoder(*wide, {}), b, loss, false, gw);
+  const auto device = Cpu();
+  Gradients gn(*narrow, *device), gw(*wide, *device);
+  Differentiate(Decoder(*narrow, device), b, loss, false, gn);
+  Differentiate(Decoder(*wide, device), b, loss, false, gw);
   double dot = 0, nn = 0, ww = 0;
   for (size_t i = 0; i < gn.values().size(); ++i) {
     dot += double{gn.values()[i]} * gw.values()[i];

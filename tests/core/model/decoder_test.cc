@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -12,16 +11,6 @@
 namespace tidepool::model {
 namespace {
 
-struct Memory {
-  at::Tensor k, v;
-  Memory(const ModelSpec& s, DType dtype, int64_t slots) {
-    const auto options = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
-    k = at::zeros({s.layers, slots, s.kv_heads, s.head_size}, options);
-    v = at::zeros({s.layers, slots, s.kv_heads, s.head_size}, options);
-  }
-  KvMemory view() { return {&k, &v}; }
-};
-
 std::unique_ptr<Weights> Make(const ModelSpec& s, DType dtype, double std = 0.2) {
   auto w = Weights::Create(s, dtype);
   EXPECT_TRUE(w.ok()) << w.status().ToString();
@@ -29,9 +18,15 @@ std::unique_ptr<Weights> Make(const ModelSpec& s, DType dtype, double std = 0.2)
   return std::move(w).value();
 }
 
-at::Tensor Prefill(const Decoder& decoder, const ModelSpec& s, DType dtype, const BatchArrays& b) {
-  Memory memory(s, dtype, static_cast<int64_t>(b.ids.size()));
-  return decoder.Forward(b.view(), memory.view()).clone();
+device::Array Prefill(const Decoder& decoder, const ModelSpec& s, DType dtype, const BatchArrays& b) {
+  const KvOnDevice memory(decoder.device(), s, dtype, static_cast<int64_t>(b.ids.size()));
+  return decoder.Forward(b.view(), memory.view());
+}
+at::Tensor PrefillTensor(const Decoder& decoder, const ModelSpec& s, DType dtype, const BatchArrays& b) {
+  return Tensor(decoder.device(), Prefill(decoder, s, dtype, b).view);
+}
+at::Tensor LogitsTensor(const Decoder& decoder, const device::View& hidden) {
+  return Tensor(decoder.device(), decoder.Logits(hidden).view);
 }
 
 class DecoderFamilyTest : public testing::TestWithParam<std::string> {};
@@ -39,12 +34,12 @@ class DecoderFamilyTest : public testing::TestWithParam<std::string> {};
 TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
   const ModelSpec s = TinySpec(GetParam());
   const auto weights = Make(s, DType::kFloat32);
-  const Decoder decoder(*weights, {});
+  const Decoder decoder(*weights, Cpu());
   Rng rng(1);
   const std::vector<std::vector<int32_t>> sequences = {
       RandomIds(rng, 19, s.vocab_size), RandomIds(rng, 1, s.vocab_size), RandomIds(rng, 7, s.vocab_size)};
   const BatchArrays b = PackWhole(sequences);
-  const at::Tensor logits = decoder.Logits(Prefill(decoder, s, DType::kFloat32, b));
+  const at::Tensor logits = LogitsTensor(decoder, Prefill(decoder, s, DType::kFloat32, b).view);
   int64_t row = 0;
   for (const auto& ids : sequences) {
     for (const Flat& want : ReferenceLogits(s, FlatOf(*weights), ids)) {
@@ -58,11 +53,11 @@ TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
 TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   const ModelSpec s = TinySpec(GetParam());
   const auto weights = Make(s, DType::kBFloat16);
-  const Decoder decoder(*weights, {});
+  const Decoder decoder(*weights, Cpu());
   Rng rng(2);
   const std::vector<int32_t> ids = RandomIds(rng, 23, s.vocab_size);
   const at::Tensor logits =
-      decoder.Logits(Prefill(decoder, s, DType::kBFloat16, PackWhole({ids}))).to(at::kFloat);
+      LogitsTensor(decoder, Prefill(decoder, s, DType::kBFloat16, PackWhole({ids})).view).to(at::kFloat);
   const std::vector<Flat> want = ReferenceLogits(s, FlatOf(*weights), ids);
   double error = 0, size = 0;
   for (size_t t = 0; t < ids.size(); ++t) {
@@ -121,15 +116,16 @@ void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
   for (const int64_t n : {5, 18, 9}) responses.push_back(RandomIds(rng, n, s.vocab_size));
 
   const BatchArrays shared = PackShared(prompt, responses);
-  auto [trained, saved] = decoder.ForwardTraining(shared.view(), /*recompute=*/false);
-  const at::Tensor trained_logits = decoder.Logits(trained).clone();
+  auto [trained_rows, saved] = decoder.ForwardTraining(shared.view(), /*recompute=*/false);
+  const at::Tensor trained = Tensor(decoder.device(), trained_rows.view),
+                   trained_logits = LogitsTensor(decoder, trained_rows.view);
   {
     auto [again, other] = decoder.ForwardTraining(shared.view(), /*recompute=*/true);
-    EXPECT_TRUE(SameBits(trained, again));
+    EXPECT_TRUE(SameBits(trained, Tensor(decoder.device(), again.view)));
   }
 
   // The engine's way: prompt once into block 2 and, from behind, those after 15; then single rows.
-  Memory memory(s, dtype, (16 + blocks) * 16);
+  const KvOnDevice memory(decoder.device(), s, dtype, (16 + blocks) * 16);
   std::vector<device::KvRun> prompt_runs;
   BatchArrays prefill;
   for (int32_t b = 0; b < blocks; ++b) {
@@ -140,9 +136,11 @@ void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
   prompt_runs.push_back({2 * 16, 5});
   prefill.Add(prompt, static_cast<size_t>(n) - 5, static_cast<size_t>(n), 0, 2 * 16);
   prefill.runs = prompt_runs;
-  at::Tensor hidden = decoder.Forward(prefill.view(), memory.view());
-  EXPECT_TRUE(SameBits(hidden, trained.narrow(0, 0, n)));
-  EXPECT_TRUE(SameBits(decoder.Logits(hidden.narrow(0, n - 1, 1)), trained_logits.narrow(0, n - 1, 1)));
+  {
+    const device::Array hidden = decoder.Forward(prefill.view(), memory.view());
+    EXPECT_TRUE(SameBits(Tensor(decoder.device(), hidden.view), trained.narrow(0, 0, n)));
+    EXPECT_TRUE(SameBits(LogitsTensor(decoder, hidden.view.Rows(n - 1, 1)), trained_logits.narrow(0, n - 1, 1)));
+  }
 
   std::vector<int64_t> first_row;
   int64_t at_row = n;
@@ -165,8 +163,9 @@ void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
                  place < 16 ? block + place : next + place - 16);
       rows.push_back(first_row[i] + place);
     }
-    hidden = decoder.Forward(decode.view(), memory.view());
-    const at::Tensor logits = decoder.Logits(hidden);
+    const device::Array rows_of = decoder.Forward(decode.view(), memory.view());
+    const at::Tensor hidden = Tensor(decoder.device(), rows_of.view),
+                     logits = LogitsTensor(decoder, rows_of.view);
     for (size_t i = 0; i < rows.size(); ++i) {
       ASSERT_TRUE(SameBits(hidden.narrow(0, static_cast<int64_t>(i), 1), trained.narrow(0, rows[i], 1)))
           << "step " << step << " row " << i;
@@ -216,21 +215,21 @@ TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   const BatchArrays b = PackWhole({RandomIds(rng, 40, s.vocab_size), RandomIds(rng, 37, s.vocab_size)});
   const int before = at::get_num_threads();
   at::set_num_threads(1);
-  const at::Tensor one = Prefill(decoder, s, DType::kFloat32, b);
+  const at::Tensor one = PrefillTensor(decoder, s, DType::kFloat32, b);
   at::set_num_threads(2);
-  EXPECT_TRUE(SameBits(one, Prefill(decoder, s, DType::kFloat32, b)));
+  EXPECT_TRUE(SameBits(one, PrefillTensor(decoder, s, DType::kFloat32, b)));
   at::set_num_threads(before);
 }
 
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
   const ModelSpec s = TinySpec();
   const auto weights = Make(s, DType::kFloat32);
-  const Decoder decoder(*weights, {});
+  const Decoder decoder(*weights, Cpu());
   Rng rng(5);
   const BatchArrays b = PackWhole({RandomIds(rng, 5, s.vocab_size)});
-  const at::Tensor before = Prefill(decoder, s, DType::kFloat32, b);
+  const at::Tensor before = PrefillTensor(decoder, s, DType::kFloat32, b);
   weights->Initialize(99, 0.2);
-  EXPECT_FALSE(SameBits(before, Prefill(decoder, s, DType::kFloat32, b)));
+  EXPECT_FALSE(SameBits(before, PrefillTensor(decoder, s, DType::kFloat32, b)));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // Routing recorded and replayed, and the load-balance loss.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,7 +14,7 @@ struct Fixture {
   explicit Fixture(const std::string& family, bool deterministic = true) : spec(TinySpec(family)) {
     weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
     Randomize(*weights, 21, 0.3);
-    decoder = std::make_unique<Decoder>(*weights, deterministic ? Deterministic(*weights) : DecoderOptions{});
+    decoder = std::make_unique<Decoder>(*weights, deterministic ? Deterministic(*weights) : Cpu());
     Rng rng(22);
     batch = PackWhole({RandomIds(rng, 11, spec.vocab_size), RandomIds(rng, 6, spec.vocab_size)});
   }
@@ -31,20 +29,19 @@ struct Fixture {
 
 TEST(ExpertRoutingTest, WhatTheEngineRecordsTheTrainerReplaysToTheBit) {
   Fixture f("qwen3_moe");
-  const auto options = at::TensorOptions().dtype(at::kFloat);
-  const auto slots = static_cast<int64_t>(f.batch.ids.size());
-  at::Tensor k = at::zeros({f.spec.layers, slots, f.spec.kv_heads, f.spec.head_size}, options),
-             v = at::zeros_like(k);
+  device::Device& device = f.decoder->device();
+  const KvOnDevice memory(device, f.spec, DType::kFloat32, static_cast<int64_t>(f.batch.ids.size()));
   std::vector<int32_t> recorded, replayed;
   RaggedBatch view = f.batch.view();
   view.routed = &recorded;
-  const at::Tensor hidden = f.decoder->Forward(view, {&k, &v}).clone();
+  const at::Tensor hidden = Tensor(device, f.decoder->Forward(view, memory.view()).view);
   ASSERT_EQ(recorded.size(), f.chosen());
   for (const bool recompute : {false, true}) {
     RaggedBatch training = f.batch.view();
     training.experts = recorded;
     training.routed = &replayed;
-    const auto [again, saved] = f.decoder->ForwardTraining(training, recompute);
+    const auto [rows, saved] = f.decoder->ForwardTraining(training, recompute);
+    const at::Tensor again = Tensor(device, rows.view);
     EXPECT_EQ(replayed, recorded);
     EXPECT_EQ(
         std::memcmp(hidden.const_data_ptr(), again.const_data_ptr(), static_cast<size_t>(hidden.numel()) * 4),
@@ -58,17 +55,20 @@ TEST(ExpertRoutingTest, AnotherRoutingGivesAnotherResultAndReachesTheOtherExpert
   for (size_t i = 0; i < other.size(); ++i)
     other[i] = static_cast<int32_t>(i % 2);  // experts 0 and 1 for every row
   RaggedBatch view = f.batch.view();
-  const at::Tensor plain = f.decoder->ForwardTraining(view, false).first.clone();
+  device::Device& device = f.decoder->device();
+  const at::Tensor plain = Tensor(device, f.decoder->ForwardTraining(view, false).first.view);
   view.experts = other;
   for (const bool recompute : {false, true}) {
-    auto [hidden, saved] = f.decoder->ForwardTraining(view, recompute);
+    auto [rows, saved] = f.decoder->ForwardTraining(view, recompute);
+    const at::Tensor hidden = Tensor(device, rows.view);
     EXPECT_FALSE(plain.equal(hidden));
-    Gradients grads(*f.weights);
-    f.decoder->Backward(std::move(saved), at::ones_like(hidden), grads);
+    Gradients grads(*f.weights, device);
+    f.decoder->Backward(std::move(saved), ToDevice(device, at::ones_like(hidden)).view, grads);
     for (size_t i = 0; i < f.weights->layout().size(); ++i) {
       const Parameter& p = f.weights->layout()[i];
       if (!p.name.ends_with("experts_down")) continue;
-      const at::Tensor g = grads.Get(static_cast<int64_t>(i));
+      const at::Tensor g = Tensor(
+          device, {grads.data() + p.offset, p.shape[0], p.numel() / p.shape[0], DType::kFloat32});
       EXPECT_GT(g.narrow(0, 0, f.spec.hidden_size).abs().sum().item<float>(), 0) << p.name;
       EXPECT_EQ(g.narrow(0, 2 * f.spec.hidden_size, f.spec.hidden_size).abs().sum().item<float>(), 0)
           << p.name;
@@ -87,8 +87,10 @@ TEST(LoadBalanceTest, GradientIsThatOfTheLossAndDescentEvensTheLoad) {
     const double before = loss();
     EXPECT_GE(before, 0.9 * static_cast<double>(f.spec.moe.experts_per_token));
     auto [hidden, saved] = f.decoder->ForwardTraining(f.batch.view(), false);
-    Gradients grads(*f.weights);
-    f.decoder->Backward(std::move(saved), at::zeros_like(hidden), grads, /*balance_scale=*/1.0);
+    Gradients grads(*f.weights, f.decoder->device());
+    const device::Array zeros =
+        f.decoder->device().Take(hidden.view.rows, hidden.view.cols, hidden.view.dtype);
+    f.decoder->Backward(std::move(saved), zeros.view, grads, /*balance_scale=*/1.0);
     Rng rng(23);
     const auto index = [&](const std::string& name) {
       for (size_t i = 0; i < f.weights->layout().size(); ++i) {

@@ -3,7 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "core/model/row_blocks.h"
+#include "core/device/cpu/row_blocks.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -24,7 +24,7 @@ void InTwoHalves(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) {
                 .add_(at::mm(x.narrow(1, half, k - half), w.narrow(0, half, k - half))));
 }
 // A library whose rows change with batches above `most` rows, as bfloat16 with AMX does.
-RowBlocks::Product ChangesAbove(int64_t most) {
+device::RowBlocks::Product ChangesAbove(int64_t most) {
   return [most](at::Tensor& out, const at::Tensor& x, const at::Tensor& w) {
     if (x.size(0) > most)
       InTwoHalves(out, x, w);
@@ -40,24 +40,24 @@ TEST(InvarianceTest, ProductsOfQuickstartAreInvariantHere) {
   s.vocab_size = 53;
   s.hidden_size = 128, s.intermediate_size = 384, s.layers = 4;
   s.heads = 4, s.kv_heads = 2, s.head_size = 32;
-  EXPECT_EQ(RowBlocks().Cover(s, DType::kFloat32), OkStatus());
+  EXPECT_EQ(device::RowBlocks().Cover(ProductsOf(s), DType::kFloat32), OkStatus());
 }
 
 TEST(InvarianceTest, ProductsOfSmolLm2AreInvariantHere) {
-  RowBlocks blocks;
+  device::RowBlocks blocks;
   EXPECT_EQ(blocks.Cover(SmolLm2(), DType::kBFloat16), OkStatus());
 }
 
 TEST(InvarianceTest, ABlockEndsWhereTheLibraryChanges) {
   ModelSpec s = TinySpec();
   for (const auto& [most, block] : {std::pair<int64_t, int64_t>{128, 128}, {100, 96}, {200, 192}, {16, 16}}) {
-    RowBlocks blocks(ChangesAbove(most));
-    ASSERT_EQ(blocks.Cover(s, DType::kFloat32), OkStatus());
+    device::RowBlocks blocks(ChangesAbove(most));
+    ASSERT_EQ(blocks.Cover(ProductsOf(s), DType::kFloat32), OkStatus());
     EXPECT_EQ(blocks.Largest(s.hidden_size, s.intermediate_size), block);
     EXPECT_NE(blocks.limited().find("down [48, 72] " + std::to_string(block)), std::string::npos)
         << blocks.limited();
   }
-  EXPECT_EQ(RowBlocks(ChangesAbove(128)).Largest(7, 7), 0);
+  EXPECT_EQ(device::RowBlocks(ChangesAbove(128)).Largest(7, 7), 0);
 }
 
 // 300 rows at once, as a training step computes them, and the same rows 16 at a time.
@@ -66,8 +66,8 @@ TEST(InvarianceTest, RowsAreEqualInEveryBatchWithALibraryThatChangesAbove128Rows
   for (const bool deterministic : {true, false}) {
     auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
     Randomize(*w, 3, 0.2);
-    auto blocks = std::make_shared<RowBlocks>(ChangesAbove(128));
-    ASSERT_EQ(blocks->Cover(s, DType::kFloat32), OkStatus());
+    auto blocks = std::make_shared<device::RowBlocks>(ChangesAbove(128));
+    ASSERT_EQ(blocks->Cover(ProductsOf(s), DType::kFloat32), OkStatus());
     at::Tensor x = w->Get("embedding").repeat({6, 1}).narrow(0, 0, 304).contiguous();
     const at::Tensor down = w->Get("layers.0.qkv").t();
     at::Tensor all = at::zeros({304, down.size(1)}), parts = at::zeros(all.sizes());
@@ -84,20 +84,16 @@ TEST(InvarianceTest, RowsAreEqualInEveryBatchWithALibraryThatChangesAbove128Rows
 }
 
 TEST(InvarianceTest, RefusesALibraryWhoseRowsDependOnTheirPlace) {
-  RowBlocks blocks([](at::Tensor& out, const at::Tensor& x, const at::Tensor& w) {
+  device::RowBlocks blocks([](at::Tensor& out, const at::Tensor& x, const at::Tensor& w) {
     InTwoHalves(out, x, w);
     at::Tensor first = out.narrow(0, 0, 8);
     at::mm_out(first, x.narrow(0, 0, 8), w);
   });
-  const Status refused = blocks.Cover(TinySpec(), DType::kFloat32);
+  const Status refused = blocks.Cover(ProductsOf(TinySpec()), DType::kFloat32);
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
   for (const char* word :
        {"down [48, 72]", "16 to 256 rows", "deterministic: false", "model.dtype: bfloat16"})
     EXPECT_NE(refused.message().find(word), std::string::npos) << refused.message();
-}
-
-TEST(InvarianceTest, RefusesASpecThatIsNone) {
-  EXPECT_EQ(RowBlocks().Cover(ModelSpec{}, DType::kFloat32).code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -15,15 +15,9 @@
 #include "core/model/decoder.h"
 #include "core/device/cpu/kernels.h"
 #include "core/model/weights.h"
+#include "tests/core/model/on_device.h"
 
 namespace tidepool::model {
-
-inline DecoderOptions Deterministic(const Weights& weights) {
-  if (device::OwnProducts(weights.dtype() == DType::kFloat32)) return {};
-  auto blocks = RowBlocks::For(weights.spec(), weights.dtype());
-  TP_CHECK(blocks.ok()) << blocks.status().ToString();
-  return {.row_blocks = *blocks};
-}
 
 inline ModelSpec TinySpec(const std::string& architecture = "llama") {
   ModelSpec s;

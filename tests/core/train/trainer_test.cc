@@ -229,12 +229,14 @@ TEST(TrainerTest, LoadBalanceIsAddedAsItsCoefficientSays) {
   std::vector<int64_t> all(b.rows.size());
   std::iota(all.begin(), all.end(), int64_t{0});
   const PackedBatch packed = Pack(b.rows, all);
-  const model::Decoder decoder(*w, {});
+  const auto device = model::Cpu();
+  const model::Decoder decoder(*w, device);
   auto [hidden, saved] = decoder.ForwardTraining(
       {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, false);
   EXPECT_NEAR(decoder.LoadBalanceLoss(saved), plain.at("actor/router_balance"), 1e-6);
-  model::Gradients alone(*w);
-  decoder.Backward(std::move(saved), at::zeros(hidden.sizes()), alone, 0.5);
+  model::Gradients alone(*w, *device);
+  const device::Array zeros = device->Take(hidden.view.rows, hidden.view.cols, hidden.view.dtype);
+  decoder.Backward(std::move(saved), zeros.view, alone, 0.5);
   double error = 0, size = 0;
   for (size_t i = 0; i < added.size(); ++i) {
     error = std::max(error, std::fabs(double{added[i]} - without[i] - 0.1 * alone.values()[i]));
@@ -377,32 +379,30 @@ TEST(TrainerTest, RecomputeGivesTheSameWeights) {
 void ExpectNoGap(const ModelSpec& spec, DType dtype, double std) {
   auto w = Make(spec, dtype, std);
   TrainerOptions o = Plain();
-  o.row_blocks = model::Deterministic(*w).row_blocks;
+  o.device = model::Deterministic(*w);
   o.micro_batch_tokens = 64;
   o.head_rows = 32;
   o.temperature = 0.8;
   auto trainer = std::move(Trainer::Create(*w, o)).value();
-  const model::Decoder engine(*w, {.row_blocks = o.row_blocks});
+  const model::Decoder engine(*w, o.device);
   Batch b = RandomBatch(spec, 3, 4, 5);
-  const auto options = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   for (Row& r : b.rows) {
-    at::Tensor k = at::zeros({spec.layers, 64, spec.kv_heads, spec.head_size}, options),
-               v = at::zeros(k.sizes(), options);
+    const model::KvOnDevice memory(*o.device, spec, dtype, 64);
     std::vector<int32_t> all = r.prompt;
     all.insert(all.end(), r.response.begin(), r.response.end());
     model::BatchArrays prefill;
     prefill.runs = {{16, 48}};
     prefill.Add(all, 0, r.prompt.size(), 0, 16);
-    at::Tensor hidden =
-        engine.Forward(prefill.view(), {&k, &v}).narrow(0, static_cast<int64_t>(r.prompt.size()) - 1, 1);
+    device::Array hidden = engine.Forward(prefill.view(), memory.view());
+    hidden.view = hidden.view.Rows(static_cast<int64_t>(r.prompt.size()) - 1, 1);
     for (size_t t = 0; t < r.response.size(); ++t) {
       const std::vector<int32_t> id = {r.response[t]};
-      model::TokenLogProbs(engine.Logits(hidden), id, 0.8F, std::span(r.logprobs).subspan(t, 1));
+      model::TokenLogProbs(*o.device, engine.Logits(hidden.view).view, id, 0.8F, std::span(r.logprobs).subspan(t, 1));
       model::BatchArrays next;
       next.runs = {{16, 48}};
       const size_t at = r.prompt.size() + t;
       next.Add(all, at, at + 1, 0, static_cast<int32_t>(16 + at));
-      hidden = engine.Forward(next.view(), {&k, &v});
+      hidden = engine.Forward(next.view(), memory.view());
     }
   }
   const auto lp = trainer->LogProbs(b.rows);

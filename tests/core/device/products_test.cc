@@ -11,18 +11,18 @@
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 
-std::vector<device::Isa> InstructionSets() {
-  std::vector<device::Isa> sets;
-  for (const device::Isa isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512, device::Isa::kAvx512Bf16})
-    if (isa <= device::BestIsa()) sets.push_back(isa);
+std::vector<Isa> InstructionSets() {
+  std::vector<Isa> sets;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
+    if (isa <= BestIsa()) sets.push_back(isa);
   return sets;
 }
 
 float Wide(float x) { return x; }
-float Wide(device::BF16 x) {
+float Wide(BF16 x) {
   const uint32_t u = uint32_t{x.bits} << 16;
   float f;
   std::memcpy(&f, &u, 4);
@@ -36,7 +36,7 @@ std::vector<T> Random(Rng& rng, int64_t n) {
     if constexpr (std::is_same_v<T, float>) {
       x = f;
     } else {
-      device::KernelsFor<device::BF16>(device::Isa::kBaseline).narrow(0, 1, &f, &x);
+      KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &f, &x);
     }
   }
   return v;
@@ -66,30 +66,30 @@ struct Case {
         dy(Random<T>(rng, rows * n)) {}
 
   // Rows [first, first + count) of y; computed in two parts, cut at column `cut`.
-  std::vector<T> Forward(device::Isa isa, int64_t first, int64_t count, int64_t cut) const {
+  std::vector<T> Forward(Isa isa, int64_t first, int64_t count, int64_t cut) const {
     std::vector<T> y(static_cast<size_t>(count * n));
-    const device::MultiplyArgs<T> args{
+    const MultiplyArgs<T> args{
         .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = w.data(), .y = y.data()};
-    const device::ProductTable<T>& product = device::KernelsFor<T>(isa).product;
+    const ProductTable<T>& product = KernelsFor<T>(isa).product;
     Cut(n, cut, product.multiply_scratch(count, k),
         [&](int64_t begin, int64_t end, float* scratch) { product.multiply(begin, end, args, scratch); });
     return y;
   }
-  std::vector<T> Dx(device::Isa isa, int64_t cut) const {
+  std::vector<T> Dx(Isa isa, int64_t cut) const {
     std::vector<T> dx(static_cast<size_t>(rows * k));
-    const device::MultiplyBackArgs<T> args{
+    const MultiplyBackArgs<T> args{
         .rows = rows, .n = n, .k = k, .dy = dy.data(), .w = w.data(), .dx = dx.data()};
-    Cut(rows, cut, device::MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
-      device::KernelsFor<T>(isa).product.multiply_back(begin, end, args, scratch);
+    Cut(rows, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
+      KernelsFor<T>(isa).product.multiply_back(begin, end, args, scratch);
     });
     return dx;
   }
-  std::vector<float> Dw(device::Isa isa, int64_t cut) const {
+  std::vector<float> Dw(Isa isa, int64_t cut) const {
     std::vector<float> dw(static_cast<size_t>(n * k), 0.5F);
-    const device::MultiplyBackArgs<T> args{
+    const MultiplyBackWeightArgs<T> args{
         .rows = rows, .n = n, .k = k, .dy = dy.data(), .x = x.data(), .dw = dw.data()};
-    Cut(n, cut, device::MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
-      device::KernelsFor<T>(isa).product.multiply_back_weight(begin, end, args, scratch);
+    Cut(n, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
+      KernelsFor<T>(isa).product.multiply_back_weight(begin, end, args, scratch);
     });
     return dw;
   }
@@ -109,7 +109,7 @@ void ExpectNear(Out got, double want, double terms, const char* what) {
 
 template <typename T>
 class ProductsTest : public testing::Test {};
-using Types = testing::Types<float, device::BF16>;
+using Types = testing::Types<float, BF16>;
 TYPED_TEST_SUITE(ProductsTest, Types);
 
 TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
@@ -135,7 +135,7 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
         }
       }
     }
-    for (const device::Isa isa : InstructionSets()) {
+    for (const Isa isa : InstructionSets()) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " rows " << rows << " n " << n << " k " << k);
       const auto got_y = c.Forward(isa, 0, rows, rng.Below(n + 1));
       const auto got_dx = c.Dx(isa, rng.Below(rows + 1));
@@ -154,7 +154,7 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
   constexpr int64_t kRows = 300;
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{21, 105}, {9, 1100}}) {
     const Case<T> c(rng, kRows, n, k);
-    for (const device::Isa isa : InstructionSets()) {
+    for (const Isa isa : InstructionSets()) {
       const std::vector<T> all = c.Forward(isa, 0, kRows, n);
       for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
         const int64_t first = rng.Below(kRows - rows + 1);
@@ -170,7 +170,7 @@ TYPED_TEST(ProductsTest, GradientsDoNotDependOnTheThreads) {
   using T = TypeParam;
   Rng rng(9);
   const Case<T> c(rng, 230, 67, 601);
-  for (const device::Isa isa : InstructionSets()) {
+  for (const Isa isa : InstructionSets()) {
     const auto dx = c.Dx(isa, c.rows);
     const auto dw = c.Dw(isa, c.n);
     for (const int64_t cut : {1, 12, 37, 66}) {
@@ -181,4 +181,4 @@ TYPED_TEST(ProductsTest, GradientsDoNotDependOnTheThreads) {
 }
 
 }  // namespace
-}  // namespace tidepool::model
+}  // namespace tidepool::device

@@ -12,11 +12,11 @@
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/kernels.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 
 float Wide(float x) { return x; }
-float Wide(device::BF16 x) {
+float Wide(BF16 x) {
   const uint32_t u = uint32_t{x.bits} << 16;
   float f;
   std::memcpy(&f, &u, 4);
@@ -29,15 +29,15 @@ std::vector<T> Random(Rng& rng, int64_t n, double scale = 1.0) {
   if constexpr (std::is_same_v<T, float>) {
     return wide;
   } else {
-    std::vector<device::BF16> narrow(wide.size());
-    device::KernelsFor<device::BF16>(device::Isa::kBaseline).narrow(0, n, wide.data(), narrow.data());
+    std::vector<BF16> narrow(wide.size());
+    KernelsFor<BF16>(Isa::kBaseline).narrow(0, n, wide.data(), narrow.data());
     return narrow;
   }
 }
-std::vector<device::Isa> EverySet() {
-  std::vector<device::Isa> sets;
-  for (const device::Isa isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512, device::Isa::kAvx512Bf16}) {
-    if (isa <= device::BestIsa()) sets.push_back(isa);
+std::vector<Isa> EverySet() {
+  std::vector<Isa> sets;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+    if (isa <= BestIsa()) sets.push_back(isa);
   }
   return sets;
 }
@@ -55,7 +55,7 @@ Shape RandomShape(Rng& rng) {
 // Rows of sequences over slots that are cut into runs at any place.
 struct Rows {
   std::vector<int32_t> first_run, lengths;
-  std::vector<device::KvRun> runs;
+  std::vector<KvRun> runs;
   int64_t slots = 0;
 
   // Rows for the keys [from, end of slots).
@@ -124,7 +124,7 @@ template <typename T>
 struct Memory {
   std::vector<T> q, k, v, out;
   std::vector<float> lse, parts;
-  device::AttentionArgs<T> args;
+  AttentionArgs<T> args;
   Memory(const Rows& rows, const Shape& s, Rng& rng)
       : q(Random<T>(rng, static_cast<int64_t>(rows.lengths.size()) * s.heads * s.size,
                     rng.Below(4) == 0 ? 4 : 1)),
@@ -135,12 +135,15 @@ struct Memory {
     args = {.heads = s.heads,
             .kv_heads = s.kv_heads,
             .head_size = s.size,
+            .keys = {.rows = static_cast<int64_t>(rows.lengths.size()),
+                     .run_count = static_cast<int64_t>(rows.runs.size()),
+                     .slot_count = rows.slots,
+                     .first_run = rows.first_run.data(),
+                     .lengths = rows.lengths.data(),
+                     .runs = rows.runs.data()},
             .q = q.data(),
             .k = k.data(),
             .v = v.data(),
-            .first_run = rows.first_run.data(),
-            .lengths = rows.lengths.data(),
-            .runs = rows.runs.data(),
             .out = out.data(),
             .lse = lse.data()};
   }
@@ -148,31 +151,45 @@ struct Memory {
   static std::vector<float> Garbage(int64_t n) {
     return std::vector<float>(static_cast<size_t>(n), std::numeric_limits<float>::quiet_NaN());
   }
-  void Run(device::Isa isa, const device::AttentionPlan& plan) {
-    parts = Garbage(plan.parts * args.heads * device::AttentionPartFloats(args.head_size));
-    std::vector<float> scratch = Garbage(device::AttentionScratch(args.head_size));
-    device::AttentionArgs<T> a = args;
+  void Run(Isa isa, const AttentionPlan& plan) {
+    parts = Garbage(plan.parts * args.heads * AttentionPartFloats(args.head_size));
+    std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
+    AttentionTileArgs<T> a{args};
     a.tile_rows = plan.tile_rows.data();
     a.first_part = plan.first_part.data(), a.part_count = plan.part_count.data(), a.parts = parts.data();
     for (const auto* tiles : {&plan.parts_tiles, &plan.tiles}) {
-      for (const device::AttentionTile& tile : *tiles) device::KernelsFor<T>(isa).attention(tile, a, scratch.data());
+      for (const AttentionTile& tile : *tiles) KernelsFor<T>(isa).attention(tile, a, scratch.data());
     }
   }
-  void RunAlone(device::Isa isa, int32_t row) {
-    std::vector<float> scratch = Garbage(device::AttentionScratch(args.head_size));
-    device::AttentionArgs<T> a = args;
+  void RunAlone(Isa isa, int32_t row) {
+    std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
+    AttentionTileArgs<T> a{args};
     a.tile_rows = &row;
     const auto group = static_cast<int32_t>(args.heads / args.kv_heads);
     for (int32_t h = 0; h < args.heads; h += group) {
-      device::KernelsFor<T>(isa).attention(
+      KernelsFor<T>(isa).attention(
           {.rows = 1,
            .head_begin = h,
            .head_end = h + group,
-           .block_end = static_cast<int32_t>((args.lengths[row] + device::kKeyBlock - 1) / device::kKeyBlock)},
+           .block_end = static_cast<int32_t>((args.keys.lengths[row] + kKeyBlock - 1) / kKeyBlock)},
           a, scratch.data());
     }
   }
 };
+
+// The arguments of the backward that a forward's already say.
+template <typename T>
+AttentionBackwardArgs<T> BackwardOf(const AttentionArgs<T>& f) {
+  return {.heads = f.heads,
+          .kv_heads = f.kv_heads,
+          .head_size = f.head_size,
+          .keys = f.keys,
+          .q = f.q,
+          .k = f.k,
+          .v = f.v,
+          .out = f.out,
+          .lse = f.lse};
+}
 
 struct Weights64 {
   std::vector<double> p;
@@ -181,7 +198,7 @@ struct Weights64 {
 // Weights of one row and query head over `slots`.
 template <typename T>
 Weights64 PlainWeights(const Memory<T>& m, size_t row, int64_t head, const std::vector<int32_t>& slots) {
-  const device::AttentionArgs<T>& a = m.args;
+  const AttentionArgs<T>& a = m.args;
   const int64_t kv = head / (a.heads / a.kv_heads);
   Weights64 w;
   double top = -1e300, total = 0;
@@ -202,22 +219,22 @@ Weights64 PlainWeights(const Memory<T>& m, size_t row, int64_t head, const std::
 
 template <typename T>
 class AttentionTest : public testing::Test {};
-using Types = testing::Types<float, device::BF16>;
+using Types = testing::Types<float, BF16>;
 TYPED_TEST_SUITE(AttentionTest, Types);
 
 TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) {
   using T = TypeParam;
   constexpr double kRounding =
       std::is_same_v<T, float> ? 1e-5 : 8e-3;  // float32 sums; rounded weights and result
-  for (const device::Isa isa : EverySet()) {
+  for (const Isa isa : EverySet()) {
     for (uint64_t seed = 0; seed < 24; ++seed) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
       Rng rng(seed);
       const Shape s = RandomShape(rng);
       const Rows rows = RandomPages(rng, seed % 3 == 0 ? 90 : 500);
       Memory<T> m(rows, s, rng);
-      const device::AttentionPlan plan =
-          device::PlanAttention(rows.first_run, rows.lengths, rows.runs,
+      const AttentionPlan plan =
+          PlanAttention(rows.first_run, rows.lengths, rows.runs,
                         {s.heads, s.kv_heads, s.size, static_cast<int64_t>(1 + rng.Below(64))});
       m.Run(isa, plan);
       const std::vector<T> out = m.out;
@@ -247,7 +264,7 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
 // Prefill in pieces, decoding, and a whole training batch.
 TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
   using T = TypeParam;
-  for (const device::Isa isa : EverySet()) {
+  for (const Isa isa : EverySet()) {
     Rng rng(77);
     const Shape s{9, 3, 64};
     Rows whole;
@@ -264,9 +281,9 @@ TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
                   whole.lengths.begin() + static_cast<int64_t>(end));
       Memory<T> part = m;
       part.args.q = m.q.data() + begin * 9 * 64, part.args.k = m.k.data(), part.args.v = m.v.data();
-      part.args.first_run = first.data(), part.args.lengths = lengths.data();
+      part.args.keys.first_run = first.data(), part.args.keys.lengths = lengths.data();
       part.args.out = part.out.data(), part.args.lse = part.lse.data();
-      part.Run(isa, device::PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
+      part.Run(isa, PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
       if (begin == 0 && end == 700) m.out = part.out;
       ASSERT_EQ(
           std::memcmp(part.out.data(), m.out.data() + begin * 9 * 64, (end - begin) * 9 * 64 * sizeof(T)), 0)
@@ -289,32 +306,32 @@ TEST(AttentionPlanTest, AGroupGoesThroughItsPromptOnce) {
     rows.first_run.push_back(first);
     rows.lengths.push_back(1005);
   }
-  const device::AttentionPlan one = device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
+  const AttentionPlan one = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 1});
   ASSERT_EQ(one.tiles.size(), 1U);
   EXPECT_EQ(one.tiles[0].rows, 8);
   EXPECT_EQ(one.parts, 0);
   // Two threads: tiles of one KV head each, and parts for their first blocks.
-  const device::AttentionPlan two = device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
+  const AttentionPlan two = PlanAttention(rows.first_run, rows.lengths, rows.runs, {9, 3, 64, 2});
   ASSERT_EQ(two.tiles.size(), 3U);
   ASSERT_GT(two.parts_tiles.size(), 0U);
   ASSERT_EQ(two.parts_tiles.size() % 3, 0U);
   int64_t blocks = 0;
   for (const auto* tiles : {&two.tiles, &two.parts_tiles}) {
-    for (const device::AttentionTile& tile : *tiles) {
+    for (const AttentionTile& tile : *tiles) {
       EXPECT_EQ(tile.rows, 8);
       EXPECT_EQ(tile.head_end - tile.head_begin, 3);
       blocks += tile.block_end - tile.block_begin;
     }
   }
-  EXPECT_EQ(blocks, 3 * ((1005 + device::kKeyBlock - 1) / device::kKeyBlock)) << "every block of a KV head once";
+  EXPECT_EQ(blocks, 3 * ((1005 + kKeyBlock - 1) / kKeyBlock)) << "every block of a KV head once";
 }
 
 TEST(AttentionPlanTest, PartsStayBounded) {
   Rng rng(2);
   const std::vector<int32_t> first(1, 0), lengths(1, 1 << 20);
-  const std::vector<device::KvRun> runs = {{0, 1 << 20}};
-  const device::AttentionPlan plan = device::PlanAttention(first, lengths, runs, {64, 8, 128, 256});
-  EXPECT_LE(plan.parts * 64 * device::AttentionPartFloats(128) * 4, int64_t{8} << 20);
+  const std::vector<KvRun> runs = {{0, 1 << 20}};
+  const AttentionPlan plan = PlanAttention(first, lengths, runs, {64, 8, 128, 256});
+  EXPECT_LE(plan.parts * 64 * AttentionPartFloats(128) * 4, int64_t{8} << 20);
 }
 
 // A training batch: sequences that go on from any earlier one, as packing makes them.
@@ -340,7 +357,7 @@ Rows RandomTree(Rng& rng, int64_t longest) {
 TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCells) {
   using T = TypeParam;
   constexpr double kRounding = std::is_same_v<T, float> ? 2e-5 : 2e-2;
-  for (const device::Isa isa : EverySet()) {
+  for (const Isa isa : EverySet()) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
       Rng rng(100 + seed);
@@ -348,9 +365,9 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
       const Rows rows = RandomTree(rng, 500);
       const auto n = static_cast<int64_t>(rows.lengths.size());
       Memory<T> m(rows, s, rng);
-      m.Run(isa, device::PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
+      m.Run(isa, PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
       const std::vector<T> dout = Random<T>(rng, n * s.heads * s.size);
-      const int64_t half = s.size / 2, padded = device::RoundUp(s.size, 16),
+      const int64_t half = s.size / 2, padded = RoundUp(s.size, 16),
                     width = (s.heads + 2 * s.kv_heads) * s.size;
       std::vector<float> cos, sin;
       std::vector<int32_t> positions;
@@ -363,25 +380,18 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
         }
       }
       const std::pair<int64_t, int64_t> all{0, n};
-      const device::AttentionBackwardPlan plan = device::PlanAttentionBackward(rows.first_run, rows.lengths, rows.runs,
+      const AttentionBackwardPlan plan = PlanAttentionBackward(rows.first_run, rows.lengths, rows.runs,
                                                                {&all, 1}, {s.heads, s.kv_heads, s.size});
       std::vector<T> first;
       for (int run = 0; run < 2; ++run) {
         std::vector<float> dq = m.Garbage(plan.lanes * s.kv_heads * padded),
                            dk = m.Garbage(n * s.kv_heads * padded), dv = dk,
-                           scratch = m.Garbage(device::AttentionBackwardScratch(s.size));
+                           scratch = m.Garbage(AttentionBackwardScratch(s.size));
         std::vector<T> dqkv(static_cast<size_t>(n * width));
-        const device::AttentionBackwardArgs<T> args{.forward = m.args,
-                                            .rows = n,
-                                            .dout = dout.data(),
-                                            .cos = cos.data(),
-                                            .sin = sin.data(),
-                                            .positions = positions.data(),
-                                            .tiles = plan.tiles.data(),
-                                            .dq = dq.data(),
-                                            .dk = dk.data(),
-                                            .dv = dv.data(),
-                                            .dqkv = dqkv.data()};
+        AttentionCellArgs<T> args{BackwardOf(m.args)};
+        args.dout = dout.data(), args.cos = cos.data(), args.sin = sin.data();
+        args.positions = positions.data(), args.dqkv = dqkv.data();
+        args.tiles = plan.tiles.data(), args.dq = dq.data(), args.dk = dk.data(), args.dv = dv.data();
         for (int64_t kv = 0; kv < s.kv_heads; ++kv) {
           // Any order that keeps what waits behind what it waits for.
           std::vector<int32_t> waits = plan.waits, ready;
@@ -394,7 +404,7 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
             const auto cell = static_cast<size_t>(ready.back());
             ready.pop_back();
             ++done;
-            device::KernelsFor<T>(isa).attention_backward(plan.cells[cell], kv, args, scratch.data());
+            KernelsFor<T>(isa).attention_backward(plan.cells[cell], kv, args, scratch.data());
             for (const int32_t next : {plan.next_rows[cell], plan.next_slots[cell]}) {
               if (next >= 0 && --waits[static_cast<size_t>(next)] == 0) ready.push_back(next);
             }
@@ -462,4 +472,4 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
 }
 
 }  // namespace
-}  // namespace tidepool::model
+}  // namespace tidepool::device

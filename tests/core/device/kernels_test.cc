@@ -9,11 +9,11 @@
 
 #include "core/base/rng.h"
 
-namespace tidepool::model {
+namespace tidepool::device {
 namespace {
 
 float ToFloat(float x) { return x; }
-float ToFloat(device::BF16 x) {
+float ToFloat(BF16 x) {
   const uint32_t u = uint32_t{x.bits} << 16;
   float f;
   std::memcpy(&f, &u, 4);
@@ -24,8 +24,8 @@ T FromFloat(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
   } else {
-    device::BF16 y;
-    device::KernelsFor<device::BF16>(device::Isa::kBaseline).narrow(0, 1, &x, &y);
+    BF16 y;
+    KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &x, &y);
     return y;
   }
 }
@@ -35,11 +35,11 @@ std::vector<T> Noise(Rng& rng, int64_t n, double scale = 1.0) {
   for (int64_t i = 0; i < n; ++i) v.push_back(FromFloat<T>(static_cast<float>(scale * rng.Normal())));
   return v;
 }
-std::vector<device::Isa> Sets() {
-  std::vector<device::Isa> sets = {device::Isa::kBaseline};
-  if (device::BestIsa() >= device::Isa::kAvx2) sets.push_back(device::Isa::kAvx2);
-  if (device::BestIsa() >= device::Isa::kAvx512) sets.push_back(device::Isa::kAvx512);
-  if (device::BestIsa() >= device::Isa::kAvx512Bf16) sets.push_back(device::Isa::kAvx512Bf16);
+std::vector<Isa> Sets() {
+  std::vector<Isa> sets = {Isa::kBaseline};
+  if (BestIsa() >= Isa::kAvx2) sets.push_back(Isa::kAvx2);
+  if (BestIsa() >= Isa::kAvx512) sets.push_back(Isa::kAvx512);
+  if (BestIsa() >= Isa::kAvx512Bf16) sets.push_back(Isa::kAvx512Bf16);
   return sets;
 }
 template <typename T>
@@ -47,7 +47,7 @@ constexpr double kTolerance = std::is_same_v<T, float> ? 2e-6 : 4e-3;  // one ro
 
 template <typename T>
 class KernelsTest : public testing::Test {};
-using Types = testing::Types<float, device::BF16>;
+using Types = testing::Types<float, BF16>;
 TYPED_TEST_SUITE(KernelsTest, Types);
 
 TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
@@ -56,10 +56,10 @@ TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
   for (const int64_t d : {1, 15, 16, 48, 100, 576}) {
     const int64_t rows = 3;
     const auto x = Noise<T>(rng, rows * d), add = Noise<T>(rng, rows * d), w = Noise<T>(rng, d);
-    for (const device::Isa isa : Sets()) {
+    for (const Isa isa : Sets()) {
       std::vector<T> sum(x.size()), out(x.size());
       std::vector<float> rstd(rows);
-      device::KernelsFor<T>(isa).rms_norm(0, rows,
+      KernelsFor<T>(isa).rms_norm(0, rows,
                                   {.d = d,
                                    .x = x.data(),
                                    .add = add.data(),
@@ -94,9 +94,9 @@ TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
     const auto logits = Noise<T>(rng, 2 * vocab, 3.0);
     const std::vector<int32_t> ids = {0, static_cast<int32_t>(vocab - 1)};
     for (const float t : {1.0F, 0.7F}) {
-      for (const device::Isa isa : Sets()) {
+      for (const Isa isa : Sets()) {
         float lp[2], h[2], lse[2];
-        device::KernelsFor<T>(isa).token_logprob(0, 2, vocab, logits.data(), ids.data(), 1.0F / t, lp, h, lse);
+        KernelsFor<T>(isa).token_logprob(0, 2, vocab, logits.data(), ids.data(), 1.0F / t, lp, h, lse);
         for (int64_t r = 0; r < 2; ++r) {
           double total = 0, weighted = 0;
           for (int64_t c = 0; c < vocab; ++c) {
@@ -120,16 +120,16 @@ TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
 
 TEST(LogProbTest, MaskedLogitsHaveNoWeightAndNanIsNotHidden) {
   const float inf = std::numeric_limits<float>::infinity();
-  for (const device::Isa isa : Sets()) {
+  for (const Isa isa : Sets()) {
     std::vector<float> logits(40, -inf);
     logits[3] = 1.0F, logits[33] = 1.0F;
     const int32_t id = 3;
     float lp, h;
-    device::KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
     EXPECT_NEAR(lp, -std::log(2.0), 1e-6);
     EXPECT_NEAR(h, std::log(2.0), 1e-6);
     logits[20] = std::nanf("");
-    device::KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
     EXPECT_TRUE(std::isnan(lp));
   }
 }
@@ -146,11 +146,11 @@ TEST(LogProbTest, BackwardIsTheDerivative) {
     for (const double v : z) total += std::exp(v), weighted += std::exp(v) * v;
     return dlp * (z[id] - std::log(total)) + dh * (std::log(total) - weighted / total);
   };
-  for (const device::Isa isa : Sets()) {
+  for (const Isa isa : Sets()) {
     float lp, h, lse;
-    device::KernelsFor<float>(isa).token_logprob(0, 1, vocab, logits.data(), &id, inv, &lp, &h, &lse);
+    KernelsFor<float>(isa).token_logprob(0, 1, vocab, logits.data(), &id, inv, &lp, &h, &lse);
     auto grad = logits;
-    device::KernelsFor<float>(isa).token_logprob_backward(0, 1, vocab, grad.data(), &id, inv, &lse, &h, &dlp, &dh);
+    KernelsFor<float>(isa).token_logprob_backward(0, 1, vocab, grad.data(), &id, inv, &lse, &h, &dlp, &dh);
     for (int64_t c = 0; c < vocab; ++c) {
       std::vector<double> up(logits.begin(), logits.end()), down = up;
       up[static_cast<size_t>(c)] += 1e-5;
@@ -165,11 +165,11 @@ TEST(LogProbTest, AMaskedLogitHasNoGradient) {
   const std::vector<float> logits = {0.5F, -INFINITY, 1.5F, -1.0F};
   const int32_t id = 2;
   const float dlp = -0.7F, dh = 0.3F;
-  for (const device::Isa isa : Sets()) {
+  for (const Isa isa : Sets()) {
     float lp, h, lse;
-    device::KernelsFor<float>(isa).token_logprob(0, 1, 4, logits.data(), &id, 1.0F, &lp, &h, &lse);
+    KernelsFor<float>(isa).token_logprob(0, 1, 4, logits.data(), &id, 1.0F, &lp, &h, &lse);
     auto grad = logits;
-    device::KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &id, 1.0F, &lse, &h, &dlp, &dh);
+    KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &id, 1.0F, &lse, &h, &dlp, &dh);
     EXPECT_EQ(grad[1], 0.0F) << Name(isa);
     EXPECT_NEAR(grad[0] + grad[2] + grad[3], 0.0, 1e-6) << Name(isa);  // shifting all logits changes nothing
   }
@@ -181,10 +181,10 @@ TYPED_TEST(KernelsTest, SwiGluAndItsBackward) {
   const int64_t ff = 37;
   const auto gu = Noise<T>(rng, 2 * ff, 2.0), da = Noise<T>(rng, ff);
   const auto silu = [](double g) { return g / (1 + std::exp(-g)); };
-  for (const device::Isa isa : Sets()) {
+  for (const Isa isa : Sets()) {
     std::vector<T> act(ff), grad(2 * ff);
-    device::KernelsFor<T>(isa).swiglu(0, 1, ff, gu.data(), act.data());
-    device::KernelsFor<T>(isa).swiglu_backward(0, 1, ff, gu.data(), da.data(), grad.data());
+    KernelsFor<T>(isa).swiglu(0, 1, ff, gu.data(), act.data());
+    KernelsFor<T>(isa).swiglu_backward(0, 1, ff, gu.data(), da.data(), grad.data());
     for (size_t i = 0; i < ff; ++i) {
       const double g = ToFloat(gu[i]), u = ToFloat(gu[ff + i]), d = ToFloat(da[i]);
       const double slope = (silu(g + 1e-5) - silu(g - 1e-5)) / 2e-5;
@@ -200,12 +200,12 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNan) {
       {0x3F800000, 0x3F80}, {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81},
       {0x7F7FFFFF, 0x7F80}, {0x7F800000, 0x7F80}, {0xFF800000, 0xFF80}, {0x00000001, 0x0000},
       {0x7FFFFFFF, 0x7FC0}, {0x7F800001, 0x7FC0}};
-  for (const device::Isa isa : Sets()) {
+  for (const Isa isa : Sets()) {
     for (const auto& [wide, want] : cases) {
       std::vector<float> x(17);
       for (float& v : x) std::memcpy(&v, &wide, 4);
-      std::vector<device::BF16> y(17);
-      device::KernelsFor<device::BF16>(isa).narrow(0, 17, x.data(), y.data());
+      std::vector<BF16> y(17);
+      KernelsFor<BF16>(isa).narrow(0, 17, x.data(), y.data());
       EXPECT_EQ(y[0].bits, want) << std::hex << wide;   // a full chunk
       EXPECT_EQ(y[16].bits, want) << std::hex << wide;  // the tail
     }
@@ -213,4 +213,4 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNan) {
 }
 
 }  // namespace
-}  // namespace tidepool::model
+}  // namespace tidepool::device

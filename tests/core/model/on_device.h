@@ -1,0 +1,51 @@
+#pragma once
+// Arrays of a device beside tensors of the host, for tests.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <memory>
+
+#include "core/base/check.h"
+#include "core/device/cpu/cpu_device.h"
+#include "core/model/decoder.h"
+#include "core/model/products.h"
+#include "core/model/weights.h"
+
+namespace tidepool::model {
+
+inline std::shared_ptr<device::Device> Cpu() { return std::make_shared<device::CpuDevice>(); }
+
+// One whose products do not depend on the batch.
+inline std::shared_ptr<device::Device> Deterministic(const Weights& weights) {
+  auto plain = Cpu();
+  if (plain->batch_invariant(weights.dtype())) return plain;
+  auto blocks = std::make_shared<device::RowBlocks>();
+  const Status covered = blocks->Cover(ProductsOf(weights.spec()), weights.dtype());
+  TP_CHECK(covered.ok()) << covered.ToString();
+  return std::make_shared<device::CpuDevice>(device::CpuDeviceOptions{.row_blocks = blocks});
+}
+
+inline at::Tensor Tensor(device::Device& device, const device::View& view) {
+  at::Tensor t = at::empty({view.rows, view.cols},
+                           view.dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
+  device.Download(t.data_ptr(), view.data, view.bytes());
+  return t;
+}
+inline device::Array ToDevice(device::Device& device, const at::Tensor& t) {
+  const at::Tensor dense = t.contiguous();
+  device::Array a = device.Take(dense.size(0), dense.size(1),
+                                dense.scalar_type() == at::kFloat ? DType::kFloat32 : DType::kBFloat16);
+  device.Upload(a.view.data, dense.const_data_ptr(), a.view.bytes());
+  return a;
+}
+
+struct KvOnDevice {
+  KvOnDevice(device::Device& device, const ModelSpec& s, DType dtype, int64_t slots)
+      : k(device.Take(s.layers * slots, s.kv_heads * s.head_size, dtype)),
+        v(device.Take(s.layers * slots, s.kv_heads * s.head_size, dtype)) {}
+  [[nodiscard]] KvMemory view() const { return {k.view, v.view}; }
+  device::Array k, v;
+};
+
+}  // namespace tidepool::model
