@@ -99,6 +99,8 @@ class Device {
 
   // "cpu avx512_bf16", "checked", ...
   [[nodiscard]] virtual std::string name() const = 0;
+  // Whether kernels read and write the host's own memory, at the host's addresses.
+  [[nodiscard]] virtual bool host_memory() const = 0;
   // Whether Multiply gives a row the same bits in every batch.
   [[nodiscard]] virtual bool batch_invariant(DType) const = 0;
 

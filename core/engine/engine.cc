@@ -200,6 +200,7 @@ void Engine::SetVersion(Version version, KvOnUpdate kv) {
     impl_->Unplace();
   }
   impl_->options.version = version;
+  impl_->decoder.WeightsChanged();
 }
 
 int64_t Engine::ReleaseMemory() {

@@ -53,12 +53,13 @@ using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
 
 class Decoder {
  public:
-  // `weights` are memory of the device and outlive the decoder; their bytes may change between calls (new
-  // versions), never during one.
+  // `weights` are the host's and outlive the decoder. A device that cannot read them where they stand gets a
+  // copy. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device);
   ~Decoder();
 
   [[nodiscard]] device::Device& device() const;
+  void WeightsChanged();
 
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
   device::Array Forward(const RaggedBatch& batch, const KvMemory& kv) const;

@@ -30,10 +30,19 @@
 #include <string>
 #include <vector>
 
-#include "core/model/decoder_impl.h"
+#include "core/device/cpu/cpu_device.h"
 
-namespace tidepool::model {
+namespace tidepool {
 namespace {
+
+using device::BestIsa;
+using device::BF16;
+using device::Isa;
+
+template <typename T>
+T* Ptr(const at::Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
 
 struct Timing {
   double median = 0, spread = 0;
@@ -146,7 +155,7 @@ struct Case {
 
 void Run(const Case& c, const Shape& s, double peak, int threads) {
   std::vector<int32_t> first_run, lengths, positions;
-  std::vector<KvRun> runs;
+  std::vector<device::KvRun> runs;
   std::vector<std::pair<int64_t, int64_t>> ranges;
   int32_t slots = 0, shared_at = 0;
   for (int32_t i = 0; i < c.sequences; ++i) {
@@ -167,34 +176,28 @@ void Run(const Case& c, const Shape& s, double peak, int threads) {
                    dout = at::randn({rows, s.heads, s.size}, narrow);
   const at::Tensor out = at::empty({rows, s.heads, s.size}, narrow),
                    lse = at::empty({rows, s.heads}, at::kFloat);
-  const int64_t padded = RoundUp(s.size, 16);
-  const KernelTable<BF16>& kernels = Kernels<BF16>();
-
-  // As the decoder: planned once for all layers, so not timed.
-  const AttentionPlan plan = PlanAttention(first_run, lengths, runs, {s.heads, s.kv_heads, s.size, threads});
-  std::vector<float> parts(static_cast<size_t>(plan.parts * s.heads * AttentionPartFloats(s.size))),
-      scratch(static_cast<size_t>(threads *
-                                  std::max(AttentionScratch(s.size), AttentionBackwardScratch(s.size))));
-  const int64_t space = static_cast<int64_t>(scratch.size()) / threads;
-  const AttentionArgs<BF16> args{.heads = s.heads,
-                                 .kv_heads = s.kv_heads,
-                                 .head_size = s.size,
-                                 .q = Ptr<BF16>(q),
-                                 .k = Ptr<BF16>(k),
-                                 .v = Ptr<BF16>(v),
-                                 .first_run = first_run.data(),
-                                 .lengths = lengths.data(),
-                                 .runs = runs.data(),
-                                 .tile_rows = plan.tile_rows.data(),
-                                 .first_part = plan.first_part.data(),
-                                 .part_count = plan.part_count.data(),
-                                 .parts = parts.data(),
-                                 .out = Ptr<BF16>(out),
-                                 .lse = Ptr<float>(lse)};
+  device::CpuDevice device;
+  // Planned once for all layers, so not timed.
+  const device::RowRunsOfHost keys_of{first_run, lengths, runs};
+  const device::HeadShape shape{s.heads, s.kv_heads, s.size};
+  const auto plan = device.PlanAttention(keys_of, shape);
+  const device::RowRuns on_device{.rows = rows,
+                                  .run_count = static_cast<int64_t>(runs.size()),
+                                  .slot_count = slots,
+                                  .first_run = first_run.data(),
+                                  .lengths = lengths.data(),
+                                  .runs = runs.data()};
   const auto forward = [&] {
-    RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
-      kernels.attention(tile, args, scratch.data() + thread * space);
-    });
+    device.Attention(device::AttentionArgs<BF16>{.heads = s.heads,
+                                                 .kv_heads = s.kv_heads,
+                                                 .head_size = s.size,
+                                                 .keys = on_device,
+                                                 .q = Ptr<BF16>(q),
+                                                 .k = Ptr<BF16>(k),
+                                                 .v = Ptr<BF16>(v),
+                                                 .out = Ptr<BF16>(out),
+                                                 .lse = Ptr<float>(lse),
+                                                 .work = plan.get()});
   };
   // LibTorch's: [sequence, head, row, size], keys and values of a sequence whole.
   const int64_t n = c.length - c.from;
@@ -234,28 +237,26 @@ void Run(const Case& c, const Shape& s, double peak, int threads) {
   print("forward", 4 * keys * static_cast<double>(s.heads * s.size), ours, other);
   if (!c.backward) return;
 
-  const AttentionBackwardPlan back =
-      PlanAttentionBackward(first_run, lengths, runs, ranges, {s.heads, s.kv_heads, s.size});
-  std::vector<float> dq(static_cast<size_t>(back.lanes * s.kv_heads * padded)),
-      dk(static_cast<size_t>(rows * s.kv_heads * padded)), dv(dk.size()),
-      cos(static_cast<size_t>(c.length * s.size / 2), 1.0F), sin(cos.size(), 0.0F);
+  const auto back = device.PlanAttentionBackward(keys_of, ranges, shape);
+  const std::vector<float> cos(static_cast<size_t>(c.length * s.size / 2), 1.0F), sin(cos.size(), 0.0F);
   const at::Tensor dqkv = at::empty({rows, s.heads + 2 * s.kv_heads, s.size}, narrow);
-  const AttentionBackwardArgs<BF16> back_args{.forward = args,
-                                              .rows = rows,
-                                              .dout = Ptr<BF16>(dout),
-                                              .cos = cos.data(),
-                                              .sin = sin.data(),
-                                              .positions = positions.data(),
-                                              .tiles = back.tiles.data(),
-                                              .dq = dq.data(),
-                                              .dk = dk.data(),
-                                              .dv = dv.data(),
-                                              .dqkv = Ptr<BF16>(dqkv)};
   const auto backward = [&] {
-    RunCells(back, s.kv_heads, [&](int64_t cell, int64_t kv, int64_t thread) {
-      kernels.attention_backward(back.cells[static_cast<size_t>(cell)], kv, back_args,
-                                 scratch.data() + thread * space);
-    });
+    device.AttentionBackward(device::AttentionBackwardArgs<BF16>{.heads = s.heads,
+                                                                 .kv_heads = s.kv_heads,
+                                                                 .head_size = s.size,
+                                                                 .table_rows = c.length,
+                                                                 .keys = on_device,
+                                                                 .q = Ptr<BF16>(q),
+                                                                 .k = Ptr<BF16>(k),
+                                                                 .v = Ptr<BF16>(v),
+                                                                 .out = Ptr<BF16>(out),
+                                                                 .lse = Ptr<float>(lse),
+                                                                 .dout = Ptr<BF16>(dout),
+                                                                 .cos = cos.data(),
+                                                                 .sin = sin.data(),
+                                                                 .positions = positions.data(),
+                                                                 .dqkv = Ptr<BF16>(dqkv),
+                                                                 .work = back.get()});
   };
   const auto peer_backward = [&] {
     (void)at::_scaled_dot_product_flash_attention_for_cpu_backward(dout4, q4, k4, v4, std::get<0>(theirs),
@@ -289,6 +290,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace tidepool::model
+}  // namespace tidepool
 
-int main(int argc, char** argv) { return tidepool::model::Main(argc, argv); }
+int main(int argc, char** argv) { return tidepool::Main(argc, argv); }

@@ -24,6 +24,7 @@
 #include "core/engine/engine.h"
 #include "core/device/cpu/kernels.h"
 #include "core/model/weights.h"
+#include "tests/core/model/on_device.h"
 
 namespace tidepool::engine {
 namespace {
@@ -139,14 +140,10 @@ void Print(const std::string& which, double value, const std::string& unit, cons
 }
 
 void Bench(const model::Weights& weights, bool deterministic) {
-  std::shared_ptr<const model::RowBlocks> blocks;
-  if (deterministic && !device::OwnProducts(/*wide=*/false)) {
-    auto found = model::RowBlocks::For(weights.spec(), weights.dtype());
-    TP_CHECK(found.ok()) << found.status().ToString();
-    blocks = *found;
-  }
-  auto engine =
-      Engine::Create(weights, {.seed = 1, .row_blocks = blocks, .kv_cache_tokens = 8192, .version = {0, 0}});
+  auto engine = Engine::Create(weights, {.seed = 1,
+                                         .device = deterministic ? model::Deterministic(weights) : nullptr,
+                                         .kv_cache_tokens = 8192,
+                                         .version = {0, 0}});
   TP_CHECK(engine.ok()) << engine.status().ToString();
   const Run warm = Generate(**engine, kNew);
   if (deterministic)
@@ -156,7 +153,7 @@ void Bench(const model::Weights& weights, bool deterministic) {
   std::ranges::sort(runs, {}, &Run::seconds);
   const Run& median = runs[kRepeats / 2];
   const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
-  const double products = ProductSeconds(weights, median, blocks != nullptr);
+  const double products = ProductSeconds(weights, median, deterministic && !device::OwnProducts(/*wide=*/false));
   const double outside = median.seconds - median.sum.forward_s - median.sum.head_s - median.sum.sample_s;
   std::vector<double> host = median.host_s;
   std::ranges::nth_element(host, host.begin() + static_cast<int64_t>(host.size() / 2));

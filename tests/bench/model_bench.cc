@@ -30,7 +30,9 @@
 #include "core/base/check.h"
 #include "core/model/decoder.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/row_operations.h"
 #include "core/model/weights.h"
+#include "tests/core/model/on_device.h"
 
 namespace tidepool::model {
 namespace {
@@ -78,25 +80,27 @@ void Print(const std::string& name, const Timing& ours, double baseline, const c
 void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int threads) {
   auto weights = std::move(Weights::Create(spec, dtype)).value();
   weights->Initialize(1, 0.04);
-  DecoderOptions options;
-  if (!OwnProducts(dtype == DType::kFloat32)) {
+  device::CpuDeviceOptions options;
+  if (!device::OwnProducts(dtype == DType::kFloat32)) {
     const auto from = std::chrono::steady_clock::now();
-    const auto blocks = RowBlocks::For(spec, dtype);
-    TP_CHECK(blocks.ok()) << blocks.status().ToString();
+    auto blocks = std::make_shared<device::RowBlocks>();
+    const Status covered = blocks->Cover(ProductsOf(spec), dtype);
+    TP_CHECK(covered.ok()) << covered.ToString();
     std::fprintf(
         stderr, "%s: row blocks found in %.2f s%s%s\n", label.c_str(),
         std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count(),
-        (*blocks)->limited().empty() ? "" : "; smaller than the largest: ", (*blocks)->limited().c_str());
-    options.row_blocks = *blocks;
+        blocks->limited().empty() ? "" : "; smaller than the largest: ", blocks->limited().c_str());
+    options.row_blocks = blocks;
   }
-  const Decoder decoder(*weights, options);
+  const auto device = std::make_shared<device::CpuDevice>(options);
+  const Decoder decoder(*weights, device);
   const auto type = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   const std::string config =
       label + (dtype == DType::kFloat32 ? ", fp32" : ", bf16") + ", threads " + std::to_string(threads);
   constexpr int32_t kKeys = 48;
   for (const int32_t rows : {1, 16, 64, 256, 1024}) {
     std::vector<int32_t> ids, positions, slots, first_run, lengths;
-    std::vector<KvRun> runs;
+    std::vector<device::KvRun> runs;
     for (int32_t r = 0; r < rows; ++r) {
       ids.push_back(r % static_cast<int32_t>(spec.vocab_size));
       positions.push_back(kKeys - 1);
@@ -105,10 +109,10 @@ void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int t
       lengths.push_back(kKeys);
       runs.push_back({r * kKeys, kKeys});
     }
-    at::Tensor k = at::zeros({spec.layers, int64_t{rows} * kKeys, spec.kv_heads, spec.head_size}, type),
-               v = at::zeros(k.sizes(), type);
+    const KvOnDevice memory(*device, spec, dtype, int64_t{rows} * kKeys);
     const Timing ours = Time([&] {
-      (void)decoder.Logits(decoder.Forward({ids, positions, slots, first_run, lengths, runs}, {&k, &v}));
+      (void)decoder.Logits(
+          decoder.Forward({ids, positions, slots, first_run, lengths, runs}, memory.view()).view);
     });
     // The products alone, on the same weights and padded rows.
     const int64_t m = (rows + 15) / 16 * 16, d = spec.hidden_size, q = spec.heads * spec.head_size;
@@ -147,17 +151,18 @@ uint64_t ReadOnce(std::span<const std::byte> bytes) {
 void Decode(const ModelSpec& spec) {
   auto weights = std::move(Weights::Create(spec, DType::kBFloat16)).value();
   weights->Initialize(1, 0.04);
-  const Decoder decoder(*weights, {});
+  const auto device = std::make_shared<device::CpuDevice>();
+  const Decoder decoder(*weights, device);
   const std::vector<int32_t> ids = {7}, positions = {63}, slots = {63}, first_run = {0}, lengths = {64};
-  const std::vector<KvRun> runs = {{0, 64}};
-  at::Tensor k = at::zeros({spec.layers, 64, spec.kv_heads, spec.head_size}, at::kBFloat16),
-             v = at::zeros_like(k);
+  const std::vector<device::KvRun> runs = {{0, 64}};
+  const KvOnDevice memory(*device, spec, DType::kBFloat16, 64);
   // By turns, so that what else the machine does meets both.
   std::vector<double> step, read;
   volatile uint64_t keep = 0;
   for (int i = 0; i < 40; ++i) {
     const auto from = std::chrono::steady_clock::now();
-    (void)decoder.Logits(decoder.Forward({ids, positions, slots, first_run, lengths, runs}, {&k, &v}));
+    (void)decoder.Logits(
+        decoder.Forward({ids, positions, slots, first_run, lengths, runs}, memory.view()).view);
     const auto between = std::chrono::steady_clock::now();
     keep = ReadOnce(weights->bytes());
     const auto to = std::chrono::steady_clock::now();
@@ -195,7 +200,9 @@ int Main(int argc, char** argv) {
   const at::Tensor logits = at::randn({64, 49152}, at::TensorOptions().dtype(at::kBFloat16));
   const std::vector<int32_t> ids(64, 7);
   std::vector<float> lp(64), entropy(64);
-  const Timing ours = Time([&] { TokenLogProbs(logits, ids, 1.0F, lp, entropy); });
+  const auto device = AnyDevice();
+  const device::Array on_device = ToDevice(*device, logits);
+  const Timing ours = Time([&] { TokenLogProbs(*device, on_device.view, ids, 1.0F, lp, entropy); });
   const Timing theirs = Time([&] { (void)at::log_softmax(logits, 1, at::kFloat); });
   Print("log-prob and entropy 64x49152", ours, theirs.median, "at::log_softmax",
         "bf16, threads " + std::to_string(threads));

@@ -26,6 +26,7 @@
 #include "core/device/cpu/kernels.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
+#include "tests/core/model/on_device.h"
 
 namespace tidepool::train {
 namespace {
@@ -162,11 +163,7 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  if (!device::OwnProducts(quickstart)) {
-    auto blocks = model::RowBlocks::For(spec, dtype);
-    if (!blocks.ok()) return std::fprintf(stderr, "%s\n", blocks.status().ToString().c_str()), 1;
-    o.row_blocks = *blocks;
-  }
+  o.device = model::Deterministic(**weights);
   auto trainer = Trainer::Create(**weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
   std::vector<double> seconds;

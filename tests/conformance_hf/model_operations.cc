@@ -1,15 +1,13 @@
 #include "tests/conformance_hf/model_operations.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "core/device/cpu/cpu_device.h"
 #include "core/engine/engine.h"
+#include "core/model/row_operations.h"
 #include "core/text/tokenizer.h"
 
 namespace tidepool::conformance_hf {
@@ -92,14 +90,13 @@ Status CheckLength(const model::ModelSpec& spec, model::DType dtype, int64_t tok
 
 // Calls `use(first row, hidden)` with the final hidden rows of ids, piece by piece.
 Status Prefill(const model::Weights& weights, const model::Decoder& decoder, const std::vector<int32_t>& ids,
-               const std::function<void(int64_t, const at::Tensor&)>& use) {
+               const std::function<void(int64_t, const device::View&)>& use) {
   const model::ModelSpec& s = weights.spec();
   const auto n = static_cast<int64_t>(ids.size());
   TP_RETURN_IF_ERROR(CheckLength(s, weights.dtype(), n));
-  const auto options =
-      at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
-  at::Tensor k = at::zeros({s.layers, n, s.kv_heads, s.head_size}, options),
-             v = at::zeros({s.layers, n, s.kv_heads, s.head_size}, options);
+  device::Device& device = decoder.device();
+  const device::Array k = device.Take(s.layers * n, s.kv_heads * s.head_size, weights.dtype()),
+                      v = device.Take(s.layers * n, s.kv_heads * s.head_size, weights.dtype());
   const std::vector<device::KvRun> runs = {{0, static_cast<int32_t>(n)}};
   for (int64_t from = 0; from < n; from += kPiece) {
     const int64_t rows = std::min(kPiece, n - from);
@@ -114,7 +111,7 @@ Status Prefill(const model::Weights& weights, const model::Decoder& decoder, con
         first_run,
         lengths,
         runs};
-    use(from, decoder.Forward(batch, {&k, &v}));
+    use(from, decoder.Forward(batch, {k.view, v.view}).view);
   }
   return OkStatus();
 }
@@ -140,7 +137,7 @@ StatusOr<ModelOperations::Loaded*> ModelOperations::Load(const Json& request, mo
   loaded.folder = folder;
   loaded.dtype = dtype;
   TP_ASSIGN_OR_RETURN(loaded.weights, model::LoadTensors(spec, folder, dtype));
-  loaded.decoder = std::make_unique<model::Decoder>(*loaded.weights, model::DecoderOptions{});
+  loaded.decoder = std::make_unique<model::Decoder>(*loaded.weights, std::make_shared<device::CpuDevice>());
   kept_.push_front(std::move(loaded));
   return &kept_.front();
 }
@@ -163,14 +160,13 @@ StatusOr<Json> ModelOperations::Logits(const Json& request) {
   ids.resize(static_cast<size_t>(*std::max_element(positions.begin(), positions.end())) + 1);
   std::vector<float> out(static_cast<size_t>(rows * vocab));
   TP_RETURN_IF_ERROR(
-      Prefill(*loaded->weights, *loaded->decoder, ids, [&](int64_t from, const at::Tensor& hidden) {
+      Prefill(*loaded->weights, *loaded->decoder, ids, [&](int64_t from, const device::View& hidden) {
         for (size_t i = 0; i < positions.size(); ++i) {
           const int64_t at_row = positions[i] - from;
-          if (at_row < 0 || at_row >= hidden.size(0)) continue;
-          const at::Tensor row =
-              loaded->decoder->Logits(hidden.narrow(0, at_row, 1)).to(at::kFloat).contiguous();
-          std::copy_n(row.const_data_ptr<float>(), vocab,
-                      out.begin() + static_cast<std::ptrdiff_t>(i) * vocab);
+          if (at_row < 0 || at_row >= hidden.rows) continue;
+          const std::vector<float> row = model::ToHost(
+              loaded->decoder->device(), loaded->decoder->Logits(hidden.Rows(at_row, 1)).view);
+          std::ranges::copy(row, out.begin() + static_cast<std::ptrdiff_t>(i) * vocab);
         }
       }));
   return Json{{"logits", {{"shape", {rows, vocab}}, {"b64", Base64(out.data(), rows * vocab)}}}};
@@ -195,15 +191,15 @@ StatusOr<Json> ModelOperations::LogProbs(const Json& request) {
   // The last token is not read: nothing follows it.
   const std::vector<int32_t> read(ids.begin(), ids.end() - 1);
   TP_RETURN_IF_ERROR(
-      Prefill(*loaded->weights, *loaded->decoder, read, [&](int64_t from, const at::Tensor& hidden) {
+      Prefill(*loaded->weights, *loaded->decoder, read, [&](int64_t from, const device::View& hidden) {
         constexpr int64_t kRows = 64;  // of logits at a time
-        for (int64_t r = 0; r < hidden.size(0); r += kRows) {
-          const int64_t m = std::min(kRows, hidden.size(0) - r);
+        for (int64_t r = 0; r < hidden.rows; r += kRows) {
+          const int64_t m = std::min(kRows, hidden.rows - r);
           if (from + r + m < start) continue;
-          const at::Tensor logits = loaded->decoder->Logits(hidden.narrow(0, r, m));
+          const device::Array logits = loaded->decoder->Logits(hidden.Rows(r, m));
           std::vector<float> logprobs(static_cast<size_t>(m));
           model::TokenLogProbs(
-              logits, std::span(ids).subspan(static_cast<size_t>(from + r + 1), static_cast<size_t>(m)),
+              loaded->decoder->device(), logits.view, std::span(ids).subspan(static_cast<size_t>(from + r + 1), static_cast<size_t>(m)),
               static_cast<float>(temperature), logprobs);
           for (int64_t i = 0; i < m; ++i) {
             if (from + r + i + 1 >= start) out.push_back(logprobs[static_cast<size_t>(i)]);

@@ -26,6 +26,7 @@ class CpuDevice : public Device {
   ~CpuDevice() override;
 
   [[nodiscard]] std::string name() const override;
+  [[nodiscard]] bool host_memory() const override { return true; }
   [[nodiscard]] bool batch_invariant(DType) const override;
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
   void Upload(void* to, const void* from_host, int64_t bytes) override;

@@ -64,7 +64,7 @@ void CompareDraws(uint64_t seed) {
       EXPECT_NEAR(kept.Read()[i], want[i].log_kept, 2e-7F * (1 + std::abs(want[i].log_kept))) << what;
       if (got[i] < 0) continue;
       // What the trainer computes for this token has the bits that the sampler reports.
-      const float t = params[i].temperature;
+      const float t = how[i].temperature;
       const DeviceArray<float> logprob(1);
       ExpectOk(device->token_logprob(1, vocab, d_logits.data() + static_cast<int64_t>(i) * vocab,
                                      ids.data() + i, t == 0.0F ? 1.0F : std::fmin(1.0F / t, 3.0e38F),

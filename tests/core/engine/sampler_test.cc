@@ -1,4 +1,5 @@
 #include "core/device/cpu/sampler.h"
+#include "core/engine/sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -130,10 +131,10 @@ TEST(SamplerTest, BFloat16RowsAreWidenedExactly) {
   Rng rng(3);
   device::SamplerScratch scratch;
   std::vector<float> wide(777);
-  std::vector<uint16_t> narrow(777);
+  std::vector<device::BF16> narrow(777);
   for (size_t i = 0; i < wide.size(); ++i) {
-    narrow[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(3 * rng.Normal())) >> 16);
-    wide[i] = std::bit_cast<float>(static_cast<uint32_t>(narrow[i]) << 16);
+    narrow[i].bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(3 * rng.Normal())) >> 16);
+    wide[i] = std::bit_cast<float>(static_cast<uint32_t>(narrow[i].bits) << 16);
   }
   const SamplingParams params{.top_k = 50, .top_p = 0.9F};
   for (int i = 0; i < 50; ++i) {

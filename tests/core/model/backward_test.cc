@@ -52,7 +52,7 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   const ModelSpec s = TinySpec(family);
   auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
   Randomize(*w, 11, 0.2);
-  const Decoder decoder(*w, deterministic ? Deterministic(*w) : Cpu());
+  const Decoder decoder(*w, deterministic ? Deterministic(*w) : AnyDevice());
   Rng rng(12);
   const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size),
                                                        RandomIds(rng, 4, s.vocab_size)};
@@ -61,6 +61,7 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   Gradients grads(*w, decoder.device());
   Differentiate(decoder, b, loss, false, grads);
 
+  const std::vector<float> gradient = ValuesOf(decoder.device(), *w, grads);
   Flat flat = FlatOf(*w);
   const auto value = [&] {
     double sum = 0;
@@ -86,7 +87,7 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
       x = before - h;
       const double down = value();
       x = before;
-      const double want = (up - down) / (2 * h), got = grads.values()[static_cast<size_t>(k)];
+      const double want = (up - down) / (2 * h), got = gradient[static_cast<size_t>(k)];
       EXPECT_NEAR(got, want, 2e-4 * (1 + std::fabs(want))) << p.name << " element " << k - p.offset;
     }
   }
@@ -109,9 +110,7 @@ TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
       Gradients saved(*w, decoder.device()), recomputed(*w, decoder.device());
       Differentiate(decoder, b, loss, false, saved);
       Differentiate(decoder, b, loss, true, recomputed);
-      EXPECT_EQ(std::memcmp(saved.values().data(), recomputed.values().data(), saved.values().size_bytes()),
-                0)
-          << family;
+      EXPECT_EQ(ValuesOf(decoder.device(), *w, saved), ValuesOf(decoder.device(), *w, recomputed)) << family;
     }
   }
 }
@@ -122,7 +121,7 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
     const ModelSpec s = TinySpec(family);
     auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
     Randomize(*w, 15, 0.2);
-    const Decoder decoder(*w, Cpu());
+    const Decoder decoder(*w, AnyDevice());
     Rng rng(16);
     const std::vector<int32_t> prompt = RandomIds(rng, 9, s.vocab_size);
     std::vector<std::vector<int32_t>> responses, whole;
@@ -149,9 +148,10 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
     EXPECT_NEAR(Differentiate(decoder, shared, a, false, ga), Differentiate(decoder, separate, b, false, gb),
                 1e-4);
     double difference = 0, size = 0;
-    for (size_t i = 0; i < ga.values().size(); ++i) {
-      difference = std::max(difference, std::fabs(double{ga.values()[i]} - gb.values()[i]));
-      size = std::max(size, std::fabs(double{gb.values()[i]}));
+    const std::vector<float> va = ValuesOf(decoder.device(), *w, ga), vb = ValuesOf(decoder.device(), *w, gb);
+    for (size_t i = 0; i < va.size(); ++i) {
+      difference = std::max(difference, std::fabs(double{va[i]} - vb[i]));
+      size = std::max(size, std::fabs(double{vb[i]}));
     }
     EXPECT_LT(difference, 1e-5 * size);
     EXPECT_GT(size, 0.01);
@@ -164,7 +164,7 @@ TEST(NarrowBackwardTest, WeightGradientsAddUpInFloat32OverMicroBatches) {
   const ModelSpec s = TinySpec();
   auto w = std::move(Weights::Create(s, DType::kBFloat16)).value();
   Randomize(*w, 19, 0.2);
-  const Decoder decoder(*w, Cpu());
+  const Decoder decoder(*w, AnyDevice());
   const auto narrow = at::TensorOptions().dtype(at::kBFloat16);
   const at::Tensor hidden = at::randn({64, s.hidden_size}, narrow),
                    dlogits = at::randn({64, s.vocab_size}, narrow);
@@ -197,15 +197,16 @@ TEST(NarrowBackwardTest, BFloat16GradientPointsWhereFloat32Does) {
   Rng rng(18);
   const BatchArrays b = PackWhole({RandomIds(rng, 30, s.vocab_size)});
   const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
-  const auto device = Cpu();
+  const auto device = AnyDevice();
   Gradients gn(*narrow, *device), gw(*wide, *device);
   Differentiate(Decoder(*narrow, device), b, loss, false, gn);
   Differentiate(Decoder(*wide, device), b, loss, false, gw);
   double dot = 0, nn = 0, ww = 0;
-  for (size_t i = 0; i < gn.values().size(); ++i) {
-    dot += double{gn.values()[i]} * gw.values()[i];
-    nn += double{gn.values()[i]} * gn.values()[i];
-    ww += double{gw.values()[i]} * gw.values()[i];
+  const std::vector<float> vn = ValuesOf(*device, *narrow, gn), vw = ValuesOf(*device, *wide, gw);
+  for (size_t i = 0; i < vn.size(); ++i) {
+    dot += double{vn[i]} * vw[i];
+    nn += double{vn[i]} * vn[i];
+    ww += double{vw[i]} * vw[i];
   }
   EXPECT_GT(dot / std::sqrt(nn * ww), 0.999);
   EXPECT_NEAR(std::sqrt(nn / ww), 1.0, 0.02);

@@ -34,7 +34,7 @@ class DecoderFamilyTest : public testing::TestWithParam<std::string> {};
 TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
   const ModelSpec s = TinySpec(GetParam());
   const auto weights = Make(s, DType::kFloat32);
-  const Decoder decoder(*weights, Cpu());
+  const Decoder decoder(*weights, AnyDevice());
   Rng rng(1);
   const std::vector<std::vector<int32_t>> sequences = {
       RandomIds(rng, 19, s.vocab_size), RandomIds(rng, 1, s.vocab_size), RandomIds(rng, 7, s.vocab_size)};
@@ -53,7 +53,7 @@ TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
 TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   const ModelSpec s = TinySpec(GetParam());
   const auto weights = Make(s, DType::kBFloat16);
-  const Decoder decoder(*weights, Cpu());
+  const Decoder decoder(*weights, AnyDevice());
   Rng rng(2);
   const std::vector<int32_t> ids = RandomIds(rng, 23, s.vocab_size);
   const at::Tensor logits =
@@ -224,11 +224,12 @@ TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
   const ModelSpec s = TinySpec();
   const auto weights = Make(s, DType::kFloat32);
-  const Decoder decoder(*weights, Cpu());
+  Decoder decoder(*weights, AnyDevice());
   Rng rng(5);
   const BatchArrays b = PackWhole({RandomIds(rng, 5, s.vocab_size)});
   const at::Tensor before = PrefillTensor(decoder, s, DType::kFloat32, b);
   weights->Initialize(99, 0.2);
+  decoder.WeightsChanged();
   EXPECT_FALSE(SameBits(before, PrefillTensor(decoder, s, DType::kFloat32, b)));
 }
 

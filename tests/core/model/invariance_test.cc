@@ -45,7 +45,7 @@ TEST(InvarianceTest, ProductsOfQuickstartAreInvariantHere) {
 
 TEST(InvarianceTest, ProductsOfSmolLm2AreInvariantHere) {
   device::RowBlocks blocks;
-  EXPECT_EQ(blocks.Cover(SmolLm2(), DType::kBFloat16), OkStatus());
+  EXPECT_EQ(blocks.Cover(ProductsOf(SmolLm2()), DType::kBFloat16), OkStatus());
 }
 
 TEST(InvarianceTest, ABlockEndsWhereTheLibraryChanges) {

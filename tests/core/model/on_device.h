@@ -7,23 +7,23 @@
 #include <memory>
 
 #include "core/base/check.h"
-#include "core/device/cpu/cpu_device.h"
 #include "core/model/decoder.h"
 #include "core/model/products.h"
 #include "core/model/weights.h"
+#include "tests/core/device/test_device.h"
 
 namespace tidepool::model {
 
-inline std::shared_ptr<device::Device> Cpu() { return std::make_shared<device::CpuDevice>(); }
+inline std::shared_ptr<device::Device> AnyDevice() { return device::TestDevice(); }
 
 // One whose products do not depend on the batch.
 inline std::shared_ptr<device::Device> Deterministic(const Weights& weights) {
-  auto plain = Cpu();
+  auto plain = AnyDevice();
   if (plain->batch_invariant(weights.dtype())) return plain;
   auto blocks = std::make_shared<device::RowBlocks>();
   const Status covered = blocks->Cover(ProductsOf(weights.spec()), weights.dtype());
   TP_CHECK(covered.ok()) << covered.ToString();
-  return std::make_shared<device::CpuDevice>(device::CpuDeviceOptions{.row_blocks = blocks});
+  return device::TestDevice({.row_blocks = blocks});
 }
 
 inline at::Tensor Tensor(device::Device& device, const device::View& view) {
@@ -38,6 +38,10 @@ inline device::Array ToDevice(device::Device& device, const at::Tensor& t) {
                                 dense.scalar_type() == at::kFloat ? DType::kFloat32 : DType::kBFloat16);
   device.Upload(a.view.data, dense.const_data_ptr(), a.view.bytes());
   return a;
+}
+
+inline std::vector<float> ValuesOf(device::Device& device, const Weights& weights, Gradients& gradients) {
+  return device.Read(gradients.data(), weights.elements());
 }
 
 struct KvOnDevice {

@@ -1,3 +1,4 @@
+#include "core/device/cpu/cpu_device.h"
 #include "core/policy/network.h"
 
 #include <gtest/gtest.h>
@@ -175,7 +176,8 @@ TEST(NetworkTest, GradientsEqualFiniteDifferences) {
                    std::span(actions).subspan(r * acted, acted), c[r], e[r],
                    std::span(d_heads).subspan(r * width, width), d_log_std);
     }
-    model::Gradients gradients(*m.weights);
+    device::CpuDevice device;
+    model::Gradients gradients(*m.weights, device);
     network.Backward(d_heads, v, gradients.values());
     if (spec.continuous) {
       for (size_t i = 0; i < width; ++i)

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -19,6 +18,7 @@
 #include "core/model/layout.h"
 #include "core/model/memory_use.h"
 #include "core/model/routing.h"
+#include "core/model/row_operations.h"
 #include "core/train/packing.h"
 #include "tests/core/model/reference.h"
 
@@ -229,7 +229,7 @@ TEST(TrainerTest, LoadBalanceIsAddedAsItsCoefficientSays) {
   std::vector<int64_t> all(b.rows.size());
   std::iota(all.begin(), all.end(), int64_t{0});
   const PackedBatch packed = Pack(b.rows, all);
-  const auto device = model::Cpu();
+  const auto device = model::AnyDevice();
   const model::Decoder decoder(*w, device);
   auto [hidden, saved] = decoder.ForwardTraining(
       {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, false);

@@ -1,0 +1,19 @@
+#include "tests/core/device/test_device.h"
+
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "tests/core/device/checked_device.h"
+
+namespace tidepool::device {
+
+std::shared_ptr<Device> TestDevice(CpuDeviceOptions options) {
+  const char* wanted = std::getenv("TIDEPOOL_TEST_DEVICE");
+  const std::string_view name = wanted == nullptr ? "cpu" : wanted;
+  if (name == "cpu") return std::make_shared<CpuDevice>(std::move(options));
+  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name << ", expected cpu or checked";
+  return std::make_shared<CheckedDevice>(std::move(options));
+}
+
+}  // namespace tidepool::device

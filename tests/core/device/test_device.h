@@ -1,0 +1,13 @@
+#pragma once
+// The device that tests of model and engine run on: the CPU, or with TIDEPOOL_TEST_DEVICE=checked the CPU
+// behind addresses that the host may not touch.
+
+#include <memory>
+
+#include "core/device/cpu/cpu_device.h"
+
+namespace tidepool::device {
+
+std::shared_ptr<Device> TestDevice(CpuDeviceOptions options = {});
+
+}  // namespace tidepool::device
