@@ -24,6 +24,7 @@ class CpuDevice : public Device {
  public:
   explicit CpuDevice(CpuDeviceOptions options = {});
   ~CpuDevice() override;
+  using Device::Upload;
 
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] bool host_memory() const override { return true; }
