@@ -33,7 +33,7 @@ foreach(source ${kernel_sources})
     COMMAND sh -c "\"$@\" 2> ${report} || { cat ${report} >&2; exit 1; }; grep -v -e ptxas -e 'bytes stack frame' ${report} >&2 || true" nvcc
       ${TIDEPOOL_NVCC} -std=c++20 -O3 -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler -fPIC,-fvisibility=hidden
       ${TIDEPOOL_GENCODE} -Xptxas -v -I${CMAKE_SOURCE_DIR} -c ${source} -o ${object}
-    DEPENDS ${source} ${kernel_headers} ${CMAKE_SOURCE_DIR}/core/device/cpu/kernels.h ${CMAKE_SOURCE_DIR}/core/device/kv_run.h
+    DEPENDS ${source} ${kernel_headers} ${CMAKE_SOURCE_DIR}/core/device/cpu/kernels.h ${CMAKE_SOURCE_DIR}/core/device/arguments.h ${CMAKE_SOURCE_DIR}/core/device/kv_run.h
     COMMENT "nvcc ${name}.cu" VERBATIM)
   list(APPEND kernel_objects ${object})
 endforeach()

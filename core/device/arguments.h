@@ -43,7 +43,8 @@ struct RmsNormArgs {
   }
 };
 
-// dx += d norm / d x . dout, dx_copy gets the sum rounded, and dweight[c] += sum over rows of dout * x * rstd.
+// dx += d norm / d x . dout, dx_copy gets the sum rounded, and dweight[c] += sum over rows of dout * x *
+// rstd.
 template <typename T>
 struct RmsNormBackwardArgs {
   int64_t rows = 0, d = 0;
@@ -532,7 +533,8 @@ struct SigmoidArgs {
 };
 
 // The outputs of K chosen experts, weighted, and of the shared expert, gated, for each row:
-//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded once)
+//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded
+//   once)
 template <typename T>
 struct CombineExpertsArgs {
   int64_t rows = 0, d = 0, k = 0;
@@ -651,12 +653,13 @@ struct SumExpertsArgs {
 };
 
 // Each name stands for a method of Device, a struct <name>Args, and functions of the same name on the CPU.
-#define TIDEPOOL_TYPED_KERNELS(K)                                                                            \
-  K(RmsNorm)                                                                                                 \
-  K(RmsNormBackward) K(Rotary) K(HeadNormBackward) K(Attention) K(AttentionBackward) K(AddBias) K(SwiGlu)    \
-      K(SwiGluBackward) K(TokenLogProb) K(TokenLogProbBackward) K(Sample) K(ColumnSum) K(GatherRows) K(ScatterAddRows) \
-          K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) K(MultiplyBackWeight) K(Router) K(GroupedMultiply)  \
-              K(GroupedMultiplyBack) K(GroupedMultiplyBackWeight) K(CombineExperts)                          \
+#define TIDEPOOL_TYPED_KERNELS(K)                                                                           \
+  K(RmsNorm)                                                                                                \
+  K(RmsNormBackward)                                                                                        \
+  K(Rotary) K(HeadNormBackward) K(Attention) K(AttentionBackward) K(AddBias) K(SwiGlu) K(SwiGluBackward)    \
+      K(TokenLogProb) K(TokenLogProbBackward) K(Sample) K(ColumnSum) K(GatherRows) K(ScatterAddRows)        \
+          K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) K(MultiplyBackWeight) K(Router) K(GroupedMultiply) \
+              K(GroupedMultiplyBack) K(GroupedMultiplyBackWeight) K(CombineExperts)                         \
                   K(CombineExpertsBackward) K(GateBackward) K(SumExperts)
 // Those without a type T.
 #define TIDEPOOL_PLAIN_KERNELS(K) K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs)

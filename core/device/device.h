@@ -1,9 +1,9 @@
 #pragma once
 // One place that computes: its memory, copies to and from the host, and one method for each kernel.
 //
-// A device's memory is read and written by its kernels alone. The host holds addresses (Buffer, View), uploads
-// what kernels read, and downloads what they wrote. Kernels run in the order of their calls; they may still
-// run when a call returns, and Download and Synchronize wait for them.
+// A device's memory is read and written by its kernels alone. The host holds addresses (Buffer, View),
+// uploads what kernels read, and downloads what they wrote. Kernels run in the order of their calls; they may
+// still run when a call returns, and Download and Synchronize wait for them.
 //
 // Not thread-safe: one thread uses a device at a time. Several devices may stand for one processor.
 
@@ -39,7 +39,8 @@ struct View {
   // The address for kernels of T, null for no memory. requires the dtype of T.
   template <typename T>
   [[nodiscard]] T* As() const {
-    TP_CHECK(data == nullptr || dtype == kDTypeOf<T>) << "an array of " << Name(dtype) << " taken for another";
+    TP_CHECK(data == nullptr || dtype == kDTypeOf<T>)
+        << "an array of " << Name(dtype) << " taken for another";
     return static_cast<T*>(data);
   }
   // requires [first, first + n) among the rows.
@@ -122,7 +123,7 @@ class Device {
       const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
       const HeadShape& shape) = 0;
 
-#define TIDEPOOL_TYPED(Kernel)                     \
+#define TIDEPOOL_TYPED(Kernel)                         \
   virtual void Kernel(const Kernel##Args<float>&) = 0; \
   virtual void Kernel(const Kernel##Args<BF16>&) = 0;
 #define TIDEPOOL_PLAIN(Kernel) virtual void Kernel(const Kernel##Args&) = 0;
@@ -143,7 +144,8 @@ class Device {
   }
   template <typename V>
   void Upload(V* to, std::span<const V> values) {
-    if (!values.empty()) Upload(to, static_cast<const void*>(values.data()), static_cast<int64_t>(values.size_bytes()));
+    if (!values.empty())
+      Upload(to, static_cast<const void*>(values.data()), static_cast<int64_t>(values.size_bytes()));
   }
   template <typename V>
   std::vector<V> Read(const V* from, int64_t n) {

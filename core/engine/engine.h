@@ -32,15 +32,15 @@
 namespace tidepool::engine {
 
 struct EngineOptions {
-  uint64_t seed = 0;                                             // of the run: key of the sampling noise
+  uint64_t seed = 0;                                 // of the run: key of the sampling noise
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
-  int64_t block_tokens = 16;                                     // 1..1024
-  int64_t kv_cache_tokens = 0;        // capacity, >= block_tokens; rounded down to blocks
-  int64_t max_batched_tokens = 2048;  // rows of a step, >= max_running
-  int64_t max_running = 256;          // requests admitted at a time
-  TokenBytes token_bytes = {};        // needed by requests with stop strings only
-  bool record_routing = false;        // experts of each row into Delta::routing; nothing without experts
-  Version version = {};               // of the weights as they are now
+  int64_t block_tokens = 16;                         // 1..1024
+  int64_t kv_cache_tokens = 0;                       // capacity, >= block_tokens; rounded down to blocks
+  int64_t max_batched_tokens = 2048;                 // rows of a step, >= max_running
+  int64_t max_running = 256;                         // requests admitted at a time
+  TokenBytes token_bytes = {};                       // needed by requests with stop strings only
+  bool record_routing = false;  // experts of each row into Delta::routing; nothing without experts
+  Version version = {};         // of the weights as they are now
 };
 
 class Engine {

@@ -17,8 +17,8 @@
 #include "core/engine/row_batch.h"
 #include "core/engine/sampling.h"
 #include "core/model/decoder.h"
-#include "core/model/row_operations.h"
 #include "core/model/routing.h"
+#include "core/model/row_operations.h"
 
 namespace tidepool::engine {
 

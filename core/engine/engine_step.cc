@@ -144,12 +144,13 @@ device::Array Engine::Impl::SelectHidden(std::span<Pick> picks) {
     if (same == states.end()) states.push_back(&pick.s->sample_state);
   }
   const auto n = static_cast<int64_t>(rows.size());
-  device::Array selected = device->Take(n + static_cast<int64_t>(states.size()), weights.spec().hidden_size,
-                                        weights.dtype());
+  device::Array selected =
+      device->Take(n + static_cast<int64_t>(states.size()), weights.spec().hidden_size, weights.dtype());
   if (n > 0) model::GatherRows(*device, hidden.view, rows, selected.view.Rows(0, n));
   for (size_t i = 0; i < states.size(); ++i) {
     const device::View to = selected.view.Rows(n + static_cast<int64_t>(i), 1);
-    TP_CHECK(static_cast<int64_t>(states[i]->size()) == to.bytes()) << "state of " << states[i]->size() << " bytes";
+    TP_CHECK(static_cast<int64_t>(states[i]->size()) == to.bytes())
+        << "state of " << states[i]->size() << " bytes";
     device->Upload(to.data, states[i]->data(), to.bytes());
   }
   return selected;
@@ -166,8 +167,8 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
   for (const Pick& pick : picks) {
     const Sequence& s = *pick.s;
     source.push_back(pick.source);
-    how.push_back(SampleRowOf(s.sampling,
-                              SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
+    how.push_back(
+        SampleRowOf(s.sampling, SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
   }
   const std::vector<model::Drawn> drawn = model::DrawTokens(*device, logits.view, source, how);
   for (size_t i = 0; i < picks.size(); ++i) {

@@ -279,9 +279,9 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
 }
 
 // Others use these.
-#define TIDEPOOL_INSTANTIATE(T)                                                                           \
-  template void Decoder::Impl::Block<T>(int64_t, const DeviceBatch&, const BlockBuffers&, const T*, const T*, \
-                                        T*, T*);                                                          \
+#define TIDEPOOL_INSTANTIATE(T)                                                                     \
+  template void Decoder::Impl::Block<T>(int64_t, const DeviceBatch&, const BlockBuffers&, const T*, \
+                                        const T*, T*, T*);                                          \
   template void Decoder::Impl::Multiply<T>(const View&, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)
@@ -387,8 +387,7 @@ void Decoder::WeightsChanged() {
 Array Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
   impl_->CheckBatch(batch);
   impl_->EnsurePositions(batch.positions);
-  return impl_->dtype == DType::kFloat32 ? impl_->Forward<float>(batch, kv)
-                                         : impl_->Forward<BF16>(batch, kv);
+  return impl_->dtype == DType::kFloat32 ? impl_->Forward<float>(batch, kv) : impl_->Forward<BF16>(batch, kv);
 }
 
 Array Decoder::Logits(const View& hidden) const {

@@ -30,7 +30,8 @@ struct RaggedBatch {
   std::span<const int32_t> slots;      // [rows] slot where the row's K and V are written
   std::span<const int32_t> first_run;  // [rows] index into runs of the row's sequence
   std::span<const int32_t> lengths;    // [rows] keys attended, the row itself included (= positions + 1)
-  std::span<const device::KvRun> runs;  // runs of slots in order of position; a row reads from its first_run on
+  std::span<const device::KvRun>
+      runs;  // runs of slots in order of position; a row reads from its first_run on
   // Mixture of experts, [sparse layers, rows, K] expert ids, each row's by falling weight. The order counts:
   // the same set in another order changes bfloat16 sums. `experts`: taken instead of the router's choice
   // (their weights are still the router's), a row of -1 is left to the router; empty: the router chooses.

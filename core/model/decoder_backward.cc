@@ -81,10 +81,10 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
 }
 
 // The experts' backward is in another file.
-#define TIDEPOOL_INSTANTIATE(T)                                                                             \
-  template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&,          \
-                                              const View&, const View&, const View&, Gradients&);           \
-  template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const View&) const;                \
+#define TIDEPOOL_INSTANTIATE(T)                                                                    \
+  template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&, \
+                                              const View&, const View&, const View&, Gradients&);  \
+  template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const View&) const;       \
   template void Decoder::Impl::MultiplyBackWeight<T>(float*, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)
@@ -100,12 +100,8 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   const View norm = b.norm, dnorm = b.out;
 
   const auto renorm = [&](const View& x, int64_t weight) {
-    device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
-                                          .d = d,
-                                          .x = x.As<T>(),
-                                          .weight = Weight<T>(weight),
-                                          .eps = eps,
-                                          .out = norm.As<T>()});
+    device.RmsNorm(device::RmsNormArgs<T>{
+        .rows = rows, .d = d, .x = x.As<T>(), .weight = Weight<T>(weight), .eps = eps, .out = norm.As<T>()});
   };
   const auto norm_backward = [&](const View& x, const View& rstd, int64_t weight) {
     device.RmsNormBackward(device::RmsNormBackwardArgs<T>{.rows = rows,
@@ -218,7 +214,8 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
                                                           .table = Gradient(embedding, grads)});
 }
 
-void Decoder::Backward(SavedPtr saved, const View& grad_hidden, Gradients& grads, double balance_scale) const {
+void Decoder::Backward(SavedPtr saved, const View& grad_hidden, Gradients& grads,
+                       double balance_scale) const {
   if (impl_->dtype == DType::kFloat32) {
     impl_->Backward<float>(*saved, grad_hidden, balance_scale, grads);
   } else {

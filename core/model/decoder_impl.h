@@ -29,7 +29,7 @@ struct DeviceBatch {
 // What the experts of a sparse block compute. The pairs of a row and an expert that it chose stand together
 // ("gathered"), expert after expert: G = rows * K of them (core/device/arguments.h).
 struct MoeBuffers {
-  View probs;                // [P, E] float32, softmax of the router's logits
+  View probs;                 // [P, E] float32, softmax of the router's logits
   int32_t* chosen = nullptr;  // [P, K] by falling weight
   float* weights = nullptr;   // [P, K]
   int32_t* begin = nullptr;   // [E + 1] ranges of gathered rows
@@ -74,13 +74,13 @@ struct BlockBuffers {
 struct SavedActivations {
   bool recompute = false;
   int64_t rows = 0;
-  DeviceBatch batch;                      // `experts`: what the router chose, or was told to
+  DeviceBatch batch;  // `experts`: what the router chose, or was told to
   std::unique_ptr<device::AttentionWork> attention, backward;
-  std::vector<int32_t> experts;           // batch.experts on the host
-  std::vector<double> prob_sum;           // [E] over the rows of all sparse blocks
-  std::vector<BlockBuffers> blocks;       // with recompute only x of each
-  View x_last;                            // [P, d] input of the final norm
-  View rstd_last;                         // [P]
+  std::vector<int32_t> experts;      // batch.experts on the host
+  std::vector<double> prob_sum;      // [E] over the rows of all sparse blocks
+  std::vector<BlockBuffers> blocks;  // with recompute only x of each
+  View x_last;                       // [P, d] input of the final norm
+  View rstd_last;                    // [P]
   std::unique_ptr<ActivationArena> arena;
   Decoder::Impl* owner = nullptr;  // takes the arena back
 };
@@ -102,7 +102,7 @@ struct Decoder::Impl {
   device::Device& device;
   const DType dtype;
   std::shared_ptr<device::Buffer> copy;  // of the weights; null: they are read where they stand
-  std::vector<View> parameters;  // by index of the layout: [first of its shape, the others]
+  std::vector<View> parameters;          // by index of the layout: [first of its shape, the others]
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin

@@ -85,8 +85,8 @@ void Decoder::Impl::GatherPairs(int64_t rows, const MoeBuffers& moe, const View&
                                               .out = moe.x.As<T>()});
 }
 
-#define TIDEPOOL_INSTANTIATE(T)                                                                       \
-  template void Decoder::Impl::Experts<T>(int64_t, const DeviceBatch&, const BlockBuffers&);          \
+#define TIDEPOOL_INSTANTIATE(T)                                                              \
+  template void Decoder::Impl::Experts<T>(int64_t, const DeviceBatch&, const BlockBuffers&); \
   template void Decoder::Impl::GatherPairs<T>(int64_t, const MoeBuffers&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)

@@ -65,15 +65,14 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
                                                                   .dx = dx.As<T>()});
   };
   const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {
-    device.GroupedMultiplyBackWeight(
-        device::GroupedMultiplyBackWeightArgs<T>{.groups = experts,
-                                                 .rows = pairs,
-                                                 .n = dout.cols,
-                                                 .k = x.cols,
-                                                 .begin = moe.begin,
-                                                 .dy = dout.As<T>(),
-                                                 .x = x.As<T>(),
-                                                 .dw = Gradient(matrix, grads)});
+    device.GroupedMultiplyBackWeight(device::GroupedMultiplyBackWeightArgs<T>{.groups = experts,
+                                                                              .rows = pairs,
+                                                                              .n = dout.cols,
+                                                                              .k = x.cols,
+                                                                              .begin = moe.begin,
+                                                                              .dy = dout.As<T>(),
+                                                                              .x = x.As<T>(),
+                                                                              .dw = Gradient(matrix, grads)});
   };
   device.SwiGlu(
       device::SwiGluArgs<T>{.rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
@@ -110,8 +109,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
                         .renormalize = spec.moe.renormalize,
                         .dlogits = dlogits.As<float>()});
   device.Widen(device::WidenArgs<T>{.n = rows * d, .x = b.norm.As<T>(), .out = x.As<float>()});
-  device.Widen(
-      device::WidenArgs<T>{.n = experts * d, .x = Weight<T>(w.router), .out = router.As<float>()});
+  device.Widen(device::WidenArgs<T>{.n = experts * d, .x = Weight<T>(w.router), .out = router.As<float>()});
   MultiplyBackWeight<float>(Gradient(w.router, grads), dlogits, x);
   MultiplyBack<float>(dnorm, dlogits, router);
 

@@ -85,14 +85,15 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
-  int64_t space = std::max(device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size));
+  int64_t space =
+      std::max(device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size));
   if (device::OwnProducts(w == 4)) {
     space = std::max(space, device::MultiplyBackScratch());
   } else {  // it may lay a matrix out anew, the largest one at worst
     use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
   }
-  use.workspace +=
-      4 * sizes.threads * space + device::AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
+  use.workspace += 4 * sizes.threads * space +
+                   device::AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;
 }
 
@@ -110,9 +111,10 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
   const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
-  use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
-                  4 * sizes.threads * device::AttentionScratch(s.head_size) +
-                  device::AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
+  use.workspace =
+      rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
+      4 * sizes.threads * device::AttentionScratch(s.head_size) +
+      device::AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;
 }
 

@@ -11,7 +11,8 @@ using device::BF16;
 void CheckLogits(const device::View& logits, std::span<const int32_t> ids) {
   TP_CHECK(static_cast<int64_t>(ids.size()) == logits.rows)
       << ids.size() << " ids for " << logits.rows << " rows of logits";
-  for (const int32_t id : ids) TP_CHECK(id >= 0 && id < logits.cols) << "token id " << id << " of " << logits.cols;
+  for (const int32_t id : ids)
+    TP_CHECK(id >= 0 && id < logits.cols) << "token id " << id << " of " << logits.cols;
 }
 
 template <typename V>
@@ -137,17 +138,17 @@ void AddRows(device::Device& device, const device::View& x, std::span<const int3
 std::vector<float> ToHost(device::Device& device, const device::View& from) {
   if (from.dtype == DType::kFloat32) return device.Read(from.As<float>(), from.elements());
   const device::Array wide = device.Take(from.rows, from.cols, DType::kFloat32);
-  device.Widen(device::WidenArgs<BF16>{
-      .n = from.elements(), .x = from.As<BF16>(), .out = wide.view.As<float>()});
+  device.Widen(
+      device::WidenArgs<BF16>{.n = from.elements(), .x = from.As<BF16>(), .out = wide.view.As<float>()});
   return device.Read(wide.view.As<float>(), from.elements());
 }
 
 void FromHost(device::Device& device, std::span<const float> from, const device::View& to) {
-  TP_CHECK(static_cast<int64_t>(from.size()) == to.elements()) << from.size() << " numbers for " << to.elements();
+  TP_CHECK(static_cast<int64_t>(from.size()) == to.elements())
+      << from.size() << " numbers for " << to.elements();
   if (to.dtype == DType::kFloat32) return device.Upload(to.As<float>(), from);
   const auto wide = device.Put(from);
-  device.Narrow(
-      device::NarrowArgs<BF16>{.n = to.elements(), .x = Data<float>(wide), .out = to.As<BF16>()});
+  device.Narrow(device::NarrowArgs<BF16>{.n = to.elements(), .x = Data<float>(wide), .out = to.As<BF16>()});
 }
 
 device::Array Rounded(device::Device& device, const device::Array& wide, DType dtype) {

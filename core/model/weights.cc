@@ -61,7 +61,8 @@ StatusOr<std::unique_ptr<Weights>> Weights::FromLayout(std::vector<Parameter> la
   w->impl_->dtype = dtype;
   w->impl_->layout = std::move(layout);
   w->impl_->elements = elements;
-  TP_ASSIGN_OR_RETURN(w->impl_->owned, device::PageBuffer::Create(static_cast<size_t>(elements * Bytes(dtype))));
+  TP_ASSIGN_OR_RETURN(w->impl_->owned,
+                      device::PageBuffer::Create(static_cast<size_t>(elements * Bytes(dtype))));
   w->impl_->arena = w->impl_->owned.bytes();
   return w;
 }
@@ -76,8 +77,9 @@ std::span<const std::byte> Weights::bytes() const { return impl_->arena; }
 at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
-  return at::from_blob(impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
-                       at::TensorOptions().dtype(impl_->dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
+  return at::from_blob(
+      impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
+      at::TensorOptions().dtype(impl_->dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
 }
 
 at::Tensor Weights::Get(std::string_view name) const {
@@ -100,7 +102,8 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       if (impl_->dtype == DType::kFloat32) {
         std::memcpy(reinterpret_cast<float*>(base) + at, values.data(), values.size_bytes());
       } else {
-        device::Kernels<device::BF16>().narrow(0, n, values.data(), reinterpret_cast<device::BF16*>(base) + at);
+        device::Kernels<device::BF16>().narrow(0, n, values.data(),
+                                               reinterpret_cast<device::BF16*>(base) + at);
       }
     };
     if (p.name.ends_with("_norm")) {

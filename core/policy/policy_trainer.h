@@ -83,7 +83,10 @@ class PolicyTrainer {
 
  private:
   PolicyTrainer(model::Weights& weights, const PolicyTrainerOptions& options)
-      : weights_(weights), options_(options), network_(options.policy, weights), gradients_(weights, device_) {}
+      : weights_(weights),
+        options_(options),
+        network_(options.policy, weights),
+        gradients_(weights, device_) {}
 
   struct StepData;
   struct StepSums;

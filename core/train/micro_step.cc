@@ -222,8 +222,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     device::Array rows, logits;
   };
   const auto rows_of = [&device](const device::Array& from, const std::vector<int32_t>& sources) {
-    device::Array rows =
-        device.Take(static_cast<int64_t>(sources.size()), from.view.cols, from.view.dtype);
+    device::Array rows = device.Take(static_cast<int64_t>(sources.size()), from.view.cols, from.view.dtype);
     model::GatherRows(device, from.view, sources, rows.view);
     return rows;
   };

@@ -79,8 +79,8 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
                            std::span(logprobs).subspan(from, n));
       if (extras.likeliest == nullptr && extras.squares == nullptr) continue;
       std::vector<float> values = model::ToHost(device, logits.view);
-      const at::Tensor all = at::from_blob(
-          values.data(), {logits.view.rows, logits.view.cols}, at::TensorOptions().dtype(at::kFloat));
+      const at::Tensor all = at::from_blob(values.data(), {logits.view.rows, logits.view.cols},
+                                           at::TensorOptions().dtype(at::kFloat));
       if (extras.likeliest != nullptr) {
         const at::Tensor best = at::argmax(all, -1).contiguous();
         for (size_t i = 0; i < n; ++i)

@@ -29,7 +29,7 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
 
 // Final hidden states of the packed tokens, without anything kept for a backward.
 device::Array HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
-                        const model::RaggedBatch& batch);
+                           const model::RaggedBatch& batch);
 
 // Called before each micro-batch with how many are done, and of how many. false: stop, with kAborted.
 using ScoringProgress = std::function<bool(int64_t done, int64_t total)>;

@@ -87,7 +87,8 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
                                                    const Companions& companions) {
   if (o.device == nullptr) o.device = std::make_shared<device::CpuDevice>();
   // The optimizer, checkpoints and sums over ranks work on the host's memory.
-  if (!o.device->host_memory()) return Unimplemented("trainer: it trains on the CPU, not on " + o.device->name());
+  if (!o.device->host_memory())
+    return Unimplemented("trainer: it trains on the CPU, not on " + o.device->name());
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/algorithms/rewards.h"
-#include "core/model/decoder.h"
 #include "core/device/page_buffer.h"
+#include "core/model/decoder.h"
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"

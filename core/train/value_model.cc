@@ -33,7 +33,8 @@ std::vector<float> ValueModel::ScoreWeights() const {
                        {base + offset * model::Bytes(weights_.dtype()), 1, d, weights_.dtype()});
 }
 
-std::vector<double> ValueModel::HeadOf(std::span<const float> hidden, std::span<const int32_t> sources) const {
+std::vector<double> ValueModel::HeadOf(std::span<const float> hidden,
+                                       std::span<const int32_t> sources) const {
   const std::vector<float> head = ScoreWeights();
   const auto d = static_cast<int64_t>(head.size());
   std::vector<double> values;
@@ -59,8 +60,7 @@ StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row
     const PackedBatch packed = Pack(rows, micro);
     const device::Array hidden =
         HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr));
-    const std::vector<double> values =
-        HeadOf(model::ToHost(decoder_.device(), hidden.view), packed.sources);
+    const std::vector<double> values = HeadOf(model::ToHost(decoder_.device(), hidden.view), packed.sources);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k])
         result[static_cast<size_t>(packed.rows[k])].push_back(

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/engine/engine.h"
 #include "core/device/cpu/kernels.h"
+#include "core/engine/engine.h"
 #include "core/model/weights.h"
 #include "tests/core/model/on_device.h"
 
@@ -153,7 +153,8 @@ void Bench(const model::Weights& weights, bool deterministic) {
   std::ranges::sort(runs, {}, &Run::seconds);
   const Run& median = runs[kRepeats / 2];
   const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
-  const double products = ProductSeconds(weights, median, deterministic && !device::OwnProducts(/*wide=*/false));
+  const double products =
+      ProductSeconds(weights, median, deterministic && !device::OwnProducts(/*wide=*/false));
   const double outside = median.seconds - median.sum.forward_s - median.sum.head_s - median.sum.sample_s;
   std::vector<double> host = median.host_s;
   std::ranges::nth_element(host, host.begin() + static_cast<int64_t>(host.size() / 2));

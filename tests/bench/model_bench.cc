@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/model/decoder.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/decoder.h"
 #include "core/model/row_operations.h"
 #include "core/model/weights.h"
 #include "tests/core/model/on_device.h"
@@ -86,10 +86,9 @@ void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int t
     auto blocks = std::make_shared<device::RowBlocks>();
     const Status covered = blocks->Cover(ProductsOf(spec), dtype);
     TP_CHECK(covered.ok()) << covered.ToString();
-    std::fprintf(
-        stderr, "%s: row blocks found in %.2f s%s%s\n", label.c_str(),
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count(),
-        blocks->limited().empty() ? "" : "; smaller than the largest: ", blocks->limited().c_str());
+    std::fprintf(stderr, "%s: row blocks found in %.2f s%s%s\n", label.c_str(),
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count(),
+                 blocks->limited().empty() ? "" : "; smaller than the largest: ", blocks->limited().c_str());
     options.row_blocks = blocks;
   }
   const auto device = std::make_shared<device::CpuDevice>(options);

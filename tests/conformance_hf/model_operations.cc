@@ -164,8 +164,8 @@ StatusOr<Json> ModelOperations::Logits(const Json& request) {
         for (size_t i = 0; i < positions.size(); ++i) {
           const int64_t at_row = positions[i] - from;
           if (at_row < 0 || at_row >= hidden.rows) continue;
-          const std::vector<float> row = model::ToHost(
-              loaded->decoder->device(), loaded->decoder->Logits(hidden.Rows(at_row, 1)).view);
+          const std::vector<float> row =
+              model::ToHost(loaded->decoder->device(), loaded->decoder->Logits(hidden.Rows(at_row, 1)).view);
           std::ranges::copy(row, out.begin() + static_cast<std::ptrdiff_t>(i) * vocab);
         }
       }));
@@ -199,7 +199,8 @@ StatusOr<Json> ModelOperations::LogProbs(const Json& request) {
           const device::Array logits = loaded->decoder->Logits(hidden.Rows(r, m));
           std::vector<float> logprobs(static_cast<size_t>(m));
           model::TokenLogProbs(
-              loaded->decoder->device(), logits.view, std::span(ids).subspan(static_cast<size_t>(from + r + 1), static_cast<size_t>(m)),
+              loaded->decoder->device(), logits.view,
+              std::span(ids).subspan(static_cast<size_t>(from + r + 1), static_cast<size_t>(m)),
               static_cast<float>(temperature), logprobs);
           for (int64_t i = 0; i < m; ++i) {
             if (from + r + i + 1 >= start) out.push_back(logprobs[static_cast<size_t>(i)]);

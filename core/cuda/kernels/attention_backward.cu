@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kAttendThreads)
   for (int64_t slot = row_begin; slot < row_end; slot += kBackStep) {
     uint32_t mine = 0;
     if (tid < rows) {
-      mine = static_cast<uint32_t>(
-          SlotMask(View(f.keys.runs), View(f.keys.first_run)[first + tid], View(f.keys.lengths)[first + tid], slot));
+      mine = static_cast<uint32_t>(SlotMask(View(f.keys.runs), View(f.keys.first_run)[first + tid],
+                                            View(f.keys.lengths)[first + tid], slot));
       masks[tid] = mine;
     }
     if (__syncthreads_or(mine != 0 ? 1 : 0) == 0)
@@ -343,7 +343,8 @@ __global__ void __launch_bounds__(kAttendThreads)
     const int64_t m = m0 + threadIdx.x, row = row_begin + m / group, head = kv * group + m % group;
     float p = 0.0F, d = 0.0F;
     if (m < m_count &&
-        (SlotMask(View(f.keys.runs), View(f.keys.first_run)[row], View(f.keys.lengths)[row], slot) & 1U) != 0) {
+        (SlotMask(View(f.keys.runs), View(f.keys.first_run)[row], View(f.keys.lengths)[row], slot) & 1U) !=
+            0) {
       const int64_t at = (row * f.heads + head) * size;
       p = __expf(DotOf(View(f.q) + at, key, size) * scale -
                  View(static_cast<const float*>(f.lse))[row * f.heads + head]);

@@ -75,7 +75,7 @@ __device__ inline float ExpBelow(float s, float max) { return max == -INFINITY ?
 // Walks the slots of a sequence in order of position.
 struct SlotWalk {
   int64_t run;
-  int64_t position;                                                         // of the run's first key
+  int64_t position;                                                          // of the run's first key
   __device__ int64_t SlotOf(Global<const device::KvRun> runs, int64_t at) {  // `at` never goes back
     device::KvRun r = runs[run];
     while (position + r.count <= at) {

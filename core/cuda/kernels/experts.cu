@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(kExpertThreads) RouteKernel(RouteArgs a) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kExpertThreads) CombineExpertsKernel(device::CombineExpertsArgs<T> a, bool wide) {
+__global__ void __launch_bounds__(kExpertThreads)
+    CombineExpertsKernel(device::CombineExpertsArgs<T> a, bool wide) {
   const int64_t r = blockIdx.x, d = a.d;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kExpertThreads + threadIdx.x) * 8;
   if (c >= d) return;

@@ -183,7 +183,7 @@ int HeadNormBackward(const device::HeadNormBackwardArgs<T>& a, int64_t rows, flo
                 stream, AddPartialsKernel, scratch, blocks, n, dweight);
 }
 
-#define TP_INSTANTIATE(T)                                               \
+#define TP_INSTANTIATE(T)                                                \
   template int Rotary<T>(const device::RotaryArgs<T>&, int64_t, Stream); \
   template int HeadNormBackward<T>(const device::HeadNormBackwardArgs<T>&, int64_t, float*, float*, Stream);
 TP_INSTANTIATE(float)

@@ -122,7 +122,7 @@ int RmsNormBackwardWeight(int64_t rows, int64_t d, const T* x, const float* rstd
 }
 
 #define TP_INSTANTIATE(T)                                                                                   \
-  template int RmsNorm<T>(const device::RmsNormArgs<T>&, int64_t, Stream);                                   \
+  template int RmsNorm<T>(const device::RmsNormArgs<T>&, int64_t, Stream);                                  \
   template int RmsNormBackward<T>(int64_t, int64_t, const T*, const T*, const float*, const T*, float*, T*, \
                                   Stream);                                                                  \
   template int RmsNormBackwardWeight<T>(int64_t, int64_t, const T*, const float*, const T*, float*, Stream);

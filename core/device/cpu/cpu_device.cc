@@ -112,7 +112,8 @@ struct CpuDevice::Impl {
     return sums.As<float>().data();
   }
 
-  // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its own.
+  // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its
+  // own.
   void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
                        const std::function<void(int64_t, int64_t, float*)>& body) {
     ReserveSpaces();
@@ -206,8 +207,7 @@ struct CpuDevice::Impl {
 
   template <typename T>
   void RmsNorm(const RmsNormArgs<T>& a) {
-    ParallelItems(a.rows, 6 * a.d,
-                  [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, a); });
+    ParallelItems(a.rows, 6 * a.d, [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, a); });
   }
   template <typename T>
   void RmsNormBackward(const RmsNormBackwardArgs<T>& a) {
@@ -228,13 +228,13 @@ struct CpuDevice::Impl {
     // Blocks of 64 rows, summed in order, whatever the number of threads.
     const int64_t blocks = (a.rows + 63) / 64, width = 2 * a.head_size;
     std::vector<float> partial(static_cast<size_t>(blocks * width), 0.0F);
-    ParallelItems(
-        blocks, 64 * 16 * (a.heads + 2 * a.kv_heads) * a.head_size, [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            Kernels<T>().head_norm_backward(i * 64, std::min(a.rows, i * 64 + 64), a,
-                                            partial.data() + i * width);
-          }
-        });
+    ParallelItems(blocks, 64 * 16 * (a.heads + 2 * a.kv_heads) * a.head_size,
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      Kernels<T>().head_norm_backward(i * 64, std::min(a.rows, i * 64 + 64), a,
+                                                      partial.data() + i * width);
+                    }
+                  });
     for (int64_t i = 0; i < blocks; ++i) {
       for (int64_t c = 0; c < a.head_size; ++c) {
         a.dq_norm[c] += partial[static_cast<size_t>(i * width + c)];
@@ -244,9 +244,8 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void AddBias(const AddBiasArgs<T>& a) {
-    ParallelItems(a.rows, 2 * a.n, [&](int64_t begin, int64_t end) {
-      Kernels<T>().add_bias(begin, end, a.n, a.bias, a.x);
-    });
+    ParallelItems(a.rows, 2 * a.n,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().add_bias(begin, end, a.n, a.bias, a.x); });
   }
   template <typename T>
   void SwiGlu(const SwiGluArgs<T>& a) {
@@ -347,9 +346,8 @@ struct CpuDevice::Impl {
       floats = std::max(floats, product.multiply_scratch(of(g).rows, a.k));
     ParallelGroups(
         a.groups, /*unit=*/8, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
-        floats, [&](int64_t g, int64_t begin, int64_t end, float* s) {
-          product.multiply(begin, end, of(g), s);
-        });
+        floats,
+        [&](int64_t g, int64_t begin, int64_t end, float* s) { product.multiply(begin, end, of(g), s); });
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
@@ -368,7 +366,8 @@ struct CpuDevice::Impl {
     }
     ParallelGroups(
         a.groups, /*unit=*/12, [&](int64_t g) { return of(g).rows; }, [&](int64_t) { return a.n * a.k; },
-        MultiplyBackScratch(), [&](int64_t g, int64_t begin, int64_t end, float* s) {
+        MultiplyBackScratch(),
+        [&](int64_t g, int64_t begin, int64_t end, float* s) {
           Kernels<T>().product.multiply_back(begin, end, of(g), s);
         });
   }
@@ -389,7 +388,8 @@ struct CpuDevice::Impl {
     }
     ParallelGroups(
         a.groups, /*unit=*/12, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
-        MultiplyBackScratch(), [&](int64_t g, int64_t begin, int64_t end, float* s) {
+        MultiplyBackScratch(),
+        [&](int64_t g, int64_t begin, int64_t end, float* s) {
           Kernels<T>().product.multiply_back_weight(begin, end, of(g), s);
         });
   }
@@ -400,9 +400,8 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void CombineExpertsBackward(const CombineExpertsBackwardArgs<T>& a) {
-    ParallelItems(a.rows, 4 * (a.k + 1) * a.d, [&](int64_t begin, int64_t end) {
-      Kernels<T>().combine_experts_backward(begin, end, a);
-    });
+    ParallelItems(a.rows, 4 * (a.k + 1) * a.d,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().combine_experts_backward(begin, end, a); });
   }
   template <typename T>
   void GateBackward(const GateBackwardArgs<T>& a) {
@@ -500,7 +499,7 @@ std::unique_ptr<AttentionWork> CpuDevice::PlanAttentionBackward(
   return work;
 }
 
-#define TIDEPOOL_TYPED(Kernel)                                                          \
+#define TIDEPOOL_TYPED(Kernel)                                                     \
   void CpuDevice::Kernel(const Kernel##Args<float>& args) { impl_->Kernel(args); } \
   void CpuDevice::Kernel(const Kernel##Args<BF16>& args) { impl_->Kernel(args); }
 TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)

@@ -38,11 +38,11 @@ class CpuDevice : public Device {
   void ReleaseScratch() override;
   [[nodiscard]] int64_t scratch_bytes() const override;
   std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) override;
-  std::unique_ptr<AttentionWork> PlanAttentionBackward(
-      const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
-      const HeadShape& shape) override;
+  std::unique_ptr<AttentionWork> PlanAttentionBackward(const RowRunsOfHost& keys,
+                                                       std::span<const std::pair<int64_t, int64_t>> ranges,
+                                                       const HeadShape& shape) override;
 
-#define TIDEPOOL_TYPED(Kernel)                    \
+#define TIDEPOOL_TYPED(Kernel)                      \
   void Kernel(const Kernel##Args<float>&) override; \
   void Kernel(const Kernel##Args<BF16>&) override;
 #define TIDEPOOL_PLAIN(Kernel) void Kernel(const Kernel##Args&) override;

@@ -1,8 +1,8 @@
 #pragma once
 // Kernels of the CPU (core/device/arguments.h says what they compute), and their tables.
 //
-// Each works on a range of independent items, so the caller splits the range over threads as it likes: the result of an
-// item never depends on the split. Sums run in one fixed order: 16 lanes by index mod 16, lanes
+// Each works on a range of independent items, so the caller splits the range over threads as it likes: the
+// result of an item never depends on the split. Sums run in one fixed order: 16 lanes by index mod 16, lanes
 // added as a balanced tree. The code is compiled once per instruction set (AVX-512, AVX2, baseline)
 // and chosen at run time; equal bits are promised on one instruction set, not between two of them
 // (fused multiply-add differs). Pure functions of their arguments; thread-safe.
@@ -21,8 +21,8 @@ inline constexpr int64_t kKeyBlock = 128;
 inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
 inline constexpr int64_t kTileSequences = 16;  // of a tile's rows, at most
 struct AttentionTile {
-  int32_t first_row = 0, rows = 0;         // in AttentionTileArgs::tile_rows; those of a sequence side by side
-  int32_t head_begin = 0, head_end = 0;    // query heads: of whole KV heads, or some of one
+  int32_t first_row = 0, rows = 0;       // in AttentionTileArgs::tile_rows; those of a sequence side by side
+  int32_t head_begin = 0, head_end = 0;  // query heads: of whole KV heads, or some of one
   int32_t block_begin = 0, block_end = 0;  // keys that a row does not see are passed over
   // -1: folds the rows' parts and these blocks, writes out and lse. 0: writes part 0 of its rows, with
   // block_begin 0. Else: a part for each block, `part` and following ones.

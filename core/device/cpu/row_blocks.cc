@@ -31,7 +31,8 @@ T* Ptr(const at::Tensor& t) {
 }
 
 at::Tensor Noise(int64_t rows, int64_t columns, DType dtype, uint64_t seed) {
-  at::Tensor t = at::empty({rows, columns}, at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
+  at::Tensor t = at::empty({rows, columns},
+                           at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
   const int64_t n = rows * columns;
   ParallelItems((n + 4095) / 4096, 4096 * 8, [&](int64_t begin, int64_t end) {
     float block[4096];

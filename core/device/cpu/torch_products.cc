@@ -63,8 +63,7 @@ void TorchProducts::Multiply(const MultiplyArgs<BF16>& a) {
   }
   at::Tensor out = Matrix(y, padded, a.n);
   row_blocks_->Multiply(out, Matrix(x, padded, a.k), w);
-  if (!as_it_is)
-    std::memcpy(static_cast<void*>(a.y), y, static_cast<size_t>(a.rows * a.n) * sizeof(BF16));
+  if (!as_it_is) std::memcpy(static_cast<void*>(a.y), y, static_cast<size_t>(a.rows * a.n) * sizeof(BF16));
 }
 
 void TorchProducts::MultiplyBack(const MultiplyBackArgs<BF16>& a) {

@@ -343,8 +343,8 @@ void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::At
   const std::vector<std::pair<int64_t, int64_t>> ranges =
       before > 0 ? std::vector<std::pair<int64_t, int64_t>>{{0, before}, {before, b.rows()}}
                  : std::vector<std::pair<int64_t, int64_t>>{{0, b.rows()}};
-  const device::AttentionBackwardPlan plan = device::PlanAttentionBackward(
-      b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
+  const device::AttentionBackwardPlan plan =
+      device::PlanAttentionBackward(b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
   const int64_t padded = device::RoundUp(p.size, 16);
   std::vector<float> dq(static_cast<size_t>(plan.lanes * p.kv_heads * padded)),
       dk(static_cast<size_t>(b.rows() * p.kv_heads * padded)), dv(dk.size()),
@@ -420,7 +420,7 @@ TEST(AttentionKernelTest, BackwardAgreesWithTheCpu) {
 TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   // Two samples of a prompt of 300 keys, cut into pages differently, and a stranger.
   const std::vector<device::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
-                                          {1100, 200}, {50, 20}, {2000, 320}};
+                                           {1100, 200}, {50, 20}, {2000, 320}};
   const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320};
   const DecodePlan plan = PlanDecode(first_run, lengths, runs);
   EXPECT_EQ(plan.partials, 6);

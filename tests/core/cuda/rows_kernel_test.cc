@@ -48,11 +48,11 @@ struct Norm {
     std::vector<T> sum = x, out(x.size());
     std::vector<float> rstd(static_cast<size_t>(rows));
     device::RmsNormArgs<T> a{.d = d,
-                            .x = sum.data(),
-                            .weight = weight.data(),
-                            .eps = 1e-5F,
-                            .out = out.data(),
-                            .rstd = rstd.data()};
+                             .x = sum.data(),
+                             .weight = weight.data(),
+                             .eps = 1e-5F,
+                             .out = out.data(),
+                             .rstd = rstd.data()};
     if (add) {
       a.add = residual.data();
       a.x_out = sum.data();
@@ -65,11 +65,11 @@ struct Norm {
       const DeviceArray<T> d_out(rows * d), d_other(rows * d);
       const DeviceArray<float> d_rstd(rows);
       device::RmsNormArgs<T> b{.d = d,
-                              .x = d_x.data(),
-                              .weight = d_weight.data(),
-                              .eps = 1e-5F,
-                              .out = d_out.data(),
-                              .rstd = d_rstd.data()};
+                               .x = d_x.data(),
+                               .weight = d_weight.data(),
+                               .eps = 1e-5F,
+                               .out = d_out.data(),
+                               .rstd = d_rstd.data()};
       T* const sum_at = in_place ? d_x.data() : d_other.data();
       if (add) {
         b.add = d_residual.data();
@@ -145,17 +145,17 @@ struct Heads {
     std::vector<T> q(n), k = RandomValues<T>(rng, static_cast<int64_t>(m)), v = k;
     const std::vector<T> k0 = k;
     device::RotaryArgs<T> a{.heads = heads,
-                           .kv_heads = kv,
-                           .head_size = size,
-                           .qkv = qkv.data(),
-                           .eps = 1e-6F,
-                           .cos = cos.data(),
-                           .sin = sin.data(),
-                           .positions = position.data(),
-                           .slots = slot.data(),
-                           .q = q.data(),
-                           .k = k.data(),
-                           .v = v.data()};
+                            .kv_heads = kv,
+                            .head_size = size,
+                            .qkv = qkv.data(),
+                            .eps = 1e-6F,
+                            .cos = cos.data(),
+                            .sin = sin.data(),
+                            .positions = position.data(),
+                            .slots = slot.data(),
+                            .q = q.data(),
+                            .k = k.data(),
+                            .v = v.data()};
     if (with_bias) a.bias = bias.data();
     if (normed) {
       a.q_norm = q_norm.data();
@@ -169,20 +169,20 @@ struct Heads {
       const DeviceArray<T> d_q(static_cast<int64_t>(n));
       const DeviceArray<T> d_k(k0), d_v(k0);
       const device::RotaryArgs<T> b{.heads = heads,
-                                   .kv_heads = kv,
-                                   .head_size = size,
-                                   .qkv = d_qkv.data(),
-                                   .bias = with_bias ? d_bias.data() : nullptr,
-                                   .q_norm = normed ? d_q_norm.data() : nullptr,
-                                   .k_norm = normed ? d_k_norm.data() : nullptr,
-                                   .eps = 1e-6F,
-                                   .cos = d_cos.data(),
-                                   .sin = d_sin.data(),
-                                   .positions = d_position.data(),
-                                   .slots = d_slot.data(),
-                                   .q = d_q.data(),
-                                   .k = d_k.data(),
-                                   .v = d_v.data()};
+                                    .kv_heads = kv,
+                                    .head_size = size,
+                                    .qkv = d_qkv.data(),
+                                    .bias = with_bias ? d_bias.data() : nullptr,
+                                    .q_norm = normed ? d_q_norm.data() : nullptr,
+                                    .k_norm = normed ? d_k_norm.data() : nullptr,
+                                    .eps = 1e-6F,
+                                    .cos = d_cos.data(),
+                                    .sin = d_sin.data(),
+                                    .positions = d_position.data(),
+                                    .slots = d_slot.data(),
+                                    .q = d_q.data(),
+                                    .k = d_k.data(),
+                                    .v = d_v.data()};
       ExpectOk(c.device->rotary(b, rows, nullptr), what);
       ExpectNear(d_q.Read(), q, 2e-6F, Relative<T>(), what + " q");
       ExpectNear(d_k.Read(), k, 2e-6F, Relative<T>(), what + " k");
@@ -198,13 +198,13 @@ struct Heads {
     std::vector<T> dqkv = dqkv0;
     std::vector<float> dw = dw0;
     device::HeadNormBackwardArgs<T> back{.heads = heads,
-                                        .kv_heads = kv,
-                                        .head_size = size,
-                                        .qkv = qkv.data(),
-                                        .q_norm = q_norm.data(),
-                                        .k_norm = k_norm.data(),
-                                        .eps = 1e-6F,
-                                        .dqkv = dqkv.data()};
+                                         .kv_heads = kv,
+                                         .head_size = size,
+                                         .qkv = qkv.data(),
+                                         .q_norm = q_norm.data(),
+                                         .k_norm = k_norm.data(),
+                                         .eps = 1e-6F,
+                                         .dqkv = dqkv.data()};
     if (with_bias) back.bias = bias.data();
     c.cpu.head_norm_backward(0, rows, back, dw.data());
     DeviceArray<T> d_dqkv(dqkv0);
@@ -214,14 +214,14 @@ struct Heads {
       d_dw.Write(dw0);
       const DeviceArray<float> scratch(HeadNormScratch(rows, size));
       const device::HeadNormBackwardArgs<T> b{.heads = heads,
-                                             .kv_heads = kv,
-                                             .head_size = size,
-                                             .qkv = d_qkv.data(),
-                                             .bias = with_bias ? d_bias.data() : nullptr,
-                                             .q_norm = d_q_norm.data(),
-                                             .k_norm = d_k_norm.data(),
-                                             .eps = 1e-6F,
-                                             .dqkv = d_dqkv.data()};
+                                              .kv_heads = kv,
+                                              .head_size = size,
+                                              .qkv = d_qkv.data(),
+                                              .bias = with_bias ? d_bias.data() : nullptr,
+                                              .q_norm = d_q_norm.data(),
+                                              .k_norm = d_k_norm.data(),
+                                              .eps = 1e-6F,
+                                              .dqkv = d_dqkv.data()};
       ExpectOk(c.device->head_norm_backward(b, rows, d_dw.data(), scratch.data(), nullptr), what);
       ExpectNear(d_dqkv.Read(), dqkv, 2e-5F, Relative<T>(), what + " dqkv");
       ExpectNear(d_dw.Read(), dw, 1e-4F, 2e-5F, what + " dweight");

@@ -29,7 +29,8 @@ void CompareDraws(uint64_t seed) {
   for (int64_t r = 0; r < rows; ++r) {
     SampleRow p;
     p.temperature = rng.Below(8) == 0 ? 0.0F : rng.Below(8) == 0 ? 1e-39F : 0.3F + rng.Uniform();
-    if (rng.Below(2) == 0) p.top_k = static_cast<int32_t>(rng.Below(2) == 0 ? rng.Between(1, 4) : rng.Between(1, vocab + 1));
+    if (rng.Below(2) == 0)
+      p.top_k = static_cast<int32_t>(rng.Below(2) == 0 ? rng.Between(1, 4) : rng.Between(1, vocab + 1));
     if (rng.Below(2) == 0) p.top_p = 0.05F + 0.9F * rng.Uniform();
     if (rng.Below(3) == 0) p.min_p = 0.9F * rng.Uniform();
     p.log_min_p = std::log(p.min_p);

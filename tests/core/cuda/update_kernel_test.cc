@@ -122,7 +122,8 @@ void CompareEmbedding(uint64_t seed) {
   const std::vector<float> dx = RandomValues<float>(rng, rows * d),
                            dtable0 = RandomValues<float>(rng, vocab * d);
   std::vector<float> dtable = dtable0;
-  device::KernelsFor<float>(device::BestIsa()).scatter_add_rows(0, d, rows, d, ids.data(), dx.data(), dtable.data());
+  device::KernelsFor<float>(device::BestIsa())
+      .scatter_add_rows(0, d, rows, d, ids.data(), dx.data(), dtable.data());
   const DeviceArray<int32_t> d_ids(ids);
   const DeviceArray<T> d_table(table);
   const DeviceArray<float> d_dx(dx);
@@ -239,7 +240,18 @@ void CompareExperts(uint64_t seed) {
   const bool with_shared = rng.Below(2) == 0;
   std::vector<T> out(dout.size()), dshared(dout.size()), dy = y;
   std::vector<float> dweights(weights.size()), dgate(gate.size());
-  cpu.combine_experts(0, rows, {.rows = rows,
+  cpu.combine_experts(0, rows,
+                      {.rows = rows,
+                       .d = d,
+                       .k = k,
+                       .place = place.data(),
+                       .weights = weights.data(),
+                       .y = y.data(),
+                       .gate = gate.data(),
+                       .shared = with_shared ? shared.data() : nullptr,
+                       .out = out.data()});
+  cpu.combine_experts_backward(0, rows,
+                               {.rows = rows,
                                 .d = d,
                                 .k = k,
                                 .place = place.data(),
@@ -247,20 +259,11 @@ void CompareExperts(uint64_t seed) {
                                 .y = y.data(),
                                 .gate = gate.data(),
                                 .shared = with_shared ? shared.data() : nullptr,
-                                .out = out.data()});
-  cpu.combine_experts_backward(0, rows, {.rows = rows,
-                                         .d = d,
-                                         .k = k,
-                                         .place = place.data(),
-                                         .weights = weights.data(),
-                                         .y = y.data(),
-                                         .gate = gate.data(),
-                                         .shared = with_shared ? shared.data() : nullptr,
-                                         .dout = dout.data(),
-                                         .dy = dy.data(),
-                                         .dweights = dweights.data(),
-                                         .dshared = dshared.data(),
-                                         .dgate = dgate.data()});
+                                .dout = dout.data(),
+                                .dy = dy.data(),
+                                .dweights = dweights.data(),
+                                .dshared = dshared.data(),
+                                .dgate = dgate.data()});
   const DeviceArray<int32_t> d_place(place);
   const DeviceArray<T> d_y(y), d_shared(shared), d_dout(dout);
   const DeviceArray<float> d_weights(weights), d_gate(gate);

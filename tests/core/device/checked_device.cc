@@ -41,9 +41,8 @@ StatusOr<std::shared_ptr<Buffer>> CheckedDevice::Allocate(int64_t bytes) {
                   0) == kernels)
       << "mapping of " << pages << " bytes";
   ::close(file);
-  return std::shared_ptr<Buffer>(std::make_shared<Mapped>(static_cast<std::byte*>(host),
-                                                          static_cast<std::byte*>(kernels), pages - size,
-                                                          bytes, pages, live_));
+  return std::shared_ptr<Buffer>(std::make_shared<Mapped>(
+      static_cast<std::byte*>(host), static_cast<std::byte*>(kernels), pages - size, bytes, pages, live_));
 }
 
 std::byte* CheckedDevice::Find(const void* p, int64_t bytes, const char* kernel, int field) const {

@@ -33,17 +33,23 @@ class CheckedDevice : public Device {
   std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) override {
     return cpu_.PlanAttention(keys, shape);
   }
-  std::unique_ptr<AttentionWork> PlanAttentionBackward(
-      const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
-      const HeadShape& shape) override {
+  std::unique_ptr<AttentionWork> PlanAttentionBackward(const RowRunsOfHost& keys,
+                                                       std::span<const std::pair<int64_t, int64_t>> ranges,
+                                                       const HeadShape& shape) override {
     return cpu_.PlanAttentionBackward(keys, ranges, shape);
   }
 
-#define TIDEPOOL_TYPED(Kernel)                                                \
-  void Kernel(const Kernel##Args<float>& a) override { Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); } \
-  void Kernel(const Kernel##Args<BF16>& a) override { Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); }
-#define TIDEPOOL_PLAIN(Kernel) \
-  void Kernel(const Kernel##Args& a) override { Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); }
+#define TIDEPOOL_TYPED(Kernel)                         \
+  void Kernel(const Kernel##Args<float>& a) override { \
+    Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); \
+  }                                                    \
+  void Kernel(const Kernel##Args<BF16>& a) override {  \
+    Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); \
+  }
+#define TIDEPOOL_PLAIN(Kernel)                         \
+  void Kernel(const Kernel##Args& a) override {        \
+    Run(#Kernel, a, [&](auto& b) { cpu_.Kernel(b); }); \
+  }
   TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
   TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 #undef TIDEPOOL_TYPED

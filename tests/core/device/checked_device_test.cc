@@ -13,7 +13,12 @@ TEST(CheckedDeviceDeathTest, TheHostCanNeitherReadNorWriteWhatKernelsCan) {
   device.Upload(p, std::span<const float>(std::vector<float>(16, 0.5F)));
   device.Sigmoid({.n = 16, .x = p});
   EXPECT_NEAR(device.Read(p, 16)[15], 0.6225F, 1e-4F);
-  EXPECT_DEATH({ volatile float x = *p; (void)x; }, "");
+  EXPECT_DEATH(
+      {
+        volatile float x = *p;
+        (void)x;
+      },
+      "");
   EXPECT_DEATH({ *p = 1; }, "");
 }
 

@@ -34,13 +34,13 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     const std::vector<device::KvRun> runs = {{.start = 0, .count = n}};
     std::vector<int32_t> routed;
     const device::Array hidden = decoder.Forward({.ids = tokens,
-                                               .positions = place,
-                                               .slots = place,
-                                               .first_run = first_run,
-                                               .lengths = lengths,
-                                               .runs = runs,
-                                               .routed = &routed},
-                                              memory.view());
+                                                  .positions = place,
+                                                  .slots = place,
+                                                  .first_run = first_run,
+                                                  .lengths = lengths,
+                                                  .runs = runs,
+                                                  .routed = &routed},
+                                                 memory.view());
     const device::Array logits = decoder.Logits(hidden.view.Rows(n - 1, 1));
     const float u = SampleUniform(seed, SampleUid(tid), static_cast<uint32_t>(n), 0);
     const std::vector<float> row = model::ToHost(device, logits.view);

@@ -1,5 +1,4 @@
 #include "core/device/cpu/sampler.h"
-#include "core/engine/sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "core/base/rng.h"
+#include "core/engine/sampling.h"
 
 namespace tidepool::engine {
 namespace {
@@ -101,7 +101,8 @@ TEST(SamplerTest, GreedyTakesTheFirstOfTheLargest) {
   device::SamplerScratch scratch;
   const std::vector<float> z = {-1, 4, 2, 4, -3};
   EXPECT_EQ(device::DrawToken(z.data(), 5, SampleRowOf({.temperature = 0}, 0.9F), scratch).id, 1);
-  EXPECT_EQ(device::DrawToken(z.data(), 5, SampleRowOf({.top_k = 1, .top_p = 0.1F}, 0.9F), scratch).id, 3);  // ties stay together
+  EXPECT_EQ(device::DrawToken(z.data(), 5, SampleRowOf({.top_k = 1, .top_p = 0.1F}, 0.9F), scratch).id,
+            3);  // ties stay together
 }
 
 TEST(SamplerTest, EndsOfTheUnitIntervalAreTokensWithMass) {
@@ -120,7 +121,8 @@ TEST(SamplerTest, FrequenciesFollowTheProbabilities) {
   const std::vector<float> z = {0, std::log(2.0F), std::log(5.0F)};
   std::vector<int> count(3);
   for (uint32_t i = 0; i < 8000; ++i)
-    ++count[static_cast<size_t>(device::DrawToken(z.data(), 3, SampleRowOf({}, SampleUniform(1, 2, i, 0)), scratch).id)];
+    ++count[static_cast<size_t>(
+        device::DrawToken(z.data(), 3, SampleRowOf({}, SampleUniform(1, 2, i, 0)), scratch).id)];
   // Binomial deviation below 45 counts: 5 deviations.
   EXPECT_NEAR(count[0], 1000, 150);
   EXPECT_NEAR(count[1], 2000, 200);
@@ -133,7 +135,8 @@ TEST(SamplerTest, BFloat16RowsAreWidenedExactly) {
   std::vector<float> wide(777);
   std::vector<device::BF16> narrow(777);
   for (size_t i = 0; i < wide.size(); ++i) {
-    narrow[i].bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(3 * rng.Normal())) >> 16);
+    narrow[i].bits =
+        static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(3 * rng.Normal())) >> 16);
     wide[i] = std::bit_cast<float>(static_cast<uint32_t>(narrow[i].bits) << 16);
   }
   const SamplingParams params{.top_k = 50, .top_p = 0.9F};

@@ -139,7 +139,8 @@ void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
   {
     const device::Array hidden = decoder.Forward(prefill.view(), memory.view());
     EXPECT_TRUE(SameBits(Tensor(decoder.device(), hidden.view), trained.narrow(0, 0, n)));
-    EXPECT_TRUE(SameBits(LogitsTensor(decoder, hidden.view.Rows(n - 1, 1)), trained_logits.narrow(0, n - 1, 1)));
+    EXPECT_TRUE(
+        SameBits(LogitsTensor(decoder, hidden.view.Rows(n - 1, 1)), trained_logits.narrow(0, n - 1, 1)));
   }
 
   std::vector<int64_t> first_row;

@@ -67,8 +67,8 @@ TEST(ExpertRoutingTest, AnotherRoutingGivesAnotherResultAndReachesTheOtherExpert
     for (size_t i = 0; i < f.weights->layout().size(); ++i) {
       const Parameter& p = f.weights->layout()[i];
       if (!p.name.ends_with("experts_down")) continue;
-      const at::Tensor g = Tensor(
-          device, {grads.data() + p.offset, p.shape[0], p.numel() / p.shape[0], DType::kFloat32});
+      const at::Tensor g =
+          Tensor(device, {grads.data() + p.offset, p.shape[0], p.numel() / p.shape[0], DType::kFloat32});
       EXPECT_GT(g.narrow(0, 0, f.spec.hidden_size).abs().sum().item<float>(), 0) << p.name;
       EXPECT_EQ(g.narrow(0, 2 * f.spec.hidden_size, f.spec.hidden_size).abs().sum().item<float>(), 0)
           << p.name;

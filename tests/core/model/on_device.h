@@ -27,8 +27,8 @@ inline std::shared_ptr<device::Device> Deterministic(const Weights& weights) {
 }
 
 inline at::Tensor Tensor(device::Device& device, const device::View& view) {
-  at::Tensor t = at::empty({view.rows, view.cols},
-                           view.dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
+  at::Tensor t =
+      at::empty({view.rows, view.cols}, view.dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   device.Download(t.data_ptr(), view.data, view.bytes());
   return t;
 }

@@ -12,8 +12,8 @@
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
-#include "core/model/decoder.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/decoder.h"
 #include "core/model/weights.h"
 #include "tests/core/model/on_device.h"
 

@@ -1,4 +1,3 @@
-#include "core/device/cpu/cpu_device.h"
 #include "core/policy/network.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +6,7 @@
 #include <set>
 
 #include "core/base/rng.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/policy/distribution.h"
 
 namespace tidepool::policy {
