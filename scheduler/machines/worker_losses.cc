@@ -41,7 +41,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.slots.Lost(ref.worker, why);
   all_.trainer.Forget(ref);
   all_.steps.Lost(ref, why);
-  all_.trainer.Lost(ref);
+  all_.trainer.Lost(ref, why);
   AfterDeath(ref.worker, why);
 }
 
