@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import resource
 import shlex
 import shutil
@@ -207,6 +208,20 @@ class OperationsTest(RunTest):
                 run.send_signal(signal.SIGINT)
                 self.finish(run)
                 self.assert_checked(name)
+
+    def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
+        def train(limit, run):
+            return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
+                                  capture_output=True, text=True, timeout=120,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+        for limit in [16, 40]:
+            refused = train(limit, "refused")
+            self.assert_done(refused, 2)
+            said = re.search(r"only (\d+) files open here \(ulimit -Hn\), and this job needs (\d+): raise the limit", refused.stderr)
+            self.assertTrue(said, refused.stderr)
+            self.assertEqual(int(said[1]), limit)
+            self.assertFalse(self.path(run="refused").exists())
+        self.assert_done(train(int(said[2]), "enough"))
 
     def on_frozen_disk(self, disk, operation, *job):
         """A run whose disk stood still for a while, and that went on."""
