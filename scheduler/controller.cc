@@ -17,6 +17,7 @@ struct Receiver {
   void operator()(const event::WorkerLost& e) const { m.workers.On(e); }
   void operator()(const event::WorkerStartFailed& e) const { m.workers.On(e); }
   void operator()(const event::Heartbeat& e) const { m.workers.On(e); }
+  void operator()(const event::StoodStill& e) const { m.workers.On(e); }
   void operator()(const event::Drained& e) const { m.slots.On(e); }
   void operator()(const event::Released& e) const { m.slots.On(e); }
   void operator()(const event::Granted& e) const { m.slots.On(e); }

@@ -1,3 +1,4 @@
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -136,9 +137,11 @@ Status ControllerProcess::Open() {
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
-  if (!earlier.entries.empty()) {
+  const size_t records = std::exchange(earlier.entries, {}).size();  // of a long run they are hundreds of MB
+  malloc_trim(0);  // which stay with the process otherwise: they were many small pieces
+  if (records > 0) {
     Log(LogLevel::kInfo, "resume",
-        {{"records", std::to_string(earlier.entries.size())},
+        {{"records", std::to_string(records)},
          {"step", std::to_string(std::max<int64_t>(committed_.value, 0))},
          {"checkpoint_step", result_.checkpoint_step ? std::to_string(*result_.checkpoint_step) : "none"},
          {"ctl_epoch", std::to_string(storage_->ctl_epoch())}});
@@ -240,6 +243,7 @@ void ControllerProcess::Close() {
 // --- the loop
 
 void ControllerProcess::Drive() {
+  (void)clock_.TakeAbsence();  // the start may have read long files
   auto next_tick = Clock::now();
   auto next_show = Clock::now(), next_renewal = Clock::now();
   const auto renewal =
@@ -248,7 +252,9 @@ void ControllerProcess::Drive() {
     effects_->Execute();
     recorded_->Begin();
     if (finished_) break;
-    for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
+    auto came = inbox_->TakeAll(std::chrono::milliseconds(10));
+    NoteAbsence();  // before what came of it
+    for (Incoming& in : came) {
       std::visit(Overload{[&](HubEvent& e) {
                             for (Attachments::Event& event : attachments_->On(std::move(e), Now()))
                               OnAttachment(event);
@@ -277,6 +283,14 @@ void ControllerProcess::Drive() {
       Show();
     }
   }
+}
+
+void ControllerProcess::NoteAbsence() {
+  (void)Now();
+  const auto away = clock_.TakeAbsence();
+  if (away == Clock::duration{0}) return;
+  Feed(ev::StoodStill{away});
+  effects_->Execute();  // it is told before the ends of workers that it explains
 }
 
 // What is still on its way to the disk goes into the newest file that was reported, or a newer one.
@@ -344,6 +358,9 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
+                        // `rm -r` leaves a folder in which files are made while it is at work.
+                        if (!fs_->Exists(storage::RunPaths(request_.run_dir).config()))
+                          return OnMoved("", failed.journal);
                         EndForStorage(failed.why, failed.journal);
                       }},
              done);
