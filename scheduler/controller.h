@@ -17,6 +17,7 @@
 #include "scheduler/commands.h"
 #include "scheduler/controller_options.h"
 #include "scheduler/events.h"
+#include "scheduler/run_state.h"
 
 namespace tidepool::scheduler {
 
@@ -54,6 +55,8 @@ class Controller {
   // (empty: a new run); kDataLoss if they do not fold.
   static StatusOr<std::unique_ptr<Controller>> Create(const ControllerOptions& options,
                                                       const std::vector<JournalEntry>& journal);
+  // The same, of records that were folded as they were read.
+  static StatusOr<std::unique_ptr<Controller>> CreateFrom(const ControllerOptions& options, RunState earlier);
   ~Controller();
 
   // Takes in one event at `now` and returns what is to be done, in order.

@@ -86,6 +86,14 @@ class OperationsTest(RunTest):
         self.assert_done(self.command("train", str(moved), "--resume", f"train.steps={ended['steps'] + 1}"))
         self.assert_checked("moved")
 
+    def test_a_run_whose_files_are_deleted_says_so(self):
+        run = self.start(CONFIG, "train.steps=100000")
+        self.wait_step(3, run)
+        subprocess.run(["rm", "-rf", str(self.path())], stderr=subprocess.DEVNULL)  # may meet a file that was just made
+        out, err = self.finish(run, code=3)
+        self.assertIn(f"its folder {self.path()} was removed while the run was at work", err)
+        self.assertNotIn("go on with", out, "there is nothing to go on with")
+
     def test_each_life_of_a_run_is_told_as_it_is(self):
         def page():
             self.assert_done(self.command("report", str(self.path())))

@@ -42,7 +42,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
-  step_rows_->Remember(r);
+  if (step_rows_ != nullptr) step_rows_->Remember(r);
   if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;
 }
 

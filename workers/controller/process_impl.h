@@ -91,6 +91,7 @@ class ControllerProcess {
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
   void OnMoved(const std::string& to, bool journal);
+  [[nodiscard]] bool FilesAreGone() const;
   // A call for the loop, for threads: they may outlive this object.
   [[nodiscard]] auto Post() const {
     return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };
