@@ -93,6 +93,9 @@ class OperationsTest(RunTest):
         out, err = self.finish(run, code=3)
         self.assertIn(f"its folder {self.path()} was removed while the run was at work", err)
         self.assertNotIn("go on with", out, "there is nothing to go on with")
+        left = list(self.path().rglob("*.json")) if self.path().exists() else []
+        self.assertEqual([p.name for p in left if p.name == "summary.json"], [])
+        self.assertFalse((ROOT / "summary.json").exists() or (ROOT / "status.json").exists(), "it was written where the program was started")
 
     def test_each_life_of_a_run_is_told_as_it_is(self):
         def page():

@@ -282,12 +282,16 @@ void ControllerProcess::WriteSummary() {
       *s.paced_note += text;
     }
   }
-  files_.Do("write of summary.json",
-            [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
-             text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
-              const Status written = fs->WriteFile(path, text);
-              if (!written.ok()) observe::Log(LogLevel::kWarn, "summary", {{"text", written.message()}});
-            });
+  const bool removed =
+      result_.moved_to && result_.moved_to->empty();  // nothing is made where somebody cleared up
+  if (!removed) {
+    files_.Do("write of summary.json",
+              [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
+               text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
+                const Status written = fs->WriteFile(path, text);
+                if (!written.ok()) observe::Log(LogLevel::kWarn, "summary", {{"text", written.message()}});
+              });
+  }
   status_.state = s.exit != 0 ? "failed" : s.finished ? "finished" : "stopped";
   status_.phase = status_.state;
   status_.exit = s.exit;
@@ -300,7 +304,7 @@ void ControllerProcess::WriteSummary() {
   status_.left_s.reset();
   status_.still_s.reset();
   if (request_.on_progress) request_.on_progress(status_);
-  WriteStatus();  // also for a disk that has no room for the summary: its space is there
+  if (!removed) WriteStatus();  // also for a disk that has no room for the summary: its space is there
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }
 

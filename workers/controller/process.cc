@@ -443,7 +443,8 @@ bool ControllerProcess::FilesAreGone() const {
 // begin another folder. So the run ends, and says so where it is now.
 void ControllerProcess::OnMoved(const std::string& to, bool journal) {
   if (finished_ || storage_failing_ || storage_failed_) return;
-  const std::string was = std::exchange(request_.run_dir, to.empty() ? request_.run_dir : to);
+  const std::string was = request_.run_dir;
+  if (!to.empty()) request_.run_dir = to;
   result_.moved_to = to;
   result_.disk_hangs = to.empty();
   EndForStorage("its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +
