@@ -19,6 +19,14 @@ struct WorkerFacts {
   int64_t peak_bytes = 0;
 };
 
+// A place whose process died, and where it is started again.
+struct RestartFacts {
+  int64_t place = -1;
+  double in_s = 0;     // until it is started; 0: it is starting
+  int64_t deaths = 0;  // of the last ten minutes
+  std::string why;     // of the last one
+};
+
 // A picture of now. What the job does not have, or not yet, is empty.
 struct StatusFile {
   std::string name;  // of the job
@@ -31,11 +39,14 @@ struct StatusFile {
   int64_t in_flight = 0;                                                       // chunks
   int64_t restarts = 0, refused = 0;
   std::vector<WorkerFacts> workers;
+  std::vector<RestartFacts> restarting;
   int64_t pid = 0;  // of the controller
   std::string last_warning;
   std::string waits_for;  // what gradings wait for, "judge at unix:/x: Connection refused"; empty: nothing
-  double elapsed_s = 0;
-  std::optional<double> left_s;
+  double elapsed_s = 0;   // of this life: since the start, or the last resume
+  std::optional<double> left_s;  // at the pace of the last steps
+  // Since the last step ended, where the steps before took far less: then there is no speed and no time left.
+  std::optional<double> still_s;
   std::optional<std::string> paced;           // whose times the slots take
   std::optional<double> reward, best_reward;  // mean of the last step
   std::optional<double> equal_groups;         // share of groups whose rewards are all equal, of the last step
@@ -79,10 +90,11 @@ struct SummaryFile {
 };
 
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
+TP_FIELDS(RestartFacts, place, in_s, deaths, why)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
-          leased, in_flight, restarts, refused, workers, pid, last_warning, waits_for, elapsed_s, left_s,
-          paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out, response_tokens,
-          tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
+          leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, waits_for, elapsed_s,
+          left_s, still_s, paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out,
+          response_tokens, tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
           accuracy, held_out, seconds, peak_bytes, drops, version, commit, run_id, policy_version, paced,

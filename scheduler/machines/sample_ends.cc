@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "scheduler/infra_budget.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -221,18 +222,16 @@ void SampleFlow::EndIfNothingPasses(const std::string& why) {
 // quietly learns from what is left.
 void SampleFlow::EndIfTooManyFail() {
   const LedgerRules& rules = state_.ledger().rules();
-  const int64_t step_samples = rules.groups_per_step * rules.group_size,
-                seen = static_cast<int64_t>(outcomes_.size()), infra = CountOf(GradeOutcome::kInfra);
+  const InfraBudget budget{options_.batch.infra_drop_stop, rules.groups_per_step * rules.group_size};
+  const auto seen = static_cast<int64_t>(outcomes_.size());
+  const int64_t infra = CountOf(GradeOutcome::kInfra);
   const std::string who = facts_.environment ? "environment" : "reward";
   const auto lost = [&] {
     return std::to_string(infra) + " of the last " + std::to_string(seen) +
            " samples were lost to infrastructure failures of the " + who;
   };
-  // A share of 20 steps: in fewer, once no sample that is still to come can lower it.
-  const bool too_many =
-      static_cast<double>(infra) > options_.batch.infra_drop_stop * static_cast<double>(20 * step_samples);
-  const bool known = seen >= 2 * step_samples;
-  if (too_many || (known && infra == seen)) {
+  const bool known = seen >= budget.MostAlone();
+  if (infra >= budget.Most() || (known && infra == seen)) {
     all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
                    lost() + " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;

@@ -6,7 +6,11 @@
 namespace tidepool::scheduler {
 void Workers::On(const event::WorkerLost& e) {
   if (fleet_.IsLive(e.worker)) {
-    Crashed(e.worker, e.why, e.by_exit);
+    if (Forgiven()) {
+      Lose(e.worker, e.why, e.by_exit);
+    } else {
+      Crashed(e.worker, e.why, e.by_exit);
+    }
     return;
   }
   // The end of a process that is already fenced, or of one that is waited for after a restart.
@@ -41,7 +45,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.slots.Lost(ref.worker, why);
   all_.trainer.Forget(ref);
   all_.steps.Lost(ref, why);
-  all_.trainer.Lost(ref);
+  all_.trainer.Lost(ref, why);
   AfterDeath(ref.worker, why);
 }
 
@@ -56,7 +60,7 @@ void Workers::Replace(const WorkerRef& ref, const std::string& why) {
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   if (all_.life.finished()) return;
   const std::string name = "w" + std::to_string(worker.value);
-  const Health::Next next = health_.Died(worker, why, now_);
+  const Health::Next next = health_.Died(worker, why, now_, Forgiven());
   switch (next.kind) {
     case Health::Next::kRestart:
       if (!all_.life.shutdown().requested() ||
@@ -69,7 +73,7 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
                      "worker " + std::to_string(worker.value) + " died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
-      out_.Record(record::Fault{"retired", name, {}, why});
+      out_.Record(record::Fault{"retired", name, {}, fleet_.workers.at(worker).vitals().last_why});
       break;
     case Health::Next::kWait:
       break;

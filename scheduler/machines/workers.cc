@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cstdio>
 
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
 namespace {
+
+// All of them ended before the controller moved again, and are seen within its next ticks.
+constexpr double kForgivenSeconds = 1;
 
 HealthOptions HealthOf(const ControllerOptions& c) {
   return {.heartbeat_s = c.fleet.heartbeat_s,
@@ -192,6 +196,17 @@ void Workers::On(const event::Heartbeat& e) {
     for (const SlotId slot : w.slots())
       waits_.Extend({WaitKind::kTrain, slot.value}, now_ + all_.steps.Patience());
   }
+}
+
+void Workers::On(const event::StoodStill& e) {
+  forgiven_until_ = In(kForgivenSeconds);
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.1f", Seconds(e.time));
+  out_.Warn("stood_still",
+            std::string("the controller stood still for ") + seconds +
+                " s: it was stopped (SIGSTOP), or the machine gave it no turn. Workers that heard nothing "
+                "from it have ended for that, and not by a fault of their own",
+            {{"seconds", seconds}});
 }
 
 void Workers::Tick() {

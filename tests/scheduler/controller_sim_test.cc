@@ -137,7 +137,7 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
     const SimOptions options = Swarm(seed);
     SimCluster cluster(options);
     SimResult r = cluster.Run();
-    if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();  // stopped, then resumed
+    if (WasStopped(r)) r = cluster.Run();  // stopped, then resumed
     ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
     const CheckResult check = Check(cluster.journal());
     ASSERT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
@@ -493,6 +493,52 @@ TEST(ControllerSimTest, ATrainerThatDiesInTheCheckpointOfAStopComesBackForIt) {
     EXPECT_GT(cluster.controller()->View().step.value, 0);
     ExpectProven(cluster);
   }
+}
+
+TEST(ControllerSimTest, AStopThatCannotKeepTheLastStepsSaysWhyAndWhereAResumeBegins) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
+  o.controller.steps = 1000;
+  o.controller.checkpoint.every_steps = 1000;
+  o.faults.stop_at_s = 8;
+  int64_t done = 0;
+  const auto stopped = [&](const std::string& why, const auto& arrange) {
+    SCOPED_TRACE(why);
+    SimCluster cluster(o);
+    arrange(cluster);
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3) << "0 would promise that every step is kept";
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* c = std::get_if<record::StepCommit>(&e.record)) done = c->step.value;
+    }
+    ASSERT_GT(done, 0);
+    const std::string steps = std::to_string(done);
+    EXPECT_NE(r.why.find("fault=not_saved actor=controller step=" + steps +
+                         ": SIGTERM, and no new checkpoint was made, because " + why),
+              std::string::npos)
+        << r.why;
+    EXPECT_NE(r.why.find("a resume begins at step 0 and trains " + steps + " steps again"), std::string::npos)
+        << r.why;
+    ExpectProven(cluster);
+  };
+  stopped("worker w0/inc", [](SimCluster& cluster) {
+    cluster.on_command = [&](const Command& c) {
+      const auto* write = std::get_if<command::WriteCheckpoint>(&c);
+      if (write != nullptr && write->step.value > 0) cluster.KillWorker(write->worker.worker);
+    };
+  });
+  stopped("the step that the trainer was at did not end in time (op=train waiting_for=w0/",
+          [&](SimCluster& cluster) {
+            cluster.on_event = [&](const Event& e) {
+              const auto* trained = std::get_if<event::TrainDone>(&e);
+              return trained == nullptr || trained->step.value < 3;
+            };
+          });
+  stopped("it was not written in time (op=checkpoint waiting_for=w0/", [](SimCluster& cluster) {
+    cluster.on_event = [](const Event& e) {
+      const auto* written = std::get_if<event::CheckpointWritten>(&e);
+      return written == nullptr || written->ckpt == 0;
+    };
+  });
 }
 
 TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {

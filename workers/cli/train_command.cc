@@ -16,6 +16,7 @@
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
@@ -24,6 +25,7 @@
 #include "workers/cli/run_status.h"
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
+#include "workers/device/disk_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -113,6 +115,31 @@ StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
   return config::LoadRunConfig(storage::RunPaths(run).config(), options.overrides);
 }
 
+// The disk that the run's folder will be on, and whether the run fits there.
+void DescribeDisk(const TrainOptions& options, const JobConfig& config) {
+  RealFileSystem real;
+  std::string dir = options.run_dir.empty() ? storage::RunDirectoryOptions().root : options.run_dir;
+  for (std::error_code error; !dir.empty() && !fs::exists(dir, error);) dir = fs::path(dir).parent_path();
+  if (dir.empty()) dir = ".";
+  const auto free = real.FreeBytes(dir);
+  const auto plan = PlanDisk(config);
+  if (!free.ok() || !plan.ok()) return;
+  std::printf("disk free    %s where %s is\n", BytesText(*free).c_str(), dir.c_str());
+  storage::SpaceNeed need{plan->certain(), plan->Text(false), config.checkpoint.keep > 2};
+  if (options.resume) {  // what it has already is not needed again
+    const storage::RunPaths has(options.run_dir);
+    for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()}))
+      need.bytes -= bytes;
+  }
+  std::string warning;
+  if (const Status fits = storage::CheckSpace(real, dir, need); !fits.ok()) {
+    warning = "this run would be refused: " + fits.message();
+  } else if (!options.resume) {
+    warning = SpaceWarning(*plan, dir, *free);
+  }
+  if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+}
+
 void DryRun(CommandContext& context, const TrainOptions& options, const config::LoadedConfig& loaded) {
   if (const Status inputs = CheckInputs(loaded); !inputs.ok()) return Fail(context, inputs);
   const std::string before = storage::RunPaths(options.run_dir).config();
@@ -132,6 +159,7 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
     for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }
   std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  DescribeDisk(options, loaded.config);
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
   PrintData(*data);

@@ -158,6 +158,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    b.grader = worker;
                    // Its servers answer: told now, because a short run may end before the next heartbeat.
                    if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, "");
+                   OnGradeEnded(b);
                    if (b.outcome == GradeOutcome::kData)  // the row is at fault: which one
                      b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
                    Feed(ev::Graded(std::move(b)));

@@ -29,6 +29,7 @@
 #include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
 #include "workers/device/disk_plan.h"
+#include "workers/device/file_plan.h"
 #include "workers/net/hub.h"
 
 namespace tidepool::workers {
@@ -90,6 +91,7 @@ class Job {
  private:
   StatusOr<JobOutcome> Attempt() {
     const JobConfig& config = request_.loaded.config;
+    TP_RETURN_IF_ERROR(CheckFileLimit(config));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
     if (config.model.init && !config.model.init->warm_start.empty()) {
@@ -247,10 +249,9 @@ class Job {
       // Also over what a run that died before it began has left.
       config_changes_ = warm_changes_ = true;
     }
-    if (const auto free = fs_.FreeBytes(outcome_.run_dir);
-        plan.ok() && free.ok() && *free < plan->total() && !goes_on) {
-      Say("warning: " + outcome_.run_dir + ": the disk has " + BytesText(*free) +
-          " free, the run may take up to " + BytesText(plan->total()) + " (" + plan->Text(true) + ")");
+    if (const auto free = fs_.FreeBytes(outcome_.run_dir); plan.ok() && free.ok() && !goes_on) {
+      if (const std::string warning = SpaceWarning(*plan, outcome_.run_dir, *free); !warning.empty())
+        Say("warning: " + warning);
     }
     return Furnish();
   }

@@ -63,7 +63,7 @@ struct Teller {
     if (r.kind == "retired") {
       fields.emplace_back("place", name);
       return Event(LogLevel::kWarn, "worker_retired", std::move(fields),
-                   "worker " + name + " is not started again, it failed too often; the last time: " + r.what);
+                   "worker " + name + " is not started again: " + r.what);
     }
     fields.insert(fields.begin(), {"class", r.kind});
     return Event(LogLevel::kError, "fault", std::move(fields), r.what);
@@ -81,10 +81,10 @@ struct Teller {
     return Debug("checkpoint_deleted", {{"ckpt", Text(r.ckpt)}});
   }
   Said operator()(const record::Restore& r) const {
-    return Info("restored", {{"step", Text(r.step)},
-                             {"from", r.ckpt < 0 ? "recovery_copy" : "checkpoint"},
-                             {"ckpt", Text(r.ckpt)},
-                             {"lineage", Text(r.new_lineage)}});
+    return Info("restoring", {{"step", Text(r.step)},
+                              {"from", r.ckpt < 0 ? "recovery_copy" : "checkpoint"},
+                              {"ckpt", Text(r.ckpt)},
+                              {"lineage", Text(r.new_lineage)}});
   }
   Said operator()(const record::EvalResult& r) const {
     LogFields fields = {{"step", Text(r.step)},

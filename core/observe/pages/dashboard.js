@@ -178,6 +178,7 @@ const goesOn = run => ['running', 'warm_start', 'new'].includes(run.state);
 function liveFigures(run) {
   const live = run.live || {}, list = [];
   if (run.state === 'running' && live.left_s > 0) list.push(['time left', duration(live.left_s), '', 'at the pace of the last steps', '']);
+  if (run.state === 'running' && live.still_s > 0) list.push(['no step for', duration(live.still_s), '', 'speed and rates are of the last step', '']);
   if (goesOn(run) && live.phase) list.push(['now', live.phase, '', live.in_flight ? live.in_flight + ' requests under way' : '', '']);
   return list;
 }
@@ -200,7 +201,7 @@ function runView(name) {
     document.title = run.title + ' · Tidepool';
     head.replaceChildren(make('h1', run.title), stateBadge(run.state, run.exit_code), make('a.plain', 'compare with …', {href: '/'}));
     about.replaceChildren(...facts(run).childNodes);
-    const words = [wordOf(run.brief), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
+    const words = [wordOf(run.brief), ...(run.state === 'running' ? data.waits || [] : []), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
     warn.hidden = !words.length;
     warn.textContent = words.join('\n');
     figures.replaceChildren(tiles([...liveFigures(run), ...figuresOf(run)]) || '');
@@ -213,7 +214,7 @@ function runView(name) {
       config.firstChild.open = !!open;
     }
     const list = [barTable('Samples dropped, by reason', run.drops, number), barTable('Faults', faults, number),
-                  barTable('Time by phase', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
+                  barTable('Time by phase, since the last start', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
     tables.replaceChildren(...(list.length ? list : [make('p.empty', 'Nothing yet.')]));
     return data.more ? 0.02 : goesOn(run) ? 1.5 : 8;
   });

@@ -455,6 +455,7 @@ TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
   EXPECT_NE(r.out.find("dead"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("tidepool train " + run_ + " --resume"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("(gone)"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("resume      begins at step "), std::string::npos) << r.out;
 }
 
 TEST_F(InspectTest, StatusTellsAnEndThatItsFullDiskKeptOutOfTheJournal) {
@@ -539,6 +540,18 @@ TEST_F(InspectTest, AControllerThatSaysNothingAndRewardsThatWaitAreTold) {
   EXPECT_NE(r.out.find("state       running, controller pid 12\n"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("waits       rewards wait for judge at unix:/x: Connection refused\n"),
             std::string::npos)
+      << r.out;
+  scratch_.Write(status, R"({"step":1,"still_s":62,"left_s":null,"restarts":1,"refused":29,"restarting":[)"
+                         R"({"place":1,"in_s":3.2,"deaths":2,"why":"process 12 was killed"}]})");
+  r = RunCli({"status", "sim"});
+  EXPECT_NE(r.out.find("waits       no step has ended for 1m02s"), std::string::npos) << r.out;
+  EXPECT_NE(
+      r.out.find("1 restarts, 29 messages refused (late ones of workers that are gone, or without a token)"),
+      std::string::npos)
+      << r.out;
+  EXPECT_NE(
+      r.out.find("restarting in 4 s (death 2 of the last ten minutes; the sixth is the last): process 12"),
+      std::string::npos)
       << r.out;
   scratch_.Write(status, R"({"step":1,"open_groups":4,"awaiting":3,"queued":1})");
   std::filesystem::last_write_time(status,
