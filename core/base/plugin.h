@@ -6,8 +6,8 @@
 //   TP_PLUGIN(Reward, anagram) { return {.doc = "...", .make = WithoutArgument<MyAnagram>}; }
 //
 // stands at the beginning of a line, in the namespace of the kind, whose header has the struct: RewardPlugin.
-// Not inside an anonymous namespace: the linker would not find it. Its name is the one that configs and
-// commands take: small letters, digits and underscores.
+// Not inside an anonymous namespace: the linker would not find it. Its name
+// is the one that configs and commands take: small letters, digits and underscores.
 
 namespace tidepool {
 
@@ -18,6 +18,7 @@ template <typename T>
 struct Plugin {
   const char* name;
   T (*make)();
+  const char* file;  // that defines it: within the sources, or an absolute path
 };
 
 }  // namespace tidepool

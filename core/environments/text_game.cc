@@ -16,7 +16,7 @@ std::string FaultOf(const TextEnvironmentPlugin& plugin) {
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments() {
   static const std::vector<TextEnvironmentInfo> infos = [] {
     std::vector<TextEnvironmentInfo> all;
-    for (const auto& [name, make] : TextEnvironmentPlugins()) all.emplace_back(make()).name = name;
+    for (const auto& [name, make, file] : TextEnvironmentPlugins()) all.emplace_back(make()).name = name;
     return all;
   }();
   return infos;

@@ -26,7 +26,7 @@ std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
     std::vector<VectorSpec> all;
-    for (const auto& [name, make] : ControlPlugins()) all.emplace_back(make().spec).name = name;
+    for (const auto& [name, make, file] : ControlPlugins()) all.emplace_back(make().spec).name = name;
     return all;
   }();
   return list;
@@ -39,7 +39,7 @@ struct Chosen {
   std::unique_ptr<Rules> rules;
 };
 StatusOr<Chosen> Choose(const VectorOptions& o) {
-  for (const auto& [name, make] : ControlPlugins()) {
+  for (const auto& [name, make, file] : ControlPlugins()) {
     if (name != o.name) continue;
     const ControlPlugin plugin = make();
     Chosen chosen{.spec = plugin.spec, .rules = nullptr};

@@ -14,7 +14,7 @@ struct TaskEntry {
 const std::vector<TaskEntry>& Entries() {
   static const std::vector<TaskEntry> entries = [] {
     std::vector<TaskEntry> all;
-    for (const auto& [name, make] : TaskPlugins()) {
+    for (const auto& [name, make, file] : TaskPlugins()) {
       TaskPlugin plugin = make();
       all.push_back({{name, plugin.doc, plugin.held_out_unit, plugin.options}, std::move(plugin)});
     }

@@ -16,7 +16,7 @@ std::string FaultOf(const RewardPlugin& plugin) { return plugin.make == nullptr 
 const std::vector<RewardInfo>& ListRewards() {
   static const std::vector<RewardInfo> infos = [] {
     std::vector<RewardInfo> all;
-    for (const auto& [name, make] : RewardPlugins()) {
+    for (const auto& [name, make, file] : RewardPlugins()) {
       const RewardPlugin plugin = make();
       all.push_back({name, plugin.argument, plugin.doc});
     }
@@ -30,7 +30,7 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
   const std::string name(spec.substr(0, colon));
   const std::string argument(colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1));
   std::vector<std::string> names;
-  for (const auto& [of, make] : RewardPlugins()) {
+  for (const auto& [of, make, file] : RewardPlugins()) {
     names.push_back(of);
     if (of != name) continue;
     const RewardPlugin plugin = make();

@@ -65,9 +65,10 @@ TEST(PluginFaultsTest, AnAlgorithmOfPartsThatAreNotThereNamesThem) {
 TEST(PluginFaultsTest, ATableWithAFaultEndsTheProgramInWords) {
   const auto whole = WithoutFaults<tasks::RewardPlugin>("Reward", {tasks::RewardPlugins()[0]});
   EXPECT_STREQ(whole.at(0).name, tasks::RewardPlugins()[0].name);
-  EXPECT_EXIT(
-      WithoutFaults<tasks::RewardPlugin>("Reward", {whole[0], {"zz", [] { return tasks::RewardPlugin{}; }}}),
-      ::testing::ExitedWithCode(2), "^TP_PLUGIN\\(Reward, zz\\): has no .make; correct it");
+  EXPECT_EXIT(WithoutFaults<tasks::RewardPlugin>(
+                  "Reward", {whole[0], {"zz", [] { return tasks::RewardPlugin{}; }, "rewards/zz.cc"}}),
+              ::testing::ExitedWithCode(2),
+              "^rewards/zz.cc: TP_PLUGIN\\(Reward, zz\\): has no .make; correct it");
 }
 
 }  // namespace

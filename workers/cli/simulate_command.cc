@@ -498,7 +498,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   CLI::App* policies = app.add_subcommand(
       "policies", "Placements that scheduler.placement can name, policies of scheduler.policy");
   policies->callback([] {
-    for (const auto& [name, make] : scheduler::PolicyPlugins()) {
+    for (const auto& [name, make, file] : scheduler::PolicyPlugins()) {
       const scheduler::PolicyPlugin policy = make();
       const bool own = std::string(name) == Name(policy.placement);
       std::printf("%-12s %s%s\n", name, policy.summary.c_str(),
