@@ -107,6 +107,35 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
   }
 }
 
+// A policy of somebody's that leaves slots out, always or where a batch is ready: nothing would ever change.
+TEST(ControllerSimTest, APolicyWhosePlanIsAlwaysRefusedEndsTheRun) {
+  for (const bool always : {false, true}) {
+    Placement mine = PlacementOf(PlacementKind::kColocated);
+    mine.name = "mine";
+    mine.file = "policies/mine.cc";
+    mine.decide = [always, own = mine.decide](const PoolView& pool, const LedgerView& ledger,
+                                              const Forecast& forecast, TimePoint now) {
+      return always || ledger.need == TrainerNeed::kBatch ? Plan{} : own(pool, ledger, forecast, now);
+    };
+    mine.by_slot = false;
+    ControllerOptions job = SmallJob(PlacementKind::kColocated);
+    job.placement = &mine;
+    SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3);
+    EXPECT_TRUE(
+        r.why.starts_with("fault=plan_refused actor=policy step=0: the plan of policy mine "
+                          "(policies/mine.cc) at "))
+        << r.why;
+    EXPECT_NE(r.why.find(always ? "at kState (" : "at kBatch (a batch is ready) was refused 100 times"),
+              std::string::npos)
+        << r.why;
+    EXPECT_NE(r.why.find(": slot 0 has a worker, but no role in the plan; correct its decide()"),
+              std::string::npos)
+        << r.why;
+  }
+}
+
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ControllerOptions job = SmallJob(PlacementKind::kColocated);
   job.job = JobKind::kSft;
