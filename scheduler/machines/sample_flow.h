@@ -49,8 +49,11 @@ class SampleFlow : public Machine {
   void DropGroup(const GroupKey& key, DropReason reason);
   void DropLeftovers();                  // the run ends
   void DiscardTrained(StepNumber step);  // a checkpoint of this step is committed
-  void Expire();                         // at a publication: groups that can never be trained again
-  void RestartUndone();                  // after a restore
+  // A sample could not be generated, and would not be another time: it counts as one that cannot be graded.
+  // Returns what that means for the run, in words.
+  std::string CountUnplayable(const std::string& why);
+  void Expire();         // at a publication: groups that can never be trained again
+  void RestartUndone();  // after a restore
 
   void AddSideWorker(const WorkerRef& ref);  // a grader, or a worker that plays environments
   void WorkerLost(const WorkerRef& ref);
