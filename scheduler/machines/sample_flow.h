@@ -57,6 +57,8 @@ class SampleFlow : public Machine {
 
   void AddSideWorker(const WorkerRef& ref);  // a grader, or a worker that plays environments
   void WorkerLost(const WorkerRef& ref);
+  // A worker died by itself. The run ends where one plug-in is to blame for it again and again.
+  void CountDeath(const event::WorkerLost& e);
   std::vector<SampleId> Blame(WorkerId worker);  // it died: samples that two deaths are blamed on
   [[nodiscard]] std::vector<WorkerRef> StuckGraders() const { return grading_.Stuck(now_); }
 
@@ -141,6 +143,8 @@ class SampleFlow : public Machine {
   bool any_passed_ = false;                          // a sample of this life got its reward
   int64_t ungradable_ = 0;                           // samples in a row whose rows were at fault
   bool infra_alarmed_ = false;
+  std::string blamed_;  // the plug-in that the last deaths of workers are blamed on
+  int64_t deaths_ = 0;  // of these, since something was graded or played
 };
 
 }  // namespace tidepool::scheduler

@@ -42,7 +42,7 @@ class Workers : public Machine {
   void FenceAbsent(WorkerId worker, const std::string& why);
   void ReplaceAbsent(WorkerId worker, const std::string& why);
   void Launch(WorkerId worker);
-  void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
+  void Crashed(const event::WorkerLost& e);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
   void CheckFleet();

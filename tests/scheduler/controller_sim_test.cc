@@ -657,6 +657,42 @@ TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {
   ExpectProven(cluster);
 }
 
+// A reward that crashes takes its worker along. Deaths that name it are counted; others may have any cause.
+TEST(ControllerSimTest, ThreeDeathsInARowInOneRewardEndTheRun) {
+  for (const bool named : {true, false}) {
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+    o.controller.eval.before_train = false;
+    o.controller.reward.workers = 1;
+    o.grading_s = 1;
+    SimCluster cluster(o);
+    std::set<Incarnation> dead;
+    cluster.on_event = [&](const Event& event) {
+      const auto* lost = std::get_if<event::WorkerLost>(&event);
+      if (lost == nullptr || !named || !lost->blames.empty()) return true;
+      event::WorkerLost said = *lost;
+      said.why = "killed by signal 11 (SIGSEGV): while it ran reward mine (mine.cc) on sample 0.0.0";
+      said.blames = "reward mine (mine.cc)";
+      cluster.Inject(said);
+      return false;
+    };
+    cluster.on_executed = [&](const Command& command) {
+      const auto* grade = std::get_if<command::Grade>(&command);
+      if (grade == nullptr || dead.size() == 3 || !dead.insert(grade->grader.inc).second) return;
+      cluster.KillWorker(grade->grader.worker);
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(dead.size(), 3U);
+    EXPECT_EQ(r.code, named ? 3 : 0) << r.why;
+    if (!named) continue;
+    EXPECT_TRUE(
+        r.why.starts_with("fault=reward_infra actor=reward step=0: 3 workers in a row died in reward "
+                          "mine (mine.cc), and nothing was graded in between; correct it"))
+        << r.why;
+    EXPECT_TRUE(r.why.ends_with("on sample 0.0.0")) << r.why;
+    ExpectProven(cluster);
+  }
+}
+
 // A control task that gives NaN, say: every fragment of it is refused before it is a sample.
 TEST(ControllerSimTest, ARunNoneOfWhoseSamplesCanBeGeneratedEnds) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
