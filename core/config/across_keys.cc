@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "core/algorithms/registry.h"
@@ -87,10 +88,38 @@ void ComplainOfAlphabet(Binder& b, const std::string& missing, const std::string
              "lacks '" + missing + "', " + whose + "; add them, or choose another style");
 }
 
-void CheckTaskAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
-  if (!c.model.init || !b.Good("model.init.alphabet")) return;
-  MissingCharacters missing(c.model.init->alphabet);
+// Different picks are to give different questions: those that are there twice are trained on more often than
+// others, and one that is held out may be among them. Told of the first questions; all may be millions.
+void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  constexpr int64_t kMost = 256;
+  std::map<std::string, std::string> seen;  // question -> its name
+  int64_t looked = 0, repeats = 0;
+  std::string first;
+  const auto look = [&](const tasks::Question& q, const std::string& name) {
+    std::string text = q.prompt + '\0' + q.answer;
+    for (const auto& message : q.messages) text += '\0' + message.content;
+    for (const auto& [key, value] : q.fields) text += '\0' + key + '\0' + value;
+    ++looked;
+    const auto [at, fresh] = seen.emplace(std::move(text), name);
+    if (fresh) return;
+    if (++repeats == 1) first = name + " is " + at->second;
+  };
+  for (int64_t i = 0; i < std::min(kMost, task.held_out_size()); ++i)
+    look(task.HeldOut(i), "held-out question " + std::to_string(i));
+  for (int64_t i = 0; i < std::min(kMost, task.train_size()); ++i)
+    look(task.Train(i), "question " + std::to_string(i));
+  if (repeats == 0) return;
+  b.Warn("data.task", std::to_string(repeats) + " of the first " + std::to_string(looked) +
+                          " questions of task " + c.data.task + " are there before (" + first +
+                          "); give each pick a question of its own in " + tasks::FindTask(c.data.task)->file);
+}
+
+void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  const bool letters = c.model.init && b.Good("model.init.alphabet");
+  MissingCharacters missing(letters ? c.model.init->alphabet : "");
   try {
+    WarnOfRepeats(b, c, task);
+    if (!letters) return;
     for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i)
       missing.Look(task.Train(i).prompt + task.Train(i).answer);
     for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i)
@@ -172,7 +201,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   if (!task.ok()) {
     return b.ComplainOf("data.", task.status());
   }
-  CheckTaskAlphabet(b, c, *task.value());
+  CheckTaskQuestions(b, c, *task.value());
 }
 
 // An environment takes the place of data and rewards.

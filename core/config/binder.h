@@ -50,6 +50,8 @@ class Binder {
  private:
   void BindMap(const Node& map, const std::string& section);
   void BindSection(const Node& value, const std::string& full);
+  void CheckOptionNames(const Node& name, const std::string& section, const std::string& file,
+                        std::span<const tasks::Option> options);
   void BindData(const Node& map);
   void BindEnvironment(const Node& map);
   void BindAlgorithm(const Node& map);
