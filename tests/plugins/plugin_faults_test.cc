@@ -53,6 +53,14 @@ TEST(PluginFaultsTest, AMemberThatIsLeftOutIsNamed) {
   EXPECT_EQ(FaultOf(scheduler::PolicyPlugin{}), "has no .decide");
 }
 
+// TP_PLUGIN asserts it where it stands.
+struct HiddenPlace {
+  static constexpr std::string_view Words() { return __PRETTY_FUNCTION__; }
+};
+static_assert(IsAnonymous(HiddenPlace::Words()));
+static_assert(
+    !IsAnonymous("static constexpr std::string_view tidepool::tasks::RewardPlugin_x_place::Words()"));
+
 TEST(PluginFaultsTest, AnAlgorithmOfPartsThatAreNotThereNamesThem) {
   algorithms::AlgorithmPlugin plugin = *algorithms::FindAlgorithm("grpo");
   EXPECT_EQ(FaultOf(plugin), "");
