@@ -136,6 +136,8 @@ class SampleFlow : public Machine {
   Grading grading_;
   Episodes episodes_;
   std::map<SampleId, Finished> finishing_;
+  std::string blamed_;  // the plug-in that the last deaths of workers are blamed on
+  int64_t deaths_ = 0;  // of these, since something was graded or played
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<GradeOutcome> outcomes_;                // of the last samples, as many as 20 steps have
@@ -143,8 +145,6 @@ class SampleFlow : public Machine {
   bool any_passed_ = false;                          // a sample of this life got its reward
   int64_t ungradable_ = 0;                           // samples in a row whose rows were at fault
   bool infra_alarmed_ = false;
-  std::string blamed_;  // the plug-in that the last deaths of workers are blamed on
-  int64_t deaths_ = 0;  // of these, since something was graded or played
 };
 
 }  // namespace tidepool::scheduler

@@ -127,7 +127,7 @@ class NewPluginTest(unittest.TestCase):
                   "".join(f'#include "tests/plugins/{line.replace(" ", "_")}_test.cc"\n' for line in plugins))
 
     def test_1b_a_folder_of_ones_own_may_be_anywhere(self):
-        own = os.path.join(PLACE, "own")
+        own = os.path.join(PLACE, "repository_of_ones_own")
         made = run(TIDEPOOL, "new", "control", "elsewhere", "--plugins", own, cwd="/")
         self.assertEqual(made.returncode, 0, made.stderr)
         for file in ("control_tasks/elsewhere.cc", "tests/control_elsewhere_test.cc"):
@@ -234,7 +234,7 @@ TP_PLUGIN(Reward,\td) {}""")
         self.assertEqual(made.returncode, 0, made.stderr)
         with open(os.path.join(PLACE, "table.cc"), encoding="utf-8") as file:
             table = file.read()
-        self.assertEqual(re.findall(r'\{"(\w+)", (\w+)\}', table), [(name, f"RewardPlugin_{name}") for name in "abcd"])
+        self.assertEqual(re.findall(r'\{"(\w+)", (\w+), "(\S+)"\}', table), [(name, f"RewardPlugin_{name}", "wrong.cc") for name in "abcd"])
 
 
 if __name__ == "__main__":
