@@ -9,7 +9,7 @@ void Workers::On(const event::WorkerLost& e) {
     if (Forgiven()) {
       Lose(e.worker, e.why, e.by_exit);
     } else {
-      Crashed(e.worker, e.why, e.by_exit);
+      Crashed(e);
     }
     return;
   }
@@ -24,13 +24,14 @@ void Workers::On(const event::WorkerLost& e) {
 
 // A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
 // worker died, and had not come further in between, is dropped before it takes all workers along.
-void Workers::Crashed(const WorkerRef& ref, const std::string& why, bool by_exit) {
-  std::vector<SampleId> poison = all_.rollouts.Blame(ref.worker);
-  for (const SampleId& tid : all_.samples.Blame(ref.worker)) poison.push_back(tid);
-  Lose(ref, why, by_exit);
+void Workers::Crashed(const event::WorkerLost& e) {
+  std::vector<SampleId> poison = all_.rollouts.Blame(e.worker.worker);
+  for (const SampleId& tid : all_.samples.Blame(e.worker.worker)) poison.push_back(tid);
+  Lose(e.worker, e.why, e.by_exit);
   for (const SampleId& tid : poison) {
-    if (!all_.life.finished()) all_.samples.DropPoison(tid, why);
+    if (!all_.life.finished()) all_.samples.DropPoison(tid, e.why);
   }
+  if (!all_.life.finished()) all_.samples.CountDeath(e);
 }
 
 void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {

@@ -237,7 +237,7 @@ void Workers::Tick() {
         all_.rollouts.SetSuspect(v.worker, false);
         break;
       case Health::Verdict::kDead:
-        Crashed(WorkerRef(w.ref()), v.why, /*by_exit=*/false);
+        Crashed({WorkerRef(w.ref()), v.why, /*by_exit=*/false, {}});
         break;
       case Health::Verdict::kStartTimedOut:
         if (w.reattaches()) break;

@@ -45,7 +45,7 @@ class Workers : public Machine {
   void ReplaceAbsent(WorkerId worker, const std::string& why);
   void Launch(WorkerId worker);
   [[nodiscard]] bool Forgiven() const { return now_ < forgiven_until_; }
-  void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
+  void Crashed(const event::WorkerLost& e);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
   void CheckFleet();

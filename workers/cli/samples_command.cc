@@ -92,7 +92,9 @@ void PrintAnswer(const Answer& answer) {
     names += (i == 0 ? "" : ", ") + ToString(answer.samples[i].tid);
   if (answer.samples.size() > kNamed) names += ", ...";
   std::printf("%-12s %.4g%s%s, %s\n", "reward", row.reward, rewards.c_str(), rewards.empty() ? "" : ")",
-              row.ended ? "ended by itself" : "cut at the limit");
+              !row.ended          ? "cut at the limit"
+              : row.turns.empty() ? "ended by itself"
+                                  : "the episode is over");
   const std::string equal =
       answer.samples.size() > 1 ? std::to_string(answer.samples.size()) + " equal answers: " : "";
   std::printf("%-12s %s%s, %zu tokens%s%s\n\n", "sample", equal.c_str(), names.c_str(), row.ids.size(),

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/running_call.h"
 #include "core/environments/episode.h"
 #include "core/policy/spec.h"
 #include "workers/net/auth.h"
@@ -33,6 +34,7 @@ class EnvironmentWorker : public SideWorker {
   }
 
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
+    RunningCall::TellCrashes();
     config_ = config;
     if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));

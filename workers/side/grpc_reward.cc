@@ -42,7 +42,10 @@ tasks::Verdict FromWire(const std::string& name, const v1::ScoreReply& reply) {
   using Outcome = tasks::Verdict::Outcome;
   if (reply.outcome() != v1::ScoreReply::OK)
     return {Outcome::kData, 0, name + ": " + Bounded(reply.detail())};
-  if (!std::isfinite(reply.score())) return {Outcome::kData, 0, name + " gave a score that is not finite"};
+  if (!std::isfinite(reply.score())) {
+    return {Outcome::kInfra, 0,
+            name + " gave the score " + std::to_string(reply.score()) + ", which is no finite number"};
+  }
   return {Outcome::kOk, reply.score(), Bounded(reply.detail())};
 }
 

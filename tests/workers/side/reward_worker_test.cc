@@ -365,6 +365,27 @@ TEST(HttpRewardTest, ASampleThatTheServerCannotTakeFailsAlone) {
   EXPECT_THAT(asked, ElementsAre(15U, 1U)) << "one that failed before goes alone";
 }
 
+TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTheSample) {
+  RewardConfig config;
+  config.functions.push_back({.name = "exact_answer", .timeout_s = 2});
+  const auto graders = std::move(*Graders::Create(config));
+  // Its end is looked for in all of it, so that most of the time it is in there.
+  const down::Grade sample = Sample(std::string(4 << 20, ' '));
+  std::jthread grader([&](const std::stop_token& stop) {  // waits: asked to stop at the end of this test
+    while (!stop.stop_requested()) (void)graders->Score({&sample, 1});
+  });
+  std::optional<std::string> overdue;
+  const auto begun = std::chrono::steady_clock::now();
+  while (!overdue && std::chrono::steady_clock::now() < begun + std::chrono::seconds(60))
+    overdue = graders->Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
+  ASSERT_TRUE(overdue);
+  EXPECT_THAT(*overdue, StartsWith("2 s (timeout_s of the function) passed while it ran reward exact_answer "
+                                   "(core/tasks/rewards/exact_answer.cc) on sample 7.0.1 ("));
+  grader.request_stop();
+  grader.join();  // waits: it was asked to stop
+  EXPECT_FALSE(graders->Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
+}
+
 TEST(GradersTest, ACallThatIsTooLongForTheServerGoesInHalves) {
   Server server("127.0.0.1:0", /*batches=*/true);
   const auto graders = MakeGraders(server.address, 15, /*batch=*/16);
