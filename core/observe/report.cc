@@ -206,10 +206,13 @@ json SampleData(const SampleRow& row) {
     }
     rewards += ")";
   }
+  json details = json::object();
+  for (const auto& [name, said] : row.details) details[name] = Shorten(said, kPromptBytesMax);
   return {{"prompt", Shorten(row.prompt, kPromptBytesMax)},
           {"text", Shorten(row.text, kResponseBytesMax)},
           {"reward", row.reward},
           {"rewards", rewards},
+          {"details", details},
           {"about", about + " · " + ToString(row.tid)}};
 }
 

@@ -126,6 +126,7 @@ json RowOf(const EvalSet& set, size_t row, int64_t sample, const std::string& te
   line["score"] = scored ? json(grade.first) : json(nullptr);  // of the first reward
   line["reward"] = scored ? json(grade.sum) : json(nullptr);
   line["rewards"] = grade.rewards;
+  if (!grade.details.empty()) line["details"] = grade.details;
   if (!scored) line["error"] = grade.error;
   return line;
 }

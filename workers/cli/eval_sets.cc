@@ -187,6 +187,7 @@ Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardIn
     }
     if (grade.rewards.empty()) grade.first = verdict.score;
     grade.rewards[reward.name] = verdict.score;
+    if (!verdict.detail.empty()) grade.details[reward.name] = verdict.detail;
     grade.sum += reward.weight * verdict.score;
   }
   return grade;

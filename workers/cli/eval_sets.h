@@ -64,10 +64,11 @@ StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config);
 
 // What one answer is worth.
 struct Grade {
-  std::map<std::string, double> rewards;  // by name; empty where it could not be scored
-  double first = 0, sum = 0;              // of the first reward; of all, by their weights
-  std::string error;                      // why it could not be scored
-  bool of_data = false;                   // the row is to blame, not the worker
+  std::map<std::string, double> rewards;            // by name; empty where it could not be scored
+  std::map<std::string, std::string> details = {};  // what a reward said besides, by name
+  double first = 0, sum = 0;                        // of the first reward; of all, by their weights
+  std::string error;                                // why it could not be scored
+  bool of_data = false;                             // the row is to blame, not the worker
 };
 // `input`: the answer as a judge sees it (RowSource::InputOf). `failed`: not empty: why there is no answer.
 Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardInput& input,

@@ -70,7 +70,7 @@ void PrintText(const std::string& name, const std::string& text) {
 
 bool SameAnswer(const SampleRow& a, const SampleRow& b) {
   return a.text == b.text && a.turns == b.turns && a.reward == b.reward && a.rewards == b.rewards &&
-         a.ended == b.ended;
+         a.details == b.details && a.ended == b.ended;
 }
 
 void PrintAnswer(const Answer& answer) {
@@ -93,6 +93,7 @@ void PrintAnswer(const Answer& answer) {
   if (answer.samples.size() > kNamed) names += ", ...";
   std::printf("%-12s %.4g%s%s, %s\n", "reward", row.reward, rewards.c_str(), rewards.empty() ? "" : ")",
               row.ended ? "ended by itself" : "cut at the limit");
+  for (const auto& [name, said] : row.details) PrintText("detail", name + ": " + said);
   const std::string equal =
       answer.samples.size() > 1 ? std::to_string(answer.samples.size()) + " equal answers: " : "";
   std::printf("%-12s %s%s, %zu tokens%s%s\n\n", "sample", equal.c_str(), names.c_str(), row.ids.size(),

@@ -116,6 +116,7 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
   line.reward = row.reward;
   const auto& named = controller_->Rewards(t.tid);
   line.rewards = {named.begin(), named.end()};
+  line.details = samples_.DetailsOf(t.tid);
   return line;
 }
 

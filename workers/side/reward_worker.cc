@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/tasks/reward.h"
+#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_trace.h"
 #include "workers/side/reward_server.h"
@@ -91,10 +92,12 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
         out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
         out.reward = 0;
         out.rewards.clear();
+        out.details.clear();
         out.why = verdict.detail;
         continue;
       }
       out.rewards.emplace_back(f.config.name, verdict.score);
+      if (!verdict.detail.empty()) out.details.emplace(f.config.name, Bounded(verdict.detail));
       out.reward += f.config.weight * verdict.score;
     }
   };

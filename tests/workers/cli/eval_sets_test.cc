@@ -91,6 +91,16 @@ TEST(EvalRewardsTest, OfARunHaveItsWeights) {
   EXPECT_NE(refused.find("judge is a server at http://127.0.0.1:1"), std::string::npos) << refused;
 }
 
+TEST(EvalRewardsTest, WhatARewardSaysBesidesItsScoreIsKept) {
+  const auto grade = [](double score, const char* said) {
+    return [=](const tasks::RewardInput&) {
+      return tasks::Verdict{tasks::Verdict::Outcome::kOk, score, said};
+    };
+  };
+  const Grade both = GradeAnswer({{"a", grade(1, "well said")}, {"b", grade(0, "")}}, Said("7", "7"), "");
+  EXPECT_EQ(both.details, (std::map<std::string, std::string>{{"a", "well said"}}));
+}
+
 TEST(EvalRewardsTest, AreNamedInErrors) {
   EXPECT_NE(MakeRewards({"exact_anser"}).status().message().find("exact_answer"), std::string::npos);
   EXPECT_TRUE(MakeRewards({"exact_anser"}).status().message().starts_with("--reward: "));

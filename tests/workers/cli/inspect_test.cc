@@ -318,11 +318,13 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
   std::filesystem::create_directories(run_ + "/samples");
   ASSERT_TRUE(observe::WriteSamples(run_, 3, std::vector<observe::SampleRow>(5, row)).ok());
   row.text = "later\x1b[2J";
+  row.details = {{"judge", "too long\x1b[2J"}};
   ASSERT_TRUE(observe::WriteSamples(run_, 12, {row}).ok());
 
   const CliResult newest = RunCli({"samples", "sim"});
   EXPECT_NE(newest.out.find("later\\x1b[2J"), std::string::npos)
       << newest.out;  // the terminal stays as it is
+  EXPECT_NE(newest.out.find("detail       judge: too long\\x1b[2J"), std::string::npos) << newest.out;
   const CliResult equal = RunCli({"samples", "sim", "--step", "3"});
   EXPECT_NE(equal.out.find("6 x2, 7 x2"), std::string::npos) << equal.out;
   EXPECT_NE(equal.out.find("5 equal answers"), std::string::npos) << equal.out;

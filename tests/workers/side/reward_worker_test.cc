@@ -143,6 +143,15 @@ TEST(GradersTest, WordsOfARewardServerAreBounded) {
   EXPECT_LT(WhyOf(server.address).size(), 1200U);
 }
 
+TEST(GradersTest, WhatAServerSaysBesidesTheScoreComesWithIt) {
+  Server server;
+  server.answer.set_score(0.5);
+  server.answer.set_detail("half of it is right");
+  const up::Graded graded = ScoreOne(*MakeGraders(server.address));
+  EXPECT_EQ(graded.reward, 0.5);
+  EXPECT_EQ(graded.details, (std::map<std::string, std::string>{{"remote", "half of it is right"}}));
+}
+
 TEST(GradersTest, AServerSeesTheConversationTheRowAndWhatTheModelRead) {
   Server server;
   server.answer.set_score(0.5);
