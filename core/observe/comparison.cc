@@ -132,6 +132,8 @@ ComparedRun ComparedRunOf(const RunData& run, const std::string& dir,
                   ConfigValues(run.config_yaml),
                   ConfigDefaults(run.config_yaml),
                   std::move(metrics)};
+  // The value at the end alone would be taken for that of the whole run.
+  for (auto& [key, values] : ConfigChanges(run.config_yaml)) out.config[key] = std::move(values);
   // Jobs that generate nothing say so with zeros.
   if (job != run.facts.end() && job->second != "rl") {
     std::erase_if(out.metrics, [](const auto& m) {

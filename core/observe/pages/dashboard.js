@@ -122,10 +122,12 @@ function ago(started) {
   const s = (Date.now() - Date.UTC(t[1], t[2] - 1, t[3], t[4], t[5], t[6])) / 1000;
   return s < 90 ? Math.max(0, Math.round(s)) + ' s ago' : s < 5400 ? Math.round(s / 60) + ' min ago' : s < 129600 ? Math.round(s / 3600) + ' h ago' : Math.round(s / 86400) + ' days ago';
 }
-function figureText(f, first) {
+// Of the newest step of the run; where it is of an earlier one, that is said.
+function figureText(f, first, step) {
   if (!f) return null;
+  const old = step !== undefined && f.step !== undefined && (f.step === 0 || f.step !== step);
   const percent = f.metric.endsWith('accuracy'), show = v => number(v, percent), word = {'critic/score/mean': 'reward', 'eval/return/mean': 'return', 'eval/reward/mean': 'reward'}[f.metric] || f.metric.split('/').pop();
-  return make('span', make('span.faint', word + ' '), first && f.first !== f.last ? show(f.first) + ' → ' : '', make('b', show(f.last)), f.best !== f.last ? make('span.faint.whole', ' best ' + show(f.best)) : null);
+  return make('span', make('span.faint', word + ' '), first && f.first !== f.last && f.step !== 0 ? show(f.first) + ' → ' : '', make('b', show(f.last)), old ? make('span.faint', ' at step ' + number(f.step)) : null, f.best !== f.last ? make('span.faint.whole', ' best ' + show(f.best)) : null);
 }
 // Why it ended, or the last warning; that all steps are done its state says.
 const wordOf = run => run.state === 'finished' ? '' : run.last_line;
@@ -136,7 +138,7 @@ function runRow(run, chosen, changed) {
   const progress = run.steps > 0 ? make('span.track', make('span.bar', {style: 'width:' + Math.min(100, 100 * run.step / run.steps).toFixed(1) + '%'})) : null;
   const row = make('div.card.run', make('label.pick', tick), make('a.name', run.run, {href: '/?' + new URLSearchParams({run: run.run})}), make('div.part', stateBadge(run.state)),
     part('job', run.job || '–', run.task ? make('span.faint', ' ' + run.task) : null), part('steps', make('b', number(run.step)), run.steps ? ' / ' + number(run.steps) : '', progress),
-    part('learned', figureText(run.learned) || make('span.none', '–')), part('held out', figureText(run.held_out, true) || make('span.none', '–')),
+    part('learned', figureText(run.learned) || make('span.none', '–')), part('held out', figureText(run.held_out, true, run.step) || make('span.none', '–')),
     part('started', ago(run.started) || '–', make('span.faint', ' ' + bytes(run.bytes))), wordOf(run) ? make('div.last', wordOf(run)) : null);
   return row;
 }
@@ -175,6 +177,7 @@ function listView() {
 // --- one run ---
 
 const goesOn = run => ['running', 'warm_start', 'new'].includes(run.state);
+const noteOfCurves = runs => (runs.some(goesOn) ? 'live; ' : '') + 'where there are two lines of a colour, the thick one is a moving average';
 function liveFigures(run) {
   const live = run.live || {}, list = [];
   if (run.state === 'running' && live.left_s > 0) list.push(['time left', duration(live.left_s), '', 'at the pace of the last steps', '']);
@@ -185,7 +188,7 @@ function runView(name) {
   const run = new LiveRun(name), head = make('header'), about = make('p.sub'), warn = make('p.card.warn', {hidden: ''}), figures = make('div');
   page.append(head, about, warn, figures);
   const cards = curves([run]), every = allMetrics([run]);
-  section(page, 'curves', 'Curves', 'live; where there are two lines of a colour, the thick one is a moving average', make('div.caption', axisSwitch()), cards, every);
+  const live = section(page, 'curves', 'Curves', '', make('div.caption', axisSwitch()), cards, every);
   const slots = make('div', make('p.empty', 'Not read yet.'));
   section(page, 'pool', 'The pool', 'slots over time, from the journal', slots);
   section(page, 'samples', 'Samples', '', samplesOf(run));
@@ -204,6 +207,7 @@ function runView(name) {
     warn.hidden = !words.length;
     warn.textContent = words.join('\n');
     figures.replaceChildren(tiles([...liveFigures(run), ...figuresOf(run)]) || '');
+    live.textContent = noteOfCurves([run]);
     cards.update([run]);
     every.update();
     if (run.seen !== seen) {
@@ -308,7 +312,7 @@ function compareView(names) {
   section(page, 'config', 'What differs', 'keys of the configs; those with equal values are left out', config);
   section(page, 'last', 'Figures', 'last value of each, and the best one where it is known which way is better', last);
   const cards = curves(runs), every = allMetrics(runs);
-  section(page, 'curves', 'Curves', 'live; where there are two lines of a colour, the thick one is a moving average', make('div.caption', axisSwitch()), cards, every);
+  const live = section(page, 'curves', 'Curves', '', make('div.caption', axisSwitch()), cards, every);
   const follow = () => again(2, async () => {
     const data = await Promise.all(runs.map(run => run.ask()));
     if (data.some(d => !d)) return 4;
@@ -317,6 +321,7 @@ function compareView(names) {
       ['state', runs.map(run => stateBadge(run.state, run.exit_code))], ['job', runs.map(run => run.facts.job || '–')],
       ['steps', runs.map(run => number(run.brief.step) + (run.brief.steps ? ' / ' + number(run.brief.steps) : ''))],
       ['time', runs.map(run => run.clock.length ? duration(run.clock[run.clock.length - 1][1]) : '–')]], {id: 'runs'}));
+    live.textContent = noteOfCurves(runs);
     cards.update(runs);
     every.update();
     return data.some(d => d.more) ? 0.02 : runs.some(goesOn) ? 2 : 10;

@@ -28,8 +28,10 @@ function figuresOf(run) {
   const put = (what, value, unit, more, mood) => list.push([what, value, unit || '', more || '', mood || '']);
   const change = (what, points, text, more, lessIsBetter) => {
     if (!points.length) return;
-    const [a, b] = ends(points);
-    put(what, points.length > 1 ? text(a, b) : text(a, b).split(' → ')[1], '', more + (points.length > 1 ? ', first and latest' : ''),
+    const [a, b] = ends(points), from = points[0][0], to = points[points.length - 1][0];
+    // An old figure is not to be read as the present one.
+    const when = points.length > 1 ? ', at step ' + number(from) + ' and step ' + number(to) : ', at step ' + number(to) + (to === 0 ? ' (before training)' : '') + ' alone';
+    put(what, points.length > 1 ? text(a, b) : text(a, b).split(' → ')[1], '', more + when,
         points.length > 1 && (lessIsBetter ? b < a : b > a) ? 'good' : '');
   };
   const interval = name => {

@@ -61,6 +61,18 @@ TEST(ComparisonTest, AnyMetricMayBeNamedAndSmallerLossesAreBetter) {
   EXPECT_THAT(none.status().message(), HasSubstr("did you mean sft/loss?"));
 }
 
+TEST(ComparisonTest, AValueThatChangedInTheRunIsNotShownAsTheWholeRuns) {
+  RunData changed, plain;
+  changed.config_yaml =
+      "# Resumed at step 2, 20261125T091426Z:\n#   train.learning_rate: was 0.001, is 1e-05\n"
+      "train:\n  learning_rate: 1e-05  # override\n";
+  plain.config_yaml = "train:\n  learning_rate: 1e-05  # override\n";
+  const auto c = Compare({ComparedRunOf(changed, "x", {}), ComparedRunOf(plain, "y", {})});
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(ComparisonData(*c)["config"],
+            json({{{"key", "train.learning_rate"}, {"runs", {"0.001, from step 2 1e-05", "1e-05"}}}}));
+}
+
 TEST(ComparisonTest, ThePageStandsAlone) {
   RunData run;
   run.folder = "</script><b>";
