@@ -242,6 +242,7 @@ json ReportData(const RunData& run) {
   out["seconds"] = run.summary.seconds;
   out["peak_bytes"] = run.summary.peak_bytes;
   out["drops"] = drops;
+  out["lost"] = LossLines(run.summary);
   out["faults"] = faults;
   out["trace"] = TimeLine(run.trace);
   out["pool"] = PoolData(run.pool);

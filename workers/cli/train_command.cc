@@ -203,6 +203,7 @@ void Train(CommandContext& context, TrainOptions& options) {
     for (const std::string& line : observe::HeldOutLines(*r.held_out, r.steps))
       std::printf("held-out %s\n", line.c_str());
   }
+  for (const std::string& line : observe::LossLines(r)) std::printf("%s\n", line.c_str());
   if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
   if (r.stopped && r.exit == 0) {

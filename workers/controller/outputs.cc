@@ -12,6 +12,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
+#include "workers/controller/run_log.h"
 
 namespace tidepool::workers {
 
@@ -59,7 +60,7 @@ void ControllerProcess::OnWaitsFor(int64_t place, const std::string& what) {
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit = c.code;
-  result_.why = c.why;
+  result_.why = NamePlaces(c.why, [this](int64_t place) { return PlaceName(place); });
   result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }
@@ -235,6 +236,10 @@ void ControllerProcess::WriteSummary() {
   s.peak_bytes["controller"] = PeakResidentBytes();
   for (size_t i = 0; i < view.drops.size(); ++i) {
     if (view.drops[i] > 0) s.drops[Name(static_cast<DropReason>(i))] = view.drops[i];
+  }
+  s.issued = view.issued_samples;
+  for (const char* reason : observe::kLosses) {
+    if (s.drops.contains(reason)) s.lost[reason] = lost_[reason];
   }
   if (!config_.cluster.pace.empty()) {
     const PaceCount pace = metrics_->paced();

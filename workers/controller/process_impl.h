@@ -230,7 +230,8 @@ class ControllerProcess {
   std::set<SlotId> granted_;                  // slots whose first role was told
   std::map<int64_t, std::string> waits_for_;  // of workers whose last heartbeat named something, by place
   std::map<StepNumber, record::EvalResult> evals_;
-  struct Missing {  // workers that others are to start
+  std::map<std::string, std::string> lost_;  // what was said of the newest sample that was lost, by reason
+  struct Missing {                           // workers that others are to start
     std::vector<WorkerId> places;
     TimePoint since;
     bool told = false;

@@ -16,7 +16,7 @@ function keepKey(fresh) {
   document.dispatchEvent(new Event('key'));
 }
 function keyOfAddress() {
-  const given = location.hash.startsWith('#token=') ? location.hash.slice(7) : '';
+  const given = location.hash.startsWith('#key=') ? location.hash.slice(5) : '';
   if (!given) return;
   history.replaceState(null, '', location.pathname + location.search);
   keepKey(given);
@@ -62,7 +62,7 @@ async function ask(path, values) {
     tell('The dashboard does not answer: it was ended, or the connection is gone. This page goes on when it is back.');
     return;
   }
-  if (answer.status === 401) return void tell('This dashboard was started anew, and its key is another one now: open the address that it printed.');
+  if (answer.status === 401) return void tell('This dashboard does not know the key of this page: it was started again since and has another one, or the address was not copied whole. Open the whole address that it printed.');
   const data = await answer.json().catch(() => ({error: 'the answer cannot be read'}));
   if (!answer.ok) return void tell(data.error || 'error ' + answer.status);
   tell('');
@@ -203,7 +203,7 @@ function runView(name) {
     document.title = run.title + ' · Tidepool';
     head.replaceChildren(make('h1', run.title), stateBadge(run.state, run.exit_code), make('a.plain', 'compare with …', {href: '/'}));
     about.replaceChildren(...facts(run).childNodes);
-    const words = [wordOf(run.brief), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
+    const words = [wordOf(run.brief), (run.lost || []).join('\n'), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
     warn.hidden = !words.length;
     warn.textContent = words.join('\n');
     figures.replaceChildren(tiles([...liveFigures(run), ...figuresOf(run)]) || '');
@@ -235,9 +235,14 @@ function runView(name) {
     return run.state && !goesOn(run) ? 30 : 5;
   });
 }
+// As the files in logs/ are called.
+function placeName(run, place) {
+  const slots = +(run.values['cluster.slots'] || 1);
+  return place < slots ? 'device-' + place : (run.values['environment.name'] ? 'environment-' : 'reward-') + (place - slots);
+}
 function memoryOf(run) {
   if (Object.keys(run.peak_bytes || {}).length) return run.peak_bytes;
-  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => ['worker ' + w.place, w.peak_bytes]));
+  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => [placeName(run, w.place), w.peak_bytes]));
 }
 
 // Of the newest step that has some, or of the chosen one.
@@ -353,7 +358,7 @@ function view() {
 // Without a key nothing can be shown but how to get one.
 function how() {
   document.title = 'Tidepool · no key';
-  const card = make('div.card', {id: 'how'}, make('h1', 'This tab has no key'), make('p', 'Open the whole address that `tidepool dashboard` printed when it was started: it ends in #token= and a key, another one at each start.'),
+  const card = make('div.card', {id: 'how'}, make('h1', 'This tab has no key'), make('p', 'Open the whole address that `tidepool dashboard` printed when it was started: it ends in #key= and a key, another one at each start.'),
                     make('p', 'Or leave this tab open: it goes on as soon as another tab of this browser shows the dashboard at the same address.'));
   page.append(card);
   document.addEventListener('key', () => { card.remove(); view(); }, {once: true});

@@ -432,7 +432,7 @@ TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   WriteRun(SimulatedRun());
   scratch_.Write(
       run_ + "/summary.json",
-      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"finished":true,"drops":{"operator":256,"stale":2}})");
+      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"finished":true,"issued":400,"drops":{"data_invalid":8,"operator":256,"stale":2},"lost":{"data_invalid":"sample 7.0.3 is dropped, it cannot be graded: judge gave a score that is not finite"}})");
   const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
   EXPECT_EQ(j["state"], "finished");
   EXPECT_EQ(j["summary"]["steps"], 3);
@@ -440,7 +440,12 @@ TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("before 25.0 %, after 90.0 %"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("left over   256 samples"), std::string::npos) << text.out;
-  EXPECT_NE(text.out.find("dropped     stale 2\n"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("dropped     data_invalid 8, stale 2\n"), std::string::npos) << text.out;
+  EXPECT_NE(
+      text.out.find("lost        8 of 400 samples lost (data_invalid), the last: sample 7.0.3 is dropped, "
+                    "it cannot be graded: judge gave a score that is not finite\n"),
+      std::string::npos)
+      << text.out;
 }
 
 TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
