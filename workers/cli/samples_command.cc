@@ -290,8 +290,10 @@ void AddSamplesCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--max-reward", options->max_reward, "With this reward or less");
   command->add_option("--groups", options->groups, "How many groups; default all")->check(not_negative);
   command
-      ->add_option("-n,--count", options->count,
-                   "How many answers, equal ones of a group counted once; default 8, with --json all samples")
+      ->add_option(
+          "-n,--count", options->count,
+          "How many answers, equal ones of a group counted once, or all; default 8, with --json all samples")
+      ->transform([](const std::string& text) { return text == "all" ? std::to_string(INT64_MAX) : text; })
       ->check(not_negative);
   command->footer(
       "What is on record is some of each step: observe.samples_per_step, -1 for all.\n"

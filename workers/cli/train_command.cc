@@ -131,7 +131,7 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
                 changes->empty() ? "nothing in its config changes" : "its config changes:");
     for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }
-  std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  std::printf("%s\n%s", config::SetYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
   PrintData(*data);
@@ -236,9 +236,8 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
                     "Go on with a run: the folder that is named, or of a name (a config has one) the newest "
                     "run under runs/ that is not finished, else the newest. By its own config, or by the "
                     "one that is given; what changes is told");
-  command->add_flag(
-      "--dry-run", options->dry_run,
-      "Print resolved config, placement, predicted memory and what the data hold; start nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print what is set, placement, predicted memory and what the data hold; start nothing");
   const CLI::Validator not_empty(
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
   command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")

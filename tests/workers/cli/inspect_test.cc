@@ -376,6 +376,11 @@ TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
   EXPECT_EQ(one.out.find("g0k2"), std::string::npos) << one.out;
   EXPECT_NE(one.out.find("2 more answers; -n 4 shows all\n2 more groups\n"), std::string::npos) << one.out;
 
+  const CliResult whole = RunCli({"samples", "sim", "-n", "all"});
+  EXPECT_NE(whole.out.find("g2k3"), std::string::npos) << whole.err;
+  EXPECT_EQ(whole.out.find("more answers"), std::string::npos) << whole.out;
+  EXPECT_EQ(RunCli({"samples", "sim", "-n", "al"}).exit_code, 2);
+
   const CliResult good = RunCli({"samples", "sim", "--min-reward", "0.5", "--max-reward", "0.5"});
   for (const char* text : {"g0k2", "g1k2", "g2k2"})
     EXPECT_NE(good.out.find(text), std::string::npos) << good.out;

@@ -43,6 +43,14 @@ TEST(SimulateOptionsTest, APaceFileHasItsOwnHardware) {
                 pace + " (cluster.pace) says the hardware");
 }
 
+TEST(RegistryOptionsTest, OnePolicyIsShownByItsName) {
+  const CliResult one = RunCli({"policies", "split"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_NE(one.out.find("in a config  scheduler: {placement: split}"), std::string::npos) << one.out;
+  EXPECT_EQ(one.out.find("colocated"), std::string::npos) << one.out;
+  ExpectRefused({"policies", "splitt"}, "no policy is named 'splitt'; there are colocated, ");
+}
+
 TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
   ExpectRefused({"generate", "--model", "m", "--prompt", "a", "--output", "rows.jsonl"},
                 "--output is for --input");

@@ -31,6 +31,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   AddPruneCommand(app, context);
   AddCompareCommand(app, context);
   AddSimulateCommands(app, context);
+  AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   CliResult result;
   testing::internal::CaptureStdout();
