@@ -246,7 +246,7 @@ Node ParseYaml(std::string_view text, const Place& place, std::vector<Problem>& 
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
-    if (!parser.HandleNextDocument(builder)) return empty;
+    if (!parser.HandleNextDocument(builder)) return place.override ? Node{} : empty;  // a.b=
     TreeBuilder second(place, problems);
     if (parser.HandleNextDocument(second))
       problems.push_back({place, "holds more than one YAML document (---); a config is one"});

@@ -152,9 +152,15 @@ StatusOr<Comparison> Compare(const std::vector<ComparedRun>& runs, const std::ve
   for (const std::string& metric : metrics) {
     out.metrics.push_back(Compared(runs, metric));
     if (Having(out.metrics.back()) > 0) continue;
+    std::vector<std::string> alike;  // that have the word in them: a metric has a longer name than one thinks
+    for (const std::string& name : there) {
+      if (name.find(metric) != std::string::npos) alike.push_back(name);
+    }
     const std::string near = Nearest(metric, {there.begin(), there.end()});
     return InvalidArgument(metric + ": no run here has a metric of this name" +
-                           (near.empty() ? "" : ", did you mean " + near + "?") +
+                           (!alike.empty() ? "; there are " + Listed(alike)
+                            : near.empty() ? ""
+                                           : ", did you mean " + near + "?") +
                            "; docs/metrics.md lists them");
   }
   if (!metrics.empty()) return out;

@@ -70,12 +70,17 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
                              "` starts its run over");
     }
     if (!options.resume) {
-      return InvalidArgument(options.config +
-                             ": a folder; go on with a run by --resume, or name a config in YAML");
+      return InvalidArgument(options.config + ": a folder; go on with a run by `" +
+                             ResumeHint(options.config) + "`, or name a config in YAML");
     }
     return FindRunToResume(options.config, kNeedsConfig);
   }
-  if (!options.resume) return std::string();
+  if (!options.resume) {
+    const auto run = fs::exists(path, error) || path.has_extension() ? NotFound("") : FindRun(options.config);
+    if (!run.ok() || run->dir.empty()) return std::string();
+    return InvalidArgument(options.config + ": no config of this name; the run " + run->dir +
+                           " goes on with `" + ResumeHint(run->dir) + "`");
+  }
   if (fs::exists(path, error)) {
     const std::string parent = path.parent_path().empty() ? "." : path.parent_path().string();
     const bool of_run =

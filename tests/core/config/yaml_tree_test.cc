@@ -53,6 +53,12 @@ TEST(ParseYamlTest, AMissingBlankOrColonIsNotPassedOver) {
   EXPECT_EQ(FirstProblem("a: {b: }\n"), "none") << "takes a key of a base file back";
 }
 
+TEST(ParseYamlTest, AnEmptyOverrideIsNothingAndNoGroup) {
+  std::vector<Problem> problems;
+  EXPECT_EQ(ParseYaml("", {.source = "a.b=", .override = true}, problems).kind, Node::Kind::kNull);
+  EXPECT_EQ(ParseYaml("", {.source = "f"}, problems).kind, Node::Kind::kMap);
+}
+
 TEST(ParseYamlTest, IsBounded) {
   EXPECT_THAT(FirstProblem("a: " + std::string(64, '[') + std::string(64, ']')), HasSubstr("deeper than 64"));
   EXPECT_EQ(FirstProblem("a: " + std::string(63, '[') + std::string(63, ']')), "none");

@@ -58,7 +58,8 @@ TEST(ComparisonTest, AnyMetricMayBeNamedAndSmallerLossesAreBetter) {
   EXPECT_FALSE(c->metrics[1].runs[0]->best) << "neither longer nor shorter is better";
   const auto none = Compare(runs, {"sft/los"});
   EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(none.status().message(), HasSubstr("did you mean sft/loss?"));
+  EXPECT_THAT(none.status().message(), HasSubstr("there are sft/loss; docs/metrics.md"));
+  EXPECT_THAT(Compare(runs, {"sft/lass"}).status().message(), HasSubstr("did you mean sft/loss?"));
 }
 
 TEST(ComparisonTest, AValueThatChangedInTheRunIsNotShownAsTheWholeRuns) {
