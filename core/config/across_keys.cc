@@ -35,8 +35,9 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
           "model",
           "has neither path nor init; give path: a Hugging Face folder, or init: {...} for a fresh model");
     } else if (!c.model.path.empty() && c.model.init) {
-      b.Complain("model.path",
-                 "written beside model.init; keep one of the two (null takes an inherited one away)");
+      b.Complain(
+          "model.path",
+          "written beside model.init; keep one of the two (model.init=null takes an inherited one away)");
     }
   }
   if (!c.model.init) return;

@@ -264,7 +264,9 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   const Field field = key.field(loaded_.config, index);
   if (!std::visit(Reader{key, node}, field)) {
     std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
-    if (!key.choices.empty() && node.kind == Node::Kind::kScalar) {
+    if (key.path == "job" && algorithms::FindAlgorithm(node.text) != nullptr) {
+      what += "; " + node.text + " is an algorithm of job: rl, written algorithm: {name: " + node.text + "}";
+    } else if (key.choices.size() > 1 && node.kind == Node::Kind::kScalar) {
       const std::string near = Nearest(node.text, key.choices);
       if (!near.empty()) what += "; did you mean '" + near + "'?";
     }

@@ -30,6 +30,8 @@ struct Origin {
   std::string note;
   // "default", "configs/x.yaml:7", "override"
   [[nodiscard]] std::string ToString() const;
+  // The same for messages, with what was typed: "override 'train.steps=3'".
+  [[nodiscard]] std::string Where() const { return kind == Kind::kOverride ? place.ToString() : ToString(); }
 };
 
 struct LoadedConfig {

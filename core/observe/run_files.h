@@ -83,11 +83,29 @@ struct SummaryFile {
   std::map<std::string, double> seconds;      // by phase, and "total"
   std::map<std::string, int64_t> peak_bytes;  // by process
   std::map<std::string, int64_t> drops;       // by reason
-  std::string version, commit;                // of the program
+  int64_t issued = 0;                         // samples that were begun, those in `drops` among them
+  // Reasons of `drops` that are faults (kLosses): what the log says of the newest; empty: an earlier life of
+  // the controller saw it.
+  std::map<std::string, std::string> lost;
+  std::string version, commit;  // of the program
   std::string run_id, policy_version;
   std::optional<PaceFacts> paced;
   std::optional<std::string> paced_note;
 };
+
+// Reasons for which a sample is lost that could have been trained on; the others are the scheduler's choice.
+inline constexpr const char* kLosses[] = {"data_invalid", "reward_infra", "env_infra", "poison"};
+// A line each: "16 of 64 samples lost (data_invalid), the last: sample 5.0.3 is dropped, ...".
+inline std::vector<std::string> LossLines(const SummaryFile& s) {
+  std::vector<std::string> lines;
+  for (const auto& [reason, last] : s.lost) {
+    const auto count = s.drops.find(reason);
+    if (count == s.drops.end()) continue;
+    lines.push_back(std::to_string(count->second) + " of " + std::to_string(s.issued) + " samples lost (" +
+                    reason + ")" + (last.empty() ? "; logs/controller.log says why" : ", the last: " + last));
+  }
+  return lines;
+}
 
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
 TP_FIELDS(RestartFacts, place, in_s, deaths, why)
@@ -97,7 +115,7 @@ TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, run
           response_tokens, tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
-          accuracy, held_out, seconds, peak_bytes, drops, version, commit, run_id, policy_version, paced,
-          paced_note)
+          accuracy, held_out, seconds, peak_bytes, drops, issued, lost, version, commit, run_id,
+          policy_version, paced, paced_note)
 
 }  // namespace tidepool::observe

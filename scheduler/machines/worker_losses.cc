@@ -71,7 +71,7 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
       break;
     case Health::Next::kGiveUp:
       all_.life.Fail("start_failed", name, {},
-                     "worker " + std::to_string(worker.value) + " died three times before it joined: " + why);
+                     "worker " + name + " died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
       out_.Record(record::Fault{"retired", name, {}, fleet_.workers.at(worker).vitals().last_why});

@@ -243,7 +243,7 @@ void Workers::Tick() {
         if (w.reattaches()) break;
         if (!options_.fleet.launch_workers) {
           all_.life.Fail("start_failed", "w" + std::to_string(v.worker.value), {},
-                         "worker " + std::to_string(v.worker.value) + " " + v.why);
+                         "worker w" + std::to_string(v.worker.value) + " " + v.why);
           return;
         }
         out_.Record(record::Fault{"worker_lost", "w" + std::to_string(v.worker.value), {}, v.why});

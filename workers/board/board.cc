@@ -305,6 +305,7 @@ struct Board::Impl {
       out["seconds"] = run->summary.seconds;
       out["peak_bytes"] = run->summary.peak_bytes;
       out["drops"] = run->summary.drops;
+      out["lost"] = observe::LossLines(run->summary);
     }
     return Json(out);
   }

@@ -16,6 +16,7 @@
 #include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
+#include "scheduler/policies/policy_plugin.h"
 #include "workers/cli/command.h"
 
 namespace tidepool::workers {
@@ -301,6 +302,22 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   Show(context, o, "environment", lines);
 }
 
+void ShowPolicies(CommandContext& context, const RegistryOptions& o) {
+  std::vector<Line> lines;
+  for (const auto& [name, make, file] : scheduler::PolicyPlugins()) {
+    const scheduler::PolicyPlugin policy = make();
+    const std::string placement = Name(policy.placement), text = policy.summary;
+    const bool own = placement == name;
+    const std::string config =
+        "scheduler: {placement: " + placement + (own ? "" : std::string(", policy: ") + name) + "}";
+    lines.push_back({name,
+                     text + (own ? "" : " (" + config + ")"),
+                     std::string(name) + ": " + text + "\n  in a config  " + config + "\n",
+                     {{"name", name}, {"doc", text}, {"placement", placement}}});
+  }
+  Show(context, o, "policy", lines, 12);
+}
+
 }  // namespace
 
 void AddRegistryCommands(CLI::App& app, CommandContext& context) {
@@ -318,6 +335,8 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
         Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
              "tidepool algorithms gspo", ShowAlgorithms},
         Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
+        Kind{"policies", "Placements that scheduler.placement can name, policies of scheduler.policy",
+             "tidepool policies multiplexed", ShowPolicies},
         Kind{"environments", "Environments: names that a config takes", "tidepool environments cartpole",
              ShowEnvironments}}) {
     auto options = std::make_shared<RegistryOptions>();

@@ -184,6 +184,7 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
     row("left over", std::to_string(left->second) + " samples that were begun beyond the last step");
     s.drops.erase(left);
   }
+  for (const std::string& line : observe::LossLines(s)) row("lost", line);
   row("dropped", Listed<int64_t>(s.drops, [](int64_t x) { return std::to_string(x); }));
 }
 

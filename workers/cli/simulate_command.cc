@@ -1,4 +1,4 @@
-// tidepool simulate, plan, policies: jobs rehearsed by the controller that would run them.
+// tidepool simulate, plan: jobs rehearsed by the controller that would run them.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,6 @@
 #include "core/environments/text_game.h"
 #include "core/environments/trial.h"
 #include "core/storage/journal.h"
-#include "scheduler/policies/policy_plugin.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
@@ -503,19 +502,6 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   plan->footer("Example: tidepool plan configs/quickstart.yaml cluster.slots=8");
   plan->callback([options, &context] {
     if (const Status s = PlanJob(*options); !s.ok()) Fail(context, s, 2);
-  });
-  CLI::App* policies = app.add_subcommand(
-      "policies", "Placements that scheduler.placement can name, policies of scheduler.policy");
-  policies->callback([] {
-    for (const auto& [name, make, file] : scheduler::PolicyPlugins()) {
-      const scheduler::PolicyPlugin policy = make();
-      const bool own = std::string(name) == Name(policy.placement);
-      std::printf("%-12s %s%s\n", name, policy.summary.c_str(),
-                  own ? ""
-                      : (std::string(" (scheduler: {placement: ") + Name(policy.placement) +
-                         ", policy: " + name + "})")
-                            .c_str());
-    }
   });
 }
 

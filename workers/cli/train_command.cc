@@ -72,12 +72,17 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
                              "` starts its run over");
     }
     if (!options.resume) {
-      return InvalidArgument(options.config +
-                             ": a folder; go on with a run by --resume, or name a config in YAML");
+      return InvalidArgument(options.config + ": a folder; go on with a run by `" +
+                             ResumeHint(options.config) + "`, or name a config in YAML");
     }
     return FindRunToResume(options.config, kNeedsConfig);
   }
-  if (!options.resume) return std::string();
+  if (!options.resume) {
+    const auto run = fs::exists(path, error) || path.has_extension() ? NotFound("") : FindRun(options.config);
+    if (!run.ok() || run->dir.empty()) return std::string();
+    return InvalidArgument(options.config + ": no config of this name; the run " + run->dir +
+                           " goes on with `" + ResumeHint(run->dir) + "`");
+  }
   if (fs::exists(path, error)) {
     const std::string parent = path.parent_path().empty() ? "." : path.parent_path().string();
     const bool of_run =
@@ -158,7 +163,7 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
                 changes->empty() ? "nothing in its config changes" : "its config changes:");
     for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }
-  std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  std::printf("%s\n%s", config::SetYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
   DescribeDisk(options, loaded.config);
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
@@ -231,6 +236,7 @@ void Train(CommandContext& context, TrainOptions& options) {
     for (const std::string& line : observe::HeldOutLines(*r.held_out, r.steps))
       std::printf("held-out %s\n", line.c_str());
   }
+  for (const std::string& line : observe::LossLines(r)) std::printf("%s\n", line.c_str());
   if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
   if (r.stopped && r.exit == 0) {
@@ -263,9 +269,8 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
                     "Go on with a run: the folder that is named, or of a name (a config has one) the newest "
                     "run under runs/ that is not finished, else the newest. By its own config, or by the "
                     "one that is given; what changes is told");
-  command->add_flag(
-      "--dry-run", options->dry_run,
-      "Print resolved config, placement, predicted memory and what the data hold; start nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print what is set, placement, predicted memory and what the data hold; start nothing");
   const CLI::Validator not_empty(
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
   command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")

@@ -61,7 +61,7 @@ StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
 Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
   const SchedulerConfig& s = loaded.config.scheduler;
   const Status status = scheduler::CheckPolicy(s.placement, s.policy);
-  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
+  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").Where());
 }
 
 // The folder itself where `dir` is a link to it: on the disk that somebody chose for it.
@@ -470,7 +470,7 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
   const auto at = [&](const char* key, const Status& status) {
     const config::Origin origin = loaded.OriginOf(key);
-    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
+    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());
   };
   Status wrong;  // all that is, a line each
   const auto look = [&](const char* key, const Status& status) {

@@ -13,6 +13,7 @@
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/reward_outage.h"
+#include "workers/controller/run_log.h"
 
 namespace tidepool::workers {
 
@@ -74,7 +75,7 @@ void ControllerProcess::OnGradeEnded(const up::Graded& graded) {
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit = c.code;
-  result_.why = c.why;
+  result_.why = NamePlaces(c.why, [this](int64_t place) { return PlaceName(place); });
   result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }
@@ -131,6 +132,7 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
   line.reward = row.reward;
   const auto& named = controller_->Rewards(t.tid);
   line.rewards = {named.begin(), named.end()};
+  line.details = samples_.DetailsOf(t.tid);
   return line;
 }
 
@@ -258,6 +260,10 @@ void ControllerProcess::WriteSummary() {
   s.peak_bytes["controller"] = PeakResidentBytes();
   for (size_t i = 0; i < view.drops.size(); ++i) {
     if (view.drops[i] > 0) s.drops[Name(static_cast<DropReason>(i))] = view.drops[i];
+  }
+  s.issued = view.issued_samples;
+  for (const char* reason : observe::kLosses) {
+    if (s.drops.contains(reason)) s.lost[reason] = lost_[reason];
   }
   if (!config_.cluster.pace.empty()) {
     const PaceCount pace = metrics_->paced();

@@ -235,7 +235,8 @@ class ControllerProcess {
   bool any_graded_ = false, grades_fail_ = false;  // in this life; just now
   std::optional<TimePoint> fail_told_;
   std::map<StepNumber, record::EvalResult> evals_;
-  struct Missing {  // workers that others are to start
+  std::map<std::string, std::string> lost_;  // what was said of the newest sample that was lost, by reason
+  struct Missing {                           // workers that others are to start
     std::vector<WorkerId> places;
     TimePoint since;
     bool told = false;

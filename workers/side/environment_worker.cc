@@ -40,7 +40,8 @@ class EnvironmentWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, "environment", {{0, config_.environment()->name}});
+      trace_ =
+          OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), {{0, config_.environment()->name}});
     return OkStatus();
   }
 

@@ -119,7 +119,10 @@ class GrpcServer final : public RewardServer {
   [[nodiscard]] Status FromGrpc(const grpc::Status& status) const {
     if (status.ok()) return OkStatus();
     const auto code = static_cast<StatusCode>(status.error_code());
-    if (code != StatusCode::kUnavailable) return {code, status.error_message()};
+    if (code != StatusCode::kUnavailable) {
+      return {code, "it answered with the gRPC error " + std::string(StatusCodeName(code)) + ": " +
+                        status.error_message()};
+    }
     for (const char* sign : {"Failed parsing HTTP/2", "http1.x server"}) {
       if (status.error_message().find(sign) == std::string::npos) continue;
       return InvalidArgument(

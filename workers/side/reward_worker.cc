@@ -13,6 +13,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "core/tasks/reward.h"
+#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
@@ -136,10 +137,12 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
         out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
         out.reward = 0;
         out.rewards.clear();
+        out.details.clear();
         out.why = verdict.detail;
         continue;
       }
       out.rewards.emplace_back(f.config.name, verdict.score);
+      if (!verdict.detail.empty()) out.details.emplace(f.config.name, Bounded(verdict.detail));
       out.reward += f.config.weight * verdict.score;
     }
   };
@@ -169,7 +172,7 @@ class RewardWorker : public SideWorker {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)
         rows.emplace_back(i, "grading " + std::to_string(i));
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, "reward", rows);
+      trace_ = OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), rows);
     }
     for (int i = 0; i < config.reward.concurrency; ++i)
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });

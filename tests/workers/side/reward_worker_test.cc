@@ -141,6 +141,17 @@ TEST(GradersTest, WordsOfARewardServerAreBounded) {
 
   server.status = grpc::Status(grpc::StatusCode::INTERNAL, std::string(5000, 'x'));
   EXPECT_LT(WhyOf(server.address).size(), 1200U);
+  server.status = grpc::Status(grpc::StatusCode::INTERNAL, "no model");
+  EXPECT_THAT(WhyOf(server.address), HasSubstr(": it answered with the gRPC error INTERNAL: no model"));
+}
+
+TEST(GradersTest, WhatAServerSaysBesidesTheScoreComesWithIt) {
+  Server server;
+  server.answer.set_score(0.5);
+  server.answer.set_detail("half of it is right");
+  const up::Graded graded = ScoreOne(*MakeGraders(server.address));
+  EXPECT_EQ(graded.reward, 0.5);
+  EXPECT_EQ(graded.details, (std::map<std::string, std::string>{{"remote", "half of it is right"}}));
 }
 
 TEST(GradersTest, AServerSeesTheConversationTheRowAndWhatTheModelRead) {
@@ -263,7 +274,7 @@ TEST(HttpRewardTest, WhatIsNoNumberIsNeverARewardOfZero) {
   }
   const up::Graded broken = outcome(HttpText(500, "ZeroDivisionError: division by zero"));
   EXPECT_EQ(broken.outcome, GradeOutcome::kInfra);
-  EXPECT_THAT(broken.why, HasSubstr("HTTP 500 ZeroDivisionError"));
+  EXPECT_THAT(broken.why, HasSubstr(": HTTP 500 ZeroDivisionError")) << "no code of gRPC before it";
   EXPECT_THAT(outcome("220 mail.example ESMTP\r\n").why, HasSubstr("no HTTP answer"));
   EXPECT_EQ(outcome(HttpText(200, std::string(70 << 10, ' '))).outcome, GradeOutcome::kInfra) << "too long";
   EXPECT_EQ(outcome(HttpText(200, R"({"score": -2})")).reward, -2) << "and it goes on";
