@@ -8,9 +8,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 
 #include "core/model/decoder_impl.h"
@@ -26,6 +28,29 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
     return;
   }
   at::parallel_for(0, items, grain, body);
+}
+
+void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile) {
+  const size_t parts = plan.parts_tiles.size(), all = parts + plan.tiles.size();
+  const auto threads = std::min(at::get_num_threads(), static_cast<int>(all));
+  std::atomic<size_t> next = 0, parts_done = 0;
+  const auto work = [&](int64_t thread) {
+    for (size_t i = next++; i < all; i = next++) {
+      if (i < parts) {
+        tile(plan.parts_tiles[i], thread);
+        parts_done.fetch_add(1, std::memory_order_release);
+        continue;
+      }
+      // The last parts are being computed by other threads.
+      while (parts_done.load(std::memory_order_acquire) < parts) std::this_thread::yield();
+      tile(plan.tiles[i - parts], thread);
+    }
+  };
+  if (threads <= 1 || plan.cost < 30000)
+    return work(0);  // cycles: twice what it takes to wake another thread
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) work(thread);
+  });
 }
 
 at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
@@ -165,13 +190,25 @@ void Decoder::Impl::Multiply(at::Tensor& out, const at::Tensor& x, const at::Ten
 
 void Decoder::Impl::ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
                                     const std::function<void(int64_t, int64_t, float*)>& body) const {
-  const auto threads = static_cast<size_t>(at::get_num_threads());
-  if (space.size() < threads) space.resize(threads);
+  ReserveSpaces();
   ParallelItems((items + unit - 1) / unit, unit * cost, [&](int64_t begin, int64_t end) {
-    std::vector<float>& mine = space[static_cast<size_t>(at::get_thread_num())];
-    if (static_cast<int64_t>(mine.size()) < floats) mine.resize(static_cast<size_t>(floats));
-    body(begin * unit, std::min(items, end * unit), mine.data());
+    body(begin * unit, std::min(items, end * unit), Space(at::get_thread_num(), floats));
   });
+}
+
+void Decoder::Impl::ReserveSpaces() const {
+  const auto threads = static_cast<size_t>(at::get_num_threads());
+  if (spaces.size() < threads) spaces.resize(threads);
+}
+
+float* Decoder::Impl::Space(int64_t thread, int64_t floats) const {
+  constexpr size_t kLine = 64;
+  std::vector<float>& mine = spaces[static_cast<size_t>(thread)];
+  const size_t want = static_cast<size_t>(floats) + kLine / sizeof(float);
+  if (mine.size() < want) mine.resize(want);
+  void* p = mine.data();
+  size_t bytes = mine.size() * sizeof(float);
+  return static_cast<float*>(std::align(kLine, bytes - kLine, p, bytes));
 }
 
 int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
@@ -236,6 +273,17 @@ void Decoder::Impl::AddBias(int64_t bias, int64_t padded, at::Tensor& x) const {
   });
 }
 
+void Decoder::Impl::PlanBatch(const RaggedBatch& batch) {
+  const int64_t threads = at::get_num_threads();
+  plan = PlanAttention(
+      batch.first_run, batch.lengths, batch.runs,
+      {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .threads = threads});
+  attention_parts =
+      plan.parts == 0
+          ? at::Tensor()
+          : scratch.Take({plan.parts, spec.heads, AttentionPartFloats(spec.head_size)}, at::kFloat);
+}
+
 template <typename T>
 void Decoder::Impl::Embed(const RaggedBatch& batch, int64_t padded, T* x) const {
   const int64_t d = spec.hidden_size;
@@ -298,14 +346,16 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                                    .first_run = batch.first_run.data(),
                                    .lengths = batch.lengths.data(),
                                    .runs = batch.runs.data(),
+                                   .tile_rows = plan.tile_rows.data(),
+                                   .first_part = plan.first_part.data(),
+                                   .part_count = plan.part_count.data(),
+                                   .parts = Ptr<float>(attention_parts),
                                    .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
-  const int32_t longest = rows == 0 ? 0 : *std::max_element(batch.lengths.begin(), batch.lengths.end());
-  ParallelItems(rows * spec.kv_heads, spec.heads / spec.kv_heads * longest * spec.head_size,
-                [&](int64_t begin, int64_t end) {
-                  std::vector<float> scratch(static_cast<size_t>(AttentionScratch(longest)));
-                  kernels.attention(begin, end, attention, scratch.data());
-                });
+  ReserveSpaces();
+  RunTiles(plan, [&](const AttentionTile& tile, int64_t thread) {
+    kernels.attention(tile, attention, Space(thread, AttentionScratch(spec.head_size)));
+  });
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
               static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
@@ -372,6 +422,7 @@ at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) 
       << "KV memory has another shape than the model";
   const int64_t layer_stride = kv.k->stride(0);
   scratch.Reset();
+  PlanBatch(batch);
   BlockBuffers b = TakeBlock(scratch, rows, padded, /*training=*/false, /*layer=*/-1);
   b.x = scratch.Take({padded, d}, t);
   b.x_mid = b.x;  // the residual stream is updated in place
@@ -397,6 +448,7 @@ at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivat
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   ActivationArena& arena = *saved.arena;
   scratch.Reset();
+  PlanBatch(batch);
   BlockBuffers shared;
   if (saved.recompute) shared = TakeBlock(scratch, saved.rows, padded, /*training=*/true, /*layer=*/-1);
   BlockBuffers unsaved;
@@ -499,14 +551,14 @@ void Decoder::ReleaseScratch() {
   impl_->idle.clear();
   impl_->logits = at::Tensor();
   impl_->weight_gradient = at::Tensor();
-  impl_->space.clear();
+  impl_->spaces.clear();
 }
 
 int64_t Decoder::held_bytes() const {
   const Impl& m = *impl_;
   int64_t sum = m.scratch.bytes();
   for (const auto& arena : m.idle) sum += arena->bytes();
-  for (const auto& of_thread : m.space) sum += static_cast<int64_t>(of_thread.size() * sizeof(float));
+  for (const auto& of_thread : m.spaces) sum += static_cast<int64_t>(of_thread.size() * sizeof(float));
   for (const at::Tensor* t : {&m.logits, &m.weight_gradient})
     if (t->defined()) sum += static_cast<int64_t>(t->nbytes());
   return sum;

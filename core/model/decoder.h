@@ -4,8 +4,8 @@
 // Rows are tokens, packed without padding: [rows]. A row's keys and values are written to a *slot*
 // of a KV memory, and the row attends to the first `length` slots of a list of runs of slots. The
 // engine's slots are those of its paged cache; the trainer's are the rows of the packed batch, and
-// the rows of a group share the slots of their prompt. Attention walks a row's keys in the order of
-// their positions with a fixed order of additions, so the result of a row depends on its own inputs
+// the rows of a group share the slots of their prompt. Attention takes a row's keys in blocks by their
+// positions and adds them up in a fixed order, so the result of a row depends on its own inputs
 // alone: not on the batch, not on how slots are cut into runs. So are products (kernels/kernels.h), which
 // read the weights where they stand: prefill, decode and training are bit-equal. bfloat16 on a processor with
 // AMX is the exception: there products are LibTorch's, and bits are equal in deterministic mode, which cuts

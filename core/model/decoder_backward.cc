@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
 
 #include "core/model/decoder_impl.h"
 
@@ -34,6 +38,47 @@ void AddInFloat32(const at::Tensor& dy, const at::Tensor& x, float* to) {
 }
 
 }  // namespace
+
+void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
+              const std::function<void(int64_t, int64_t, int64_t)>& body) {
+  const auto cells = static_cast<int64_t>(plan.cells.size());
+  std::mutex mu;
+  std::deque<int64_t> ready;  // cell * kv_heads + kv_head; under mu, like what follows
+  std::vector<int32_t> waits;
+  int64_t left = cells * kv_heads;
+  for (int64_t i = 0; i < left; ++i) {
+    waits.push_back(plan.waits[static_cast<size_t>(i / kv_heads)]);
+    if (waits.back() == 0) ready.push_back(i);
+  }
+  const auto work = [&](int64_t thread) {
+    std::unique_lock lock(mu);
+    while (left > 0) {
+      if (ready.empty()) {  // what is missing is being computed and takes microseconds
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+        continue;
+      }
+      const int64_t task = ready.front(), cell = task / kv_heads, kv = task % kv_heads;
+      ready.pop_front();
+      lock.unlock();
+      body(cell, kv, thread);
+      lock.lock();
+      --left;
+      for (const auto* next : {&plan.next_rows, &plan.next_slots}) {
+        const int64_t after = (*next)[static_cast<size_t>(cell)];
+        if (after >= 0 && --waits[static_cast<size_t>(after * kv_heads + kv)] == 0)
+          ready.push_back(after * kv_heads + kv);
+      }
+    }
+  };
+  // One cell is worth another thread from some tens of rows on; smaller ranges come many at a time.
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), left);
+  if (threads == 1) return work(0);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) work(thread);
+  });
+}
 
 std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) {
   const auto rows = static_cast<int64_t>(batch.ids.size());
@@ -222,35 +267,35 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   at::Tensor dqkv = scratch.Take({padded, qkv_width()}, t);
   std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0,
               static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
-  const RaggedBatch batch = saved.batch();
+  const int64_t head_floats = RoundUp(spec.head_size, 16);
+  at::Tensor dq = scratch.Take({backward_plan.lanes, spec.kv_heads, head_floats}, at::kFloat),
+             dkv = scratch.Take({2, spec.kv_heads, rows, head_floats}, at::kFloat);
   const AttentionBackwardArgs<T> args{.forward = {.heads = spec.heads,
                                                   .kv_heads = spec.kv_heads,
                                                   .head_size = spec.head_size,
                                                   .q = Ptr<T>(b.q),
                                                   .k = Ptr<T>(b.k),
                                                   .v = Ptr<T>(b.v),
-                                                  .first_run = batch.first_run.data(),
-                                                  .lengths = batch.lengths.data(),
-                                                  .runs = batch.runs.data(),
+                                                  .first_run = saved.first_run.data(),
+                                                  .lengths = saved.lengths.data(),
+                                                  .runs = saved.runs.data(),
                                                   .out = Ptr<T>(b.a),
                                                   .lse = Ptr<float>(b.lse)},
+                                      .rows = rows,
                                       .dout = Ptr<T>(da),
                                       .cos = cos.data(),
                                       .sin = sin.data(),
-                                      .positions = batch.positions.data(),
+                                      .positions = saved.positions.data(),
+                                      .tiles = backward_plan.tiles.data(),
+                                      .dq = Ptr<float>(dq),
+                                      .dk = Ptr<float>(dkv),
+                                      .dv = Ptr<float>(dkv) + spec.kv_heads * rows * head_floats,
                                       .dqkv = Ptr<T>(dqkv)};
-  const std::vector<std::pair<int64_t, int64_t>> ranges = ClosedRanges(batch);
-  // One item is a range and a KV head: its dK and dV are summed by one thread in the order of rows.
-  ParallelItems(
-      static_cast<int64_t>(ranges.size()) * spec.kv_heads, 1 << 20, [&](int64_t begin, int64_t end) {
-        std::vector<float> space;
-        for (int64_t i = begin; i < end; ++i) {
-          const auto [first, last] = ranges[static_cast<size_t>(i / spec.kv_heads)];
-          space.resize(std::max(space.size(),
-                                static_cast<size_t>(AttentionBackwardScratch(last - first, spec.head_size))));
-          kernels.attention_backward(first, last, i % spec.kv_heads, args, space.data());
-        }
-      });
+  ReserveSpaces();
+  RunCells(backward_plan, spec.kv_heads, [&](int64_t cell, int64_t kv, int64_t thread) {
+    kernels.attention_backward(backward_plan.cells[static_cast<size_t>(cell)], kv, args,
+                               Space(thread, AttentionBackwardScratch(spec.head_size)));
+  });
   if (spec.qk_norm) {
     const HeadNormBackwardArgs<T> head{.heads = spec.heads,
                                        .kv_heads = spec.kv_heads,
@@ -293,6 +338,7 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
       << "backward: the gradient of the hidden rows has another shape or dtype";
   scratch.Reset();
   BlockBuffers shared;
+  if (saved.recompute) PlanBatch(saved.batch());
   if (saved.recompute) shared = TakeBlock(scratch, rows, padded, /*training=*/true, /*layer=*/-1);
   TakeUnsaved(scratch, rows, padded, shared);
   if (saved.recompute && !spec.qk_norm) shared.qkv = scratch.Take({padded, qkv_width()}, t);
@@ -315,8 +361,10 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
                                    Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
                                    Ptr<float>(saved.rstd_last), dh, Ptr<float>(dx), Ptr<T>(dx_narrow));
   });
-  const ActivationArena::Mark mark = scratch.mark();
   const RaggedBatch batch = saved.batch();
+  backward_plan = PlanAttentionBackward(batch.first_run, batch.lengths, batch.runs, ClosedRanges(batch),
+                                        {.heads = spec.heads, .kv_heads = spec.kv_heads});
+  const ActivationArena::Mark mark = scratch.mark();
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
     scratch.Rewind(mark);
     BlockBuffers b = saved.recompute ? shared : saved.blocks[static_cast<size_t>(l)];

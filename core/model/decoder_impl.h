@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/model/attention_plan.h"
 #include "core/model/decoder.h"
 #include "core/model/kernels/kernels.h"
 #include "core/model/page_buffer.h"
@@ -25,6 +26,14 @@ T* Ptr(const at::Tensor& t) {
 
 // Splits [0, items) over the threads where the work is worth it. `cost`: rough float operations an item.
 void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body);
+
+// Runs the tiles of a plan, those that finish rows after all that write parts: tile(which, thread), thread
+// below at::get_num_threads(). A thread takes the next tile when it is done with its last one.
+void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile);
+
+// Runs every cell of every KV head, each after those that it waits for: body(cell, kv_head, thread).
+void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
+              const std::function<void(int64_t, int64_t, int64_t)>& body);
 
 // Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
 class ActivationArena {
@@ -144,8 +153,11 @@ struct Decoder::Impl {
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
   at::Tensor logits;                                   // reused when nobody holds it any more
   at::Tensor weight_gradient;                          // one matrix in the model's dtype; LibTorch's products
-  mutable std::vector<std::vector<float>> space;       // of each thread, for a product
+  mutable std::vector<std::vector<float>> spaces;      // of each thread, for a product or attention
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
+  AttentionPlan plan;                                  // of the batch that is going through the blocks
+  AttentionBackwardPlan backward_plan;
+  at::Tensor attention_parts;  // float32
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
     return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
@@ -160,6 +172,9 @@ struct Decoder::Impl {
   // own.
   void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
                        const std::function<void(int64_t, int64_t, float*)>& body) const;
+  // `floats` of a thread's own, aligned to a cache line, after ReserveSpaces().
+  float* Space(int64_t thread, int64_t floats) const;
+  void ReserveSpaces() const;
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;
@@ -180,6 +195,8 @@ struct Decoder::Impl {
   template <typename T>
   void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                        const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
+  // Divides the attention of a batch; its memory is taken from `scratch`.
+  void PlanBatch(const RaggedBatch& batch);
   template <typename T>
   void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/attention_plan.h"
 #include "core/model/kernels/kernels.h"
 #include "core/model/layout.h"
 
@@ -10,6 +11,10 @@ namespace {
 
 constexpr int64_t kEngineHeadRows = 128;                // core/engine/engine_step.cc
 constexpr int64_t kProductElements = int64_t{8} << 20;  // core/model/decoder_backward.cc
+
+AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
+  return {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size, .threads = threads};
+}
 
 // Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their
 // outputs, the router's probabilities, and the choice with its weights and places.
@@ -71,6 +76,8 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
   // last hidden states and their gradient, gathered in float32.
   int64_t backward = w * ((2 * s.heads + 2 * s.kv_heads) * s.head_size + 4 * d) + 8 * d;
+  // Attention's sums of dq, dk and dv in float32.
+  backward += 4 * (s.heads + 2 * s.kv_heads) * ((s.head_size + 15) / 16 * 16);
   // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
   const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;
@@ -78,11 +85,14 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
+  int64_t space = std::max(AttentionScratch(s.head_size), AttentionBackwardScratch(s.head_size));
   if (OwnProducts(w == 4)) {
-    use.workspace += sizes.threads * 4 * MultiplyBackScratch();
+    space = std::max(space, MultiplyBackScratch());
   } else {  // it may lay a matrix out anew, the largest one at worst
     use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
   }
+  use.workspace +=
+      4 * sizes.threads * space + AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;
 }
 
@@ -99,7 +109,10 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   const int64_t row =
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
-  use.workspace = std::min(sizes.rows, sizes.kv_tokens) * row + kEngineHeadRows * s.vocab_size * (w + 4);
+  const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
+                  4 * sizes.threads * AttentionScratch(s.head_size) +
+                  AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;
 }
 

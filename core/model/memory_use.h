@@ -13,7 +13,8 @@
 //                                           S: buffers of one block and of its backward.
 //                                           With recompute T (L w d + A + S)
 //   workspace    logits of some rows, and what products take: blocks of both operands for each thread
-//                (LibTorch's: a matrix laid out anew and a gradient of one)
+//                (LibTorch's: a matrix laid out anew and a gradient of one); what attention takes for each
+//                thread, and parts of rows that threads share
 //   kv           2 L kv w for each token of the cache,
 //                and the experts that were chosen where they are recorded
 
@@ -52,7 +53,9 @@ MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes
 struct GenerationSizes {
   int64_t kv_tokens = 0;  // capacity of the cache
   int64_t rows = 0;       // of an engine step, at most
+  int64_t keys = 0;       // of a sample, at most
   bool record_routing = false;
+  int64_t threads = 1;
 };
 // Of the engine alone: kv, workspace.
 MemoryUse GenerationMemory(const ModelSpec& spec, DType dtype, const GenerationSizes& sizes);

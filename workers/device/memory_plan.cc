@@ -207,7 +207,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
           model::GenerationMemory(m, dtype,
                                   {.kv_tokens = plan.kv_cache_tokens,
                                    .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
-                                   .record_routing = c.rollout.record_routing});
+                                   .keys = RowTokens(c, m),
+                                   .record_routing = c.rollout.record_routing,
+                                   .threads = c.cluster.threads_per_slot});
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)

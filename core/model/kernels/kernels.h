@@ -55,8 +55,22 @@ struct RotaryArgs {
   T* v = nullptr;
 };
 
-// Attention of rows over runs of slots; items are row * kv_heads + kv head.
+// Attention of rows over runs of slots.
 //   s_j = q.k_j / sqrt(D), p = softmax(s), out = sum_j p_j v_j, lse = log sum_j exp(s_j)
+// Work comes in tiles (core/model/attention_plan.h). Keys are taken in blocks of kKeyBlock from position 0
+// on, so a row has the same bits in every tile and however its blocks are divided; a part is what was
+// computed of a row elsewhere: of its first blocks together, or of one later block.
+inline constexpr int64_t kKeyBlock = 128;
+inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
+inline constexpr int64_t kTileSequences = 16;  // of a tile's rows, at most
+struct AttentionTile {
+  int32_t first_row = 0, rows = 0;         // in AttentionArgs::tile_rows; those of a sequence side by side
+  int32_t head_begin = 0, head_end = 0;    // query heads: of whole KV heads, or some of one
+  int32_t block_begin = 0, block_end = 0;  // keys that a row does not see are passed over
+  // -1: folds the rows' parts and these blocks, writes out and lse. 0: writes part 0 of its rows, with
+  // block_begin 0. Else: a part for each block, `part` and following ones.
+  int32_t part = -1;
+};
 template <typename T>
 struct AttentionArgs {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
@@ -66,20 +80,42 @@ struct AttentionArgs {
   const int32_t* first_run = nullptr;  // [rows]
   const int32_t* lengths = nullptr;    // [rows], >= 1
   const KvRun* runs = nullptr;
-  T* out = nullptr;      // [rows, heads * head_size]
-  float* lse = nullptr;  // [rows, heads] or null
+  const int32_t* tile_rows = nullptr;
+  const int32_t* first_part = nullptr;  // [rows], null without parts
+  const int32_t* part_count = nullptr;  // [rows]
+  float* parts = nullptr;               // [parts, heads, AttentionPartFloats]
+  T* out = nullptr;                     // [rows, heads * head_size]
+  float* lse = nullptr;                 // [rows, heads] or null
 };
 
-// Backward of attention and of the rotation for the rows [row_begin, row_end), whose slots are the
-// same range and which attend inside it only. Probabilities are computed again from lse. Writes the
-// gradient of the fused product before rotation (bias and head norms are not undone here).
+// Backward of attention and of the rotation, where slots are rows. Probabilities are computed again from lse.
+// Writes the gradient of the fused product before rotation (bias and head norms are not undone here). Work
+// comes in cells of tiles by slots (core/model/attention_plan.h); sums wait in dq, dk and dv until their last
+// cell.
+inline constexpr int64_t kBackwardLanes = 64;  // rows x query heads of a tile, at most
+struct AttentionBackwardTile {
+  int32_t first_row = 0, rows = 0;  // of one sequence
+  int32_t head = 0, heads = 0;      // of the query heads of a KV head
+  int64_t lane = 0;                 // rows x heads, up to whole chunks of 16, of the tiles before
+};
+struct AttentionCell {
+  int32_t tile_begin = 0, tile_end = 0;
+  int32_t slot_begin = 0, slot_end = 0;
+  // The first cell of these tiles sets their sums to zero, the last one writes them; and so for slots.
+  bool first_of_rows = false, last_of_rows = false, first_of_slots = false, last_of_slots = false;
+};
 template <typename T>
 struct AttentionBackwardArgs {
   AttentionArgs<T> forward;  // out and lse as the forward left them
-  const T* dout = nullptr;   // [rows, heads * head_size]
+  int64_t rows = 0;
+  const T* dout = nullptr;  // [rows, heads * head_size]
   const float* cos = nullptr;
   const float* sin = nullptr;
   const int32_t* positions = nullptr;
+  const AttentionBackwardTile* tiles = nullptr;
+  float* dq = nullptr;  // [lanes, kv_heads, padded], padded: head_size up to a multiple of 16
+  float* dk = nullptr;  // [kv_heads, rows, padded]
+  float* dv = nullptr;
   T* dqkv = nullptr;  // [rows, (heads + 2 kv_heads) * head_size]
 };
 
@@ -159,11 +195,11 @@ struct KernelTable {
   void (*rms_norm_backward_weight)(int64_t begin, int64_t end, int64_t rows, int64_t d, const T* x,
                                    const float* rstd, const T* dout, float* dweight);
   void (*rotary)(int64_t begin, int64_t end, const RotaryArgs<T>&);
-  // scratch: attention_scratch(max length) floats.
-  void (*attention)(int64_t begin, int64_t end, const AttentionArgs<T>&, float* scratch);
-  // One kv head. scratch: attention_backward_scratch(rows, head_size) floats.
-  void (*attention_backward)(int64_t row_begin, int64_t row_end, int64_t kv_head,
-                             const AttentionBackwardArgs<T>&, float* scratch);
+  // scratch: AttentionScratch(head_size) floats.
+  void (*attention)(const AttentionTile&, const AttentionArgs<T>&, float* scratch);
+  // scratch: AttentionBackwardScratch(head_size) floats.
+  void (*attention_backward)(const AttentionCell&, int64_t kv_head, const AttentionBackwardArgs<T>&,
+                             float* scratch);
   void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
   void (*add_bias)(int64_t begin, int64_t end, int64_t n, const T* bias, T* x);  // x[rows, n] += bias[n]
   // logits[rows, experts] (float32) = x[rows, d] . w[experts, d]^T, each a sum in the fixed order.
@@ -200,9 +236,13 @@ constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
 inline int64_t MultiplyBackScratch() {
   return kBackColumns * kBackTerms + kBackRows * kBackColumns + 8 * kBackTerms + 64;
 }
-inline int64_t AttentionScratch(int64_t max_length) { return 4 * RoundUp(max_length, 16) + 16; }
-inline int64_t AttentionBackwardScratch(int64_t rows, int64_t head_size) {
-  return 4 * rows * RoundUp(head_size, 16) + 8 * RoundUp(head_size, 16) + 64;
+inline int64_t AttentionScratch(int64_t head_size) {
+  return (2 * kKeyBlock + 2 * kAttentionRows) * RoundUp(head_size, 16) +
+         (48 + 2 * kTileSequences) * kKeyBlock + 1024;
+}
+inline int64_t AttentionPartFloats(int64_t head_size) { return RoundUp(head_size, 16) + 16; }
+inline int64_t AttentionBackwardScratch(int64_t head_size) {
+  return (3 * kKeyBlock + 4 * kBackwardLanes) * RoundUp(head_size, 16) + (3 * kKeyBlock + 4) * kBackwardLanes;
 }
 
 // The best set this CPU has. T: float or BF16.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/model/attention_plan.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
@@ -90,10 +91,13 @@ Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t
   p.v = RandomValues<T>(rng, b.slots * p.kv_heads * p.size);
   p.out.resize(p.q.size());
   p.lse.resize(static_cast<size_t>(b.rows() * p.heads));
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
-  std::vector<float> scratch(
-      static_cast<size_t>(model::AttentionScratch(*std::max_element(b.lengths.begin(), b.lengths.end()))));
-  cpu.attention(0, b.rows() * p.kv_heads, p.Cpu(b), scratch.data());
+  const model::AttentionPlan plan =
+      model::PlanAttention(b.first_run, b.lengths, b.runs, {p.heads, p.kv_heads, p.size});
+  std::vector<float> scratch(static_cast<size_t>(model::AttentionScratch(p.size)));
+  model::AttentionArgs<T> a = p.Cpu(b);
+  a.tile_rows = plan.tile_rows.data();
+  for (const model::AttentionTile& tile : plan.tiles)  // of one thread: no parts
+    model::KernelsFor<T>(model::BestIsa()).attention(tile, a, scratch.data());
   return p;
 }
 
@@ -315,12 +319,31 @@ Batch TrainingBatch(FuzzRng& rng, int64_t before, int64_t rows) {
   return b;
 }
 
+// Of all rows, where the first `before` and the others attend among themselves.
+template <typename T>
+void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, model::AttentionBackwardArgs<T> a) {
+  const std::vector<std::pair<int64_t, int64_t>> ranges =
+      before > 0 ? std::vector<std::pair<int64_t, int64_t>>{{0, before}, {before, b.rows()}}
+                 : std::vector<std::pair<int64_t, int64_t>>{{0, b.rows()}};
+  const model::AttentionBackwardPlan plan = model::PlanAttentionBackward(
+      b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
+  const int64_t padded = model::RoundUp(p.size, 16);
+  std::vector<float> dq(static_cast<size_t>(plan.lanes * p.kv_heads * padded)),
+      dk(static_cast<size_t>(b.rows() * p.kv_heads * padded)), dv(dk.size()),
+      scratch(static_cast<size_t>(model::AttentionBackwardScratch(p.size)));
+  a.tiles = plan.tiles.data();
+  a.dq = dq.data(), a.dk = dk.data(), a.dv = dv.data();
+  for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
+    for (const model::AttentionCell& cell : plan.cells)
+      model::KernelsFor<T>(model::BestIsa()).attention_backward(cell, kv, a, scratch.data());
+  }
+}
+
 template <typename T>
 void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t rows_max) {
   std::string why;
   const Launches<T>* device = DeviceKernels<T>(&why);
   if (device == nullptr) GTEST_SKIP() << why;
-  const auto& cpu = model::KernelsFor<T>(model::BestIsa());
   FuzzRng rng(seed + 600);
   const int64_t before = rng.OneOf({0, 0, 7, 40}), rows = rng.Between(1, rows_max);
   const Batch b = TrainingBatch(rng, before, rows);
@@ -340,15 +363,14 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   const std::vector<T> dqkv0 =
       RandomValues<T>(rng, b.rows() * width);  // rows outside the range stay as they are
   std::vector<T> dqkv = dqkv0;
-  const model::AttentionBackwardArgs<T> back{.forward = p.Cpu(b),
-                                             .dout = dout.data(),
-                                             .cos = cos.data(),
-                                             .sin = sin.data(),
-                                             .positions = positions.data(),
-                                             .dqkv = dqkv.data()};
-  std::vector<float> scratch(static_cast<size_t>(model::AttentionBackwardScratch(rows, p.size)));
-  for (int64_t kv = 0; kv < p.kv_heads; ++kv)
-    cpu.attention_backward(before, before + rows, kv, back, scratch.data());
+  CpuBackward(b, p, before, {.forward = p.Cpu(b),
+                             .rows = b.rows(),
+                             .dout = dout.data(),
+                             .cos = cos.data(),
+                             .sin = sin.data(),
+                             .positions = positions.data(),
+                             .dqkv = dqkv.data()});
+  std::copy_n(dqkv0.begin(), before * width, dqkv.begin());
 
   const OnDevice<T> d(p, b);
   const DeviceArray<T> d_out(p.out), d_dout(dout);

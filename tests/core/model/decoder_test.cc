@@ -110,11 +110,13 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 
 // Decoding one token at a time, with the slots of a sequence scattered over blocks of 16 and other
 // sequences in the batch, gives the bits of prefill and of training.
-void ExpectOneForward(const ModelSpec& s, DType dtype) {
+// The prompt is `blocks` whole blocks of 16 and 5 tokens long.
+void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
   const auto weights = Make(s, dtype, 0.05);
   const Decoder decoder(*weights, Deterministic(*weights));
   Rng rng(3);
-  const std::vector<int32_t> prompt = RandomIds(rng, 21, s.vocab_size);
+  const int32_t n = blocks * 16 + 5;
+  const std::vector<int32_t> prompt = RandomIds(rng, n, s.vocab_size);
   std::vector<std::vector<int32_t>> responses;
   for (const int64_t n : {5, 18, 9}) responses.push_back(RandomIds(rng, n, s.vocab_size));
 
@@ -126,19 +128,24 @@ void ExpectOneForward(const ModelSpec& s, DType dtype) {
     EXPECT_TRUE(SameBits(trained, again));
   }
 
-  // The engine's way: prompt once into blocks 5 and 2, then single rows.
-  Memory memory(s, dtype, 16 * 16);
-  std::vector<KvRun> prompt_runs = {{5 * 16, 16}, {2 * 16, 5}};
+  // The engine's way: prompt once into block 2 and, from behind, those after 15; then single rows.
+  Memory memory(s, dtype, (16 + blocks) * 16);
+  std::vector<KvRun> prompt_runs;
   BatchArrays prefill;
+  for (int32_t b = 0; b < blocks; ++b) {
+    prompt_runs.push_back({(15 + blocks - b) * 16, 16});
+    prefill.Add(prompt, static_cast<size_t>(b) * 16, static_cast<size_t>(b) * 16 + 16, 0,
+                prompt_runs.back().start);
+  }
+  prompt_runs.push_back({2 * 16, 5});
+  prefill.Add(prompt, static_cast<size_t>(n) - 5, static_cast<size_t>(n), 0, 2 * 16);
   prefill.runs = prompt_runs;
-  prefill.Add(prompt, 0, 16, 0, 5 * 16);
-  prefill.Add(prompt, 16, 21, 0, 2 * 16);
   at::Tensor hidden = decoder.Forward(prefill.view(), memory.view());
-  EXPECT_TRUE(SameBits(hidden, trained.narrow(0, 0, 21)));
-  EXPECT_TRUE(SameBits(decoder.Logits(hidden.narrow(0, 20, 1)), trained_logits.narrow(0, 20, 1)));
+  EXPECT_TRUE(SameBits(hidden, trained.narrow(0, 0, n)));
+  EXPECT_TRUE(SameBits(decoder.Logits(hidden.narrow(0, n - 1, 1)), trained_logits.narrow(0, n - 1, 1)));
 
   std::vector<int64_t> first_row;
-  int64_t at_row = 21;
+  int64_t at_row = n;
   for (const auto& r : responses) first_row.push_back(at_row), at_row += static_cast<int64_t>(r.size());
   for (size_t step = 0; step < 18; ++step) {
     BatchArrays decode;
@@ -154,7 +161,8 @@ void ExpectOneForward(const ModelSpec& s, DType dtype) {
       std::vector<int32_t> all = prompt;
       all.insert(all.end(), responses[i].begin(), responses[i].end());
       const auto place = static_cast<int32_t>(step);
-      decode.Add(all, 21 + step, 22 + step, run, place < 16 ? block + place : next + place - 16);
+      decode.Add(all, static_cast<size_t>(n) + step, static_cast<size_t>(n) + step + 1, run,
+                 place < 16 ? block + place : next + place - 16);
       rows.push_back(first_row[i] + place);
     }
     hidden = decoder.Forward(decode.view(), memory.view());
@@ -177,7 +185,7 @@ TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
   at::set_num_threads(threads);
   switch (which) {
     case 0:
-      ExpectOneForward(Quickstart(), DType::kFloat32);
+      ExpectOneForward(Quickstart(), DType::kFloat32, /*blocks=*/9);
       break;
     case 1:
       ExpectOneForward(TinySpec("qwen3"), DType::kFloat32);
@@ -186,7 +194,7 @@ TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
       ExpectOneForward(SmolShapes(2), DType::kBFloat16);
       break;
     case 3:
-      ExpectOneForward(Quickstart(), DType::kBFloat16);
+      ExpectOneForward(Quickstart(), DType::kBFloat16, /*blocks=*/9);
       break;
     case 4:
       ExpectOneForward(TinySpec("qwen2_moe"), DType::kFloat32);
