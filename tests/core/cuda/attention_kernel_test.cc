@@ -325,8 +325,8 @@ void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, model::Att
   const std::vector<std::pair<int64_t, int64_t>> ranges =
       before > 0 ? std::vector<std::pair<int64_t, int64_t>>{{0, before}, {before, b.rows()}}
                  : std::vector<std::pair<int64_t, int64_t>>{{0, b.rows()}};
-  const model::AttentionBackwardPlan plan = model::PlanAttentionBackward(
-      b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
+  const model::AttentionBackwardPlan plan =
+      model::PlanAttentionBackward(b.first_run, b.lengths, b.runs, ranges, {p.heads, p.kv_heads, p.size});
   const int64_t padded = model::RoundUp(p.size, 16);
   std::vector<float> dq(static_cast<size_t>(plan.lanes * p.kv_heads * padded)),
       dk(static_cast<size_t>(b.rows() * p.kv_heads * padded)), dv(dk.size()),
@@ -363,13 +363,14 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   const std::vector<T> dqkv0 =
       RandomValues<T>(rng, b.rows() * width);  // rows outside the range stay as they are
   std::vector<T> dqkv = dqkv0;
-  CpuBackward(b, p, before, {.forward = p.Cpu(b),
-                             .rows = b.rows(),
-                             .dout = dout.data(),
-                             .cos = cos.data(),
-                             .sin = sin.data(),
-                             .positions = positions.data(),
-                             .dqkv = dqkv.data()});
+  CpuBackward(b, p, before,
+              {.forward = p.Cpu(b),
+               .rows = b.rows(),
+               .dout = dout.data(),
+               .cos = cos.data(),
+               .sin = sin.data(),
+               .positions = positions.data(),
+               .dqkv = dqkv.data()});
   std::copy_n(dqkv0.begin(), before * width, dqkv.begin());
 
   const OnDevice<T> d(p, b);
