@@ -7,6 +7,8 @@
     build/bin/tidepool train configs/quickstart.yaml \
         'reward.functions=[{name: closeness, endpoint: "127.0.0.1:7001"}]'
 
+It needs proto/reward.proto: leave it in this folder, or copy reward.proto beside it.
+
 Replace closeness() by a function of your own. The number that it returns is a judgement, 0 included. Raise
 BadRow for a row that cannot be graded at all: it is dropped and counted as `data_invalid`, never trained.
 Any other exception, an answer that is no finite number (None, NaN), or no answer within timeout_s is an
@@ -49,7 +51,11 @@ def load_proto():
     """The generated modules of proto/reward.proto, made in a temporary folder."""
     from grpc_tools import protoc
 
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proto")
+    here = os.path.dirname(os.path.abspath(__file__))
+    places = [here, os.path.join(here, "..", "proto")]
+    folder = next((place for place in places if os.path.exists(os.path.join(place, "reward.proto"))), None)
+    if folder is None:
+        sys.exit(f"reward_server: there is no reward.proto in {' or '.join(places)}; copy Tidepool's proto/reward.proto beside this file")
     out = tempfile.mkdtemp(prefix="tidepool-reward-")
     if protoc.main(["protoc", f"-I{folder}", f"--python_out={out}", f"--grpc_python_out={out}", "reward.proto"]) != 0:
         sys.exit(f"reward_server: {folder}/reward.proto could not be compiled")

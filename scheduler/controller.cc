@@ -17,6 +17,7 @@ struct Receiver {
   void operator()(const event::WorkerLost& e) const { m.workers.On(e); }
   void operator()(const event::WorkerStartFailed& e) const { m.workers.On(e); }
   void operator()(const event::Heartbeat& e) const { m.workers.On(e); }
+  void operator()(const event::StoodStill& e) const { m.workers.On(e); }
   void operator()(const event::Drained& e) const { m.slots.On(e); }
   void operator()(const event::Released& e) const { m.slots.On(e); }
   void operator()(const event::Granted& e) const { m.slots.On(e); }
@@ -80,20 +81,21 @@ bool Decides(const Event& event) {
 StatusOr<std::unique_ptr<Controller>> Controller::Create(const ControllerOptions& options,
                                                          const std::vector<JournalEntry>& journal) {
   TP_RETURN_IF_ERROR(Validate(options));
+  RunState state;
+  for (const JournalEntry& e : journal) TP_RETURN_IF_ERROR(state.Apply(e));
+  return CreateFrom(options, std::move(state));
+}
+
+StatusOr<std::unique_ptr<Controller>> Controller::CreateFrom(const ControllerOptions& options,
+                                                             RunState earlier) {
+  TP_RETURN_IF_ERROR(Validate(options));
+  if (!earlier.empty()) {
+    if (!earlier.config()) return DataLoss("journal: its first record is not CONFIG");
+    TP_RETURN_IF_ERROR(SameRun(*earlier.config(), options));
+  }
   auto controller = std::unique_ptr<Controller>(new Controller());
   controller->impl_ = std::make_unique<Machines>(options);
-  RunState& state = controller->impl_->state;
-  for (const JournalEntry& e : journal) {
-    if (e.lsn.valid() && e.lsn != state.next_lsn()) {
-      return DataLoss("journal: record " + std::to_string(e.lsn.value) + " where " +
-                      std::to_string(state.next_lsn().value) + " was expected");
-    }
-    TP_RETURN_IF_ERROR(state.Apply(e.record));
-  }
-  if (!journal.empty()) {
-    if (!state.config()) return DataLoss("journal: its first record is not CONFIG");
-    TP_RETURN_IF_ERROR(SameRun(*state.config(), options));
-  }
+  controller->impl_->state = std::move(earlier);
   return controller;
 }
 

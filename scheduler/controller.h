@@ -17,10 +17,19 @@
 #include "scheduler/commands.h"
 #include "scheduler/controller_options.h"
 #include "scheduler/events.h"
+#include "scheduler/run_state.h"
 
 namespace tidepool::scheduler {
 
 // What people see: `tidepool status`, the progress display. A copy, cheap.
+// A place that a process is started for again.
+struct Restarting {
+  WorkerId worker;
+  Duration in{0};      // until then; not above 0: it is starting
+  int64_t deaths = 0;  // within ten minutes
+  std::string why;     // of the last one
+};
+
 struct ControllerView {
   std::string phase;  // starting, warm_start, evaluating, running, checkpointing, stopping, done
   StepNumber step;    // last committed
@@ -34,6 +43,7 @@ struct ControllerView {
   int64_t env_turns = 0,
           env_retries = 0;  // asked of environment workers so far; of them, again after a failure
   bool finished = false;
+  std::vector<Restarting> restarting;
   std::vector<WorkerId> absent;  // places that no process holds, and one is to
 };
 
@@ -45,6 +55,8 @@ class Controller {
   // (empty: a new run); kDataLoss if they do not fold.
   static StatusOr<std::unique_ptr<Controller>> Create(const ControllerOptions& options,
                                                       const std::vector<JournalEntry>& journal);
+  // The same, of records that were folded as they were read.
+  static StatusOr<std::unique_ptr<Controller>> CreateFrom(const ControllerOptions& options, RunState earlier);
   ~Controller();
 
   // Takes in one event at `now` and returns what is to be done, in order.

@@ -33,7 +33,10 @@ ControllerView Controller::View() const {
   v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
   for (const auto& [id, w] : m.fleet.workers) {
-    if (!w.live() && w.vitals().life != Life::kRetired) v.absent.push_back(id);
+    const Vitals& vitals = w.vitals();
+    if (!w.live() && vitals.life != Life::kRetired) v.absent.push_back(id);
+    if (vitals.life == Life::kRestarting)
+      v.restarting.push_back({id, vitals.starting_since - m.now, m.workers.deaths(id), vitals.last_why});
   }
   v.phase = m.life.finished()                          ? "done"
             : !m.life.started() || !m.trainer.ready()  ? "starting"

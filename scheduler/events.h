@@ -15,6 +15,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/rng.h"
+#include "core/base/time.h"
 
 namespace tidepool::scheduler {
 
@@ -62,6 +63,7 @@ struct WorkerLost {
   WorkerRef worker;
   std::string why;
   bool by_exit = false;
+  std::string blames;  // the plug-in that its last words name as what it was in; empty: none
 };
 // Exec failed, died before Hello.
 struct WorkerStartFailed {
@@ -294,6 +296,11 @@ struct StopRequested {
 struct StorageFailed {
   std::string what;
 };
+// The caller did nothing for so long (it was stopped): workers that heard nothing of it may have ended
+// themselves. `now` does not count that time.
+struct StoodStill {
+  Duration time{0};
+};
 struct Tick {};
 
 }  // namespace event
@@ -306,6 +313,6 @@ using Event =
                  event::StepAborted, event::TrainDone, event::TrainFailed, event::PayloadLost,
                  event::Published, event::RecoveryCopied, event::CheckpointWritten, event::CheckpointFailed,
                  event::CheckpointVerified, event::FinalSaved, event::BestKept, event::StopRequested,
-                 event::StorageFailed, event::Tick>;
+                 event::StorageFailed, event::StoodStill, event::Tick>;
 
 }  // namespace tidepool::scheduler

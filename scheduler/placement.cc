@@ -141,6 +141,7 @@ Placement PlacementOf(PlacementKind placement, const std::string& policy) {
   const PolicyPlugin plugin = found->make();
   Placement p{.name = found->name,
               .summary = plugin.summary,
+              .file = found->file,
               .decide = plugin.decide,
               .keeps_floor = placement != PlacementKind::kColocated,
               .forecasts = plugin.forecasts,

@@ -131,6 +131,7 @@ Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerV
 
 struct Placement {
   std::string name, summary;
+  std::string file;  // that defines its policy
   Policy decide;
   bool keeps_floor = true;  // false: all slots may train at once
   bool forecasts = false;   // it reads them: they cost a look at every open group

@@ -305,6 +305,14 @@ uint64_t RunState::Digest() const {
   return (h & ((uint64_t{1} << kFormulaShift) - 1)) | (kFormula << kFormulaShift);
 }
 
+Status RunState::Apply(const JournalEntry& e) {
+  if (e.lsn.valid() && e.lsn != next_lsn()) {
+    return DataLoss("journal: record " + std::to_string(e.lsn.value) + " where " +
+                    std::to_string(next_lsn().value) + " was expected");
+  }
+  return Apply(e.record);
+}
+
 Status RunState::Apply(const JournalRecord& r) {
   const Status applied = std::visit(Applier{*this}, r);
   if (!applied.ok())

@@ -53,6 +53,8 @@ class RunState {
 
   // kDataLoss if `r` contradicts what came before; the state is then unusable.
   Status Apply(const JournalRecord& r);
+  // The same, of a journal that is read: also if it is not the next one there.
+  Status Apply(const JournalEntry& e);
 
   // Journal position of the next record.
   [[nodiscard]] Lsn next_lsn() const { return {records_}; }

@@ -14,7 +14,7 @@ std::string FaultOf(const AdvantagePlugin& plugin) {
 const std::vector<AdvantageEntry>& AdvantageEstimators() {
   static const std::vector<AdvantageEntry> entries = [] {
     std::vector<AdvantageEntry> all;
-    for (const auto& [name, make] : AdvantagePlugins()) all.emplace_back(make()).name = name;
+    for (const auto& [name, make, file] : AdvantagePlugins()) all.emplace_back(make()).name = name;
     return all;
   }();
   return entries;

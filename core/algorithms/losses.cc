@@ -8,7 +8,7 @@ std::string FaultOf(const LossPlugin& plugin) { return plugin.terms == nullptr ?
 const std::vector<LossEntry>& PolicyLosses() {
   static const std::vector<LossEntry> losses = [] {
     std::vector<LossEntry> all;
-    for (const auto& [name, make] : LossPlugins()) all.emplace_back(make()).name = name;
+    for (const auto& [name, make, file] : LossPlugins()) all.emplace_back(make()).name = name;
     return all;
   }();
   return losses;

@@ -150,7 +150,7 @@ std::string FaultOf(const AlgorithmPlugin& plugin) {
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> entries = [] {
     std::vector<AlgorithmEntry> all;
-    for (const auto& [name, make] : AlgorithmPlugins()) all.emplace_back(make()).name = name;
+    for (const auto& [name, make, file] : AlgorithmPlugins()) all.emplace_back(make()).name = name;
     return all;
   }();
   return entries;

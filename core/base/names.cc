@@ -23,15 +23,30 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& candi
     return row.back();
   };
   if (word.empty() || word.size() > 100) return {};
+  const auto lower = [](std::string_view text) {
+    std::string out(text);
+    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return out;
+  };
+  const std::string asked = lower(word);
   std::string best;
   // A third of the letters may be wrong; beyond that it was probably something else.
   int64_t best_distance = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3) + 1;
   for (const std::string& candidate : candidates) {
-    const int64_t d = distance(word, candidate);
+    const int64_t d = distance(asked, lower(candidate));
     if (d < best_distance) {
       best_distance = d;
       best = candidate;
     }
+  }
+  if (!best.empty() || word.size() < 2) return best;
+  // An abbreviation, "lr" of learning_rate: its letters in order, the first one first.
+  for (const std::string& candidate : candidates) {
+    const std::string name = lower(candidate);
+    size_t found = 0;
+    for (const char c : name) found += found < asked.size() && c == asked[found] ? 1 : 0;
+    if (name.empty() || name.front() != asked.front() || found < asked.size()) continue;
+    if (best.empty() || candidate.size() < best.size()) best = candidate;
   }
   return best;
 }

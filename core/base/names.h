@@ -21,7 +21,8 @@ std::string Listed(const Items& items, Name name = {}, std::string_view between 
   return list;
 }
 
-// Nearest of `candidates` to `word` by edit distance; empty if none is close enough to be meant.
+// Nearest of `candidates` to `word` by edit distance, whatever the case, else the shortest that it
+// abbreviates ("lr" of learning_rate); empty if none is close enough to be meant.
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
 // For a word that is not among them: "did you mean 'b'?" or "there are a, b, c".
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);

@@ -19,11 +19,12 @@ namespace tidepool {
 // `all` as it is. Exit code 2, with a line on stderr, if one has a fault.
 template <typename T>
 std::vector<Plugin<T>> WithoutFaults(const char* kind, std::vector<Plugin<T>> all) {
-  for (const auto& [name, make] : all) {
+  for (const auto& [name, make, file] : all) {
     const std::string fault = FaultOf(make());
     if (fault.empty()) continue;
     std::fflush(stdout);
-    std::fprintf(stderr, "TP_PLUGIN(%s, %s): %s; correct it and build again\n", kind, name, fault.c_str());
+    std::fprintf(stderr, "%s: TP_PLUGIN(%s, %s): %s; correct it and build again\n", file, kind, name,
+                 fault.c_str());
     std::_Exit(2);
   }
   return all;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "core/algorithms/registry.h"
@@ -14,6 +15,7 @@
 #include "core/config/policy_rules.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
+#include "core/environments/trial.h"
 #include "core/environments/vector.h"
 #include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
@@ -33,8 +35,9 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
           "model",
           "has neither path nor init; give path: a Hugging Face folder, or init: {...} for a fresh model");
     } else if (!c.model.path.empty() && c.model.init) {
-      b.Complain("model.path",
-                 "written beside model.init; keep one of the two (null takes an inherited one away)");
+      b.Complain(
+          "model.path",
+          "written beside model.init; keep one of the two (model.init=null takes an inherited one away)");
     }
   }
   if (!c.model.init) return;
@@ -58,55 +61,97 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
   }
 }
 
-// A tiny model reads one token a character. `say` calls its argument with texts that the model has to read
-// or write; what the alphabet lacks of them is a problem. `whose`: "which questions of task x contain".
-void CheckAlphabet(Binder& b, const JobConfig& c, const std::string& whose,
-                   const std::function<void(const std::function<void(const std::string&)>&)>& say) {
-  if (!c.model.init || !b.Good("model.init.alphabet")) return;
-  const std::vector<std::string> known = Characters(c.model.init->alphabet);
-  const std::set<std::string> alphabet(known.begin(), known.end());
-  std::set<std::string> missing;
-  try {
-    say([&](const std::string& text) {
-      for (const std::string& character : Characters(text)) {
-        if (!alphabet.contains(character)) missing.insert(character);
-      }
-    });
-  } catch (const std::exception& e) {  // a plug-in's
-    const char* key = c.environment() != nullptr ? "environment.name" : "data.task";
-    return b.Complain(key, std::string("it threw an exception: ") + e.what());
+// A tiny model reads one token a character: what its alphabet lacks of texts that it has to read or write.
+class MissingCharacters {
+ public:
+  explicit MissingCharacters(const std::string& alphabet) {
+    for (const std::string& character : Characters(alphabet)) known_.insert(character);
   }
+  void Look(const std::string& text) {
+    for (const std::string& character : Characters(text)) {
+      if (!known_.contains(character)) missing_.insert(character);
+    }
+  }
+  [[nodiscard]] std::string list() const {
+    std::string list;
+    for (const std::string& character : missing_) list += character == "\n" ? "\\n" : character;
+    return list;
+  }
+
+ private:
+  std::set<std::string> known_, missing_;
+};
+
+// `whose`: "which questions of task x contain".
+void ComplainOfAlphabet(Binder& b, const std::string& missing, const std::string& whose) {
   if (missing.empty()) return;
-  std::string list;
-  for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;
-  b.Complain("model.init.alphabet", "lacks '" + list + "', " + whose + "; add them, or choose another style");
+  b.Complain("model.init.alphabet",
+             "lacks '" + missing + "', " + whose + "; add them, or choose another style");
 }
 
-void CheckTaskAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
-  CheckAlphabet(b, c, "which questions of task " + c.data.task + " contain", [&](const auto& look) {
+// Different picks are to give different questions: those that are there twice are trained on more often than
+// others, and one that is held out may be among them. Told of the first questions; all may be millions.
+void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  constexpr int64_t kMost = 256;
+  std::map<std::string, std::string> seen;  // question -> its name
+  int64_t looked = 0, repeats = 0;
+  std::string first;
+  const auto look = [&](const tasks::Question& q, const std::string& name) {
+    std::string text = q.prompt + '\0' + q.answer;
+    for (const auto& message : q.messages) text += '\0' + message.content;
+    for (const auto& [key, value] : q.fields) text += '\0' + key + '\0' + value;
+    ++looked;
+    const auto [at, fresh] = seen.emplace(std::move(text), name);
+    if (fresh) return;
+    if (++repeats == 1) first = name + " is " + at->second;
+  };
+  for (int64_t i = 0; i < std::min(kMost, task.held_out_size()); ++i)
+    look(task.HeldOut(i), "held-out question " + std::to_string(i));
+  for (int64_t i = 0; i < std::min(kMost, task.train_size()); ++i)
+    look(task.Train(i), "question " + std::to_string(i));
+  if (repeats == 0) return;
+  b.Warn("data.task", std::to_string(repeats) + " of the first " + std::to_string(looked) +
+                          " questions of task " + c.data.task + " are there before (" + first +
+                          "); give each pick a question of its own in " + tasks::FindTask(c.data.task)->file);
+}
+
+void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  const bool letters = c.model.init && b.Good("model.init.alphabet");
+  MissingCharacters missing(letters ? c.model.init->alphabet : "");
+  try {
+    WarnOfRepeats(b, c, task);
+    if (!letters) return;
     for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i)
-      look(task.Train(i).prompt + task.Train(i).answer);
+      missing.Look(task.Train(i).prompt + task.Train(i).answer);
     for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i)
-      look(task.HeldOut(i).prompt + task.HeldOut(i).answer);
-  });
+      missing.Look(task.HeldOut(i).prompt + task.HeldOut(i).answer);
+  } catch (const std::exception& e) {  // a plug-in's
+    return b.Complain("data.task", std::string("it threw an exception: ") + e.what());
+  } catch (...) {
+    return b.Complain("data.task", "it threw something that is no std::exception");
+  }
+  ComplainOfAlphabet(b, missing.list(), "which questions of task " + c.data.task + " contain");
 }
 
 // A few episodes are looked at, played by the game's own solver.
-void CheckGameAlphabet(Binder& b, const JobConfig& c, const std::string& name,
+void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEnvironmentInfo& info,
                        const environments::TextEnvironment& environment) {
-  CheckAlphabet(b, c, "which environment " + name + " writes or reads", [&](const auto& look) {
-    for (int64_t i = 0; i < 32; ++i) {
-      const auto game = environment.Make(/*held_out=*/i % 2 == 1, i);
-      look(game->Reset());
-      for (int64_t turn = 0; turn < environment.max_turns(); ++turn) {
-        const std::string action = game->Solve();
-        look(action);
-        const environments::TextStep step = game->Step(turn == 1 ? std::string() : action);
-        look(step.observation);
-        if (step.done) break;
-      }
-    }
-  });
+  const EnvironmentConfig& e = *c.environment();
+  if (!b.tries_plugins() || !c.model.init ||
+      !b.AllGood({"model.init.alphabet", "environment.step_timeout_s", "environment.reset_timeout_s"}))
+    return;
+  MissingCharacters missing(c.model.init->alphabet);
+  const auto played = environments::PlayTrial(
+      environment, environments::LabelOf(info), {.reset_s = e.reset_timeout_s, .step_s = e.step_timeout_s},
+      [&](const std::string& text, environments::Said /*said*/) { missing.Look(text); },
+      [&] { return missing.list(); });
+  if (!played.ok()) {
+    return b.Complain("environment.name",
+                      "a trial of its games failed: " + played.status().message() +
+                          "; correct it and build " +
+                          "again (environment.step_timeout_s limits a step, reset_timeout_s a reset)");
+  }
+  ComplainOfAlphabet(b, *played, "which environment " + info.name + " writes or reads");
 }
 
 void CheckData(Binder& b, LoadedConfig& loaded) {
@@ -157,7 +202,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   if (!task.ok()) {
     return b.ComplainOf("data.", task.status());
   }
-  CheckTaskAlphabet(b, c, *task.value());
+  CheckTaskQuestions(b, c, *task.value());
 }
 
 // An environment takes the place of data and rewards.
@@ -205,7 +250,7 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
       longest >= e.step_timeout_s,
       "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at "
       "every try; lower it");
-  CheckGameAlphabet(b, c, e.name, *environment.value());
+  CheckGameAlphabet(b, c, *info, *environment.value());
 }
 
 void CheckReward(Binder& b, const JobConfig& c) {

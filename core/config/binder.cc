@@ -264,7 +264,9 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   const Field field = key.field(loaded_.config, index);
   if (!std::visit(Reader{key, node}, field)) {
     std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
-    if (!key.choices.empty() && node.kind == Node::Kind::kScalar) {
+    if (key.path == "job" && algorithms::FindAlgorithm(node.text) != nullptr) {
+      what += "; " + node.text + " is an algorithm of job: rl, written algorithm: {name: " + node.text + "}";
+    } else if (key.choices.size() > 1 && node.kind == Node::Kind::kScalar) {
       const std::string near = Nearest(node.text, key.choices);
       if (!near.empty()) what += "; did you mean '" + near + "'?";
     }
@@ -322,6 +324,18 @@ void Binder::BindOption(const std::string& section, const std::string& name, con
 }
 
 // Keys of `data` that are none of ours belong to the task.
+// An option that has the name of a key of the section would never get a value.
+void Binder::CheckOptionNames(const Node& name, const std::string& section, const std::string& file,
+                              std::span<const tasks::Option> options) {
+  for (const tasks::Option& option : options) {
+    const std::string full = section + "." + option.name;
+    if (FindKey(full) == nullptr && !IsSection(full)) continue;
+    Fail(name.place, section == "data" ? "data.task" : section + ".name",
+         "option '" + option.name + "' of " + name.text + " has the name of the key " + full +
+             ", which takes what is written there; give it another name in " + file);
+  }
+}
+
 void Binder::BindData(const Node& map) {
   const tasks::TaskInfo* task = nullptr;
   if (const Node* name = map.Find("task");
@@ -332,6 +346,8 @@ void Binder::BindData(const Node& map) {
       for (const tasks::TaskInfo& info : tasks::ListTasks()) names.push_back(info.name);
       Fail(name->place, "data.task",
            "no task is named '" + name->text + "'; " + DidYouMean(name->text, names));
+    } else {
+      CheckOptionNames(*name, "data", task->file, task->options);
     }
   }
   for (const auto& [name, value] : map.members) {
@@ -355,6 +371,7 @@ void Binder::BindEnvironment(const Node& map) {
     control = environments::FindVectorEnvironment({.name = name->text}).ok();
     if (info == nullptr && !control)
       Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
+    if (info != nullptr) CheckOptionNames(*name, "environment", info->file, info->options);
   }
   for (const auto& [name, value] : map.members) {
     const std::string full = "environment." + name;

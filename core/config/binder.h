@@ -17,7 +17,10 @@ namespace tidepool::config {
 class Binder {
  public:
   // `loaded` gets config, origins and warnings; `problems` what is wrong.
-  Binder(LoadedConfig& loaded, std::vector<Problem>& problems) : loaded_(loaded), problems_(problems) {}
+  // `tries_plugins`: games are played for a look at what they say.
+  Binder(LoadedConfig& loaded, std::vector<Problem>& problems, bool tries_plugins)
+      : loaded_(loaded), problems_(problems), tries_plugins_(tries_plugins) {}
+  [[nodiscard]] bool tries_plugins() const { return tries_plugins_; }
 
   void Bind(const Node& root);
 
@@ -47,6 +50,8 @@ class Binder {
  private:
   void BindMap(const Node& map, const std::string& section);
   void BindSection(const Node& value, const std::string& full);
+  void CheckOptionNames(const Node& name, const std::string& section, const std::string& file,
+                        std::span<const tasks::Option> options);
   void BindData(const Node& map);
   void BindEnvironment(const Node& map);
   void BindAlgorithm(const Node& map);
@@ -66,6 +71,7 @@ class Binder {
 
   LoadedConfig& loaded_;
   std::vector<Problem>& problems_;
+  const bool tries_plugins_;
   std::set<std::string> bad_;
   std::map<std::string, Place> sections_;
 };

@@ -30,6 +30,8 @@ struct Origin {
   std::string note;
   // "default", "configs/x.yaml:7", "override"
   [[nodiscard]] std::string ToString() const;
+  // The same for messages, with what was typed: "override 'train.steps=3'".
+  [[nodiscard]] std::string Where() const { return kind == Kind::kOverride ? place.ToString() : ToString(); }
 };
 
 struct LoadedConfig {
@@ -51,7 +53,9 @@ void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_
 // "file:line: key: what was found; what to do" a line.
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides = {});
 
-// The same from a text; `name` stands for the file in messages and for relative paths.
+// The same from a text; `name` stands for the file in messages and for relative paths. Games are not tried:
+// the text may be that of a run, whose controller has done it, and a trial forks, which is for a process
+// without threads.
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides = {});
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/algorithms/registry.h"
 #include "core/config/policy_rules.h"
@@ -239,6 +240,31 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     const std::string value = ValueText(key.field(config, 0));
     const std::string indent = now.empty() ? "" : now.find('.') != std::string::npos ? "    " : "  ";
     out += WithComment(indent + LastName(key.path) + ": " + value, Comment(loaded.OriginOf(key.path)));
+  }
+  return out;
+}
+
+std::string SetYaml(const LoadedConfig& loaded) {
+  std::vector<std::string> kept;
+  std::istringstream all(ResolvedYaml(loaded));
+  std::getline(all, kept.emplace_back());
+  kept.back() = "# What is set of this job and where; `tidepool config show` has the defaults, too.";
+  for (std::string line; std::getline(all, line);) {
+    const size_t comment = line.rfind(" # ");
+    const std::string_view from =
+        comment == std::string::npos ? std::string_view() : std::string_view(line).substr(comment + 3);
+    if (!from.starts_with("default") && !from.starts_with("preset")) kept.push_back(std::move(line));
+  }
+  // From the last line up: a section of which nothing is left goes, too.
+  std::string out;
+  size_t below = 0;  // indent of the line below
+  for (auto line = kept.rbegin(); line != kept.rend(); ++line) {
+    const size_t indent = line->find_first_not_of(' ');
+    const std::string_view key = std::string_view(*line).substr(0, line->find(" # "));
+    const bool opens = !line->starts_with('#') && key.substr(0, key.find_last_not_of(' ') + 1).ends_with(':');
+    if (opens && below <= indent) continue;
+    out = *line + "\n" + out;
+    below = indent;
   }
   return out;
 }

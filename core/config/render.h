@@ -13,6 +13,9 @@ namespace tidepool::config {
 // JobConfig.
 std::string ResolvedYaml(const LoadedConfig& loaded);
 
+// The same without the keys that nobody set: what a person looks at. Loads to the same JobConfig, too.
+std::string SetYaml(const LoadedConfig& loaded);
+
 // JSON schema (draft 2020-12) of a config file, indented.
 std::string JsonSchema();
 

@@ -27,6 +27,12 @@ bool MayHaveMoved(const std::string& was, const std::string& is) {
   return !was.empty() && !is.empty() && !fs::exists(was, error);
 }
 
+std::string NamesOf(const std::vector<RewardFunction>& functions) {
+  std::string names;
+  for (const RewardFunction& f : functions) names += (names.empty() ? "" : ", ") + f.name;
+  return names.empty() ? "none" : names;
+}
+
 class Comparison {
  public:
   Comparison(const JobConfig& old, const JobConfig& now) : was_(old), is_(now) {}
@@ -35,8 +41,8 @@ class Comparison {
     const bool init = was_.model.init && is_.model.init;
     Add("model.init", was_.model.init ? "set" : "not set", is_.model.init ? "set" : "not set", false);
     const size_t functions = std::min(was_.reward.functions.size(), is_.reward.functions.size());
-    Add("reward.functions", std::to_string(was_.reward.functions.size()) + " functions",
-        std::to_string(is_.reward.functions.size()) + " functions", false);
+    if (was_.reward.functions.size() != is_.reward.functions.size())
+      Add("reward.functions", NamesOf(was_.reward.functions), NamesOf(is_.reward.functions), false);
     for (const Key& key : Keys()) {
       if (key.job && (*key.job != was_.kind() || *key.job != is_.kind())) continue;
       if (key.path.starts_with("model.init.") && !init) continue;

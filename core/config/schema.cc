@@ -91,11 +91,11 @@ std::string DescribeType(const Key& key) {
     text = "a list of integers";
     number = true;
   } else if (!key.choices.empty()) {
-    text = "one of";
+    text = key.choices.size() > 1 ? "one of" : "";
     bool first = true;
     for (const std::string& choice : key.choices) {
       if (choice.empty()) continue;
-      text += (first ? " " : ", ") + choice;
+      text += (text.empty() ? "" : first ? " " : ", ") + choice;
       first = false;
     }
   } else {

@@ -70,7 +70,7 @@ std::vector<Key> DataKeys() {
       TP_ITEM_KEY(weight, "factor in the sum", JobKind::kRl),
       TP_ITEM_KEY(timeout_s,
                   "for one call; a server that cannot be reached is tried again for as long, from when it "
-                  "was last reached",
+                  "was last reached; a function in C++ that takes longer ends its reward worker",
                   Within(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
       TP_KEY(reward.workers, "reward processes", Between(1, 4096), JobKind::kRl, kFree),
       TP_KEY(reward.concurrency,

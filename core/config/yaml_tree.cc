@@ -36,6 +36,17 @@ class TreeBuilder : public YAML::EventHandler {
 
   Node root;
 
+  // Where the innermost bracket was opened that is open still, and which; 0: none.
+  struct Bracket {
+    Place place;
+    char opens = 0;
+  };
+  [[nodiscard]] Bracket OpenBracket() const {
+    return levels_.empty() || levels_.back().bracket == 0
+               ? Bracket{}
+               : Bracket{levels_.back().node.place, levels_.back().bracket};
+  }
+
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -56,21 +67,22 @@ class TreeBuilder : public YAML::EventHandler {
     Add(mark, std::move(node));
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
+                       YAML::EmitterStyle::value style) override {
     Refuse(mark, tag, anchor);
-    Open(mark, Node::Kind::kList);
+    Open(mark, Node::Kind::kList, style == YAML::EmitterStyle::Flow ? '[' : 0);
   }
   void OnSequenceEnd() override { Close(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
+                  YAML::EmitterStyle::value style) override {
     Refuse(mark, tag, anchor);
-    Open(mark, Node::Kind::kMap);
+    Open(mark, Node::Kind::kMap, style == YAML::EmitterStyle::Flow ? '{' : 0);
   }
   void OnMapEnd() override { Close(); }
 
  private:
   struct Level {
     Node node;
+    char bracket = 0;  // that opened it; 0: it is indented
     bool has_key = false;
     std::string key;
     Place key_place;
@@ -101,7 +113,7 @@ class TreeBuilder : public YAML::EventHandler {
     stopped_ = true;
     return false;
   }
-  void Open(const YAML::Mark& mark, Node::Kind kind) {
+  void Open(const YAML::Mark& mark, Node::Kind kind, char bracket) {
     if (stopped_ || !Count(mark, 1)) {
       ++ignored_;
       return;
@@ -109,6 +121,7 @@ class TreeBuilder : public YAML::EventHandler {
     Level level;
     level.node.kind = kind;
     level.node.place = At(mark);
+    level.bracket = bracket;
     levels_.push_back(std::move(level));
   }
   void Close() {
@@ -144,6 +157,13 @@ class TreeBuilder : public YAML::EventHandler {
       level.has_key = false;
       // A value is where its key is: that is the line to look at, also for values on the next line.
       node.place = level.key_place;
+      // `{path:a}` and `{held_out 8}` are keys without a value, which would be passed over.
+      if (node.kind == Node::Kind::kNull && level.key.find_first_of(" :") != std::string::npos) {
+        problems_.push_back(
+            {node.place,
+             "'" + level.key +
+                 "' is no key and value; write a key, a colon and a blank before the value: key: value"});
+      }
       if (const Node* first = level.node.Find(level.key)) {
         problems_.push_back({level.key_place, level.key + ": written twice, first at " +
                                                   first->place.ToString() + "; keep one of the two"});
@@ -160,6 +180,15 @@ class TreeBuilder : public YAML::EventHandler {
   int64_t ignored_ = 0;
   bool stopped_ = false;
 };
+
+// yaml-cpp's words in ours, where a person would not know what to look for.
+std::string InWords(const std::string& said) {
+  if (said == "illegal flow end") return "a ] or } that closes nothing, or closes the other kind of bracket";
+  if (said == "end of map not found" || said == "end of sequence not found")
+    return "this line is indented as none above it that it could belong to";
+  if (said == "illegal map value") return "a second colon in a line; a text that has one stands in quotes";
+  return said;
+}
 
 }  // namespace
 
@@ -217,14 +246,24 @@ Node ParseYaml(std::string_view text, const Place& place, std::vector<Problem>& 
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
-    if (!parser.HandleNextDocument(builder)) return empty;
+    if (!parser.HandleNextDocument(builder)) return place.override ? Node{} : empty;  // a.b=
     TreeBuilder second(place, problems);
     if (parser.HandleNextDocument(second))
       problems.push_back({place, "holds more than one YAML document (---); a config is one"});
   } catch (const YAML::Exception& e) {
     Place at = place;
     if (!place.override && e.mark.line >= 0) at.line = e.mark.line + 1;
-    problems.push_back({at, "not valid YAML: " + e.msg});
+    const TreeBuilder::Bracket open = builder.OpenBracket();
+    if (open.opens != 0 && e.msg.find("flow not found") != std::string::npos) {
+      // It is noticed lines below, where something does not fit.
+      problems.push_back(
+          {open.place,
+           std::string("not valid YAML: the ") + open.opens + " that is opened here is not closed" +
+               (at.line > open.place.line ? " (noticed in line " + std::to_string(at.line) + ")" : "") +
+               "; write " + (open.opens == '[' ? "]" : "}") + " at its end, and a comma between two values"});
+      return empty;
+    }
+    problems.push_back({at, "not valid YAML: " + InWords(e.msg)});
     return empty;
   } catch (const std::exception& e) {
     problems.push_back({place, std::string("cannot be parsed: ") + e.what()});

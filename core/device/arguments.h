@@ -653,15 +653,17 @@ struct SumExpertsArgs {
 };
 
 // Each name stands for a method of Device, a struct <name>Args, and functions of the same name on the CPU.
-#define TIDEPOOL_TYPED_KERNELS(K)                                                                           \
-  K(RmsNorm)                                                                                                \
-  K(RmsNormBackward)                                                                                        \
-  K(Rotary) K(HeadNormBackward) K(Attention) K(AttentionBackward) K(AddBias) K(SwiGlu) K(SwiGluBackward)    \
-      K(TokenLogProb) K(TokenLogProbBackward) K(Sample) K(ColumnSum) K(GatherRows) K(ScatterAddRows)        \
-          K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) K(MultiplyBackWeight) K(Router) K(GroupedMultiply) \
-              K(GroupedMultiplyBack) K(GroupedMultiplyBackWeight) K(CombineExperts)                         \
-                  K(CombineExpertsBackward) K(GateBackward) K(SumExperts)
+// clang-format off
+#define TIDEPOOL_TYPED_KERNELS(K) \
+  K(RmsNorm) K(RmsNormBackward) K(Rotary) K(HeadNormBackward) K(Attention) K(AttentionBackward) \
+  K(AddBias) K(SwiGlu) K(SwiGluBackward) K(TokenLogProb) K(TokenLogProbBackward) K(Sample) \
+  K(ColumnSum) K(GatherRows) K(ScatterAddRows) K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) \
+  K(MultiplyBackWeight) K(Router) K(GroupedMultiply) K(GroupedMultiplyBack) \
+  K(GroupedMultiplyBackWeight) K(CombineExperts) K(CombineExpertsBackward) K(GateBackward) \
+  K(SumExperts)
 // Those without a type T.
-#define TIDEPOOL_PLAIN_KERNELS(K) K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs)
+#define TIDEPOOL_PLAIN_KERNELS(K) \
+  K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs)
+// clang-format on
 
 }  // namespace tidepool::device

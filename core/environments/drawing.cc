@@ -372,7 +372,7 @@ StatusOr<EpisodeFrames> ReplayEpisode(const VectorOptions& options, uint64_t ind
   TP_ASSIGN_OR_RETURN(const auto environment, VectorEnvironment::Create(options, indices));
   EpisodeFrames out{.spec = environment->spec(), .observations = {}, .actions = {}, .rewards = {}};
   const auto step = static_cast<size_t>(out.spec.action_size());
-  out.observations = environment->Observations();
+  TP_ASSIGN_OR_RETURN(out.observations, environment->Observations());
   VectorStep moved;
   for (size_t at = 0; at + step <= actions.size(); at += step) {
     TP_RETURN_IF_ERROR(environment->Step(std::span(actions).subspan(at, step), moved));

@@ -7,6 +7,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
+#include "core/base/running_call.h"
 
 namespace tidepool::environments {
 
@@ -16,6 +17,7 @@ StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
   if (!made.ok()) return Status(made.status().code(), "environment." + made.status().message());
   EpisodeSource source;
   source.environment_ = std::move(made).value();
+  source.label_ = LabelOf(*FindTextEnvironment(e.name));
   source.size_ = e.size;
   source.held_out_ = e.held_out;
   source.max_turns_ = source.environment_->max_turns();
@@ -78,6 +80,8 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
 StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
                                    const std::vector<std::string>& actions) try {
   auto it = live_.find(tid);
+  const RunningCall call(source_.label(),
+                         "turn " + std::to_string(actions.size()) + " of sample " + ToString(tid));
   const bool goes_on = it != live_.end() && it->second.att == att &&
                        it->second.actions.size() <= actions.size() &&
                        std::equal(it->second.actions.begin(), it->second.actions.end(), actions.begin());
@@ -106,8 +110,12 @@ StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
   return played;
 } catch (const std::exception& e) {  // a game's: the same actions would throw again
   live_.erase(tid);
-  return DataLoss("the environment threw an exception after " + std::to_string(actions.size()) +
+  return DataLoss(source_.label() + " threw an exception after " + std::to_string(actions.size()) +
                   " actions: " + e.what());
+} catch (...) {
+  live_.erase(tid);
+  return DataLoss(source_.label() + " threw something that is no std::exception after " +
+                  std::to_string(actions.size()) + " actions");
 }
 
 void EpisodeHost::Trim() {

@@ -29,6 +29,7 @@ class EpisodeSource {
   // group's row.
   [[nodiscard]] std::unique_ptr<TextGame> Game(const SampleId& tid) const;
   [[nodiscard]] int64_t max_turns() const { return max_turns_; }
+  [[nodiscard]] const std::string& label() const { return label_; }  // LabelOf, of the environment
   // Names environment, options, sizes and seed; a run may only be resumed with the same. Hex.
   [[nodiscard]] const std::string& identity() const { return identity_; }
 
@@ -37,7 +38,7 @@ class EpisodeSource {
   int64_t size_ = 0, held_out_ = 0, max_turns_ = 0;
   bool shuffle_ = true;
   uint64_t seed_ = 0;
-  std::string identity_;
+  std::string identity_, label_;
 };
 
 // Seconds that turn `turn` of this sample takes: log-normal, drawn from (seed, tid, turn) alone.

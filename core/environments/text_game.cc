@@ -16,7 +16,11 @@ std::string FaultOf(const TextEnvironmentPlugin& plugin) {
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments() {
   static const std::vector<TextEnvironmentInfo> infos = [] {
     std::vector<TextEnvironmentInfo> all;
-    for (const auto& [name, make] : TextEnvironmentPlugins()) all.emplace_back(make()).name = name;
+    for (const auto& [name, make, file] : TextEnvironmentPlugins()) {
+      all.push_back(make());
+      all.back().name = name;
+      all.back().file = file;
+    }
     return all;
   }();
   return infos;
@@ -25,6 +29,10 @@ const std::vector<TextEnvironmentInfo>& ListTextEnvironments() {
 const TextEnvironmentInfo* FindTextEnvironment(std::string_view name) {
   const auto it = std::ranges::find(ListTextEnvironments(), name, &TextEnvironmentInfo::name);
   return it == ListTextEnvironments().end() ? nullptr : &*it;
+}
+
+std::string LabelOf(const TextEnvironmentInfo& info) {
+  return "environment " + info.name + " (" + info.file + ")";
 }
 
 std::string NoSuchEnvironment(const std::string& name) {

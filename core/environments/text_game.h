@@ -63,6 +63,7 @@ class TextEnvironment {
 
 struct TextEnvironmentInfo {
   std::string name = {};  // the plug-in's
+  std::string file = {};  // that defines it
   std::string doc;        // one or two sentences
   std::string action;     // what is read
   std::string reward;
@@ -74,6 +75,8 @@ struct TextEnvironmentInfo {
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments();
 // Null if there is none of that name.
 const TextEnvironmentInfo* FindTextEnvironment(std::string_view name);
+// "environment frozen_lake (core/environments/games/frozen_lake.cc)", for messages.
+std::string LabelOf(const TextEnvironmentInfo& info);
 // "no environment is named 'x'; did you mean ...".
 std::string NoSuchEnvironment(const std::string& name);
 // kNotFound: no such environment; kInvalidArgument: an option is unknown or out of range ("NAME: ...").

@@ -1,7 +1,10 @@
 #include "core/environments/vector.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdio>
+#include <exception>
 #include <utility>
 
 #include "core/base/names.h"
@@ -18,6 +21,26 @@ Rng NoiseOf(uint64_t seed, uint64_t index, int64_t episode) {
   return Rng(seed).Fork("environment").Fork(index).Fork(static_cast<uint64_t>(episode));
 }
 
+// A number that nobody writes: not a NaN that comes out of arithmetic.
+constexpr uint32_t kUnwritten = 0x7fc0dead;
+
+std::string Word(double x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", x);
+  return text;
+}
+std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
+
+// What a plug-in throws stops here.
+template <typename F>
+Status WithoutExceptions(const std::string& task, F&& body) try {
+  return body();
+} catch (const std::exception& e) {
+  return DataLoss(task + " threw an exception: " + e.what());
+} catch (...) {
+  return DataLoss(task + " threw something that is no std::exception");
+}
+
 }  // namespace
 
 // core/base/plugin_check.h.
@@ -26,7 +49,7 @@ std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
     std::vector<VectorSpec> all;
-    for (const auto& [name, make] : ControlPlugins()) all.emplace_back(make().spec).name = name;
+    for (const auto& [name, make, file] : ControlPlugins()) all.emplace_back(make().spec).name = name;
     return all;
   }();
   return list;
@@ -34,16 +57,13 @@ const std::vector<VectorSpec>& ListVectorEnvironments() {
 
 namespace {
 
-struct Chosen {
-  VectorSpec spec;
-  std::unique_ptr<Rules> rules;
-};
-StatusOr<Chosen> Choose(const VectorOptions& o) {
-  for (const auto& [name, make] : ControlPlugins()) {
+StatusOr<ControlTask> Choose(const VectorOptions& o) {
+  for (const auto& [name, make, file] : ControlPlugins()) {
     if (name != o.name) continue;
     const ControlPlugin plugin = make();
-    Chosen chosen{.spec = plugin.spec, .rules = nullptr};
+    ControlTask chosen{.spec = plugin.spec, .rules = nullptr};
     chosen.spec.name = name;
+    chosen.spec.file = file;
     if (!plugin.takes_options && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
     TP_ASSIGN_OR_RETURN(chosen.rules, plugin.make(o.options, chosen.spec));
@@ -57,15 +77,19 @@ StatusOr<Chosen> Choose(const VectorOptions& o) {
 }  // namespace
 
 StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
-  TP_ASSIGN_OR_RETURN(Chosen chosen, Choose(o));
+  TP_ASSIGN_OR_RETURN(ControlTask chosen, Choose(o));
   return chosen.spec;
 }
 
 struct VectorEnvironment::Impl {
   VectorSpec spec;
   uint64_t seed = 1;
-  std::unique_ptr<Rules> rules;
+  std::shared_ptr<const Rules> rules;
   std::vector<InstanceState> states;
+
+  // An action that stays within the buffer of an observation and a little beyond it.
+  static constexpr size_t kBeyond = 16;
+  std::vector<float> seen;  // observation_size and kBeyond more
 
   void Begin(InstanceState& s, int64_t episode) const {
     s.episode = episode;
@@ -73,6 +97,39 @@ struct VectorEnvironment::Impl {
     s.score = 0;
     s.state = rules->Start(NoiseOf(seed, s.index, episode).Fork("start"));
   }
+
+  [[nodiscard]] std::string Task() const { return "control task " + spec.name + " (" + spec.file + ")"; }
+  [[nodiscard]] Status Broke(const InstanceState& s, const std::string& what) const {
+    return DataLoss(Task() + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
+                    std::to_string(s.steps) + " of its episode " + std::to_string(s.episode) + ", state " +
+                    Words(s.state));
+  }
+
+  // The numbers that the task writes of a state. Each place holds a pattern before, so that one that is not
+  // written, and one beyond the last, is noticed rather than read, or overwritten in other memory.
+  Status Observe(const InstanceState& s, float* out) {
+    const auto width = static_cast<size_t>(spec.observation_size);
+    seen.assign(width + kBeyond, std::bit_cast<float>(kUnwritten));
+    rules->Observe(s.state, seen.data());
+    size_t written = seen.size();
+    while (written > 0 && std::bit_cast<uint32_t>(seen[written - 1]) == kUnwritten) --written;
+    if (written > width) {
+      return Broke(s, "Observe wrote at least " + std::to_string(written) +
+                          " numbers where .observation_size is " + std::to_string(width) +
+                          "; write as many as that, or raise it");
+    }
+    for (size_t i = 0; i < width; ++i) {
+      if (std::isfinite(seen[i])) continue;
+      const bool left_out = std::bit_cast<uint32_t>(seen[i]) == kUnwritten;
+      return Broke(s, left_out ? "Observe did not write number " + std::to_string(i) + " of " +
+                                     std::to_string(width) + " (.observation_size)"
+                               : "Observe gave " + Word(seen[i]) + " as number " + std::to_string(i) +
+                                     ", but a policy reads finite numbers alone");
+    }
+    std::copy_n(seen.begin(), width, out);
+    return OkStatus();
+  }
+  Status Step(std::span<const float> actions, VectorStep& out);
 };
 
 VectorEnvironment::VectorEnvironment() : impl_(std::make_unique<Impl>()) {}
@@ -81,17 +138,27 @@ VectorEnvironment::~VectorEnvironment() = default;
 StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Create(const VectorOptions& options,
                                                                        std::span<const uint64_t> indices,
                                                                        int64_t episode) {
+  TP_ASSIGN_OR_RETURN(ControlTask task, Choose(options));
+  return Of(std::move(task), options.seed, indices, episode);
+}
+
+StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask task, uint64_t seed,
+                                                                   std::span<const uint64_t> indices,
+                                                                   int64_t episode) {
   std::unique_ptr<VectorEnvironment> v(new VectorEnvironment());
-  TP_ASSIGN_OR_RETURN(Chosen chosen, Choose(options));
-  v->impl_->spec = std::move(chosen.spec);
-  v->impl_->rules = std::move(chosen.rules);
-  v->impl_->seed = options.seed;
-  for (const uint64_t index : indices) {
-    InstanceState s;
-    s.index = index;
-    v->impl_->Begin(s, episode);
-    v->impl_->states.push_back(s);
-  }
+  Impl& m = *v->impl_;
+  m.spec = std::move(task.spec);
+  m.rules = std::move(task.rules);
+  m.seed = seed;
+  TP_RETURN_IF_ERROR(WithoutExceptions(m.Task(), [&] {
+    for (const uint64_t index : indices) {
+      InstanceState s;
+      s.index = index;
+      m.Begin(s, episode);
+      m.states.push_back(s);
+    }
+    return OkStatus();
+  }));
   return v;
 }
 
@@ -112,18 +179,23 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Resume(const Vec
 const VectorSpec& VectorEnvironment::spec() const { return impl_->spec; }
 const std::vector<InstanceState>& VectorEnvironment::states() const { return impl_->states; }
 
-std::vector<float> VectorEnvironment::Observations() const {
+StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
-  for (size_t i = 0; i < impl_->states.size(); ++i)
-    impl_->rules->Observe(impl_->states[i].state, out.data() + i * width);
+  TP_RETURN_IF_ERROR(WithoutExceptions(impl_->Task(), [&] {
+    for (size_t i = 0; i < impl_->states.size(); ++i)
+      TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
+    return OkStatus();
+  }));
   return out;
 }
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
-  const Impl& m = *impl_;
-  const VectorSpec& spec = m.spec;
-  const size_t n = m.states.size(), width = static_cast<size_t>(spec.observation_size),
+  return WithoutExceptions(impl_->Task(), [&] { return impl_->Step(actions, out); });
+}
+
+Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {
+  const size_t n = states.size(), width = static_cast<size_t>(spec.observation_size),
                step = static_cast<size_t>(spec.action_size());
   if (actions.size() != n * step) {
     return InvalidArgument(spec.name + ": " + std::to_string(actions.size()) +
@@ -144,10 +216,21 @@ Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) 
   out.final_observations.clear();
   out.scores.clear();
   for (size_t i = 0; i < n; ++i) {
-    InstanceState& s = impl_->states[i];
-    const MoveResult move = m.rules->Play(
-        s.state, actions.data() + i * step,
-        NoiseOf(m.seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
+    InstanceState& s = states[i];
+    const MoveResult move =
+        rules->Play(s.state, actions.data() + i * step,
+                    NoiseOf(seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
+    if (!std::isfinite(move.reward) || !std::isfinite(static_cast<float>(move.reward)) ||
+        !rules->Holds(move.state)) {
+      const std::vector<double> action(actions.begin() + static_cast<std::ptrdiff_t>(i * step),
+                                       actions.begin() + static_cast<std::ptrdiff_t>((i + 1) * step));
+      const bool reward = rules->Holds(move.state);
+      return Broke(s, "Play gave " +
+                          (reward ? "the reward " + Word(move.reward) : "the state " + Words(move.state)) +
+                          " for action " + Words(action) +
+                          (reward ? ", but a reward has to be a finite number of 32 bits; correct it"
+                                  : ", but Holds() says that this is no state; correct one of them"));
+    }
     s.state = move.state;
     ++s.steps;
     s.score += move.reward;
@@ -159,11 +242,11 @@ Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) 
     }
     if (out.flags[i] != 0) {
       out.final_observations.resize(out.final_observations.size() + width);
-      m.rules->Observe(s.state, out.final_observations.data() + out.final_observations.size() - width);
+      TP_RETURN_IF_ERROR(Observe(s, out.final_observations.data() + out.final_observations.size() - width));
       out.scores.push_back(s.score);
-      m.Begin(s, s.episode + 1);
+      Begin(s, s.episode + 1);
     }
-    m.rules->Observe(s.state, out.observations.data() + i * width);
+    TP_RETURN_IF_ERROR(Observe(s, out.observations.data() + i * width));
   }
   return OkStatus();
 }

@@ -29,6 +29,7 @@ namespace tidepool::environments {
 // What a policy has to know of an environment.
 struct VectorSpec {
   std::string name;         // "cartpole"
+  std::string file;         // that defines it
   std::string reference;    // "CartPole-v1", the environment whose dynamics these are
   bool continuous = false;  // actions are numbers in [low, high] (clipped by the environment), else choices
   int64_t observation_size = 0;  // numbers
@@ -78,12 +79,24 @@ struct VectorStep {
   std::vector<double> scores;             // [ended]: returns of the finished episodes
 };
 
+class Rules;  // control_tasks/control_plugin.h
+
+// A control task with its options chosen.
+struct ControlTask {
+  VectorSpec spec;
+  std::shared_ptr<const Rules> rules;  // shared, so that their type may stay with the plug-ins
+};
+
 class VectorEnvironment {
  public:
   // The first episode's start state of every instance `index`. `episode`: where the count begins.
   static StatusOr<std::unique_ptr<VectorEnvironment>> Create(const VectorOptions& options,
                                                              std::span<const uint64_t> indices,
                                                              int64_t episode = 0);
+  // Of a task that is in no table.
+  static StatusOr<std::unique_ptr<VectorEnvironment>> Of(ControlTask task, uint64_t seed,
+                                                         std::span<const uint64_t> indices,
+                                                         int64_t episode = 0);
   // Goes on from states. kInvalidArgument if one is not a state of this environment.
   static StatusOr<std::unique_ptr<VectorEnvironment>> Resume(const VectorOptions& options,
                                                              std::vector<InstanceState> states);
@@ -91,9 +104,12 @@ class VectorEnvironment {
 
   [[nodiscard]] const VectorSpec& spec() const;
   [[nodiscard]] const std::vector<InstanceState>& states() const;
-  [[nodiscard]] std::vector<float> Observations() const;  // [instances, observation_size]
+  // [instances, observation_size]. kDataLoss: as of Step.
+  [[nodiscard]] StatusOr<std::vector<float>> Observations() const;
   // actions: [instances, action_size], choices as whole numbers. kInvalidArgument: another length, a choice
-  // that does not exist, a number that is not finite; nothing moved.
+  // that does not exist, a number that is not finite; nothing moved. kDataLoss: the task broke the rules of
+  // Rules (a number that is not finite, another number of observations, an exception); it is not to be
+  // stepped again. The message names task, file, instance and step, what was found and what to do.
   Status Step(std::span<const float> actions, VectorStep& out);
 
  private:

@@ -15,7 +15,7 @@ std::string FaultOf(const FamilyPlugin& plugin) {
 const std::vector<const Family*>& Families() {
   static const std::vector<Family> families = [] {
     std::vector<Family> all;
-    for (const auto& [name, make] : FamilyPlugins()) all.emplace_back(make()).model_type = name;
+    for (const auto& [name, make, file] : FamilyPlugins()) all.emplace_back(make()).model_type = name;
     return all;
   }();
   static const std::vector<const Family*> pointers = [] {

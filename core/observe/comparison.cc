@@ -132,6 +132,8 @@ ComparedRun ComparedRunOf(const RunData& run, const std::string& dir,
                   ConfigValues(run.config_yaml),
                   ConfigDefaults(run.config_yaml),
                   std::move(metrics)};
+  // The value at the end alone would be taken for that of the whole run.
+  for (auto& [key, values] : ConfigChanges(run.config_yaml)) out.config[key] = std::move(values);
   // Jobs that generate nothing say so with zeros.
   if (job != run.facts.end() && job->second != "rl") {
     std::erase_if(out.metrics, [](const auto& m) {
@@ -150,9 +152,15 @@ StatusOr<Comparison> Compare(const std::vector<ComparedRun>& runs, const std::ve
   for (const std::string& metric : metrics) {
     out.metrics.push_back(Compared(runs, metric));
     if (Having(out.metrics.back()) > 0) continue;
+    std::vector<std::string> alike;  // that have the word in them: a metric has a longer name than one thinks
+    for (const std::string& name : there) {
+      if (name.find(metric) != std::string::npos) alike.push_back(name);
+    }
     const std::string near = Nearest(metric, {there.begin(), there.end()});
     return InvalidArgument(metric + ": no run here has a metric of this name" +
-                           (near.empty() ? "" : ", did you mean " + near + "?") +
+                           (!alike.empty() ? "; there are " + Listed(alike)
+                            : near.empty() ? ""
+                                           : ", did you mean " + near + "?") +
                            "; docs/metrics.md lists them");
   }
   if (!metrics.empty()) return out;

@@ -42,20 +42,27 @@ std::string Path(const std::vector<Level>& levels, std::string_view key) {
   return path + std::string(key);
 }
 
+// Calls take(line) for each, without its line feed.
+template <typename Take>
+void ForEachLine(std::string_view text, const Take& take) {
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    take(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+}
+
 // Calls put(key, value, line) for each value.
 template <typename Put>
 void ForEachValue(std::string_view yaml, const Put& put) {
   std::vector<Level> levels;
-  while (!yaml.empty()) {
-    const size_t end = yaml.find('\n');
-    std::string_view line = yaml.substr(0, end);
-    yaml.remove_prefix(end == std::string_view::npos ? yaml.size() : end + 1);
+  ForEachLine(yaml, [&](std::string_view line) {
     size_t indent = line.find_first_not_of(' ');
-    if (indent == std::string_view::npos || line[indent] == '#') continue;
+    if (indent == std::string_view::npos || line[indent] == '#') return;
     const bool item = line.substr(indent).starts_with("- ");
     if (item) {
       while (!levels.empty() && levels.back().indent >= indent) levels.pop_back();
-      if (levels.empty()) continue;
+      if (levels.empty()) return;
       ++levels.back().item;
       indent += 2;
     }
@@ -68,7 +75,7 @@ void ForEachValue(std::string_view yaml, const Put& put) {
         std::vector<Level> above(levels.begin(), levels.end() - 1);
         put(Path(above, list.key + "[" + std::to_string(list.item) + "]"), Value(line), line);
       }
-      continue;
+      return;
     }
     const std::string_view key = line.substr(0, colon);
     const std::string value = Value(line.substr(colon + 1));
@@ -78,10 +85,37 @@ void ForEachValue(std::string_view yaml, const Put& put) {
     } else {
       put(Path(levels, key), value, line);
     }
-  }
+  });
 }
 
 }  // namespace
+
+// As core/config/resume.h writes them:
+//   # Resumed at step 20, 20261125T091426Z:
+//   #   train.learning_rate: was 0.001, is 1e-05
+std::map<std::string, std::string> ConfigChanges(std::string_view yaml) {
+  std::map<std::string, std::string> changes;
+  std::string step;
+  ForEachLine(yaml, [&](std::string_view line) {
+    constexpr std::string_view kResumed = "# Resumed at step ", kWas = ": was ", kIs = ", is ";
+    if (line.starts_with(kResumed)) {
+      line.remove_prefix(kResumed.size());
+      step = line.substr(0, line.find(','));
+      return;
+    }
+    if (!line.starts_with("#   ")) step.clear();  // the history is over
+    if (step.empty()) return;
+    line.remove_prefix(4);
+    const size_t was = line.find(kWas), is = line.find(kIs, was);
+    if (is == std::string_view::npos) return;
+    const std::string key(line.substr(0, was));
+    if (key == "train.steps") return;
+    std::string& values = changes[key];
+    if (values.empty()) values = line.substr(was + kWas.size(), is - was - kWas.size());
+    values += ", from step " + step + " " + std::string(line.substr(is + kIs.size()));
+  });
+  return changes;
+}
 
 std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
   std::map<std::string, std::string> values;

@@ -15,4 +15,8 @@ std::map<std::string, std::string> ConfigValues(std::string_view yaml);
 // Keys that nobody set: their comment says that the value is a default or a preset's.
 std::set<std::string> ConfigDefaults(std::string_view yaml);
 
+// Keys that a resume has changed, with every value that they had: "0.001, from step 20 1e-05". Not
+// train.steps, which says how far a run goes.
+std::map<std::string, std::string> ConfigChanges(std::string_view yaml);
+
 }  // namespace tidepool::observe

@@ -86,6 +86,7 @@ Parts Speed(const StatusFile& s) {
 std::string Elapsed(const StatusFile& s) { return DurationText(FromSeconds(s.elapsed_s)); }
 
 std::string Left(const StatusFile& s) {
+  if (s.still_s) return "no step for " + DurationText(FromSeconds(*s.still_s));
   return s.left_s ? "about " + DurationText(FromSeconds(*s.left_s)) + " left" : "";
 }
 
@@ -184,6 +185,29 @@ std::string SpeedText(const StatusFile& s) {
   return s.tokens_per_s ? NumberText(*s.tokens_per_s) + " " + s.speed_of : "";
 }
 
+std::vector<std::string> WaitsText(const StatusFile& s) {
+  std::vector<std::string> waits;
+  if (!s.waits_for.empty()) {
+    waits.push_back("rewards wait for " + s.waits_for);
+  } else if (s.awaiting > 0 && s.running == 0 && s.in_flight == 0 && s.leased == 0) {
+    waits.push_back("all samples are made, " + std::to_string(s.awaiting) + " groups wait for their rewards");
+  }
+  if (s.still_s) {
+    waits.push_back("no step has ended for " + DurationText(FromSeconds(*s.still_s)) +
+                    ", far longer than the steps before took");
+  }
+  return waits;
+}
+
+std::string RestartText(const RestartFacts& r) {
+  const std::string when =
+      r.in_s > 0 ? "restarting in " + Fixed(std::ceil(r.in_s), 0) + " s" : "starting again";
+  const std::string which = r.deaths > 0 ? " (death " + std::to_string(r.deaths) +
+                                               " of the last ten minutes; the sixth is the last)"
+                                         : "";
+  return when + which + ": " + r.why;
+}
+
 std::vector<std::string> ProgressBlock(const StatusFile& s, const TerminalSize& size) {
   const int64_t width = std::max<int64_t>(size.columns - 1, 1);  // in the last column some terminals wrap
   std::vector<std::string> lines = {Head(s, width)};
@@ -227,6 +251,15 @@ std::optional<Duration> TimeLeft::Estimate(int64_t steps) const {
   const double per_step = Seconds(recent_.back().second - recent_.front().second) /
                           static_cast<double>(recent_.back().first - recent_.front().first);
   return FromSeconds(per_step * static_cast<double>(steps - recent_.back().first));
+}
+
+std::optional<Duration> TimeLeft::Still(TimePoint now) const {
+  if (recent_.size() < 2) return std::nullopt;
+  Duration longest = FromSeconds(10.0 / 3);
+  for (size_t i = 1; i < recent_.size(); ++i)
+    longest = std::max(longest, recent_[i].second - recent_[i - 1].second);
+  const Duration still = now - recent_.back().second;
+  return still > 3 * longest ? std::optional(still) : std::nullopt;
 }
 
 Progress::~Progress() { Finish(); }

@@ -38,6 +38,10 @@ std::vector<std::string> ProgressBlock(const StatusFile& state, const TerminalSi
 std::string ProgressLine(const StatusFile& state);
 // "12,345 tok/s generated"; empty before the first step. The one number of throughput that people are shown.
 std::string SpeedText(const StatusFile& state);
+// What a running job waits for, a sentence each.
+std::vector<std::string> WaitsText(const StatusFile& state);
+// "restarting in 4 s (death 2 of the last ten minutes; the sixth is the last): process 12 was killed by ..."
+std::string RestartText(const RestartFacts& place);
 // "1h02m", "2m20s", "7.3s"
 std::string DurationText(Duration duration);
 // 12345.6 -> "12,346"; 1.2345 -> "1.23"
@@ -48,6 +52,8 @@ class TimeLeft {
  public:
   void OnStep(int64_t step, TimePoint now);
   [[nodiscard]] std::optional<Duration> Estimate(int64_t steps) const;
+  // Since the last step, where that is ten seconds and three times as long as any of the recent ones took.
+  [[nodiscard]] std::optional<Duration> Still(TimePoint now) const;
 
  private:
   std::vector<std::pair<int64_t, TimePoint>> recent_;  // at most 20

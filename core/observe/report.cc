@@ -206,10 +206,13 @@ json SampleData(const SampleRow& row) {
     }
     rewards += ")";
   }
+  json details = json::object();
+  for (const auto& [name, said] : row.details) details[name] = Shorten(said, kPromptBytesMax);
   return {{"prompt", Shorten(row.prompt, kPromptBytesMax)},
           {"text", Shorten(row.text, kResponseBytesMax)},
           {"reward", row.reward},
           {"rewards", rewards},
+          {"details", details},
           {"about", about + " · " + ToString(row.tid)}};
 }
 
@@ -239,6 +242,7 @@ json ReportData(const RunData& run) {
   out["seconds"] = run.summary.seconds;
   out["peak_bytes"] = run.summary.peak_bytes;
   out["drops"] = drops;
+  out["lost"] = LossLines(run.summary);
   out["faults"] = faults;
   out["trace"] = TimeLine(run.trace);
   out["pool"] = PoolData(run.pool);

@@ -27,6 +27,7 @@ std::string PageWith(std::string_view page, const nlohmann::json& data);
 //   folder, facts, state, exit_code, problems   as in RunData
 //   config, values                              config.yaml; its keys and values (core/observe/config_text.h)
 //   seconds, peak_bytes, drops, faults          numbers by name
+//   lost                                        lines: samples that were lost, and why the last
 //   steps: [[step ...] ...], metrics: {name: {x: index into steps, y, median, max}}
 //   clock: [[step, second of the run] ...]
 //   trace, pool: {lanes, categories, names, spans: [[lane, category, name, from, seconds, count] ...]}; the

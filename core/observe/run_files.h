@@ -19,6 +19,14 @@ struct WorkerFacts {
   int64_t peak_bytes = 0;
 };
 
+// A place whose process died, and where it is started again.
+struct RestartFacts {
+  int64_t place = -1;
+  double in_s = 0;     // until it is started; 0: it is starting
+  int64_t deaths = 0;  // of the last ten minutes
+  std::string why;     // of the last one
+};
+
 // A picture of now. What the job does not have, or not yet, is empty.
 struct StatusFile {
   std::string name;  // of the job
@@ -31,11 +39,14 @@ struct StatusFile {
   int64_t in_flight = 0;                                                       // chunks
   int64_t restarts = 0, refused = 0;
   std::vector<WorkerFacts> workers;
+  std::vector<RestartFacts> restarting;
   int64_t pid = 0;  // of the controller
   std::string last_warning;
   std::string waits_for;  // what gradings wait for, "judge at unix:/x: Connection refused"; empty: nothing
-  double elapsed_s = 0;
-  std::optional<double> left_s;
+  double elapsed_s = 0;   // of this life: since the start, or the last resume
+  std::optional<double> left_s;  // at the pace of the last steps
+  // Since the last step ended, where the steps before took far less: then there is no speed and no time left.
+  std::optional<double> still_s;
   std::optional<std::string> paced;           // whose times the slots take
   std::optional<double> reward, best_reward;  // mean of the last step
   std::optional<double> equal_groups;         // share of groups whose rewards are all equal, of the last step
@@ -72,20 +83,39 @@ struct SummaryFile {
   std::map<std::string, double> seconds;      // by phase, and "total"
   std::map<std::string, int64_t> peak_bytes;  // by process
   std::map<std::string, int64_t> drops;       // by reason
-  std::string version, commit;                // of the program
+  int64_t issued = 0;                         // samples that were begun, those in `drops` among them
+  // Reasons of `drops` that are faults (kLosses): what the log says of the newest; empty: an earlier life of
+  // the controller saw it.
+  std::map<std::string, std::string> lost;
+  std::string version, commit;  // of the program
   std::string run_id, policy_version;
   std::optional<PaceFacts> paced;
   std::optional<std::string> paced_note;
 };
 
+// Reasons for which a sample is lost that could have been trained on; the others are the scheduler's choice.
+inline constexpr const char* kLosses[] = {"data_invalid", "reward_infra", "env_infra", "poison"};
+// A line each: "16 of 64 samples lost (data_invalid), the last: sample 5.0.3 is dropped, ...".
+inline std::vector<std::string> LossLines(const SummaryFile& s) {
+  std::vector<std::string> lines;
+  for (const auto& [reason, last] : s.lost) {
+    const auto count = s.drops.find(reason);
+    if (count == s.drops.end()) continue;
+    lines.push_back(std::to_string(count->second) + " of " + std::to_string(s.issued) + " samples lost (" +
+                    reason + ")" + (last.empty() ? "; logs/controller.log says why" : ", the last: " + last));
+  }
+  return lines;
+}
+
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
+TP_FIELDS(RestartFacts, place, in_s, deaths, why)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
-          leased, in_flight, restarts, refused, workers, pid, last_warning, waits_for, elapsed_s, left_s,
-          paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out, response_tokens,
-          tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
+          leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, waits_for, elapsed_s,
+          left_s, still_s, paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out,
+          response_tokens, tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
-          accuracy, held_out, seconds, peak_bytes, drops, version, commit, run_id, policy_version, paced,
-          paced_note)
+          accuracy, held_out, seconds, peak_bytes, drops, issued, lost, version, commit, run_id,
+          policy_version, paced, paced_note)
 
 }  // namespace tidepool::observe

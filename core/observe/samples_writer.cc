@@ -79,7 +79,8 @@ std::vector<size_t> ChooseSamples(std::span<const int64_t> groups, int64_t most)
 nlohmann::ordered_json ToJson(const SampleRow& row) {
   auto j = JsonOf<nlohmann::ordered_json>(row);
   j["tid"] = ToString(row.tid);
-  for (const char* key : {"answer", "messages", "turns", "fields", "rendered_prompt", "file", "loss_mask"})
+  for (const char* key :
+       {"answer", "messages", "turns", "fields", "details", "rendered_prompt", "file", "loss_mask"})
     if (j[key].empty() || j[key] == "") j.erase(key);
   if (row.line == 0) j.erase("line");
   for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {

@@ -37,7 +37,9 @@ struct SampleRow {
   std::vector<uint8_t> loss_mask = {};
   double reward = 0;                           // weighted sum
   std::map<std::string, double> rewards = {};  // by name, unweighted
-  bool ended = false;                          // by itself
+  // What a reward said besides, by name. Of a sample that was graded before its controller ended: empty.
+  std::map<std::string, std::string> details = {};
+  bool ended = false;  // by itself
   // What a grader sees, too (core/tasks/reward.h RewardInput).
   std::vector<Said> messages = {};
   std::string rendered_prompt = {};
@@ -48,8 +50,8 @@ struct SampleRow {
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };
 
-TP_FIELDS(SampleRow, tid, prompt, messages, text, turns, reward, rewards, ended, answer, fields, row, line,
-          file, rendered_prompt, ids, logprobs, versions, loss_mask)
+TP_FIELDS(SampleRow, tid, prompt, messages, text, turns, reward, rewards, details, ended, answer, fields, row,
+          line, file, rendered_prompt, ids, logprobs, versions, loss_mask)
 
 // Of the answer and the fields of a row together, in samples/: rows may hold a file each, and the row is
 // named by file and line.

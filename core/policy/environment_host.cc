@@ -5,7 +5,7 @@ namespace tidepool::policy {
 StatusOr<std::vector<float>> LocalHost::Open(int64_t session,
                                              const std::vector<environments::InstanceState>& states) {
   TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(options_, states));
-  std::vector<float> first = set->Observations();
+  TP_ASSIGN_OR_RETURN(std::vector<float> first, set->Observations());
   sessions_[session] = std::move(set);
   return first;
 }
@@ -17,7 +17,7 @@ StatusOr<std::vector<EnvironmentHost::Moved>> LocalHost::Step(const std::vector<
     if (it == sessions_.end())
       return NotFound("environment session " + std::to_string(actions[i].session) + " is not open");
     out[i].session = actions[i].session;
-    TP_RETURN_IF_ERROR(it->second->Step(actions[i].actions, out[i].step));
+    out[i].status = it->second->Step(actions[i].actions, out[i].step);
   }
   return out;
 }

@@ -19,6 +19,7 @@ class EnvironmentHost {
  public:
   struct Moved {
     int64_t session = 0;
+    Status status;  // kDataLoss, kInvalidArgument: of VectorEnvironment::Step, for this session alone
     environments::VectorStep step;
   };
   struct Action {
@@ -29,7 +30,7 @@ class EnvironmentHost {
   // First observations [instances, observation_size].
   virtual StatusOr<std::vector<float>> Open(int64_t session,
                                             const std::vector<environments::InstanceState>& states) = 0;
-  // One step of each session named, answers in their order.
+  // One step of each session named, answers in their order. Its own error: no session has moved.
   virtual StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) = 0;
   // The states in which the instances are; the session is over.
   virtual StatusOr<std::vector<environments::InstanceState>> Close(int64_t session) = 0;

@@ -143,6 +143,11 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
   for (size_t k = 0; k < running_.size(); ++k) {
     Running& r = running_[k];
     Fragment& f = r.fragment;
+    if (const Status& broke = (*moved)[k].status; !broke.ok()) {
+      out.push_back({r.request.tid, r.request.att, broke, {}});
+      Forget(r);
+      continue;
+    }
     environments::VectorStep& s = (*moved)[k].step;
     const auto n = static_cast<size_t>(f.instances), o = static_cast<size_t>(f.observation_size);
     size_t ended = 0;

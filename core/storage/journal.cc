@@ -28,11 +28,24 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
                                                              const std::string& run_id,
                                                              const JournalOptions& options,
                                                              JournalContents* earlier) {
+  JournalContents contents;
+  TP_ASSIGN_OR_RETURN(auto writer,
+                      Open(fs, dir, run_id, options, &contents.summary, [&](JournalEntry&& entry) {
+                        if (earlier != nullptr) contents.entries.push_back(std::move(entry));
+                        return OkStatus();
+                      }));
+  if (earlier != nullptr) *earlier = std::move(contents);
+  return writer;
+}
+
+StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
+    FileSystem& fs, const std::string& dir, const std::string& run_id, const JournalOptions& options,
+    JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
   TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisController()));
 
-  JournalContents contents;
+  JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   // Without a whole header there is nothing to go on with; the scan says what it is then.
   if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
@@ -44,14 +57,8 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
                               "report, samples, journal and export read it here)");
   }
   if (!segments.empty()) {
-    if (earlier != nullptr) {
-      TP_ASSIGN_OR_RETURN(contents, ReadJournal(fs, dir, run_id));
-    } else {
-      TP_ASSIGN_OR_RETURN(contents.summary, ScanJournal(fs, dir, run_id, Lsn{INT64_MAX},
-                                                        [](JournalEntry&&) { return OkStatus(); }));
-    }
+    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
   }
-  const JournalSummary& summary = contents.summary;
   if (summary.torn_tail.has_value()) {
     TP_RETURN_IF_ERROR(CutTornTail(fs, dir, *summary.torn_tail));
   } else if (!segments.empty()) {
@@ -69,7 +76,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
   writer->hash_ = summary.tail_hash;
   TP_RETURN_IF_ERROR(writer->StartSegment());
   writer->durable_ = writer->next_;
-  if (earlier != nullptr) *earlier = std::move(contents);
+  *summary_out = std::move(summary);
   return writer;
 }
 

@@ -121,6 +121,12 @@ class JournalWriter {
                                                        const std::string& run_id,
                                                        const JournalOptions& options = {},
                                                        JournalContents* earlier = nullptr);
+  // The same, with each record handed to `take` as it is read: those of a long run are hundreds of megabytes.
+  // An error of `take` is returned.  requires `take`, `summary`
+  static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
+                                                       const std::string& run_id,
+                                                       const JournalOptions& options, JournalSummary* summary,
+                                                       const std::function<Status(JournalEntry&&)>& take);
   ~JournalWriter();
 
   // Puts the record into the buffer and returns its place. Nothing is written until Flush or Sync.

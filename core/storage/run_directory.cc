@@ -136,6 +136,7 @@ StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
   TP_RETURN_IF_ERROR(summary.status());
   for (const auto& [step, value] : accuracy) state.accuracy = std::max(state.accuracy, value);
   state.checkpoints = static_cast<int64_t>(checkpoints.size());
+  for (const auto& [ckpt, step] : checkpoints) state.checkpoint_step = std::max(state.checkpoint_step, step);
   state.run_id = summary->run_id;
   state.records = summary->next.value;
   state.has_journal = state.records > 0;

@@ -84,8 +84,9 @@ struct RunOnDisk {
   std::optional<int32_t> end_code;  // of END_RUN, if it is the last word
   // That END_RUN says that steps, last evaluation and final/ are done. The END_RUN of a stopped run does not.
   bool complete = false;
-  double accuracy = 0;      // the best of its evaluations
-  int64_t checkpoints = 0;  // committed, neither rejected nor deleted
+  double accuracy = 0;         // the best of its evaluations
+  int64_t checkpoints = 0;     // committed, neither rejected nor deleted
+  StepNumber checkpoint_step;  // of the newest of them: where a resume begins; -1: none
   // Its last checkpoint was deleted (`tidepool prune --final-only`): there is nothing to go on from.
   [[nodiscard]] bool OnlyFinal() const { return complete && checkpoints == 0; }
   // Nothing is left to do for a config that wants so many steps, or this accuracy (0: none): it may want more

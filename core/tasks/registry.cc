@@ -11,12 +11,18 @@ struct TaskEntry {
   TaskPlugin plugin;
 };
 
+// What is wrong with the plug-in itself, with its file; all else as it is.
+Status Named(const TaskEntry& entry, const Status& status) {
+  if (status.code() != StatusCode::kFailedPrecondition) return status;
+  return FailedPrecondition("task: " + entry.info.name + " (" + entry.info.file + "): " + status.message());
+}
+
 const std::vector<TaskEntry>& Entries() {
   static const std::vector<TaskEntry> entries = [] {
     std::vector<TaskEntry> all;
-    for (const auto& [name, make] : TaskPlugins()) {
+    for (const auto& [name, make, file] : TaskPlugins()) {
       TaskPlugin plugin = make();
-      all.push_back({{name, plugin.doc, plugin.held_out_unit, plugin.options}, std::move(plugin)});
+      all.push_back({{name, plugin.doc, plugin.held_out_unit, plugin.options, file}, std::move(plugin)});
     }
     return all;
   }();
@@ -57,14 +63,18 @@ const TaskInfo* FindTask(std::string_view name) {
 StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request) {
   TP_ASSIGN_OR_RETURN(const TaskEntry* entry, Find(request.name));
   TP_ASSIGN_OR_RETURN(const OptionValues options, OptionValues::Parse(entry->info.options, request.options));
-  return entry->plugin.make(options, request);
+  auto task = entry->plugin.make(options, request);
+  if (!task.ok()) return Named(*entry, task.status());
+  return task;
 }
 
 StatusOr<int64_t> CountUnits(const std::string& name,
                              const std::map<std::string, std::string>& option_texts) {
   TP_ASSIGN_OR_RETURN(const TaskEntry* entry, Find(name));
   TP_ASSIGN_OR_RETURN(const OptionValues options, OptionValues::Parse(entry->info.options, option_texts));
-  return entry->plugin.units(options);
+  const StatusOr<int64_t> units = entry->plugin.units(options);
+  if (!units.ok()) return Named(*entry, units.status());
+  return units;
 }
 
 }  // namespace tidepool::tasks

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/names.h"
+#include "core/base/running_call.h"
 #include "core/tasks/grading.h"
 #include "core/tasks/rewards/reward_plugin.h"
 
@@ -16,9 +17,9 @@ std::string FaultOf(const RewardPlugin& plugin) { return plugin.make == nullptr 
 const std::vector<RewardInfo>& ListRewards() {
   static const std::vector<RewardInfo> infos = [] {
     std::vector<RewardInfo> all;
-    for (const auto& [name, make] : RewardPlugins()) {
+    for (const auto& [name, make, file] : RewardPlugins()) {
       const RewardPlugin plugin = make();
-      all.push_back({name, plugin.argument, plugin.doc});
+      all.push_back({name, plugin.argument, plugin.doc, file});
     }
     return all;
   }();
@@ -30,7 +31,7 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
   const std::string name(spec.substr(0, colon));
   const std::string argument(colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1));
   std::vector<std::string> names;
-  for (const auto& [of, make] : RewardPlugins()) {
+  for (const auto& [of, make, file] : RewardPlugins()) {
     names.push_back(of);
     if (of != name) continue;
     const RewardPlugin plugin = make();
@@ -38,7 +39,7 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
       return InvalidArgument(name + ": takes no argument; found '" + argument + "'");
     }
     TP_ASSIGN_OR_RETURN(Reward reward, plugin.make(argument));
-    return Guarded(name, std::move(reward));
+    return Guarded(name + " (" + file + ")", std::move(reward));
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");
@@ -53,15 +54,28 @@ bool LacksAnswer(const Reward& reward, RewardInput row) {
   return reward(row).outcome != Verdict::Outcome::kData;
 }
 
+std::string NameOf(const RewardInput& in) {
+  const std::string row = !in.file.empty()
+                              ? in.file + ":" + std::to_string(in.line)
+                              : (in.held_out ? "held-out question " : "question ") + std::to_string(in.row);
+  return in.sample.empty() ? row : "sample " + in.sample + " (" + row + ")";
+}
+
 Reward Guarded(const std::string& name, Reward reward) {
   return [name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
+    const auto failed = [&](const std::string& how) {
+      return Verdict{Verdict::Outcome::kInfra, 0, name + " " + how};
+    };
+    const RunningCall call("reward " + name, NameOf(input));
     try {
       Verdict verdict = reward(input);
       if (verdict.outcome == Verdict::Outcome::kOk && !std::isfinite(verdict.score))
-        return BadData(name + " gave a score that is not finite");
+        return failed("gave the score " + std::to_string(verdict.score) + ", which is no finite number");
       return verdict;
     } catch (const std::exception& e) {  // a plug-in's: the process goes on
-      return {Verdict::Outcome::kInfra, 0, name + " threw an exception: " + e.what()};
+      return failed(std::string("threw an exception: ") + e.what());
+    } catch (...) {
+      return failed("threw something that is no std::exception");
     }
   };
 }

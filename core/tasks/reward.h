@@ -3,9 +3,10 @@
 //
 // Three outcomes are kept apart. kOk: a grader looked at the response and returned a score, 0
 // included. kData: the row or the response is malformed in a way that no retry mends (no answer in
-// the row, a score that is not finite). kInfra: the grader could not do its work (time-out, lost
-// connection); the functions here are pure and never return it, servers behind an endpoint may.
-// Any thread.
+// the row). kInfra: the grader could not do its work (time-out, lost connection, an exception, a score that
+// is no finite number). A NaN says nothing of the row, so it is the grader's fault in C++ as it is a
+// server's: of those a run bears a small share, and then ends, where rows at fault are left out for as long
+// as any pass. Any thread.
 //
 //   TP_ASSIGN_OR_RETURN(auto reward, MakeReward("exact_answer"));
 //   const Verdict verdict = reward({.prompt = q.prompt, .answer = q.answer, ...});
@@ -46,6 +47,9 @@ struct RewardInput {
 TP_FIELDS(RewardInput, sample, prompt, messages, rendered_prompt, answer, fields, text, response_tokens,
           max_new_tokens, ended, held_out, row, line, file)
 
+// "sample 3.0.1 (rows.jsonl:12)", "sample 3.0.1 (question 3)": for messages.
+std::string NameOf(const RewardInput& input);
+
 struct Verdict {
   enum class Outcome { kOk, kData, kInfra };
   Outcome outcome = Outcome::kOk;
@@ -59,6 +63,7 @@ struct RewardInfo {
   std::string name;
   std::string argument;  // what may stand after the colon; empty: nothing
   std::string doc;
+  std::string file;  // that defines it
 };
 const std::vector<RewardInfo>& ListRewards();
 
@@ -69,8 +74,8 @@ StatusOr<Reward> MakeReward(std::string_view spec);
 // reward says so by its verdict on an empty response, kData without an answer and not with one. Of a reward
 // that reads only some answers (JSON, say) this may be false all the same.
 bool LacksAnswer(const Reward& reward, RewardInput row);
-// A reward whose exceptions are kInfra, and whose scores that are not finite are kData, both in words that
-// begin with `name`.
+// A reward whose exceptions and whose scores that are not finite are kInfra, in words that begin with `name`.
+// A call is a RunningCall (core/base/running_call.h).
 Reward Guarded(const std::string& name, Reward reward);
 
 // How `exact_answer` compares, from fields["answer_rule"]:

@@ -21,6 +21,24 @@ Question NumberQuestion(std::string prompt, int64_t answer) {
           .fields = {{"answer_rule", "last_number"}}};
 }
 
+namespace {
+
+// What the plug-in counted, if it is a count. kFailedPrecondition: its fault, not that of an option.
+StatusOr<std::vector<int64_t>> CheckedStrata(StrataOf strata, const OptionValues& options) {
+  TP_ASSIGN_OR_RETURN(std::vector<int64_t> sizes, strata(options));
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    if (sizes[s] >= 1 && sizes[s] <= kSpaceLimit) continue;
+    return FailedPrecondition("stratum " + std::to_string(s) + " of " + std::to_string(sizes.size()) +
+                              " has " + std::to_string(sizes[s]) +
+                              " questions with these options, expected 1 to " + std::to_string(kSpaceLimit) +
+                              "; leave out strata without questions, and count with SaturatingMultiply");
+  }
+  if (sizes.empty()) return FailedPrecondition("there is no stratum with these options; give one at least");
+  return sizes;
+}
+
+}  // namespace
+
 TaskPlugin SpaceTask(TaskPlugin about, StrataOf strata, DecodePick decode) {
   class Decoded : public Task {
    public:
@@ -43,13 +61,13 @@ TaskPlugin SpaceTask(TaskPlugin about, StrataOf strata, DecodePick decode) {
   };
   const auto make = [strata, decode](const OptionValues& options,
                                      const TaskRequest& request) -> StatusOr<std::unique_ptr<Task>> {
-    TP_ASSIGN_OR_RETURN(std::vector<int64_t> sizes, strata(options));
+    TP_ASSIGN_OR_RETURN(std::vector<int64_t> sizes, CheckedStrata(strata, options));
     TP_ASSIGN_OR_RETURN(QuestionSpace space, QuestionSpace::Create(std::move(sizes), request.size,
                                                                    request.held_out, request.seed));
     return std::unique_ptr<Task>(std::make_unique<Decoded>(std::move(space), options, request.seed, decode));
   };
   const auto units = [strata](const OptionValues& options) -> StatusOr<int64_t> {
-    TP_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, strata(options));
+    TP_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes, CheckedStrata(strata, options));
     return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}, SaturatingAdd);
   };
   about.make = make;

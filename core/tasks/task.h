@@ -77,6 +77,7 @@ struct TaskInfo {
   std::string doc;            // one line
   std::string held_out_unit;  // "questions", "unordered pairs"
   std::vector<Option> options;
+  std::string file;  // that defines it
 };
 
 // All tasks, by name.

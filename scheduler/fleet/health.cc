@@ -80,7 +80,7 @@ void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
   p.busy = busy;
 }
 
-Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now) {
+Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now, bool forgiven) {
   Worker& w = fleet_.workers.at(worker);
   Vitals& p = w.vitals_;
   const bool joined = w.live();
@@ -88,7 +88,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   p.busy = false;
   p.last_why = why;
   if (p.life == Life::kRetired) return {};
-  if (!joined && ++p.failed_starts >= kGiveUpStarts) {
+  if (!joined && !forgiven && ++p.failed_starts >= kGiveUpStarts) {
     p.life = Life::kRetired;
     return {Next::kGiveUp, Duration{0}};
   }
@@ -99,11 +99,14 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   }
   while (!p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds))
     p.restarts.pop_front();
-  if (static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
+  if (!forgiven && static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
     p.life = Life::kRetired;
+    p.last_why = "it died " + std::to_string(kRetireRestarts + 1) + " times within " +
+                 SecondsText(FromSeconds(kRetireWindowSeconds)) +
+                 ", which is the limit for a place; the last time: " + why;
     return {Next::kRetired, Duration{0}};
   }
-  p.restarts.push_back(now);
+  if (!forgiven) p.restarts.push_back(now);
   ++restarts_;
   // Jitter from a hash, not from a generator: the same for a place and streak whatever else happened.
   const uint64_t h = Mix64(
@@ -111,10 +114,15 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   const double jitter = static_cast<double>(h >> 11) * 0x1.0p-53 / 4;
   const double delay =
       std::min(60.0, std::ldexp(1.0, static_cast<int>(std::min<int64_t>(p.streak, 10)))) * (1 + jitter);
-  ++p.streak;
+  if (!forgiven) ++p.streak;
   p.life = Life::kRestarting;
   p.starting_since = now + FromSeconds(delay);
   return {Next::kRestart, FromSeconds(delay)};
+}
+
+int64_t Health::Deaths(WorkerId worker, TimePoint now) const {
+  return std::ranges::count_if(fleet_.workers.at(worker).vitals().restarts,
+                               [&](TimePoint at) { return now - at <= FromSeconds(kRetireWindowSeconds); });
 }
 
 std::vector<Health::Verdict> Health::Tick(TimePoint now) {

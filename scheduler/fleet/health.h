@@ -56,9 +56,11 @@ class Health {
   void Weigh(SlotId slot, double pace);  // a step without prefill over what is usual for its batch
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
-  // The process died or is to be given up (also: a start that failed). Returns what to do.
-  Next Died(WorkerId worker, const std::string& why, TimePoint now);
+  // The process died or is to be given up (also: a start that failed). Returns what to do. forgiven: it does
+  // not count towards its retirement, and makes no later restart wait longer.
+  Next Died(WorkerId worker, const std::string& why, TimePoint now, bool forgiven = false);
   [[nodiscard]] std::vector<Verdict> Tick(TimePoint now);
+  [[nodiscard]] int64_t Deaths(WorkerId worker, TimePoint now) const;  // that count, within ten minutes
 
   [[nodiscard]] static bool MayServe(const Worker& w);  // healthy or stale, not suspect
   [[nodiscard]] int64_t restarts() const { return restarts_; }

@@ -23,6 +23,7 @@ void Checkpoints::Advance() {
   if (all_.trainer.ready() && !std::exchange(looked_for_best_, true)) KeepBest();
   if (all_.life.finished() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
   if (all_.life.shutdown().requested() && !all_.life.shutdown().MayCheckpoint(now_)) return;
+  trouble_.clear();
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
   out_.Do(command::WriteCheckpoint{all_.trainer.leader().worker, all_.trainer.leader().slot, writing_->ckpt,
@@ -92,6 +93,7 @@ void Checkpoints::On(const event::CheckpointFailed& e) {
   waits_.End({WaitKind::kCheckpoint, 0});
   const StepNumber step = writing_->step;
   writing_.reset();
+  trouble_ = "it could not be written: " + e.why;
   out_.Warn("checkpoint_failed",
             "checkpoint " + std::to_string(e.ckpt) + " of step " + std::to_string(step.value) +
                 " could not be written: " + e.why,
@@ -107,7 +109,8 @@ void Checkpoints::TimedOut(const std::string& why) {
   if (writing_) On(event::CheckpointFailed{writing_->ckpt, why});
 }
 
-void Checkpoints::LeaderLost() {
+void Checkpoints::LeaderLost(const WorkerRef& leader, const std::string& why) {
+  trouble_ = "worker " + ToString(leader) + ", which held the trainer's state, is gone: " + why;
   if (writing_) {
     out_.Warn(
         "checkpoint_abandoned",

@@ -24,11 +24,13 @@ class Checkpoints : public Machine {
   void KeepBest();  // after a checkpoint and after an evaluation
   void TimedOut(const std::string& why);
   void SaveFinal();
-  void LeaderLost();  // who was writing is gone
+  void LeaderLost(const WorkerRef& leader, const std::string& why);  // who had what is to be written
 
   [[nodiscard]] bool Due() const;
   [[nodiscard]] bool busy() const { return writing_.has_value() || final_saving_; }
   [[nodiscard]] StepNumber writing() const { return writing_ ? writing_->step : StepNumber{}; }
+  // What came between the newest attempt and its end; empty: nothing yet.
+  [[nodiscard]] const std::string& trouble() const { return trouble_; }
   [[nodiscard]] bool final_saved() const { return final_saved_; }
 
  private:
@@ -39,6 +41,7 @@ class Checkpoints : public Machine {
   };
   CheckpointSchedule schedule_;
   std::optional<Writing> writing_;
+  std::string trouble_;
   std::optional<BestCheckpoint> best_;        // whose model best/ has
   std::optional<BestCheckpoint> best_asked_;  // or will have, if nothing goes wrong
   bool looked_for_best_ = false;

@@ -72,6 +72,7 @@ void Lifecycle::On(const event::StopRequested& e) {
     return;
   }
   shutdown_.Request(e.why.empty() ? "stop requested" : e.why, now_);
+  stopped_step_ = state_.step();
   all_.evaluations.Cancel("the run is being stopped");
   all_.steps.EndEvaluation();
 }
@@ -87,8 +88,9 @@ void Lifecycle::Fail(const std::string& kind, const std::string& actor, Incarnat
                      const std::string& what) {
   if (finished_) return;
   out_.Record(record::Fault{kind, actor, inc, what});
-  Finish(3, "fault=" + kind + " actor=" + (actor.empty() ? "controller" : actor) +
-                " step=" + std::to_string(state_.step().value + (all_.steps.open() ? 1 : 0)) + ": " + what);
+  Finish(3, "fault=" + kind + " actor=" + (actor.empty() ? "controller" : actor) + " step=" +
+                std::to_string(std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0)) +
+                ": " + what);
 }
 
 void Lifecycle::Finish(int code, const std::string& why, bool complete) {
@@ -175,13 +177,13 @@ bool Lifecycle::WantsTrainerBack() const {
 void Lifecycle::Advance() {
   if (finished_) return;
   if (shutdown_.requested()) {
+    stopped_step_ = std::max(stopped_step_, state_.step());
     const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
     if (!step_over) return;
     const bool state_good = all_.trainer.ready() && !all_.steps.open();
     const bool saved = CheckpointSchedule::NewestStep(state_.checkpoints()) == state_.step();
     if (WantsTrainerBack()) return;
     if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
-    if (all_.steps.open()) all_.steps.Abort("stopped before its end");
     const bool all_steps = facts_.StepsDone();
     const bool evaluated =
         facts_.eval_questions <= 0 || !options_.eval.after_train || state_.evals().contains(state_.step());
@@ -189,11 +191,32 @@ void Lifecycle::Advance() {
       AdvanceFinal();  // there is time for the rest of the end
       return;
     }
-    if (all_steps) all_.samples.DropLeftovers();
-    Finish(0, shutdown_.why() + (saved ? "" : "; the newest checkpoint is older than the last step"));
+    FinishStop();
     return;
   }
   if (facts_.StepsDone()) AdvanceFinal();
+}
+
+// Whoever asks for a stop takes exit code 0 for a promise that every step is kept.
+void Lifecycle::FinishStop() {
+  const std::string waited_for = WhoIsWaitedFor();
+  const bool in_step = all_.steps.open().has_value();
+  if (in_step) all_.steps.Abort("stopped before its end");
+  if (facts_.StepsDone()) all_.samples.DropLeftovers();
+  const int64_t newest = std::max<int64_t>(CheckpointSchedule::NewestStep(state_.checkpoints()).value, 0);
+  const int64_t lost = stopped_step_.value - newest;  // before any step nothing is lost
+  if (lost <= 0) {
+    Finish(0, shutdown_.why());
+    return;
+  }
+  std::string why = all_.checkpoints.trouble();
+  if (in_step || why.empty()) {
+    why = std::string(in_step ? "the step that the trainer was at did not end" : "it was not written") +
+          " in time" + (waited_for.empty() ? "" : " (" + waited_for + ")");
+  }
+  Fail("not_saved", "controller", {},
+       shutdown_.why() + ", and no new checkpoint was made, because " + why + "; a resume begins at step " +
+           std::to_string(newest) + " and trains " + std::to_string(lost) + " steps again");
 }
 
 // All steps are done: last evaluation, last checkpoint, the model for others, the end.

@@ -39,9 +39,11 @@ class Lifecycle : public Machine {
   [[nodiscard]] std::string WhoIsWaitedFor() const;
   void AdvanceFinal();
   void Finish(int code, const std::string& why, bool complete = false);
+  void FinishStop();
 
   Watchdog watchdog_;
   Shutdown shutdown_;
+  StepNumber stopped_step_;  // the last one that was done since the stop was asked for
   bool started_ = false, finished_ = false;
   int64_t refused_ = 0;
 };

@@ -1,5 +1,7 @@
 #include <cmath>
+#include <utility>
 
+#include "scheduler/infra_budget.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -80,6 +82,7 @@ void SampleFlow::On(const event::Graded& e) {
   }
   all_.life.Moved();
   all_.workers.Progress(e.grader.worker);
+  deaths_ = 0;
   if (result == Grading::Result::kRetry) {
     out_.Warn("reward_retry",
               "sample " + ToString(e.tid) + " is graded once more, its grader failed: " + e.why,
@@ -87,7 +90,8 @@ void SampleFlow::On(const event::Graded& e) {
     return;
   }
   GradeOutcome outcome = e.outcome;
-  if (outcome == GradeOutcome::kOk && !std::isfinite(e.reward)) outcome = GradeOutcome::kData;
+  // A weighted sum of finite scores may overflow.
+  if (outcome == GradeOutcome::kOk && !std::isfinite(e.reward)) outcome = GradeOutcome::kInfra;
   if (e.tid.is_eval()) {
     if (outcome == GradeOutcome::kOk) {
       all_.evaluations.Graded(e);
@@ -166,6 +170,21 @@ void SampleFlow::WorkerLost(const WorkerRef& ref) {
   }
 }
 
+// It needs two deaths to find one sample (poison.h), and the third is of another one: with nothing graded in
+// between it is rather the plug-in that no sample suits. Going on would wait longer after each death, and end
+// when the place is given up.
+void SampleFlow::CountDeath(const event::WorkerLost& e) {
+  constexpr int64_t kMost = 3;
+  if (e.blames.empty()) return;
+  if (std::exchange(blamed_, e.blames) != e.blames) deaths_ = 0;
+  if (++deaths_ < kMost) return;
+  const bool plays = options_.side_kind() == WorkerKind::kEnvironment;
+  all_.life.Fail(plays ? "env_infra" : "reward_infra", plays ? "environment" : "reward", {},
+                 std::to_string(deaths_) + " workers in a row died in " + blamed_ + ", and nothing was " +
+                     (plays ? "played" : "graded") +
+                     " in between; correct it and build again; the last: " + e.why);
+}
+
 std::vector<SampleId> SampleFlow::Blame(WorkerId worker) {
   std::vector<SampleId> blamed = grading_.Blame(worker);
   for (const SampleId& tid : episodes_.Blame(worker)) blamed.push_back(tid);
@@ -210,29 +229,34 @@ int64_t SampleFlow::UngradableMost() const {
 
 void SampleFlow::EndIfNothingPasses(const std::string& why) {
   if (ungradable_ < UngradableMost()) return;
-  all_.life.Fail("data_invalid", "data", {},
-                 std::string("not one of the ") + (any_passed_ ? "last " : "first ") +
-                     std::to_string(ungradable_) + " samples could be " +
-                     (facts_.environment ? "played" : "graded") +
-                     ", because their rows are at fault; the last one: " + why);
+  all_.life.Fail(
+      "data_invalid", "data", {},
+      std::string("not one of the ") + (any_passed_ ? "last " : "first ") + std::to_string(ungradable_) +
+          " samples could be " +
+          (options_.side_kind() == WorkerKind::kEnvironment ? "played"
+                                                            : "graded, because their rows are at fault") +
+          "; the last one: " + why);
+}
+
+std::string SampleFlow::CountUnplayable(const std::string& why) {
+  CountOutcome(GradeOutcome::kData, why);
+  return LostShare(GradeOutcome::kData);
 }
 
 // Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
 // quietly learns from what is left.
 void SampleFlow::EndIfTooManyFail() {
   const LedgerRules& rules = state_.ledger().rules();
-  const int64_t step_samples = rules.groups_per_step * rules.group_size,
-                seen = static_cast<int64_t>(outcomes_.size()), infra = CountOf(GradeOutcome::kInfra);
+  const InfraBudget budget{options_.batch.infra_drop_stop, rules.groups_per_step * rules.group_size};
+  const auto seen = static_cast<int64_t>(outcomes_.size());
+  const int64_t infra = CountOf(GradeOutcome::kInfra);
   const std::string who = facts_.environment ? "environment" : "reward";
   const auto lost = [&] {
     return std::to_string(infra) + " of the last " + std::to_string(seen) +
            " samples were lost to infrastructure failures of the " + who;
   };
-  // A share of 20 steps: in fewer, once no sample that is still to come can lower it.
-  const bool too_many =
-      static_cast<double>(infra) > options_.batch.infra_drop_stop * static_cast<double>(20 * step_samples);
-  const bool known = seen >= 2 * step_samples;
-  if (too_many || (known && infra == seen)) {
+  const bool known = seen >= budget.MostAlone();
+  if (infra >= budget.Most() || (known && infra == seen)) {
     all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
                    lost() + " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;

@@ -29,6 +29,7 @@ void SampleFlow::On(const event::EnvStepped& e) {
   }
   all_.life.Moved();
   all_.workers.Progress(e.worker.worker);
+  if (e.turn != 0) deaths_ = 0;  // that an episode begins proves little of its game
   if (result == Episodes::Result::kRetry) {
     out_.Warn("env_retry",
               "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +

@@ -49,11 +49,16 @@ class SampleFlow : public Machine {
   void DropGroup(const GroupKey& key, DropReason reason);
   void DropLeftovers();                  // the run ends
   void DiscardTrained(StepNumber step);  // a checkpoint of this step is committed
-  void Expire();                         // at a publication: groups that can never be trained again
-  void RestartUndone();                  // after a restore
+  // A sample could not be generated, and would not be another time: it counts as one that cannot be graded.
+  // Returns what that means for the run, in words.
+  std::string CountUnplayable(const std::string& why);
+  void Expire();         // at a publication: groups that can never be trained again
+  void RestartUndone();  // after a restore
 
   void AddSideWorker(const WorkerRef& ref);  // a grader, or a worker that plays environments
   void WorkerLost(const WorkerRef& ref);
+  // A worker died by itself. The run ends where one plug-in is to blame for it again and again.
+  void CountDeath(const event::WorkerLost& e);
   std::vector<SampleId> Blame(WorkerId worker);  // it died: samples that two deaths are blamed on
   [[nodiscard]] std::vector<WorkerRef> StuckGraders() const { return grading_.Stuck(now_); }
 
@@ -131,6 +136,8 @@ class SampleFlow : public Machine {
   Grading grading_;
   Episodes episodes_;
   std::map<SampleId, Finished> finishing_;
+  std::string blamed_;  // the plug-in that the last deaths of workers are blamed on
+  int64_t deaths_ = 0;  // of these, since something was graded or played
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<GradeOutcome> outcomes_;                // of the last samples, as many as 20 steps have

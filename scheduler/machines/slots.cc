@@ -3,6 +3,28 @@
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+// When the policy was asked, in the words of scheduler/placement.h.
+std::string PointOf(TrainerNeed need) {
+  switch (need) {
+    case TrainerNeed::kState:
+      return "at kState (the trainer's state is to be made or restored)";
+    case TrainerNeed::kStep:
+      return "at kStep (a step runs)";
+    case TrainerNeed::kBatch:
+      return "at kBatch (a batch is ready)";
+    case TrainerNeed::kNothing:
+      return "at kNothing (the trainer waits for samples)";
+    case TrainerNeed::kPublish:
+      return "at kPublish (the newest weights are not published)";
+    case TrainerNeed::kDone:
+      return "at kDone (all steps are done)";
+  }
+  return "";
+}
+
+}  // namespace
 
 Slots::Slots(Machines& all)
     : Machine(all),
@@ -96,6 +118,26 @@ LedgerView Slots::ViewLedger(TrainerNeed need) const {
   return l;
 }
 
+// While something is under way, its end may change what the policy is shown. Where nobody is waited for,
+// nothing ever will: the same views give the same plan. Some more are asked for all the same, as forecasts
+// and slots to avoid depend on time.
+void Slots::EndIfAlwaysRefused(TrainerNeed need) {
+  constexpr int64_t kMost = 100;
+  const bool idle = all_.rollouts.requests().in_flight() == 0 && waits_.Describe(now_).empty() &&
+                    all_.samples.Describe().empty() &&
+                    std::ranges::all_of(fleet_.workers, [](const auto& item) {
+                      const Life life = item.second.vitals().life;
+                      return life == Life::kHealthy || life == Life::kStale || life == Life::kRetired;
+                    });
+  refused_idle_ = idle ? refused_idle_ + 1 : 0;
+  if (refused_idle_ < kMost) return;
+  all_.life.Fail("plan_refused", "policy", {},
+                 "the plan of policy " + facts_.placement.name + " (" + facts_.placement.file + ") " +
+                     PointOf(need) + " was refused " + std::to_string(kMost) +
+                     " times in a row, and nothing else is under way: " + plan_refused_ +
+                     "; correct its decide() (docs/adding_a_policy.md), or leave scheduler.policy out");
+}
+
 std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, bool by_slot) {
   const Forecast forecast = MakeForecast(ledger);
   std::vector<SlotId> changed = pool_.TakeChanged();
@@ -110,11 +152,16 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   plan_made_ = now_;
   if (plan_.refused().ok()) {
     plan_refused_.clear();
-  } else if (plan_refused_ != plan_.refused().message()) {
-    plan_refused_ = plan_.refused().message();
-    out_.Warn("plan_refused",
-              "the plan of placement " + facts_.placement.name + " is not carried out: " + plan_refused_,
-              {{"placement", facts_.placement.name}});
+    refused_idle_ = 0;
+  } else {
+    if (plan_refused_ != plan_.refused().message()) {
+      plan_refused_ = plan_.refused().message();
+      out_.Warn("plan_refused",
+                "the plan of policy " + facts_.placement.name + " (" + facts_.placement.file + ") " +
+                    PointOf(ledger.need) + " is not carried out: " + plan_refused_,
+                {{"placement", facts_.placement.name}});
+    }
+    EndIfAlwaysRefused(ledger.need);
   }
   if (plan_.all_new() || takes_held_back_) return std::nullopt;
   return changed;
@@ -139,7 +186,8 @@ void Slots::Advance(bool again) {
     by_slot = planned_ == key;
   }
   planned_ = key;
-  FollowPlan(DecidePlan(ledger, by_slot));
+  const auto changed = DecidePlan(ledger, by_slot);
+  if (!all_.life.finished()) FollowPlan(changed);
 }
 
 void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {

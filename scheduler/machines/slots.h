@@ -64,7 +64,10 @@ class Slots : public Machine {
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;
+  void EndIfAlwaysRefused(TrainerNeed need);
+
   std::string plan_refused_;  // why the placement's newest was not taken
+  int64_t refused_idle_ = 0;  // in a row, while nobody was waited for
   TimePoint plan_made_;
   bool takes_held_back_ = false;  // the plan takes slots, and another transition has to end first
   // For what `plan_` was made.

@@ -119,12 +119,12 @@ void TrainerState::Forget(const WorkerRef& ref) {
   }
 }
 
-void TrainerState::Lost(const WorkerRef& ref) {
+void TrainerState::Lost(const WorkerRef& ref, const std::string& why) {
   if (ref != leader_.worker) {
     if (phase_ == StatePhase::kElecting) Elect();
     return;
   }
-  all_.checkpoints.LeaderLost();
+  all_.checkpoints.LeaderLost(ref, why);
   for (const WaitKind kind : {WaitKind::kPublish, WaitKind::kRecoveryCopy}) waits_.End({kind, 0});
   leader_ = {};
   if (phase_ == StatePhase::kVerifying || phase_ == StatePhase::kPlanned || phase_ == StatePhase::kNone)

@@ -149,6 +149,12 @@ void TrainerState::On(const event::StateReady& e) {
     phase_ = StatePhase::kReady;
     digest_ = e.weights_digest;
     state_tries_ = 0;
+    if (ckpt_ == -2) return;  // it made step 0
+    const std::string from = ckpt_ == -1 ? "recovery copy" : "checkpoint " + std::to_string(ckpt_);
+    out_.Note("restored",
+              "worker " + ToString(e.worker) + " has the trainer's state of step " +
+                  std::to_string(step_.value) + ", from the " + from,
+              {{"worker", ToString(e.worker)}, {"step", std::to_string(step_.value)}, {"from", from}});
     return;
   }
   out_.Warn("state_failed",

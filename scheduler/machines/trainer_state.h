@@ -49,7 +49,7 @@ class TrainerState : public Machine {
   void StepAborted();                 // all its members were told: who leads is decided again
   void Torn(const SlotRef& ref);      // a step that failed half-way has left no state in this slot
   void Forget(const WorkerRef& ref);  // a device worker is gone, and its copies
-  void Lost(const WorkerRef& ref);    // and with it, maybe, the leader
+  void Lost(const WorkerRef& ref, const std::string& why);  // and with it, maybe, the leader
 
   [[nodiscard]] bool Has(const SlotRef& ref) const;  // the committed state
   [[nodiscard]] bool Idle() const;                   // ready, and nobody reads or changes it

@@ -6,7 +6,11 @@
 namespace tidepool::scheduler {
 void Workers::On(const event::WorkerLost& e) {
   if (fleet_.IsLive(e.worker)) {
-    Crashed(e.worker, e.why, e.by_exit);
+    if (Forgiven()) {
+      Lose(e.worker, e.why, e.by_exit);
+    } else {
+      Crashed(e);
+    }
     return;
   }
   // The end of a process that is already fenced, or of one that is waited for after a restart.
@@ -20,13 +24,14 @@ void Workers::On(const event::WorkerLost& e) {
 
 // A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
 // worker died, and had not come further in between, is dropped before it takes all workers along.
-void Workers::Crashed(const WorkerRef& ref, const std::string& why, bool by_exit) {
-  std::vector<SampleId> poison = all_.rollouts.Blame(ref.worker);
-  for (const SampleId& tid : all_.samples.Blame(ref.worker)) poison.push_back(tid);
-  Lose(ref, why, by_exit);
+void Workers::Crashed(const event::WorkerLost& e) {
+  std::vector<SampleId> poison = all_.rollouts.Blame(e.worker.worker);
+  for (const SampleId& tid : all_.samples.Blame(e.worker.worker)) poison.push_back(tid);
+  Lose(e.worker, e.why, e.by_exit);
   for (const SampleId& tid : poison) {
-    if (!all_.life.finished()) all_.samples.DropPoison(tid, why);
+    if (!all_.life.finished()) all_.samples.DropPoison(tid, e.why);
   }
+  if (!all_.life.finished()) all_.samples.CountDeath(e);
 }
 
 void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
@@ -41,7 +46,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.slots.Lost(ref.worker, why);
   all_.trainer.Forget(ref);
   all_.steps.Lost(ref, why);
-  all_.trainer.Lost(ref);
+  all_.trainer.Lost(ref, why);
   AfterDeath(ref.worker, why);
 }
 
@@ -56,7 +61,7 @@ void Workers::Replace(const WorkerRef& ref, const std::string& why) {
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   if (all_.life.finished()) return;
   const std::string name = "w" + std::to_string(worker.value);
-  const Health::Next next = health_.Died(worker, why, now_);
+  const Health::Next next = health_.Died(worker, why, now_, Forgiven());
   switch (next.kind) {
     case Health::Next::kRestart:
       if (!all_.life.shutdown().requested() ||
@@ -66,10 +71,10 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
       break;
     case Health::Next::kGiveUp:
       all_.life.Fail("start_failed", name, {},
-                     "worker " + std::to_string(worker.value) + " died three times before it joined: " + why);
+                     "worker " + name + " died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
-      out_.Record(record::Fault{"retired", name, {}, why});
+      out_.Record(record::Fault{"retired", name, {}, fleet_.workers.at(worker).vitals().last_why});
       break;
     case Health::Next::kWait:
       break;

@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cstdio>
 
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
 namespace {
+
+// All of them ended before the controller moved again, and are seen within its next ticks.
+constexpr double kForgivenSeconds = 1;
 
 HealthOptions HealthOf(const ControllerOptions& c) {
   return {.heartbeat_s = c.fleet.heartbeat_s,
@@ -194,6 +198,17 @@ void Workers::On(const event::Heartbeat& e) {
   }
 }
 
+void Workers::On(const event::StoodStill& e) {
+  forgiven_until_ = In(kForgivenSeconds);
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.1f", Seconds(e.time));
+  out_.Warn("stood_still",
+            std::string("the controller stood still for ") + seconds +
+                " s: it was stopped (SIGSTOP), or the machine gave it no turn. Workers that heard nothing "
+                "from it have ended for that, and not by a fault of their own",
+            {{"seconds", seconds}});
+}
+
 void Workers::Tick() {
   for (const auto& [id, w] : fleet_.workers) {
     bool busy = false, serves = false, loads = false;
@@ -222,13 +237,13 @@ void Workers::Tick() {
         all_.rollouts.SetSuspect(v.worker, false);
         break;
       case Health::Verdict::kDead:
-        Crashed(WorkerRef(w.ref()), v.why, /*by_exit=*/false);
+        Crashed({WorkerRef(w.ref()), v.why, /*by_exit=*/false, {}});
         break;
       case Health::Verdict::kStartTimedOut:
         if (w.reattaches()) break;
         if (!options_.fleet.launch_workers) {
           all_.life.Fail("start_failed", "w" + std::to_string(v.worker.value), {},
-                         "worker " + std::to_string(v.worker.value) + " " + v.why);
+                         "worker w" + std::to_string(v.worker.value) + " " + v.why);
           return;
         }
         out_.Record(record::Fault{"worker_lost", "w" + std::to_string(v.worker.value), {}, v.why});

@@ -18,6 +18,7 @@ class Workers : public Machine {
   void On(const event::WorkerLost& e);
   void On(const event::WorkerStartFailed& e);
   void On(const event::Heartbeat& e);
+  void On(const event::StoodStill& e);
 
   void Begin();   // makes the worker places
   void Resume();  // a new life of the run: who may come back, who is fenced
@@ -30,6 +31,7 @@ class Workers : public Machine {
   void Weigh(SlotId slot, double pace) { health_.Weigh(slot, pace); }
 
   [[nodiscard]] int64_t restarts() const { return health_.restarts(); }
+  [[nodiscard]] int64_t deaths(WorkerId worker) const { return health_.Deaths(worker, now_); }
   // Some device, some worker of any kind lived under the last controller and may still come back.
   [[nodiscard]] bool DevicesReattach() const;
   [[nodiscard]] bool SomeReattach() const;
@@ -42,13 +44,15 @@ class Workers : public Machine {
   void FenceAbsent(WorkerId worker, const std::string& why);
   void ReplaceAbsent(WorkerId worker, const std::string& why);
   void Launch(WorkerId worker);
-  void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
+  [[nodiscard]] bool Forgiven() const { return now_ < forgiven_until_; }
+  void Crashed(const event::WorkerLost& e);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
   void CheckFleet();
 
   Health health_;
   TimePoint reattach_until_;
+  TimePoint forgiven_until_;  // deaths before are the controller's own doing
 };
 
 }  // namespace tidepool::scheduler

@@ -37,7 +37,7 @@ class DashboardPage(unittest.TestCase):
             server.stdout.close()
         self.addCleanup(end)
         lines = [server.stdout.readline(), server.stdout.readline()]
-        self.assertRegex(lines[1], r"^http://127\.0\.0\.1:\d+/(\?run=\w+)?#token=[0-9a-f]{64}$")
+        self.assertRegex(lines[1], r"^http://127\.0\.0\.1:\d+/(\?run=\w+)?#key=[0-9a-f]{64}$")
         return server, lines[1].strip()
 
     def look(self, tab):
@@ -47,7 +47,7 @@ class DashboardPage(unittest.TestCase):
     def test_without_the_token_nothing_is_shown_and_with_it_the_address_forgets_it(self):
         browser.write_run(self.dir / "one-of-them", "rl", [(1, {"critic/score/mean": .5})])
         server, url = self.serve()
-        start, token = url.split("#token=")
+        start, token = url.split("#key=")
         for headers in [{}, {"Authorization": f"Bearer {token[:-1]}"}, {"Cookie": f"tidepool-{start.split(':')[2].strip('/')}={token}"}]:
             with self.assertRaises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers=headers), timeout=20)
@@ -81,7 +81,7 @@ class DashboardPage(unittest.TestCase):
     def test_the_key_stays_with_a_tab_and_the_others_of_its_origin_and_no_other_server_sees_it(self):
         browser.write_run(self.dir / "one", "rl", [(1, {"critic/score/mean": .5})])
         server, url = self.serve()
-        start, token = url.split("#token=")
+        start, token = url.split("#key=")
         tab = self.browser.open(url)
         tab.wait("document.querySelector('a.name')")
         tab.call("Page.reload")
@@ -125,7 +125,7 @@ class DashboardPage(unittest.TestCase):
         server.send_signal(signal.SIGINT)
         self.assertEqual(server.wait(timeout=20), 0)
         _, again = self.serve(port=start.split(":")[2].strip("/"))
-        second.wait("document.getElementById('trouble').textContent.includes('started anew')")
+        second.wait("document.getElementById('trouble').textContent.includes('started again since')")
         third = self.browser.open(again, beside=second)
         third.wait("document.querySelector('a.name')")
         second.call("Page.bringToFront")

@@ -147,7 +147,8 @@ class Runs(Served):
             if "rewards wait for" in line:
                 break
         self.assertIn(f"rewards wait for mine at http://127.0.0.1:{port}/: Connection refused", said)
-        self.start(reward_http_server.grade, port)
+        grade = reward_http_server.grade
+        self.start(lambda one: {**grade(one), "detail": "read " + one["text"]}, port)
         rest, _ = run.communicate(timeout=300)
         self.assertEqual(run.returncode, 0, said + rest)
         self.assertIn("rewards wait no longer", rest)
@@ -165,6 +166,7 @@ class Runs(Served):
         lines = [json.loads(line) for line in shown.stdout.splitlines()]
         self.assertGreater(len({line["tid"].rsplit(".", 1)[0] for line in lines}), 1, "samples of several groups are on record")
         self.assertEqual({line["file"] for line in lines}, {rows})
+        self.assertEqual([line["details"] for line in lines], [{"mine": "read " + line["text"]} for line in lines])
 
 
 if __name__ == "__main__":

@@ -126,6 +126,14 @@ class NewPluginTest(unittest.TestCase):
             write(os.path.join(PLACE, f"tests_of_{source}.cc"),
                   "".join(f'#include "tests/plugins/{line.replace(" ", "_")}_test.cc"\n' for line in plugins))
 
+    def test_1b_a_folder_of_ones_own_may_be_anywhere(self):
+        own = os.path.join(PLACE, "repository_of_ones_own")
+        made = run(TIDEPOOL, "new", "control", "elsewhere", "--plugins", own, cwd="/")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        for file in ("control_tasks/elsewhere.cc", "tests/control_elsewhere_test.cc"):
+            self.assertTrue(os.path.exists(os.path.join(own, file)), file)
+        self.assertIn(f"-DTIDEPOOL_PLUGINS={own}\n", made.stdout)
+
     def test_2_the_build_finds_compiles_and_lists_them_without_an_edit(self):
         made = run("cmake", "-S", PLACE, "-B", os.path.join(PLACE, "build"), "-G", "Ninja")
         self.assertEqual(made.returncode, 0, made.stderr)
@@ -226,7 +234,7 @@ TP_PLUGIN(Reward,\td) {}""")
         self.assertEqual(made.returncode, 0, made.stderr)
         with open(os.path.join(PLACE, "table.cc"), encoding="utf-8") as file:
             table = file.read()
-        self.assertEqual(re.findall(r'\{"(\w+)", (\w+)\}', table), [(name, f"RewardPlugin_{name}") for name in "abcd"])
+        self.assertEqual(re.findall(r'\{"(\w+)", (\w+), "(\S+)"\}', table), [(name, f"RewardPlugin_{name}", "wrong.cc") for name in "abcd"])
 
 
 if __name__ == "__main__":

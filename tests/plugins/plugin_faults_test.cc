@@ -53,6 +53,14 @@ TEST(PluginFaultsTest, AMemberThatIsLeftOutIsNamed) {
   EXPECT_EQ(FaultOf(scheduler::PolicyPlugin{}), "has no .decide");
 }
 
+// TP_PLUGIN asserts it where it stands.
+struct HiddenPlace {
+  static constexpr std::string_view Words() { return __PRETTY_FUNCTION__; }
+};
+static_assert(IsAnonymous(HiddenPlace::Words()));
+static_assert(
+    !IsAnonymous("static constexpr std::string_view tidepool::tasks::RewardPlugin_x_place::Words()"));
+
 TEST(PluginFaultsTest, AnAlgorithmOfPartsThatAreNotThereNamesThem) {
   algorithms::AlgorithmPlugin plugin = *algorithms::FindAlgorithm("grpo");
   EXPECT_EQ(FaultOf(plugin), "");
@@ -65,9 +73,10 @@ TEST(PluginFaultsTest, AnAlgorithmOfPartsThatAreNotThereNamesThem) {
 TEST(PluginFaultsTest, ATableWithAFaultEndsTheProgramInWords) {
   const auto whole = WithoutFaults<tasks::RewardPlugin>("Reward", {tasks::RewardPlugins()[0]});
   EXPECT_STREQ(whole.at(0).name, tasks::RewardPlugins()[0].name);
-  EXPECT_EXIT(
-      WithoutFaults<tasks::RewardPlugin>("Reward", {whole[0], {"zz", [] { return tasks::RewardPlugin{}; }}}),
-      ::testing::ExitedWithCode(2), "^TP_PLUGIN\\(Reward, zz\\): has no .make; correct it");
+  EXPECT_EXIT(WithoutFaults<tasks::RewardPlugin>(
+                  "Reward", {whole[0], {"zz", [] { return tasks::RewardPlugin{}; }, "rewards/zz.cc"}}),
+              ::testing::ExitedWithCode(2),
+              "^rewards/zz.cc: TP_PLUGIN\\(Reward, zz\\): has no .make; correct it");
 }
 
 }  // namespace

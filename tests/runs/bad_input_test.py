@@ -233,6 +233,30 @@ class BadInputTest(RunTest):
         (self.dir / "a.jsonl").write_text('{"prompt": "abc="}\n{"prompt": 7}\n')
         self.refused(self.command("eval", "--model", model, "--data", a), "a.jsonl:2: ")
 
+    def test_a_run_of_a_file_is_asked_what_its_last_evaluation_asked(self):
+        rows = self.dir / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": f"{a}{b}=", "answer": b + a}) + "\n" for a in "abcd" for b in "abcd"))
+        config = self.write(re.sub("data: .*", f"data: {{path: {rows}, held_out: 6}}", self.base()).replace("format:[ab]", "length_penalty:4"))
+        self.assert_done(self.train(config, "train.steps=1", "eval.samples=5", "deterministic=true"))
+        asked = self.command("eval", "--model", str(self.path()), "--deterministic", "--json")
+        self.assert_done(asked)
+        result, last = json.loads(asked.stdout), self.metrics()[1]
+        self.assertEqual(result["reward_names"], ["exact_answer", "length_penalty:4"])
+        self.assertEqual((result["total"]["rows"], result["max_new_tokens"]), (5, 8))
+        self.assertEqual(result["sets"][0]["set"], f"{rows} (held out)")
+        self.assertNotEqual(last["eval/reward/mean"], 0)
+        for name, metric in [("reward", "eval/reward/mean"), ("accuracy", "eval/accuracy"),
+                             ("reward/length_penalty:4", "eval/reward/length_penalty:4/mean")]:
+            self.assertAlmostEqual(result["total"][name]["value"], last[metric], msg=name)
+        # Of another file of that name other rows would be held out, and those that were trained on asked.
+        rows.write_text(rows.read_text() + '{"prompt": "q=", "answer": "q"}\n')
+        self.refused(self.command("eval", "--model", str(self.path())), "have changed since it was trained", "--data FILE")
+        rows.unlink()
+        self.refused(self.command("eval", "--model", str(self.path())), "rows.jsonl: no such file", "--data")
+        self.refused(self.command("eval", "--model", str(self.path()), "--held-out", "3"), "--held-out is for --task")
+        shutil.copytree(self.path("final"), self.dir / "no-run")
+        self.refused(self.command("eval", "--model", str(self.dir / "no-run")), "give --task or --data")
+
     def test_a_model_outside_a_run(self):
         self.assert_done(self.train(CONFIG, "train.steps=1"))
         final = str(self.path("final"))

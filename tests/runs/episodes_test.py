@@ -58,7 +58,7 @@ class EpisodesTest(RunTest):
     def evaluates(self, run):
         """`tidepool eval` plays the held-out games of the run's last evaluation, to the same ends."""
         out = self.dir / "games.jsonl"
-        asked = self.command("eval", "--model", str(self.path(run=run)), "--task", "frozen_lake", "--deterministic", "--json", "--output", str(out))
+        asked = self.command("eval", "--model", str(self.path(run=run)), "--deterministic", "--json", "--output", str(out))
         self.assert_done(asked)
         total, metrics = json.loads(asked.stdout)["total"], self.metrics(run)
         last = metrics[max(step for step in metrics if "eval/reward/mean" in metrics[step])]

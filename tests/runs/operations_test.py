@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import resource
 import shlex
 import shutil
@@ -84,6 +85,17 @@ class OperationsTest(RunTest):
         self.assertTrue((moved / "report.html").exists())
         self.assert_done(self.command("train", str(moved), "--resume", f"train.steps={ended['steps'] + 1}"))
         self.assert_checked("moved")
+
+    def test_a_run_whose_files_are_deleted_says_so(self):
+        run = self.start(CONFIG, "train.steps=100000")
+        self.wait_step(3, run)
+        subprocess.run(["rm", "-rf", str(self.path())], stderr=subprocess.DEVNULL)  # may meet a file that was just made
+        out, err = self.finish(run, code=3)
+        self.assertIn(f"its folder {self.path()} was removed while the run was at work", err)
+        self.assertNotIn("go on with", out, "there is nothing to go on with")
+        left = list(self.path().rglob("*.json")) if self.path().exists() else []
+        self.assertEqual([p.name for p in left if p.name == "summary.json"], [])
+        self.assertFalse((ROOT / "summary.json").exists() or (ROOT / "status.json").exists(), "it was written where the program was started")
 
     def test_each_life_of_a_run_is_told_as_it_is(self):
         def page():
@@ -207,6 +219,20 @@ class OperationsTest(RunTest):
                 run.send_signal(signal.SIGINT)
                 self.finish(run)
                 self.assert_checked(name)
+
+    def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
+        def train(limit, run):
+            return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
+                                  capture_output=True, text=True, timeout=120,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+        for limit in [16, 40]:
+            refused = train(limit, "refused")
+            self.assert_done(refused, 2)
+            said = re.search(r"only (\d+) files open here \(ulimit -Hn\), and this job needs (\d+): raise the limit", refused.stderr)
+            self.assertTrue(said, refused.stderr)
+            self.assertEqual(int(said[1]), limit)
+            self.assertFalse(self.path(run="refused").exists())
+        self.assert_done(train(int(said[2]), "enough"))
 
     def on_frozen_disk(self, disk, operation, *job):
         """A run whose disk stood still for a while, and that went on."""

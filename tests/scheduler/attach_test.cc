@@ -299,6 +299,26 @@ TEST(AttachTest, ARecoveryCopyThatFailsCostsNobodyHisLife) {
   ExpectProven(cluster);
 }
 
+TEST(AttachTest, WhereTheTrainersStateCameFromIsTold) {
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
+  job.checkpoint.every_steps = 1000;
+  for (const auto& [every, from] : {std::pair(1, "from the recovery copy"), {0, "from the checkpoint 0"}}) {
+    job.checkpoint.recovery_every_steps = every;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    bool killed = false;
+    cluster.on_command = [&](const Command& c) {
+      const auto* train = std::get_if<command::Train>(&c);
+      if (train != nullptr && train->step.value == 2 && !std::exchange(killed, true))
+        cluster.KillWorker(train->worker.worker);
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    EXPECT_TRUE(killed);
+    EXPECT_TRUE(Warned(cluster, "event=restored"));
+    EXPECT_TRUE(Warned(cluster, from));
+    ExpectProven(cluster);
+  }
+}
+
 // Who works on the poison dies of it, at once.
 template <typename C>
 void Poisoned(const ControllerOptions& job, const SampleId& poison) {
@@ -331,6 +351,34 @@ TEST(PoisonTest, ASampleThatKillsTwoWorkersIsDropped) {
   Poisoned<command::StartChunk>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
   Poisoned<command::Grade>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
   Poisoned<command::EnvStep>(SmallEpisodes(PlacementKind::kSplit, 3), {1, 0, 1});
+}
+
+// The controller was stopped again and again, and each time its workers gave it up.
+TEST(PoisonTest, DeathsOfTheControllersOwnAbsenceAreNobodysFault) {
+  SimCluster cluster({.controller = SmallJob(PlacementKind::kSplit, 3), .seed = 4, .faults = {}});
+  const SampleId held{1, 0, 1};
+  int64_t deaths = 0;
+  cluster.on_executed = [&](const Command& command) {
+    const auto* c = std::get_if<command::StartChunk>(&command);
+    if (c == nullptr || c->tid != held || deaths == 8) return;
+    ++deaths;
+    cluster.KillWorkerUnsent(c->worker.worker);
+  };
+  cluster.on_event = [&](const Event& e) {
+    if (std::holds_alternative<event::WorkerLost>(e)) cluster.Inject(event::StoodStill{FromSeconds(14)});
+    return true;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(deaths, 8);
+  EXPECT_TRUE(Warned(cluster, "event=stood_still"));
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* d = std::get_if<record::Drop>(&e.record);
+    EXPECT_TRUE(d == nullptr || d->reason != DropReason::kPoison);
+    const auto* f = std::get_if<record::Fault>(&e.record);
+    EXPECT_TRUE(f == nullptr || f->kind != "retired");
+  }
+  ExpectProven(cluster);
 }
 
 TEST(PoisonTest, AWorkerThatDiesOnceIsNoSamplesFault) {

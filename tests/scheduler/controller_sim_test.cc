@@ -107,6 +107,35 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
   }
 }
 
+// A policy of somebody's that leaves slots out, always or where a batch is ready: nothing would ever change.
+TEST(ControllerSimTest, APolicyWhosePlanIsAlwaysRefusedEndsTheRun) {
+  for (const bool always : {false, true}) {
+    Placement mine = PlacementOf(PlacementKind::kColocated);
+    mine.name = "mine";
+    mine.file = "policies/mine.cc";
+    mine.decide = [always, own = mine.decide](const PoolView& pool, const LedgerView& ledger,
+                                              const Forecast& forecast, TimePoint now) {
+      return always || ledger.need == TrainerNeed::kBatch ? Plan{} : own(pool, ledger, forecast, now);
+    };
+    mine.by_slot = false;
+    ControllerOptions job = SmallJob(PlacementKind::kColocated);
+    job.placement = &mine;
+    SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3);
+    EXPECT_TRUE(
+        r.why.starts_with("fault=plan_refused actor=policy step=0: the plan of policy mine "
+                          "(policies/mine.cc) at "))
+        << r.why;
+    EXPECT_NE(r.why.find(always ? "at kState (" : "at kBatch (a batch is ready) was refused 100 times"),
+              std::string::npos)
+        << r.why;
+    EXPECT_NE(r.why.find(": slot 0 has a worker, but no role in the plan; correct its decide()"),
+              std::string::npos)
+        << r.why;
+  }
+}
+
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ControllerOptions job = SmallJob(PlacementKind::kColocated);
   job.job = JobKind::kSft;
@@ -137,7 +166,7 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
     const SimOptions options = Swarm(seed);
     SimCluster cluster(options);
     SimResult r = cluster.Run();
-    if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();  // stopped, then resumed
+    if (WasStopped(r)) r = cluster.Run();  // stopped, then resumed
     ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
     const CheckResult check = Check(cluster.journal());
     ASSERT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
@@ -495,6 +524,52 @@ TEST(ControllerSimTest, ATrainerThatDiesInTheCheckpointOfAStopComesBackForIt) {
   }
 }
 
+TEST(ControllerSimTest, AStopThatCannotKeepTheLastStepsSaysWhyAndWhereAResumeBegins) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
+  o.controller.steps = 1000;
+  o.controller.checkpoint.every_steps = 1000;
+  o.faults.stop_at_s = 8;
+  int64_t done = 0;
+  const auto stopped = [&](const std::string& why, const auto& arrange) {
+    SCOPED_TRACE(why);
+    SimCluster cluster(o);
+    arrange(cluster);
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3) << "0 would promise that every step is kept";
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* c = std::get_if<record::StepCommit>(&e.record)) done = c->step.value;
+    }
+    ASSERT_GT(done, 0);
+    const std::string steps = std::to_string(done);
+    EXPECT_NE(r.why.find("fault=not_saved actor=controller step=" + steps +
+                         ": SIGTERM, and no new checkpoint was made, because " + why),
+              std::string::npos)
+        << r.why;
+    EXPECT_NE(r.why.find("a resume begins at step 0 and trains " + steps + " steps again"), std::string::npos)
+        << r.why;
+    ExpectProven(cluster);
+  };
+  stopped("worker w0/inc", [](SimCluster& cluster) {
+    cluster.on_command = [&](const Command& c) {
+      const auto* write = std::get_if<command::WriteCheckpoint>(&c);
+      if (write != nullptr && write->step.value > 0) cluster.KillWorker(write->worker.worker);
+    };
+  });
+  stopped("the step that the trainer was at did not end in time (op=train waiting_for=w0/",
+          [&](SimCluster& cluster) {
+            cluster.on_event = [&](const Event& e) {
+              const auto* trained = std::get_if<event::TrainDone>(&e);
+              return trained == nullptr || trained->step.value < 3;
+            };
+          });
+  stopped("it was not written in time (op=checkpoint waiting_for=w0/", [](SimCluster& cluster) {
+    cluster.on_event = [](const Event& e) {
+      const auto* written = std::get_if<event::CheckpointWritten>(&e);
+      return written == nullptr || written->ckpt == 0;
+    };
+  });
+}
+
 TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.fleet.reattach_grace_s = 10;
@@ -621,6 +696,68 @@ TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {
   EXPECT_EQ(r.code, 3);
   EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
   EXPECT_NE(r.why.find("not one of the first 48 samples could be graded"), std::string::npos) << r.why;
+  ASSERT_FALSE(cluster.warnings().empty());
+  EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
+            std::string::npos)
+      << cluster.warnings()[0];
+  ExpectProven(cluster);
+}
+
+// A reward that crashes takes its worker along. Deaths that name it are counted; others may have any cause.
+TEST(ControllerSimTest, ThreeDeathsInARowInOneRewardEndTheRun) {
+  for (const bool named : {true, false}) {
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+    o.controller.eval.before_train = false;
+    o.controller.reward.workers = 1;
+    o.grading_s = 1;
+    SimCluster cluster(o);
+    std::set<Incarnation> dead;
+    cluster.on_event = [&](const Event& event) {
+      const auto* lost = std::get_if<event::WorkerLost>(&event);
+      if (lost == nullptr || !named || !lost->blames.empty()) return true;
+      event::WorkerLost said = *lost;
+      said.why = "killed by signal 11 (SIGSEGV): while it ran reward mine (mine.cc) on sample 0.0.0";
+      said.blames = "reward mine (mine.cc)";
+      cluster.Inject(said);
+      return false;
+    };
+    cluster.on_executed = [&](const Command& command) {
+      const auto* grade = std::get_if<command::Grade>(&command);
+      if (grade == nullptr || dead.size() == 3 || !dead.insert(grade->grader.inc).second) return;
+      cluster.KillWorker(grade->grader.worker);
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(dead.size(), 3U);
+    EXPECT_EQ(r.code, named ? 3 : 0) << r.why;
+    if (!named) continue;
+    EXPECT_TRUE(
+        r.why.starts_with("fault=reward_infra actor=reward step=0: 3 workers in a row died in reward "
+                          "mine (mine.cc), and nothing was graded in between; correct it"))
+        << r.why;
+    EXPECT_TRUE(r.why.ends_with("on sample 0.0.0")) << r.why;
+    ExpectProven(cluster);
+  }
+}
+
+// A control task that gives NaN, say: every fragment of it is refused before it is a sample.
+TEST(ControllerSimTest, ARunNoneOfWhoseSamplesCanBeGeneratedEnds) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  SimCluster cluster(o);
+  cluster.on_event = [&](const Event& event) {
+    const auto* end = std::get_if<event::ChunkFinished>(&event);
+    if (end == nullptr || end->end == event::ChunkEnd::kDataError) return true;
+    event::ChunkFinished refused = *end;
+    refused.end = event::ChunkEnd::kDataError;
+    refused.why = "the reward nan";
+    cluster.Inject(refused);
+    return false;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+  EXPECT_NE(r.why.find("not one of the first 48 samples could be"), std::string::npos) << r.why;
+  EXPECT_TRUE(r.why.ends_with("the last one: the reward nan")) << r.why;
   ASSERT_FALSE(cluster.warnings().empty());
   EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
             std::string::npos)

@@ -253,7 +253,10 @@ TEST(HealthTest, BackOffDoublesAndFiveRestartsInTenMinutesRetire) {
     now += 10;
   }
   h.Joined({{0}, {9}}, T(now));
+  EXPECT_EQ(h.Deaths({0}, T(now)), 5);
   EXPECT_EQ(h.Died({0}, "killed", T(now)).kind, Health::Next::kRetired);
+  EXPECT_EQ(one.fleet.workers.at({0}).vitals().last_why,
+            "it died 6 times within 600 s, which is the limit for a place; the last time: killed");
 }
 
 TEST(HealthTest, RestartsLongAgoAreForgiven) {

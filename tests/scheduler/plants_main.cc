@@ -167,7 +167,7 @@ bool Find(int id) {
     SimCluster cluster(options);
     if (bug.lose) cluster.on_event = bug.lose;
     SimResult r = cluster.Run();
-    if (r.violation.ok && r.ended && r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();
+    if (r.violation.ok && r.ended && WasStopped(r)) r = cluster.Run();
     faults += r.faults;
     std::string predicate = r.violation.ok ? "" : r.violation.predicate;
     // With lost events the run has to end by itself, saying so.

@@ -110,6 +110,10 @@ SimOptions SwarmOfSlots(uint64_t seed) {
   return o;
 }
 
+bool WasStopped(const SimResult& r) {
+  return r.code == 0 ? r.why.starts_with("SIGTERM") : r.why.starts_with("fault=not_saved");
+}
+
 std::string Unexplained(const SimOptions& options, const SimResult& r) {
   if (!r.ended) return "no end after " + std::to_string(r.seconds) + " s";
   if (r.code == 0) return "";
@@ -117,8 +121,9 @@ std::string Unexplained(const SimOptions& options, const SimResult& r) {
   const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
   const bool explained =
       (because("no_checkpoint") && (f.checkpoint_rots > 0 || f.state_error > 0)) ||
-      (because("checkpoint") && f.checkpoint_fails > 0) || (because("nonfinite") && f.nonfinite > 0) ||
-      (because("train") && f.train_fails > 0) || (because("start_failed") && f.start_fails > 0) ||
+      (because("not_saved") && f.stop_at_s > 0) || (because("checkpoint") && f.checkpoint_fails > 0) ||
+      (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
+      (because("start_failed") && f.start_fails > 0) ||
       (because("fleet_dead") &&
        (f.kill_mean_s > 0 || f.hang_mean_s > 0 || f.keeps_memory > 0 || f.fetch_error > 0 ||
         f.group_error > 0 || f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||

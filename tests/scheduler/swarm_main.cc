@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
                                                     : Swarm(seed);
       SimCluster cluster(options);
       SimResult r = cluster.Run();
-      if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();
+      if (WasStopped(r)) r = cluster.Run();
       const CheckResult check = Check(cluster.journal());
       const std::string end = Unexplained(options, r);
       faults += r.faults, events += r.events, lives += r.lives, ++seeds;

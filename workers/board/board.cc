@@ -22,6 +22,7 @@
 #include "core/observe/live_curves.h"
 #include "core/observe/pages.h"
 #include "core/observe/pool_history.h"
+#include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/observe/samples_writer.h"
 #include "core/storage/run_directory.h"
@@ -267,7 +268,16 @@ struct Board::Impl {
     json out = {{"brief", JsonOf<json>(*brief)}, {"more", false}};
     if (const auto text = RealFileSystem().ReadFile(paths.status(), 1 << 20); text.ok()) {
       json live = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-      if (live.is_object()) out["live"] = std::move(live);
+      if (live.is_object()) {
+        observe::StatusFile status;
+        FromJson(live, status);
+        std::vector<std::string> waits = observe::WaitsText(status);
+        for (const observe::RestartFacts& place : status.restarting)
+          waits.push_back("the worker at place " + std::to_string(place.place) + ": " +
+                          observe::RestartText(place));
+        out["waits"] = waits;
+        out["live"] = std::move(live);
+      }
     }
     std::vector<int64_t> steps;
     {
@@ -295,6 +305,7 @@ struct Board::Impl {
       out["seconds"] = run->summary.seconds;
       out["peak_bytes"] = run->summary.peak_bytes;
       out["drops"] = run->summary.drops;
+      out["lost"] = observe::LossLines(run->summary);
     }
     return Json(out);
   }

@@ -7,8 +7,8 @@
 //   /api/runs                        {root, runs: [RunBrief, workers/cli/run_list.h]}
 //   /api/run?run=R&cursor=C&seen=S   brief; live (status.json); curves, what is new since C
 //                                    (core/observe/live_curves.h), more: there is more of it; seen, and where
-//                                    S is another: folder, facts, config, values; seconds, peak_bytes, drops;
-//                                    steps of samples; problems
+//                                    S is another: folder, facts, config, values; seconds, peak_bytes, drops,
+//                                    lost; steps of samples; problems
 //   /api/pool?run=R                  slots over time (core/observe/report.h: pool), faults; problem: why the
 //                                    journal cannot be read. null: it is just being read
 //   /api/samples?run=R&step=N        [{prompt, text, reward, rewards, about}]

@@ -189,8 +189,8 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     return {
         .status = 401,
         .body =
-            "The token is missing or not this server's. Open the whole address that was printed when it was "
-            "started, or send what stands behind its #token= as `Authorization: Bearer TOKEN`. Each start "
+            "The key is missing or not this server's. Open the whole address that was printed when it was "
+            "started, or send what stands behind its #key= as `Authorization: Bearer KEY`. Each start "
             "has another one.\n",
         .headers = {{"WWW-Authenticate", "Bearer"}}};
   }
@@ -314,7 +314,7 @@ uint16_t HttpServer::port() const { return impl_->port; }
 
 std::string HttpServer::Url(std::string_view query) const {
   return "http://127.0.0.1:" + std::to_string(impl_->port) + "/" + (query.empty() ? "" : "?") +
-         std::string(query) + "#token=" + impl_->options.token;
+         std::string(query) + "#key=" + impl_->options.token;
 }
 
 std::string PercentEncoded(std::string_view text) {

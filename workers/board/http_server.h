@@ -9,7 +9,7 @@
 // open_paths name is answered without it: a page that says nothing by itself and asks with the token for what
 // it shows.
 //
-// The token stands in the fragment of the address that is printed (`#token=`), which no browser sends:
+// The token stands in the fragment of the address that is printed (`#key=`), which no browser sends:
 // neither to whoever listens on the port by then, nor to another site as a referrer. `?token=` would be sent
 // and logged. A cookie would be worse: it belongs to the host, whatever the port, so every other server on
 // 127.0.0.1 that the browser visits would get it. A page keeps the token where pages of its own origin, the

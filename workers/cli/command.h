@@ -28,7 +28,7 @@ void AddCompareCommand(CLI::App& app, CommandContext& context);
 void AddDashboardCommand(CLI::App& app, CommandContext& context);
 void AddModelCommands(CLI::App& app, CommandContext& context);  // generate, import, export
 void AddEvalCommand(CLI::App& app, CommandContext& context);
-void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
+void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan
 // models, tasks, algorithms, rewards, environments
 void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddNewCommand(CLI::App& app, CommandContext& context);

@@ -33,6 +33,7 @@
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
 #include "workers/controller/job.h"
+#include "workers/device/file_plan.h"
 #include "workers/device/memory_plan.h"
 #include "workers/device/memory_proof.h"
 #include "workers/net/hub.h"
@@ -378,7 +379,7 @@ class Doctor {
       limits[name] = none ? Json("unlimited") : Json(static_cast<int64_t>(limit.rlim_cur));
       return none ? INT64_MAX : static_cast<int64_t>(limit.rlim_cur);
     };
-    if (read("open_files", RLIMIT_NOFILE) < 256) Missing("only few open files are allowed", "ulimit -n 1024");
+    read("open_files", RLIMIT_NOFILE);  // Example() knows how many are needed
     if (read("processes", RLIMIT_NPROC) < 128)
       Note("only few processes and threads are allowed", "ulimit -u 1024; a worker has 10 to 30 threads");
     if (read("address_space_bytes", RLIMIT_AS) < (int64_t{8} << 30))
@@ -397,11 +398,16 @@ class Doctor {
     return fs::exists(built, error) ? built.lexically_normal().string() : "";
   }
 
+  void CheckFiles(const JobConfig& config) {
+    if (const Status files = CheckFileLimit(config); !files.ok()) Missing(files.message(), "ulimit -n 1024");
+  }
+
   // "Ready" is said of a line whose conditions were looked at, as `tidepool train` will.
   void Example() {
     const std::string file = ExampleConfig();
     Json& fact = facts_["example"];
     if (file.empty()) {
+      CheckFiles({});
       line_ = ProgramAsTyped() + " train CONFIG";
       fact = nullptr;
       Note("there is no configs/quickstart.yaml here, nor where the program was built",
@@ -417,6 +423,7 @@ class Doctor {
     const JobConfig& config = loaded->config;
     if (const Status port = Hub::CanListen(config.cluster.bind, config.cluster.port); !port.ok())
       Missing(port.message(), "the controller listens there; set cluster.bind and cluster.port");
+    CheckFiles(config);
     const auto plan = PlanMemory(config);
     if (!plan.ok()) return Missing(plan.status().message(), "mend it, or start with another config");
     const int64_t disk_bytes = plan->checkpoint_bytes * (config.checkpoint.keep + 1);

@@ -29,7 +29,7 @@ namespace {
 using nlohmann::json;
 
 struct EvalOptions : SamplingOptions {
-  std::vector<std::string> tasks, files, task_options, rewards = {"exact_answer"};
+  std::vector<std::string> tasks, files, task_options, rewards;
   std::vector<int64_t> pass_at;
   std::string output;
   int64_t limit = 0, max_prompt_tokens = 0, held_out = -1, samples = 1;
@@ -37,6 +37,8 @@ struct EvalOptions : SamplingOptions {
   PolicyEvalOptions policy;
   std::optional<JobConfig> run;  // whose model it is
   bool own_seed = false;         // --seed
+  // Nothing is named: what the run's own evaluations ask, by its rewards and limits.
+  [[nodiscard]] bool AsksRun() const { return run && tasks.empty() && files.empty(); }
   // The run's task is asked as the run asks it, as far as the command line says nothing else.
   [[nodiscard]] bool IsRunsTask(const std::string& task) const { return run && run->data.task == task; }
 };
@@ -69,11 +71,15 @@ StatusOr<std::map<std::string, std::string>> OptionsOf(const EvalOptions& o, con
 }
 
 Status CheckOptions(const EvalOptions& o) {
-  if (o.tasks.empty() && o.files.empty())
-    return InvalidArgument("eval: give --task or --data, as many as you like");
+  if (o.tasks.empty() && o.files.empty() && !o.run)
+    return InvalidArgument(
+        "eval: give --task or --data, as many as you like; without them --model is a run, whose own held-out "
+        "questions are asked");
   if (o.tasks.empty() && (!o.task_options.empty() || o.held_out >= 0))
-    return InvalidArgument(std::string("eval: ") + (o.held_out >= 0 ? "--held-out" : "--option") +
-                           " is for --task; all rows of --data are asked, or as many as --limit says");
+    return InvalidArgument(
+        std::string("eval: ") + (o.held_out >= 0 ? "--held-out" : "--option") +
+        " is for --task, which is to be named; of --data, and of what a run has held out, all "
+        "rows are asked, or as many as --limit says");
   for (const auto* names : {&o.tasks, &o.files}) {
     for (const std::string& name : *names) {
       if (std::ranges::count(*names, name) > 1)
@@ -120,6 +126,7 @@ json RowOf(const EvalSet& set, size_t row, int64_t sample, const std::string& te
   line["score"] = scored ? json(grade.first) : json(nullptr);  // of the first reward
   line["reward"] = scored ? json(grade.sum) : json(nullptr);
   line["rewards"] = grade.rewards;
+  if (!grade.details.empty()) line["details"] = grade.details;
   if (!scored) line["error"] = grade.error;
   return line;
 }
@@ -190,7 +197,7 @@ Status Report(const EvalOptions& o, const Outcome& outcome) {
   if (total.graded()) {
     std::fprintf(stderr,
                  "note: %s gives more than 0 and 1, so accuracy and pass@k mean nothing and are left out\n",
-                 o.rewards.front().c_str());
+                 total.names().front().c_str());
   }
   const std::vector<int64_t> pass_at = PassAt(o);
   if (o.as_json) {
@@ -211,6 +218,17 @@ Status Report(const EvalOptions& o, const Outcome& outcome) {
   return OkStatus();
 }
 
+void SayTooLong(const EvalOptions& o, const std::vector<EvalSet>& sets) {
+  for (const EvalSet& set : sets) {
+    if (set.too_long == 0) continue;
+    std::fprintf(stderr,
+                 "warning: %s: %lld rows are left out; their prompts have more than %lld tokens "
+                 "(--max-prompt-tokens)\n",
+                 set.name.c_str(), static_cast<long long>(set.too_long),
+                 static_cast<long long>(o.max_prompt_tokens));
+  }
+}
+
 // All sets, or why one cannot be read; what is left out of them is said.
 StatusOr<std::vector<EvalSet>> ReadSets(const EvalOptions& o, const RowSource& text) {
   const EvalSetLimits limits{.rows = o.limit, .prompt_tokens = o.max_prompt_tokens};
@@ -228,13 +246,8 @@ StatusOr<std::vector<EvalSet>> ReadSets(const EvalOptions& o, const RowSource& t
     TP_ASSIGN_OR_RETURN(EvalSet set, FileSet(file, text, limits, warnings));
     sets.push_back(std::move(set));
   }
-  for (const EvalSet& set : sets) {
-    if (set.too_long == 0) continue;
-    warnings.push_back(set.name + ": " + std::to_string(set.too_long) +
-                       " rows are left out; their prompts have more than " +
-                       std::to_string(o.max_prompt_tokens) + " tokens (--max-prompt-tokens)");
-  }
   for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  SayTooLong(o, sets);
   return sets;
 }
 
@@ -250,16 +263,42 @@ StatusOr<std::unique_ptr<OrderedLines>> OpenOutput(const EvalOptions& o, int64_t
   return out;
 }
 
-Status Ask(const CommandContext& context, const EvalOptions& o) {
-  TP_ASSIGN_OR_RETURN(const std::vector<NamedReward> rewards, MakeRewards(o.rewards));
-  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o));
-  TP_ASSIGN_OR_RETURN(const std::vector<EvalSet> sets, ReadSets(o, *text));
+// What the run's own evaluations go by, as far as the command line does not say it.
+void TakeLimitsOfRun(const CLI::App& command, EvalOptions& o) {
+  const JobConfig& run = *o.run;
+  const auto given = [&](const char* name) { return command.count(name) > 0; };
+  RolloutConfig& r = o.job.rollout;
+  if (!given("--max-new-tokens")) r.max_new_tokens = run.rollout.max_new_tokens;
+  if (!given("--stop")) r.stop = run.rollout.stop;
+  if (!given("--limit")) o.limit = run.eval.samples;
+  if (!given("--max-prompt-tokens")) o.max_prompt_tokens = run.data.max_prompt_tokens;
+}
+
+Status Ask(const CommandContext& context, const FoundModel& model, const EvalOptions& o) {
+  TP_ASSIGN_OR_RETURN(const std::vector<NamedReward> rewards,
+                      !o.rewards.empty()                                ? MakeRewards(o.rewards)
+                      : o.AsksRun() && !o.run->reward.functions.empty() ? RewardsOfRun(*o.run)
+                                                                        : MakeRewards({"exact_answer"}));
+  std::vector<std::string> names;
+  for (const NamedReward& reward : rewards) names.push_back(reward.name);
+  std::unique_ptr<RowSource> text;
+  std::vector<EvalSet> sets;
+  if (o.AsksRun()) {
+    TP_ASSIGN_OR_RETURN(RunSet own, SetOfRun(model.run, *o.run, model.dir,
+                                             {.rows = o.limit, .prompt_tokens = o.max_prompt_tokens}));
+    text = std::move(own.text);
+    sets.push_back(std::move(own.set));
+    SayTooLong(o, sets);
+  } else {
+    TP_ASSIGN_OR_RETURN(text, TextOf(o));
+    TP_ASSIGN_OR_RETURN(sets, ReadSets(o, *text));
+  }
   int64_t answers = 0;
   for (const EvalSet& set : sets) answers += static_cast<int64_t>(set.rows.size()) * o.samples;
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, answers));
   AnswerProgress progress(answers, 0);
-  Outcome outcome(o.rewards);
+  Outcome outcome(names);
   size_t before = 0;  // answers of the sets before
   for (const EvalSet& set : sets) {
     // A set at a time: its answers are those that it has alone.
@@ -270,7 +309,7 @@ Status Ask(const CommandContext& context, const EvalOptions& o) {
             {static_cast<int64_t>(row), k, set.rows[row].prompt, o.job.rollout.temperature == 0, 0});
       }
     }
-    EvalTally tally(o.rewards);
+    EvalTally tally(names);
     for (EvalTally* t : {&tally, &outcome.total}) t->AddRows(static_cast<int64_t>(set.rows.size()));
     const auto on_done = [&](size_t i, const Completion& answer) {
       progress.OnAnswer();
@@ -443,13 +482,22 @@ Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions&
   if (!model.is_policy()) {
     TP_RETURN_IF_ERROR(refused(
         kOfPolicies, "policies of control tasks, and " + model.dir + " is a model of text; leave it out"));
-    TP_RETURN_IF_ERROR(CheckOptions(o));
     o.own_seed = given("--seed");
     if (!model.run.empty()) {
-      if (auto loaded = config::LoadConfig(storage::RunPaths(model.run).config()); loaded.ok())
-        o.run = std::move(loaded->config);
+      auto loaded = config::LoadConfig(storage::RunPaths(model.run).config());
+      if (loaded.ok()) o.run = std::move(loaded->config);
+      if (!loaded.ok() && o.tasks.empty() && o.files.empty()) return loaded.status();
     }
-    return std::ranges::any_of(o.tasks, IsGame) ? AskGames(context, model, command, o) : Ask(context, o);
+    TP_RETURN_IF_ERROR(CheckOptions(o));
+    if (o.AsksRun()) {
+      TakeLimitsOfRun(command, o);
+      if (const EnvironmentConfig* e = o.run->environment(); e != nullptr) {
+        o.limit = o.limit > 0 ? std::min(o.limit, e->held_out) : e->held_out;
+        o.tasks = {e->name};
+      }
+    }
+    return std::ranges::any_of(o.tasks, IsGame) ? AskGames(context, model, command, o)
+                                                : Ask(context, model, o);
   }
   TP_RETURN_IF_ERROR(
       refused(kOfText, "models of text, and " + model.dir + " is a policy of a control task; leave it out"));
@@ -470,8 +518,8 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
   eval->job.rollout.max_new_tokens = 64;
   CLI::App* e = app.add_subcommand("eval",
                                    "What a model is worth: its answers to held-out questions of tasks and to "
-                                   "JSONL files; the episodes of a "
-                                   "policy of a control task");
+                                   "JSONL files, of a run without either to what the run has held out; the "
+                                   "episodes of a policy of a control task");
   AddSampling(e, eval.get());
   e->add_option(
       "--task", eval->tasks,
@@ -484,8 +532,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
   e->add_option("--data", eval->files, "JSONL with `prompt` and `answer`; several may be given");
   e->add_option("--reward", eval->rewards,
                 "NAME or NAME:ARG (`tidepool rewards`); several may be given: accuracy is of the first, "
-                "`reward` is their sum")
-      ->capture_default_str();
+                "`reward` is their sum. Default: exact_answer; of a run's own questions its own rewards");
   e->add_option("--limit", eval->limit,
                 "At most so many rows of each set; 0: all. Of a game: so many held-out games")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/real_file_system.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/tasks/jsonl_data.h"
 #include "core/tasks/task.h"
@@ -10,10 +13,9 @@
 namespace tidepool::workers {
 namespace {
 
-// Takes a question in, if its prompt is not too long. `where` names it in errors.
-StatusOr<bool> Take(EvalSet& set, tasks::Question question, const RowSource& text, const std::string& where,
+// Takes a row in, if its prompt is not too long. `where` names it in errors.
+StatusOr<bool> Take(EvalSet& set, StatusOr<EncodedRow> row, const std::string& where,
                     const EvalSetLimits& limits) {
-  auto row = text.Encode(std::move(question));
   if (!row.ok()) return row.status().At(where);
   if (limits.prompt_tokens > 0 && static_cast<int64_t>(row->prompt.size()) > limits.prompt_tokens) {
     ++set.too_long;
@@ -39,7 +41,7 @@ bool Full(const EvalSet& set, const EvalSetLimits& limits) {
 
 std::string EvalSet::Place(size_t index) const {
   const auto& origin = rows[index].origin;
-  return of_file ? name + ":" + std::to_string(origin.line)
+  return of_file ? origin.file + ":" + std::to_string(origin.line)
                  : name + " question " + std::to_string(origin.row);
 }
 
@@ -60,8 +62,8 @@ StatusOr<EvalSet> TaskSet(const std::string& task, const std::map<std::string, s
   if (!source.ok()) return source.status().At("--task " + task);
   EvalSet set{.name = task, .rows = {}, .of_file = false, .too_long = 0};
   for (int64_t i = 0; i < source->held_out_size() && !Full(set, limits); ++i) {
-    TP_ASSIGN_OR_RETURN(const bool taken,
-                        Take(set, source->HeldOut(i), text, task + " question " + std::to_string(i), limits));
+    TP_ASSIGN_OR_RETURN(const bool taken, Take(set, text.Encode(source->HeldOut(i)),
+                                               task + " question " + std::to_string(i), limits));
     if (taken) set.rows.back().origin.row = i;
   }
   TP_RETURN_IF_ERROR(CheckRows(set, limits));
@@ -80,11 +82,65 @@ StatusOr<EvalSet> FileSet(const std::string& path, const RowSource& text, const 
   EvalSet set{.name = path, .rows = {}, .of_file = true, .too_long = 0};
   for (int64_t i = 0; i < file.size() && !Full(set, limits); ++i) {
     const std::string where = path + ":" + std::to_string(file.line(i));
-    TP_ASSIGN_OR_RETURN(const bool taken, Take(set, file.Row(i), text, where, limits));
+    TP_ASSIGN_OR_RETURN(const bool taken, Take(set, text.Encode(file.Row(i)), where, limits));
     if (taken) set.rows.back().origin = {.file = path, .line = file.line(i), .row = i};
   }
   TP_RETURN_IF_ERROR(CheckRows(set, limits));
   return set;
+}
+
+namespace {
+
+// A share that was held out is another one if the file has changed, and then has rows that were trained on.
+Status CheckSameRows(const std::string& run, const RowSource& rows) {
+  RealFileSystem files;
+  const std::string checkpoints = storage::RunPaths(run).checkpoints();
+  TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(files, checkpoints));
+  if (steps.empty()) return OkStatus();  // pruned: nothing says which rows they were
+  const std::string newest = checkpoints + "/" + storage::CheckpointName(steps.back());
+  TP_ASSIGN_OR_RETURN(const storage::Manifest manifest, storage::ReadManifest(files, newest, std::nullopt));
+  const auto trained = manifest.notes.find("data_identity");
+  if (trained == manifest.notes.end() || trained->second == rows.identity()) return OkStatus();
+  return FailedPrecondition("the data of " + run +
+                            " have changed since it was trained, so which rows were held out is not known; "
+                            "name the rows to ask with --data FILE");
+}
+
+}  // namespace
+
+StatusOr<RunSet> SetOfRun(const std::string& run, const JobConfig& config, const std::string& model_dir,
+                          const EvalSetLimits& limits) {
+  const std::string instead = "; name what to ask with --task or --data";
+  if (TrainsOnPairs(config)) {
+    return FailedPrecondition("the held-out rows of " + run +
+                              " are pairs, which are compared and not answered; `tidepool status " + run +
+                              "` says what became of them" + instead);
+  }
+  JobConfig job = config;  // as long as the model allows
+  job.train.micro_batch_tokens = int64_t{1} << 40;
+  job.data.max_prompt_tokens = int64_t{1} << 20;
+  auto rows = RowSource::Create(job, model_dir);
+  if (!rows.ok()) return Status(rows.status().code(), rows.status().message() + instead);
+  RunSet out{
+      .set = {.name = config.data.task, .rows = {}, .of_file = config.data.task.empty(), .too_long = 0},
+      .text = std::move(*rows)};
+  EvalSet& set = out.set;
+  if (set.of_file) {
+    set.name = config.data.eval_path.empty() ? config.data.path + " (held out)" : config.data.eval_path;
+  }
+  if (out.text->held_out_size() == 0)
+    return FailedPrecondition(run + " has held no rows out (data.held_out: 0)" + instead);
+  if (!out.text->HasAnswers())
+    return FailedPrecondition("the held-out rows of " + run + " are texts to be learned, without questions" +
+                              instead);
+  TP_RETURN_IF_ERROR(CheckSameRows(run, *out.text));
+  for (int64_t i = 0; i < out.text->held_out_size() && !Full(set, limits); ++i) {
+    const RowSource::Which which{.number = i, .held_out = true};
+    TP_ASSIGN_OR_RETURN([[maybe_unused]] const bool taken,
+                        Take(set, out.text->Tokens(which), out.text->Place(which), limits));
+  }
+  TP_RETURN_IF_ERROR(CheckRows(set, limits));
+  return out;
 }
 
 StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& names) {
@@ -94,7 +150,21 @@ StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& n
       return InvalidArgument("--reward: " + name + " stands there twice");
     auto grade = tasks::MakeReward(name);
     if (!grade.ok()) return grade.status().At("--reward");
-    rewards.push_back({name, std::move(*grade)});
+    rewards.push_back({.name = name, .grade = std::move(*grade)});
+  }
+  return rewards;
+}
+
+StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config) {
+  std::vector<NamedReward> rewards;
+  for (const RewardFunction& f : config.reward.functions) {
+    if (!f.endpoint.empty()) {
+      return FailedPrecondition("the run's reward " + f.name + " is a server at " + f.endpoint +
+                                ", which eval does not ask; name rewards of this build with --reward "
+                                "(`tidepool rewards`)");
+    }
+    TP_ASSIGN_OR_RETURN(tasks::Reward grade, tasks::MakeReward(f.name));
+    rewards.push_back({f.name, std::move(grade), f.weight});
   }
   return rewards;
 }
@@ -117,7 +187,8 @@ Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardIn
     }
     if (grade.rewards.empty()) grade.first = verdict.score;
     grade.rewards[reward.name] = verdict.score;
-    grade.sum += verdict.score;
+    if (!verdict.detail.empty()) grade.details[reward.name] = verdict.detail;
+    grade.sum += reward.weight * verdict.score;
   }
   return grade;
 }

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/tasks/reward.h"
 #include "workers/cli/answer_statistics.h"
@@ -15,7 +17,7 @@
 namespace tidepool::workers {
 
 struct EvalSet {
-  std::string name;  // the task's, or the file's as it was named
+  std::string name;  // the task's, or the file's as it was named; of a share of one, "FILE (held out)"
   std::vector<EncodedRow> rows;
   bool of_file = false;  // else of a task; a row's origin says where it is
   int64_t too_long = 0;  // rows left out: their prompts have more tokens than allowed
@@ -37,19 +39,36 @@ StatusOr<EvalSet> TaskSet(const std::string& task, const std::map<std::string, s
 StatusOr<EvalSet> FileSet(const std::string& path, const RowSource& text, const EvalSetLimits& limits,
                           std::vector<std::string>& warnings);
 
+// What the evaluations of a run ask: its held-out questions, or rows of its files, the first
+// `limits.rows` of them. `text` is its own.
+struct RunSet {
+  EvalSet set;
+  std::unique_ptr<RowSource> text;
+};
+// `run`: the run's directory, and its config. `model_dir`: the model that answers.
+//   kFailedPrecondition  nothing is held out, or it is not to be answered: pairs, texts to be learned; or the
+//                        files hold other rows than the run was trained on
+//   kNotFound            a file is not there any more
+StatusOr<RunSet> SetOfRun(const std::string& run, const JobConfig& config, const std::string& model_dir,
+                          const EvalSetLimits& limits);
+
 struct NamedReward {
   std::string name;  // as it was asked for, NAME or NAME:ARG
   tasks::Reward grade;
+  double weight = 1;  // of its score in the sum
 };
 // kInvalidArgument, kNotFound: "--reward: ...".
 StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& names);
+// Those that the run's evaluations grade by. kFailedPrecondition: one is a server, which only a run asks.
+StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config);
 
 // What one answer is worth.
 struct Grade {
-  std::map<std::string, double> rewards;  // by name; empty where it could not be scored
-  double first = 0, sum = 0;              // of the first reward; of all
-  std::string error;                      // why it could not be scored
-  bool of_data = false;                   // the row is to blame, not the worker
+  std::map<std::string, double> rewards;            // by name; empty where it could not be scored
+  std::map<std::string, std::string> details = {};  // what a reward said besides, by name
+  double first = 0, sum = 0;                        // of the first reward; of all, by their weights
+  std::string error;                                // why it could not be scored
+  bool of_data = false;                             // the row is to blame, not the worker
 };
 // `input`: the answer as a judge sees it (RowSource::InputOf). `failed`: not empty: why there is no answer.
 Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardInput& input,

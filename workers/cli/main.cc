@@ -10,6 +10,7 @@
 #include "core/tasks/task.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
+#include "workers/cli/usage.h"
 
 namespace tidepool::workers {
 
@@ -68,7 +69,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     // CLI11 prints help and version on request (0) and usage errors; ours are exit code 2.
-    return app.exit(e) == 0 ? 0 : 2;
+    if (e.get_exit_code() == 0) return app.exit(e);
+    std::fprintf(stderr, "%s\n", UsageError(app, e).c_str());
+    return 2;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "internal error: %s; please report it\n", e.what());
     return 1;

@@ -47,7 +47,7 @@ SamplingOptions::SamplingOptions() {
 void AddSampling(CLI::App* command, SamplingOptions* o) {
   RolloutConfig& r = o->job.rollout;
   command
-      ->add_option("--model", o->model,
+      ->add_option("model,--model", o->model,
                    "Model folder, or a run (its folder, or the beginning of its name under runs/): final/ is "
                    "taken, else its newest checkpoint; RUN:STEP names one")
       ->required();

@@ -145,12 +145,18 @@ std::string BuildFolder(const fs::path& checkout, const std::string& self) {
   return inside ? relative.string() : "build";
 }
 
-Status WritePlugin(const Kind& kind, const std::string& name, const std::string& self) {
+// `own`: the folder of plug-ins outside of the sources (TIDEPOOL_PLUGINS), absolute; empty: into the sources.
+Status WritePlugin(const Kind& kind, const std::string& name, const std::string& self, const fs::path& own) {
   TP_RETURN_IF_ERROR(CheckName(name));
   std::error_code error;
-  TP_ASSIGN_OR_RETURN(const fs::path root, FindCheckout(fs::current_path(error)));
-  const std::string file = std::string(kind.folder) + "/" + name + ".cc",
-                    test = std::string("tests/plugins/") + kind.name + "_" + name + "_test.cc";
+  // What is written elsewhere is built by the sources of this program all the same.
+  TP_ASSIGN_OR_RETURN(const fs::path root,
+                      FindCheckout(own.empty() ? fs::current_path(error) : fs::path(self).parent_path()));
+  const std::string folder =
+      own.empty() ? std::string(kind.folder) : (own / fs::path(kind.folder).filename()).string();
+  const std::string file = folder + "/" + name + ".cc",
+                    test = (own.empty() ? "tests/plugins/" : (own / "tests/").string()) + kind.name + "_" +
+                           name + "_test.cc";
   for (const std::string& path : {file, test}) {
     if (fs::exists(root / path, error))
       return AlreadyExists("new: " + path + " is there already; edit it, or take another name");
@@ -164,9 +170,17 @@ Status WritePlugin(const Kind& kind, const std::string& name, const std::string&
   };
   TP_RETURN_IF_ERROR(WriteNew(root / file, named(kind.file())));
   TP_RETURN_IF_ERROR(WriteNew(root / test, named(kind.test())));
-  const std::string build = BuildFolder(root, self), target = std::string(kind.name) + "_" + name + "_test";
+  const fs::path inside = BuildFolder(root, self);
+  const std::string build = own.empty() ? inside.string() : (root / inside).string(),
+                    target = std::string(kind.name) + "_" + name + "_test";
   std::printf("wrote  %s\n       %s\n", file.c_str(), test.c_str());
-  std::printf("build  ninja -C %s tidepool tidepool-worker\n", build.c_str());
+  if (own.empty()) {
+    std::printf("build  ninja -C %s tidepool tidepool-worker\n", build.c_str());
+  } else {
+    std::printf(
+        "build  cmake -S %s -B %s -DTIDEPOOL_PLUGINS=%s\n       ninja -C %s tidepool tidepool-worker\n",
+        root.c_str(), build.c_str(), own.c_str(), build.c_str());
+  }
   std::printf("try    %s/bin/tidepool %s%s\n", build.c_str(), kind.list,
               kind.shows_one ? (" " + name).c_str() : "");
   std::printf("       %s/bin/tidepool %s\n", build.c_str(), Replaced(kind.job, "%s", name).c_str());
@@ -180,7 +194,7 @@ Status WritePlugin(const Kind& kind, const std::string& name, const std::string&
 
 void AddNewCommand(CLI::App& app, CommandContext& context) {
   struct NewOptions {
-    std::string kind, name;
+    std::string kind, name, plugins;
   };
   auto options = std::make_shared<NewOptions>();
   CLI::App* command =
@@ -191,13 +205,17 @@ void AddNewCommand(CLI::App& app, CommandContext& context) {
       ->add_option("name", options->name,
                    "Its name, as configs will have it: small letters, digits, underscores")
       ->required();
+  command->add_option(
+      "--plugins", options->plugins,
+      "Write into this folder of plug-ins of your own (TIDEPOOL_PLUGINS), not into the sources");
   command->footer("Example: tidepool new reward closest_word");
   command->callback([options, &context, kinds] {
     const auto kind = std::ranges::find(kKinds, options->kind, &Kind::name);
     const Status status =
         kind == kKinds.end()
             ? InvalidArgument("new: found '" + options->kind + "'; a plug-in is one of " + kinds)
-            : WritePlugin(*kind, options->name, context.self_path);
+            : WritePlugin(*kind, options->name, context.self_path,
+                          options->plugins.empty() ? fs::path() : fs::absolute(options->plugins));
     if (!status.ok()) Fail(context, status);
   });
 }

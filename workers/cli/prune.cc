@@ -204,7 +204,10 @@ StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const
   std::unique_ptr<Pruner> pruner(new Pruner());
   PrunePlan& plan = pruner->plan_;
   plan.run = run_dir;
-  TP_ASSIGN_OR_RETURN(pruner->lock_, storage::LockRun(real, run_dir));
+  // Who only looks may do so where nothing can be written; whoever is at work is still named.
+  if (!options.only_look || RealFileSystem::IsLocked(storage::RunPaths(run_dir).lock())) {
+    TP_ASSIGN_OR_RETURN(pruner->lock_, storage::LockRun(real, run_dir));
+  }
   const std::string warm = storage::RunPaths(run_dir).warm_start();
   if (real.Exists(storage::RunPaths(warm).config()))
     TP_RETURN_IF_ERROR(Planner(options, plan).Add(warm, "warm_start/"));

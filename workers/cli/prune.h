@@ -24,6 +24,7 @@ struct PruneOptions {
   bool keep_best = false;   // best/ stays also with final_only
   bool payload = false;     // files of payload/ that none of the kept checkpoints needs
   bool samples = false;     // samples/
+  bool only_look = false;   // nothing is to be removed, so nothing is written, not even the lock
 };
 
 struct PrunedItem {

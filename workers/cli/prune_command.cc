@@ -74,6 +74,7 @@ void AddPruneCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--json", options->json, "For machines");
   command->footer("Example: tidepool prune quickstart --dry-run");
   command->callback([options, &context] {
+    options->what.only_look = options->dry_run;
     Json all = Json::array();
     for (const std::string& run : options->runs) {
       auto pruned = PruneOne(run, *options);

@@ -10,11 +10,13 @@
 #include "core/algorithms/registry.h"
 #include "core/base/names.h"
 #include "core/environments/text_game.h"
+#include "core/environments/trial.h"
 #include "core/environments/vector.h"
 #include "core/model/families/family.h"
 #include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
+#include "scheduler/policies/policy_plugin.h"
 #include "workers/cli/command.h"
 
 namespace tidepool::workers {
@@ -238,27 +240,23 @@ void ShowRewards(CommandContext& context, const RegistryOptions& o) {
 }
 
 // The first turns of a game, played well.
-std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) try {
+std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
   const auto environment = environments::MakeTextEnvironment(info.name, {}, 1);
   if (!environment.ok()) return "";
-  const auto game = (*environment)->Make(/*held_out=*/false, 0);
   std::string text = "  an episode\n";
-  const auto show = [&](const char* who, const std::string& words) {
-    text += std::string("    ") + who + " ";
-    for (const char c : words) text += c == '\n' ? std::string("\n      ") : std::string(1, c);
-    text += "\n";
-  };
-  show("<", game->Reset());
-  for (int turn = 0; turn < 3; ++turn) {
-    const std::string action = game->Solve();
-    show(">", action);
-    const environments::TextStep step = game->Step(action);
-    if (step.done) break;
-    show("<", step.observation);
-  }
-  return text + "    ...\n";
-} catch (const std::exception& e) {  // its own: the others are shown nevertheless
-  return std::string("  an episode cannot be played, it threw an exception: ") + e.what() + "\n";
+  const auto played = environments::PlayTrial(
+      **environment, environments::LabelOf(info),
+      {.games = 1, .turns = 3, .varied = false, .reset_s = 10, .step_s = 10},
+      [&](const std::string& words, environments::Said said) {
+        if (said == environments::Said::kLast) return;
+        text += std::string("    ") + (said == environments::Said::kAction ? ">" : "<") + " ";
+        for (const char c : words) text += c == '\n' ? std::string("\n      ") : std::string(1, c);
+        text += "\n";
+      },
+      [&] { return text; });
+  // The others are shown nevertheless.
+  return played.ok() ? *played + "    ...\n"
+                     : "  an episode cannot be played: " + played.status().message() + "\n";
 }
 
 void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
@@ -304,6 +302,22 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   Show(context, o, "environment", lines);
 }
 
+void ShowPolicies(CommandContext& context, const RegistryOptions& o) {
+  std::vector<Line> lines;
+  for (const auto& [name, make, file] : scheduler::PolicyPlugins()) {
+    const scheduler::PolicyPlugin policy = make();
+    const std::string placement = Name(policy.placement), text = policy.summary;
+    const bool own = placement == name;
+    const std::string config =
+        "scheduler: {placement: " + placement + (own ? "" : std::string(", policy: ") + name) + "}";
+    lines.push_back({name,
+                     text + (own ? "" : " (" + config + ")"),
+                     std::string(name) + ": " + text + "\n  in a config  " + config + "\n",
+                     {{"name", name}, {"doc", text}, {"placement", placement}}});
+  }
+  Show(context, o, "policy", lines, 12);
+}
+
 }  // namespace
 
 void AddRegistryCommands(CLI::App& app, CommandContext& context) {
@@ -321,6 +335,8 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
         Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
              "tidepool algorithms gspo", ShowAlgorithms},
         Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
+        Kind{"policies", "Placements that scheduler.placement can name, policies of scheduler.policy",
+             "tidepool policies multiplexed", ShowPolicies},
         Kind{"environments", "Environments: names that a config takes", "tidepool environments cartpole",
              ShowEnvironments}}) {
     auto options = std::make_shared<RegistryOptions>();

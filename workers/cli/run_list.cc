@@ -58,7 +58,7 @@ class FigureSearch {
   static bool Add(const std::string& lines, RunFigure& figure, bool begins) {
     const bool smaller = observe::BetterOf(figure.metric) == observe::Better::kSmaller;
     const std::string key = "\"" + figure.metric + "\":";
-    bool any = false;
+    const char* found = nullptr;
     const char* at = lines.data();
     const char* end = lines.data() + lines.size();
     while (at != end) {
@@ -69,12 +69,20 @@ class FigureSearch {
       char* after = nullptr;
       const double value = std::strtod(at, &after);  // a zero ends the lines
       if (after == at || !std::isfinite(value)) continue;
-      if (begins && !any) figure.first = figure.best = value;
+      if (begins && found == nullptr) figure.first = figure.best = value;
       figure.best = smaller ? std::min(figure.best, value) : std::max(figure.best, value);
       figure.last = value;
-      any = true;
+      found = at;
     }
-    return any;
+    if (found != nullptr) figure.step = StepOf(lines, static_cast<size_t>(found - lines.data()));
+    return found != nullptr;
+  }
+  // Of the line that has this place: {"step":7, ...
+  static std::optional<int64_t> StepOf(const std::string& lines, size_t at) {
+    const size_t newline = lines.rfind('\n', at), begin = newline == std::string::npos ? 0 : newline + 1;
+    long long step = 0;
+    return std::sscanf(lines.c_str() + begin, "{\"step\":%lld", &step) == 1 ? std::optional<int64_t>(step)
+                                                                            : std::nullopt;
   }
   std::vector<RunFigure> figures_;
   size_t found_ = SIZE_MAX;
@@ -91,6 +99,7 @@ std::optional<RunFigure> FigureOf(const observe::HeldOut& h) {
   const double best = h.best ? h.best->value : last.value;
   figure.first = first.value;
   figure.last = last.value;
+  figure.step = last.step;
   figure.best = smaller ? std::min(best, first.value) : std::max(best, first.value);
   return figure;
 }

@@ -15,6 +15,7 @@ namespace tidepool::workers {
 struct RunFigure {
   std::string metric;  // a name of docs/metrics.md
   double first = 0, best = 0, last = 0;
+  std::optional<int64_t> step = std::nullopt;  // of the last one
 };
 
 struct RunBrief {
@@ -32,7 +33,7 @@ struct RunBrief {
   double silent_s = 0;    // since its live controller has said what it does
 };
 
-TP_FIELDS(RunFigure, metric, first, best, last)
+TP_FIELDS(RunFigure, metric, first, best, last, step)
 TP_FIELDS(RunBrief, run, dir, state, name, job, task, step, steps, learned, held_out, started, age_s, bytes,
           last_line, silent_s)
 

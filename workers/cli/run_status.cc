@@ -44,23 +44,33 @@ double AgeSeconds(const fs::path& path) {
   return std::chrono::duration<double>(fs::file_time_type::clock::now() - time).count();
 }
 
+std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config) {
+  if (!config) return "place-" + std::to_string(place);
+  if (place < config->cluster.slots) return "device-" + std::to_string(place);
+  return (config->environment() == nullptr ? "reward-" : "environment-") +
+         std::to_string(place - config->cluster.slots);
+}
+
 Json Workers(const observe::StatusFile& live, const std::optional<JobConfig>& config) {
   Json workers = Json::array();
   for (const observe::WorkerFacts& worker : live.workers) {
     Json w = JsonOf<Json>(worker);
-    if (!config) {
-      w["name"] = "place-" + std::to_string(worker.place);
-    } else if (worker.place < config->cluster.slots) {
-      w["name"] = "device-" + std::to_string(worker.place);
-    } else {
-      w["name"] = (config->environment() == nullptr ? "reward-" : "environment-") +
-                  std::to_string(worker.place - config->cluster.slots);
-    }
+    w["name"] = NameOfPlace(worker.place, config);
     // No pid: it was started by hand, perhaps on another machine.
     w["alive"] = worker.pid > 0 ? Json(IsTidepoolProcess(worker.pid)) : Json(nullptr);
     workers.push_back(std::move(w));
   }
   return workers;
+}
+
+Json Restarting(const observe::StatusFile& live, const std::optional<JobConfig>& config) {
+  Json restarting = Json::array();
+  for (const observe::RestartFacts& place : live.restarting) {
+    Json r = JsonOf<Json>(place);
+    r["name"] = NameOfPlace(place.place, config);
+    restarting.push_back(std::move(r));
+  }
+  return restarting;
 }
 
 // A line; none where there is nothing to say.
@@ -118,13 +128,12 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   row("groups", n(live.open_groups) + " open (running " + n(live.running) + ", awaiting rewards " +
                     n(live.awaiting) + ", queued " + n(live.queued) + ", leased " + n(live.leased) + "), " +
                     n(live.in_flight) + " chunks in flight");
-  if (!live.waits_for.empty()) {
-    row("waits", "rewards wait for " + live.waits_for);
-  } else if (live.awaiting > 0 && live.running == 0 && live.in_flight == 0 && live.leased == 0) {
-    row("waits", "all samples are made, " + n(live.awaiting) + " groups wait for their rewards");
+  if (status["state"] != "dead") {
+    for (const std::string& wait : observe::WaitsText(live)) row("waits", wait);
   }
   if (live.paced) row("paced", "slots take the time of " + *live.paced);
-  row("faults", n(live.restarts) + " restarts, " + n(live.refused) + " refused calls");
+  row("faults", n(live.restarts) + " restarts, " + n(live.refused) +
+                    " messages refused (late ones of workers that are gone, or without a token)");
   row("warning", live.last_warning);
   for (size_t i = 0; i < live.workers.size(); ++i) {
     const observe::WorkerFacts& worker = live.workers[i];
@@ -132,6 +141,11 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
     row(seen["name"].get<std::string>().c_str(),
         "pid " + (worker.pid > 0 ? n(worker.pid) : "?") + (seen["alive"] == false ? " (gone)" : "") +
             ", incarnation " + n(worker.inc) + ", peak memory " + BytesText(worker.peak_bytes));
+  }
+  for (size_t i = 0; i < live.restarting.size(); ++i) {
+    row(status["restarting"][i]["name"].get<std::string>().c_str(),
+        status["state"] == "dead" ? "had died: " + live.restarting[i].why
+                                  : observe::RestartText(live.restarting[i]));
   }
 }
 
@@ -161,7 +175,8 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
       accuracy = Joined({accuracy, when + Number(100 * it->second, " %.1f %%")});
   }
   row("held out", accuracy);
-  row("seconds", Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); }));
+  row("seconds",
+      "since its last start: " + Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); }));
   row("peak memory", Listed<int64_t>(s.peak_bytes, BytesText));
   // What was begun for a step that was not needed any more is no loss.
   const std::string leftover = Name(DropReason::kOperator);
@@ -169,6 +184,7 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
     row("left over", std::to_string(left->second) + " samples that were begun beyond the last step");
     s.drops.erase(left);
   }
+  for (const std::string& line : observe::LossLines(s)) row("lost", line);
   row("dropped", Listed<int64_t>(s.drops, [](int64_t x) { return std::to_string(x); }));
 }
 
@@ -322,6 +338,8 @@ Json RunStatus(const std::string& run_dir) {
     s["journal"] = {{"records", state.journal->records},
                     {"last_step", state.journal->last_step.value},
                     {"steps", state.journal->steps}};
+    if (state.state != "finished" && !state.alive)
+      s["resume_step"] = std::max<int64_t>(state.journal->checkpoint_step.value, 0);
     s["journal"]["end_code"] = state.journal->end_code ? Json(*state.journal->end_code) : Json(nullptr);
   }
   if (const auto best = ReadObject(paths.best_model() + "/" + kBestModelFile)) s["best"] = *best;
@@ -329,6 +347,7 @@ Json RunStatus(const std::string& run_dir) {
     observe::StatusFile shown;
     FromJson(state.live, shown);
     s["workers"] = Workers(shown, config);
+    s["restarting"] = Restarting(shown, config);
     s["live"] = std::move(state.live);
   } else if (!state.live.is_null()) {  // it has ended
     for (const char* name : {"reward", "loss"}) {
@@ -360,6 +379,7 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   if (state == "stopped") line = "stopped before its last step" + go_on;
   if (state == "failed") line = "failed; see why below and " + storage::RunPaths(dir).logs() + "/" + go_on;
   row("state", line);
+  if (status.contains("resume_step")) row("resume", "begins at step " + status["resume_step"].dump());
   if (status.contains("controller")) row("silent", status["controller"].value("silent", ""));
   if (status.contains("live")) DescribeLive(status, out);
   if (status.contains("last")) {

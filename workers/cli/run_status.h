@@ -52,9 +52,11 @@ RunState StateOf(const std::string& run_dir, bool with_journal = false);
 //   run, state, name, job
 //   state      as above
 //   controller {pid, alive, silent_s, paused, silent: the sentence about it}; absent where none was started
+//   resume_step where a resume begins: the step of the newest checkpoint; only of a run that can go on
 //   journal    {records, last_step, steps, end_code}, or {error}; not read while the run is alive
 //   live       RUN/status.json as the controller wrote it, with `age_s`; only while it is alive or dead
 //   workers    of `live`, each with its name and `alive`
+//   restarting of `live`, each with its name
 //   summary    RUN/summary.json; only when it ended. Where the disk had no room for it: exit, why, steps and
 //              policy_version as status.json has them
 //   best       what best/ holds (workers/data/best_model.h); absent without checkpoint.keep_best

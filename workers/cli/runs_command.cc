@@ -26,9 +26,14 @@ std::string LearnedText(const std::optional<RunFigure>& f) {
   return ShortName(f->metric) + " " + ValueText(*f, f->last) + " (best " + ValueText(*f, f->best) + ")";
 }
 
-std::string HeldOutText(const std::optional<RunFigure>& f) {
+// The step is named where it is not the run's own: what was learned since is not in the figure.
+std::string HeldOutText(const RunBrief& run) {
+  const std::optional<RunFigure>& f = run.held_out;
   if (!f) return "-";
-  return ShortName(f->metric) + " " + ValueText(*f, f->first) + " -> " + ValueText(*f, f->last) +
+  const bool before = f->step == 0;
+  return ShortName(f->metric) + " " + (before ? "" : ValueText(*f, f->first) + " -> ") +
+         ValueText(*f, f->last) +
+         (f->step && (before || *f->step != run.step) ? " at step " + std::to_string(*f->step) : "") +
          (f->best == f->last ? "" : " (best " + ValueText(*f, f->best) + ")");
 }
 
@@ -53,8 +58,7 @@ void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
         run.silent_s > kSilent_s ? Formatted(" (silent %.0f s)", run.silent_s) : std::string();
     rows.push_back({run.run, run.state + silent, or_dash(run.job), or_dash(run.task),
                     std::to_string(run.step) + (run.steps > 0 ? "/" + std::to_string(run.steps) : ""),
-                    LearnedText(run.learned), HeldOutText(run.held_out), BytesText(run.bytes),
-                    AgeText(run.age_s)});
+                    LearnedText(run.learned), HeldOutText(run), BytesText(run.bytes), AgeText(run.age_s)});
     bytes += run.bytes;
   }
   std::fputs(TableText(rows).c_str(), stdout);

@@ -70,7 +70,7 @@ void PrintText(const std::string& name, const std::string& text) {
 
 bool SameAnswer(const SampleRow& a, const SampleRow& b) {
   return a.text == b.text && a.turns == b.turns && a.reward == b.reward && a.rewards == b.rewards &&
-         a.ended == b.ended;
+         a.details == b.details && a.ended == b.ended;
 }
 
 void PrintAnswer(const Answer& answer) {
@@ -92,7 +92,10 @@ void PrintAnswer(const Answer& answer) {
     names += (i == 0 ? "" : ", ") + ToString(answer.samples[i].tid);
   if (answer.samples.size() > kNamed) names += ", ...";
   std::printf("%-12s %.4g%s%s, %s\n", "reward", row.reward, rewards.c_str(), rewards.empty() ? "" : ")",
-              row.ended ? "ended by itself" : "cut at the limit");
+              !row.ended          ? "cut at the limit"
+              : row.turns.empty() ? "ended by itself"
+                                  : "the episode is over");
+  for (const auto& [name, said] : row.details) PrintText("detail", name + ": " + said);
   const std::string equal =
       answer.samples.size() > 1 ? std::to_string(answer.samples.size()) + " equal answers: " : "";
   std::printf("%-12s %s%s, %zu tokens%s%s\n\n", "sample", equal.c_str(), names.c_str(), row.ids.size(),
@@ -289,8 +292,10 @@ void AddSamplesCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--max-reward", options->max_reward, "With this reward or less");
   command->add_option("--groups", options->groups, "How many groups; default all")->check(not_negative);
   command
-      ->add_option("-n,--count", options->count,
-                   "How many answers, equal ones of a group counted once; default 8, with --json all samples")
+      ->add_option(
+          "-n,--count", options->count,
+          "How many answers, equal ones of a group counted once, or all; default 8, with --json all samples")
+      ->transform([](const std::string& text) { return text == "all" ? std::to_string(INT64_MAX) : text; })
       ->check(not_negative);
   command->footer(
       "What is on record is some of each step: observe.samples_per_step, -1 for all.\n"

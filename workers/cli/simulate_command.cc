@@ -1,4 +1,4 @@
-// tidepool simulate, plan, policies: jobs rehearsed by the controller that would run them.
+// tidepool simulate, plan: jobs rehearsed by the controller that would run them.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@
 #include "core/config/load.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
+#include "core/environments/trial.h"
 #include "core/storage/journal.h"
-#include "scheduler/policies/policy_plugin.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
@@ -111,22 +111,30 @@ Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
       !config.model.path.empty() && std::filesystem::exists(config.model.path + "/tokenizer.json", error)) {
     TP_ASSIGN_OR_RETURN(rows, RowSource::Create(config, config.model.path));
   }
+  // One after the other, each with a NUL at its end, as the child hands them out.
+  std::string said;
+  TP_ASSIGN_OR_RETURN(said,
+                      environments::PlayTrial(
+                          *environment, environments::LabelOf(*environments::FindTextEnvironment(e.name)),
+                          {.games = 16,
+                           .turns = turns.max_turns,
+                           .varied = false,
+                           .reset_s = e.reset_timeout_s,
+                           .step_s = e.step_timeout_s},
+                          [&](const std::string& text, environments::Said what) {
+                            if (what == environments::Said::kObservation) said += text + '\0';
+                          },
+                          [&] { return said; }));
   int64_t tokens = 0, observations = 0;
-  for (int64_t i = 0; i < 16; ++i) {
-    const auto game = environment->Make(/*held_out=*/false, i);
-    (void)game->Reset();
-    for (int64_t turn = 0; turn < turns.max_turns; ++turn) {
-      const environments::TextStep step = game->Step(game->Solve());
-      if (step.done) break;
-      const auto letters = static_cast<int64_t>(step.observation.size());
-      if (rows != nullptr) {
-        TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                            rows->EncodeObservation(step.observation, /*ended=*/false));
-        tokens += static_cast<int64_t>(ids.size());
-      } else {
-        tokens += config.model.init ? letters + 1 : letters / 4 + 8;
-      }
-      ++observations;
+  for (size_t at = 0; at < said.size(); at = said.find('\0', at) + 1, ++observations) {
+    const std::string observation = said.substr(at, said.find('\0', at) - at);
+    const auto letters = static_cast<int64_t>(observation.size());
+    if (rows != nullptr) {
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                          rows->EncodeObservation(observation, /*ended=*/false));
+      tokens += static_cast<int64_t>(ids.size());
+    } else {
+      tokens += config.model.init ? letters + 1 : letters / 4 + 8;
     }
   }
   if (observations > 0)
@@ -494,19 +502,6 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   plan->footer("Example: tidepool plan configs/quickstart.yaml cluster.slots=8");
   plan->callback([options, &context] {
     if (const Status s = PlanJob(*options); !s.ok()) Fail(context, s, 2);
-  });
-  CLI::App* policies = app.add_subcommand(
-      "policies", "Placements that scheduler.placement can name, policies of scheduler.policy");
-  policies->callback([] {
-    for (const auto& [name, make] : scheduler::PolicyPlugins()) {
-      const scheduler::PolicyPlugin policy = make();
-      const bool own = std::string(name) == Name(policy.placement);
-      std::printf("%-12s %s%s\n", name, policy.summary.c_str(),
-                  own ? ""
-                      : (std::string(" (scheduler: {placement: ") + Name(policy.placement) +
-                         ", policy: " + name + "})")
-                            .c_str());
-    }
   });
 }
 

@@ -16,6 +16,7 @@
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
@@ -24,6 +25,7 @@
 #include "workers/cli/run_status.h"
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
+#include "workers/device/disk_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -70,12 +72,17 @@ StatusOr<std::string> RunMeant(const TrainOptions& options) {
                              "` starts its run over");
     }
     if (!options.resume) {
-      return InvalidArgument(options.config +
-                             ": a folder; go on with a run by --resume, or name a config in YAML");
+      return InvalidArgument(options.config + ": a folder; go on with a run by `" +
+                             ResumeHint(options.config) + "`, or name a config in YAML");
     }
     return FindRunToResume(options.config, kNeedsConfig);
   }
-  if (!options.resume) return std::string();
+  if (!options.resume) {
+    const auto run = fs::exists(path, error) || path.has_extension() ? NotFound("") : FindRun(options.config);
+    if (!run.ok() || run->dir.empty()) return std::string();
+    return InvalidArgument(options.config + ": no config of this name; the run " + run->dir +
+                           " goes on with `" + ResumeHint(run->dir) + "`");
+  }
   if (fs::exists(path, error)) {
     const std::string parent = path.parent_path().empty() ? "." : path.parent_path().string();
     const bool of_run =
@@ -113,6 +120,31 @@ StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
   return config::LoadRunConfig(storage::RunPaths(run).config(), options.overrides);
 }
 
+// The disk that the run's folder will be on, and whether the run fits there.
+void DescribeDisk(const TrainOptions& options, const JobConfig& config) {
+  RealFileSystem real;
+  std::string dir = options.run_dir.empty() ? storage::RunDirectoryOptions().root : options.run_dir;
+  for (std::error_code error; !dir.empty() && !fs::exists(dir, error);) dir = fs::path(dir).parent_path();
+  if (dir.empty()) dir = ".";
+  const auto free = real.FreeBytes(dir);
+  const auto plan = PlanDisk(config);
+  if (!free.ok() || !plan.ok()) return;
+  std::printf("disk free    %s where %s is\n", BytesText(*free).c_str(), dir.c_str());
+  storage::SpaceNeed need{plan->certain(), plan->Text(false), config.checkpoint.keep > 2};
+  if (options.resume) {  // what it has already is not needed again
+    const storage::RunPaths has(options.run_dir);
+    for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()}))
+      need.bytes -= bytes;
+  }
+  std::string warning;
+  if (const Status fits = storage::CheckSpace(real, dir, need); !fits.ok()) {
+    warning = "this run would be refused: " + fits.message();
+  } else if (!options.resume) {
+    warning = SpaceWarning(*plan, dir, *free);
+  }
+  if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+}
+
 void DryRun(CommandContext& context, const TrainOptions& options, const config::LoadedConfig& loaded) {
   if (const Status inputs = CheckInputs(loaded); !inputs.ok()) return Fail(context, inputs);
   const std::string before = storage::RunPaths(options.run_dir).config();
@@ -131,7 +163,8 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
                 changes->empty() ? "nothing in its config changes" : "its config changes:");
     for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }
-  std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  std::printf("%s\n%s", config::SetYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  DescribeDisk(options, loaded.config);
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
   PrintData(*data);
@@ -203,6 +236,7 @@ void Train(CommandContext& context, TrainOptions& options) {
     for (const std::string& line : observe::HeldOutLines(*r.held_out, r.steps))
       std::printf("held-out %s\n", line.c_str());
   }
+  for (const std::string& line : observe::LossLines(r)) std::printf("%s\n", line.c_str());
   if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
   if (r.stopped && r.exit == 0) {
@@ -235,9 +269,8 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
                     "Go on with a run: the folder that is named, or of a name (a config has one) the newest "
                     "run under runs/ that is not finished, else the newest. By its own config, or by the "
                     "one that is given; what changes is told");
-  command->add_flag(
-      "--dry-run", options->dry_run,
-      "Print resolved config, placement, predicted memory and what the data hold; start nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print what is set, placement, predicted memory and what the data hold; start nothing");
   const CLI::Validator not_empty(
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
   command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")

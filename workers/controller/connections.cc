@@ -158,8 +158,11 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    b.grader = worker;
                    // Its servers answer: told now, because a short run may end before the next heartbeat.
                    if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, "");
+                   OnGradeEnded(b);
                    if (b.outcome == GradeOutcome::kData)  // the row is at fault: which one
                      b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
+                   // Of an evaluation there are no samples on record that could show it.
+                   if (!b.tid.is_eval()) samples_.PutDetails(b.tid, std::move(b.details));
                    Feed(ev::Graded(std::move(b)));
                  },
                  [&](up::EnvStepped& b) {

@@ -29,6 +29,7 @@
 #include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
 #include "workers/device/disk_plan.h"
+#include "workers/device/file_plan.h"
 #include "workers/net/hub.h"
 
 namespace tidepool::workers {
@@ -60,7 +61,7 @@ StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
 Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
   const SchedulerConfig& s = loaded.config.scheduler;
   const Status status = scheduler::CheckPolicy(s.placement, s.policy);
-  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
+  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").Where());
 }
 
 // The folder itself where `dir` is a link to it: on the disk that somebody chose for it.
@@ -90,6 +91,7 @@ class Job {
  private:
   StatusOr<JobOutcome> Attempt() {
     const JobConfig& config = request_.loaded.config;
+    TP_RETURN_IF_ERROR(CheckFileLimit(config));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
     if (config.model.init && !config.model.init->warm_start.empty()) {
@@ -247,10 +249,9 @@ class Job {
       // Also over what a run that died before it began has left.
       config_changes_ = warm_changes_ = true;
     }
-    if (const auto free = fs_.FreeBytes(outcome_.run_dir);
-        plan.ok() && free.ok() && *free < plan->total() && !goes_on) {
-      Say("warning: " + outcome_.run_dir + ": the disk has " + BytesText(*free) +
-          " free, the run may take up to " + BytesText(plan->total()) + " (" + plan->Text(true) + ")");
+    if (const auto free = fs_.FreeBytes(outcome_.run_dir); plan.ok() && free.ok() && !goes_on) {
+      if (const std::string warning = SpaceWarning(*plan, outcome_.run_dir, *free); !warning.empty())
+        Say("warning: " + warning);
     }
     return Furnish();
   }
@@ -469,7 +470,7 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
   const auto at = [&](const char* key, const Status& status) {
     const config::Origin origin = loaded.OriginOf(key);
-    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
+    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());
   };
   Status wrong;  // all that is, a line each
   const auto look = [&](const char* key, const Status& status) {

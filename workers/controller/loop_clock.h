@@ -4,6 +4,7 @@
 // must not count as silence of the workers. One thread.
 
 #include <chrono>
+#include <utility>
 
 #include "core/base/time.h"
 
@@ -21,15 +22,19 @@ class LoopClock {
     if (now - last_ > kAbsence) {
       begin_ += now - last_;
       back_ = now;
+      absence_ += now - last_;
     }
     last_ = now;
     return {last_ - begin_};
   }
   // For how long it has been there without a break. What seems to take longer may have stood still with it.
   [[nodiscard]] Source::duration present() const { return last_ - back_; }
+  // For how long it was not there since the last call of this.
+  Source::duration TakeAbsence() { return std::exchange(absence_, {}); }
 
  private:
   Source::time_point begin_, last_, back_;
+  Source::duration absence_{0};
 };
 
 }  // namespace tidepool::workers

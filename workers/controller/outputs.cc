@@ -12,6 +12,8 @@
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
+#include "workers/controller/reward_outage.h"
+#include "workers/controller/run_log.h"
 
 namespace tidepool::workers {
 
@@ -41,7 +43,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
-  step_rows_->Remember(r);
+  if (step_rows_ != nullptr) step_rows_->Remember(r);
   if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;
 }
 
@@ -50,16 +52,30 @@ void ControllerProcess::OnWaitsFor(int64_t place, const std::string& what) {
   const bool waited = !waits_for_.empty();
   if (!what.empty()) {
     waits_for_[place] = what;
-    if (!waited) Tell("rewards wait for " + what + "; tried again for up to its timeout_s", "rewards_wait");
+    if (!waited) Tell(UnreachableText(config_, what), "rewards_wait");
   } else if (waits_for_.erase(place) > 0 && waits_for_.empty()) {
     Tell("rewards wait no longer: the server answers", "rewards_answered");
   }
 }
 
+// Said at the first grading that fails after one that did not, once a minute at most: a server that is slow
+// now and then would fill the terminal.
+void ControllerProcess::OnGradeEnded(const up::Graded& graded) {
+  if (graded.outcome != GradeOutcome::kInfra) {
+    any_graded_ = any_graded_ || graded.outcome == GradeOutcome::kOk;
+    grades_fail_ = false;
+    return;
+  }
+  if (std::exchange(grades_fail_, true) || !waits_for_.empty()) return;
+  if (fail_told_ && Now() - *fail_told_ < FromSeconds(60)) return;
+  fail_told_ = Now();
+  Tell(FailingText(config_, graded.why, any_graded_), "rewards_fail");
+}
+
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit = c.code;
-  result_.why = c.why;
+  result_.why = NamePlaces(c.why, [this](int64_t place) { return PlaceName(place); });
   result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }
@@ -116,6 +132,7 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
   line.reward = row.reward;
   const auto& named = controller_->Rewards(t.tid);
   line.rewards = {named.begin(), named.end()};
+  line.details = samples_.DetailsOf(t.tid);
   return line;
 }
 
@@ -188,6 +205,12 @@ void ControllerProcess::Show() {
   time_left_.OnStep(view.step.value, Now());
   const auto left = time_left_.Estimate(s.steps);
   s.left_s = left ? std::optional<double>(Seconds(*left)) : std::nullopt;
+  s.still_s.reset();
+  if (const auto still = time_left_.Still(Now()); still && s.step < s.steps) {
+    s.still_s = Seconds(*still);
+    s.left_s.reset();
+    s.tokens_per_s.reset();
+  }
   s.workers.clear();
   for (const auto& [place, at] : places_->places()) {
     if (!at.joined) continue;
@@ -197,6 +220,9 @@ void ControllerProcess::Show() {
                          .pid = launcher_.Pid(place),
                          .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second});
   }
+  s.restarting.clear();
+  for (const auto& [worker, in, deaths, why] : view.restarting)
+    s.restarting.push_back({worker.value, std::max(Seconds(in), 0.0), deaths, why});
   if (request_.on_progress) request_.on_progress(s);
   if (!files_.Busy()) WriteStatus();  // a picture of now is not worth a queue where the disk is slow
 }
@@ -235,6 +261,10 @@ void ControllerProcess::WriteSummary() {
   for (size_t i = 0; i < view.drops.size(); ++i) {
     if (view.drops[i] > 0) s.drops[Name(static_cast<DropReason>(i))] = view.drops[i];
   }
+  s.issued = view.issued_samples;
+  for (const char* reason : observe::kLosses) {
+    if (s.drops.contains(reason)) s.lost[reason] = lost_[reason];
+  }
   if (!config_.cluster.pace.empty()) {
     const PaceCount pace = metrics_->paced();
     const double missed =
@@ -258,12 +288,16 @@ void ControllerProcess::WriteSummary() {
       *s.paced_note += text;
     }
   }
-  files_.Do("write of summary.json",
-            [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
-             text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
-              const Status written = fs->WriteFile(path, text);
-              if (!written.ok()) observe::Log(LogLevel::kWarn, "summary", {{"text", written.message()}});
-            });
+  const bool removed =
+      result_.moved_to && result_.moved_to->empty();  // nothing is made where somebody cleared up
+  if (!removed) {
+    files_.Do("write of summary.json",
+              [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
+               text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
+                const Status written = fs->WriteFile(path, text);
+                if (!written.ok()) observe::Log(LogLevel::kWarn, "summary", {{"text", written.message()}});
+              });
+  }
   status_.state = s.exit != 0 ? "failed" : s.finished ? "finished" : "stopped";
   status_.phase = status_.state;
   status_.exit = s.exit;
@@ -272,9 +306,11 @@ void ControllerProcess::WriteSummary() {
   status_.steps = s.steps_wanted;
   TakeFigures();  // the last steps may have ended since the last picture
   status_.workers.clear();
+  status_.restarting.clear();
   status_.left_s.reset();
+  status_.still_s.reset();
   if (request_.on_progress) request_.on_progress(status_);
-  WriteStatus();  // also for a disk that has no room for the summary: its space is there
+  if (!removed) WriteStatus();  // also for a disk that has no room for the summary: its space is there
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }
 

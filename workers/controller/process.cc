@@ -50,20 +50,28 @@ Status ControllerProcess::Open() {
     TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config_, *rows_));
     if (without.count > 0) Warn(WarningOf(without), "data");
   }
-  storage::JournalContents earlier;
   StorageOptions storage{
       .run_dir = request_.run_dir,
       .run_id = request_.run_id,
       .begun_unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(begun).count()};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
-  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(fs_, storage, &earlier, [inbox = inbox_](StorageDone done) {
-                        inbox->Put(std::move(done));
-                      }));
-  if (earlier.summary.torn_tail)
-    Warn("the last " + std::to_string(earlier.summary.torn_tail->bytes) + " bytes of " +
-             earlier.summary.torn_tail->file + " are cut off: a record that was not written to its end (" +
-             earlier.summary.torn_tail->why + ")",
+  if (config_.model.is_policy()) {
+    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
+  }
+  storage::JournalSummary earlier;
+  scheduler::RunState folded;
+  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(
+                                    fs_, storage, &earlier,
+                                    [&](const JournalEntry& entry) {
+                                      TP_RETURN_IF_ERROR(folded.Apply(entry));
+                                      Remember(entry.record);
+                                      return OkStatus();
+                                    },
+                                    [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
+  if (earlier.torn_tail)
+    Warn("the last " + std::to_string(earlier.torn_tail->bytes) + " bytes of " + earlier.torn_tail->file +
+             " are cut off: a record that was not written to its end (" + earlier.torn_tail->why + ")",
          "journal_cut");
   const Checkpoints::Owner owner{
       request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(), storage_->ctl_epoch(),
@@ -90,8 +98,7 @@ Status ControllerProcess::Open() {
   // Of a life that did not end in order. Workers that outlived it go on with what they have there.
   if (config_.cluster.reattach_grace_s <= 0)
     TP_RETURN_IF_ERROR(fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload()));
-  if (config_.model.is_policy()) {
-    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
+  if (fragments_ != nullptr) {
     waiting_fragments_ = std::make_unique<WaitingFragments>(
         WaitingFragments::Ends{.hosts = [this] { return places_->EnvironmentHosts(); },
                                .send =
@@ -123,7 +130,8 @@ Status ControllerProcess::Open() {
     const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
-  TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
+  const bool resumed = !folded.empty();
+  TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::CreateFrom(options, std::move(folded)));
   step_rows_ = std::make_unique<StepRows>(
       *controller_,
       StepRows::Ends{.read = [this](const auto& tids, auto then) { recorded_->Read(tids, std::move(then)); },
@@ -135,10 +143,9 @@ Status ControllerProcess::Open() {
                          },
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
-  for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
-  if (!earlier.entries.empty()) {
+  if (resumed) {
     Log(LogLevel::kInfo, "resume",
-        {{"records", std::to_string(earlier.entries.size())},
+        {{"records", std::to_string(earlier.next.value)},
          {"step", std::to_string(std::max<int64_t>(committed_.value, 0))},
          {"checkpoint_step", result_.checkpoint_step ? std::to_string(*result_.checkpoint_step) : "none"},
          {"ctl_epoch", std::to_string(storage_->ctl_epoch())}});
@@ -240,6 +247,7 @@ void ControllerProcess::Close() {
 // --- the loop
 
 void ControllerProcess::Drive() {
+  (void)clock_.TakeAbsence();  // the start may have read long files
   auto next_tick = Clock::now();
   auto next_show = Clock::now(), next_renewal = Clock::now();
   const auto renewal =
@@ -248,7 +256,9 @@ void ControllerProcess::Drive() {
     effects_->Execute();
     recorded_->Begin();
     if (finished_) break;
-    for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
+    auto came = inbox_->TakeAll(std::chrono::milliseconds(10));
+    NoteAbsence();  // before what came of it
+    for (Incoming& in : came) {
       std::visit(Overload{[&](HubEvent& e) {
                             for (Attachments::Event& event : attachments_->On(std::move(e), Now()))
                               OnAttachment(event);
@@ -277,6 +287,14 @@ void ControllerProcess::Drive() {
       Show();
     }
   }
+}
+
+void ControllerProcess::NoteAbsence() {
+  (void)Now();
+  const auto away = clock_.TakeAbsence();
+  if (away == Clock::duration{0}) return;
+  Feed(ev::StoodStill{away});
+  effects_->Execute();  // it is told before the ends of workers that it explains
 }
 
 // What is still on its way to the disk goes into the newest file that was reported, or a newer one.
@@ -344,6 +362,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
+                        if (FilesAreGone()) return OnMoved("", failed.journal);
                         EndForStorage(failed.why, failed.journal);
                       }},
              done);
@@ -408,11 +427,24 @@ void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
   Do(end);
 }
 
+// `rm -r` leaves a folder in which files are made while it is at work, and which of them it takes first is
+// anybody's guess. A run never deletes these.
+bool ControllerProcess::FilesAreGone() const {
+  const storage::RunPaths paths(request_.run_dir);
+  const std::string always[] = {paths.config(), JoinPath(paths.journal(), "lock"),
+                                JoinPath(paths.journal(), "0000.tpj")};
+  return std::ranges::any_of(always, [](const std::string& path) {
+    std::error_code error;  // a disk that fails says nothing of its files
+    return !std::filesystem::exists(path, error) && !error;
+  });
+}
+
 // Paths lead to where it was, in the workers too: what is open goes on where it is, what is made next would
 // begin another folder. So the run ends, and says so where it is now.
 void ControllerProcess::OnMoved(const std::string& to, bool journal) {
   if (finished_ || storage_failing_ || storage_failed_) return;
-  const std::string was = std::exchange(request_.run_dir, to.empty() ? request_.run_dir : to);
+  const std::string was = request_.run_dir;
+  if (!to.empty()) request_.run_dir = to;
   result_.moved_to = to;
   result_.disk_hangs = to.empty();
   EndForStorage("its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +

@@ -87,9 +87,11 @@ class ControllerProcess {
   std::optional<int64_t> Append(const std::vector<Effects::Decided>& decided);
   void CarryOut(std::vector<Effects::Decided>& decided);
   void OnStorage(StorageDone& done);
+  void NoteAbsence();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
   void OnMoved(const std::string& to, bool journal);
+  [[nodiscard]] bool FilesAreGone() const;
   // A call for the loop, for threads: they may outlive this object.
   [[nodiscard]] auto Post() const {
     return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };
@@ -112,6 +114,7 @@ class ControllerProcess {
   void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
   void OnWaitsFor(int64_t place, const std::string& what);
+  void OnGradeEnded(const up::Graded& graded);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
     places_->Send(worker, std::move(body));
@@ -229,8 +232,11 @@ class ControllerProcess {
   std::set<int64_t> started_;                 // places that a process was started for
   std::set<SlotId> granted_;                  // slots whose first role was told
   std::map<int64_t, std::string> waits_for_;  // of workers whose last heartbeat named something, by place
+  bool any_graded_ = false, grades_fail_ = false;  // in this life; just now
+  std::optional<TimePoint> fail_told_;
   std::map<StepNumber, record::EvalResult> evals_;
-  struct Missing {  // workers that others are to start
+  std::map<std::string, std::string> lost_;  // what was said of the newest sample that was lost, by reason
+  struct Missing {                           // workers that others are to start
     std::vector<WorkerId> places;
     TimePoint since;
     bool told = false;

@@ -37,6 +37,15 @@ int64_t PlaceOfActor(const std::string& actor) {
   return end.ec == std::errc() && end.ptr == actor.data() + actor.size() ? place : -1;
 }
 
+// The digits from `at` on; `at` goes behind them. -1: there are none.
+int64_t TakeNumber(const std::string& text, size_t& at) {
+  int64_t number = -1;
+  const auto end = std::from_chars(text.data() + at, text.data() + text.size(), number);
+  if (end.ec != std::errc()) return -1;
+  at = static_cast<size_t>(end.ptr - text.data());
+  return number;
+}
+
 struct Teller {
   const std::function<std::string(int64_t)>& place_name;
   using Said = std::optional<LogEvent>;
@@ -63,7 +72,7 @@ struct Teller {
     if (r.kind == "retired") {
       fields.emplace_back("place", name);
       return Event(LogLevel::kWarn, "worker_retired", std::move(fields),
-                   "worker " + name + " is not started again, it failed too often; the last time: " + r.what);
+                   "worker " + name + " is not started again: " + r.what);
     }
     fields.insert(fields.begin(), {"class", r.kind});
     return Event(LogLevel::kError, "fault", std::move(fields), r.what);
@@ -81,10 +90,10 @@ struct Teller {
     return Debug("checkpoint_deleted", {{"ckpt", Text(r.ckpt)}});
   }
   Said operator()(const record::Restore& r) const {
-    return Info("restored", {{"step", Text(r.step)},
-                             {"from", r.ckpt < 0 ? "recovery_copy" : "checkpoint"},
-                             {"ckpt", Text(r.ckpt)},
-                             {"lineage", Text(r.new_lineage)}});
+    return Info("restoring", {{"step", Text(r.step)},
+                              {"from", r.ckpt < 0 ? "recovery_copy" : "checkpoint"},
+                              {"ckpt", Text(r.ckpt)},
+                              {"lineage", Text(r.new_lineage)}});
   }
   Said operator()(const record::EvalResult& r) const {
     LogFields fields = {{"step", Text(r.step)},
@@ -159,6 +168,34 @@ struct Teller {
 std::optional<LogEvent> EventOf(const JournalRecord& r,
                                 const std::function<std::string(int64_t)>& place_name) {
   return std::visit(Teller{place_name}, r);
+}
+
+std::string NamePlaces(const std::string& text, const std::function<std::string(int64_t)>& place_name) {
+  constexpr std::string_view kActor = "actor=w", kWorker = "worker w", kLife = "/inc";
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const bool actor = text.compare(at, kActor.size(), kActor) == 0;
+    const std::string_view prefix = actor ? kActor : kWorker;
+    size_t end = at + prefix.size();
+    if ((!actor && text.compare(at, kWorker.size(), kWorker) != 0) || end >= text.size()) {
+      out += text[at++];
+      continue;
+    }
+    const size_t begin = end - 1;  // of "w1/inc3"
+    const int64_t place = TakeNumber(text, end);
+    if (place < 0) {
+      out += text[at++];
+      continue;
+    }
+    size_t life = end + kLife.size();
+    const bool lives = text.compare(end, kLife.size(), kLife) == 0 && TakeNumber(text, life) >= 0;
+    if (lives) end = life;
+    out.append(text, at, begin - at);
+    out += place_name(place);
+    if (lives && !actor) out += " (" + text.substr(begin, end - begin) + ")";
+    at = end;
+  }
+  return out;
 }
 
 }  // namespace tidepool::workers

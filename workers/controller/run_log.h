@@ -27,4 +27,8 @@ struct LogEvent {
 std::optional<LogEvent> EventOf(const JournalRecord& r,
                                 const std::function<std::string(int64_t)>& place_name);
 
+// The scheduler's names of workers in its sentences and actors, "worker w1/inc3" and "actor=w1", by their
+// places: "worker reward-0 (w1/inc3)", "actor=reward-0".
+std::string NamePlaces(const std::string& text, const std::function<std::string(int64_t)>& place_name);
+
 }  // namespace tidepool::workers

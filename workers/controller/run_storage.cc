@@ -157,7 +157,8 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
 
 StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSystem> fs,
                                                        const StorageOptions& options,
-                                                       storage::JournalContents* earlier,
+                                                       storage::JournalSummary* earlier,
+                                                       const std::function<Status(const JournalEntry&)>& take,
                                                        std::function<void(StorageDone)> done) {
   std::unique_ptr<RunStorage> storage(new RunStorage());
   storage->state_ = std::make_shared<State>();
@@ -165,17 +166,19 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.fs = std::move(fs);
   state.options = options;
   state.done = std::move(done);
-  TP_ASSIGN_OR_RETURN(state.journal, storage::JournalWriter::Open(
-                                         *state.fs, storage::RunPaths(options.run_dir).journal(),
-                                         options.run_id, {.begun_unix_ms = options.begun_unix_ms}, earlier));
+  int64_t newest_payload_file = -1;
+  TP_ASSIGN_OR_RETURN(state.journal,
+                      storage::JournalWriter::Open(
+                          *state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
+                          {.begun_unix_ms = options.begun_unix_ms}, earlier, [&](JournalEntry&& entry) {
+                            if (const auto* enq = std::get_if<record::Enq>(&entry.record))
+                              newest_payload_file = std::max(newest_payload_file, enq->payload_file);
+                            return take(entry);
+                          }));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));
-  if (earlier != nullptr) {
-    for (const JournalEntry& entry : earlier->entries) {
-      if (const auto* enq = std::get_if<record::Enq>(&entry.record)) state.payload->After(enq->payload_file);
-    }
-  }
+  if (newest_payload_file >= 0) state.payload->After(newest_payload_file);
   storage->next_lsn_ = state.journal->next_lsn();
   storage->ctl_epoch_ = state.journal->ctl_epoch();
   return storage;

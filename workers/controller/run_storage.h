@@ -63,10 +63,12 @@ class RunStorage {
     uint64_t mono_ns = 0;  // of the decision
   };
   // Reads what is there (JournalWriter::Open says which errors), then starts the thread. `done` is called on
-  // it and may be called after this object is gone, if the disk hangs: it owns what it uses.
+  // it and may be called after this object is gone, if the disk hangs: it owns what it uses. `take` is given
+  // each record of earlier lives in order; an error of it is returned.
   static StatusOr<std::unique_ptr<RunStorage>> Open(std::shared_ptr<FileSystem> fs,
                                                     const StorageOptions& options,
-                                                    storage::JournalContents* earlier,
+                                                    storage::JournalSummary* earlier,
+                                                    const std::function<Status(const JournalEntry&)>& take,
                                                     std::function<void(StorageDone)> done);
 
   // Returns the batch's number; they count up from 1.

@@ -42,8 +42,18 @@ StoredSample* SampleStore::Change(const SampleId& tid) {
   return it == samples_.end() ? nullptr : &it->second;
 }
 
+void SampleStore::PutDetails(const SampleId& tid, std::map<std::string, std::string> details) {
+  if (!details.empty()) details_[tid] = std::move(details);
+}
+
+std::map<std::string, std::string> SampleStore::DetailsOf(const SampleId& tid) const {
+  const auto it = details_.find(tid);
+  return it == details_.end() ? std::map<std::string, std::string>() : it->second;
+}
+
 void SampleStore::Discard(const SampleId& tid) {
   Drop(tid);
+  details_.erase(tid);
   constexpr int32_t kFirst = std::numeric_limits<int32_t>::min();
   for (auto it = samples_.lower_bound({tid.ordinal, kFirst, kFirst});
        it != samples_.end() && it->first.ordinal == tid.ordinal; ++it) {

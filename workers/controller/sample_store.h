@@ -37,6 +37,9 @@ class SampleStore {
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
   [[nodiscard]] StoredSample* Change(const SampleId& tid);
   void Drop(const SampleId& tid) { samples_.erase(tid); }
+  // What graders said of the sample, by function; for people.
+  void PutDetails(const SampleId& tid, std::map<std::string, std::string> details);
+  [[nodiscard]] std::map<std::string, std::string> DetailsOf(const SampleId& tid) const;
   // The sample is over. The row goes with the last of its samples.
   void Discard(const SampleId& tid);
 
@@ -58,6 +61,7 @@ class SampleStore {
 
   std::map<std::pair<bool, int64_t>, Row> rows_;
   std::map<SampleId, StoredSample> samples_;
+  std::map<SampleId, std::map<std::string, std::string>> details_;
 };
 
 }  // namespace tidepool::workers

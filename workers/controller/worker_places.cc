@@ -1,5 +1,6 @@
 #include "workers/controller/worker_places.h"
 
+#include "core/base/running_call.h"
 #include "workers/controller/token_intake.h"
 
 namespace tidepool::workers {
@@ -32,7 +33,8 @@ void WorkerPlaces::Lose(int64_t place, Incarnation inc, const std::string& why, 
   Leave(place);
   Place& p = places_[place];
   p.given_up = p.given_up || !by_exit;
-  ends_.feed(scheduler::event::WorkerLost{{{place}, inc.valid() ? inc : p.inc}, why, by_exit});
+  ends_.feed(scheduler::event::WorkerLost{
+      {{place}, inc.valid() ? inc : p.inc}, why, by_exit, by_exit ? RanIn(why) : ""});
 }
 
 void WorkerPlaces::Leave(int64_t place) {

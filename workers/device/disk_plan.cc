@@ -78,6 +78,12 @@ std::string DiskPlan::Text(bool with_estimates) const {
   return text;
 }
 
+std::string SpaceWarning(const DiskPlan& plan, const std::string& dir, int64_t free_bytes) {
+  if (free_bytes >= plan.total()) return "";
+  return dir + ": the disk has " + BytesText(free_bytes) + " free, the run may take up to " +
+         BytesText(plan.total()) + " (" + plan.Text(true) + ")";
+}
+
 StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
   TP_ASSIGN_OR_RETURN(const MemoryPlan memory, PlanMemory(c));
   DiskPlan plan;

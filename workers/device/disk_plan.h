@@ -30,6 +30,10 @@ struct DiskPlan {
 // Errors of PlanMemory.
 StatusOr<DiskPlan> PlanDisk(const JobConfig& config);
 
+// What is said where the disk of `dir` has room for what is certain, and may have none for the rest; empty:
+// it has.
+std::string SpaceWarning(const DiskPlan& plan, const std::string& dir, int64_t free_bytes);
+
 // "1.5 GiB", "312 MiB", "17 B".
 std::string BytesText(int64_t bytes);
 

@@ -91,9 +91,11 @@ RolloutStep PolicyRollout::Step() {
         c.end = ChunkEnd::kEos;
       } else {
         // A worker that is gone is no fault of the fragment's; one that is late or refuses is counted.
-        c.end = played.status.code() == StatusCode::kUnavailable       ? ChunkEnd::kCancelled
-                : played.status.code() == StatusCode::kInvalidArgument ? ChunkEnd::kDataError
-                                                                       : ChunkEnd::kError;
+        c.end = played.status.code() == StatusCode::kUnavailable ? ChunkEnd::kCancelled
+                : played.status.code() == StatusCode::kInvalidArgument ||
+                        played.status.code() == StatusCode::kDataLoss
+                    ? ChunkEnd::kDataError
+                    : ChunkEnd::kError;
         c.why = played.status.message();
       }
       tokens.chunks.push_back(std::move(c));

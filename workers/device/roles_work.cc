@@ -59,8 +59,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                                std::to_string(welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value));
     if (config_.observe.trace)
-      trace_ =
-          OpenWorkerTrace(welcome, welcome.inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+      trace_ = OpenWorkerTrace(welcome, welcome.inc, "device-" + std::to_string(welcome.place),
+                               {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
   link_->SetPermit(welcome.permit_s,
                    std::max(LostAfterSeconds(welcome.permit_s), config_.cluster.reattach_grace_s));

@@ -82,7 +82,7 @@ TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines
                  v("waits_for", r.waits_for, kWords);)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
-TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries))
+TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))
 TP_FIELDS_BY(EnvStepped,
              TP_EACH(tid, att, turn, outcome, observation, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, state) v("why", r.why, kWords); TP_EACH(seconds, timed_out, replayed))

@@ -84,6 +84,7 @@ struct StepTokens {
 struct Graded : event::Graded {
   double seconds = 0;
   int64_t retries = 0;  // calls of reward servers that were made again, because nobody answered there
+  std::map<std::string, std::string> details;  // what a function says besides its score, by its name
 };
 struct EnvStepped {
   SampleId tid;

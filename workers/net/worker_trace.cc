@@ -12,11 +12,11 @@ TimePoint TraceNow() {
 }
 
 std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welcome, Incarnation inc,
-                                                      const std::string& kind,
+                                                      const std::string& name,
                                                       const std::vector<std::pair<int, std::string>>& rows) {
   observe::TraceOptions options;
   options.worker = welcome.place + 1;
-  options.worker_name = kind + "-" + std::to_string(welcome.place);
+  options.worker_name = name;
   options.clock_offset = Duration(welcome.run_clock_ns) - TraceNow().since_start;
   auto trace =
       observe::TraceWriter::Create(storage::RunPaths(welcome.run_dir).trace() + "/" + options.worker_name +
@@ -26,7 +26,7 @@ std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welco
     observe::Log(LogLevel::kWarn, "trace_failed", {{"text", trace.status().message()}});
     return nullptr;
   }
-  for (const auto& [row, name] : rows) (*trace)->NameRole(row, name);
+  for (const auto& [row, word] : rows) (*trace)->NameRole(row, word);
   return std::move(*trace);
 }
 

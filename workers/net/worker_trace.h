@@ -15,10 +15,11 @@ namespace tidepool::workers {
 // This process's monotonic clock as a trace wants it.
 TimePoint TraceNow();
 
-// RUN/trace/<kind>-<place>-inc<inc>.json.gz. `rows`: the lines of the picture and their names. Null when it
-// cannot be written (logged): a run does not end for want of a picture.
+// RUN/trace/<name>-inc<inc>.json.gz, where `name` is that of the worker's log: reward-0. `rows`: the lines of
+// the picture and their names. Null when it cannot be written (logged): a run does not end for want of a
+// picture.
 std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welcome, Incarnation inc,
-                                                      const std::string& kind,
+                                                      const std::string& name,
                                                       const std::vector<std::pair<int, std::string>>& rows);
 
 }  // namespace tidepool::workers

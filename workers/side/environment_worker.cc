@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/running_call.h"
 #include "core/environments/episode.h"
 #include "core/policy/spec.h"
 #include "workers/net/auth.h"
@@ -33,12 +34,14 @@ class EnvironmentWorker : public SideWorker {
   }
 
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
+    RunningCall::TellCrashes();
     config_ = config;
     if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, "environment", {{0, config_.environment()->name}});
+      trace_ =
+          OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), {{0, config_.environment()->name}});
     return OkStatus();
   }
 

@@ -42,7 +42,10 @@ tasks::Verdict FromWire(const std::string& name, const v1::ScoreReply& reply) {
   using Outcome = tasks::Verdict::Outcome;
   if (reply.outcome() != v1::ScoreReply::OK)
     return {Outcome::kData, 0, name + ": " + Bounded(reply.detail())};
-  if (!std::isfinite(reply.score())) return {Outcome::kData, 0, name + " gave a score that is not finite"};
+  if (!std::isfinite(reply.score())) {
+    return {Outcome::kInfra, 0,
+            name + " gave the score " + std::to_string(reply.score()) + ", which is no finite number"};
+  }
   return {Outcome::kOk, reply.score(), Bounded(reply.detail())};
 }
 
@@ -116,7 +119,10 @@ class GrpcServer final : public RewardServer {
   [[nodiscard]] Status FromGrpc(const grpc::Status& status) const {
     if (status.ok()) return OkStatus();
     const auto code = static_cast<StatusCode>(status.error_code());
-    if (code != StatusCode::kUnavailable) return {code, status.error_message()};
+    if (code != StatusCode::kUnavailable) {
+      return {code, "it answered with the gRPC error " + std::string(StatusCodeName(code)) + ": " +
+                        status.error_message()};
+    }
     for (const char* sign : {"Failed parsing HTTP/2", "http1.x server"}) {
       if (status.error_message().find(sign) == std::string::npos) continue;
       return InvalidArgument(

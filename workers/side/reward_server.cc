@@ -120,8 +120,7 @@ Verdicts PatientServer::AskUntil(SteadyTime deadline, RewardInputs inputs, const
         std::ranges::move(others, std::back_inserter(verdicts));
         return verdicts;
       }
-      return failed(std::string(StatusCodeName(answer.status().code())) + " " +
-                    Bounded(answer.status().message()));
+      return failed(Bounded(answer.status().message()));
     }
     const std::string cause = Bounded(answer.status().message());
     const SteadyTime since = outage_.Begin(asked, now, cause);

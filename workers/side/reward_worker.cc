@@ -3,11 +3,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <list>
 #include <thread>
 #include <utility>
 
+#include "core/base/running_call.h"
+#include "core/base/thread_annotations.h"
+#include "core/observe/log.h"
 #include "core/tasks/reward.h"
+#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
+#include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
 #include "workers/side/reward_server.h"
 
@@ -23,14 +31,35 @@ struct Graders::Impl {
     RewardFunction config;
     tasks::Reward builtin;  // or
     std::unique_ptr<PatientServer> server;
+    std::string label;  // of a builtin, with its file
+  };
+  // What a thread has called in this process.
+  struct Call {
+    const Function* function = nullptr;
+    const tasks::RewardInput* input = nullptr;
+    Clock::time_point due;
   };
   std::vector<Function> functions;
   int64_t batch = 1;
+  mutable Mutex mu;
+  std::list<Call> calls TP_GUARDED_BY(mu);
 
-  static Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
+  Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
     if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
+    const auto limit =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(f.config.timeout_s));
     Verdicts verdicts;
-    for (const tasks::RewardInput* input : inputs) verdicts.push_back(f.builtin(*input));
+    for (const tasks::RewardInput* input : inputs) {
+      std::list<Call> mine{{&f, input, Clock::now() + limit}};
+      const auto call = mine.begin();
+      {
+        const MutexLock lock(mu);
+        calls.splice(calls.end(), mine);
+      }
+      verdicts.push_back(f.builtin(*input));
+      const MutexLock lock(mu);
+      calls.erase(call);
+    }
     return verdicts;
   }
 };
@@ -46,6 +75,10 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
+      const auto& known = tasks::ListRewards();
+      const auto info =
+          std::ranges::find(known, f.name.substr(0, f.name.find(':')), &tasks::RewardInfo::name);
+      function.label = "reward " + info->name + " (" + info->file + ")";
     } else {
       TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }
@@ -59,6 +92,19 @@ int64_t Graders::most() const {
     return f.server == nullptr || f.server->takes_batches();
   });
   return all ? impl_->batch : 1;
+}
+
+std::optional<std::string> Graders::Overdue(Clock::time_point now) const {
+  const MutexLock lock(impl_->mu);
+  for (const Impl::Call& call : impl_->calls) {
+    if (now < call.due) continue;
+    char limit[32];
+    std::snprintf(limit, sizeof(limit), "%g", call.function->config.timeout_s);
+    return std::string(limit) + " s (timeout_s of the function) passed " +
+           WhileItRan(call.function->label, tasks::NameOf(*call.input)) +
+           ", and it has not returned; correct it, or raise timeout_s";
+  }
+  return std::nullopt;
 }
 
 std::string Graders::waits_for() const {
@@ -82,7 +128,7 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
   const auto ask = [&](const Impl::Function& f, std::span<const size_t> of) {
     std::vector<const tasks::RewardInput*> inputs;
     for (const size_t i : of) inputs.push_back(&requests[i].input);
-    const Verdicts verdicts = Impl::Ask(f, inputs, stop, retries);
+    const Verdicts verdicts = impl_->Ask(f, inputs, stop, retries);
     for (size_t k = 0; k < of.size(); ++k) {
       const tasks::Verdict& verdict = verdicts[k];
       up::Graded& out = graded[of[k]];
@@ -91,10 +137,12 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
         out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
         out.reward = 0;
         out.rewards.clear();
+        out.details.clear();
         out.why = verdict.detail;
         continue;
       }
       out.rewards.emplace_back(f.config.name, verdict.score);
+      if (!verdict.detail.empty()) out.details.emplace(f.config.name, Bounded(verdict.detail));
       out.reward += f.config.weight * verdict.score;
     }
   };
@@ -118,12 +166,13 @@ namespace {
 class RewardWorker : public SideWorker {
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
+    RunningCall::TellCrashes();
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)
         rows.emplace_back(i, "grading " + std::to_string(i));
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, "reward", rows);
+      trace_ = OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), rows);
     }
     for (int i = 0; i < config.reward.concurrency; ++i)
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
@@ -131,6 +180,13 @@ class RewardWorker : public SideWorker {
   }
   void Take(ToWorkerBody& command) override {
     if (auto* grade = std::get_if<down::Grade>(&command)) work_.Put(std::move(*grade));
+  }
+  void Answer() override {
+    const auto overdue = graders_ == nullptr ? std::nullopt : graders_->Overdue(Clock::now());
+    if (!overdue) return;
+    LogWorkerFailure("reward_overdue", *overdue);
+    observe::FlushLogs();
+    std::_Exit(3);  // in order would be to wait for the thread that does not come back
   }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";

@@ -5,7 +5,9 @@
 // Three outcomes stay apart: ok (a grader returned a number), data (this row cannot be graded: not
 // tried again), infra (time-out, connection, a grader that failed: the controller tries again).
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -34,6 +36,9 @@ class Graders {
                                               const std::stop_token& stop = {}) const;
   // Samples at once: reward.batch, unless a server takes one a call.
   [[nodiscard]] int64_t most() const;
+  // The function of this process whose call lasts longer than its timeout_s at `now`, and on what, in words;
+  // nothing: none does. A thread cannot be taken out of it: the process has to end.
+  [[nodiscard]] std::optional<std::string> Overdue(std::chrono::steady_clock::time_point now) const;
   // The servers that cannot be reached, and why; empty: none.
   [[nodiscard]] std::string waits_for() const;
 

@@ -40,6 +40,10 @@ class SideWorker : private SideWork {
   virtual void End() {}  // before the link closes, or another incarnation begins
 
   void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
+  // Of this worker's log: "reward-0".
+  [[nodiscard]] std::string LogName(const JobConfig& config, const down::Welcome& welcome) const {
+    return kind_ + "-" + std::to_string(welcome.place - config.cluster.slots);
+  }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Anew, or never
 
  private:

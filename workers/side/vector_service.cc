@@ -89,7 +89,8 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
       }
       if (!now) return Unavailable("environments: this worker has not been told its job yet");
       TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(*now, std::move(states)));
-      answer.set_observations(Pack(set->Observations()));
+      TP_ASSIGN_OR_RETURN(const std::vector<float> first, set->Observations());
+      answer.set_observations(Pack(first));
       sessions[wanted.session()] = std::move(set);
       return OkStatus();
     }
@@ -266,9 +267,12 @@ StatusOr<std::vector<policy::EnvironmentHost::Moved>> RemoteHost::Step(const std
   std::vector<Moved> out(actions.size());
   for (size_t i = 0; i < out.size(); ++i) {
     const v1::SessionReply& r = impl_->reply.sessions(static_cast<int>(i));
-    TP_RETURN_IF_ERROR(Impl::Of(r));
     environments::VectorStep& s = out[i].step;
     out[i].session = r.session();
+    out[i].status = Impl::Of(r);
+    // Of the task itself, which would do so again; all else is of the worker.
+    if (out[i].status.code() != StatusCode::kDataLoss && out[i].status.code() != StatusCode::kInvalidArgument)
+      TP_RETURN_IF_ERROR(out[i].status);
     TP_ASSIGN_OR_RETURN(s.observations, Unpack<float>(r.observations()));
     TP_ASSIGN_OR_RETURN(s.rewards, Unpack<float>(r.rewards()));
     TP_ASSIGN_OR_RETURN(s.flags, Unpack<uint8_t>(r.flags()));

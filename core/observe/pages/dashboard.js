@@ -16,7 +16,7 @@ function keepKey(fresh) {
   document.dispatchEvent(new Event('key'));
 }
 function keyOfAddress() {
-  const given = location.hash.startsWith('#token=') ? location.hash.slice(7) : '';
+  const given = location.hash.startsWith('#key=') ? location.hash.slice(5) : '';
   if (!given) return;
   history.replaceState(null, '', location.pathname + location.search);
   keepKey(given);
@@ -62,7 +62,7 @@ async function ask(path, values) {
     tell('The dashboard does not answer: it was ended, or the connection is gone. This page goes on when it is back.');
     return;
   }
-  if (answer.status === 401) return void tell('This dashboard was started anew, and its key is another one now: open the address that it printed.');
+  if (answer.status === 401) return void tell('This dashboard does not know the key of this page: it was started again since and has another one, or the address was not copied whole. Open the whole address that it printed.');
   const data = await answer.json().catch(() => ({error: 'the answer cannot be read'}));
   if (!answer.ok) return void tell(data.error || 'error ' + answer.status);
   tell('');
@@ -122,10 +122,12 @@ function ago(started) {
   const s = (Date.now() - Date.UTC(t[1], t[2] - 1, t[3], t[4], t[5], t[6])) / 1000;
   return s < 90 ? Math.max(0, Math.round(s)) + ' s ago' : s < 5400 ? Math.round(s / 60) + ' min ago' : s < 129600 ? Math.round(s / 3600) + ' h ago' : Math.round(s / 86400) + ' days ago';
 }
-function figureText(f, first) {
+// Of the newest step of the run; where it is of an earlier one, that is said.
+function figureText(f, first, step) {
   if (!f) return null;
+  const old = step !== undefined && f.step !== undefined && (f.step === 0 || f.step !== step);
   const percent = f.metric.endsWith('accuracy'), show = v => number(v, percent), word = {'critic/score/mean': 'reward', 'eval/return/mean': 'return', 'eval/reward/mean': 'reward'}[f.metric] || f.metric.split('/').pop();
-  return make('span', make('span.faint', word + ' '), first && f.first !== f.last ? show(f.first) + ' → ' : '', make('b', show(f.last)), f.best !== f.last ? make('span.faint.whole', ' best ' + show(f.best)) : null);
+  return make('span', make('span.faint', word + ' '), first && f.first !== f.last && f.step !== 0 ? show(f.first) + ' → ' : '', make('b', show(f.last)), old ? make('span.faint', ' at step ' + number(f.step)) : null, f.best !== f.last ? make('span.faint.whole', ' best ' + show(f.best)) : null);
 }
 // Why it ended, or the last warning; that all steps are done its state says.
 const wordOf = run => run.state === 'finished' ? '' : run.last_line;
@@ -136,7 +138,7 @@ function runRow(run, chosen, changed) {
   const progress = run.steps > 0 ? make('span.track', make('span.bar', {style: 'width:' + Math.min(100, 100 * run.step / run.steps).toFixed(1) + '%'})) : null;
   const row = make('div.card.run', make('label.pick', tick), make('a.name', run.run, {href: '/?' + new URLSearchParams({run: run.run})}), make('div.part', stateBadge(run.state)),
     part('job', run.job || '–', run.task ? make('span.faint', ' ' + run.task) : null), part('steps', make('b', number(run.step)), run.steps ? ' / ' + number(run.steps) : '', progress),
-    part('learned', figureText(run.learned) || make('span.none', '–')), part('held out', figureText(run.held_out, true) || make('span.none', '–')),
+    part('learned', figureText(run.learned) || make('span.none', '–')), part('held out', figureText(run.held_out, true, run.step) || make('span.none', '–')),
     part('started', ago(run.started) || '–', make('span.faint', ' ' + bytes(run.bytes))), wordOf(run) ? make('div.last', wordOf(run)) : null);
   return row;
 }
@@ -175,9 +177,11 @@ function listView() {
 // --- one run ---
 
 const goesOn = run => ['running', 'warm_start', 'new'].includes(run.state);
+const noteOfCurves = runs => (runs.some(goesOn) ? 'live; ' : '') + 'where there are two lines of a colour, the thick one is a moving average';
 function liveFigures(run) {
   const live = run.live || {}, list = [];
   if (run.state === 'running' && live.left_s > 0) list.push(['time left', duration(live.left_s), '', 'at the pace of the last steps', '']);
+  if (run.state === 'running' && live.still_s > 0) list.push(['no step for', duration(live.still_s), '', 'speed and rates are of the last step', '']);
   if (goesOn(run) && live.phase) list.push(['now', live.phase, '', live.in_flight ? live.in_flight + ' requests under way' : '', '']);
   return list;
 }
@@ -185,7 +189,7 @@ function runView(name) {
   const run = new LiveRun(name), head = make('header'), about = make('p.sub'), warn = make('p.card.warn', {hidden: ''}), figures = make('div');
   page.append(head, about, warn, figures);
   const cards = curves([run]), every = allMetrics([run]);
-  section(page, 'curves', 'Curves', 'live; where there are two lines of a colour, the thick one is a moving average', make('div.caption', axisSwitch()), cards, every);
+  const live = section(page, 'curves', 'Curves', '', make('div.caption', axisSwitch()), cards, every);
   const slots = make('div', make('p.empty', 'Not read yet.'));
   section(page, 'pool', 'The pool', 'slots over time, from the journal', slots);
   section(page, 'samples', 'Samples', '', samplesOf(run));
@@ -200,10 +204,11 @@ function runView(name) {
     document.title = run.title + ' · Tidepool';
     head.replaceChildren(make('h1', run.title), stateBadge(run.state, run.exit_code), make('a.plain', 'compare with …', {href: '/'}));
     about.replaceChildren(...facts(run).childNodes);
-    const words = [wordOf(run.brief), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
+    const words = [wordOf(run.brief), ...(run.state === 'running' ? data.waits || [] : []), (run.lost || []).join('\n'), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
     warn.hidden = !words.length;
     warn.textContent = words.join('\n');
     figures.replaceChildren(tiles([...liveFigures(run), ...figuresOf(run)]) || '');
+    live.textContent = noteOfCurves([run]);
     cards.update([run]);
     every.update();
     if (run.seen !== seen) {
@@ -213,7 +218,7 @@ function runView(name) {
       config.firstChild.open = !!open;
     }
     const list = [barTable('Samples dropped, by reason', run.drops, number), barTable('Faults', faults, number),
-                  barTable('Time by phase', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
+                  barTable('Time by phase, since the last start', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
     tables.replaceChildren(...(list.length ? list : [make('p.empty', 'Nothing yet.')]));
     return data.more ? 0.02 : goesOn(run) ? 1.5 : 8;
   });
@@ -231,9 +236,14 @@ function runView(name) {
     return run.state && !goesOn(run) ? 30 : 5;
   });
 }
+// As the files in logs/ are called.
+function placeName(run, place) {
+  const slots = +(run.values['cluster.slots'] || 1);
+  return place < slots ? 'device-' + place : (run.values['environment.name'] ? 'environment-' : 'reward-') + (place - slots);
+}
 function memoryOf(run) {
   if (Object.keys(run.peak_bytes || {}).length) return run.peak_bytes;
-  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => ['worker ' + w.place, w.peak_bytes]));
+  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => [placeName(run, w.place), w.peak_bytes]));
 }
 
 // Of the newest step that has some, or of the chosen one.
@@ -308,7 +318,7 @@ function compareView(names) {
   section(page, 'config', 'What differs', 'keys of the configs; those with equal values are left out', config);
   section(page, 'last', 'Figures', 'last value of each, and the best one where it is known which way is better', last);
   const cards = curves(runs), every = allMetrics(runs);
-  section(page, 'curves', 'Curves', 'live; where there are two lines of a colour, the thick one is a moving average', make('div.caption', axisSwitch()), cards, every);
+  const live = section(page, 'curves', 'Curves', '', make('div.caption', axisSwitch()), cards, every);
   const follow = () => again(2, async () => {
     const data = await Promise.all(runs.map(run => run.ask()));
     if (data.some(d => !d)) return 4;
@@ -317,6 +327,7 @@ function compareView(names) {
       ['state', runs.map(run => stateBadge(run.state, run.exit_code))], ['job', runs.map(run => run.facts.job || '–')],
       ['steps', runs.map(run => number(run.brief.step) + (run.brief.steps ? ' / ' + number(run.brief.steps) : ''))],
       ['time', runs.map(run => run.clock.length ? duration(run.clock[run.clock.length - 1][1]) : '–')]], {id: 'runs'}));
+    live.textContent = noteOfCurves(runs);
     cards.update(runs);
     every.update();
     return data.some(d => d.more) ? 0.02 : runs.some(goesOn) ? 2 : 10;
@@ -348,7 +359,7 @@ function view() {
 // Without a key nothing can be shown but how to get one.
 function how() {
   document.title = 'Tidepool · no key';
-  const card = make('div.card', {id: 'how'}, make('h1', 'This tab has no key'), make('p', 'Open the whole address that `tidepool dashboard` printed when it was started: it ends in #token= and a key, another one at each start.'),
+  const card = make('div.card', {id: 'how'}, make('h1', 'This tab has no key'), make('p', 'Open the whole address that `tidepool dashboard` printed when it was started: it ends in #key= and a key, another one at each start.'),
                     make('p', 'Or leave this tab open: it goes on as soon as another tab of this browser shows the dashboard at the same address.'));
   page.append(card);
   document.addEventListener('key', () => { card.remove(); view(); }, {once: true});

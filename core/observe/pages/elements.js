@@ -86,11 +86,14 @@ setTheme(prefers.matches);
 addEventListener('resize', () => repaint.forEach(f => f()));
 
 // A heading and what is under it, with a link in the bar; nothing where there is no content.
+// Returns its note, which may change.
 function section(into, id, title, note, ...content) {
   content = content.filter(Boolean);
   if (!content.length) return;
-  into.append(make('h2', {id}, title, make('small', note || '')), ...content);
+  const small = make('small', note || '');
+  into.append(make('h2', {id}, title, small), ...content);
   theme.before(make('a', {href: '#' + id}, title));
+  return small;
 }
 function badge(kind, text) { return make('span.badge.' + kind, text); }
 function switchOf(names, chosen, choose) {

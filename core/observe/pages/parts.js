@@ -28,8 +28,10 @@ function figuresOf(run) {
   const put = (what, value, unit, more, mood) => list.push([what, value, unit || '', more || '', mood || '']);
   const change = (what, points, text, more, lessIsBetter) => {
     if (!points.length) return;
-    const [a, b] = ends(points);
-    put(what, points.length > 1 ? text(a, b) : text(a, b).split(' → ')[1], '', more + (points.length > 1 ? ', first and latest' : ''),
+    const [a, b] = ends(points), from = points[0][0], to = points[points.length - 1][0];
+    // An old figure is not to be read as the present one.
+    const when = points.length > 1 ? ', at step ' + number(from) + ' and step ' + number(to) : ', at step ' + number(to) + (to === 0 ? ' (before training)' : '') + ' alone';
+    put(what, points.length > 1 ? text(a, b) : text(a, b).split(' → ')[1], '', more + when,
         points.length > 1 && (lessIsBetter ? b < a : b > a) ? 'good' : '');
   };
   const interval = name => {
@@ -83,7 +85,7 @@ function tiles(list) {
 
 // --- samples ---
 
-// A sample: {prompt, text, reward, rewards, about, copies}, perhaps messages [{role, content}] before the answer, turns [{who, text}]
+// A sample: {prompt, text, reward, rewards, details {reward: what it said}, about, copies}, perhaps messages [{role, content}] before the answer, turns [{who, text}]
 // of an episode, fields {name: text}.
 function sampleCard(r, best) {
   const verdict = r.reward <= 0 ? ['miss', 'bad'] : r.reward >= best ? ['hit', 'ok'] : ['part', 'mid'];
@@ -91,7 +93,8 @@ function sampleCard(r, best) {
   const before = r.messages && r.messages.length ? r.messages.flatMap(m => said(m.role, m.content)) : said('prompt', r.prompt);
   const answer = r.turns && r.turns.length ? r.turns.flatMap(t => said(t.who, t.text, t.who === 'policy' ? '.answer' : '')) : said('response', r.text, '.answer');
   const fields = Object.entries(r.fields || {}).map(([k, v]) => make('span', k + ' ' + v));
-  return make('div.card.sample.' + verdict[0], before, answer,
+  const details = Object.entries(r.details || {}).flatMap(([name, text]) => said('detail of ' + name, text));
+  return make('div.card.sample.' + verdict[0], before, answer, details,
     make('div.meta', make('span', make('span.badge.' + verdict[1], 'reward ' + number(r.reward) + r.rewards), r.copies > 1 ? make('b', ' ×' + r.copies) : null), make('span', r.about), fields));
 }
 // Buttons for steps, cards of the chosen one. load(step, show) gets the rows: [{step, rows}] are at hand in a report.

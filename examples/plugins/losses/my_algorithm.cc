@@ -26,14 +26,18 @@ Status MyAlgorithmTerms(const Options& o, const Cells& cells, const PolicyBatch&
   return OkStatus();
 }
 
-// An advantage for every token, 0 on masked ones. As an example: the reward less the best of the group.
+// An advantage for every token, 0 on masked ones. As an example: the reward less the mean of the group.
 std::vector<double> MyAlgorithmAdvantages(const Options& /*options*/, const AdvantageInput& in) {
   const std::vector<double> rewards = RowRewards(in);  // a row is a sample; NaN where it has no verdict
   std::vector<double> advantages(rewards.size(), 0.0);
   for (const std::vector<size_t>& rows : GroupRows(in.group)) {
-    double best = -INFINITY;
-    for (const size_t i : rows) best = std::fmax(best, rewards[i]);
-    for (const size_t i : rows) advantages[i] = std::isnan(rewards[i]) ? 0 : rewards[i] - best;
+    double sum = 0, count = 0;
+    for (const size_t i : rows) {
+      if (std::isnan(rewards[i])) continue;
+      sum += rewards[i];
+      ++count;
+    }
+    for (const size_t i : rows) advantages[i] = std::isnan(rewards[i]) ? 0 : rewards[i] - sum / count;
   }
   return Spread(advantages, *in.cells);
 }
@@ -53,13 +57,13 @@ TP_PLUGIN(Loss, my_algorithm) {
 }
 
 TP_PLUGIN(Advantage, my_algorithm) {
-  return {.paper = "an example", .formula = "r_i - max_j r_j", .compute = MyAlgorithmAdvantages};
+  return {.paper = "an example", .formula = "r_i - mean_j r_j", .compute = MyAlgorithmAdvantages};
 }
 
 TP_PLUGIN(Algorithm, my_algorithm) {
   return {.paper = "an example",
           .doc = "what sets it apart, in a few words",
-          .advantage = {"grpo"},  // {"my_algorithm"} for the estimator above
+          .advantage = {"my_algorithm"},  // or one that is there already, as {"grpo"}
           .loss = {"my_algorithm"}};
 }
 

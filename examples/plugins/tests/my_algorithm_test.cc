@@ -15,14 +15,14 @@ TEST(MyAlgorithmTest, CanBeNamedInAJob) {
 }
 
 // To do: what your estimator says of a few rewards.
-TEST(MyAlgorithmTest, TheBestOfAGroupIsTheBaseline) {
+TEST(MyAlgorithmTest, TheMeanOfAGroupIsTheBaseline) {
   const AdvantageEntry* estimator = FindAdvantage("my_algorithm");
   if (estimator == nullptr) GTEST_SKIP() << "a loss alone: remove this test";
   const Cells cells = Cells::Packed({0, 1, 3});
   const std::vector<double> rewards = {1, 0.25};
   const std::vector<int64_t> group = {0, 0};
   const auto advantages = estimator->compute({}, {.cells = &cells, .rewards = rewards, .group = group});
-  EXPECT_EQ(advantages, (std::vector<double>{0, -0.75, -0.75}));
+  EXPECT_EQ(advantages, (std::vector<double>{0.375, -0.375, -0.375}));
 }
 
 }  // namespace

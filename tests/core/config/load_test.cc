@@ -103,6 +103,11 @@ TEST(LoadConfigTest, UnknownKeyNamesTheNearest) {
               HasSubstr("override 'train.group_size=4': train.group_size: unknown key; did you mean"));
   EXPECT_THAT(With("train.temperature=4"), HasSubstr("did you mean 'rollout.temperature'?"));
   EXPECT_THAT(With("data.factor=[2, 5]"), HasSubstr("did you mean 'data.factors'?"));
+  EXPECT_THAT(With("train.lr=1"), HasSubstr("did you mean 'train.learning_rate'?")) << "an abbreviation";
+  EXPECT_THAT(With("algorithm.name=GSPO"), HasSubstr("did you mean 'gspo'?"));
+  EXPECT_THAT(With("job=grpo"),
+              HasSubstr("grpo is an algorithm of job: rl, written algorithm: {name: grpo}"));
+  EXPECT_THAT(With("cluster.device=cuda"), HasSubstr("found text 'cuda'; expected cpu"));
   EXPECT_THAT(With("environment.name=x"), HasSubstr("no environment is named 'x'"));
 }
 
@@ -166,6 +171,7 @@ TEST(LoadConfigTest, OverridesWinAndTheLastOneMost) {
   EXPECT_EQ(loaded->config.reward.functions.at(0).weight, 2.0);
   EXPECT_EQ(loaded->config.data.options.at("factors"), "[3,4]");
   EXPECT_EQ(loaded->OriginOf("train.steps").ToString(), "override");
+  EXPECT_THAT(loaded->OriginOf("train.steps").Where(), HasSubstr("override 'train.steps="));
 }
 
 TEST(LoadConfigTest, BadOverridesAreNamed) {

@@ -42,6 +42,24 @@ std::string CanonicalText(const JobConfig& config) {
   return text;
 }
 
+TEST(RenderTest, WhatIsSetIsShortAndLoadsToTheSame) {
+  const auto loaded = LoadConfigText(
+      "name: a # b\nmodel: {init: {max_position: 64}}\ndata: {task: reverse}\nreward: {functions: "
+      "[exact_answer]}\n"
+      "rollout: {max_new_tokens: 8}\n",
+      "a.yaml", {"train.steps=3"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const std::string set = SetYaml(*loaded);
+  EXPECT_LT(std::count(set.begin(), set.end(), '\n'), 25) << set;
+  EXPECT_THAT(set, HasSubstr("\ntrain:\n  steps: 3 "));
+  EXPECT_THAT(set, HasSubstr("\nreward:\n  functions: "));
+  EXPECT_THAT(set, Not(HasSubstr("default\n")));
+  EXPECT_THAT(set, Not(HasSubstr("\nobserve:")));
+  const auto again = LoadConfigText(set, "set.yaml");
+  ASSERT_TRUE(again.ok()) << again.status().message() << set;
+  EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
+}
+
 TEST(SchemaTest, EveryDefaultObeysItsOwnRange) {
   JobConfig defaults;
   defaults.reward.functions.emplace_back();

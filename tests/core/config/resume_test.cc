@@ -80,6 +80,8 @@ TEST(ResumeTest, ServerMayBeElsewhereAndSlowerButGradesTheSame) {
                             "[{name: judge, endpoint: 'h:1'}, {name: exact_answer, endpoint: 'h:1'}]"}) {
     EXPECT_FALSE(CheckAllowed(Differences(old, with(other))).ok()) << other;
   }
+  EXPECT_THAT(CheckAllowed(Differences(old, with("[exact_answer]"))).message(),
+              HasSubstr("reward.functions: was judge, exact_answer, is exact_answer\n"));
 }
 
 TEST(ResumeTest, StepsThatAreDoneCannotBeTakenBack) {

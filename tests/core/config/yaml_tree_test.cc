@@ -37,6 +37,28 @@ TEST(ParseYamlTest, RefusesWhatAConfigDoesNotNeed) {
   EXPECT_THAT(FirstProblem("[a]: 1\n"), HasSubstr("a key is a list; expected a name"));
 }
 
+TEST(ParseYamlTest, ABracketThatIsNotClosedIsNamedWhereItWasOpened) {
+  EXPECT_THAT(
+      FirstProblem("a: 1\nb: {c: 2,\n  d: 3\ne: 4\nf: 5\n"),
+      testing::StartsWith("f:2: not valid YAML: the { that is opened here is not closed (noticed in line "));
+  EXPECT_THAT(FirstProblem("a:\n  b: [{c: 1}\nd: {e: 2}\n"),
+              testing::StartsWith("f:2: not valid YAML: the [ that is opened here is not closed"));
+  EXPECT_THAT(FirstProblem("a: {b: [1, 2}\nc: 1\n"), HasSubstr("closes the other kind of bracket"));
+  EXPECT_THAT(FirstProblem("a:\n  b: 1\n c: 2\n"), HasSubstr("f:3: not valid YAML: this line is indented"));
+}
+
+TEST(ParseYamlTest, AMissingBlankOrColonIsNotPassedOver) {
+  EXPECT_THAT(FirstProblem("a: {b:c.jsonl}\n"), HasSubstr("f:1: 'b:c.jsonl' is no key and value"));
+  EXPECT_THAT(FirstProblem("a: {b: 1, held_out 50}\n"), HasSubstr("f:1: 'held_out 50' is no key and value"));
+  EXPECT_EQ(FirstProblem("a: {b: }\n"), "none") << "takes a key of a base file back";
+}
+
+TEST(ParseYamlTest, AnEmptyOverrideIsNothingAndNoGroup) {
+  std::vector<Problem> problems;
+  EXPECT_EQ(ParseYaml("", {.source = "a.b=", .override = true}, problems).kind, Node::Kind::kNull);
+  EXPECT_EQ(ParseYaml("", {.source = "f"}, problems).kind, Node::Kind::kMap);
+}
+
 TEST(ParseYamlTest, IsBounded) {
   EXPECT_THAT(FirstProblem("a: " + std::string(64, '[') + std::string(64, ']')), HasSubstr("deeper than 64"));
   EXPECT_EQ(FirstProblem("a: " + std::string(63, '[') + std::string(63, ']')), "none");

@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <set>
+#include <stdexcept>
 
 #include "core/base/rng.h"
 #include "core/environments/control.h"
+#include "core/environments/control_tasks/control_plugin.h"
 
 namespace tidepool::environments {
 namespace {
@@ -97,7 +99,7 @@ TEST(VectorEnvironmentTest, GoesOnFromItsStates) {
     for (int t = 0; t < 120; ++t) ASSERT_TRUE((*whole)->Step(Actions((*whole)->spec(), 2, rng), a).ok());
     auto moved = VectorEnvironment::Resume(options, (*whole)->states());
     ASSERT_TRUE(moved.ok());
-    EXPECT_EQ((*moved)->Observations(), a.observations);
+    EXPECT_EQ(*(*moved)->Observations(), a.observations);
     for (int t = 0; t < 300; ++t) {
       const std::vector<float> actions = Actions((*whole)->spec(), 2, rng);
       ASSERT_TRUE((*whole)->Step(actions, a).ok());
@@ -121,6 +123,67 @@ TEST(VectorEnvironmentTest, EpisodesAndInstancesStartApart) {
       (*VectorEnvironment::Create({.name = "acrobot", .seed = 5}, std::vector<uint64_t>{2}, 3))->states()[0],
       (*VectorEnvironment::Create({.name = "acrobot", .seed = 5}, std::vector<uint64_t>{0, 2}, 3))
           ->states()[1]);
+}
+
+// A task of one number that breaks one rule once it is at 3.
+class BrokenTask : public Rules {
+ public:
+  enum class Fault { kReward, kState, kNan, kTooMany, kTooFew, kThrows, kThrowsANumber };
+  explicit BrokenTask(Fault fault) : fault_(fault) {}
+  std::array<double, 4> Start(Rng) const override { return {0}; }
+  MoveResult Play(const std::array<double, 4>& state, const float*, Rng) const override {
+    const bool now = state[0] == 2;
+    if (now && fault_ == Fault::kThrows) throw std::runtime_error("no such place");
+    if (now && fault_ == Fault::kThrowsANumber) throw 42;
+    return {.state = {now && fault_ == Fault::kState ? std::nan("") : state[0] + 1},
+            .reward = now && fault_ == Fault::kReward ? std::nan("") : 1.0};
+  }
+  void Observe(const std::array<double, 4>& state, float* out) const override {
+    const bool now = state[0] == 3;
+    if (now && fault_ == Fault::kTooFew) return;
+    out[0] = now && fault_ == Fault::kNan ? std::nanf("") : 1.0F;
+    if (now && fault_ == Fault::kTooMany) out[1] = out[2] = 1;
+  }
+
+ private:
+  Fault fault_;
+};
+
+// What a plug-in does wrong is told with its file, the place and the value, and never reaches a fragment.
+TEST(VectorEnvironmentTest, ATaskThatBreaksItsRulesIsNamedWithWhatItDid) {
+  using Fault = BrokenTask::Fault;
+  const std::vector<std::pair<Fault, std::string>> cases = {
+      {Fault::kReward, "Play gave the reward nan for action 1, but a reward has to be a finite number"},
+      {Fault::kState, "Play gave the state nan, 0, 0, 0 for action 1"},
+      {Fault::kNan, "Observe gave nan as number 0"},
+      {Fault::kTooMany, "Observe wrote at least 3 numbers where .observation_size is 1"},
+      {Fault::kTooFew, "Observe did not write number 0 of 1"},
+      {Fault::kThrows, "threw an exception: no such place"},
+      {Fault::kThrowsANumber, "threw something that is no std::exception"}};
+  for (const auto& [fault, said] : cases) {
+    SCOPED_TRACE(said);
+    ControlTask task{.spec = {.name = "broken",
+                              .file = "control_tasks/broken.cc",
+                              .observation_size = 1,
+                              .actions = 2,
+                              .max_episode_steps = 40},
+                     .rules = std::make_shared<BrokenTask>(fault)};
+    auto set = VectorEnvironment::Of(std::move(task), 1, std::vector<uint64_t>{7});
+    ASSERT_TRUE(set.ok());
+    ASSERT_TRUE((*set)->Observations().ok());
+    const std::vector<float> action = {1};
+    VectorStep step;
+    ASSERT_TRUE((*set)->Step(action, step).ok());
+    ASSERT_TRUE((*set)->Step(action, step).ok());
+    const Status broke = (*set)->Step(action, step);
+    EXPECT_EQ(broke.code(), StatusCode::kDataLoss);
+    EXPECT_TRUE(broke.message().starts_with("control task broken (control_tasks/broken.cc)"))
+        << broke.message();
+    EXPECT_NE(broke.message().find(said), std::string::npos) << broke.message();
+    if (said.find("threw") == std::string::npos) {
+      EXPECT_NE(broke.message().find("; instance 7, step "), std::string::npos) << broke.message();
+    }
+  }
 }
 
 // One in three slips each way: counted over many instances.

@@ -58,7 +58,20 @@ TEST(ComparisonTest, AnyMetricMayBeNamedAndSmallerLossesAreBetter) {
   EXPECT_FALSE(c->metrics[1].runs[0]->best) << "neither longer nor shorter is better";
   const auto none = Compare(runs, {"sft/los"});
   EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(none.status().message(), HasSubstr("did you mean sft/loss?"));
+  EXPECT_THAT(none.status().message(), HasSubstr("there are sft/loss; docs/metrics.md"));
+  EXPECT_THAT(Compare(runs, {"sft/lass"}).status().message(), HasSubstr("did you mean sft/loss?"));
+}
+
+TEST(ComparisonTest, AValueThatChangedInTheRunIsNotShownAsTheWholeRuns) {
+  RunData changed, plain;
+  changed.config_yaml =
+      "# Resumed at step 2, 20261125T091426Z:\n#   train.learning_rate: was 0.001, is 1e-05\n"
+      "train:\n  learning_rate: 1e-05  # override\n";
+  plain.config_yaml = "train:\n  learning_rate: 1e-05  # override\n";
+  const auto c = Compare({ComparedRunOf(changed, "x", {}), ComparedRunOf(plain, "y", {})});
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(ComparisonData(*c)["config"],
+            json({{{"key", "train.learning_rate"}, {"runs", {"0.001, from step 2 1e-05", "1e-05"}}}}));
 }
 
 TEST(ComparisonTest, ThePageStandsAlone) {

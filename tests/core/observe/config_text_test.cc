@@ -34,6 +34,15 @@ TEST(ConfigTextTest, NamesEveryKeyWithItsSectionsAndListItems) {
   EXPECT_TRUE(ConfigValues("\n- \n:\n   \"").size() < 2) << "nonsense is no crash";
 }
 
+TEST(ConfigTextTest, AKeyThatAResumeChangedHasAllItsValues) {
+  const auto changes = ConfigChanges(
+      "# Config: a.yaml\n# Resumed at step 20, 20261125T091426Z:\n#   train.steps: was 20, is 40\n"
+      "#   train.learning_rate: was 0.001, is 1e-05\n# Resumed at step 40, 20261126T091426Z:\n"
+      "#   train.learning_rate: was 1e-05, is 0.1\nname: x  # was 1, is 2\n");
+  EXPECT_EQ(changes, (std::map<std::string, std::string>{
+                         {"train.learning_rate", "0.001, from step 20 1e-05, from step 40 0.1"}}));
+}
+
 TEST(ConfigTextTest, KnowsWhatNobodySet) {
   EXPECT_EQ(ConfigDefaults("a: 1   # default\nb: \"x # default\"   # mine.yaml:2\nc:\n  d: 2   # preset of "
                            "grpo\n  e: 3   # override\n  f: 4\n"),

@@ -150,6 +150,21 @@ TEST(TimeLeftTest, IsTheMeanOfRecentSteps) {
   EXPECT_DOUBLE_EQ(Seconds(*left.Estimate(10)), 14.0);
 }
 
+TEST(TimeLeftTest, StepsThatAreLateHaveNoTimeLeft) {
+  TimeLeft left;
+  left.OnStep(1, {FromSeconds(10)});
+  EXPECT_FALSE(left.Still({FromSeconds(500)}).has_value()) << "nobody knows how long a step takes";
+  left.OnStep(2, {FromSeconds(12)});
+  EXPECT_FALSE(left.Still({FromSeconds(21)}).has_value());
+  EXPECT_DOUBLE_EQ(Seconds(*left.Still({FromSeconds(23)})), 11.0);
+  left.OnStep(3, {FromSeconds(42)});
+  EXPECT_FALSE(left.Still({FromSeconds(130)}).has_value()) << "one took 30 s before";
+  StatusFile s = Training(34);
+  s.left_s.reset();
+  s.still_s = 62;
+  EXPECT_THAT(ProgressBlock(s, {120, 24})[0], HasSubstr("no step for 1m02s"));
+}
+
 TEST(LearningWatchTest, ARunThatLearnsNothingIsToldOnce) {
   LearningWatch watch;
   std::map<std::string, double> step = {{"reward/frac_reward_zero_std", 1}, {"actor/grad_norm", 0}};

@@ -47,12 +47,13 @@ void WriteRun(const TempFolder& folder) {
     if (step % 10 == 0) row.metrics["eval/accuracy"] = 0.2 + x / 40;
     ASSERT_TRUE(writer->Write(row).ok());
   }
-  ASSERT_TRUE(
-      WriteSamples(
-          folder.path(), 20,
-          {SampleRow{
-              .tid = {1, 0, 0}, .prompt = "rev ab=", .text = "</pre><script>alert(1)</script>", .reward = 1}})
-          .ok());
+  ASSERT_TRUE(WriteSamples(folder.path(), 20,
+                           {SampleRow{.tid = {1, 0, 0},
+                                      .prompt = "rev ab=",
+                                      .text = "</pre><script>alert(1)</script>",
+                                      .reward = 1,
+                                      .details = {{"judge", "</pre><script>alert(2)</script>"}}}})
+                  .ok());
   auto trace = TraceWriter::Create(folder / "trace/w1.json.gz", {.worker = 1, .worker_name = "worker 1"});
   trace.value()->NameRole(1, "rollout");
   for (int i = 0; i < 1000; ++i)
@@ -92,6 +93,7 @@ TEST(ReportTest, PageStandsAloneAndShowsTheRun) {
     EXPECT_THAT(html, Not(HasSubstr(text)));
   EXPECT_THAT(html, Not(HasSubstr("<script>alert")));
   EXPECT_EQ(data["samples"][0]["rows"][0]["text"], "</pre><script>alert(1)</script>");
+  EXPECT_EQ(data["samples"][0]["rows"][0]["details"]["judge"], "</pre><script>alert(2)</script>");
   EXPECT_LT(html.size(), 400000U);
   struct stat info {};
   ASSERT_EQ(::stat((folder / "report.html").c_str(), &info), 0);

@@ -237,6 +237,7 @@ TEST(SamplesWriterTest, RowsComeBackAndAreForTheOwnerAlone) {
                 .versions = {3, 3, 4},
                 .reward = 0.5,
                 .rewards = {{"exact_answer", 1}, {"format", 0}},
+                .details = {{"format", "two words"}},
                 .ended = true,
                 .messages = {{"system", "s"}, {"user", "rev \"ab\"="}},
                 .rendered_prompt = "<s>rev",

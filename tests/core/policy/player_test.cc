@@ -162,6 +162,34 @@ TEST(PlayerTest, LostEnvironmentsGiveEveryFragmentBack) {
   for (const PlayedFragment& p : all) EXPECT_EQ(p.status.code(), StatusCode::kUnavailable);
 }
 
+// The second session's task breaks; the others go on.
+class BreakingHost : public LocalHost {
+ public:
+  using LocalHost::LocalHost;
+  StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) override {
+    auto moved = LocalHost::Step(actions);
+    if (moved.ok() && moved->size() == 2)
+      (*moved)[1] = {.session = (*moved)[1].session, .status = DataLoss("the reward nan"), .step = {}};
+    return moved;
+  }
+};
+
+TEST(PlayerTest, ATaskThatBreaksInOneFragmentTakesNoOtherAlong) {
+  Scene s = Make("cartpole");
+  BreakingHost host(s.environment);
+  Player player(s.spec, *s.weights, host, 7);
+  for (int64_t o = 0; o < 2; ++o)
+    ASSERT_TRUE(
+        player.Add({.tid = {o, 0, 0}, .steps = 50, .starts = Starts(s, {static_cast<uint64_t>(o)})}).ok());
+  const auto all = PlayAll(player);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].tid.ordinal, 1);
+  EXPECT_EQ(all[0].status.code(), StatusCode::kDataLoss);
+  EXPECT_EQ(all[0].status.message(), "the reward nan");
+  EXPECT_TRUE(all[1].status.ok());
+  EXPECT_EQ(host.sessions(), 0);
+}
+
 TEST(PlayerTest, CancelledAndDrainedFragmentsLeaveNothing) {
   Scene s = Make("cartpole");
   LocalHost host(s.environment);

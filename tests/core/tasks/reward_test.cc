@@ -102,8 +102,11 @@ TEST(RewardTest, WhatAPluginThrowsAndWhatIsNoNumberIsNoScore) {
   EXPECT_EQ(throws({.text = "many"}).outcome, Verdict::Outcome::kInfra);
   EXPECT_EQ(throws({.text = "many"}).detail, "mine threw an exception: stoll");
   const Verdict nan = Guarded("mine", [](const RewardInput&) { return Verdict{.score = NAN}; })({});
-  EXPECT_EQ(nan.outcome, Verdict::Outcome::kData);
-  EXPECT_EQ(nan.detail, "mine gave a score that is not finite");
+  EXPECT_EQ(nan.outcome, Verdict::Outcome::kInfra);
+  EXPECT_EQ(nan.detail, "mine gave the score nan, which is no finite number");
+  const Verdict number = Guarded("mine", [](const RewardInput&) -> Verdict { throw 42; })({});
+  EXPECT_EQ(number.outcome, Verdict::Outcome::kInfra);
+  EXPECT_EQ(number.detail, "mine threw something that is no std::exception");
 }
 
 TEST(RewardTest, FormatIsAnEndOrAPattern) {

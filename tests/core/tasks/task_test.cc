@@ -12,6 +12,7 @@
 #include "core/tasks/options.h"
 #include "core/tasks/question_space.h"
 #include "core/tasks/reward.h"
+#include "core/tasks/tasks/task_plugin.h"
 
 namespace tidepool::tasks {
 namespace {
@@ -296,6 +297,25 @@ TEST(NumberTaskTest, AnswersAreThoseOfASecondWayOfComputing) {
     const int64_t l = std::stoll(lcm->Train(i).answer);
     EXPECT_TRUE(l % a == 0 && l % b == 0 && l * std::gcd(a, b) == int64_t{a} * b);
   }
+}
+
+// What a plug-in counts wrong is told in words, not by the check of a number further down.
+TEST(SpaceTaskTest, AStratumWithoutQuestionsIsNamed) {
+  const auto make = [](StrataOf strata) {
+    const TaskPlugin plugin =
+        SpaceTask({.doc = "odd"}, strata,
+                  [](const QuestionSpace::Pick&, const OptionValues&, uint64_t) { return Question{}; });
+    const OptionValues options = *OptionValues::Parse({}, {});
+    EXPECT_EQ(plugin.units(options).status().code(), StatusCode::kFailedPrecondition);
+    return plugin.make(options, {.name = "odd", .size = 4, .held_out = 0}).status().message();
+  };
+  EXPECT_THAT(make([](const OptionValues&) -> StatusOr<std::vector<int64_t>> {
+                return std::vector<int64_t>{9, 0};
+              }),
+              HasSubstr("stratum 1 of 2 has 0 questions with these options, expected 1 to "));
+  EXPECT_THAT(
+      make([](const OptionValues&) -> StatusOr<std::vector<int64_t>> { return std::vector<int64_t>{}; }),
+      HasSubstr("there is no stratum with these options"));
 }
 
 }  // namespace

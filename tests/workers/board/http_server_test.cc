@@ -101,8 +101,8 @@ TEST(HttpServerTest, OnlyWhoShowsTheTokenInTheHeaderIsAnswered) {
 TEST(HttpServerTest, TheTokenIsBehindTheAddressAndNoAnswerSetsACookie) {
   const Served s({.open_paths = {"/"}});
   const std::string start = "http://127.0.0.1:" + std::to_string(s.server->port());
-  EXPECT_EQ(s.server->Url(), start + "/#token=secret");
-  EXPECT_EQ(s.server->Url("run=a%20b"), start + "/?run=a%20b#token=secret");
+  EXPECT_EQ(s.server->Url(), start + "/#key=secret");
+  EXPECT_EQ(s.server->Url("run=a%20b"), start + "/?run=a%20b#key=secret");
   for (const char* target : {"/", "/?run=a", "/?token=secret", "/x", "/throw"}) {
     for (const char* lines : {"", kBearer, "Cookie: a=b\r\n"}) {
       const std::string answer = s.Ask(target, lines);

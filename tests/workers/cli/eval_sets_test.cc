@@ -78,6 +78,29 @@ TEST(EvalTallyTest, WhatCouldNotBeScoredIsCountedApart) {
   EXPECT_TRUE(std::isnan(ByName(tally, {})["reward"].of.low)) << "one question has no interval";
 }
 
+TEST(EvalRewardsTest, OfARunHaveItsWeights) {
+  JobConfig run;
+  run.reward.functions = {{.name = "exact_answer"}, {.name = "length_penalty:7", .weight = 0.5}};
+  const auto rewards = RewardsOfRun(run);
+  ASSERT_TRUE(rewards.ok()) << rewards.status().message();
+  const Grade grade = GradeAnswer(*rewards, Said("7", "7"), "");
+  EXPECT_NE(grade.rewards.at("length_penalty:7"), 0);
+  EXPECT_EQ(grade.sum, grade.first + 0.5 * grade.rewards.at("length_penalty:7"));
+  run.reward.functions.push_back({.name = "judge", .endpoint = "http://127.0.0.1:1"});
+  const std::string refused = RewardsOfRun(run).status().message();
+  EXPECT_NE(refused.find("judge is a server at http://127.0.0.1:1"), std::string::npos) << refused;
+}
+
+TEST(EvalRewardsTest, WhatARewardSaysBesidesItsScoreIsKept) {
+  const auto grade = [](double score, const char* said) {
+    return [=](const tasks::RewardInput&) {
+      return tasks::Verdict{tasks::Verdict::Outcome::kOk, score, said};
+    };
+  };
+  const Grade both = GradeAnswer({{"a", grade(1, "well said")}, {"b", grade(0, "")}}, Said("7", "7"), "");
+  EXPECT_EQ(both.details, (std::map<std::string, std::string>{{"a", "well said"}}));
+}
+
 TEST(EvalRewardsTest, AreNamedInErrors) {
   EXPECT_NE(MakeRewards({"exact_anser"}).status().message().find("exact_answer"), std::string::npos);
   EXPECT_TRUE(MakeRewards({"exact_anser"}).status().message().starts_with("--reward: "));

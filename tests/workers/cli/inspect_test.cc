@@ -318,11 +318,13 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
   std::filesystem::create_directories(run_ + "/samples");
   ASSERT_TRUE(observe::WriteSamples(run_, 3, std::vector<observe::SampleRow>(5, row)).ok());
   row.text = "later\x1b[2J";
+  row.details = {{"judge", "too long\x1b[2J"}};
   ASSERT_TRUE(observe::WriteSamples(run_, 12, {row}).ok());
 
   const CliResult newest = RunCli({"samples", "sim"});
   EXPECT_NE(newest.out.find("later\\x1b[2J"), std::string::npos)
       << newest.out;  // the terminal stays as it is
+  EXPECT_NE(newest.out.find("detail       judge: too long\\x1b[2J"), std::string::npos) << newest.out;
   const CliResult equal = RunCli({"samples", "sim", "--step", "3"});
   EXPECT_NE(equal.out.find("6 x2, 7 x2"), std::string::npos) << equal.out;
   EXPECT_NE(equal.out.find("5 equal answers"), std::string::npos) << equal.out;
@@ -373,6 +375,11 @@ TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
   EXPECT_NE(one.out.find("g0k1"), std::string::npos) << one.out;
   EXPECT_EQ(one.out.find("g0k2"), std::string::npos) << one.out;
   EXPECT_NE(one.out.find("2 more answers; -n 4 shows all\n2 more groups\n"), std::string::npos) << one.out;
+
+  const CliResult whole = RunCli({"samples", "sim", "-n", "all"});
+  EXPECT_NE(whole.out.find("g2k3"), std::string::npos) << whole.err;
+  EXPECT_EQ(whole.out.find("more answers"), std::string::npos) << whole.out;
+  EXPECT_EQ(RunCli({"samples", "sim", "-n", "al"}).exit_code, 2);
 
   const CliResult good = RunCli({"samples", "sim", "--min-reward", "0.5", "--max-reward", "0.5"});
   for (const char* text : {"g0k2", "g1k2", "g2k2"})
@@ -430,7 +437,7 @@ TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   WriteRun(SimulatedRun());
   scratch_.Write(
       run_ + "/summary.json",
-      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"finished":true,"drops":{"operator":256,"stale":2}})");
+      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"finished":true,"issued":400,"drops":{"data_invalid":8,"operator":256,"stale":2},"lost":{"data_invalid":"sample 7.0.3 is dropped, it cannot be graded: judge gave a score that is not finite"}})");
   const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
   EXPECT_EQ(j["state"], "finished");
   EXPECT_EQ(j["summary"]["steps"], 3);
@@ -438,7 +445,12 @@ TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("before 25.0 %, after 90.0 %"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("left over   256 samples"), std::string::npos) << text.out;
-  EXPECT_NE(text.out.find("dropped     stale 2\n"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("dropped     data_invalid 8, stale 2\n"), std::string::npos) << text.out;
+  EXPECT_NE(
+      text.out.find("lost        8 of 400 samples lost (data_invalid), the last: sample 7.0.3 is dropped, "
+                    "it cannot be graded: judge gave a score that is not finite\n"),
+      std::string::npos)
+      << text.out;
 }
 
 TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
@@ -455,6 +467,7 @@ TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
   EXPECT_NE(r.out.find("dead"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("tidepool train " + run_ + " --resume"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("(gone)"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("resume      begins at step "), std::string::npos) << r.out;
 }
 
 TEST_F(InspectTest, StatusTellsAnEndThatItsFullDiskKeptOutOfTheJournal) {
@@ -539,6 +552,18 @@ TEST_F(InspectTest, AControllerThatSaysNothingAndRewardsThatWaitAreTold) {
   EXPECT_NE(r.out.find("state       running, controller pid 12\n"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("waits       rewards wait for judge at unix:/x: Connection refused\n"),
             std::string::npos)
+      << r.out;
+  scratch_.Write(status, R"({"step":1,"still_s":62,"left_s":null,"restarts":1,"refused":29,"restarting":[)"
+                         R"({"place":1,"in_s":3.2,"deaths":2,"why":"process 12 was killed"}]})");
+  r = RunCli({"status", "sim"});
+  EXPECT_NE(r.out.find("waits       no step has ended for 1m02s"), std::string::npos) << r.out;
+  EXPECT_NE(
+      r.out.find("1 restarts, 29 messages refused (late ones of workers that are gone, or without a token)"),
+      std::string::npos)
+      << r.out;
+  EXPECT_NE(
+      r.out.find("restarting in 4 s (death 2 of the last ten minutes; the sixth is the last): process 12"),
+      std::string::npos)
       << r.out;
   scratch_.Write(status, R"({"step":1,"open_groups":4,"awaiting":3,"queued":1})");
   std::filesystem::last_write_time(status,

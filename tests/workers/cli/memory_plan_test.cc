@@ -8,6 +8,7 @@
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/plan_text.h"
 #include "workers/device/disk_plan.h"
+#include "workers/device/file_plan.h"
 #include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
@@ -169,6 +170,29 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
         "reward-0", "controller", "disk         predicted about", "checkpoints of"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+}
+
+TEST(FilePlanTest, CountsAConnectionForEachProcessAndEachCallOfAReward) {
+  const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  JobConfig c = loaded->config;
+  const int64_t few = PlanFiles(c);
+  EXPECT_LE(few, 64) << "with so many it works";
+  c.cluster.slots += 6;
+  c.reward.workers += 3;
+  EXPECT_EQ(PlanFiles(c), few + 9);
+  c.reward.functions = {{.name = "judge", .endpoint = "unix:/x"}};
+  c.reward.concurrency = 500;
+  EXPECT_GT(PlanFiles(c), 500);
+}
+
+TEST(DiskPlanTest, SaysWhatMayNotFit) {
+  const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  const auto plan = PlanDisk(loaded->config);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(SpaceWarning(*plan, "runs", plan->total()), "");
+  EXPECT_NE(SpaceWarning(*plan, "runs", plan->total() - 1).find("runs: the disk has "), std::string::npos);
 }
 
 TEST(DiskPlanTest, CountsCheckpointsAsTheyComeAndWhatElseIsKept) {

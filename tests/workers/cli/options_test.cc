@@ -43,6 +43,27 @@ TEST(SimulateOptionsTest, APaceFileHasItsOwnHardware) {
                 pace + " (cluster.pace) says the hardware");
 }
 
+TEST(UsageTest, WhatWasNotExpectedSaysWhatToType) {
+  // As other programs have it: a key as an option.
+  ExpectRefused(
+      {"validate", "x.yaml", "--learning-rate", "3"},
+      "--learning-rate: not expected by `tidepool validate`; keys of the config are written without "
+      "dashes: train.learning_rate=VALUE");
+  ExpectRefused({"samples", "x", "--min-rewar=1"}, "did you mean --min-reward?");
+  ExpectRefused({"samples", "x", "2"}, "2: not expected by `tidepool samples`");
+  ExpectRefused({"samples", "x", "--step", "last"}, "--step: found 'last'; expected a number");
+  ExpectRefused({"samples"}, "run is required");
+  ExpectRefused({"eval", "no/such", "--task", "reverse"}, "--model: no model folder, and as a run: no/such");
+}
+
+TEST(RegistryOptionsTest, OnePolicyIsShownByItsName) {
+  const CliResult one = RunCli({"policies", "split"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_NE(one.out.find("in a config  scheduler: {placement: split}"), std::string::npos) << one.out;
+  EXPECT_EQ(one.out.find("colocated"), std::string::npos) << one.out;
+  ExpectRefused({"policies", "splitt"}, "no policy is named 'splitt'; there are colocated, ");
+}
+
 TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
   ExpectRefused({"generate", "--model", "m", "--prompt", "a", "--output", "rows.jsonl"},
                 "--output is for --input");

@@ -143,6 +143,17 @@ TEST_F(PruneTest, LiveRunIsRefusedAndTheOthersArePruned) {
   EXPECT_FALSE(fs::exists("runs/other/samples"));
 }
 
+TEST_F(PruneTest, WhoOnlyLooksWritesNothingSoItMayLookAtAReadOnlyDisk) {
+  fs::remove(run_ + "/lock");
+  const CliResult r = RunCli({"prune", "sim", "--dry-run"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("would be freed"), std::string::npos) << r.out;
+  EXPECT_FALSE(fs::exists(run_ + "/lock"));
+  const auto lock = real_.Lock(run_ + "/lock", "controller pid 12 on host a");
+  ASSERT_TRUE(lock.ok());
+  EXPECT_NE(RunCli({"prune", "sim", "--dry-run"}).err.find("locked by controller pid 12"), std::string::npos);
+}
+
 TEST_F(PruneTest, NothingGoesWhereTheNewestCheckpointIsDamaged) {
   fs::resize_file(Step(1) + "/trainer/m.bin", 10);
   const CliResult r = RunCli({"prune", "sim"});

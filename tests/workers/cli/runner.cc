@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "workers/cli/command.h"
+#include "workers/cli/usage.h"
 
 namespace tidepool::workers {
 
@@ -31,6 +32,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   AddPruneCommand(app, context);
   AddCompareCommand(app, context);
   AddSimulateCommands(app, context);
+  AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   CliResult result;
   testing::internal::CaptureStdout();
@@ -39,7 +41,8 @@ CliResult RunCli(const std::vector<std::string>& words) {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them in reverse
     result.exit_code = context.exit_code;
   } catch (const CLI::ParseError& e) {
-    result.exit_code = app.exit(e) == 0 ? 0 : 2;
+    result.exit_code = e.get_exit_code() == 0 ? app.exit(e) : 2;
+    if (result.exit_code != 0) std::fprintf(stderr, "%s\n", UsageError(app, e).c_str());
   }
   std::fflush(stdout);
   result.out = testing::internal::GetCapturedStdout();

@@ -43,14 +43,16 @@ TEST(RunsTest, ListsNewestFirstWithFirstLastAndBestFigures) {
   EXPECT_EQ(done["task"], "reverse");
   EXPECT_EQ(done["step"], 30);
   EXPECT_EQ(done["steps"], 30);
-  EXPECT_EQ(done["learned"],
-            json({{"metric", "critic/score/mean"}, {"first", 0.5}, {"best", 0.75}, {"last", 0.625}}));
+  EXPECT_EQ(
+      done["learned"],
+      json({{"metric", "critic/score/mean"}, {"first", 0.5}, {"best", 0.75}, {"last", 0.625}, {"step", 3}}));
   EXPECT_EQ(done["held_out"]["first"], 0.25);
   EXPECT_EQ(done["held_out"]["last"], 0.5);
   EXPECT_GT(done["age_s"], 0);
   const std::string table = RunCli({"runs"}).out;
   EXPECT_NE(table.find("reward 0.625 (best 0.75)"), std::string::npos) << table;
-  EXPECT_NE(table.find("accuracy 25.0% -> 50.0%"), std::string::npos) << table;
+  EXPECT_NE(table.find("accuracy 25.0% -> 50.0% at step 3  "), std::string::npos)
+      << "not of step 30: " << table;
   EXPECT_NE(table.find("2 runs in runs"), std::string::npos) << table;
 }
 
@@ -73,6 +75,16 @@ TEST(RunsTest, FiguresOfALongRunAreOfAllItsLinesAndWhyThereAreNoneIsSaid) {
   scratch.Write("runs/other/config.yaml", kConfig);
   std::filesystem::create_directories("runs/other/metrics.jsonl");
   EXPECT_NE(BriefOf("runs/other")->last_line.find("metrics.jsonl"), std::string::npos);
+}
+
+TEST(RunsTest, AnEvaluationBeforeTrainingIsNotThePresentOne) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  scratch.Write("runs/a/metrics.jsonl", R"({"step":0,"metrics":{"eval/accuracy":0.25}}
+{"step":9,"metrics":{"critic/score/mean":0.5}}
+)");
+  const std::string table = RunCli({"runs"}).out;
+  EXPECT_NE(table.find("accuracy 25.0% at step 0  "), std::string::npos) << table;
 }
 
 // An evaluation whose graded rewards were all 0 writes an accuracy; the run as a whole measures its reward.

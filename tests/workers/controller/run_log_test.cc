@@ -38,6 +38,17 @@ TEST(RunLogTest, WhatHappensAtEveryStepIsForDebugging) {
             "debug event=step_done step=5 version=0:5 rows=0");
 }
 
+TEST(RunLogTest, AWorkerHasOneNameInWhatTheSchedulerSays) {
+  const auto name = [](int64_t place) {
+    return place == 0 ? "device-0" : "reward-" + std::to_string(place - 1);
+  };
+  EXPECT_EQ(NamePlaces("worker w1/inc3 does not get on, worker w0 neither", name),
+            "worker reward-0 (w1/inc3) does not get on, worker device-0 neither");
+  EXPECT_EQ(NamePlaces("fault=start_failed actor=w12/inc4 step=1: worker w", name),
+            "fault=start_failed actor=reward-11 step=1: worker w");
+  EXPECT_EQ(NamePlaces("worker with w1, actor=who", name), "worker with w1, actor=who");
+}
+
 TEST(RunLogTest, SamplesAreInTheJournalAlone) {
   EXPECT_EQ(LineOf(record::Issue{}), "");
   EXPECT_EQ(LineOf(record::Enq{}), "");

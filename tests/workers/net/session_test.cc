@@ -306,6 +306,8 @@ TEST_F(AttachmentsTest, TheControllersOwnAbsenceIsNotTheSilenceOfItsWorkers) {
   EXPECT_TRUE(attachments.Tick(clock.At(start + seconds(1))).empty());
   EXPECT_TRUE(attachments.Tick(clock.At(start + seconds(600))).empty()) << "it was stopped";
   EXPECT_TRUE(wire.closed.empty());
+  EXPECT_EQ(clock.TakeAbsence(), seconds(599));
+  EXPECT_EQ(clock.TakeAbsence(), seconds(0)) << "it is told once";
   TimePoint now;
   for (int s = 1; s <= 6; ++s) now = clock.At(start + seconds(600 + s));
   EXPECT_EQ(Seconds(now.since_start), 7);

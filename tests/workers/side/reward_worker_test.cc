@@ -141,6 +141,17 @@ TEST(GradersTest, WordsOfARewardServerAreBounded) {
 
   server.status = grpc::Status(grpc::StatusCode::INTERNAL, std::string(5000, 'x'));
   EXPECT_LT(WhyOf(server.address).size(), 1200U);
+  server.status = grpc::Status(grpc::StatusCode::INTERNAL, "no model");
+  EXPECT_THAT(WhyOf(server.address), HasSubstr(": it answered with the gRPC error INTERNAL: no model"));
+}
+
+TEST(GradersTest, WhatAServerSaysBesidesTheScoreComesWithIt) {
+  Server server;
+  server.answer.set_score(0.5);
+  server.answer.set_detail("half of it is right");
+  const up::Graded graded = ScoreOne(*MakeGraders(server.address));
+  EXPECT_EQ(graded.reward, 0.5);
+  EXPECT_EQ(graded.details, (std::map<std::string, std::string>{{"remote", "half of it is right"}}));
 }
 
 TEST(GradersTest, AServerSeesTheConversationTheRowAndWhatTheModelRead) {
@@ -263,7 +274,7 @@ TEST(HttpRewardTest, WhatIsNoNumberIsNeverARewardOfZero) {
   }
   const up::Graded broken = outcome(HttpText(500, "ZeroDivisionError: division by zero"));
   EXPECT_EQ(broken.outcome, GradeOutcome::kInfra);
-  EXPECT_THAT(broken.why, HasSubstr("HTTP 500 ZeroDivisionError"));
+  EXPECT_THAT(broken.why, HasSubstr(": HTTP 500 ZeroDivisionError")) << "no code of gRPC before it";
   EXPECT_THAT(outcome("220 mail.example ESMTP\r\n").why, HasSubstr("no HTTP answer"));
   EXPECT_EQ(outcome(HttpText(200, std::string(70 << 10, ' '))).outcome, GradeOutcome::kInfra) << "too long";
   EXPECT_EQ(outcome(HttpText(200, R"({"score": -2})")).reward, -2) << "and it goes on";
@@ -363,6 +374,27 @@ TEST(HttpRewardTest, ASampleThatTheServerCannotTakeFailsAlone) {
   graded = graders->Score(samples);
   EXPECT_EQ(graded[5].outcome, GradeOutcome::kInfra);
   EXPECT_THAT(asked, ElementsAre(15U, 1U)) << "one that failed before goes alone";
+}
+
+TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTheSample) {
+  RewardConfig config;
+  config.functions.push_back({.name = "exact_answer", .timeout_s = 2});
+  const auto graders = std::move(*Graders::Create(config));
+  // Its end is looked for in all of it, so that most of the time it is in there.
+  const down::Grade sample = Sample(std::string(4 << 20, ' '));
+  std::jthread grader([&](const std::stop_token& stop) {  // waits: asked to stop at the end of this test
+    while (!stop.stop_requested()) (void)graders->Score({&sample, 1});
+  });
+  std::optional<std::string> overdue;
+  const auto begun = std::chrono::steady_clock::now();
+  while (!overdue && std::chrono::steady_clock::now() < begun + std::chrono::seconds(60))
+    overdue = graders->Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
+  ASSERT_TRUE(overdue);
+  EXPECT_THAT(*overdue, StartsWith("2 s (timeout_s of the function) passed while it ran reward exact_answer "
+                                   "(core/tasks/rewards/exact_answer.cc) on sample 7.0.1 ("));
+  grader.request_stop();
+  grader.join();  // waits: it was asked to stop
+  EXPECT_FALSE(graders->Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
 }
 
 TEST(GradersTest, ACallThatIsTooLongForTheServerGoesInHalves) {

@@ -88,7 +88,8 @@ TEST(VectorServiceTest, ABadRequestIsAnsweredAndTheStreamGoesOn) {
   EXPECT_EQ(remote.Open(1, {}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(remote.Step({{.session = 5, .actions = {0}}}).status().code(), StatusCode::kNotFound);
   ASSERT_TRUE(remote.Open(1, Starts(options, 1)).ok());
-  EXPECT_EQ(remote.Step({{.session = 1, .actions = {9}}}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(remote.Step({{.session = 1, .actions = {9}}})->front().status.code(),
+            StatusCode::kInvalidArgument);
   EXPECT_TRUE(remote.Step({{.session = 1, .actions = {1}}}).ok());
   ASSERT_TRUE(remote.Open(2, Starts(options, 1)).ok());
   EXPECT_EQ(remote.Open(3, Starts(options, 1)).status().code(), StatusCode::kResourceExhausted);

@@ -1,0 +1,154 @@
+#include "core/base/child_call.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string_view>
+#include <thread>
+
+namespace tidepool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A message of the child: its kind, a number (the limit of a note) and a text.
+enum class Kind : uint8_t { kNote, kResult, kThrew };
+struct Header {
+  Kind kind = Kind::kNote;
+  double limit_s = 0;
+  uint64_t bytes = 0;
+};
+
+void WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) ::_exit(1);  // nobody reads: the parent is gone
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+}
+void Send(int fd, Kind kind, double limit_s, const std::string& text) {
+  const Header header{kind, limit_s, text.size()};
+  WriteAll(fd, {reinterpret_cast<const char*>(&header), sizeof(header)});
+  WriteAll(fd, text);
+}
+
+[[noreturn]] void RunChild(int fd, pid_t parent, const std::function<std::string(const ChildNote&)>& body) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::signal(number, SIG_DFL);
+  try {
+    Send(fd, Kind::kResult, 0, body([fd](const std::string& what, std::chrono::duration<double> limit) {
+           Send(fd, Kind::kNote, limit.count(), what);
+         }));
+  } catch (const std::exception& e) {
+    Send(fd, Kind::kThrew, 0, std::string("threw an exception: ") + e.what());
+  } catch (...) {
+    Send(fd, Kind::kThrew, 0, "threw something that is no std::exception");
+  }
+  ::_exit(0);
+}
+
+// Reads until `size` bytes are there. False: the child is gone, or `due` has passed.
+bool ReadUntil(int fd, size_t size, Clock::time_point due, std::string& out, bool& late) {
+  out.clear();
+  while (out.size() < size) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
+    if (left <= 0) {
+      late = true;
+      return false;
+    }
+    pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
+    const int n = ::poll(&ready, 1, static_cast<int>(std::min<int64_t>(left, 1000)));
+    if (n < 0 && errno != EINTR) return false;
+    if (n <= 0) continue;
+    std::array<char, 4096> buffer;
+    // waits: poll said that there is something, or that the other end is closed
+    const ssize_t got = ::read(fd, buffer.data(), std::min(buffer.size(), size - out.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    out.append(buffer.data(), static_cast<size_t>(got));
+  }
+  return true;
+}
+
+// How a child that has closed its pipe, or was killed just now, ended.
+std::string HowItEnded(pid_t child) {
+  constexpr auto kPatience = std::chrono::seconds(30);  // the kernel's, for a process that is killed
+  int status = 0;
+  for (const auto until = Clock::now() + kPatience; Clock::now() < until;) {
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    if (ended == child) {
+      if (!WIFSIGNALED(status))
+        return "ended its process with exit status " + std::to_string(WEXITSTATUS(status));
+      const char* name = ::sigabbrev_np(WTERMSIG(status));
+      return "was killed by signal " + std::to_string(WTERMSIG(status)) +
+             (name == nullptr ? "" : std::string(" (SIG") + name + ")");
+    }
+    if (ended < 0 && errno != EINTR) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "is gone";
+}
+
+}  // namespace
+
+StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>& body) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0)
+    return Unavailable(std::string("no child process: pipe2: ") + std::strerror(errno));
+  std::fflush(nullptr);  // or the child would have it too
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child == 0) {
+    ::close(ends[0]);
+    RunChild(ends[1], parent, body);
+  }
+  ::close(ends[1]);
+  if (child < 0) {
+    ::close(ends[0]);
+    return Unavailable(std::string("no child process: fork: ") + std::strerror(errno));
+  }
+  std::string note = "its first call", bytes, result;
+  double limit_s = 10;  // until the first note
+  auto due =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+  bool late = false, done = false, threw = false;
+  while (!done) {
+    if (!ReadUntil(ends[0], sizeof(Header), due, bytes, late)) break;
+    Header header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    if (!ReadUntil(ends[0], header.bytes, due, bytes, late)) break;
+    if (header.kind == Kind::kNote) {
+      note = bytes;
+      limit_s = header.limit_s;
+      due =
+          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+      continue;
+    }
+    threw = header.kind == Kind::kThrew;
+    result = std::move(bytes);
+    done = true;
+  }
+  ::close(ends[0]);
+  if (late || done) ::kill(child, SIGKILL);  // its end is of no interest
+  const std::string ended = HowItEnded(child);
+  if (threw) return Internal(note + ": " + result);
+  if (done) return result;
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%g", limit_s);
+  if (late) return DeadlineExceeded(note + ": did not end within " + limit + " s");
+  return Aborted(note + ": " + ended);
+}
+
+}  // namespace tidepool

@@ -1,0 +1,42 @@
+#pragma once
+// The call into a plug-in that a thread is in, for whoever reads the log of a process that such a call ends.
+//
+// A reward or a game is code of others in a process of ours. If it crashes, a signal is all that is left of
+// the process, so that nothing would name the plug-in or what it was given. TellCrashes() makes a signal that
+// ends the process write a last line to stderr first:
+//
+//   while it ran reward closest_word (core/tasks/rewards/closest_word.cc) on sample 3.0.1 (question 3)
+//
+//   const RunningCall call("reward closest_word (...)", "sample 3.0.1 (question 3)");
+//   verdict = reward(input);
+
+#include <string>
+#include <string_view>
+
+namespace tidepool {
+
+// The words that are in a log for such a call; `what`: the plug-in with its file, `on`: what it was given.
+std::string WhileItRan(std::string_view what, std::string_view on);
+// The `what` of the last WhileItRan in a text; empty if there is none.
+std::string RanIn(std::string_view text);
+
+// Belongs to the thread that made it; a thread's calls end in the opposite order. Cheap beside a call of a
+// grader: two strings.
+class RunningCall {
+ public:
+  RunningCall(std::string_view what, std::string_view on);
+  ~RunningCall();
+  RunningCall(const RunningCall&) = delete;
+  RunningCall& operator=(const RunningCall&) = delete;
+
+  // From now on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write the line of the thread that they hit, and
+  // then do what they did before. Once is enough; a thread's first RunningCall after it gives it a stack of
+  // its own for that, because a crash may be a stack that is full.
+  static void TellCrashes();
+
+ private:
+  const std::string line_;
+  const std::string* outer_;
+};
+
+}  // namespace tidepool

@@ -1,0 +1,23 @@
+#pragma once
+// How many samples a run may lose to graders or environments that fail, before it ends rather than learn from
+// what is left: the share scheduler.infra_drop_stop of the samples of 20 steps, and all of the first two.
+// Pure.
+
+#include <cmath>
+#include <cstdint>
+
+namespace tidepool::scheduler {
+
+struct InfraBudget {
+  static constexpr int64_t kSteps = 20;
+  double stop = 0.2;
+  int64_t step_samples = 0;
+  // The run ends with so many lost among those of the last 20 steps: no sample to come can lower the share.
+  [[nodiscard]] int64_t Most() const {
+    return static_cast<int64_t>(std::floor(stop * static_cast<double>(kSteps * step_samples))) + 1;
+  }
+  // And with so many, if no other one was seen in these steps.
+  [[nodiscard]] int64_t MostAlone() const { return 2 * step_samples; }
+};
+
+}  // namespace tidepool::scheduler

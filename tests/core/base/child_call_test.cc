@@ -1,0 +1,60 @@
+#include "core/base/child_call.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <stdexcept>
+#include <thread>
+
+namespace tidepool {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(ChildCallTest, WhatTheBodyReturnsArrivesAndNothingElse) {
+  int here = 0;
+  const std::string large(300000, 'x');
+  const auto said = InChild([&](const ChildNote& note) {
+    note("the only part", 30s);
+    here = 1;
+    return large;
+  });
+  ASSERT_TRUE(said.ok()) << said.status().message();
+  EXPECT_EQ(*said, large);
+  EXPECT_EQ(here, 0);
+}
+
+TEST(ChildCallTest, AnEndThatWasNotMeantIsToldWithTheLastNote) {
+  const auto ends = [](const std::function<void()>& how) {
+    return InChild([&](const ChildNote& note) {
+      note("step 1", 30s);
+      note("step 2", 30s);
+      how();
+      return std::string();
+    });
+  };
+  const auto aborted = ends([] { std::raise(SIGABRT); });
+  EXPECT_EQ(aborted.status().code(), StatusCode::kAborted);
+  EXPECT_EQ(aborted.status().message(), "step 2: was killed by signal 6 (SIGABRT)");
+  EXPECT_EQ(ends([] { ::_exit(7); }).status().message(), "step 2: ended its process with exit status 7");
+  const auto threw = ends([] { throw std::runtime_error("no such place"); });
+  EXPECT_EQ(threw.status().code(), StatusCode::kInternal);
+  EXPECT_EQ(threw.status().message(), "step 2: threw an exception: no such place");
+  EXPECT_EQ(ends([] { throw 42; }).status().message(), "step 2: threw something that is no std::exception");
+}
+
+TEST(ChildCallTest, APartThatDoesNotEndIsKilledAtItsLimitAndOthersDoNotCount) {
+  const auto began = std::chrono::steady_clock::now();
+  const auto late = InChild([&](const ChildNote& note) {
+    note("step 1", 30s);
+    note("step 2", 0.05s);
+    while (std::chrono::steady_clock::now() < began + 60s) std::this_thread::yield();
+    return std::string();
+  });
+  EXPECT_EQ(late.status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(late.status().message(), "step 2: did not end within 0.05 s");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 30s);
+}
+
+}  // namespace
+}  // namespace tidepool

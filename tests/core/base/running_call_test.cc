@@ -1,0 +1,57 @@
+#include "core/base/running_call.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+
+namespace tidepool {
+namespace {
+
+TEST(RunningCallTest, WhatIsInTheLogIsFoundAgain) {
+  const std::string said = WhileItRan("reward mine (rewards/mine.cc)", "sample 3.0.1 (question 3)");
+  EXPECT_EQ(said, "while it ran reward mine (rewards/mine.cc) on sample 3.0.1 (question 3)");
+  EXPECT_EQ(RanIn("process 7 was killed by signal 11 (SIGSEGV): " + said), "reward mine (rewards/mine.cc)");
+  EXPECT_EQ(RanIn("process 7 was killed by signal 9 (SIGKILL)"), "");
+}
+
+void Crash(int number) {
+  RunningCall::TellCrashes();
+  const RunningCall outer("environment game (game.cc)", "turn 2");
+  { const RunningCall inner("reward other (other.cc)", "sample 1.0.0"); }
+  std::raise(number);
+}
+
+// Not tail recursion, and no loop either.
+int Deep(volatile int* at) {
+  volatile char room[4096] = {};
+  room[0] = static_cast<char>(*at);
+  *at = *at + 1;
+  const int below = Deep(at);
+  return below + room[0];
+}
+
+TEST(RunningCallDeathTest, ASignalThatEndsTheProcessIsToldWithTheCallThatItHit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(Crash(SIGSEGV), testing::KilledBySignal(SIGSEGV),
+              "while it ran environment game \\(game.cc\\) on turn 2\n");
+  EXPECT_EXIT(Crash(SIGABRT), testing::KilledBySignal(SIGABRT),
+              "while it ran environment game \\(game.cc\\) on turn 2\n");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(RunningCallDeathTest, AStackThatIsFullIsToldToo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto overflow = [] {
+    RunningCall::TellCrashes();
+    const RunningCall call("reward deep (deep.cc)", "sample 1.0.0");
+    volatile int at = 0;
+    std::exit(Deep(&at));
+  };
+  EXPECT_EXIT(overflow(), testing::KilledBySignal(SIGSEGV),
+              "while it ran reward deep \\(deep.cc\\) on sample 1.0.0\n");
+}
+#endif
+
+}  // namespace
+}  // namespace tidepool

@@ -1,0 +1,42 @@
+#include "workers/controller/reward_outage.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/config/load.h"
+
+namespace tidepool::workers {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+JobConfig Job() {
+  auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml",
+                                   {"reward.functions=[{name: judge, endpoint: \"unix:/x\", timeout_s: 2}]",
+                                    "reward.concurrency=4", "reward.max_retries=2"});
+  EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+  return loaded->config;
+}
+
+TEST(RewardOutageTest, AnOutageIsToldWithItsEndAndTheKeysOfIt) {
+  EXPECT_THAT(
+      UnreachableText(Job(), "judge at unix:/x: Connection refused"),
+      AllOf(HasSubstr("tried again for 2.0s (timeout_s"), HasSubstr("after 3 quick tries"),
+            HasSubstr("once 65 samples are lost (scheduler.infra_drop_stop), or all of the first 32")));
+}
+
+// 16 samples a step: the run ends with 65 of 320, or with the first 32.
+TEST(RewardOutageTest, FailuresAreToldWithTheTimeUntilTheyEndTheRun) {
+  JobConfig job = Job();
+  EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/true),
+              AllOf(HasSubstr("a grading failed: no answer. "), HasSubstr("65 samples are lost"),
+                    HasSubstr("in 1m42s or more: 3 tries a sample (reward.max_retries) of 2.0s"),
+                    HasSubstr("4 calls at a time (reward.concurrency)")));  // 3 x 17 x 2 s
+  EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/false), HasSubstr("in 48.0s or more"));
+  job.reward.batch = 8;  // 1 + 2 x 8 rounds
+  EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/false), HasSubstr("in 34.0s or more"));
+}
+
+}  // namespace
+}  // namespace tidepool::workers
