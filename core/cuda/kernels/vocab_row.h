@@ -2,7 +2,7 @@
 // A row of logits as masses exp((z - max z) * scale), by one block: what the sampler draws from and what a
 // log-probability is relative to, so that both see the same total.
 //
-// The order of additions and every rounding is that of core/engine/sampler.cc: tiles of 256 by 16 lanes,
+// The order of additions and every rounding is that of core/device/cpu/sampler.cc: tiles of 256 by 16 lanes,
 // lanes from first to last, tiles from first to last in float64, no product fused with a sum. So a draw has
 // the same bits here and there.
 
