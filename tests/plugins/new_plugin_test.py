@@ -44,7 +44,7 @@ int main() {
 """
 # The libraries of the real build, after the objects of the small one: its tables come first.
 LIBRARIES = ["core/environments/libtidepool_environments.a", "core/tasks/libtidepool_tasks.a",
-             "core/algorithms/libtidepool_algorithms.a", "core/model/libtidepool_families.a", "core/model/libtidepool_kernel_plans.a",
+             "core/algorithms/libtidepool_algorithms.a", "core/model/libtidepool_families.a", "core/device/libtidepool_kernel_plans.a",
              "core/files/libtidepool_files.a", "scheduler/libtidepool_scheduler.a", "core/base/libtidepool_base.a"]
 
 
