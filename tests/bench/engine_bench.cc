@@ -1,5 +1,5 @@
-// Generation speed of the engine: a model of SmolLM2-135M's shape with random bf16 weights, 8 groups of 8
-// samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line
+// Generation speed of the engine: a model of SmolLM2-135M's shape with random bf16 weights, by default 8
+// groups of 8 samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line
 // on stdout and a table on stderr. Checked before timing: chunked and unchunked runs give the same ids.
 // "Products" is the time of the same matrix products alone (at::mm on the same weights, the rows of each
 // step padded as the decoder pads them), as a share of the engine's time.
@@ -28,10 +28,9 @@
 namespace tidepool::engine {
 namespace {
 
-constexpr int64_t kGroups = 8;
-constexpr int32_t kSamples = 8;
-constexpr int32_t kPrompt = 40;
-constexpr int64_t kNew = 16;
+int64_t groups = 8;  // the sizes of the flags
+int32_t samples = 8, prompt_tokens = 40;
+int64_t new_tokens = 16;
 constexpr int kRepeats = 5;
 
 double Now() {
@@ -58,19 +57,19 @@ struct Run {
 Run Generate(Engine& engine, int64_t chunk) {
   Run run;
   const auto add = [&](const SampleId& tid) {
-    std::vector<int32_t> prompt(kPrompt);
-    for (int32_t i = 0; i < kPrompt; ++i)
+    std::vector<int32_t> prompt(static_cast<size_t>(prompt_tokens));
+    for (int32_t i = 0; i < prompt_tokens; ++i)
       prompt[static_cast<size_t>(i)] = static_cast<int32_t>((tid.ordinal * 977 + i * 131) % 49152);
     const Status status = engine.Add({.tid = tid,
                                       .gid = GroupId{tid.ordinal},
                                       .prompt = prompt,
                                       .generated = run.ids[tid],
                                       .max_new_tokens = chunk,
-                                      .max_total_new = kNew});
+                                      .max_total_new = new_tokens});
     TP_CHECK(status.ok()) << status.ToString();
   };
-  for (int64_t g = 0; g < kGroups; ++g) {
-    for (int32_t k = 0; k < kSamples; ++k) add({g, 0, k});
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int32_t k = 0; k < samples; ++k) add({g, 0, k});
   }
   const double start = Now();
   while (engine.HasWork()) {
@@ -86,10 +85,10 @@ Run Generate(Engine& engine, int64_t chunk) {
     run.host_s.push_back(out.stats.step_s - out.stats.forward_s - out.stats.head_s - out.stats.sample_s);
     run.sum.sampled_tokens += out.stats.sampled_tokens;
     run.rows.emplace_back(out.stats.prefill_tokens + out.stats.decode_tokens,
-                          out.stats.prefill_tokens > 0 ? kGroups : out.stats.sampled_tokens);
+                          out.stats.prefill_tokens > 0 ? groups : out.stats.sampled_tokens);
   }
   run.seconds = Now() - start;
-  for (int64_t g = 0; g < kGroups; ++g) {
+  for (int64_t g = 0; g < groups; ++g) {
     engine.ForgetGroup(GroupId{g});
   }
   return run;
@@ -128,8 +127,8 @@ void Print(const std::string& which, double value, const std::string& unit, cons
       R"("samples":%d,"prompt_tokens":%d,"new_tokens":%ld,"deterministic":%s,"build":"%s"}})"
       "\n",
       which.c_str(), value, unit.c_str(), better.c_str(), kRepeats, spread, Machine().c_str(),
-      commit == nullptr ? "unknown" : commit, static_cast<long>(kGroups), kSamples, kPrompt,
-      static_cast<long>(kNew), deterministic ? "true" : "false",
+      commit == nullptr ? "unknown" : commit, static_cast<long>(groups), samples, prompt_tokens,
+      static_cast<long>(new_tokens), deterministic ? "true" : "false",
 #ifdef __OPTIMIZE__
       "optimized");
 #else
@@ -145,14 +144,18 @@ void Bench(const model::Weights& weights, bool deterministic) {
     TP_CHECK(found.ok()) << found.status().ToString();
     blocks = *found;
   }
-  auto engine =
-      Engine::Create(weights, {.seed = 1, .row_blocks = blocks, .kv_cache_tokens = 8192, .version = {0, 0}});
+  auto engine = Engine::Create(
+      weights,
+      {.seed = 1,
+       .row_blocks = blocks,
+       .kv_cache_tokens = std::max<int64_t>(8192, 2 * groups * (prompt_tokens + samples * (new_tokens + 16))),
+       .version = {0, 0}});
   TP_CHECK(engine.ok()) << engine.status().ToString();
-  const Run warm = Generate(**engine, kNew);
+  const Run warm = Generate(**engine, new_tokens);
   if (deterministic)
     TP_CHECK(Generate(**engine, 5).ids == warm.ids) << "chunked and unchunked generation differ";
   std::vector<Run> runs;
-  for (int i = 0; i < kRepeats; ++i) runs.push_back(Generate(**engine, kNew));
+  for (int i = 0; i < kRepeats; ++i) runs.push_back(Generate(**engine, new_tokens));
   std::ranges::sort(runs, {}, &Run::seconds);
   const Run& median = runs[kRepeats / 2];
   const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
@@ -178,8 +181,23 @@ void Bench(const model::Weights& weights, bool deterministic) {
 }  // namespace
 }  // namespace tidepool::engine
 
-int main() {
+int main(int argc, char** argv) {
   using namespace tidepool;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const long value = i + 1 < argc ? std::atol(argv[++i]) : 0;
+    if (flag == "--groups" && value > 0)
+      engine::groups = value;
+    else if (flag == "--samples" && value > 0)
+      engine::samples = static_cast<int32_t>(value);
+    else if (flag == "--prompt" && value > 0)
+      engine::prompt_tokens = static_cast<int32_t>(value);
+    else if (flag == "--new" && value > 0)
+      engine::new_tokens = value;
+    else
+      return std::fprintf(stderr, "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N]\n"),
+             2;
+  }
   model::ModelSpec spec;
   spec.vocab_size = 49152;
   spec.hidden_size = 576;
@@ -188,6 +206,7 @@ int main() {
   spec.heads = 9;
   spec.kv_heads = 3;
   spec.head_size = 64;
+  spec.max_position = 8192;
   spec.tie_embeddings = true;
   auto weights = model::Weights::Create(spec, model::DType::kBFloat16);
   TP_CHECK(weights.ok()) << weights.status().ToString();

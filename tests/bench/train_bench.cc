@@ -4,6 +4,7 @@
 // their time over ours (1 would mean that everything else is free).
 //
 //   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
+//     [--groups 8] [--samples 8] [--prompt 40] [--response 16]
 //
 // --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8
 // samples, prompt 12, responses 8).
@@ -119,6 +120,7 @@ int Main(int argc, char** argv) {
   int threads = 2, steps = 3;
   int64_t micro = 1024, layers = 30;
   bool recompute = false, quickstart = false;
+  Sizes sizes;
   for (int i = 1; i < argc; ++i) {
     const auto value = [&] { return i + 1 < argc ? std::atol(argv[++i]) : 0L; };
     if (std::strcmp(argv[i], "--threads") == 0)
@@ -129,14 +131,23 @@ int Main(int argc, char** argv) {
       micro = value();
     else if (std::strcmp(argv[i], "--layers") == 0)
       layers = value();
+    else if (std::strcmp(argv[i], "--groups") == 0)
+      sizes.groups = value();
+    else if (std::strcmp(argv[i], "--samples") == 0)
+      sizes.samples = static_cast<int32_t>(value());
+    else if (std::strcmp(argv[i], "--prompt") == 0)
+      sizes.prompt = value();
+    else if (std::strcmp(argv[i], "--response") == 0)
+      sizes.response = value();
     else if (std::strcmp(argv[i], "--recompute") == 0)
       recompute = true;
     else if (std::strcmp(argv[i], "--quickstart") == 0)
       quickstart = true;
     else
-      return std::fprintf(stderr,
-                          "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
-                          "[--recompute] [--quickstart]\n"),
+      return std::fprintf(
+                 stderr,
+                 "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
+                 "[--recompute] [--quickstart] [--groups N] [--samples N] [--prompt N] [--response N]\n"),
              2;
   }
   at::set_num_threads(threads);
@@ -145,7 +156,6 @@ int Main(int argc, char** argv) {
   spec.hidden_size = 576, spec.intermediate_size = 1536, spec.layers = layers;
   spec.heads = 9, spec.kv_heads = 3, spec.head_size = 64;
   spec.max_position = 8192, spec.rope_theta = 100000, spec.tie_embeddings = true;
-  Sizes sizes;
   if (quickstart) {
     spec.vocab_size = 53;
     spec.hidden_size = 128, spec.intermediate_size = 384, spec.layers = 4;
