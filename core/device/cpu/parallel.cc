@@ -1,19 +1,154 @@
 #include "core/device/cpu/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 namespace tidepool::device {
+namespace {
+
+#if defined(__x86_64__)
+inline void Pause() { __builtin_ia32_pause(); }
+#else
+inline void Pause() {}
+#endif
+
+thread_local int64_t thread_index = 0;
+thread_local bool in_body = false;
+
+// The helpers of one thread, which asks for one piece of work after the other.
+class Helpers {
+ public:
+  ~Helpers() {
+    stop_ = true;
+    Wake();
+    for (std::thread& t : threads_) t.join();
+  }
+
+  void Run(int64_t items, int64_t piece, int64_t threads, const std::function<void(int64_t, int64_t)>& body) {
+    while (static_cast<int64_t>(threads_.size()) + 1 < threads) Add();
+    body_ = &body;
+    items_ = items;
+    piece_ = piece;
+    threads_now_ = threads;
+    done_.store(0, std::memory_order_relaxed);
+    const auto pieces = static_cast<uint64_t>((items + piece - 1) / piece);
+    // Who takes a piece knows by the number of the round that body_ and the others are this round's.
+    round_ = round_ + 1;
+    work_.store(round_ << kLeftBits | pieces, std::memory_order_release);
+    if (asleep_.load(std::memory_order_seq_cst) > 0) Wake();
+    in_body = true;
+    while (TakeOne()) {
+    }
+    in_body = false;
+    // What is missing is being computed.
+    for (int64_t turns = 0; done_.load(std::memory_order_acquire) < pieces; ++turns)
+      turns < kSpins ? Pause() : std::this_thread::yield();
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  static constexpr int kLeftBits = 32;
+  static constexpr uint64_t kLeft = (uint64_t{1} << kLeftBits) - 1;
+  static constexpr int64_t kSpins = 2000;  // some tens of microseconds
+
+  // Takes the next piece, if one is left.
+  bool TakeOne() {
+    uint64_t now = work_.load(std::memory_order_acquire);
+    while ((now & kLeft) != 0) {
+      if (!work_.compare_exchange_weak(now, now - 1, std::memory_order_acq_rel)) continue;
+      const auto pieces = (items_ + piece_ - 1) / piece_;
+      const int64_t begin = (pieces - static_cast<int64_t>(now & kLeft)) * piece_;
+      try {
+        (*body_)(begin, std::min(items_, begin + piece_));
+      } catch (...) {
+        const std::lock_guard lock(error_mu_);
+        if (error_ == nullptr) error_ = std::current_exception();
+      }
+      done_.fetch_add(1, std::memory_order_release);
+      return true;
+    }
+    return false;
+  }
+
+  void Add() {
+    const auto index = static_cast<int64_t>(threads_.size()) + 1;
+    // Signals are for the threads that were there before.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    threads_.emplace_back([this, index] { Help(index); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Help(int64_t index) {
+    thread_index = index;
+    in_body = true;
+    int64_t idle = 0;
+    while (!stop_) {
+      const uint32_t bell = bell_.load(std::memory_order_acquire);
+      if (index < threads_now_.load(std::memory_order_relaxed) && TakeOne()) {
+        idle = 0;
+      } else if (++idle < kSpins) {
+        Pause();
+      } else {
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        if ((work_.load(std::memory_order_seq_cst) & kLeft) == 0 && !stop_) bell_.wait(bell);
+        asleep_.fetch_sub(1, std::memory_order_relaxed);
+        idle = 0;
+      }
+    }
+  }
+  void Wake() {
+    bell_.fetch_add(1, std::memory_order_release);
+    bell_.notify_all();
+  }
+
+  std::vector<std::thread> threads_;
+  const std::function<void(int64_t, int64_t)>* body_ = nullptr;
+  int64_t items_ = 0, piece_ = 1;
+  std::atomic<int64_t> threads_now_ = 1;
+  uint64_t round_ = 0;
+  std::atomic<uint64_t> work_ = 0;  // number of the round, and its pieces that nobody has taken
+  std::atomic<uint64_t> done_ = 0;  // pieces of the round
+  std::atomic<uint32_t> bell_ = 0;
+  std::atomic<int> asleep_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::mutex error_mu_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+int64_t ThreadIndex() { return thread_index; }
+int64_t Threads() { return std::max(1, at::get_num_threads()); }
+
+void ParallelPieces(int64_t items, int64_t piece, const std::function<void(int64_t, int64_t)>& body) {
+  if (items <= 0) return;
+  const int64_t threads = in_body ? 1 : std::min(Threads(), (items + piece - 1) / piece);
+  if (threads == 1) return body(0, items);
+  thread_local Helpers helpers;
+  helpers.Run(items, piece, threads, body);
+}
 
 void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
   // 32k operations are about what it takes to wake another thread.
-  const int64_t grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(cost, 1));
-  if (items <= grain || at::get_num_threads() == 1) {
+  const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(cost, 1));
+  if (items <= least || in_body) {
     if (items > 0) body(0, items);
     return;
   }
-  at::parallel_for(0, items, grain, body);
+  // Some pieces for each thread, so that one that comes late leaves the rest to the others.
+  constexpr int64_t kPieces = 4;
+  const int64_t pieces = kPieces * Threads();
+  ParallelPieces(items, std::max(least, (items + pieces - 1) / pieces), body);
 }
 
 }  // namespace tidepool::device
