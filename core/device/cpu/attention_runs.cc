@@ -1,7 +1,5 @@
 #include "core/device/cpu/attention_runs.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -9,11 +7,13 @@
 #include <thread>
 #include <vector>
 
+#include "core/device/cpu/parallel.h"
+
 namespace tidepool::device {
 
 void RunTiles(const AttentionPlan& plan, const std::function<void(const AttentionTile&, int64_t)>& tile) {
   const size_t parts = plan.parts_tiles.size(), all = parts + plan.tiles.size();
-  const auto threads = std::min(at::get_num_threads(), static_cast<int>(all));
+  const int64_t threads = std::min(Threads(), static_cast<int64_t>(all));
   std::atomic<size_t> next = 0, parts_done = 0;
   const auto work = [&](int64_t thread) {
     for (size_t i = next++; i < all; i = next++) {
@@ -29,8 +29,8 @@ void RunTiles(const AttentionPlan& plan, const std::function<void(const Attentio
   };
   if (threads <= 1 || plan.cost < 30000)
     return work(0);  // cycles: twice what it takes to wake another thread
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) work(thread);
+  ParallelPieces(threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work(ThreadIndex());
   });
 }
 
@@ -68,10 +68,10 @@ void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
     }
   };
   // One cell is worth another thread from some tens of rows on; smaller ranges come many at a time.
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), left);
+  const int64_t threads = std::min(Threads(), left);
   if (threads == 1) return work(0);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) work(thread);
+  ParallelPieces(threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work(ThreadIndex());
   });
 }
 

@@ -1,7 +1,5 @@
 #include "core/device/cpu/cpu_device.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -88,7 +86,7 @@ struct CpuDevice::Impl {
   }
 
   void ReserveSpaces() {
-    const auto threads = static_cast<size_t>(at::get_num_threads());
+    const auto threads = static_cast<size_t>(Threads());
     if (spaces.size() < threads) spaces.resize(threads);
   }
   // `floats` of a thread's own, aligned to a cache line, after ReserveSpaces().
@@ -114,12 +112,14 @@ struct CpuDevice::Impl {
 
   // Runs `body(begin, end, scratch)` over [0, items) in pieces of `unit`, each thread with `floats` of its
   // own.
-  void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats,
+  void ParallelProduct(int64_t items, int64_t unit, int64_t cost, int64_t floats, int64_t pieces_each,
                        const std::function<void(int64_t, int64_t, float*)>& body) {
     ReserveSpaces();
-    ParallelItems((items + unit - 1) / unit, unit * cost, [&](int64_t begin, int64_t end) {
-      body(begin * unit, std::min(items, end * unit), Space(at::get_thread_num(), floats));
-    });
+    ParallelItems((items + unit - 1) / unit, unit * cost,
+                  [&](int64_t begin, int64_t end) {
+                    body(begin * unit, std::min(items, end * unit), Space(ThreadIndex(), floats));
+                  },
+                  pieces_each);
   }
 
   // The same over the items of all groups, in one region. items(g): of a group; cost(g): of one of its items.
@@ -129,7 +129,7 @@ struct CpuDevice::Impl {
     int64_t total = 0;
     for (int64_t g = 0; g < groups; ++g) total += items(g) * cost(g);
     // Operands are laid out once a piece, so a group is cut no further than the threads need.
-    const int64_t share = std::max<int64_t>(32768, total / (4 * at::get_num_threads()));
+    const int64_t share = std::max<int64_t>(32768, total / (4 * Threads()));
     std::vector<GroupPiece> pieces;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t n = items(g), each = std::max<int64_t>(1, cost(g));
@@ -141,7 +141,7 @@ struct CpuDevice::Impl {
     ParallelItems(static_cast<int64_t>(pieces.size()), share, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const GroupPiece& p = pieces[static_cast<size_t>(i)];
-        body(p.group, p.begin, p.end, Space(at::get_thread_num(), floats));
+        body(p.group, p.begin, p.end, Space(ThreadIndex(), floats));
       }
     });
   }
@@ -150,20 +150,20 @@ struct CpuDevice::Impl {
   void Multiply(const MultiplyArgs<T>& a) {
     if (ByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
-    ParallelProduct(a.n, /*unit=*/8, a.rows * a.k, product.multiply_scratch(a.rows, a.k),
+    ParallelProduct(a.n, /*unit=*/8, a.rows * a.k, product.multiply_scratch(a.rows, a.k), /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { product.multiply(begin, end, a, s); });
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) {
     if (ByTorch(a, &TorchProducts::MultiplyBack)) return;
     ParallelProduct(
-        a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(),
+        a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(), /*pieces_each=*/1,
         [&](int64_t begin, int64_t end, float* s) { Kernels<T>().product.multiply_back(begin, end, a, s); });
   }
   template <typename T>
   void MultiplyBackWeight(const MultiplyBackWeightArgs<T>& a) {
     if (ByTorch(a, &TorchProducts::MultiplyBackWeight)) return;
-    ParallelProduct(a.n, /*unit=*/12, a.rows * a.k, MultiplyBackScratch(),
+    ParallelProduct(a.n, /*unit=*/12, a.rows * a.k, MultiplyBackScratch(), /*pieces_each=*/1,
                     [&](int64_t begin, int64_t end, float* s) {
                       Kernels<T>().product.multiply_back_weight(begin, end, a, s);
                     });
@@ -275,11 +275,11 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void Sample(const SampleArgs<T>& a) {
-    draws.resize(static_cast<size_t>(at::get_num_threads()));
+    draws.resize(static_cast<size_t>(Threads()));
     ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const Draw draw = DrawToken(a.logits + a.source[r] * a.vocab, a.vocab, a.how[r],
-                                    draws[static_cast<size_t>(at::get_thread_num())]);
+                                    draws[static_cast<size_t>(ThreadIndex())]);
         a.ids[r] = draw.id;
         a.log_kept[r] = draw.log_kept;
       }
@@ -482,11 +482,9 @@ int64_t CpuDevice::scratch_bytes() const {
 
 std::unique_ptr<AttentionWork> CpuDevice::PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) {
   auto work = std::make_unique<CpuAttention>();
-  work->plan = device::PlanAttention(keys.first_run, keys.lengths, keys.runs,
-                                     {.heads = shape.heads,
-                                      .kv_heads = shape.kv_heads,
-                                      .head_size = shape.head_size,
-                                      .threads = at::get_num_threads()});
+  work->plan = device::PlanAttention(
+      keys.first_run, keys.lengths, keys.runs,
+      {.heads = shape.heads, .kv_heads = shape.kv_heads, .head_size = shape.head_size, .threads = Threads()});
   return work;
 }
 

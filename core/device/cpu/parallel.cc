@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace tidepool::device {
@@ -42,7 +43,7 @@ class Helpers {
     const auto pieces = static_cast<uint64_t>((items + piece - 1) / piece);
     // Who takes a piece knows by the number of the round that body_ and the others are this round's.
     round_ = round_ + 1;
-    work_.store(round_ << kLeftBits | pieces, std::memory_order_release);
+    work_.store(round_ << kLeftBits | pieces, std::memory_order_seq_cst);  // before asleep_ is read
     if (asleep_.load(std::memory_order_seq_cst) > 0) Wake();
     in_body = true;
     while (TakeOne()) {
@@ -138,7 +139,8 @@ void ParallelPieces(int64_t items, int64_t piece, const std::function<void(int64
   helpers.Run(items, piece, threads, body);
 }
 
-void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
+void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body,
+                   int64_t pieces_each) {
   // 32k operations are about what it takes to wake another thread.
   const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(cost, 1));
   if (items <= least || in_body) {
@@ -146,8 +148,7 @@ void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t
     return;
   }
   // Some pieces for each thread, so that one that comes late leaves the rest to the others.
-  constexpr int64_t kPieces = 4;
-  const int64_t pieces = kPieces * Threads();
+  const int64_t pieces = pieces_each * Threads();
   ParallelPieces(items, std::max(least, (items + pieces - 1) / pieces), body);
 }
 
