@@ -30,7 +30,7 @@ class Helpers {
   ~Helpers() {
     stop_ = true;
     Wake();
-    for (std::thread& t : threads_) t.join();
+    for (std::thread& t : threads_) t.join();  // waits: each sees stop_ after its piece, if it has one
   }
 
   void Run(int64_t items, int64_t piece, int64_t threads, const std::function<void(int64_t, int64_t)>& body) {
@@ -101,6 +101,7 @@ class Helpers {
         Pause();
       } else {
         asleep_.fetch_add(1, std::memory_order_seq_cst);
+        // waits: for work, which rings the bell; so does the end
         if ((work_.load(std::memory_order_seq_cst) & kLeft) == 0 && !stop_) bell_.wait(bell);
         asleep_.fetch_sub(1, std::memory_order_relaxed);
         idle = 0;
@@ -112,7 +113,7 @@ class Helpers {
     bell_.notify_all();
   }
 
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_;  // waits: joined by the destructor, which ends them
   const std::function<void(int64_t, int64_t)>* body_ = nullptr;
   int64_t items_ = 0, piece_ = 1;
   std::atomic<int64_t> threads_now_ = 1;
