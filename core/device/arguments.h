@@ -109,7 +109,7 @@ struct HeadNormBackwardArgs {
   int64_t rows = 0, heads = 0, kv_heads = 0, head_size = 0;
   const T* qkv = nullptr;
   const T* bias = nullptr;
-  const T* q_norm = nullptr;
+  const T* q_norm = nullptr;  // [head_size]
   const T* k_norm = nullptr;
   float eps = 0;
   T* dqkv = nullptr;
@@ -243,7 +243,8 @@ struct SwiGluBackwardArgs {
   }
 };
 
-// With z = logits * inv_temperature: lse(z), log p(id) = z[id] - lse, entropy of p.
+// With z = logits * inv_temperature: lse(z), log p(id) = z[id] - lse, entropy of p. A masked logit (-inf)
+// weighs nothing; NaN goes through.
 template <typename T>
 struct TokenLogProbArgs {
   int64_t rows = 0, vocab = 0;
@@ -263,6 +264,7 @@ struct TokenLogProbArgs {
   }
 };
 // In place: logits become d loss / d logits, given d loss / d log p(id) and d loss / d entropy (may be null).
+// Rows where both are 0 become 0, whatever their logits hold.
 template <typename T>
 struct TokenLogProbBackwardArgs {
   int64_t rows = 0, vocab = 0;

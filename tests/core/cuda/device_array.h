@@ -12,6 +12,7 @@
 
 #include "core/cuda/kernels/launch.h"
 #include "tests/core/cuda/test_framework.h"
+#include "tests/core/fuzz_seeds.h"
 #ifdef TIDEPOOL_CUDA_EMULATION
 #include "core/cuda/device_code.h"
 #else
@@ -204,11 +205,6 @@ void SameInEveryOrder(uint64_t seed, const std::string& what, F run) {
       EXPECT_TRUE(now == first) << what << ": another result in another order of threads";
     }
   }
-}
-// Seeds of a fuzzed case: few, or many with TIDEPOOL_FUZZ_SEEDS=n (the nightly test).
-inline int64_t FuzzSeeds(int64_t usual) {
-  const char* n = std::getenv("TIDEPOOL_FUZZ_SEEDS");
-  return n == nullptr ? usual : std::atoll(n);
 }
 
 }  // namespace tidepool::cuda

@@ -172,6 +172,10 @@ TEST(LogProbTest, AMaskedLogitHasNoGradient) {
     KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &id, 1.0F, &lse, &h, &dlp, &dh);
     EXPECT_EQ(grad[1], 0.0F) << Name(isa);
     EXPECT_NEAR(grad[0] + grad[2] + grad[3], 0.0, 1e-6) << Name(isa);  // shifting all logits changes nothing
+    const int32_t masked = 1;  // the token itself: log p is -inf, and still nothing becomes NaN
+    grad = logits;
+    KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &masked, 1.0F, &lse, &h, &dlp, &dh);
+    EXPECT_EQ(grad[1], dlp) << Name(isa);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/device/torch_device.h"
 #include "tests/core/device/checked_device.h"
 
 namespace tidepool::device {
@@ -12,7 +13,8 @@ std::shared_ptr<Device> TestDevice(CpuDeviceOptions options) {
   const char* wanted = std::getenv("TIDEPOOL_TEST_DEVICE");
   const std::string_view name = wanted == nullptr ? "cpu" : wanted;
   if (name == "cpu") return std::make_shared<CpuDevice>(std::move(options));
-  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name << ", expected cpu or checked";
+  if (name == "torch") return std::make_shared<TorchDevice>(c10::kCPU);
+  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name << ", expected cpu, checked or torch";
   return std::make_shared<CheckedDevice>(std::move(options));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // The device that tests of model and engine run on: the CPU, or with TIDEPOOL_TEST_DEVICE=checked the CPU
-// behind addresses that the host may not touch.
+// behind addresses that the host may not touch, or =torch LibTorch's plain operations (which ignore the
+// options).
 
 #include <memory>
 

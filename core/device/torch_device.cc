@@ -1,0 +1,576 @@
+#include "core/device/torch_device.h"
+
+// So that a + b costs no header of every operation.
+#define AT_PER_OPERATOR_HEADERS
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <type_traits>
+#include <vector>
+
+namespace tidepool::device {
+namespace {
+
+using at::Tensor;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class TorchBuffer : public Buffer {
+ public:
+  TorchBuffer(Tensor memory, int64_t bytes) : Buffer(memory.data_ptr(), bytes), memory_(std::move(memory)) {}
+
+ private:
+  Tensor memory_;
+};
+
+// The rows of one list of runs.
+struct Sequence {
+  Tensor rows;     // [n] of the batch
+  Tensor lengths;  // [n, 1]
+  Tensor slots;    // [longest] that its positions stand in
+};
+struct TorchAttention : AttentionWork {
+  std::vector<Sequence> sequences;
+};
+
+template <typename T>
+struct TypeOf;
+template <>
+struct TypeOf<std::byte> : std::integral_constant<at::ScalarType, at::kByte> {};
+template <>
+struct TypeOf<int32_t> : std::integral_constant<at::ScalarType, at::kInt> {};
+template <>
+struct TypeOf<float> : std::integral_constant<at::ScalarType, at::kFloat> {};
+template <>
+struct TypeOf<double> : std::integral_constant<at::ScalarType, at::kDouble> {};
+template <>
+struct TypeOf<BF16> : std::integral_constant<at::ScalarType, at::kBFloat16> {};
+template <typename T>
+constexpr at::ScalarType kTypeOf = TypeOf<T>::value;
+
+// Row by row, over the last dimension.
+Tensor Mean(const Tensor& x) { return x.mean(-1, /*keepdim=*/true); }
+Tensor SumOf(const Tensor& x) { return x.sum(-1, /*keepdim=*/true); }
+Tensor Rstd(const Tensor& x, float eps) { return at::rsqrt(Mean(x * x) + eps); }
+
+// d norm / d x . dout, of RmsNorm.
+Tensor NormBackward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dout) {
+  const Tensor dy = weight * dout;
+  return rstd * (dy - x * rstd * rstd * Mean(x * dy));
+}
+
+// Turns heads [rows, heads, size]; cos and sin [rows, 1, size / 2].
+Tensor Rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const std::vector<Tensor> half = x.chunk(2, -1);
+  return at::cat({half[0] * cos - half[1] * sin, half[1] * cos + half[0] * sin}, -1);
+}
+
+// e * z where a masked logit (-inf) weighs nothing; NaN goes through.
+Tensor Unmasked(const Tensor& z) { return at::where(z < -1e30F, 0.0F, z); }
+
+}  // namespace
+
+struct TorchDevice::Impl {
+  const c10::Device device;
+
+  // Device memory as it is.
+  template <typename T>
+  Tensor Raw(const T* p, at::IntArrayRef sizes) const {
+    const at::TensorOptions options = at::TensorOptions().dtype(kTypeOf<T>).device(device);
+    if (p == nullptr) return at::zeros(sizes, options);  // only of no elements
+    return at::for_blob(const_cast<T*>(p), sizes).options(options).target_device(device).make_tensor();
+  }
+  // Its values in float32.
+  template <typename T>
+  Tensor Wide(const T* p, at::IntArrayRef sizes) const {
+    return Raw(p, sizes).to(at::kFloat);
+  }
+  Tensor Ids(const int32_t* p, at::IntArrayRef sizes) const { return Raw(p, sizes).to(at::kLong); }
+  // Rounds values to T.
+  template <typename T>
+  void Store(T* p, const Tensor& values) const {
+    Raw(p, values.sizes()).copy_(values);
+  }
+  template <typename T>
+  void Add(T* p, const Tensor& values) const {
+    Raw(p, values.sizes()).add_(values);
+  }
+  Tensor Count(int64_t n) const { return at::arange(n, at::TensorOptions().dtype(at::kLong).device(device)); }
+  template <typename V>
+  Tensor Up(const std::vector<V>& values, at::ScalarType type) const {
+    return at::from_blob(const_cast<V*>(values.data()), {static_cast<int64_t>(values.size())}, type)
+        .to(device, type, /*non_blocking=*/false, /*copy=*/true);
+  }
+
+  template <typename T>
+  void RmsNorm(const RmsNormArgs<T>& a) const {
+    Tensor x = Wide(a.x, {a.rows, a.d});
+    if (a.add != nullptr) {
+      Store(a.x_out, x + Wide(a.add, {a.rows, a.d}));
+      x = Wide(a.x_out, {a.rows, a.d});  // the rounded sum is what the norm sees
+    }
+    const Tensor rstd = Rstd(x, a.eps);
+    Store(a.out, x * rstd * Wide(a.weight, {a.d}));
+    if (a.rstd != nullptr) Store(a.rstd, rstd);
+  }
+  template <typename T>
+  void RmsNormBackward(const RmsNormBackwardArgs<T>& a) const {
+    const Tensor x = Wide(a.x, {a.rows, a.d}), rstd = Wide(a.rstd, {a.rows, 1}),
+                 dout = Wide(a.dout, {a.rows, a.d});
+    Add(a.dweight, (dout * x * rstd).sum(0));
+    Add(a.dx, NormBackward(x, Wide(a.weight, {a.d}), rstd, dout));
+    if (a.dx_copy != nullptr) Store(a.dx_copy, Raw(a.dx, {a.rows, a.d}));
+  }
+
+  // Heads of a fused product with its bias: [rows, heads + 2 kv_heads, head_size].
+  template <typename Args>
+  Tensor HeadsOf(const Args& a) const {
+    const int64_t all = a.heads + 2 * a.kv_heads;
+    const Tensor x = Wide(a.qkv, {a.rows, all, a.head_size});
+    return a.bias == nullptr ? x : x + Wide(a.bias, {all, a.head_size});
+  }
+  // Of the positions of rows: [rows, 1, head_size / 2].
+  template <typename Args>
+  Tensor Turn(const Args& a, const float* table, int64_t rows) const {
+    return Raw(table, {a.table_rows, a.head_size / 2}).index_select(0, Ids(a.positions, {rows})).unsqueeze(1);
+  }
+  template <typename T>
+  void Rotary(const RotaryArgs<T>& a) const {
+    const Tensor x = HeadsOf(a), cos = Turn(a, a.cos, a.rows), sin = Turn(a, a.sin, a.rows),
+                 slots = Ids(a.slots, {a.rows});
+    const auto normed = [&](const Tensor& heads, const T* weight) {
+      return weight == nullptr ? heads : heads * Rstd(heads, a.eps) * Wide(weight, {a.head_size});
+    };
+    const Tensor q = Rotate(normed(x.narrow(1, 0, a.heads), a.q_norm), cos, sin),
+                 k = Rotate(normed(x.narrow(1, a.heads, a.kv_heads), a.k_norm), cos, sin),
+                 v = x.narrow(1, a.heads + a.kv_heads, a.kv_heads);
+    const at::DimVector memory = {a.slot_count, a.kv_heads, a.head_size};
+    Store(a.q, q);
+    Raw(a.k, memory).index_copy_(0, slots, k.to(kTypeOf<T>));
+    Raw(a.v, memory).index_copy_(0, slots, v.to(kTypeOf<T>));
+  }
+  template <typename T>
+  void HeadNormBackward(const HeadNormBackwardArgs<T>& a) const {
+    const Tensor x = HeadsOf(a), all = Raw(a.dqkv, x.sizes());
+    const auto undo = [&](int64_t first, int64_t n, const T* weight, float* dweight) {
+      const Tensor heads = x.narrow(1, first, n), rstd = Rstd(heads, a.eps),
+                   dout = all.narrow(1, first, n).to(at::kFloat);
+      Add(dweight, (dout * heads * rstd).sum(at::IntArrayRef{0, 1}));
+      all.narrow(1, first, n).copy_(NormBackward(heads, Wide(weight, {a.head_size}), rstd, dout));
+    };
+    undo(0, a.heads, a.q_norm, a.dq_norm);
+    undo(a.heads, a.kv_heads, a.k_norm, a.dk_norm);
+  }
+
+  std::unique_ptr<AttentionWork> Plan(const RowRunsOfHost& keys) const {
+    std::map<int32_t, std::vector<int64_t>> rows_of;  // by their first run
+    for (size_t r = 0; r < keys.first_run.size(); ++r)
+      rows_of[keys.first_run[r]].push_back(static_cast<int64_t>(r));
+    auto work = std::make_unique<TorchAttention>();
+    for (const auto& [first, rows] : rows_of) {
+      std::vector<int64_t> lengths, slots;
+      for (const int64_t r : rows) lengths.push_back(keys.lengths[static_cast<size_t>(r)]);
+      const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+      for (auto run = static_cast<size_t>(first); slots.size() < longest; ++run) {
+        for (int64_t i = 0; i < keys.runs[run].count; ++i) slots.push_back(keys.runs[run].start + i);
+      }
+      slots.resize(longest);
+      work->sequences.push_back(
+          {Up(rows, at::kLong), Up(lengths, at::kLong).unsqueeze(1), Up(slots, at::kLong)});
+    }
+    return work;
+  }
+
+  // Rows [n, heads, size] with those of a KV head together: [kv_heads, n * heads / kv_heads, size]; and back.
+  static Tensor Fold(const Tensor& x, int64_t kv_heads) {
+    return x.reshape({x.size(0), kv_heads, x.size(1) / kv_heads, x.size(2)})
+        .transpose(0, 1)
+        .reshape({kv_heads, x.size(0) * (x.size(1) / kv_heads), x.size(2)});
+  }
+  static Tensor Unfold(const Tensor& x, int64_t n) {
+    return x.reshape({x.size(0), n, x.size(1) / n, x.size(2)})
+        .transpose(0, 1)
+        .reshape({n, x.size(0) * (x.size(1) / n), x.size(2)});
+  }
+  // Scores of folded rows by the keys of a sequence, -inf beyond a row's length: [kv_heads, rows, longest].
+  Tensor Scores(const Sequence& s, const Tensor& q, const Tensor& k, int64_t group) const {
+    const Tensor scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<float>(q.size(2)));
+    const Tensor seen = Count(s.slots.size(0)).unsqueeze(0) < s.lengths;  // [n, longest]
+    return at::where(seen.repeat_interleave(group, 0).unsqueeze(0), scores, -kInfinity);
+  }
+  template <typename T>
+  void Attention(const AttentionArgs<T>& a) const {
+    const int64_t rows = a.keys.rows, group = a.heads / a.kv_heads;
+    const Tensor q = Wide(a.q, {rows, a.heads, a.head_size}),
+                 k = Raw(a.k, {a.keys.slot_count, a.kv_heads, a.head_size}),
+                 v = Raw(a.v, {a.keys.slot_count, a.kv_heads, a.head_size}),
+                 out = Raw(a.out, {rows, a.heads, a.head_size});
+    for (const Sequence& s : static_cast<const TorchAttention&>(*a.work).sequences) {
+      const auto keys = [&](const Tensor& memory) {
+        return memory.index_select(0, s.slots).to(at::kFloat).transpose(0, 1);  // [kv_heads, longest, size]
+      };
+      const int64_t n = s.rows.size(0);
+      const Tensor scores = Scores(s, Fold(q.index_select(0, s.rows), a.kv_heads), keys(k), group);
+      out.index_copy_(0, s.rows, Unfold(at::matmul(at::softmax(scores, -1), keys(v)), n).to(kTypeOf<T>));
+      if (a.lse == nullptr) continue;
+      const Tensor lse = at::logsumexp(scores, -1, /*keepdim=*/true);
+      Raw(a.lse, {rows, a.heads}).index_copy_(0, s.rows, Unfold(lse, n).squeeze(2));
+    }
+  }
+  template <typename T>
+  void AttentionBackward(const AttentionBackwardArgs<T>& a) const {
+    const int64_t rows = a.keys.rows, group = a.heads / a.kv_heads, size = a.head_size;
+    const Tensor q = Wide(a.q, {rows, a.heads, size}), dout = Wide(a.dout, {rows, a.heads, size}),
+                 delta = SumOf(Wide(a.out, {rows, a.heads, size}) * dout),
+                 lse = Wide(a.lse, {rows, a.heads, 1}), k = Wide(a.k, {rows, a.kv_heads, size}),
+                 v = Wide(a.v, {rows, a.kv_heads, size});
+    const Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), k.options()),
+                 dv = at::zeros(v.sizes(), v.options());
+    for (const Sequence& s : static_cast<const TorchAttention&>(*a.work).sequences) {
+      const auto of_rows = [&](const Tensor& x) { return Fold(x.index_select(0, s.rows), a.kv_heads); };
+      const Tensor keys = k.index_select(0, s.slots).transpose(0, 1),
+                   values = v.index_select(0, s.slots).transpose(0, 1), queries = of_rows(q),
+                   douts = of_rows(dout);
+      const Tensor p = at::exp(Scores(s, queries, keys, group) - of_rows(lse)),
+                   dp = at::matmul(douts, values.transpose(1, 2)),
+                   ds = p * (dp - of_rows(delta)) / std::sqrt(static_cast<float>(size));
+      dq.index_copy_(0, s.rows, Unfold(at::matmul(ds, keys), s.rows.size(0)));
+      dk.index_add_(0, s.slots, at::matmul(ds.transpose(1, 2), queries).transpose(0, 1));
+      dv.index_add_(0, s.slots, at::matmul(p.transpose(1, 2), douts).transpose(0, 1));
+    }
+    const Tensor cos = Turn(a, a.cos, rows), back = -Turn(a, a.sin, rows);
+    Store(a.dqkv, at::cat({Rotate(dq, cos, back), Rotate(dk, cos, back), dv}, 1));
+  }
+
+  template <typename T>
+  void AddBias(const AddBiasArgs<T>& a) const {
+    Store(a.x, Wide(a.x, {a.rows, a.n}) + Wide(a.bias, {a.n}));
+  }
+  template <typename T>
+  void SwiGlu(const SwiGluArgs<T>& a) const {
+    const std::vector<Tensor> x = Wide(a.gate_up, {a.rows, 2 * a.ff}).chunk(2, 1);
+    Store(a.act, x[0] * at::sigmoid(x[0]) * x[1]);
+  }
+  template <typename T>
+  void SwiGluBackward(const SwiGluBackwardArgs<T>& a) const {
+    const std::vector<Tensor> x = Wide(a.gate_up, {a.rows, 2 * a.ff}).chunk(2, 1);
+    const Tensor dact = Wide(a.dact, {a.rows, a.ff}), s = at::sigmoid(x[0]);
+    Store(a.dgate_up, at::cat({dact * x[1] * s * (1.0F + x[0] * (1.0F - s)), dact * x[0] * s}, 1));
+  }
+
+  template <typename T>
+  void TokenLogProb(const TokenLogProbArgs<T>& a) const {
+    const Tensor z = Wide(a.logits, {a.rows, a.vocab}) * a.inv_temperature, top = z.amax(1, /*keepdim=*/true),
+                 e = at::exp(z - top), total = SumOf(e), log_total = total.log();
+    Store(a.logprob, z.gather(1, Ids(a.ids, {a.rows, 1})) - top - log_total);
+    if (a.entropy != nullptr) Store(a.entropy, log_total - SumOf(e * Unmasked(z - top)) / total);
+    if (a.lse != nullptr) Store(a.lse, top + log_total);
+  }
+  template <typename T>
+  void TokenLogProbBackward(const TokenLogProbBackwardArgs<T>& a) const {
+    const Tensor logp = Wide(a.logits, {a.rows, a.vocab}) * a.inv_temperature - Wide(a.lse, {a.rows, 1});
+    const Tensor p = at::exp(logp), g = Wide(a.dlogprob, {a.rows, 1}) * a.inv_temperature,
+                 is_id = Count(a.vocab).unsqueeze(0) == Ids(a.ids, {a.rows, 1});
+    Tensor d = g * at::where(is_id, 1.0F - p, -p), counts = g != 0.0F;
+    if (a.dentropy != nullptr) {
+      const Tensor h = Wide(a.dentropy, {a.rows, 1}) * a.inv_temperature;
+      d = d - at::where(h != 0.0F, p * (Unmasked(logp) + Wide(a.entropy, {a.rows, 1})) * h, 0.0F);
+      counts = counts.logical_or(h != 0.0F);
+    }
+    Store(a.logits, at::where(counts, d, 0.0F));  // a masked token adds nothing, whatever its logits hold
+  }
+
+  template <typename T>
+  void Sample(const SampleArgs<T>& a) const {
+    static_assert(sizeof(SampleRow) == 6 * sizeof(float) && offsetof(SampleRow, top_k) == 1 * sizeof(float) &&
+                  offsetof(SampleRow, top_p) == 2 * sizeof(float) &&
+                  offsetof(SampleRow, min_p) == 3 * sizeof(float) &&
+                  offsetof(SampleRow, log_min_p) == 4 * sizeof(float) &&
+                  offsetof(SampleRow, uniform) == 5 * sizeof(float));
+    const Tensor how = Raw(reinterpret_cast<const float*>(a.how), {a.rows, 6});
+    const auto field = [&](int64_t i) { return how.narrow(1, i, 1); };  // [rows, 1]
+    const Tensor temperature = field(0), top_p = field(2), min_p = field(3), log_min_p = field(4),
+                 uniform = field(5),
+                 top_k = Ids(reinterpret_cast<const int32_t*>(a.how), {a.rows, 6}).narrow(1, 1, 1);
+    const int64_t last = a.vocab - 1;
+    const Tensor ids = Count(a.vocab).unsqueeze(0),
+                 z = Wide(a.logits, {a.logit_rows, a.vocab}).index_select(0, Ids(a.source, {a.rows})),
+                 max = z.amax(1, /*keepdim=*/true), greedy = temperature == 0.0F;
+    // A tiny temperature may overflow the scale: then only the largest logits have mass.
+    const Tensor x = (z - max) * temperature.reciprocal().clamp_max(3.0e38F);
+    const Tensor mass = at::where(x < -87.0F, 0.0F, at::exp(x)).to(at::kDouble), total = SumOf(mass);
+
+    const Tensor by_k = (top_k > 0).logical_and(top_k < a.vocab), by_p = top_p < 1.0F;
+    const Tensor by_min = min_p > 0.0F;
+    const auto [sorted, order] = at::sort(z, /*stable=*/true, 1, /*descending=*/true);
+    Tensor threshold = at::where(by_k, sorted.gather(1, (top_k - 1).clamp(0, last)), -kInfinity);
+    const auto above = [&](const Tensor& of) { return at::where(z >= threshold, of, 0.0); };
+    // The first of the sorted with which the mass suffices, of what top_k keeps.
+    const Tensor wanted = SumOf(above(mass)) * top_p.to(at::kDouble),
+                 before = (mass.gather(1, order).cumsum(1) < wanted).sum(1, /*keepdim=*/true);
+    threshold = at::where(by_p, sorted.gather(1, before.clamp_max(last)).maximum(threshold), threshold);
+    threshold = at::where(by_min, threshold.maximum(max + log_min_p * temperature), threshold);
+
+    const Tensor kept = above(mass), kept_total = SumOf(kept);
+    const Tensor below = (kept.cumsum(1) <= uniform.to(at::kDouble) * kept_total).sum(1, /*keepdim=*/true);
+    const Tensor last_with_mass = at::where(kept > 0.0, ids, 0).amax(1, /*keepdim=*/true);
+    const Tensor drawn = below.minimum(last_with_mass),
+                 largest = at::where(z == max, ids, last).amin(1, /*keepdim=*/true);
+    const Tensor finite = z.isfinite().all(1, /*keepdim=*/true),
+                 cut = finite.logical_and(greedy.logical_not())
+                           .logical_and(by_k.logical_or(by_p).logical_or(by_min));
+    Store(a.ids, at::where(finite, at::where(greedy, largest, drawn), -1));
+    Store(a.log_kept, at::where(cut, (kept_total / total).clamp_max(1.0).log(), 0.0));
+  }
+
+  template <typename T>
+  void ColumnSum(const ColumnSumArgs<T>& a) const {
+    Add(a.out, Wide(a.x, {a.rows, a.n}).sum(0));
+  }
+  template <typename T>
+  void GatherRows(const GatherRowsArgs<T>& a) const {
+    Store(a.out, Raw(a.table, {a.table_rows, a.d}).index_select(0, Ids(a.ids, {a.rows})));
+  }
+  template <typename T>
+  void ScatterAddRows(const ScatterAddRowsArgs<T>& a) const {
+    Raw(a.table, {a.table_rows, a.d}).index_add_(0, Ids(a.ids, {a.rows}), Wide(a.x, {a.rows, a.d}));
+  }
+  template <typename T>
+  void Widen(const WidenArgs<T>& a) const {
+    Store(a.out, Raw(a.x, {a.n}));
+  }
+  template <typename T>
+  void Narrow(const NarrowArgs<T>& a) const {
+    Store(a.out, Raw(a.x, {a.n}));
+  }
+
+  template <typename T>
+  void Multiply(const MultiplyArgs<T>& a) const {
+    Store(a.y, at::mm(Wide(a.x, {a.rows, a.k}), Wide(a.w, {a.n, a.k}).t()));
+  }
+  template <typename T>
+  void MultiplyBack(const MultiplyBackArgs<T>& a) const {
+    Store(a.dx, at::mm(Wide(a.dy, {a.rows, a.n}), Wide(a.w, {a.n, a.k})));
+  }
+  template <typename T>
+  void MultiplyBackWeight(const MultiplyBackWeightArgs<T>& a) const {
+    Add(a.dw, at::mm(Wide(a.dy, {a.rows, a.n}).t(), Wide(a.x, {a.rows, a.k})));
+  }
+  template <typename T>
+  void Router(const RouterArgs<T>& a) const {
+    Store(a.logits, at::mm(Wide(a.x, {a.rows, a.d}), Wide(a.w, {a.experts, a.d}).t()));
+  }
+
+  // body(g, first row, rows)
+  template <typename F>
+  void EachGroup(const int32_t* begin, int64_t groups, F body) const {
+    const Tensor of_host = Raw(begin, {groups + 1}).cpu();
+    const auto* at = of_host.const_data_ptr<int32_t>();
+    for (int64_t g = 0; g < groups; ++g) body(g, at[g], at[g + 1] - at[g]);
+  }
+  template <typename T>
+  void GroupedMultiply(const GroupedMultiplyArgs<T>& a) const {
+    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
+      Multiply<T>({.rows = rows,
+                   .n = a.n,
+                   .k = a.k,
+                   .x = a.x + at * a.k,
+                   .w = a.w + g * a.n * a.k,
+                   .y = a.y + at * a.n});
+    });
+  }
+  template <typename T>
+  void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) const {
+    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
+      MultiplyBack<T>({.rows = rows,
+                       .n = a.n,
+                       .k = a.k,
+                       .dy = a.dy + at * a.n,
+                       .w = a.w + g * a.n * a.k,
+                       .dx = a.dx + at * a.k});
+    });
+  }
+  template <typename T>
+  void GroupedMultiplyBackWeight(const GroupedMultiplyBackWeightArgs<T>& a) const {
+    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
+      MultiplyBackWeight<T>({.rows = rows,
+                             .n = a.n,
+                             .k = a.k,
+                             .dy = a.dy + at * a.n,
+                             .x = a.x + at * a.k,
+                             .dw = a.dw + g * a.n * a.k});
+    });
+  }
+
+  // What the experts gave to each row, in the order of its choices: [rows, k, d].
+  template <typename Args, typename T>
+  Tensor OfPairs(const Args& a, const T* y) const {
+    return Wide(y, {a.rows * a.k, a.d})
+        .index_select(0, Ids(a.place, {a.rows * a.k}))
+        .reshape({a.rows, a.k, a.d});
+  }
+  template <typename T>
+  void CombineExperts(const CombineExpertsArgs<T>& a) const {
+    Tensor sum = (OfPairs(a, a.y) * Wide(a.weights, {a.rows, a.k, 1})).sum(1);
+    if (a.shared != nullptr) sum = sum + Wide(a.shared, {a.rows, a.d}) * Wide(a.gate, {a.rows, 1});
+    Store(a.out, sum);
+  }
+  template <typename T>
+  void CombineExpertsBackward(const CombineExpertsBackwardArgs<T>& a) const {
+    const Tensor dout = Wide(a.dout, {a.rows, a.d}), of_pairs = dout.unsqueeze(1);
+    Store(a.dweights, SumOf(of_pairs * OfPairs(a, a.y)));
+    const Tensor dy = (of_pairs * Wide(a.weights, {a.rows, a.k, 1})).reshape({a.rows * a.k, a.d});
+    Raw(a.dy, dy.sizes()).index_copy_(0, Ids(a.place, {a.rows * a.k}), dy.to(kTypeOf<T>));
+    if (a.shared == nullptr) return;
+    Store(a.dgate, SumOf(dout * Wide(a.shared, {a.rows, a.d})));
+    Store(a.dshared, dout * Wide(a.gate, {a.rows, 1}));
+  }
+  template <typename T>
+  void GateBackward(const GateBackwardArgs<T>& a) const {
+    const Tensor g = Wide(a.gate, {a.rows, 1}), dz = Wide(a.dgate, {a.rows, 1}) * (g * (1.0F - g));
+    Store(a.dgate, dz);
+    Add(a.dx, dz * Wide(a.w, {a.d}));
+  }
+  template <typename T>
+  void SumExperts(const SumExpertsArgs<T>& a) const {
+    Tensor sum = Wide(a.sum, {a.rows, a.d}) + OfPairs(a, a.x).sum(1);
+    if (a.shared != nullptr) sum = sum + Wide(a.shared, {a.rows, a.d});
+    Store(a.out, sum);
+  }
+
+  void Route(const RouteArgs& a) const {
+    const Tensor probs = Raw(a.probs, {a.rows, a.experts});
+    probs.copy_(at::softmax(probs, 1));
+    // A stable sort has the lower id first among equals.
+    const Tensor order =
+        at::argsort(at::where(probs.isnan(), -1.0F, probs), /*stable=*/true, 1, /*descending=*/true);
+    Tensor chosen = order.narrow(1, 0, a.k);
+    if (a.replay != nullptr) {
+      const Tensor replay = Ids(a.replay, {a.rows, a.k});
+      chosen = at::where(replay.narrow(1, 0, 1) >= 0, replay, chosen);
+    }
+    const Tensor weights = probs.gather(1, chosen);
+    Store(a.chosen, chosen);
+    Store(a.weights, a.renormalize ? weights / SumOf(weights) : weights);
+  }
+  void GroupRows(const GroupRowsArgs& a) const {
+    const int64_t pairs = a.rows * a.k;
+    // A stable sort keeps the pairs of one expert in their order.
+    const auto [experts, order] = at::sort(Ids(a.chosen, {pairs}), /*stable=*/true, 0, /*descending=*/false);
+    Store(a.begin, at::searchsorted(experts, Count(a.experts + 1)));
+    Store(a.row_of, order.floor_divide(a.k));
+    Raw(a.place, {pairs}).index_copy_(0, order, Count(pairs).to(at::kInt));
+  }
+  void Sigmoid(const SigmoidArgs& a) const { Raw(a.x, {a.n}).sigmoid_(); }
+  void RouteBackward(const RouteBackwardArgs& a) const {
+    // In float64, as sums of the whole batch stand in the slopes.
+    const auto wide = [&](const float* p, int64_t columns) {
+      return Raw(p, {a.rows, columns}).to(at::kDouble);
+    };
+    const Tensor p = wide(a.probs, a.experts), weights = wide(a.weights, a.k),
+                 chosen = Ids(a.chosen, {a.rows, a.k});
+    Tensor dchosen = wide(a.dweights, a.k);
+    if (a.renormalize)  // w_k = p_k / sum: d p_k = (d w_k - sum_j w_j d w_j) / sum
+      dchosen = (dchosen - SumOf(weights * dchosen)) / SumOf(p.gather(1, chosen));
+    const Tensor dp = Raw(a.expert_slope, {a.experts}).repeat({a.rows, 1}).scatter_add_(1, chosen, dchosen);
+    Store(a.dlogits, p * (dp - SumOf(p * dp)));
+  }
+  void AddProbs(const AddProbsArgs& a) const {
+    Add(a.sum, Raw(a.probs, {a.rows, a.experts}).to(at::kDouble).sum(0));
+  }
+};
+
+TorchDevice::TorchDevice(c10::Device device) : impl_(new Impl{device}) {
+  TP_CHECK(device.is_cpu() || device.has_index()) << "a device of " << device.str() << " without its number";
+}
+TorchDevice::~TorchDevice() = default;
+
+std::string TorchDevice::name() const { return "torch " + impl_->device.str(); }
+bool TorchDevice::host_memory() const { return impl_->device.is_cpu(); }
+
+StatusOr<std::shared_ptr<Buffer>> TorchDevice::Allocate(int64_t bytes) {
+  try {  // LibTorch says by an exception that there is no memory
+    return std::shared_ptr<Buffer>(std::make_shared<TorchBuffer>(
+        at::zeros({std::max<int64_t>(bytes, 1)}, at::TensorOptions().dtype(at::kByte).device(impl_->device)),
+        bytes));
+  } catch (const c10::Error& e) {
+    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes on " + name() + ": " +
+                             e.what_without_backtrace());
+  }
+}
+
+void TorchDevice::Upload(void* to, const void* from_host, int64_t bytes) {
+  if (bytes == 0) return;
+  const c10::InferenceMode inference;
+  impl_->Raw(static_cast<std::byte*>(to), {bytes})
+      .copy_(at::from_blob(const_cast<void*>(from_host), {bytes}, at::kByte));
+}
+void TorchDevice::Download(void* to_host, const void* from, int64_t bytes) {
+  if (bytes == 0) return;
+  const c10::InferenceMode inference;
+  at::from_blob(to_host, {bytes}, at::kByte).copy_(impl_->Raw(static_cast<const std::byte*>(from), {bytes}));
+}
+void TorchDevice::Copy(void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) return;
+  const c10::InferenceMode inference;
+  impl_->Raw(static_cast<std::byte*>(to), {bytes})
+      .copy_(impl_->Raw(static_cast<const std::byte*>(from), {bytes}));
+}
+void TorchDevice::Zero(void* to, int64_t bytes) {
+  if (bytes == 0) return;
+  const c10::InferenceMode inference;
+  impl_->Raw(static_cast<std::byte*>(to), {bytes}).zero_();
+}
+void TorchDevice::Synchronize() {
+  if (!host_memory())
+    c10::impl::VirtualGuardImpl(impl_->device.type()).synchronizeDevice(impl_->device.index());
+}
+
+std::unique_ptr<AttentionWork> TorchDevice::PlanAttention(const RowRunsOfHost& keys, const HeadShape&) {
+  const c10::InferenceMode inference;
+  return impl_->Plan(keys);
+}
+std::unique_ptr<AttentionWork> TorchDevice::PlanAttentionBackward(
+    const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>>, const HeadShape&) {
+  const c10::InferenceMode inference;
+  return impl_->Plan(keys);
+}
+
+#define TIDEPOOL_RUN(Kernel, Args)             \
+  void TorchDevice::Kernel(const Args& args) { \
+    const c10::InferenceMode inference;        \
+    impl_->Kernel(args);                       \
+  }
+#define TIDEPOOL_TYPED(Kernel)              \
+  TIDEPOOL_RUN(Kernel, Kernel##Args<float>) \
+  TIDEPOOL_RUN(Kernel, Kernel##Args<BF16>)
+#define TIDEPOOL_PLAIN(Kernel) TIDEPOOL_RUN(Kernel, Kernel##Args)
+TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
+#undef TIDEPOOL_RUN
+#undef TIDEPOOL_TYPED
+#undef TIDEPOOL_PLAIN
+
+}  // namespace tidepool::device
