@@ -25,6 +25,12 @@ int64_t PlanFiles(const JobConfig& c) {
   return std::max({controller, device, kWorker + c.reward.concurrency * static_cast<int64_t>(servers)});
 }
 
+std::string FileLimitAdvice(const JobConfig& config) {
+  return "`ulimit -Hn " + std::to_string(PlanFiles(config)) +
+         "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a container, "
+         "/etc/security/limits.conf";
+}
+
 Status CheckFileLimit(const JobConfig& config) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max == RLIM_INFINITY) return OkStatus();
@@ -33,8 +39,7 @@ Status CheckFileLimit(const JobConfig& config) {
   if (may >= need) return OkStatus();
   return FailedPrecondition("a process may have only " + std::to_string(may) +
                             " files open here (ulimit -Hn), and this job needs " + std::to_string(need) +
-                            ": raise the limit (ulimit -n 1024; LimitNOFILE= of systemd, --ulimit nofile= of "
-                            "a container)");
+                            ": raise the limit to that (" + FileLimitAdvice(config) + ")");
 }
 
 }  // namespace tidepool::workers
