@@ -400,7 +400,7 @@ class Doctor {
 
   void CheckFiles(const JobConfig& config) {
     if (const Status files = CheckFileLimit(config); !files.ok())
-      Missing(files.message(), FileLimitAdvice(config));
+      Missing(files.message(), "the hard limit is enough: processes raise the soft one to it");
   }
 
   // "Ready" is said of a line whose conditions were looked at, as `tidepool train` will.

@@ -25,12 +25,6 @@ int64_t PlanFiles(const JobConfig& c) {
   return std::max({controller, device, kWorker + c.reward.concurrency * static_cast<int64_t>(servers)});
 }
 
-std::string FileLimitAdvice(const JobConfig& config) {
-  return "`ulimit -Hn " + std::to_string(PlanFiles(config)) +
-         "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a container, "
-         "/etc/security/limits.conf";
-}
-
 Status CheckFileLimit(const JobConfig& config) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max == RLIM_INFINITY) return OkStatus();
@@ -39,7 +33,9 @@ Status CheckFileLimit(const JobConfig& config) {
   if (may >= need) return OkStatus();
   return FailedPrecondition("a process may have only " + std::to_string(may) +
                             " files open here (ulimit -Hn), and this job needs " + std::to_string(need) +
-                            ": raise the limit to that (" + FileLimitAdvice(config) + ")");
+                            ": raise the limit to that (`ulimit -Hn " + std::to_string(need) +
+                            "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a "
+                            "container, /etc/security/limits.conf)");
 }
 
 }  // namespace tidepool::workers

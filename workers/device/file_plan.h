@@ -3,7 +3,6 @@
 // may: for `train`, which does not begin what would end for want of one, and for `doctor`. Any thread.
 
 #include <cstdint>
-#include <string>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
@@ -13,8 +12,6 @@ namespace tidepool::workers {
 // Of the process that needs most, with the reserve of its listener. tests/runs/operations_test.py runs a job
 // with no more than this.
 int64_t PlanFiles(const JobConfig& config);
-// How a person raises the limit to that: nobody but root may raise the hard one.
-std::string FileLimitAdvice(const JobConfig& config);
 // kFailedPrecondition: fewer are allowed (the hard limit: processes raise the soft one to it). Says both
 // numbers and what to do.
 Status CheckFileLimit(const JobConfig& config);
