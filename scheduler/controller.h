@@ -21,7 +21,6 @@
 
 namespace tidepool::scheduler {
 
-// What people see: `tidepool status`, the progress display. A copy, cheap.
 // A place that a process is started for again.
 struct Restarting {
   WorkerId worker;
@@ -30,6 +29,7 @@ struct Restarting {
   std::string why;     // of the last one
 };
 
+// What people see: `tidepool status`, the progress display. A copy, cheap.
 struct ControllerView {
   std::string phase;  // starting, warm_start, evaluating, running, checkpointing, stopping, done
   StepNumber step;    // last committed

@@ -23,7 +23,8 @@ using ChildNote = std::function<void(const std::string& what, std::chrono::durat
 
 // What `body` returned there. Errors begin with the last note: kDeadlineExceeded: it did not end within its
 // limit; kAborted: its process was killed, by which signal, or it ended itself; kInternal: it threw an
-// exception, in its words; kUnavailable: there is no child. requires a note before anything that may fail
+// exception, in its words; kUnavailable: there is no child. Before the first note it is "its first call",
+// which may take 10 s.
 StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>& body);
 
 }  // namespace tidepool

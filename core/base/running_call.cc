@@ -10,7 +10,7 @@
 namespace tidepool {
 namespace {
 
-constexpr std::string_view kRan = "while it ran ", kOn = " on ";
+constexpr std::string_view kRan = "while it ran ", kLate = " did not return within ", kOn = " on ";
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 // Signal handlers have no argument to take these by.
@@ -53,8 +53,17 @@ std::string WhileItRan(std::string_view what, std::string_view on) {
   return std::string(kRan).append(what).append(kOn).append(on);
 }
 
+std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on) {
+  return std::string(what).append(kLate).append(within).append(kOn).append(on);
+}
+
 std::string RanIn(std::string_view text) {
-  const size_t begin = text.rfind(kRan);
+  const size_t begin = text.rfind(kRan), late = text.rfind(kLate);
+  if (late != std::string_view::npos && (begin == std::string_view::npos || begin < late)) {
+    text = text.substr(0, late);
+    const size_t before = text.rfind(": ");
+    return std::string(before == std::string_view::npos ? text : text.substr(before + 2));
+  }
   if (begin == std::string_view::npos) return "";
   text.remove_prefix(begin + kRan.size());
   return std::string(text.substr(0, text.find(kOn)));

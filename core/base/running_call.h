@@ -17,7 +17,11 @@ namespace tidepool {
 
 // The words that are in a log for such a call; `what`: the plug-in with its file, `on`: what it was given.
 std::string WhileItRan(std::string_view what, std::string_view on);
-// The `what` of the last WhileItRan in a text; empty if there is none.
+// The words for one that has not come back: "reward format (format.cc) did not return within 0.5 s (its
+// timeout_s) on sample 5.0.0 (question 41)". `within`: "0.5 s (its timeout_s)".
+std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on);
+// The `what` of the last of these in a text, in which DidNotReturn begins, or follows on ": "; empty if there
+// is none.
 std::string RanIn(std::string_view text);
 
 // Belongs to the thread that made it; a thread's calls end in the opposite order. Cheap beside a call of a

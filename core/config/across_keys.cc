@@ -83,10 +83,8 @@ class MissingCharacters {
 };
 
 // `whose`: "which questions of task x contain".
-void ComplainOfAlphabet(Binder& b, const std::string& missing, const std::string& whose) {
-  if (missing.empty()) return;
-  b.Complain("model.init.alphabet",
-             "lacks '" + missing + "', " + whose + "; add them, or choose another style");
+std::string LackText(const std::string& missing, const std::string& whose) {
+  return "lacks '" + missing + "', " + whose + "; add them, or choose another style";
 }
 
 // Different picks are to give different questions: those that are there twice are trained on more often than
@@ -130,28 +128,8 @@ void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) 
   } catch (...) {
     return b.Complain("data.task", "it threw something that is no std::exception");
   }
-  ComplainOfAlphabet(b, missing.list(), "which questions of task " + c.data.task + " contain");
-}
-
-// A few episodes are looked at, played by the game's own solver.
-void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEnvironmentInfo& info,
-                       const environments::TextEnvironment& environment) {
-  const EnvironmentConfig& e = *c.environment();
-  if (!b.tries_plugins() || !c.model.init ||
-      !b.AllGood({"model.init.alphabet", "environment.step_timeout_s", "environment.reset_timeout_s"}))
-    return;
-  MissingCharacters missing(c.model.init->alphabet);
-  const auto played = environments::PlayTrial(
-      environment, environments::LabelOf(info), {.reset_s = e.reset_timeout_s, .step_s = e.step_timeout_s},
-      [&](const std::string& text, environments::Said /*said*/) { missing.Look(text); },
-      [&] { return missing.list(); });
-  if (!played.ok()) {
-    return b.Complain("environment.name",
-                      "a trial of its games failed: " + played.status().message() +
-                          "; correct it and build " +
-                          "again (environment.step_timeout_s limits a step, reset_timeout_s a reset)");
-  }
-  ComplainOfAlphabet(b, *played, "which environment " + info.name + " writes or reads");
+  if (const std::string list = missing.list(); !list.empty())
+    b.Complain("model.init.alphabet", LackText(list, "which questions of task " + c.data.task + " contain"));
 }
 
 void CheckData(Binder& b, LoadedConfig& loaded) {
@@ -250,7 +228,6 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
       longest >= e.step_timeout_s,
       "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at "
       "every try; lower it");
-  CheckGameAlphabet(b, c, *info, *environment.value());
 }
 
 void CheckReward(Binder& b, const JobConfig& c) {
@@ -698,6 +675,33 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckBest(b, c);
   CheckCluster(b, c);
   CheckName(b, c);
+}
+
+Status TryGames(const LoadedConfig& loaded) {
+  const JobConfig& c = loaded.config;
+  const EnvironmentConfig* e = c.environment();
+  const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
+  if (info == nullptr || !c.model.init) return OkStatus();
+  const auto wrong = [&](const char* key, const char* section, const std::string& what) {
+    const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
+    return InvalidArgument(loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what);
+  };
+  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
+  MissingCharacters missing(c.model.init->alphabet);
+  const auto played = environments::PlayTrial(
+      *environment, environments::LabelOf(*info),
+      {.reset_s = e->reset_timeout_s, .step_s = e->step_timeout_s},
+      [&](const std::string& text, environments::Said /*said*/) { missing.Look(text); },
+      [&] { return missing.list(); });
+  if (!played.ok()) {
+    return wrong("environment.name", "environment.name",
+                 "a trial of its games failed: " + played.status().message() +
+                     "; correct it and build again (environment.step_timeout_s limits a step, "
+                     "reset_timeout_s a reset)");
+  }
+  if (played->empty()) return OkStatus();
+  return wrong("model.init.alphabet", "model.init",
+               LackText(*played, "which environment " + info->name + " writes or reads"));
 }
 
 }  // namespace tidepool::config

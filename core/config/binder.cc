@@ -323,7 +323,6 @@ void Binder::BindOption(const std::string& section, const std::string& name, con
   Wrote(full, value);
 }
 
-// Keys of `data` that are none of ours belong to the task.
 // An option that has the name of a key of the section would never get a value.
 void Binder::CheckOptionNames(const Node& name, const std::string& section, const std::string& file,
                               std::span<const tasks::Option> options) {
@@ -336,6 +335,7 @@ void Binder::CheckOptionNames(const Node& name, const std::string& section, cons
   }
 }
 
+// Keys of `data` that are none of ours belong to the task.
 void Binder::BindData(const Node& map) {
   const tasks::TaskInfo* task = nullptr;
   if (const Node* name = map.Find("task");

@@ -17,10 +17,7 @@ namespace tidepool::config {
 class Binder {
  public:
   // `loaded` gets config, origins and warnings; `problems` what is wrong.
-  // `tries_plugins`: games are played for a look at what they say.
-  Binder(LoadedConfig& loaded, std::vector<Problem>& problems, bool tries_plugins)
-      : loaded_(loaded), problems_(problems), tries_plugins_(tries_plugins) {}
-  [[nodiscard]] bool tries_plugins() const { return tries_plugins_; }
+  Binder(LoadedConfig& loaded, std::vector<Problem>& problems) : loaded_(loaded), problems_(problems) {}
 
   void Bind(const Node& root);
 
@@ -71,7 +68,6 @@ class Binder {
 
   LoadedConfig& loaded_;
   std::vector<Problem>& problems_;
-  const bool tries_plugins_;
   std::set<std::string> bad_;
   std::map<std::string, Place> sections_;
 };

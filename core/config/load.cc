@@ -167,7 +167,7 @@ Origin LoadedConfig::OriginOf(const std::string& key) const {
 namespace {
 
 StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
-                            const std::vector<std::string>& overrides, bool checked, bool tries_plugins) {
+                            const std::vector<std::string>& overrides, bool checked) {
   LoadedConfig loaded;
   loaded.path = name;
   loaded.overrides = overrides;
@@ -176,7 +176,7 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   // A text that is no proper YAML has lost keys: complaints about those would only mislead.
   if (!problems.empty()) return ToStatus(std::move(problems));
   for (const std::string& override : overrides) ApplyOverride(root, override, problems);
-  Binder binder(loaded, problems, tries_plugins);
+  Binder binder(loaded, problems);
   binder.Bind(root);
   if (checked && !problems.empty()) return ToStatus(std::move(problems));
   CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
@@ -188,17 +188,17 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
 
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides) {
-  return Load(text, name, overrides, /*checked=*/false, /*tries_plugins=*/false);
+  return Load(text, name, overrides, /*checked=*/false);
 }
 
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  return Load(text, path, overrides, /*checked=*/false, /*tries_plugins=*/true);
+  return Load(text, path, overrides, /*checked=*/false);
 }
 
 StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  return Load(text, path, {}, /*checked=*/true, /*tries_plugins=*/false);
+  return Load(text, path, {}, /*checked=*/true);
 }
 
 StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {

@@ -53,11 +53,14 @@ void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_
 // "file:line: key: what was found; what to do" a line.
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides = {});
 
-// The same from a text; `name` stands for the file in messages and for relative paths. Games are not tried:
-// the text may be that of a run, whose controller has done it, and a trial forks, which is for a process
-// without threads.
+// The same from a text; `name` stands for the file in messages and for relative paths.
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides = {});
+
+// Plays a few games of the environment that the config names, for the characters that a tiny model lacks of
+// them, and for a game that crashes or hangs. In a child of this process, so before it has threads; for who
+// is about to run the job, or was asked whether it can be. kInvalidArgument: what is wrong, as of LoadConfig.
+Status TryGames(const LoadedConfig& loaded);
 
 // A config that was checked once: each key for itself. What the rules between keys would say is left out,
 // because the files that it names may be gone since.

@@ -262,7 +262,11 @@ std::string SetYaml(const LoadedConfig& loaded) {
     const size_t indent = line->find_first_not_of(' ');
     const std::string_view key = std::string_view(*line).substr(0, line->find(" # "));
     const bool opens = !line->starts_with('#') && key.substr(0, key.find_last_not_of(' ') + 1).ends_with(':');
-    if (opens && below <= indent) continue;
+    if (opens && below <= indent) {
+      // A tiny model all of whose keys have their defaults is still one.
+      if (!loaded.config.model.init || *line != "  init:") continue;
+      *line += " {}";
+    }
     out = *line + "\n" + out;
     below = indent;
   }

@@ -9,6 +9,7 @@
 
 #include "core/base/names.h"
 #include "core/base/rng.h"
+#include "core/base/running_call.h"
 #include "core/environments/control_tasks/control_plugin.h"
 
 namespace tidepool::environments {
@@ -31,9 +32,10 @@ std::string Word(double x) {
 }
 std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
 
-// What a plug-in throws stops here.
+// A call into a plug-in: a crash names it, and what it throws stops here.
 template <typename F>
-Status WithoutExceptions(const std::string& task, F&& body) try {
+Status Guarded(const std::string& task, const std::string& on, F&& body) try {
+  const RunningCall call(task, on);
   return body();
 } catch (const std::exception& e) {
   return DataLoss(task + " threw an exception: " + e.what());
@@ -83,24 +85,36 @@ StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
 
 struct VectorEnvironment::Impl {
   VectorSpec spec;
+  std::string task;  // its name and file, for messages
   uint64_t seed = 1;
   std::shared_ptr<const Rules> rules;
   std::vector<InstanceState> states;
 
-  // An action that stays within the buffer of an observation and a little beyond it.
+  // Spare room behind an observation: a task that writes up to 16 numbers too many is noticed.
   static constexpr size_t kBeyond = 16;
   std::vector<float> seen;  // observation_size and kBeyond more
 
-  void Begin(InstanceState& s, int64_t episode) const {
+  Status Begin(InstanceState& s, int64_t episode) const {
     s.episode = episode;
     s.steps = 0;
     s.score = 0;
     s.state = rules->Start(NoiseOf(seed, s.index, episode).Fork("start"));
+    if (rules->Holds(s.state)) return OkStatus();
+    return Broke(s, "Start gave this state, but Holds() says that it is none; correct one of them");
   }
 
-  [[nodiscard]] std::string Task() const { return "control task " + spec.name + " (" + spec.file + ")"; }
+  // For the last line of a process that ends in the task. Once for all instances: a string for each would
+  // take as long as a step of it.
+  [[nodiscard]] std::string Stepped() const {
+    if (states.empty()) return "no instance";
+    const InstanceState& s = states.front();
+    return (states.size() == 1 ? ""
+                               : "one of " + std::to_string(states.size()) + " instances, the first is ") +
+           "instance " + std::to_string(s.index) + ", step " + std::to_string(s.steps) + " of its episode " +
+           std::to_string(s.episode);
+  }
   [[nodiscard]] Status Broke(const InstanceState& s, const std::string& what) const {
-    return DataLoss(Task() + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
+    return DataLoss(task + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
                     std::to_string(s.steps) + " of its episode " + std::to_string(s.episode) + ", state " +
                     Words(s.state));
   }
@@ -149,12 +163,13 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask t
   Impl& m = *v->impl_;
   m.spec = std::move(task.spec);
   m.rules = std::move(task.rules);
+  m.task = "control task " + m.spec.name + " (" + m.spec.file + ")";
   m.seed = seed;
-  TP_RETURN_IF_ERROR(WithoutExceptions(m.Task(), [&] {
+  TP_RETURN_IF_ERROR(Guarded(m.task, "the start of its instances", [&] {
     for (const uint64_t index : indices) {
       InstanceState s;
       s.index = index;
-      m.Begin(s, episode);
+      TP_RETURN_IF_ERROR(m.Begin(s, episode));
       m.states.push_back(s);
     }
     return OkStatus();
@@ -182,7 +197,7 @@ const std::vector<InstanceState>& VectorEnvironment::states() const { return imp
 StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
-  TP_RETURN_IF_ERROR(WithoutExceptions(impl_->Task(), [&] {
+  TP_RETURN_IF_ERROR(Guarded(impl_->task, impl_->Stepped(), [&] {
     for (size_t i = 0; i < impl_->states.size(); ++i)
       TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
     return OkStatus();
@@ -191,7 +206,7 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
 }
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
-  return WithoutExceptions(impl_->Task(), [&] { return impl_->Step(actions, out); });
+  return Guarded(impl_->task, impl_->Stepped(), [&] { return impl_->Step(actions, out); });
 }
 
 Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {
@@ -244,7 +259,7 @@ Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep&
       out.final_observations.resize(out.final_observations.size() + width);
       TP_RETURN_IF_ERROR(Observe(s, out.final_observations.data() + out.final_observations.size() - width));
       out.scores.push_back(s.score);
-      Begin(s, s.episode + 1);
+      TP_RETURN_IF_ERROR(Begin(s, s.episode + 1));
     }
     TP_RETURN_IF_ERROR(Observe(s, out.observations.data() + i * width));
   }

@@ -25,6 +25,7 @@ struct RestartFacts {
   double in_s = 0;     // until it is started; 0: it is starting
   int64_t deaths = 0;  // of the last ten minutes
   std::string why;     // of the last one
+  std::string name;    // "device-0", as its log
 };
 
 // A picture of now. What the job does not have, or not yet, is empty.
@@ -89,6 +90,8 @@ struct SummaryFile {
   std::map<std::string, std::string> lost;
   std::string version, commit;  // of the program
   std::string run_id, policy_version;
+  std::string
+      data_identity;  // of the rows trained on and held out, as in checkpoints; empty: not written then
   std::optional<PaceFacts> paced;
   std::optional<std::string> paced_note;
 };
@@ -108,7 +111,7 @@ inline std::vector<std::string> LossLines(const SummaryFile& s) {
 }
 
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
-TP_FIELDS(RestartFacts, place, in_s, deaths, why)
+TP_FIELDS(RestartFacts, place, in_s, deaths, why, name)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
           leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, waits_for, elapsed_s,
           left_s, still_s, paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out,
@@ -116,6 +119,6 @@ TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, run
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
           accuracy, held_out, seconds, peak_bytes, drops, issued, lost, version, commit, run_id,
-          policy_version, paced, paced_note)
+          data_identity, policy_version, paced, paced_note)
 
 }  // namespace tidepool::observe

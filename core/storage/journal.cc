@@ -26,16 +26,9 @@ Status CutTornTail(FileSystem& fs, const std::string& dir, const TornTail& torn)
 
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
                                                              const std::string& run_id,
-                                                             const JournalOptions& options,
-                                                             JournalContents* earlier) {
-  JournalContents contents;
-  TP_ASSIGN_OR_RETURN(auto writer,
-                      Open(fs, dir, run_id, options, &contents.summary, [&](JournalEntry&& entry) {
-                        if (earlier != nullptr) contents.entries.push_back(std::move(entry));
-                        return OkStatus();
-                      }));
-  if (earlier != nullptr) *earlier = std::move(contents);
-  return writer;
+                                                             const JournalOptions& options) {
+  JournalSummary earlier;
+  return Open(fs, dir, run_id, options, &earlier, [](JournalEntry&&) { return OkStatus(); });
 }
 
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(

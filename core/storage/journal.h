@@ -109,8 +109,7 @@ struct JournalOptions {
 // Not thread-safe: one thread owns it.
 class JournalWriter {
  public:
-  // Takes the lock, reads and checks what is there (into `earlier` if given; for the caller to fold),
-  // cuts a torn tail (told in earlier->summary.torn_tail), raises ctl_epoch and starts a segment,
+  // Takes the lock, reads and checks what is there, cuts a torn tail, raises ctl_epoch and starts a segment,
   // durable on return. Makes `dir` if need be. `run_id` empty: the one of the journal that is there.
   //   kFailedPrecondition  another controller has it open (its pid is named), another run, or a schema
   //                        that this program does not write
@@ -119,10 +118,10 @@ class JournalWriter {
   //   errors of FileSystem
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
-                                                       const JournalOptions& options = {},
-                                                       JournalContents* earlier = nullptr);
-  // The same, with each record handed to `take` as it is read: those of a long run are hundreds of megabytes.
-  // An error of `take` is returned.  requires `take`, `summary`
+                                                       const JournalOptions& options = {});
+  // The same, with each record handed to `take` as it is read (those of a long run are hundreds of
+  // megabytes), and what else was found in `summary`, a torn tail too. An error of `take` is returned.
+  // requires `take`, `summary`
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
                                                        const JournalOptions& options, JournalSummary* summary,

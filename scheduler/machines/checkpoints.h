@@ -29,7 +29,7 @@ class Checkpoints : public Machine {
   [[nodiscard]] bool Due() const;
   [[nodiscard]] bool busy() const { return writing_.has_value() || final_saving_; }
   [[nodiscard]] StepNumber writing() const { return writing_ ? writing_->step : StepNumber{}; }
-  // What came between the newest attempt and its end; empty: nothing yet.
+  // Why the newest checkpoint could not be written; empty: nothing went wrong.
   [[nodiscard]] const std::string& trouble() const { return trouble_; }
   [[nodiscard]] bool final_saved() const { return final_saved_; }
 

@@ -1,10 +1,26 @@
 #include <cmath>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "scheduler/infra_budget.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+// A weighted sum of finite scores may overflow.
+std::string NotFiniteText(const event::Graded& graded) {
+  std::string scores;
+  for (const auto& [name, score] : graded.rewards) {
+    char text[32];
+    std::snprintf(text, sizeof(text), " %g", score);
+    scores += (scores.empty() ? " of " : ", ") + name + text;
+  }
+  return "the weighted sum" + scores + " is not finite; correct the one that is too large";
+}
+
+}  // namespace
 
 void SampleFlow::SampleEnded(const Request& r, EndStatus status) {
   all_.rollouts.Complete(r);
@@ -89,20 +105,17 @@ void SampleFlow::On(const event::Graded& e) {
               {{"tid", ToString(e.tid)}, {"worker", ToString(e.grader)}});
     return;
   }
-  GradeOutcome outcome = e.outcome;
-  // A weighted sum of finite scores may overflow.
-  if (outcome == GradeOutcome::kOk && !std::isfinite(e.reward)) outcome = GradeOutcome::kInfra;
-  if (e.tid.is_eval()) {
-    if (outcome == GradeOutcome::kOk) {
-      all_.evaluations.Graded(e);
-    } else {
-      all_.evaluations.Lost(e.tid, e.att, e.why);
-    }
-    return;
-  }
   event::Graded graded = e;
-  graded.outcome = outcome;
-  Grade(graded);
+  if (graded.outcome == GradeOutcome::kOk && !std::isfinite(graded.reward)) {
+    graded.outcome = GradeOutcome::kInfra;
+    graded.why = NotFiniteText(graded);
+  }
+  if (!graded.tid.is_eval()) return Grade(graded);
+  if (graded.outcome == GradeOutcome::kOk) {
+    all_.evaluations.Graded(graded);
+  } else {
+    all_.evaluations.Lost(graded.tid, graded.att, graded.why);
+  }
 }
 
 // GRADED follows ENQ, so that a reward never outlives its tokens.

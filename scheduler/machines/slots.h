@@ -60,12 +60,11 @@ class Slots : public Machine {
   [[nodiscard]] std::vector<GroupLeft> RunningGroups(Forecast& f, double tokens_beside) const;
   void ForecastNextBatch(Forecast& f, const LedgerView& ledger, const std::vector<GroupLeft>& running) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
+  void EndIfAlwaysRefused(TrainerNeed need);
 
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;
-  void EndIfAlwaysRefused(TrainerNeed need);
-
   std::string plan_refused_;  // why the placement's newest was not taken
   int64_t refused_idle_ = 0;  // in a row, while nobody was waited for
   TimePoint plan_made_;

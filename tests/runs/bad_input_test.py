@@ -248,6 +248,9 @@ class BadInputTest(RunTest):
         for name, metric in [("reward", "eval/reward/mean"), ("accuracy", "eval/accuracy"),
                              ("reward/length_penalty:4", "eval/reward/length_penalty:4/mean")]:
             self.assertAlmostEqual(result["total"][name]["value"], last[metric], msg=name)
+        # Also where no checkpoint says any more which rows they were.
+        self.assert_done(self.command("prune", str(self.path()), "--final-only"))
+        self.assertEqual(self.command("eval", "--model", str(self.path()), "--deterministic", "--json").stdout, asked.stdout)
         # Of another file of that name other rows would be held out, and those that were trained on asked.
         rows.write_text(rows.read_text() + '{"prompt": "q=", "answer": "q"}\n')
         self.refused(self.command("eval", "--model", str(self.path())), "have changed since it was trained", "--data FILE")

@@ -97,6 +97,23 @@ class OperationsTest(RunTest):
         self.assertEqual([p.name for p in left if p.name == "summary.json"], [])
         self.assertFalse((ROOT / "summary.json").exists() or (ROOT / "status.json").exists(), "it was written where the program was started")
 
+    def test_a_run_that_waits_while_its_files_are_deleted_says_so(self):
+        for stop in [False, True]:
+            with self.subTest(stop=stop):
+                shutil.rmtree(self.path(), ignore_errors=True)
+                run = self.start(CONFIG, f"reward.functions=[{{name: judge, endpoint: 'unix:{self.dir}/nobody', timeout_s: 60}}]")
+                self.wait_for(lambda: '"waits_for": "judge' in self.path("status.json").read_text() if self.path("status.json").exists() else False,
+                              what="the reward that nobody serves", process=run)
+                for file in self.path().iterdir():
+                    subprocess.run(["rm", "-rf", str(file)], check=True)
+                if stop:
+                    run.send_signal(signal.SIGINT)  # before it has looked again
+                out, err = self.finish(run, code=3)
+                self.assertIn(f"its folder {self.path()} was removed while the run was at work", err)
+                self.assertNotIn("go on with", out, "there is nothing to go on with")
+                self.assertNotIn("checkpoint:", out)
+                self.assertEqual(list(self.path().rglob("*.json")), [])
+
     def test_each_life_of_a_run_is_told_as_it_is(self):
         def page():
             self.assert_done(self.command("report", str(self.path())))
@@ -231,6 +248,7 @@ class OperationsTest(RunTest):
             said = re.search(r"only (\d+) files open here \(ulimit -Hn\), and this job needs (\d+): raise the limit", refused.stderr)
             self.assertTrue(said, refused.stderr)
             self.assertEqual(int(said[1]), limit)
+            self.assertIn(f"ulimit -Hn {said[2]}", refused.stderr)
             self.assertFalse(self.path(run="refused").exists())
         self.assert_done(train(int(said[2]), "enough"))
 

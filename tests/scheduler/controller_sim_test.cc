@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -685,6 +687,26 @@ TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
   EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
   for (const JournalEntry& e : cluster.journal())
     EXPECT_FALSE(std::holds_alternative<record::StepBegin>(e.record));
+}
+
+TEST(ControllerSimTest, ASumOfScoresThatIsNotFiniteIsToldWithTheScores) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  SimCluster cluster(o);
+  cluster.on_event = [&](const Event& event) {
+    const auto* graded = std::get_if<event::Graded>(&event);
+    if (graded == nullptr || !std::isfinite(graded->reward)) return true;
+    event::Graded over = *graded;
+    over.reward = std::numeric_limits<double>::infinity();
+    over.rewards = {{"near", 1}, {"far", 1.5e308}};
+    cluster.Inject(over);
+    return false;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
+  for (const std::string& said : {r.why, cluster.warnings().at(0)})
+    EXPECT_NE(said.find("the weighted sum of near 1, far 1.5e+308 is not finite"), std::string::npos) << said;
 }
 
 TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {

@@ -273,8 +273,7 @@ struct Board::Impl {
         FromJson(live, status);
         std::vector<std::string> waits = observe::WaitsText(status);
         for (const observe::RestartFacts& place : status.restarting)
-          waits.push_back("the worker at place " + std::to_string(place.place) + ": " +
-                          observe::RestartText(place));
+          waits.push_back(place.name + ": " + observe::RestartText(place));
         out["waits"] = waits;
         out["live"] = std::move(live);
       }

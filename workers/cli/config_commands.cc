@@ -20,6 +20,7 @@ namespace {
 StatusOr<config::LoadedConfig> Loaded(const std::string& file, const std::vector<std::string>& overrides) {
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  TP_RETURN_IF_ERROR(config::TryGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
   return loaded;
 }

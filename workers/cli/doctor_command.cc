@@ -399,7 +399,8 @@ class Doctor {
   }
 
   void CheckFiles(const JobConfig& config) {
-    if (const Status files = CheckFileLimit(config); !files.ok()) Missing(files.message(), "ulimit -n 1024");
+    if (const Status files = CheckFileLimit(config); !files.ok())
+      Missing(files.message(), "the hard limit is enough: processes raise the soft one to it");
   }
 
   // "Ready" is said of a line whose conditions were looked at, as `tidepool train` will.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/environments/text_game.h"
 #include "core/observe/held_out.h"
@@ -470,6 +471,7 @@ constexpr const char* kOfText[] = {"--data",          "--reward",  "--held-out",
 constexpr const char* kOfPolicies[] = {"--episodes", "--sampled", "--render", "--episode"};
 
 Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions& o) {
+  RunningCall::TellCrashes();  // rewards and games are called in this process
   const auto given = [&](const char* name) { return command.count(name) > 0; };
   const auto refused = [&](auto& names, const std::string& what) -> Status {
     for (const char* name : names) {

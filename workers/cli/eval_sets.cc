@@ -1,9 +1,12 @@
 #include "workers/cli/eval_sets.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
+#include "core/observe/run_files.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
@@ -91,19 +94,36 @@ StatusOr<EvalSet> FileSet(const std::string& path, const RowSource& text, const 
 
 namespace {
 
-// A share that was held out is another one if the file has changed, and then has rows that were trained on.
-Status CheckSameRows(const std::string& run, const RowSource& rows) {
+// Of the newest checkpoint; where they are pruned, of the summary. Empty: nothing says.
+StatusOr<std::string> TrainedIdentity(const std::string& run) {
   RealFileSystem files;
-  const std::string checkpoints = storage::RunPaths(run).checkpoints();
-  TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(files, checkpoints));
-  if (steps.empty()) return OkStatus();  // pruned: nothing says which rows they were
-  const std::string newest = checkpoints + "/" + storage::CheckpointName(steps.back());
-  TP_ASSIGN_OR_RETURN(const storage::Manifest manifest, storage::ReadManifest(files, newest, std::nullopt));
-  const auto trained = manifest.notes.find("data_identity");
-  if (trained == manifest.notes.end() || trained->second == rows.identity()) return OkStatus();
-  return FailedPrecondition("the data of " + run +
-                            " have changed since it was trained, so which rows were held out is not known; "
-                            "name the rows to ask with --data FILE");
+  const storage::RunPaths paths(run);
+  TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps,
+                      storage::ListCheckpoints(files, paths.checkpoints()));
+  if (!steps.empty()) {
+    const std::string newest = JoinPath(paths.checkpoints(), storage::CheckpointName(steps.back()));
+    TP_ASSIGN_OR_RETURN(const storage::Manifest manifest, storage::ReadManifest(files, newest, std::nullopt));
+    const auto trained = manifest.notes.find("data_identity");
+    return trained == manifest.notes.end() ? "" : trained->second;
+  }
+  observe::SummaryFile summary;
+  if (const auto text = files.ReadFile(paths.summary(), 1 << 20); text.ok()) {
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) FromJson(json, summary);
+  }
+  return summary.data_identity;
+}
+
+// A share that was held out is another one if the file has changed, and then has rows that were trained on.
+Status CheckSameRows(const std::string& run, const JobConfig& config, const RowSource& rows) {
+  TP_ASSIGN_OR_RETURN(const std::string trained, TrainedIdentity(run));
+  const bool share = config.data.task.empty() && config.data.eval_path.empty();
+  if (trained == rows.identity() || (trained.empty() && !share)) return OkStatus();
+  return FailedPrecondition(
+      (trained.empty() ? "no checkpoint is left of " + run +
+                             " and its summary.json does not say which rows it was trained on"
+                       : "the data of " + run + " have changed since it was trained") +
+      ", so which rows were held out is not known; name the rows to ask with --data FILE");
 }
 
 }  // namespace
@@ -133,7 +153,7 @@ StatusOr<RunSet> SetOfRun(const std::string& run, const JobConfig& config, const
   if (!out.text->HasAnswers())
     return FailedPrecondition("the held-out rows of " + run + " are texts to be learned, without questions" +
                               instead);
-  TP_RETURN_IF_ERROR(CheckSameRows(run, *out.text));
+  TP_RETURN_IF_ERROR(CheckSameRows(run, config, *out.text));
   for (int64_t i = 0; i < out.text->held_out_size() && !Full(set, limits); ++i) {
     const RowSource::Which which{.number = i, .held_out = true};
     TP_ASSIGN_OR_RETURN([[maybe_unused]] const bool taken,

@@ -11,6 +11,7 @@
 #include "core/model/hugging_face.h"
 #include "workers/controller/job.h"
 #include "workers/data/model_folder.h"
+#include "workers/device/file_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -100,6 +101,7 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   TP_RETURN_IF_ERROR(
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
+  TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain
   InferenceOptions options = o;
   options.max_position = spec.max_position;
   options.job.model.path = std::filesystem::absolute(o.job.model.path).string();

@@ -26,6 +26,7 @@
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
 #include "workers/device/disk_plan.h"
+#include "workers/device/file_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -165,6 +166,8 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
   }
   std::printf("%s\n%s", config::SetYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
   DescribeDisk(options, loaded.config);
+  if (const Status files = CheckFileLimit(loaded.config); !files.ok())
+    std::fprintf(stderr, "warning: this run would be refused: %s\n", files.message().c_str());
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
   PrintData(*data);
@@ -184,6 +187,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   auto loaded = LoadJob(options);
   if (!loaded.ok()) return Fail(context, loaded.status());
   for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  if (const Status games = config::TryGames(*loaded); !games.ok()) return Fail(context, games);
   if (options.dry_run) return DryRun(context, options, *loaded);
   struct sigaction action {};
   action.sa_handler = OnSignal;

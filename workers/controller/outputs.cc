@@ -52,7 +52,7 @@ void ControllerProcess::OnWaitsFor(int64_t place, const std::string& what) {
   const bool waited = !waits_for_.empty();
   if (!what.empty()) {
     waits_for_[place] = what;
-    if (!waited) Tell(UnreachableText(config_, what), "rewards_wait");
+    if (!waited) Tell(UnreachableText(config_, what, any_graded_), "rewards_wait");
   } else if (waits_for_.erase(place) > 0 && waits_for_.empty()) {
     Tell("rewards wait no longer: the server answers", "rewards_answered");
   }
@@ -222,7 +222,7 @@ void ControllerProcess::Show() {
   }
   s.restarting.clear();
   for (const auto& [worker, in, deaths, why] : view.restarting)
-    s.restarting.push_back({worker.value, std::max(Seconds(in), 0.0), deaths, why});
+    s.restarting.push_back({worker.value, std::max(Seconds(in), 0.0), deaths, why, PlaceName(worker.value)});
   if (request_.on_progress) request_.on_progress(s);
   if (!files_.Busy()) WriteStatus();  // a picture of now is not worth a queue where the disk is slow
 }
@@ -245,6 +245,7 @@ void ControllerProcess::WriteSummary() {
   s.job = Name(config_.kind());
   s.name = config_.name;
   s.run_id = request_.run_id;
+  s.data_identity = rows_->identity();
   s.version = BuildVersion();
   s.commit = BuildCommit();
   s.policy_version = ToString(view.version);

@@ -40,7 +40,8 @@ Status ControllerProcess::Open() {
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
-  TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir));
+  TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir, {"config.yaml", "journal/lock",
+                                                                             "journal/0000.tpj"}));
   folder_ = std::make_shared<const HeldFolder>(std::move(folder));
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
   TP_RETURN_IF_ERROR(rows_->CheckRows());
@@ -232,6 +233,7 @@ void ControllerProcess::Close() {
     result_.exit = 3;
     result_.why = closed.message();
   }
+  if (!superseded_ && !storage_failed_ && !result_.disk_hangs) LookForFolder();
   LogEnd();
   if (superseded_) {  // what is left here is another controller's
     (void)files_.Drain(DiskThread::kPatience);
@@ -362,7 +364,6 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
-                        if (FilesAreGone()) return OnMoved("", failed.journal);
                         EndForStorage(failed.why, failed.journal);
                       }},
              done);
@@ -427,29 +428,30 @@ void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
   Do(end);
 }
 
-// `rm -r` leaves a folder in which files are made while it is at work, and which of them it takes first is
-// anybody's guess. A run never deletes these.
-bool ControllerProcess::FilesAreGone() const {
-  const storage::RunPaths paths(request_.run_dir);
-  const std::string always[] = {paths.config(), JoinPath(paths.journal(), "lock"),
-                                JoinPath(paths.journal(), "0000.tpj")};
-  return std::ranges::any_of(always, [](const std::string& path) {
-    std::error_code error;  // a disk that fails says nothing of its files
-    return !std::filesystem::exists(path, error) && !error;
-  });
-}
-
 // Paths lead to where it was, in the workers too: what is open goes on where it is, what is made next would
 // begin another folder. So the run ends, and says so where it is now.
 void ControllerProcess::OnMoved(const std::string& to, bool journal) {
   if (finished_ || storage_failing_ || storage_failed_) return;
+  EndForStorage(NoteMoved(to), journal);
+}
+
+// At the end of a run that nobody has told of it: what it would say of its checkpoints is not so any more.
+void ControllerProcess::LookForFolder() {
+  const auto to = folder_->MovedTo();
+  if (!to || result_.moved_to) return;
+  const std::string failed = result_.exit == 0 ? "" : result_.why + "; ";
+  result_.exit = 3;
+  result_.why = failed + NoteMoved(*to);
+}
+
+// Takes the place where the folder is now, and says what happened to it.
+std::string ControllerProcess::NoteMoved(const std::string& to) {
   const std::string was = request_.run_dir;
   if (!to.empty()) request_.run_dir = to;
   result_.moved_to = to;
   result_.disk_hangs = to.empty();
-  EndForStorage("its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +
-                    " while the run was at work",
-                journal);
+  return "its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +
+         " while the run was at work";
 }
 
 StatusOr<RunResult> RunController(const RunRequest& request) {

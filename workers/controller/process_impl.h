@@ -91,7 +91,8 @@ class ControllerProcess {
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
   void OnMoved(const std::string& to, bool journal);
-  [[nodiscard]] bool FilesAreGone() const;
+  void LookForFolder();
+  std::string NoteMoved(const std::string& to);
   // A call for the loop, for threads: they may outlive this object.
   [[nodiscard]] auto Post() const {
     return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };

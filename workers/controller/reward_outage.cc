@@ -18,37 +18,39 @@ std::string InSeconds(double seconds) { return observe::DurationText(FromSeconds
 
 }  // namespace
 
-std::string UnreachableText(const JobConfig& config, const std::string& server) {
+std::string UnreachableText(const JobConfig& config, const std::string& server, bool any_graded) {
   double timeout_s = 0;
   for (const RewardFunction& f : config.reward.functions) {
     if (server.find(f.name + " at " + f.endpoint) != std::string::npos)
       timeout_s = std::max(timeout_s, f.timeout_s);
   }
+  const scheduler::InfraBudget budget = BudgetOf(config);
   return "rewards wait for " + server + "; it is tried again for " + InSeconds(timeout_s) +
          " (timeout_s of its function in reward.functions). From then on a grading that fails is lost "
          "after " +
          std::to_string(config.reward.max_retries + 1) +
-         " quick tries (reward.max_retries), and the run ends once " +
-         std::to_string(BudgetOf(config).Most()) +
-         " samples are lost (scheduler.infra_drop_stop), or all of the first " +
-         std::to_string(BudgetOf(config).MostAlone());
+         " quick tries (reward.max_retries), and the run ends once " + std::to_string(budget.Most()) +
+         " samples are lost (scheduler.infra_drop_stop)" +
+         (any_graded ? "" : ", or all of the first " + std::to_string(budget.MostAlone()));
 }
 
 std::string FailingText(const JobConfig& config, const std::string& why, bool any_graded) {
   const scheduler::InfraBudget budget = BudgetOf(config);
   const int64_t most = any_graded ? budget.Most() : std::min(budget.Most(), budget.MostAlone());
+  const std::string end = "a grading failed: " + why + ". If all fail from now on, the run ends once " +
+                          std::to_string(most) + " samples are lost (scheduler.infra_drop_stop)";
+  double timeout_s = 0;  // of one try: servers are asked one after the other
+  for (const RewardFunction& f : config.reward.functions) timeout_s += f.endpoint.empty() ? 0 : f.timeout_s;
+  if (timeout_s == 0) return end;  // functions of this build alone: a call takes no time worth telling
   const int64_t tries = config.reward.max_retries + 1;
   const int64_t calls = config.reward.workers * config.reward.concurrency;  // at a time
   // What failed before is asked for alone (reward.batch).
   const int64_t rounds = RoundedUp(most, calls * config.reward.batch) + (tries - 1) * RoundedUp(most, calls);
-  double timeout_s = 0;  // of one try: servers are asked one after the other
-  for (const RewardFunction& f : config.reward.functions) timeout_s += f.endpoint.empty() ? 0 : f.timeout_s;
-  return "a grading failed: " + why + ". If all fail from now on, the run ends once " + std::to_string(most) +
-         " samples are lost (scheduler.infra_drop_stop); where each call takes its time-out, that is in " +
+  return end + "; where each call takes its time-out, that is in " +
          InSeconds(static_cast<double>(rounds) * timeout_s) + " or more: " + std::to_string(tries) +
          " tries a sample (reward.max_retries) of " + InSeconds(timeout_s) +
          " (timeout_s in reward.functions), " + std::to_string(calls) +
-         " calls at a time (reward.concurrency)";
+         " calls at a time (reward.workers times reward.concurrency)";
 }
 
 }  // namespace tidepool::workers

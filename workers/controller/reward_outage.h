@@ -8,9 +8,10 @@
 
 namespace tidepool::workers {
 
-// Nobody answers there. `server`: as a worker names it, "judge at unix:/x: Connection refused".
-std::string UnreachableText(const JobConfig& config, const std::string& server);
-// It answers, too late or with errors. `any_graded`: a sample of this life was graded before.
+// Nobody answers there. `server`: as a worker names it, "judge at unix:/x: Connection refused". `any_graded`:
+// a sample of this life was graded before.
+std::string UnreachableText(const JobConfig& config, const std::string& server, bool any_graded);
+// It answers, too late or with errors; or, where there is no server, a function fails.
 std::string FailingText(const JobConfig& config, const std::string& why, bool any_graded);
 
 }  // namespace tidepool::workers

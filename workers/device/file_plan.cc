@@ -33,8 +33,9 @@ Status CheckFileLimit(const JobConfig& config) {
   if (may >= need) return OkStatus();
   return FailedPrecondition("a process may have only " + std::to_string(may) +
                             " files open here (ulimit -Hn), and this job needs " + std::to_string(need) +
-                            ": raise the limit (ulimit -n 1024; LimitNOFILE= of systemd, --ulimit nofile= of "
-                            "a container)");
+                            ": raise the limit to that (`ulimit -Hn " + std::to_string(need) +
+                            "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a "
+                            "container, /etc/security/limits.conf)");
 }
 
 }  // namespace tidepool::workers

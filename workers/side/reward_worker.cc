@@ -100,9 +100,9 @@ std::optional<std::string> Graders::Overdue(Clock::time_point now) const {
     if (now < call.due) continue;
     char limit[32];
     std::snprintf(limit, sizeof(limit), "%g", call.function->config.timeout_s);
-    return std::string(limit) + " s (timeout_s of the function) passed " +
-           WhileItRan(call.function->label, tasks::NameOf(*call.input)) +
-           ", and it has not returned; correct it, or raise timeout_s";
+    return DidNotReturn(call.function->label, std::string(limit) + " s (its timeout_s)",
+                        tasks::NameOf(*call.input)) +
+           "; correct it, or raise timeout_s";
   }
   return std::nullopt;
 }

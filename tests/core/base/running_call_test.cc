@@ -13,6 +13,12 @@ TEST(RunningCallTest, WhatIsInTheLogIsFoundAgain) {
   EXPECT_EQ(said, "while it ran reward mine (rewards/mine.cc) on sample 3.0.1 (question 3)");
   EXPECT_EQ(RanIn("process 7 was killed by signal 11 (SIGSEGV): " + said), "reward mine (rewards/mine.cc)");
   EXPECT_EQ(RanIn("process 7 was killed by signal 9 (SIGKILL)"), "");
+  const std::string late =
+      DidNotReturn("reward mine (rewards/mine.cc)", "0.5 s (its timeout_s)", "sample 3.0.1");
+  EXPECT_EQ(late,
+            "reward mine (rewards/mine.cc) did not return within 0.5 s (its timeout_s) on sample 3.0.1");
+  EXPECT_EQ(RanIn(late), "reward mine (rewards/mine.cc)");
+  EXPECT_EQ(RanIn("process 7 ended with exit status 3: " + late), "reward mine (rewards/mine.cc)");
 }
 
 void Crash(int number) {

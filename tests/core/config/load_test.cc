@@ -621,5 +621,19 @@ TEST(LoadConfigTest, DamagedTextsNeverDie) {
   }
 }
 
+// Who looks at a run is not to play its games.
+TEST(LoadConfigTest, GamesArePlayedForWhoAsksAlone) {
+  const auto loaded = LoadConfigText(
+      "name: x\nmodel: {init: {max_position: 128, alphabet: \"abc\"}}\nenvironment: {name: tally}\n"
+      "rollout: {max_new_tokens: 64}\n",
+      "x.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const Status tried = TryGames(*loaded);
+  EXPECT_EQ(tried.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(tried.message(),
+              testing::AllOf(HasSubstr("x.yaml:2: model.init.alphabet: lacks '"),
+                             HasSubstr("', which environment tally writes or reads; add them")));
+}
+
 }  // namespace
 }  // namespace tidepool::config

@@ -60,6 +60,17 @@ TEST(RenderTest, WhatIsSetIsShortAndLoadsToTheSame) {
   EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
 }
 
+TEST(RenderTest, ATinyModelOfWhichNothingIsSetIsKept) {
+  const auto loaded = LoadConfigText(
+      "name: a\nmodel: {init: {}}\ndata: {task: reverse}\nreward: {functions: [exact_answer]}\n", "a.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const std::string set = SetYaml(*loaded);
+  EXPECT_THAT(set, HasSubstr("\nmodel:\n  init: {}\n"));
+  const auto again = LoadConfigText(set, "set.yaml");
+  ASSERT_TRUE(again.ok()) << again.status().message() << set;
+  EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
+}
+
 TEST(SchemaTest, EveryDefaultObeysItsOwnRange) {
   JobConfig defaults;
   defaults.reward.functions.emplace_back();

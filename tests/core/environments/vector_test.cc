@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <set>
 #include <stdexcept>
 
 #include "core/base/rng.h"
+#include "core/base/running_call.h"
 #include "core/environments/control.h"
 #include "core/environments/control_tasks/control_plugin.h"
 
@@ -128,9 +131,9 @@ TEST(VectorEnvironmentTest, EpisodesAndInstancesStartApart) {
 // A task of one number that breaks one rule once it is at 3.
 class BrokenTask : public Rules {
  public:
-  enum class Fault { kReward, kState, kNan, kTooMany, kTooFew, kThrows, kThrowsANumber };
+  enum class Fault { kReward, kState, kNan, kTooMany, kTooFew, kThrows, kThrowsANumber, kStart };
   explicit BrokenTask(Fault fault) : fault_(fault) {}
-  std::array<double, 4> Start(Rng) const override { return {0}; }
+  std::array<double, 4> Start(Rng) const override { return {fault_ == Fault::kStart ? std::nan("") : 0}; }
   MoveResult Play(const std::array<double, 4>& state, const float*, Rng) const override {
     const bool now = state[0] == 2;
     if (now && fault_ == Fault::kThrows) throw std::runtime_error("no such place");
@@ -184,6 +187,41 @@ TEST(VectorEnvironmentTest, ATaskThatBreaksItsRulesIsNamedWithWhatItDid) {
       EXPECT_NE(broke.message().find("; instance 7, step "), std::string::npos) << broke.message();
     }
   }
+}
+
+TEST(VectorEnvironmentTest, AStartThatIsNoStateIsRefusedLikeAnyOther) {
+  ControlTask task{.spec = {.name = "broken", .file = "control_tasks/broken.cc", .observation_size = 1},
+                   .rules = std::make_shared<BrokenTask>(BrokenTask::Fault::kStart)};
+  const auto set = VectorEnvironment::Of(std::move(task), 1, std::vector<uint64_t>{7});
+  EXPECT_EQ(set.status().code(), StatusCode::kDataLoss);
+  EXPECT_TRUE(set.status().message().starts_with("control task broken (control_tasks/broken.cc): Start gave"))
+      << set.status().message();
+  EXPECT_TRUE(set.status().message().ends_with("instance 7, step 0 of its episode 0, state nan, 0, 0, 0"));
+}
+
+class CrashingTask : public BrokenTask {
+ public:
+  CrashingTask() : BrokenTask(Fault::kState) {}
+  MoveResult Play(const std::array<double, 4>&, const float*, Rng) const override { std::abort(); }
+};
+
+TEST(VectorEnvironmentDeathTest, ACrashNamesTheTaskAndWhereItWas) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto play = [] {
+    RunningCall::TellCrashes();
+    ControlTask task{.spec = {.name = "crash",
+                              .file = "control_tasks/crash.cc",
+                              .observation_size = 1,
+                              .actions = 2,
+                              .max_episode_steps = 40},
+                     .rules = std::make_shared<CrashingTask>()};
+    auto set = VectorEnvironment::Of(std::move(task), 1, std::vector<uint64_t>{7});
+    VectorStep step;
+    (void)(*set)->Step(std::vector<float>{1}, step);
+  };
+  EXPECT_EXIT(
+      play(), testing::KilledBySignal(SIGABRT),
+      "while it ran control task crash .control_tasks/crash.cc. on instance 7, step 0 of its episode 0");
 }
 
 // One in three slips each way: counted over many instances.

@@ -31,9 +31,18 @@ std::string Bytes(const JournalRecord& record) {
   return out;
 }
 
+StatusOr<std::unique_ptr<JournalWriter>> OpenAndRead(FileSystem& fs, const JournalOptions& options,
+                                                     JournalContents& found) {
+  return JournalWriter::Open(fs, kDir, "run-1", options, &found.summary, [&](JournalEntry&& entry) {
+    found.entries.push_back(std::move(entry));
+    return OkStatus();
+  });
+}
+
 std::unique_ptr<JournalWriter> MustOpen(FileSystem& fs, const JournalOptions& options = {},
                                         JournalContents* earlier = nullptr) {
-  auto writer = JournalWriter::Open(fs, kDir, "run-1", options, earlier);
+  JournalContents found;
+  auto writer = OpenAndRead(fs, options, earlier == nullptr ? found : *earlier);
   TP_CHECK(writer.ok()) << writer.status().ToString();
   return std::move(writer).value();
 }
@@ -354,7 +363,7 @@ TEST(JournalTest, SurvivesAPowerCutAtEveryOperation) {
       fs.SetFaults({.seed = seed});
 
       JournalContents earlier;
-      auto writer = JournalWriter::Open(fs, kDir, "run-1", {}, &earlier);
+      auto writer = OpenAndRead(fs, {}, earlier);
       ASSERT_TRUE(writer.ok()) << writer.status().ToString();
       torn += earlier.summary.torn_tail.has_value() ? 1 : 0;
       ASSERT_GE(static_cast<int64_t>(earlier.entries.size()), durable.value);

@@ -75,13 +75,12 @@ TEST_F(BoardTest, SaysWhatARunWaitsFor) {
   const std::string run = "a-20260101T000000Z";
   Write("runs/" + run + "/status.json",
         R"({"waits_for":"judge at unix:/x: Connection refused","still_s":62,"restarting":[)"
-        R"({"place":1,"in_s":3.2,"deaths":2,"why":"process 12 was killed"}]})");
-  EXPECT_EQ(
-      Ask("/api/run", {{"run", run}})["waits"],
-      json({"rewards wait for judge at unix:/x: Connection refused",
-            "no step has ended for 1m02s, far longer than the steps before took",
-            "the worker at place 1: restarting in 4 s (death 2 of the last ten minutes; the sixth is the "
-            "last): process 12 was killed"}));
+        R"({"place":1,"in_s":3.2,"deaths":2,"why":"process 12 was killed","name":"reward-0"}]})");
+  EXPECT_EQ(Ask("/api/run", {{"run", run}})["waits"],
+            json({"rewards wait for judge at unix:/x: Connection refused",
+                  "no step has ended for 1m02s, far longer than the steps before took",
+                  "reward-0: restarting in 4 s (death 2 of the last ten minutes; the sixth is the "
+                  "last): process 12 was killed"}));
 }
 
 TEST_F(BoardTest, NoNameLeadsOutOfTheFolder) {

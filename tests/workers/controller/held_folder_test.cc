@@ -35,5 +35,18 @@ TEST(HeldFolderTest, IsFoundWhereItWasMovedTo) {
   fs::remove_all(root);
 }
 
+TEST(HeldFolderTest, IsRemovedWithoutAFileThatItAlwaysHas) {
+  const fs::path root = fs::path(testing::TempDir()) / ("held_files_" + std::to_string(::getpid()));
+  fs::create_directories(root / "journal");
+  std::ofstream(root / "config.yaml") << "a";
+  std::ofstream(root / "journal" / "lock") << "b";
+  const auto held = HeldFolder::Open(root, {"config.yaml", "journal/lock"});
+  ASSERT_TRUE(held.ok()) << held.status().ToString();
+  EXPECT_EQ(held->MovedTo(), std::nullopt);
+  fs::remove_all(root / "journal");
+  EXPECT_EQ(held->MovedTo(), "") << "rm -r has got as far as that";
+  fs::remove_all(root);
+}
+
 }  // namespace
 }  // namespace tidepool::workers

@@ -10,6 +10,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 JobConfig Job() {
   auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml",
@@ -21,21 +22,31 @@ JobConfig Job() {
 
 TEST(RewardOutageTest, AnOutageIsToldWithItsEndAndTheKeysOfIt) {
   EXPECT_THAT(
-      UnreachableText(Job(), "judge at unix:/x: Connection refused"),
+      UnreachableText(Job(), "judge at unix:/x: Connection refused", /*any_graded=*/false),
       AllOf(HasSubstr("tried again for 2.0s (timeout_s"), HasSubstr("after 3 quick tries"),
             HasSubstr("once 65 samples are lost (scheduler.infra_drop_stop), or all of the first 32")));
+  EXPECT_THAT(UnreachableText(Job(), "judge at unix:/x: Connection refused", /*any_graded=*/true),
+              AllOf(HasSubstr("once 65 samples are lost"), Not(HasSubstr("all of the first"))));
 }
 
 // 16 samples a step: the run ends with 65 of 320, or with the first 32.
 TEST(RewardOutageTest, FailuresAreToldWithTheTimeUntilTheyEndTheRun) {
   JobConfig job = Job();
-  EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/true),
-              AllOf(HasSubstr("a grading failed: no answer. "), HasSubstr("65 samples are lost"),
-                    HasSubstr("in 1m42s or more: 3 tries a sample (reward.max_retries) of 2.0s"),
-                    HasSubstr("4 calls at a time (reward.concurrency)")));  // 3 x 17 x 2 s
+  EXPECT_THAT(
+      FailingText(job, "no answer", /*any_graded=*/true),
+      AllOf(HasSubstr("a grading failed: no answer. "), HasSubstr("65 samples are lost"),
+            HasSubstr("in 1m42s or more: 3 tries a sample (reward.max_retries) of 2.0s"),
+            HasSubstr("4 calls at a time (reward.workers times reward.concurrency)")));  // 3 x 17 x 2 s
   EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/false), HasSubstr("in 48.0s or more"));
   job.reward.batch = 8;  // 1 + 2 x 8 rounds
   EXPECT_THAT(FailingText(job, "no answer", /*any_graded=*/false), HasSubstr("in 34.0s or more"));
+}
+
+TEST(RewardOutageTest, AFunctionThatFailsHasNoTimeOutsToWaitFor) {
+  JobConfig job = Job();
+  job.reward.functions = {{.name = "exact_answer"}};
+  EXPECT_THAT(FailingText(job, "it threw", /*any_graded=*/true),
+              AllOf(HasSubstr("65 samples are lost"), Not(HasSubstr("time-out")), Not(HasSubstr("tries"))));
 }
 
 }  // namespace

@@ -390,8 +390,8 @@ TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTh
   while (!overdue && std::chrono::steady_clock::now() < begun + std::chrono::seconds(60))
     overdue = graders->Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
   ASSERT_TRUE(overdue);
-  EXPECT_THAT(*overdue, StartsWith("2 s (timeout_s of the function) passed while it ran reward exact_answer "
-                                   "(core/tasks/rewards/exact_answer.cc) on sample 7.0.1 ("));
+  EXPECT_THAT(*overdue, StartsWith("reward exact_answer (core/tasks/rewards/exact_answer.cc) did not return "
+                                   "within 2 s (its timeout_s) on sample 7.0.1 ("));
   grader.request_stop();
   grader.join();  // waits: it was asked to stop
   EXPECT_FALSE(graders->Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
