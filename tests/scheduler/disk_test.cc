@@ -37,10 +37,15 @@ class RealCodeDisk : public SimDisk {
     std::vector<JournalEntry> entries;
     for (int tries = 0; writer_ == nullptr; ++tries) {
       TP_CHECK(tries < 3) << "the journal cannot be opened";
-      storage::JournalContents earlier;
+      storage::JournalSummary summary;
+      std::vector<JournalEntry> earlier;
       // Small segments, so that they roll over a few times in a short run.
-      auto writer = storage::JournalWriter::Open(fs_, kJournal, "run",
-                                                 {.segment_bytes = 3000, .reserve_bytes = 500}, &earlier);
+      auto writer =
+          storage::JournalWriter::Open(fs_, kJournal, "run", {.segment_bytes = 3000, .reserve_bytes = 500},
+                                       &summary, [&](JournalEntry&& entry) {
+                                         earlier.push_back(std::move(entry));
+                                         return OkStatus();
+                                       });
       if (!writer.ok()) {  // whoever starts it tries again, after a power cut with the power back
         if (fs_.crashed())
           fs_.Crash();
@@ -50,7 +55,7 @@ class RealCodeDisk : public SimDisk {
         continue;
       }
       writer_ = std::move(writer).value();
-      entries = std::move(earlier.entries);
+      entries = std::move(earlier);
     }
     if (!storage::RemoveLeftovers(fs_, kCheckpoints).ok() && fs_.crashed()) return Reopen();
     const auto found = static_cast<int64_t>(entries.size());
