@@ -188,13 +188,14 @@ class OperationsTest(RunTest):
         self.assertNotIn("FENCE", self.command("journal", str(self.path())).stdout)
 
     def test_what_ctrl_c_left_of_the_end_is_done_on_resume(self):
+        steps = 80  # so that the run lasts until its workers have been seen
         # Many questions and a grader that stands still: the last evaluation lasts until the signal.
-        job = ["train.steps=12", "data.held_out=40", "eval.samples=40", "eval.before_train=false"]
+        job = [f"train.steps={steps}", "data.held_out=40", "eval.samples=40", "eval.before_train=false"]
         for attempt in range(8):
             name = f"run-{attempt}"
             run = self.start(CONFIG, *job, run=name)
             grader = self.worker_pid(1, run, run=name)
-            self.wait_step(12, run, run=name)  # its line is written before the last evaluation begins
+            self.wait_step(steps, run, run=name)  # its line is written before the last evaluation begins
             kill(grader, signal.SIGSTOP)
             run.send_signal(signal.SIGINT)
             out, _ = self.finish(run)
@@ -207,7 +208,7 @@ class OperationsTest(RunTest):
         self.assert_done(again)
         self.assertNotIn("this run is finished", again.stdout)
         self.assertTrue(self.path("final", "model.safetensors", run=name).exists())
-        self.assertIn("eval/accuracy", self.metrics(name)[12])
+        self.assertIn("eval/accuracy", self.metrics(name)[steps])
         self.assert_checked(name)
         self.assertIn("this run is finished", self.train(CONFIG, *job, "--resume", run=name).stdout)
 
