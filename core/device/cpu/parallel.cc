@@ -49,9 +49,7 @@ class Helpers {
     while (TakeOne()) {
     }
     in_body = false;
-    // What is missing is being computed.
-    for (int64_t turns = 0; done_.load(std::memory_order_acquire) < pieces; ++turns)
-      turns < kSpins ? Pause() : std::this_thread::yield();
+    WaitFor(static_cast<uint32_t>(pieces));
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
@@ -59,6 +57,20 @@ class Helpers {
   static constexpr int kLeftBits = 32;
   static constexpr uint64_t kLeft = (uint64_t{1} << kLeftBits) - 1;
   static constexpr int64_t kSpins = 2000;  // some tens of microseconds
+
+  // Until what is missing has been computed. Not by giving the core away: who takes it keeps it for
+  // milliseconds.
+  void WaitFor(uint32_t pieces) {
+    for (int64_t turns = 0; turns < kSpins; ++turns) {
+      if (done_.load(std::memory_order_acquire) == pieces) return;
+      Pause();
+    }
+    waiting_.store(true, std::memory_order_seq_cst);
+    for (uint32_t now = done_.load(std::memory_order_seq_cst); now != pieces;
+         now = done_.load(std::memory_order_seq_cst))
+      done_.wait(now);  // waits: for helpers that are in a piece
+    waiting_.store(false, std::memory_order_relaxed);
+  }
 
   // Takes the next piece, if one is left.
   bool TakeOne() {
@@ -73,7 +85,8 @@ class Helpers {
         const std::lock_guard lock(error_mu_);
         if (error_ == nullptr) error_ = std::current_exception();
       }
-      done_.fetch_add(1, std::memory_order_release);
+      done_.fetch_add(1, std::memory_order_seq_cst);
+      if (waiting_.load(std::memory_order_seq_cst)) done_.notify_all();
       return true;
     }
     return false;
@@ -119,7 +132,8 @@ class Helpers {
   std::atomic<int64_t> threads_now_ = 1;
   uint64_t round_ = 0;
   std::atomic<uint64_t> work_ = 0;  // number of the round, and its pieces that nobody has taken
-  std::atomic<uint64_t> done_ = 0;  // pieces of the round
+  std::atomic<uint32_t> done_ = 0;  // pieces of the round
+  std::atomic<bool> waiting_ = false;
   std::atomic<uint32_t> bell_ = 0;
   std::atomic<int> asleep_ = 0;
   std::atomic<bool> stop_ = false;
