@@ -45,7 +45,8 @@ class EnvironmentWorker : public SideWorker {
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     RunningCall::TellCrashes();
     config_ = config;
-    if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
+    if (vector_ != nullptr)
+      return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
@@ -62,7 +63,8 @@ class EnvironmentWorker : public SideWorker {
   }
 
   void Answer() override {
-    const auto overdue = watch_.Overdue(Clock::now());
+    const auto now = Clock::now();
+    const auto overdue = vector_ != nullptr ? vector_->Overdue(now) : watch_.Overdue(now);
     if (!overdue) return;
     LogWorkerFailure("environment_overdue", *overdue);
     observe::FlushLogs();
