@@ -60,8 +60,16 @@ void Send(int fd, Kind kind, double limit_s, const std::string& text) {
   ::_exit(0);
 }
 
-// Reads until `size` bytes are there. False: the child is gone, or `due` has passed.
-bool ReadUntil(int fd, size_t size, Clock::time_point due, std::string& out, bool& late) {
+// It is still to be waited for: HowItEnded does.
+bool HasEnded(pid_t child) {
+  siginfo_t ended{};
+  return ::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         ended.si_pid == child;
+}
+
+// Reads until `size` bytes are there. False: the child is gone, or `due` has passed. A child of its own may
+// hold the pipe open when it is gone.
+bool ReadUntil(int fd, pid_t child, size_t size, Clock::time_point due, std::string& out, bool& late) {
   out.clear();
   while (out.size() < size) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
@@ -69,9 +77,11 @@ bool ReadUntil(int fd, size_t size, Clock::time_point due, std::string& out, boo
       late = true;
       return false;
     }
+    const bool ended = HasEnded(child);  // before the look at the pipe: what it wrote is there now
     pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
-    const int n = ::poll(&ready, 1, static_cast<int>(std::min<int64_t>(left, 1000)));
+    const int n = ::poll(&ready, 1, ended ? 0 : static_cast<int>(std::min<int64_t>(left, 200)));
     if (n < 0 && errno != EINTR) return false;
+    if (n == 0 && ended) return false;
     if (n <= 0) continue;
     std::array<char, 4096> buffer;
     // waits: poll said that there is something, or that the other end is closed
@@ -125,10 +135,10 @@ StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
   bool late = false, done = false, threw = false;
   while (!done) {
-    if (!ReadUntil(ends[0], sizeof(Header), due, bytes, late)) break;
+    if (!ReadUntil(ends[0], child, sizeof(Header), due, bytes, late)) break;
     Header header;
     std::memcpy(&header, bytes.data(), sizeof(header));
-    if (!ReadUntil(ends[0], header.bytes, due, bytes, late)) break;
+    if (!ReadUntil(ends[0], child, header.bytes, due, bytes, late)) break;
     if (header.kind == Kind::kNote) {
       note = bytes;
       limit_s = header.limit_s;

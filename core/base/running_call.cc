@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 
 namespace tidepool {
@@ -18,12 +19,15 @@ thread_local const std::string* running = nullptr;
 std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 
+void Say() {
+  if (running == nullptr) return;
+  // A line that cannot be written is lost; the process ends nevertheless.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, running->data(), running->size());
+}
+
 // Only what POSIX allows in a handler: write, sigaction, raise.
 void Tell(int number) {
-  if (running != nullptr) {
-    // A line that cannot be written is lost; the process ends nevertheless.
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, running->data(), running->size());
-  }
+  Say();
   for (size_t i = 0; i < kSignals.size(); ++i) {
     if (kSignals[i] == number) ::sigaction(number, &before[i], nullptr);
   }
@@ -83,6 +87,7 @@ void RunningCall::TellCrashes() {
   tell.sa_flags = SA_ONSTACK;
   sigemptyset(&tell.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &tell, &before[i]);
+  std::atexit(Say);  // runs in the thread that called exit()
 }
 
 }  // namespace tidepool

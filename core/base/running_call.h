@@ -3,7 +3,7 @@
 //
 // A reward or a game is code of others in a process of ours. If it crashes, a signal is all that is left of
 // the process, so that nothing would name the plug-in or what it was given. TellCrashes() makes a signal that
-// ends the process write a last line to stderr first:
+// ends the process, and an exit() out of such a call, write a last line to stderr first:
 //
 //   while it ran reward closest_word (core/tasks/rewards/closest_word.cc) on sample 3.0.1 (question 3)
 //
@@ -33,9 +33,10 @@ class RunningCall {
   RunningCall(const RunningCall&) = delete;
   RunningCall& operator=(const RunningCall&) = delete;
 
-  // From now on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write the line of the thread that they hit, and
-  // then do what they did before. Once is enough; a thread's first RunningCall after it gives it a stack of
-  // its own for that, because a crash may be a stack that is full.
+  // From now on exit() writes the line of the thread that calls it; SIGSEGV, SIGBUS, SIGFPE, SIGILL and
+  // SIGABRT write that of the thread that they hit, and then do what they did before. Once is enough; a
+  // thread's first RunningCall after it gives it a stack of its own for that, because a crash may be a stack
+  // that is full.
   static void TellCrashes();
 
  private:

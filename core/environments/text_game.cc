@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/hash.h"
+#include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/environments/vector.h"
 
@@ -47,7 +48,7 @@ StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(
   const TextEnvironmentInfo* info = FindTextEnvironment(name);
   if (info == nullptr) return NotFound("name: " + NoSuchEnvironment(name));
   TP_ASSIGN_OR_RETURN(const tasks::OptionValues values, tasks::OptionValues::Parse(info->options, options));
-  return info->make(values, seed);
+  return Made("name: " + LabelOf(*info), [&] { return info->make(values, seed); });
 }
 
 std::string DrawLayout(uint64_t seed, bool held_out, int64_t index,

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/base/rng.h"
 #include "core/base/running_call.h"
@@ -68,7 +69,8 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
     chosen.spec.file = file;
     if (!plugin.takes_options && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
-    TP_ASSIGN_OR_RETURN(chosen.rules, plugin.make(o.options, chosen.spec));
+    TP_ASSIGN_OR_RETURN(chosen.rules, Made("name: control task " + o.name + " (" + chosen.spec.file + ")",
+                                           [&] { return plugin.make(o.options, chosen.spec); }));
     if (o.max_episode_steps < 0) return InvalidArgument("max_episode_steps: is below 0");
     if (o.max_episode_steps > 0) chosen.spec.max_episode_steps = o.max_episode_steps;
     return chosen;

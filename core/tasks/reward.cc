@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/base/running_call.h"
 #include "core/tasks/grading.h"
@@ -38,8 +39,9 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
     if (!argument.empty() && plugin.argument.empty()) {
       return InvalidArgument(name + ": takes no argument; found '" + argument + "'");
     }
-    TP_ASSIGN_OR_RETURN(Reward reward, plugin.make(argument));
-    return Guarded(name + " (" + file + ")", std::move(reward));
+    const std::string label = name + " (" + file + ")";
+    TP_ASSIGN_OR_RETURN(Reward reward, Made("reward " + label, [&] { return plugin.make(argument); }));
+    return Guarded(label, std::move(reward));
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");

@@ -120,7 +120,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
     return;
   }
   const int32_t att = r.att;  // `r` goes with the request
-  const std::string share = data && !e.tid.is_eval() ? all_.samples.CountUnplayable(e.why) : "";
+  const std::string share = e.tid.is_eval() ? "" : all_.samples.CountUnplayable(e.why);
   if (all_.life.finished()) return;
   out_.Warn(data ? "data_invalid" : "poison",
             "sample " + ToString(e.tid) + " is dropped, it cannot be generated: " + e.why + share,

@@ -242,13 +242,11 @@ int64_t SampleFlow::UngradableMost() const {
 
 void SampleFlow::EndIfNothingPasses(const std::string& why) {
   if (ungradable_ < UngradableMost()) return;
-  all_.life.Fail(
-      "data_invalid", "data", {},
-      std::string("not one of the ") + (any_passed_ ? "last " : "first ") + std::to_string(ungradable_) +
-          " samples could be " +
-          (options_.side_kind() == WorkerKind::kEnvironment ? "played"
-                                                            : "graded, because their rows are at fault") +
-          "; the last one: " + why);
+  all_.life.Fail("data_invalid", "data", {},
+                 std::string("not one of the ") + (any_passed_ ? "last " : "first ") +
+                     std::to_string(ungradable_) + " samples could be " +
+                     (options_.side_kind() == WorkerKind::kEnvironment ? "played" : "graded") +
+                     "; the last one: " + why);
 }
 
 std::string SampleFlow::CountUnplayable(const std::string& why) {

@@ -205,7 +205,7 @@ void Workers::On(const event::StoodStill& e) {
   out_.Warn("stood_still",
             std::string("the controller stood still for ") + seconds +
                 " s: it was stopped (SIGSTOP), or the machine gave it no turn. Workers that heard nothing "
-                "from it have ended for that, and not by a fault of their own",
+                "from it may have ended for that, and not by a fault of their own",
             {{"seconds", seconds}});
 }
 

@@ -761,30 +761,32 @@ TEST(ControllerSimTest, ThreeDeathsInARowInOneRewardEndTheRun) {
   }
 }
 
-// A control task that gives NaN, say: every fragment of it is refused before it is a sample.
+// A control task that gives NaN, say, or does not come back from a call: no fragment of it becomes a sample.
 TEST(ControllerSimTest, ARunNoneOfWhoseSamplesCanBeGeneratedEnds) {
-  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
-  o.controller.eval.before_train = false;
-  SimCluster cluster(o);
-  cluster.on_event = [&](const Event& event) {
-    const auto* end = std::get_if<event::ChunkFinished>(&event);
-    if (end == nullptr || end->end == event::ChunkEnd::kDataError) return true;
-    event::ChunkFinished refused = *end;
-    refused.end = event::ChunkEnd::kDataError;
-    refused.why = "the reward nan";
-    cluster.Inject(refused);
-    return false;
-  };
-  const SimResult r = cluster.Run();
-  EXPECT_EQ(r.code, 3);
-  EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
-  EXPECT_NE(r.why.find("not one of the first 48 samples could be"), std::string::npos) << r.why;
-  EXPECT_TRUE(r.why.ends_with("the last one: the reward nan")) << r.why;
-  ASSERT_FALSE(cluster.warnings().empty());
-  EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
-            std::string::npos)
-      << cluster.warnings()[0];
-  ExpectProven(cluster);
+  for (const event::ChunkEnd how : {event::ChunkEnd::kDataError, event::ChunkEnd::kError}) {
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+    o.controller.eval.before_train = false;
+    SimCluster cluster(o);
+    cluster.on_event = [&](const Event& event) {
+      const auto* end = std::get_if<event::ChunkFinished>(&event);
+      if (end == nullptr || end->end == how) return true;
+      event::ChunkFinished refused = *end;
+      refused.end = how;
+      refused.why = "the reward nan";
+      cluster.Inject(refused);
+      return false;
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3);
+    EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+    EXPECT_NE(r.why.find("not one of the first 48 samples could be"), std::string::npos) << r.why;
+    EXPECT_TRUE(r.why.ends_with("the last one: the reward nan")) << r.why;
+    ASSERT_FALSE(cluster.warnings().empty());
+    EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
+              std::string::npos)
+        << cluster.warnings()[0];
+    ExpectProven(cluster);
+  }
 }
 
 // infra_drop_stop is a share of 20 steps, and this job has six.

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "core/base/process_memory.h"
+#include "core/base/running_call.h"
 #include "core/observe/log.h"
 
 extern "C" {  // glibc 2.36 forgot to say so
@@ -167,10 +168,10 @@ std::vector<Ended> Launcher::Reap() {
     std::string why = "process " + std::to_string(it->first) + HowItEnded(pid > 0, status);
     // What was killed from outside had no time to say why.
     const bool killed = pid > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    if (!in_order && !killed) {
-      if (const std::string said = observe::LastWords(EndOf(it->second.log, it->second.log_bytes));
-          !said.empty())
-        why += ": " + said;
+    if (!killed) {
+      const std::string said = observe::LastWords(EndOf(it->second.log, it->second.log_bytes));
+      // A plug-in that calls exit(0) ends it in order, too.
+      if (!said.empty() && (!in_order || !RanIn(said).empty())) why += ": " + said;
     }
     // The system counts what we held when we started it: what is no more than that says nothing of the child.
     const int64_t peak = usage.ru_maxrss * 1024;

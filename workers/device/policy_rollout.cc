@@ -18,6 +18,8 @@ StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& 
                       environments::FindVectorEnvironment(policy::EnvironmentOfJob(config)));
   std::unique_ptr<PolicyRollout> rollout(new PolicyRollout(config, spec, weights));
   rollout->episode_steps_ = environment.max_episode_steps;
+  rollout->late_ = "environment.name: control task " + environment.name + " (" + environment.file +
+                   ") has not come back from a call; correct it, or raise environment.step_timeout_s";
   return rollout;
 }
 
@@ -97,6 +99,7 @@ RolloutStep PolicyRollout::Step() {
                     ? ChunkEnd::kDataError
                     : ChunkEnd::kError;
         c.why = played.status.message();
+        if (played.status.code() == StatusCode::kDeadlineExceeded) c.why += "; " + late_;
       }
       tokens.chunks.push_back(std::move(c));
     }

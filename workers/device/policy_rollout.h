@@ -49,6 +49,7 @@ class PolicyRollout : public Rollout {
   const policy::PolicySpec spec_;
   const model::Weights& weights_;
   int64_t episode_steps_ = 0;  // limit of an evaluation's episode
+  std::string late_;           // what is said of environments that do not answer: the task is what hangs
   Version version_;
   std::map<std::string, Site> sites_;                            // by address
   std::map<std::pair<SampleId, int32_t>, int64_t> chunk_steps_;  // what was asked for

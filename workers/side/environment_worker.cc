@@ -1,16 +1,25 @@
 #include "workers/side/environment_worker.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "core/base/running_call.h"
 #include "core/environments/episode.h"
+#include "core/observe/log.h"
 #include "core/policy/spec.h"
 #include "workers/net/auth.h"
+#include "workers/net/mailbox.h"
+#include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/call_watch.h"
 #include "workers/side/vector_service.h"
 
 namespace tidepool::workers {
@@ -36,21 +45,53 @@ class EnvironmentWorker : public SideWorker {
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     RunningCall::TellCrashes();
     config_ = config;
-    if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
+    if (vector_ != nullptr)
+      return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
+    label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     if (config_.observe.trace)
       trace_ =
           OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), {{0, config_.environment()->name}});
+    player_ = std::jthread([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
   }
 
   void Take(ToWorkerBody& command) override {
-    const auto* step = std::get_if<down::EnvStep>(&command);
-    if (step != nullptr && host_ != nullptr) Play(*step);
+    auto* step = std::get_if<down::EnvStep>(&command);
+    if (step != nullptr && host_ != nullptr) steps_.Put(std::move(*step));
   }
 
   void Answer() override {
+    const auto now = Clock::now();
+    const auto overdue = vector_ != nullptr ? vector_->Overdue(now) : watch_.Overdue(now);
+    if (!overdue) return;
+    LogWorkerFailure("environment_overdue", *overdue);
+    observe::FlushLogs();
+    std::_Exit(3);  // in order would be to wait for the thread that does not come back
+  }
+
+  void Describe(up::Heartbeat& beat) override {
+    beat.op = "play";
+    beat.op_seq = vector_ != nullptr ? vector_->steps() : answered_.load();
+  }
+
+  void End() override {
+    player_ = {};
+    (void)steps_.TakeAll(std::chrono::milliseconds(0));  // of an incarnation that is over
+    due_.clear();
+  }
+
+ private:
+  // A thread of its own: the loop says that the worker lives while a game takes its time.
+  void Work(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      for (const down::EnvStep& step : steps_.Take(UntilTheNextIsDue(), 1)) Play(step);
+      if (!stop.stop_requested()) SayDue();
+    }
+  }
+
+  void SayDue() {
     const auto now = Clock::now();
     while (!due_.empty() && due_.begin()->first <= now) {
       Waiting w = std::move(due_.begin()->second);
@@ -69,24 +110,34 @@ class EnvironmentWorker : public SideWorker {
     }
   }
 
-  [[nodiscard]] std::chrono::milliseconds UntilNext() const override {
+  [[nodiscard]] std::chrono::milliseconds UntilTheNextIsDue() const {
     using std::chrono::milliseconds;
     if (due_.empty()) return milliseconds(50);
     const auto left = std::chrono::duration_cast<milliseconds>(due_.begin()->first - Clock::now());
     return std::clamp(left, milliseconds(1), milliseconds(50));
   }
 
-  void Describe(up::Heartbeat& beat) override {
-    beat.op = "play";
-    beat.op_seq = vector_ != nullptr ? vector_->steps() : answered_;
+  // The words for a turn that does not come back.
+  [[nodiscard]] std::string Late(const down::EnvStep& step) const {
+    const char* key = step.turn == 0 ? "reset_timeout_s" : "step_timeout_s";
+    char limit[64];
+    std::snprintf(limit, sizeof(limit), "%g s (environment.%s)", step.timeout_s, key);
+    std::string on = "turn " + std::to_string(step.actions.size()) + " of sample " + ToString(step.tid);
+    if (!step.actions.empty())
+      on += ", action " + nlohmann::json(step.actions.back().substr(0, 100))
+                              .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+    return DidNotReturn(label_, limit, on) + "; correct it, or raise environment." + key;
   }
 
- private:
   // The game is computed now; what came of it is said when the turn's time has passed.
   void Play(const down::EnvStep& step) {
     const auto begin = Clock::now();
     const TimePoint trace_begin = TraceNow();
-    up::EnvStepped out = PlayTurn(*host_, config_.environment()->name, step);
+    up::EnvStepped out;
+    {
+      const CallWatch::Call call(watch_, Late(step), step.timeout_s);
+      out = PlayTurn(*host_, config_.environment()->name, step);
+    }
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
@@ -113,8 +164,12 @@ class EnvironmentWorker : public SideWorker {
   JobConfig config_;
   std::unique_ptr<environments::EpisodeHost> host_;
   std::unique_ptr<VectorServer> vector_;  // in place of host_
-  std::multimap<Clock::time_point, Waiting> due_;
-  int64_t answered_ = 0;
+  std::string label_;
+  Mailbox<down::EnvStep> steps_;
+  CallWatch watch_;
+  std::multimap<Clock::time_point, Waiting> due_;  // of the player's thread
+  std::atomic<int64_t> answered_ = 0;
+  std::jthread player_;  // waits: stopped, it ends after the turn that it is in
 };
 
 }  // namespace

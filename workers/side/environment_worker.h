@@ -3,8 +3,9 @@
 //
 // The unit is down::EnvStep: all actions of an episode so far. The worker keeps the games that are under way
 // and plays what is new; a game that it does not know (another worker had it) is replayed from its actions,
-// so losing this process loses nothing. One thread: games are computed as their turn comes, the drawn
-// latency of a turn (environment.latency) is waited for in a queue, so any number of episodes wait at once.
+// so losing this process loses nothing. One thread computes games as their turn comes; the drawn latency of
+// a turn (environment.latency) is waited for in a queue, so any number of episodes wait at once. Another
+// thread says that the worker lives, and ends it with the name of a game whose turn does not come back.
 // Outcomes: ok, data (the game broke its own rules: not tried again), infra (the turn did not fit its
 // deadline: the controller tries again elsewhere).
 //

@@ -5,18 +5,17 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <list>
 #include <thread>
 #include <utility>
 
 #include "core/base/running_call.h"
-#include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "core/tasks/reward.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/call_watch.h"
 #include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
@@ -33,32 +32,22 @@ struct Graders::Impl {
     std::unique_ptr<PatientServer> server;
     std::string label;  // of a builtin, with its file
   };
-  // What a thread has called in this process.
-  struct Call {
-    const Function* function = nullptr;
-    const tasks::RewardInput* input = nullptr;
-    Clock::time_point due;
-  };
   std::vector<Function> functions;
   int64_t batch = 1;
-  mutable Mutex mu;
-  std::list<Call> calls TP_GUARDED_BY(mu);
+  CallWatch watch;  // of what is called in this process
 
   Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
     if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
-    const auto limit =
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(f.config.timeout_s));
+    char limit[32];
+    std::snprintf(limit, sizeof(limit), "%g", f.config.timeout_s);
     Verdicts verdicts;
     for (const tasks::RewardInput* input : inputs) {
-      std::list<Call> mine{{&f, input, Clock::now() + limit}};
-      const auto call = mine.begin();
-      {
-        const MutexLock lock(mu);
-        calls.splice(calls.end(), mine);
-      }
+      const CallWatch::Call call(
+          watch,
+          DidNotReturn(f.label, std::string(limit) + " s (its timeout_s)", tasks::NameOf(*input)) +
+              "; correct it, or raise timeout_s",
+          f.config.timeout_s);
       verdicts.push_back(f.builtin(*input));
-      const MutexLock lock(mu);
-      calls.erase(call);
     }
     return verdicts;
   }
@@ -94,18 +83,7 @@ int64_t Graders::most() const {
   return all ? impl_->batch : 1;
 }
 
-std::optional<std::string> Graders::Overdue(Clock::time_point now) const {
-  const MutexLock lock(impl_->mu);
-  for (const Impl::Call& call : impl_->calls) {
-    if (now < call.due) continue;
-    char limit[32];
-    std::snprintf(limit, sizeof(limit), "%g", call.function->config.timeout_s);
-    return DidNotReturn(call.function->label, std::string(limit) + " s (its timeout_s)",
-                        tasks::NameOf(*call.input)) +
-           "; correct it, or raise timeout_s";
-  }
-  return std::nullopt;
-}
+std::optional<std::string> Graders::Overdue(Clock::time_point now) const { return impl_->watch.Overdue(now); }
 
 std::string Graders::waits_for() const {
   std::string out;

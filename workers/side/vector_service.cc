@@ -5,11 +5,13 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "core/base/running_call.h"
 #include "core/base/thread_annotations.h"
 #include "core/policy/fragment.h"
 #include "proto/vector.grpc.pb.h"
@@ -47,6 +49,9 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   std::atomic<int64_t> steps{0};
   Mutex mu;
   std::optional<environments::VectorOptions> environment TP_GUARDED_BY(mu);
+  std::string late TP_GUARDED_BY(mu);  // the words for an exchange that does not come back
+  double step_timeout_s TP_GUARDED_BY(mu) = 60;
+  CallWatch watch;
 
   using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
 
@@ -58,6 +63,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
     v1::PlayReply reply;
     while (stream->Read(&request)) {
       reply.Clear();
+      auto call = Watched();
       for (const v1::SessionRequest& wanted : request.sessions()) {
         v1::SessionReply& answer = *reply.add_sessions();
         answer.set_session(wanted.session());
@@ -67,9 +73,15 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
           answer.set_error(done.message());
         }
       }
+      call.reset();
       if (!stream->Write(reply)) break;
     }
     return grpc::Status::OK;
+  }
+
+  std::unique_ptr<CallWatch::Call> Watched() {
+    const MutexLock lock(mu);
+    return std::make_unique<CallWatch::Call>(watch, late, step_timeout_s);
   }
 
   Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
@@ -122,9 +134,19 @@ VectorServer::~VectorServer() {
 std::string VectorServer::address() const { return impl_->listener->address(); }
 int64_t VectorServer::steps() const { return impl_->steps; }
 
-Status VectorServer::Serve(const environments::VectorOptions& environment) {
-  TP_RETURN_IF_ERROR(environments::FindVectorEnvironment(environment).status());
+std::optional<std::string> VectorServer::Overdue(CallWatch::Clock::time_point now) {
+  return impl_->watch.Overdue(now);
+}
+
+Status VectorServer::Serve(const environments::VectorOptions& environment, double step_timeout_s) {
+  TP_ASSIGN_OR_RETURN(const auto spec, environments::FindVectorEnvironment(environment));
+  char limit[64];
+  std::snprintf(limit, sizeof(limit), "%g s (environment.step_timeout_s)", step_timeout_s);
   const MutexLock lock(impl_->mu);
+  impl_->step_timeout_s = step_timeout_s;
+  impl_->late = DidNotReturn("control task " + spec.name + " (" + spec.file + ")", limit,
+                             "a start or a step of its instances") +
+                "; correct it, or raise environment.step_timeout_s";
   impl_->environment = environment;
   return OkStatus();
 }

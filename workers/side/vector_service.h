@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
 #include "core/environments/vector.h"
 #include "core/policy/environment_host.h"
+#include "workers/side/call_watch.h"
 
 namespace tidepool::workers {
 
@@ -28,7 +30,9 @@ class VectorServer {
   static StatusOr<std::unique_ptr<VectorServer>> Start(const VectorServerOptions& options);
   ~VectorServer();
   // Any thread. Errors of FindVectorEnvironment.
-  Status Serve(const environments::VectorOptions& environment);
+  Status Serve(const environments::VectorOptions& environment, double step_timeout_s = 60);
+  // The words for an exchange that the task has not come back from within `step_timeout_s` (call_watch.h).
+  std::optional<std::string> Overdue(CallWatch::Clock::time_point now);
   [[nodiscard]] std::string address() const;
   [[nodiscard]] int64_t steps() const;  // of instances, since the start; any thread
 

@@ -1,6 +1,7 @@
 #include "core/base/child_call.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <stdexcept>
@@ -41,6 +42,21 @@ TEST(ChildCallTest, AnEndThatWasNotMeantIsToldWithTheLastNote) {
   EXPECT_EQ(threw.status().code(), StatusCode::kInternal);
   EXPECT_EQ(threw.status().message(), "step 2: threw an exception: no such place");
   EXPECT_EQ(ends([] { throw 42; }).status().message(), "step 2: threw something that is no std::exception");
+}
+
+TEST(ChildCallTest, AChildThatIsGoneIsNotWaitedForWhereAChildOfItsOwnHoldsThePipe) {
+  const auto began = std::chrono::steady_clock::now();
+  const auto gone = InChild([&](const ChildNote& note) {
+    note("step 1", 8s);
+    if (::fork() == 0) {
+      std::this_thread::sleep_for(10s);
+      ::_exit(0);
+    }
+    ::_exit(7);
+    return std::string();
+  });
+  EXPECT_EQ(gone.status().message(), "step 1: ended its process with exit status 7");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 5s);
 }
 
 TEST(ChildCallTest, APartThatDoesNotEndIsKilledAtItsLimitAndOthersDoNotCount) {

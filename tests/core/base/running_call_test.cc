@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
 namespace tidepool {
 namespace {
@@ -43,6 +44,21 @@ TEST(RunningCallDeathTest, ASignalThatEndsTheProcessIsToldWithTheCallThatItHit) 
               "while it ran environment game \\(game.cc\\) on turn 2\n");
   EXPECT_EXIT(Crash(SIGABRT), testing::KilledBySignal(SIGABRT),
               "while it ran environment game \\(game.cc\\) on turn 2\n");
+}
+
+TEST(RunningCallDeathTest, AnExitOutOfACallIsToldWithIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exits = [](bool inside) {
+    RunningCall::TellCrashes();
+    std::jthread([inside] {
+      const RunningCall call("reward quits (quits.cc)", "sample 1.0.0");
+      if (inside) std::exit(0);
+    }).join();
+    std::exit(0);
+  };
+  EXPECT_EXIT(exits(true), testing::ExitedWithCode(0),
+              "^while it ran reward quits \\(quits.cc\\) on sample 1.0.0\n");
+  EXPECT_EXIT(exits(false), testing::ExitedWithCode(0), "^$");
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

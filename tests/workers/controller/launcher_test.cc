@@ -70,6 +70,11 @@ TEST_F(LauncherTest, AnEndInOrderNeedsNoReason) {
   EXPECT_THAT(ended.why, Not(HasSubstr("well")));
 }
 
+TEST_F(LauncherTest, APlugInThatCallsExitIsNamedThoughTheEndIsInOrder) {
+  EXPECT_THAT(Run("echo 'while it ran reward quits (quits.cc) on sample 1.0.0' >&2; exit 0").why,
+              testing::EndsWith("status 0: while it ran reward quits (quits.cc) on sample 1.0.0"));
+}
+
 // What a former controller started is no child of this one.
 TEST_F(LauncherTest, AnAdoptedProcessIsKilledAndSeenToEnd) {
   const std::string file = dir + "/pid";
