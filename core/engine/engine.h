@@ -14,7 +14,7 @@
 // seed and sampling alone: not on batch, chunking, sharing, eviction, max_batched_tokens or the order of
 // Add().
 //
-// Owned by one thread; no threads of its own (products and draws use at::get_num_threads() inside).
+// Owned by one thread; no threads of its own, but for those of its device.
 // Commands take effect between steps. No function throws.
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // groups of 8 samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line
 // on stdout and a table on stderr. Checked before timing: chunked and unchunked runs give the same ids.
 // "Products" is the time of the same matrix products alone (at::mm on the same weights, the rows of each
-// step padded as the decoder pads them), as a share of the engine's time.
+// step padded as the device pads them), as a share of the engine's time.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
