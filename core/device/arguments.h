@@ -654,6 +654,48 @@ struct SumExpertsArgs {
   }
 };
 
+// One update of AdamW (arXiv:1711.05101), with g = gradients * clip, where clip is max_grad_norm / (norm +
+// 1e-6) if that is above 0 and below norm = sqrt(*square_sum), else 1:
+//   m = beta1 m + rest1 g,  v = beta2 v + rest2 g^2,  p = p decay - step m / (sqrt(v) root + eps)
+// Nothing is written where the norm is not finite. p is the weight; of BF16 the float32 whose bits are
+// (weight << 16) + rest, so that what rounding cuts off is not lost (a tie rounds away from zero).
+template <typename T>
+struct AdamWArgs {
+  int64_t n = 0;
+  const float* gradients = nullptr;                           // [n]
+  T* weights = nullptr;                                       // [n]
+  int16_t* rest = nullptr;                                    // [n], null with float32 weights
+  float* m = nullptr;                                         // [n]
+  float* v = nullptr;                                         // [n]
+  float beta1 = 0, rest1 = 0, beta2 = 0, rest2 = 0, eps = 0;  // rest: 1 - beta, rounded once
+  float decay = 1;                                            // 1 - learning rate * weight decay
+  float step = 0;                                             // learning rate / (1 - beta1^t)
+  float root = 1;                                             // 1 / sqrt(1 - beta2^t)
+  const double* square_sum = nullptr;                         // of all gradients of the update
+  double max_grad_norm = 0;                                   // 0: no clipping
+  template <typename V>
+  void Fields(V& f) {
+    f.In(gradients, n);
+    f.InOut(weights, n);
+    if constexpr (sizeof(T) == sizeof(BF16)) f.InOut(rest, n);
+    f.InOut(m, n);
+    f.InOut(v, n);
+    f.In(square_sum, 1);
+  }
+};
+
+// *sum = sum of x[i]^2 in float64, in an order that depends on n alone; not finite if an x is not.
+struct SquareSumArgs {
+  int64_t n = 0;
+  const float* x = nullptr;
+  double* sum = nullptr;
+  template <typename V>
+  void Fields(V& v) {
+    v.In(x, n);
+    v.Out(sum, 1);
+  }
+};
+
 // Each name stands for a method of Device, a struct <name>Args, and functions of the same name on the CPU.
 // clang-format off
 #define TIDEPOOL_TYPED_KERNELS(K) \
@@ -662,10 +704,10 @@ struct SumExpertsArgs {
   K(ColumnSum) K(GatherRows) K(ScatterAddRows) K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) \
   K(MultiplyBackWeight) K(Router) K(GroupedMultiply) K(GroupedMultiplyBack) \
   K(GroupedMultiplyBackWeight) K(CombineExperts) K(CombineExpertsBackward) K(GateBackward) \
-  K(SumExperts)
+  K(SumExperts) K(AdamW)
 // Those without a type T.
 #define TIDEPOOL_PLAIN_KERNELS(K) \
-  K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs)
+  K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs) K(SquareSum)
 // clang-format on
 
 }  // namespace tidepool::device

@@ -5,7 +5,9 @@
 // uploads what kernels read, and downloads what they wrote. Kernels run in the order of their calls; they may
 // still run when a call returns, and Download and Synchronize wait for them.
 //
-// Not thread-safe: one thread uses a device at a time. Several devices may stand for one processor.
+// Not thread-safe: one thread uses a device at a time. Only Download may be called by several, of memory that
+// no kernel writes meanwhile; other memory may be freed beside it. Several devices may stand for one
+// processor.
 
 #include <cstddef>
 #include <cstdint>

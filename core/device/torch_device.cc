@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/bitwise_left_shift.h>
+#include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/from_blob.h>
@@ -59,6 +61,8 @@ template <typename T>
 struct TypeOf;
 template <>
 struct TypeOf<std::byte> : std::integral_constant<at::ScalarType, at::kByte> {};
+template <>
+struct TypeOf<int16_t> : std::integral_constant<at::ScalarType, at::kShort> {};
 template <>
 struct TypeOf<int32_t> : std::integral_constant<at::ScalarType, at::kInt> {};
 template <>
@@ -458,6 +462,39 @@ struct TorchDevice::Impl {
     Tensor sum = Wide(a.sum, {a.rows, a.d}) + OfPairs(a, a.x).sum(1);
     if (a.shared != nullptr) sum = sum + Wide(a.shared, {a.rows, a.d});
     Store(a.out, sum);
+  }
+
+  template <typename T>
+  void AdamW(const AdamWArgs<T>& a) const {
+    const Tensor norm = Raw(a.square_sum, {1}).sqrt(), finite = norm.isfinite(),
+                 weights = Raw(a.weights, {a.n}), m = Raw(a.m, {a.n}), v = Raw(a.v, {a.n});
+    const Tensor clip = at::where((norm > a.max_grad_norm).logical_and(norm * a.max_grad_norm > 0.0),
+                                  a.max_grad_norm / (norm + 1e-6), 1.0)
+                            .to(at::kFloat);
+    const auto keep = [&](const Tensor& old, const Tensor& values) {
+      old.copy_(at::where(finite, values, old));
+    };
+    Tensor p = weights;
+    if constexpr (std::is_same_v<T, BF16>) {
+      const Tensor bits = at::bitwise_left_shift(weights.view(at::kShort).to(at::kInt), 16);
+      p = (bits + Raw(a.rest, {a.n})).view(at::kFloat);
+    }
+    const Tensor g = Raw(a.gradients, {a.n}) * clip, m_now = a.beta1 * m + a.rest1 * g,
+                 v_now = a.beta2 * v + a.rest2 * g * g,
+                 next = p * a.decay - a.step * m_now / (v_now.sqrt() * a.root + a.eps);
+    keep(m, m_now);
+    keep(v, v_now);
+    if constexpr (std::is_same_v<T, BF16>) {
+      const Tensor bits = next.view(at::kInt);
+      keep(weights.view(at::kShort), at::bitwise_right_shift(bits + 0x8000, 16).to(at::kShort));
+      keep(Raw(a.rest, {a.n}), bits.to(at::kShort));  // the lower half, as signed
+    } else {
+      keep(weights, next);
+    }
+  }
+  void SquareSum(const SquareSumArgs& a) const {
+    const Tensor x = Raw(a.x, {a.n}).to(at::kDouble);
+    Store(a.sum, (x * x).sum(0, /*keepdim=*/true));
   }
 
   void Route(const RouteArgs& a) const {

@@ -18,6 +18,7 @@
 
 namespace tidepool::cuda {
 
+using device::AdamWArgs;
 using device::BF16;
 using Stream = void*;  // a cudaStream_t
 
@@ -32,23 +33,6 @@ struct SampleArgs {
   int32_t* ids = nullptr;          // [rows]; -1: the row holds a value that is not finite
   float* logprobs = nullptr;       // [rows]: log p(id) without cuts, at the temperature (1 where it is 0)
   float* log_kept = nullptr;       // [rows]: log of the share of mass that the cuts kept; 0 without cuts
-};
-
-// One AdamW update (core/train/optimizer.h) of elements of one kind, matrices or the rest.
-template <typename T>
-struct AdamWArgs {
-  int64_t n = 0;
-  const float* gradients = nullptr;
-  T* weights = nullptr;
-  int16_t* rest = nullptr;  // what rounding cut off the master copy; null with float32 weights
-  float* m = nullptr;
-  float* v = nullptr;
-  float beta1 = 0, rest1 = 0, beta2 = 0, rest2 = 0, eps = 0;  // rest: 1 - beta, rounded once
-  float decay = 1;                                            // 1 - learning rate * weight decay
-  float step = 0;                                             // learning rate / (1 - beta1^t)
-  float root = 1;                                             // 1 / sqrt(1 - beta2^t)
-  const double* square_sum = nullptr;  // of all gradients; nothing is written where it is not finite
-  double max_grad_norm = 0;            // 0: no clipping
 };
 
 // Routing of a mixture of experts: softmax of the logits, the k most probable experts (the lower id first

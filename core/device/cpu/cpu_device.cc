@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/device/cpu/adamw.h"
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/attention_runs.h"
 #include "core/device/cpu/parallel.h"
@@ -428,6 +429,10 @@ struct CpuDevice::Impl {
       }
     });
   }
+  template <typename T>
+  void AdamW(const AdamWArgs<T>& a) {
+    device::AdamW(a);
+  }
 };
 
 CpuDevice::CpuDevice(CpuDeviceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
@@ -566,5 +571,7 @@ void CpuDevice::RouteBackward(const RouteBackwardArgs& a) {
 void CpuDevice::AddProbs(const AddProbsArgs& a) {
   for (int64_t i = 0; i < a.rows * a.experts; ++i) a.sum[i % a.experts] += a.probs[i];
 }
+
+void CpuDevice::SquareSum(const SquareSumArgs& a) { device::SquareSum(a); }
 
 }  // namespace tidepool::device

@@ -584,6 +584,40 @@ struct Case<SumExpertsArgs<T>> : Plain {
   }
 };
 
+template <typename T>
+struct Case<AdamWArgs<T>> : Plain {
+  AdamWArgs<T> Make(Draws& d) {
+    AdamWArgs<T> a{.n = d.Size(3000), .beta1 = 0.9F, .rest1 = 0.1F, .beta2 = 0.95F, .rest2 = 0.05F};
+    a.eps = 1e-8F, a.step = 1e-3F, a.root = 1.5F;
+    if (d.Some()) a.decay = 0.99F;
+    // Far from zero, where an update could leave little of a weight.
+    std::vector<double> weights;
+    for (int64_t i = 0; i < a.n; ++i) weights.push_back((d.Some() ? 1 : -1) * (0.5 + d.rng.Uniform()));
+    a.weights = d.Keep(ToType<T>(weights));
+    if constexpr (std::is_same_v<T, BF16>) {
+      std::vector<int16_t> rest;
+      for (int64_t i = 0; i < a.n; ++i) rest.push_back(static_cast<int16_t>(d.rng.InRange(-32768, 32767)));
+      a.rest = d.Keep(std::move(rest));
+    }
+    a.v = d.Between(a.n, 0.01, 1);
+    a.square_sum = d.Keep(std::vector<double>{d.rng.Chance(0.2) ? NAN : 9.0});
+    a.max_grad_norm = d.Some() ? 0 : d.Some() ? 1 : 10;
+    return a;
+  }
+};
+template <>
+struct Case<SquareSumArgs> : Plain {
+  SquareSumArgs Make(Draws& d) {
+    SquareSumArgs a{.n = d.Size(d.rng.Chance(0.2) ? 200000 : 300)};
+    if (d.rng.Chance(0.2)) {
+      auto* x = d.Noise<float>(a.n);
+      x[d.rng.Below(a.n)] = d.Some() ? NAN : INFINITY;
+      a.x = x;
+    }
+    return a;
+  }
+};
+
 // Logits of a router in steps of an eighth: equal ones are often, near ones are not there.
 float* RouterLogits(Draws& d, int64_t rows, int64_t experts, bool special) {
   auto* logits = d.Between(rows * experts, 0, 0);
@@ -748,6 +782,7 @@ struct Compare : EachArray<Compare> {
   }
   template <typename V>
   void Values(const std::vector<V>& a, const std::vector<V>& b) const {
+    if constexpr (std::is_same_v<V, int16_t>) return LowerHalves(a, b);
     double squares = 0, errors = 0;
     for (const V& v : a) squares += std::isfinite(ToDouble(v)) ? ToDouble(v) * ToDouble(v) : 0;
     const double root = std::sqrt(squares / static_cast<double>(a.size()));
@@ -768,6 +803,15 @@ struct Compare : EachArray<Compare> {
       EXPECT_TRUE(a.size() < 1000 || of_these <= of_all)
           << "array " << field << ": the difference of all elements is " << of_these << ", at most "
           << of_all;
+    }
+  }
+
+  // Of floats whose upper halves are elsewhere: a few of a float's last places apart.
+  void LowerHalves(const std::vector<int16_t>& a, const std::vector<int16_t>& b) const {
+    for (size_t i = 0; i < a.size(); ++i) {
+      const auto apart = static_cast<int16_t>(uint16_t(a[i]) - uint16_t(b[i]));
+      ASSERT_LE(std::abs(apart), 8) << "array " << field << ", element " << i << ": the CPU has " << a[i]
+                                    << ", LibTorch " << b[i];
     }
   }
 };

@@ -13,10 +13,14 @@ class CheckedDevice::Mapped : public Buffer {
   Mapped(std::byte* host, std::byte* kernels, int64_t before, int64_t bytes, int64_t pages,
          std::shared_ptr<Live> live)
       : Buffer(host + before, bytes), host_(host), kernels_(kernels), pages_(pages), live_(std::move(live)) {
+    const std::lock_guard lock(live_->mu);
     live_->by_address[host + before] = {bytes, kernels + before};
   }
   ~Mapped() override {
-    live_->by_address.erase(static_cast<std::byte*>(data()));
+    {
+      const std::lock_guard lock(live_->mu);
+      live_->by_address.erase(static_cast<std::byte*>(data()));
+    }
     ::munmap(host_, static_cast<size_t>(pages_));
     ::munmap(kernels_, static_cast<size_t>(pages_ + ::sysconf(_SC_PAGESIZE)));
   }
@@ -47,6 +51,7 @@ StatusOr<std::shared_ptr<Buffer>> CheckedDevice::Allocate(int64_t bytes) {
 
 std::byte* CheckedDevice::Find(const void* p, int64_t bytes, const char* kernel, int field) const {
   const auto* address = static_cast<const std::byte*>(p);
+  const std::lock_guard lock(live_->mu);
   auto it = live_->by_address.upper_bound(address);
   TP_CHECK(it != live_->by_address.begin())
       << kernel << ": array " << field << " is no memory of this device";

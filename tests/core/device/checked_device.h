@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "core/device/cpu/cpu_device.h"
@@ -57,6 +58,7 @@ class CheckedDevice : public Device {
 
  private:
   struct Live {
+    std::mutex mu;  // threads may read beside one that frees
     std::map<const std::byte*, std::pair<int64_t, std::byte*>> by_address;  // bytes, where kernels find them
   };
   class Mapped;

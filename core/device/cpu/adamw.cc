@@ -1,0 +1,102 @@
+#include "core/device/cpu/adamw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/device/cpu/parallel.h"
+
+namespace tidepool::device {
+namespace {
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define TP_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else  // the dynamic linker resolves clones before a sanitizer's run time is ready
+#define TP_EVERY_CPU
+#endif
+
+constexpr int64_t kUnit = 1024;    // elements of an update that are never parted
+constexpr int64_t kBlock = 65536;  // elements of a partial sum
+
+struct Constants {
+  float beta1, rest1, beta2, rest2, eps, decay, step, root, clip;
+};
+
+inline __attribute__((always_inline)) float Step(const Constants& c, float g, float p, float& m, float& v) {
+  g *= c.clip;
+  m = c.beta1 * m + c.rest1 * g;
+  v = c.beta2 * v + c.rest2 * g * g;
+  return p * c.decay - c.step * m / (std::sqrt(v) * c.root + c.eps);
+}
+
+TP_EVERY_CPU void UpdateWide(int64_t n, const Constants c, const float* __restrict g, float* __restrict p,
+                             float* __restrict m, float* __restrict v) {
+  for (int64_t i = 0; i < n; ++i) p[i] = Step(c, g[i], p[i], m[i], v[i]);
+}
+
+TP_EVERY_CPU void UpdateNarrow(int64_t n, const Constants c, const float* __restrict g,
+                               uint16_t* __restrict p, int16_t* __restrict rest, float* __restrict m,
+                               float* __restrict v) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits =
+        (static_cast<uint32_t>(p[i]) << 16) + static_cast<uint32_t>(static_cast<int32_t>(rest[i]));
+    const float next = Step(c, g[i], __builtin_bit_cast(float, bits), m[i], v[i]);
+    const auto out = __builtin_bit_cast(uint32_t, next);
+    p[i] = static_cast<uint16_t>((out + 0x8000U) >> 16);
+    rest[i] = static_cast<int16_t>(out & 0xFFFFU);  // as signed: below half positive, from half on negative
+  }
+}
+
+void Update(const AdamWArgs<float>& a, const Constants& c, int64_t at, int64_t n) {
+  UpdateWide(n, c, a.gradients + at, a.weights + at, a.m + at, a.v + at);
+}
+void Update(const AdamWArgs<BF16>& a, const Constants& c, int64_t at, int64_t n) {
+  UpdateNarrow(n, c, a.gradients + at, &a.weights[at].bits, a.rest + at, a.m + at, a.v + at);
+}
+
+TP_EVERY_CPU double BlockSum(const float* x, int64_t n) {
+  double lanes[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int64_t l = 0; l < 16; ++l)
+      lanes[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+  }
+  for (int64_t l = 0; i < n; ++i, ++l) lanes[l] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+template <typename T>
+void AdamW(const AdamWArgs<T>& a) {
+  const double norm = std::sqrt(*a.square_sum), limit = a.max_grad_norm;
+  if (!std::isfinite(norm)) return;
+  const Constants c{.beta1 = a.beta1,
+                    .rest1 = a.rest1,
+                    .beta2 = a.beta2,
+                    .rest2 = a.rest2,
+                    .eps = a.eps,
+                    .decay = a.decay,
+                    .step = a.step,
+                    .root = a.root,
+                    .clip = static_cast<float>(limit > 0 && norm > limit ? limit / (norm + 1e-6) : 1.0)};
+  ParallelItems((a.n + kUnit - 1) / kUnit, 12 * kUnit, [&](int64_t begin, int64_t end) {
+    Update(a, c, begin * kUnit, std::min(a.n, end * kUnit) - begin * kUnit);
+  });
+}
+template void AdamW<float>(const AdamWArgs<float>&);
+template void AdamW<BF16>(const AdamWArgs<BF16>&);
+
+void SquareSum(const SquareSumArgs& a) {
+  std::vector<double> partial(static_cast<size_t>((a.n + kBlock - 1) / kBlock));
+  ParallelItems(static_cast<int64_t>(partial.size()), kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      partial[static_cast<size_t>(b)] = BlockSum(a.x + b * kBlock, std::min(kBlock, a.n - b * kBlock));
+  });
+  *a.sum = 0;
+  for (const double p : partial) *a.sum += p;
+}
+
+}  // namespace tidepool::device
