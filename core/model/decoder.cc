@@ -17,14 +17,10 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d)
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
+      on_device(w, device),
       scratch(device) {
   const std::vector<Parameter>& layout = w.layout();
-  // Kernels take no constant views; a forward writes none of these.
-  auto* arena = const_cast<std::byte*>(w.bytes().data());
-  if (!device.host_memory()) {
-    copy = device.Put(w.bytes());
-    arena = static_cast<std::byte*>(copy->data());
-  }
+  auto* arena = static_cast<std::byte*>(on_device.data());
   for (const Parameter& p : layout) {
     parameters.push_back({arena + p.offset * Bytes(dtype), p.shape[0], p.numel() / p.shape[0], dtype});
   }
@@ -378,11 +374,8 @@ Decoder::~Decoder() = default;
 
 device::Device& Decoder::device() const { return impl_->device; }
 
-void Decoder::WeightsChanged() {
-  if (impl_->copy == nullptr) return;
-  const std::span<const std::byte> bytes = impl_->weights.bytes();
-  impl_->device.Upload(static_cast<std::byte*>(impl_->copy->data()), bytes);
-}
+void Decoder::WeightsChanged() { impl_->on_device.Upload(); }
+DeviceWeights& Decoder::weights() { return impl_->on_device; }
 
 Array Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
   impl_->CheckBatch(batch);

@@ -61,6 +61,7 @@ class Decoder {
 
   [[nodiscard]] device::Device& device() const;
   void WeightsChanged();
+  [[nodiscard]] DeviceWeights& weights();  // that it computes with
 
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
   device::Array Forward(const RaggedBatch& batch, const KvMemory& kv) const;

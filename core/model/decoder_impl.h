@@ -101,8 +101,8 @@ struct Decoder::Impl {
   const std::shared_ptr<device::Device> shared_device;
   device::Device& device;
   const DType dtype;
-  std::shared_ptr<device::Buffer> copy;  // of the weights; null: they are read where they stand
-  std::vector<View> parameters;          // by index of the layout: [first of its shape, the others]
+  DeviceWeights on_device;
+  std::vector<View> parameters;  // by index of the layout: [first of its shape, the others]
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin

@@ -169,6 +169,22 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
   return weights;
 }
 
+DeviceWeights::DeviceWeights(const Weights& host, device::Device& device) : host_(host), device_(device) {
+  if (device.host_memory()) {
+    data_ = const_cast<std::byte*>(host.bytes().data());
+    return;
+  }
+  copy_ = device.Put(host.bytes());
+  data_ = copy_->data();
+}
+void DeviceWeights::Upload() {
+  if (copy_ != nullptr) device_.Upload(static_cast<std::byte*>(data_), host_.bytes());
+}
+void DeviceWeights::Download(Weights& host) const {
+  TP_CHECK(&host == &host_) << "weights of a device are those of other weights of the host";
+  if (copy_ != nullptr) device_.Download(host.bytes().data(), data_, copy_->bytes());
+}
+
 struct Gradients::Impl {
   device::Device& device;
   int64_t elements;
@@ -190,6 +206,7 @@ float* Gradients::data() {
   return static_cast<float*>(m.memory->data());
 }
 std::span<float> Gradients::values() { return {data(), static_cast<size_t>(impl_->elements)}; }
+int64_t Gradients::elements() const { return impl_->elements; }
 void Gradients::Zero() {
   if (impl_->memory != nullptr) impl_->device.Zero(impl_->memory->data(), impl_->memory->bytes());
 }

@@ -62,6 +62,26 @@ class Weights {
 // as.
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
+// The weights where a device computes with them, with the same index: the arena itself if its memory is the
+// host's, else a copy. The host's stay what publications, digests and folders see; whoever writes one of the
+// two brings the other up to date.
+class DeviceWeights {
+ public:
+  // Both outlive it. requires memory for the copy: TP_CHECK.
+  DeviceWeights(const Weights& host, device::Device& device);
+
+  [[nodiscard]] device::Device& device() const { return device_; }
+  [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
+  void Upload();                                      // the host's were written
+  void Download(Weights& host) const;  // the device's were. requires the weights that it was made of
+
+ private:
+  const Weights& host_;
+  device::Device& device_;
+  std::shared_ptr<device::Buffer> copy_;  // null: data_ is the arena
+  void* data_;
+};
+
 // Flat float32 gradients with the weights' index, in memory of a device; zero at the start.
 class Gradients {
  public:
@@ -72,8 +92,9 @@ class Gradients {
   // Zeroes by giving the memory back; it is taken again when it is written.
   void Release();
   [[nodiscard]] int64_t held_bytes() const;  // 0 until they are used and after Release()
-  [[nodiscard]] float* data();               // [elements], on the device
-  [[nodiscard]] std::span<float> values();   // the same. requires that the device's memory is the host's
+  [[nodiscard]] int64_t elements() const;
+  [[nodiscard]] float* data();              // [elements], on the device
+  [[nodiscard]] std::span<float> values();  // the same. requires that the device's memory is the host's
 
  private:
   struct Impl;

@@ -101,7 +101,7 @@ StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Create(model::Weights& w
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");
   std::unique_ptr<PolicyTrainer> t(new PolicyTrainer(weights, o));
-  TP_ASSIGN_OR_RETURN(t->optimizer_, train::AdamW::Create(weights, o.optimizer));
+  TP_ASSIGN_OR_RETURN(t->optimizer_, train::AdamW::Create(weights, t->on_device_, o.optimizer));
   return t;
 }
 
@@ -224,7 +224,7 @@ Status PolicyTrainer::Update(const StepData& data, std::span<const int64_t> mini
   if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(gradients, "gradients"));
 
   // A loss that is not finite shows in its gradients, on every rank alike.
-  const train::UpdateResult update = optimizer_->Update(gradients, rate);
+  const train::UpdateResult update = optimizer_->Update(gradients.data(), rate);
   network_.WeightsChanged();
   sums.finite = update.finite;
   sums.norm = std::max(sums.norm, update.grad_norm);

@@ -86,6 +86,7 @@ class PolicyTrainer {
       : weights_(weights),
         options_(options),
         network_(options.policy, weights),
+        on_device_(weights, device_),
         gradients_(weights, device_) {}
 
   struct StepData;
@@ -99,7 +100,8 @@ class PolicyTrainer {
   model::Weights& weights_;
   const PolicyTrainerOptions options_;
   Network network_;
-  device::CpuDevice device_;
+  device::CpuDevice device_;  // network_ computes on the host
+  model::DeviceWeights on_device_;
   model::Gradients gradients_;
   std::unique_ptr<train::AdamW> optimizer_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// AdamW (arXiv:1711.05101) over the flat arena of a model's weights, in one pass.
+// AdamW (arXiv:1711.05101) over the flat arena of a model's weights, where a device has them.
 //
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  g after global-norm clipping
 //   p = p (1 - lr wd) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)
@@ -10,18 +10,20 @@
 // parameter costs 2 + 2 + 4 + 4 bytes and the bfloat16 weight is written in place, where the
 // rollout reads it. With float32 weights the weights are the master copy.
 //
-// The norm is summed in float64 in a fixed order, so an update is a function of its inputs, whatever
-// the number of threads. Thread-compatible; uses at::get_num_threads() threads.
+// Moments and rest are the device's memory, and its kernels make the update (core/device/arguments.h); only
+// the norm comes to the host. The host's weights follow when they are asked for (DownloadWeights). The norm
+// is summed in float64 in a fixed order, so an update is a function of its inputs. Not thread-safe: who owns
+// the device owns this; State may be read by others while nothing is updated (core/device/byte_store.h).
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/device/page_buffer.h"
+#include "core/device/byte_store.h"
+#include "core/device/device.h"
 #include "core/model/weights.h"
 
 namespace tidepool::train {
@@ -42,37 +44,41 @@ struct UpdateResult {
 // Live bytes of the state under a name; equal names and sizes belong together.
 struct NamedBytes {
   std::string name;
-  std::span<std::byte> bytes;
+  device::ByteStore bytes;
 };
 
 class AdamW {
  public:
-  // `weights` outlives the optimizer. The master copy starts as the weights. kResourceExhausted
-  // without memory, kInvalidArgument if an option is out of range.
-  static StatusOr<std::unique_ptr<AdamW>> Create(model::Weights& weights, const AdamWOptions& options);
+  // Of `weights` as they are in `on_device`; both outlive the optimizer. The master copy starts as the
+  // weights. kResourceExhausted without memory, kInvalidArgument if an option is out of range.
+  static StatusOr<std::unique_ptr<AdamW>> Create(model::Weights& weights, model::DeviceWeights& on_device,
+                                                 const AdamWOptions& options);
 
-  // One update by gradients [elements]. The finite check comes before the first write.
-  UpdateResult Update(std::span<const float> gradients, double learning_rate);
+  // One update by gradients [elements], which are the device's. The finite check comes before the first
+  // write.
+  UpdateResult Update(const float* gradients, double learning_rate);
+  // Brings the host's weights up to what was updated.
+  void DownloadWeights();
 
-  [[nodiscard]] int64_t updates() const { return *updates_; }
-  // weights, master_rest (bfloat16 only), m, v, updates. Writing into the spans restores the state.
+  [[nodiscard]] int64_t updates() const { return updates_; }
+  // weights (the host's), master_rest (bfloat16 only), m, v, updates. Writing into them restores the state,
+  // with DeviceWeights::Upload after it.
   std::vector<NamedBytes> State();
   // Of the state, weights apart.
-  [[nodiscard]] int64_t bytes() const {
-    return static_cast<int64_t>(rest_.bytes().size() + m_.bytes().size() + v_.bytes().size());
-  }
-  // The float32 master copy of parameter element i.
-  [[nodiscard]] float Master(int64_t i) const;
+  [[nodiscard]] int64_t bytes() const;
 
  private:
-  AdamW(model::Weights& weights, const AdamWOptions& options) : weights_(weights), options_(options) {}
-  model::Weights& weights_;
-  AdamWOptions options_;
-  device::PageBuffer rest_, m_, v_, counters_;
-  int64_t* updates_ = nullptr;  // in counters_
-};
+  AdamW(model::Weights& weights, model::DeviceWeights& on_device, const AdamWOptions& options)
+      : weights_(weights), on_device_(on_device), options_(options) {}
+  template <typename T>
+  void UpdateAll(const float* gradients, double learning_rate);
 
-// Euclidean norm of all elements; not finite if one is not. Fixed order of additions.
-double GlobalNorm(std::span<const float> values);
+  model::Weights& weights_;
+  model::DeviceWeights& on_device_;
+  AdamWOptions options_;
+  std::shared_ptr<device::Buffer> rest_, m_, v_, square_sum_;
+  int64_t updates_ = 0;
+  bool ahead_ = false;  // the device's weights are, of the host's
+};
 
 }  // namespace tidepool::train

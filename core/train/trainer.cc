@@ -38,6 +38,21 @@ Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, si
   return OkStatus();
 }
 
+// Adds up the gradients of all ranks. Gloo works on the host's memory, so those of another device come to the
+// host and go back, a piece at a time; a group that reduces device memory (NCCL) will take them where they
+// are.
+Status AddOtherRanks(model::Gradients& gradients, device::Device& device, comm::Collective& group) {
+  if (device.host_memory()) return group.AllReduceSum(gradients.values(), "gradients");
+  constexpr int64_t kPiece = int64_t{16} << 20;  // elements, the same on all ranks
+  for (int64_t at = 0; at < gradients.elements(); at += kPiece) {
+    float* of_device = gradients.data() + at;
+    std::vector<float> piece = device.Read(of_device, std::min(kPiece, gradients.elements() - at));
+    TP_RETURN_IF_ERROR(group.AllReduceSum(std::span(piece), "gradients"));
+    device.Upload(of_device, std::span<const float>(piece));
+  }
+  return OkStatus();
+}
+
 int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() + row.response.size()); }
 
 }  // namespace
@@ -86,9 +101,6 @@ Trainer::~Trainer() = default;
 StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, TrainerOptions o,
                                                    const Companions& companions) {
   if (o.device == nullptr) o.device = std::make_shared<device::CpuDevice>();
-  // The optimizer, checkpoints and sums over ranks work on the host's memory.
-  if (!o.device->host_memory())
-    return Unimplemented("trainer: it trains on the CPU, not on " + o.device->name());
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");
@@ -132,7 +144,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   } else {
     m.decoder = std::make_unique<model::Decoder>(weights, o.device);
     m.gradients = std::make_unique<model::Gradients>(weights, *o.device);
-    TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, o.optimizer));
+    TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, m.decoder->weights(), o.optimizer));
     if (needed.critic) {
       TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
     }
@@ -231,12 +243,12 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {
         TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(&bad, 1), "finite"));
-        if (bad == 0) TP_RETURN_IF_ERROR(step.group->AllReduceSum(target.gradients.values(), "gradients"));
+        if (bad == 0) TP_RETURN_IF_ERROR(AddOtherRanks(target.gradients, *options.device, *step.group));
         step.times.reduce += watch.Lap();
       }
       done.finite = bad == 0;
       if (done.finite) {
-        const UpdateResult update = target.optimizer.Update(target.gradients.values(), target.rate);
+        const UpdateResult update = target.optimizer.Update(target.gradients.data(), target.rate);
         done.finite = update.finite;
         done.grad_norm = update.finite ? std::max(done.grad_norm, update.grad_norm) : update.grad_norm;
         done.updates += update.finite ? 1 : 0;
@@ -438,22 +450,28 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     }
   } undo{m.controls, before};
   UpdatesDone done;
-  if (policy) {
-    TP_RETURN_IF_ERROR(m.PreparePolicy(step, plan));
-    step.times.prepare = watch.Lap();
-    if (m.value != nullptr) {
-      TP_ASSIGN_OR_RETURN(done, m.UpdateCritic(step, plan, result.metrics));
+  const auto make_updates = [&]() -> Status {
+    if (policy) {
+      TP_RETURN_IF_ERROR(m.PreparePolicy(step, plan));
+      step.times.prepare = watch.Lap();
+      if (m.value != nullptr) {
+        TP_ASSIGN_OR_RETURN(done, m.UpdateCritic(step, plan, result.metrics));
+      }
+    } else if (m.reference != nullptr) {
+      TP_ASSIGN_OR_RETURN(plan.ref, m.AllLogProbs(step, *m.reference, *m.companions.reference, "reference"));
     }
-  } else if (m.reference != nullptr) {
-    TP_ASSIGN_OR_RETURN(plan.ref, m.AllLogProbs(step, *m.reference, *m.companions.reference, "reference"));
-  }
-  if (o.objective == JobKind::kRewardModel) {
-    TP_ASSIGN_OR_RETURN(done, m.UpdateRewardModel(step));
-  } else if (done.finite && !critic_alone) {
-    TP_RETURN_IF_ERROR(m.FillWeights(step, plan));
-    TP_ASSIGN_OR_RETURN(done, m.UpdateWeights(step, plan));
-    if (m.value != nullptr) m.gradients->Release();  // the next step's critic takes its place
-  }
+    if (o.objective == JobKind::kRewardModel) {
+      TP_ASSIGN_OR_RETURN(done, m.UpdateRewardModel(step));
+    } else if (done.finite && !critic_alone) {
+      TP_RETURN_IF_ERROR(m.FillWeights(step, plan));
+      TP_ASSIGN_OR_RETURN(done, m.UpdateWeights(step, plan));
+      if (m.value != nullptr) m.gradients->Release();  // the next step's critic takes its place
+    }
+    return OkStatus();
+  };
+  const Status made = make_updates();
+  m.DownloadWeights();  // also where some updates were made and one was not
+  TP_RETURN_IF_ERROR(made);
   result.finite = done.finite;
   result.updates = critic_alone ? 0 : done.updates;
   if (progress != nullptr) (void)progress({step.done, step.todo});
@@ -544,6 +562,13 @@ std::vector<NamedBytes> Trainer::State() {
   return state;
 }
 
+void Trainer::WeightsChanged() {
+  TrainerImpl& m = *impl_;
+  for (const auto& decoder : {m.decoder.get(), m.reference.get(), m.teacher.get()})
+    if (decoder != nullptr) decoder->WeightsChanged();
+  if (m.value != nullptr) m.value->WeightsChanged();
+}
+
 void Trainer::ReleaseScratch() {
   TrainerImpl& m = *impl_;
   if (m.decoder != nullptr) m.decoder->ReleaseScratch();
@@ -565,6 +590,10 @@ model::MemoryUse Trainer::held() const {
 int64_t Trainer::updates() const {
   const TrainerImpl& m = *impl_;
   return m.trained().updates() + (m.rl() && m.value != nullptr ? m.value->optimizer().updates() : 0);
+}
+void TrainerImpl::DownloadWeights() const {
+  if (optimizer != nullptr) optimizer->DownloadWeights();
+  if (value != nullptr) value->optimizer().DownloadWeights();
 }
 uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
   if (!rl() || value == nullptr) return weights_digest;

@@ -96,8 +96,8 @@ using ProgressCallback = std::function<bool(const StepProgress&)>;
 
 class Trainer {
  public:
-  // `weights` outlives the trainer and is updated in place. kInvalidArgument: a companion that is needed is
-  // missing or does not fit.
+  // `weights` outlives the trainer and is updated: once a step, where the device's memory is not the host's.
+  // kInvalidArgument: a companion that is needed is missing or does not fit.
   static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, TrainerOptions options,
                                                    const Companions& companions = {});
   ~Trainer();
@@ -121,9 +121,12 @@ class Trainer {
   StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows,
                                                    const ProgressCallback& progress = nullptr);
 
-  // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of
-  // coefficients that move ("controls") included: read them for a checkpoint, write into them to restore.
+  // Live bytes of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of
+  // coefficients that move ("controls") included: read them for a checkpoint, on any thread while no step
+  // runs; write into them to restore, then call WeightsChanged().
   std::vector<NamedBytes> State();
+  // The bytes of `weights`, or of a companion's, were written from outside.
+  void WeightsChanged();
 
   // Gives back the memory of activations and gradients between steps (a device that turns to rollout).
   void ReleaseScratch();

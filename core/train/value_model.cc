@@ -21,20 +21,19 @@ StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights
   for (size_t i = 0; i < weights.layout().size(); ++i) {
     if (weights.layout()[i].name == "score") m->score_ = static_cast<int64_t>(i);
   }
-  TP_ASSIGN_OR_RETURN(m->optimizer_, AdamW::Create(weights, options.optimizer));
+  TP_ASSIGN_OR_RETURN(m->optimizer_, AdamW::Create(weights, m->decoder_.weights(), options.optimizer));
   return m;
 }
 
-std::vector<float> ValueModel::ScoreWeights() const {
+std::vector<float> ValueModel::ScoreWeights() {
   const int64_t d = weights_.spec().hidden_size;
-  auto* base = const_cast<std::byte*>(std::as_const(weights_).bytes().data());
+  auto* base = static_cast<std::byte*>(decoder_.weights().data());
   const int64_t offset = weights_.layout()[static_cast<size_t>(score_)].offset;
   return model::ToHost(decoder_.device(),
                        {base + offset * model::Bytes(weights_.dtype()), 1, d, weights_.dtype()});
 }
 
-std::vector<double> ValueModel::HeadOf(std::span<const float> hidden,
-                                       std::span<const int32_t> sources) const {
+std::vector<double> ValueModel::HeadOf(std::span<const float> hidden, std::span<const int32_t> sources) {
   const std::vector<float> head = ScoreWeights();
   const auto d = static_cast<int64_t>(head.size());
   std::vector<double> values;

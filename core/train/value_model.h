@@ -32,7 +32,8 @@ struct ValueModelOptions {
 
 class ValueModel {
  public:
-  // `weights` has spec().value_head, outlives this and is updated in place.
+  // `weights` has spec().value_head and outlives this. The optimizer updates them where the device has them,
+  // and the host's when it is told to.
   static StatusOr<std::unique_ptr<ValueModel>> Create(model::Weights& weights,
                                                       const ValueModelOptions& options);
 
@@ -51,6 +52,7 @@ class ValueModel {
   [[nodiscard]] model::Gradients& gradients() { return gradients_; }
   [[nodiscard]] AdamW& optimizer() { return *optimizer_; }
   [[nodiscard]] const model::Weights& weights() const { return weights_; }
+  void WeightsChanged() { decoder_.WeightsChanged(); }  // the host's were written
   void ReleaseScratch();
   [[nodiscard]] model::MemoryUse held() const {
     return {.optimizer = optimizer_->bytes(),
@@ -60,9 +62,8 @@ class ValueModel {
 
  private:
   ValueModel(model::Weights& weights, const ValueModelOptions& options);
-  [[nodiscard]] std::vector<float> ScoreWeights() const;  // [hidden]
-  [[nodiscard]] std::vector<double> HeadOf(std::span<const float> hidden,
-                                           std::span<const int32_t> sources) const;
+  [[nodiscard]] std::vector<float> ScoreWeights();  // [hidden]
+  [[nodiscard]] std::vector<double> HeadOf(std::span<const float> hidden, std::span<const int32_t> sources);
 
   model::Weights& weights_;
   const ValueModelOptions options_;

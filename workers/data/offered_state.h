@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -21,7 +20,7 @@ namespace tidepool::workers {
 
 class OfferedState {
  public:
-  using Parts = std::vector<std::span<const std::byte>>;
+  using Parts = std::vector<device::ByteSource>;
   // `digest`: of parts, over which newcomers prove what they have read.
   explicit OfferedState(std::function<uint64_t(const Parts&)> digest) : digest_(std::move(digest)) {}
 

@@ -100,7 +100,7 @@ StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
 
 }  // namespace
 
-Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::byte>>& parts) {
+Status SharedBlock::Write(BlockTag tag, const std::vector<device::ByteSource>& parts) {
   int64_t bytes = 0;
   for (const auto& p : parts) bytes += static_cast<int64_t>(p.size());
   tag.bytes = bytes;
@@ -132,7 +132,7 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::b
   h->tag = tag;
   std::byte* at = target.base + kHeaderBytes;
   for (const auto& p : parts) {
-    std::memcpy(at, p.data(), p.size());
+    p.CopyTo(0, {at, p.size()});
     at += p.size();
   }
   h->complete.store(1, std::memory_order_release);
@@ -140,7 +140,7 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::b
 }
 
 StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
-                                     const std::vector<std::span<std::byte>>& out) const {
+                                     const std::vector<device::ByteStore>& out) const {
   int64_t bytes = 0;
   for (const auto& p : out) bytes += static_cast<int64_t>(p.size());
   for (int i = 0; i < 2; ++i) {
@@ -159,7 +159,7 @@ StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
     }
     const std::byte* at = buffer.base + kHeaderBytes;
     for (const auto& p : out) {
-      std::memcpy(p.data(), at, p.size());
+      p.CopyFrom(0, {at, p.size()});
       at += p.size();
     }
     if (h->complete.load(std::memory_order_acquire) != 1 || h->tag.number != number) {

@@ -14,11 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/device/byte_store.h"
 
 namespace tidepool::workers {
 
@@ -36,11 +36,10 @@ class SharedBlock {
   ~SharedBlock();
 
   // Copies `parts` into the older buffer. kResourceExhausted: /dev/shm is full (with the numbers).
-  Status Write(BlockTag tag, const std::vector<std::span<const std::byte>>& parts);
+  Status Write(BlockTag tag, const std::vector<device::ByteSource>& parts);
   // Copies the buffer with this number and lineage (any lineage: -1) into `out` (sizes must add up).
   // kNotFound: no complete buffer with that tag; kDataLoss: another size.
-  StatusOr<BlockTag> Read(int64_t number, int32_t lineage,
-                          const std::vector<std::span<std::byte>>& out) const;
+  StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<device::ByteStore>& out) const;
 
   // "/dev/shm/tidepool-<uid>-<digits>". `secret`: of the run. A copy of a run folder has the same secret, so
   // the digits follow from the folder itself, too: wherever it is moved to, it is another one than its copy.

@@ -35,7 +35,8 @@ struct WeightsServer::Impl final : v1::Weights::Service {
           frame.set_digest(published->digest);
           frame.set_total_bytes(total);
         }
-        frame.set_data(part.data() + at, static_cast<size_t>(n));
+        frame.mutable_data()->resize(static_cast<size_t>(n));
+        part.CopyTo(static_cast<size_t>(at), std::as_writable_bytes(std::span(*frame.mutable_data())));
         if (!writer->Write(frame)) return ToGrpc(Unavailable("Fetch: the reader went away"));
         sent += n;
       }
@@ -66,7 +67,7 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
 }
 
 StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                              std::span<const std::span<std::byte>> parts) {
+                              std::span<const device::ByteStore> parts) {
   size_t total = 0;
   for (const auto& part : parts) total += part.size();
   const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
@@ -106,7 +107,7 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& tok
         continue;
       }
       const size_t n = std::min(left.size(), parts[part].size() - in_part);
-      std::memcpy(parts[part].data() + in_part, left.data(), n);
+      parts[part].CopyFrom(in_part, std::as_bytes(std::span(left.data(), n)));
       left.remove_prefix(n);
       in_part += n;
       at += n;

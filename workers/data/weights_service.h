@@ -13,6 +13,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/device/byte_store.h"
 
 namespace tidepool::workers {
 
@@ -26,7 +27,7 @@ struct WantedBytes {
 // step that begins, which the digest tells.
 struct PublishedBytes {
   std::shared_ptr<const void> owner;
-  std::vector<std::span<const std::byte>> parts;
+  std::vector<device::ByteSource> parts;
   uint64_t digest = 0;
 };
 using PublishedSource = std::function<StatusOr<PublishedBytes>(const WantedBytes& wanted)>;
@@ -48,6 +49,6 @@ class WeightsServer {
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
 // source announced: the caller compares it with what came. kDataLoss: size or order is wrong.
 StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                              std::span<const std::span<std::byte>> parts);
+                              std::span<const device::ByteStore> parts);
 
 }  // namespace tidepool::workers

@@ -45,6 +45,7 @@ class Actor {
                                            const TrainProgress& progress, const RankShare& share) = 0;
   // Live bytes of what a checkpoint stores; the part "weights" is the arena.
   virtual std::vector<train::NamedBytes> State() = 0;
+  virtual void WeightsChanged() {}  // that bytes of weights were written from outside, State's too
   // Of the state; `weights`: the digest of its weights.
   [[nodiscard]] virtual uint64_t Digest(uint64_t weights) const = 0;
   [[nodiscard]] virtual int64_t updates() const = 0;  // optimizer updates ever made

@@ -76,7 +76,8 @@ Status DeviceRoles::MakeActor() {
   if (!parked_.holds()) return OkStatus();
   const Status read = parked_.Read(actor_->State());
   parked_.Forget();
-  if (!read.ok()) {  // the run goes back to a copy of the state that is whole
+  actor_->WeightsChanged();  // a critic's
+  if (!read.ok()) {          // the run goes back to a copy of the state that is whole
     actor_.reset();
     owns_state_ = false;
   }
@@ -111,6 +112,7 @@ void DeviceRoles::OwnState(StepNumber step) {
   torn_ = false;
   owns_state_ = true;
   state_step_ = step;
+  if (actor_ != nullptr) actor_->WeightsChanged();
 }
 
 std::optional<DeviceRoles::LoadedVersion> DeviceRoles::loaded() const {
@@ -144,7 +146,7 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
-  std::vector<std::span<std::byte>> parts;
+  std::vector<device::ByteStore> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   OwnState(step);
@@ -158,11 +160,11 @@ Status DeviceRoles::FetchState(const std::string& address, const std::string& to
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
-  std::vector<std::span<std::byte>> parts;
+  std::vector<device::ByteStore> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const uint64_t announced,
                       FetchBytes(address, token, {.version = {}, .step = step}, parts));
-  const std::vector<std::span<const std::byte>> came(parts.begin(), parts.end());
+  const std::vector<device::ByteSource> came(parts.begin(), parts.end());
   if (StateDigest(came) != announced) {
     return DataLoss("the state of step " + std::to_string(step.value) + " from " + address +
                     " changed while it was read");
@@ -171,17 +173,17 @@ Status DeviceRoles::FetchState(const std::string& address, const std::string& to
   return OkStatus();
 }
 
-StatusOr<std::vector<std::span<const std::byte>>> DeviceRoles::StateParts() {
+StatusOr<std::vector<device::ByteSource>> DeviceRoles::StateParts() {
   if (!owns_state_) return FailedPrecondition("no state of training is here");
   TP_RETURN_IF_ERROR(MakeActor());
-  std::vector<std::span<const std::byte>> parts;
-  for (const train::NamedBytes& part : actor_->State()) parts.emplace_back(part.bytes);
+  std::vector<device::ByteSource> parts;
+  for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   return parts;
 }
 
-uint64_t DeviceRoles::StateDigest(std::span<const std::span<const std::byte>> parts) {
+uint64_t DeviceRoles::StateDigest(std::span<const device::ByteSource> parts) {
   uint64_t digest = 0;
-  for (const auto& part : parts) digest = Hash64(part, digest);
+  for (const device::ByteSource& part : parts) digest = Mix64(digest + DigestOf(part));
   return digest;
 }
 
@@ -268,7 +270,7 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
                                                const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
-  const std::span<std::byte> arena = weights_->bytes();
+  const device::ByteStore arena = weights_->bytes();
   TP_ASSIGN_OR_RETURN(const uint64_t sent,
                       FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}));
   TP_RETURN_IF_ERROR(Whole(sent, "weights of version " + ToString(version)));

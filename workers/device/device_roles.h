@@ -47,8 +47,8 @@ class DeviceRoles {
   // From the worker at `address`, which holds the state of `step`. kDataLoss: not the bytes that it has.
   Status FetchState(const std::string& address, const std::string& token, StepNumber step);
   // The live bytes of the state, for others to fetch: valid until the next optimizer step begins.
-  StatusOr<std::vector<std::span<const std::byte>>> StateParts();
-  static uint64_t StateDigest(std::span<const std::span<const std::byte>> parts);
+  StatusOr<std::vector<device::ByteSource>> StateParts();
+  static uint64_t StateDigest(std::span<const device::ByteSource> parts);
   [[nodiscard]] StatusOr<uint64_t> WeightsDigest() const;
 
   // Rollout.

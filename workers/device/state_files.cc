@@ -75,13 +75,13 @@ Status Changed(const std::string& path) {
 
 }  // namespace
 
-Status WritePart(const std::string& path, std::span<const std::byte> bytes) {
+Status WritePart(const std::string& path, const device::ByteSource& bytes) {
   TP_ASSIGN_OR_RETURN(SparseFile file, SparseFile::Create(path));
-  TP_RETURN_IF_ERROR(file.Append(bytes));
+  TP_RETURN_IF_ERROR(bytes.Each([&](std::span<const std::byte> piece) { return file.Append(piece); }));
   return file.Close();
 }
 
-Status ReadPart(const std::string& path, std::span<std::byte> bytes) {
+Status ReadPart(const std::string& path, const device::ByteStore& bytes) {
   std::error_code error;
   const auto size = fs::file_size(path, error);
   if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
@@ -91,10 +91,23 @@ Status ReadPart(const std::string& path, std::span<std::byte> bytes) {
   }
   std::FILE* file = std::fopen(path.c_str(), "rb");
   if (file == nullptr) return Unavailable(path + ": cannot be read");
-  const bool whole = std::fread(bytes.data(), 1, bytes.size(), file) == bytes.size();
+  const Status whole = bytes.Fill([&](std::span<std::byte> piece) {
+    return std::fread(piece.data(), 1, piece.size(), file) == piece.size() ? OkStatus()
+                                                                           : DataLoss(path + ": ends early");
+  });
   std::fclose(file);
-  if (!whole) return DataLoss(path + ": ends early");
-  return OkStatus();
+  return whole;
+}
+
+uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt) {
+  uint64_t sum = 0, words = 0;
+  const Status taken = bytes.Each([&](std::span<const std::byte> piece) {
+    sum += SaltedSum(piece, salt, words);
+    words += piece.size() / 8;
+    return OkStatus();
+  });
+  TP_CHECK(taken.ok()) << taken.ToString();
+  return sum;
 }
 
 Status ParkedState::Write(const std::vector<train::NamedBytes>& state) {
@@ -109,7 +122,7 @@ Status ParkedState::Write(const std::vector<train::NamedBytes>& state) {
       Forget();
       return written;
     }
-    digests_[part.name] = SaltedSum(part.bytes, 0);
+    digests_[part.name] = DigestOf(part.bytes);
   }
   return OkStatus();
 }
@@ -118,7 +131,7 @@ Status ParkedState::Read(const std::vector<train::NamedBytes>& state) const {
   for (const train::NamedBytes& part : state) {
     if (part.name == "weights") continue;
     TP_RETURN_IF_ERROR(ReadPart(PathOf(part.name), part.bytes));
-    if (SaltedSum(part.bytes, 0) != digests_.at(part.name)) return Changed(PathOf(part.name));
+    if (DigestOf(part.bytes) != digests_.at(part.name)) return Changed(PathOf(part.name));
   }
   return OkStatus();
 }

@@ -6,21 +6,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/device/byte_store.h"
 #include "core/train/trainer.h"
 
 namespace tidepool::workers {
 
 // Blocks of zeros take no room on the disk (holes of the file).
 // kUnavailable, kResourceExhausted: the file cannot be made, or not be written whole.
-Status WritePart(const std::string& path, std::span<const std::byte> bytes);
+Status WritePart(const std::string& path, const device::ByteSource& bytes);
 // kNotFound, kUnavailable, kDataLoss: it is not there, cannot be read, or has another size.
-Status ReadPart(const std::string& path, std::span<std::byte> bytes);
+Status ReadPart(const std::string& path, const device::ByteStore& bytes);
+// SaltedSum of the bytes.
+uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt = 0);
 
 // Parts are those of Actor::State but "weights", which stay in memory.
 class ParkedState {

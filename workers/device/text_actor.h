@@ -23,6 +23,7 @@ class TextActor : public Actor {
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                    const TrainProgress& progress, const RankShare& share) override;
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
+  void WeightsChanged() override { trainer_->WeightsChanged(); }
   [[nodiscard]] uint64_t Digest(uint64_t weights) const override { return trainer_->Digest(weights); }
   [[nodiscard]] int64_t updates() const override { return trainer_->updates(); }
   void ReleaseScratch() override { trainer_->ReleaseScratch(); }

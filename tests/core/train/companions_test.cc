@@ -20,6 +20,7 @@
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/state_copy.h"
 
 namespace tidepool::train {
 namespace {
@@ -27,11 +28,6 @@ namespace {
 using model::DType;
 using model::ModelSpec;
 using model::Weights;
-
-void Restore(Trainer& trainer, std::span<const NamedBytes> saved) {
-  const std::vector<NamedBytes> live = trainer.State();
-  for (size_t i = 0; i < live.size(); ++i) std::ranges::copy(saved[i].bytes, live[i].bytes.begin());
-}
 
 std::unique_ptr<Weights> Make(uint64_t seed, bool value_head = false) {
   ModelSpec spec = model::TinySpec();
@@ -85,6 +81,7 @@ Batch Pairs(const ModelSpec& spec, int64_t pairs) {
 
 TrainerOptions OptionsOf(const AlgorithmConfig& c) {
   TrainerOptions o;
+  o.device = model::AnyDevice();
   o.schedule.peak = o.critic_schedule.peak = 1e-3;
   o.micro_batch_tokens = 4096;
   o.loss = algorithms::Resolve(c, 16).value();
@@ -134,7 +131,9 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
           mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
       }
       const Models models(o.objective == JobKind::kRewardModel);
-      auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
+      TrainerOptions own = o;  // one thread uses a device
+      own.device = model::AnyDevice();
+      auto trainer = std::move(Trainer::Create(*models.policy, own, models.companions())).value();
       Outcome& out = outcomes[static_cast<size_t>(rank)];
       for (int64_t step = 1; step <= 3; ++step) {
         mine.step = StepNumber{step};
@@ -258,13 +257,9 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
   const auto result = trainer->Step(batch);
   ASSERT_TRUE(result.ok()) << result.status().ToString();
-  std::vector<float> gradient;
-  for (const NamedBytes& part : trainer->State()) {
-    if (part.name != "critic.m") continue;
-    const auto* m = reinterpret_cast<const float*>(part.bytes.data());
-    for (int64_t i = 0; i < start->elements(); ++i) gradient.push_back(m[i] * 10);
-  }
-  ASSERT_FALSE(gradient.empty());
+  std::vector<float> gradient = PartOf<float>(trainer->State(), "critic.m");
+  for (float& g : gradient) g *= 10;
+  ASSERT_EQ(static_cast<int64_t>(gradient.size()), start->elements());
 
   std::vector<int64_t> all;
   for (size_t i = 0; i < batch.rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
@@ -278,6 +273,7 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   auto model = std::move(ValueModel::Create(*start, {.device = model::AnyDevice()})).value();
   const auto values = [&] {
     std::vector<double> flat;
+    model->WeightsChanged();  // by the differences below
     for (const auto& row : model->Values(batch.rows, all).value())
       flat.insert(flat.end(), row.begin(), row.end());
     return flat;
@@ -329,7 +325,7 @@ TEST(CompanionsTest, StateRoundTripContinuesBitForBit) {
   auto first = std::move(Trainer::Create(*a.policy, o, a.companions())).value();
   auto second = std::move(Trainer::Create(*b.policy, o, b.companions())).value();
   ASSERT_TRUE(first->Step(batch).ok());
-  Restore(*second, first->State());
+  Restore(*second, CopyOf(first->State()));
   EXPECT_EQ(first->Digest(a.policy->Digest()), second->Digest(b.policy->Digest()));
   EXPECT_EQ(first->updates(), 2);
   batch.step = StepNumber{2};
@@ -504,6 +500,7 @@ TEST(CompanionsTest, TheReferenceJudgesHeldOutRowsOnceAndAgainWhenRowsOrReferenc
     const auto arena = m.reference->bytes();
     for (size_t i = 0; i < arena.size() / sizeof(float); ++i)
       reinterpret_cast<float*>(arena.data())[i] *= 1.01F;
+    trainer->WeightsChanged();
     changed("the reference");
     std::swap(held_out.rows[0].response, held_out.rows[1].response);
     std::swap(held_out.rows[0].loss_mask, held_out.rows[1].loss_mask);

@@ -143,7 +143,7 @@ TEST(DataParallelTest, AShareWithoutAGroupIsRefused) {
   const ModelSpec spec = model::TinySpec();
   auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
   model::Randomize(*weights, 21, 0.2);
-  auto trainer = std::move(Trainer::Create(*weights, {})).value();
+  auto trainer = std::move(Trainer::Create(*weights, {.device = model::AnyDevice()})).value();
   Batch batch = UnequalBatch(spec, 2, 2);
   batch.mine.assign(batch.rows.size(), 1);
   EXPECT_EQ(trainer->Step(batch).status().code(), StatusCode::kInvalidArgument);

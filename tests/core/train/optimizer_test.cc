@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/base/rng.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/state_copy.h"
 
 namespace tidepool::train {
 namespace {
@@ -23,16 +23,45 @@ std::unique_ptr<Weights> Make(DType dtype) {
   return w;
 }
 
+// Weights and their optimizer on the device of the tests, with gradients from the host.
+struct Training {
+  explicit Training(DType dtype, const AdamWOptions& options = {})
+      : weights(Make(dtype)), on_device(*weights, *device) {
+    adam = std::move(AdamW::Create(*weights, on_device, options)).value();
+  }
+  UpdateResult Update(std::span<const float> gradients, double learning_rate) {
+    const UpdateResult result =
+        adam->Update(static_cast<const float*>(device->Put(gradients)->data()), learning_rate);
+    adam->DownloadWeights();
+    return result;
+  }
+  // The float32 master copy.
+  [[nodiscard]] std::vector<float> Master() const {
+    if (weights->dtype() == DType::kFloat32) return PartOf<float>(adam->State(), "weights");
+    const auto upper = PartOf<uint16_t>(adam->State(), "weights");
+    const auto rest = PartOf<int16_t>(adam->State(), "master_rest");
+    std::vector<float> all;
+    for (size_t i = 0; i < upper.size(); ++i) {
+      const uint32_t bits = (uint32_t{upper[i]} << 16) + static_cast<uint32_t>(int32_t{rest[i]});
+      all.push_back(__builtin_bit_cast(float, bits));
+    }
+    return all;
+  }
+
+  std::shared_ptr<device::Device> device = model::AnyDevice();
+  std::unique_ptr<Weights> weights;
+  model::DeviceWeights on_device;
+  std::unique_ptr<AdamW> adam;
+};
+
 class AdamWTest : public testing::TestWithParam<DType> {};
 
 TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
-  auto w = Make(GetParam());
-  const AdamWOptions options{
-      .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1.0};
-  auto adam = std::move(AdamW::Create(*w, options)).value();
-  std::vector<double> p = model::FlatOf(*w), m(p.size(), 0.0), v(p.size(), 0.0);
+  Training training(GetParam(),
+                    {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1.0});
+  std::vector<double> p = model::FlatOf(*training.weights), m(p.size(), 0.0), v(p.size(), 0.0);
   std::vector<char> decays(p.size(), 0), used(p.size(), 0);
-  for (const model::Parameter& q : w->layout()) {
+  for (const model::Parameter& q : training.weights->layout()) {
     for (int64_t i = 0; i < q.numel(); ++i) {
       decays[static_cast<size_t>(q.offset + i)] = q.shape.size() > 1;
       used[static_cast<size_t>(q.offset + i)] = 1;
@@ -49,7 +78,8 @@ TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
     }
     norm = std::sqrt(norm);
     const double lr = 1e-3 * t, clip = norm > 1 ? 1 / (norm + 1e-6) : 1;
-    const UpdateResult r = adam->Update(g, lr);
+    const UpdateResult r = training.Update(g, lr);
+    const std::vector<float> master = training.Master();
     EXPECT_TRUE(r.finite);
     EXPECT_NEAR(r.grad_norm, norm, 1e-9 * norm);
     for (size_t i = 0; i < p.size(); ++i) {
@@ -58,45 +88,37 @@ TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
       v[i] = 0.95 * v[i] + 0.05 * g[i] * clip * g[i] * clip;
       p[i] *= 1 - (decays[i] != 0 ? lr * 0.1 : 0.0);
       p[i] -= lr / (1 - std::pow(0.9, t)) * m[i] / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-8);
-      ASSERT_NEAR(adam->Master(static_cast<int64_t>(i)), p[i], 2e-6 * (1 + std::fabs(p[i])))
-          << i << " at " << t;
+      ASSERT_NEAR(master[i], p[i], 2e-6 * (1 + std::fabs(p[i]))) << i << " at " << t;
     }
   }
-  EXPECT_EQ(adam->updates(), 4);
+  EXPECT_EQ(training.adam->updates(), 4);
   // The weight is the master copy rounded to nearest.
-  const std::vector<double> weights = model::FlatOf(*w);
+  const std::vector<double> weights = model::FlatOf(*training.weights);
+  const std::vector<float> master = training.Master();
   for (size_t i = 0; i < p.size(); ++i) {
-    const float master = adam->Master(static_cast<int64_t>(i));
-    ASSERT_LE(std::fabs(weights[i] - master),
-              GetParam() == DType::kFloat32 ? 0.0 : std::fabs(master) / 256 + 1e-30);
+    ASSERT_LE(std::fabs(weights[i] - master[i]),
+              GetParam() == DType::kFloat32 ? 0.0 : std::fabs(master[i]) / 256 + 1e-30);
   }
 }
 
 TEST_P(AdamWTest, UpdatesSmallerThanTheWeightsStepAreNotLost) {
-  auto w = Make(GetParam());
-  auto adam = std::move(AdamW::Create(*w, {.max_grad_norm = 0})).value();
-  const std::vector<float> g(static_cast<size_t>(w->elements()), 1.0F);
-  const int64_t at = w->layout()[0].offset;
-  const float before = adam->Master(at);
-  for (int i = 0; i < 100; ++i) adam->Update(g, 1e-6);  // bfloat16's step at 0.1 is about 5e-4
-  EXPECT_NEAR(before - adam->Master(at), 1e-4, 2e-6);
+  Training training(GetParam(), {.max_grad_norm = 0});
+  const std::vector<float> g(static_cast<size_t>(training.weights->elements()), 1.0F);
+  const auto at = static_cast<size_t>(training.weights->layout()[0].offset);
+  const float before = training.Master()[at];
+  for (int i = 0; i < 100; ++i) training.Update(g, 1e-6);  // bfloat16's step at 0.1 is about 5e-4
+  EXPECT_NEAR(before - training.Master()[at], 1e-4, 2e-6);
 }
 
 TEST_P(AdamWTest, NothingIsWrittenWhenAGradientIsNotFinite) {
-  auto w = Make(GetParam());
-  auto adam = std::move(AdamW::Create(*w, {})).value();
-  std::vector<float> g(static_cast<size_t>(w->elements()), 0.5F);
-  adam->Update(g, 1e-3);
-  std::vector<std::vector<std::byte>> before;
-  for (const NamedBytes& part : adam->State()) before.emplace_back(part.bytes.begin(), part.bytes.end());
+  Training training(GetParam());
+  std::vector<float> g(static_cast<size_t>(training.weights->elements()), 0.5F);
+  training.Update(g, 1e-3);
+  const StateCopy before = CopyOf(training.adam->State());
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     g[g.size() / 2] = bad;
-    EXPECT_FALSE(adam->Update(g, 1e-3).finite);
-    size_t i = 0;
-    for (const NamedBytes& part : adam->State()) {
-      EXPECT_EQ(std::memcmp(part.bytes.data(), before[i].data(), before[i].size()), 0) << part.name;
-      ++i;
-    }
+    EXPECT_FALSE(training.Update(g, 1e-3).finite);
+    ExpectSame(CopyOf(training.adam->State()), before);
   }
 }
 
@@ -105,13 +127,12 @@ TEST_P(AdamWTest, OneThreadAndTwoGiveTheSameBits) {
   std::vector<uint64_t> digests;
   for (const int use : {1, 2}) {
     at::set_num_threads(use);
-    auto w = Make(GetParam());
-    auto adam = std::move(AdamW::Create(*w, {.weight_decay = 0.01})).value();
+    Training training(GetParam(), {.weight_decay = 0.01});
     Rng rng(8);
-    std::vector<float> g(static_cast<size_t>(w->elements()));
+    std::vector<float> g(static_cast<size_t>(training.weights->elements()));
     for (float& x : g) x = static_cast<float>(rng.Normal());
-    for (int i = 0; i < 3; ++i) adam->Update(g, 1e-3);
-    digests.push_back(w->Digest());
+    for (int i = 0; i < 3; ++i) training.Update(g, 1e-3);
+    digests.push_back(training.weights->Digest());
   }
   at::set_num_threads(threads);
   EXPECT_EQ(digests[0], digests[1]);
@@ -120,10 +141,12 @@ TEST_P(AdamWTest, OneThreadAndTwoGiveTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Types, AdamWTest, testing::Values(DType::kFloat32, DType::kBFloat16));
 
 TEST(AdamWOptionsTest, AreChecked) {
-  auto w = Make(DType::kFloat32);
-  EXPECT_EQ(AdamW::Create(*w, {.beta1 = 1.0}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(AdamW::Create(*w, {.eps = 0}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(AdamW::Create(*w, {.max_grad_norm = -1}).status().code(), StatusCode::kInvalidArgument);
+  const auto w = Make(DType::kFloat32);
+  const auto device = model::AnyDevice();
+  model::DeviceWeights on_device(*w, *device);
+  for (const AdamWOptions& wrong :
+       {AdamWOptions{.beta1 = 1.0}, AdamWOptions{.eps = 0}, AdamWOptions{.max_grad_norm = -1}})
+    EXPECT_EQ(AdamW::Create(*w, on_device, wrong).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

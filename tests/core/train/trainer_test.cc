@@ -21,6 +21,7 @@
 #include "core/model/row_operations.h"
 #include "core/train/packing.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/state_copy.h"
 
 namespace tidepool::train {
 namespace {
@@ -30,11 +31,6 @@ using model::DType;
 using model::ModelSpec;
 using model::Weights;
 
-void Restore(Trainer& trainer, std::span<const NamedBytes> saved) {
-  const std::vector<NamedBytes> live = trainer.State();
-  for (size_t i = 0; i < live.size(); ++i) std::ranges::copy(saved[i].bytes, live[i].bytes.begin());
-}
-
 std::unique_ptr<Weights> Make(const ModelSpec& spec, DType dtype = DType::kFloat32, double std = 0.2) {
   auto w = std::move(Weights::Create(spec, dtype)).value();
   model::Randomize(*w, 21, std);
@@ -43,6 +39,7 @@ std::unique_ptr<Weights> Make(const ModelSpec& spec, DType dtype = DType::kFloat
 
 TrainerOptions Plain() {
   TrainerOptions o;
+  o.device = model::AnyDevice();
   o.schedule.peak = 1e-3;
   o.micro_batch_tokens = 4096;
   return o;
@@ -89,14 +86,8 @@ std::vector<float> GradientOf(Weights& w, TrainerOptions o, const Batch& b,
   EXPECT_TRUE(result.ok()) << result.status().ToString();
   EXPECT_TRUE(result->finite);
   if (metrics != nullptr) *metrics = result->metrics;
-  std::vector<float> g;
-  for (const NamedBytes& part : trainer->State()) {
-    if (part.name != "m") continue;
-    const auto* m = reinterpret_cast<const float*>(part.bytes.data());
-    g.assign(m, m + w.elements());
-  }
   std::memcpy(w.bytes().data(), before.data(), before.size());
-  return g;
+  return PartOf<float>(trainer->State(), "m");
 }
 double RelativeDifference(const std::vector<float>& a, const std::vector<float>& b) {
   double d = 0, s = 0;
@@ -237,10 +228,11 @@ TEST(TrainerTest, LoadBalanceIsAddedAsItsCoefficientSays) {
   model::Gradients alone(*w, *device);
   const device::Array zeros = device->Take(hidden.view.rows, hidden.view.cols, hidden.view.dtype);
   decoder.Backward(std::move(saved), zeros.view, alone, 0.5);
+  const std::vector<float> wanted = model::ValuesOf(*device, *w, alone);
   double error = 0, size = 0;
   for (size_t i = 0; i < added.size(); ++i) {
-    error = std::max(error, std::fabs(double{added[i]} - without[i] - 0.1 * alone.values()[i]));
-    size = std::max<double>(size, std::fabs(0.1 * alone.values()[i]));
+    error = std::max(error, std::fabs(double{added[i]} - without[i] - 0.1 * wanted[i]));
+    size = std::max<double>(size, std::fabs(0.1 * wanted[i]));
   }
   EXPECT_GT(size, 0);
   EXPECT_LT(error, 1e-4 * size);
@@ -460,17 +452,13 @@ TEST(TrainerTest, NonFiniteStepChangesNothingAndIsReported) {
   Batch b = RandomBatch(spec, 2, 3, 7);
   Record(*trainer, b);
   w->Get("final_norm")[3].fill_(std::numeric_limits<float>::infinity());
-  std::vector<std::vector<std::byte>> before;
-  for (const NamedBytes& part : trainer->State()) before.emplace_back(part.bytes.begin(), part.bytes.end());
+  trainer->WeightsChanged();
+  const StateCopy before = CopyOf(trainer->State());
   const auto result = trainer->Step(b);
   ASSERT_TRUE(result.ok());
   EXPECT_FALSE(result->finite);
   EXPECT_EQ(result->updates, 0);
-  size_t i = 0;
-  for (const NamedBytes& part : trainer->State()) {
-    EXPECT_EQ(std::memcmp(part.bytes.data(), before[i].data(), before[i].size()), 0) << part.name;
-    ++i;
-  }
+  ExpectSame(CopyOf(trainer->State()), before);
 }
 
 TEST(TrainerTest, StateRoundTripContinuesBitForBit) {
@@ -481,11 +469,7 @@ TEST(TrainerTest, StateRoundTripContinuesBitForBit) {
     Batch b = RandomBatch(spec, 2, 3, 8);
     Record(*trainer, b);
     ASSERT_TRUE(trainer->Step(b).ok());
-    std::vector<std::vector<std::byte>> copies;
-    std::vector<NamedBytes> saved;
-    for (const NamedBytes& part : trainer->State()) copies.emplace_back(part.bytes.begin(), part.bytes.end());
-    size_t i = 0;
-    for (const NamedBytes& part : trainer->State()) saved.push_back({part.name, copies[i++]});
+    const StateCopy saved = CopyOf(trainer->State());
     b.step = StepNumber{2};
     const uint64_t want = trainer->Step(b)->digest;
 
@@ -536,6 +520,24 @@ TEST(TrainerTest, ACallbackStopsTheStepBeforeTheUpdate) {
                          })
                   .ok());
   EXPECT_GT(last, 2);
+}
+
+// The host's weights are those that the trainer computes with, whatever becomes of the step.
+TEST(TrainerTest, UpdatesOfAStoppedStepReachTheHost) {
+  const ModelSpec spec = model::TinySpec();
+  auto w = Make(spec);
+  TrainerOptions o = Plain();
+  o.minibatches = 4;
+  auto trainer = std::move(Trainer::Create(*w, o)).value();
+  Batch b = RandomBatch(spec, 4, 4, 10);
+  Record(*trainer, b);
+  const uint64_t before = w->Digest();
+  const auto result = trainer->Step(b, [](const StepProgress& p) { return p.done < 2; });
+  EXPECT_EQ(result.status().code(), StatusCode::kAborted);
+  EXPECT_EQ(trainer->updates(), 2);
+  EXPECT_NE(w->Digest(), before);
+  auto fresh = std::move(Trainer::Create(*w, o)).value();
+  EXPECT_EQ(trainer->LogProbs(b.rows).value(), fresh->LogProbs(b.rows).value());
 }
 
 TEST(TrainerTest, MalformedBatchesAreRefusedByName) {
@@ -610,12 +612,14 @@ TEST(TrainerTest, AReleasedTrainerGivesItsMemoryBackToTheSystem) {
   EXPECT_EQ(held.gradients, 4 * w->elements());
   EXPECT_EQ(held.optimizer, 8 * w->elements());
   EXPECT_GT(held.activations, 0);
-  const int64_t before = ProcessBytes("RssAnon");
+  // The checked device maps shared memory.
+  const auto resident = [] { return ProcessBytes("RssAnon") + ProcessBytes("RssShmem"); };
+  const int64_t before = resident();
   trainer->ReleaseScratch();
   malloc_trim(0);
   EXPECT_EQ(trainer->held().passing(), 0);
   EXPECT_EQ(trainer->held().optimizer, held.optimizer);
-  EXPECT_GT(before - ProcessBytes("RssAnon"), held.gradients * 9 / 10);
+  EXPECT_GT(before - resident(), held.gradients * 9 / 10);
 }
 
 // 240 MB of logits at float32 for all tokens; the buffer of 256 of them is 61 MB.

@@ -13,8 +13,10 @@ using std::chrono::milliseconds;
 
 uint64_t Sum(const OfferedState::Parts& parts) {
   uint64_t sum = 0;
-  for (const auto& part : parts) {
-    for (const std::byte b : part) sum += static_cast<uint64_t>(b);
+  for (const device::ByteSource& part : parts) {
+    std::vector<std::byte> bytes(part.size());
+    part.CopyTo(0, bytes);
+    for (const std::byte b : bytes) sum += static_cast<uint64_t>(b);
   }
   return sum;
 }

@@ -14,6 +14,7 @@
 #include "core/base/process_memory.h"
 #include "core/base/rng.h"
 #include "core/config/load.h"
+#include "tests/core/device/checked_device.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/memory_proof.h"
 
@@ -254,6 +255,39 @@ TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
     EXPECT_EQ(Bytes(dir_ + "/parked/" + file), Bytes(dir_ + "/held/" + file)) << file;
   EXPECT_EQ(roles_->held().total(), roles_->weight_bytes()) << "it took the memory of another role";
   Train(3);
+}
+
+// The files of a state that lies where the host may not touch it are those of one in the host's memory.
+TEST_F(DeviceRolesTest, AStateOnAnotherDeviceIsWrittenAndReadInPieces) {
+  constexpr int64_t kBytes = (int64_t{9} << 20) + 12;
+  std::vector<std::byte> bytes(kBytes);
+  for (size_t i = bytes.size() / 2; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7919 >> 7);
+  device::CheckedDevice device;
+  const auto memory = device.Put(std::span<const std::byte>(bytes));
+  const auto back = *device.Allocate(kBytes);
+  const std::vector<train::NamedBytes> there = {{"m", {device, memory->data(), kBytes}}},
+                                       read = {{"m", {device, back->data(), kBytes}}};
+  EXPECT_EQ(DigestOf(there[0].bytes), DigestOf(bytes));
+
+  const std::string path = dir_ + "/part.bin";
+  ASSERT_EQ(WritePart(path, there[0].bytes), OkStatus());
+  std::vector<std::byte> of_file(bytes.size());
+  ASSERT_EQ(ReadPart(path, of_file), OkStatus());
+  EXPECT_TRUE(of_file == bytes);
+  ASSERT_EQ(ReadPart(path, read[0].bytes), OkStatus());
+  EXPECT_EQ(DigestOf(read[0].bytes), DigestOf(bytes));
+
+  ParkedState parked(dir_ + "/parked");
+  ASSERT_EQ(parked.Write(there), OkStatus());
+  device.Zero(back->data(), kBytes);
+  ASSERT_EQ(parked.Read(read), OkStatus());
+  EXPECT_EQ(DigestOf(read[0].bytes), DigestOf(bytes));
+
+  SharedBlock block(Folder(), "recovery");
+  ASSERT_EQ(block.Write({.number = 1}, {there[0].bytes}), OkStatus());
+  device.Zero(back->data(), kBytes);
+  ASSERT_TRUE(block.Read(1, -1, {read[0].bytes}).ok());
+  EXPECT_EQ(DigestOf(read[0].bytes), DigestOf(bytes));
 }
 
 TEST_F(DeviceRolesTest, WhatIsZeroTakesNoRoomAndComesBack) {

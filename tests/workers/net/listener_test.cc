@@ -57,7 +57,7 @@ class ListenerTest : public testing::Test {
   }
   Status Fetch() {
     std::array<std::byte, 3> to{};
-    const std::span<std::byte> part(to);
+    const device::ByteStore part(to);
     return FetchBytes(server_->address(), "token", {}, {&part, 1}).status();
   }
 
