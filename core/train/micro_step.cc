@@ -111,7 +111,7 @@ struct HeadSlopes {
 // What the tokens of `b` cost, given the log-probs and entropies of its pairs, with their metrics.
 StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepPlan& plan, const CellBatch& b,
                             const algorithms::PolicyLossSpec& spec, int64_t pairs_of_update, bool first_pass,
-                            std::span<const float> lp, std::span<const float> entropy) {
+                            bool untouched, std::span<const float> lp, std::span<const float> entropy) {
   const Batch& batch = step.batch;
   TokenSums& sums = step.sums;
   const bool with_entropy = spec.entropy_coef != 0;
@@ -170,8 +170,12 @@ StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepP
                                ? algorithms::KlEstimate(m.options.loss.kl->estimate, before[c], ref[c]).value
                                : plan.kl[b.list[c].use.cell];
     sums.reference_tokens += m.options.loss.kl ? 1 : 0;
-    if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version)
-      sums.AddGap(before[c], behave[c]);
+    // What the trained weights say of a token that they sampled: this forward, if they are still the same, or
+    // the one before the step.
+    const bool recorded =
+        !plan.recorded.empty() && plan.recorded[static_cast<size_t>(b.list[c].use.row)] != 0;
+    if ((row.versions.empty() || row.versions[b.list[c].use.t] == batch.version) && (untouched || !recorded))
+      sums.AddGap(untouched ? logp[c] : before[c], behave[c]);
   }
   return HeadSlopes{{slope.begin(), slope.end()}, {entropy_slope.begin(), entropy_slope.end()}};
 }
@@ -179,7 +183,7 @@ StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepP
 }  // namespace
 
 Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
-                              int64_t pairs_of_update, double share, bool first_pass) {
+                              int64_t pairs_of_update, double share, bool first_pass, bool untouched) {
   const Batch& batch = step.batch;
   TokenSums& sums = step.sums;
   Stopwatch watch;
@@ -272,8 +276,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     }
 
     Stopwatch of_loss;
-    TP_ASSIGN_OR_RETURN(HeadSlopes slopes,
-                        LossOf(*this, step, plan, b, spec, pairs_of_update, first_pass, lp, entropy));
+    TP_ASSIGN_OR_RETURN(HeadSlopes slopes, LossOf(*this, step, plan, b, spec, pairs_of_update, first_pass,
+                                                  untouched, lp, entropy));
     step.times.loss += of_loss.Lap();
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);

@@ -30,6 +30,19 @@ StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& a, bo
   return plan;
 }
 
+std::vector<uint8_t> SampledByTrained(const Batch& batch, const algorithms::Cells& cells) {
+  std::vector<uint8_t> sampled;
+  for (size_t i = 0; i < batch.rows.size(); ++i) {
+    const Row& row = batch.rows[i];
+    const auto first = static_cast<size_t>(cells.begin[i]);
+    bool all = row.versions.size() == row.response.size() && row.logprobs.size() == row.response.size();
+    for (size_t t = 0; all && t < row.response.size(); ++t)
+      all = cells.mask[first + t] == 0 || row.versions[t] == batch.version;
+    sampled.push_back(all ? 1 : 0);
+  }
+  return sampled;
+}
+
 Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a,
                       std::span<const double> component_weights, double kl_coef, StepPlan& plan) {
   algorithms::AdvantageInput in{.cells = &plan.cells, .rewards = plan.scores, .group = plan.groups};

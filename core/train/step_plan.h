@@ -21,7 +21,8 @@ struct StepPlan {
   std::vector<double> returns;                             // [cells] targets of the critic, or empty
   std::vector<double> values;                              // [cells] of the critic before the step, or empty
   std::vector<double> old, ref, teacher, squares, behave;  // [cells] or empty
-  std::vector<double> kl;                                  // [cells] taken off the reward, or empty
+  std::vector<uint8_t> recorded;  // [rows] 1: old is what the sampler recorded; or empty
+  std::vector<double> kl;         // [cells] taken off the reward, or empty
   std::vector<double> keep;       // [cells] 0: rejected by the gap between sampler and trainer; or empty
   std::vector<uint8_t> selected;  // [cells]
   algorithms::AgentSteps steps;   // of estimators over turns
@@ -30,6 +31,9 @@ struct StepPlan {
 
 // Cells, groups and the sampler's log-probs. `policy`: of samples; else the masks of the rows alone count.
 StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& algorithm, bool policy);
+
+// Which rows were sampled by the weights that are trained, in every token that counts.
+std::vector<uint8_t> SampledByTrained(const Batch& batch, const algorithms::Cells& cells);
 
 // Advantages (and returns) of a plan that has everything the algorithm asks for. kl_coef: as it stands.
 // kInvalidArgument: rows lack the scores of each reward function, or their turns.

@@ -213,8 +213,16 @@ StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step,
 StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of,
                                                        const model::Weights& by, const char* what,
                                                        bool replay, std::vector<double>* squares) const {
+  return LogProbsOf(step, step.mine, of, by, what, replay, squares);
+}
+
+StatusOr<std::vector<double>> TrainerImpl::LogProbsOf(const StepContext& step,
+                                                      std::span<const int64_t> of_rows,
+                                                      const model::Decoder& of, const model::Weights& by,
+                                                      const char* what, bool replay,
+                                                      std::vector<double>* squares) const {
   std::vector<std::vector<float>> square_rows;
-  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine,
+  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, of_rows,
                                                  {.squares = squares == nullptr ? nullptr : &square_rows,
                                                   .progress = step.Scored()}));
   if (squares != nullptr) {
@@ -260,14 +268,39 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
 }
 
 // Everything that advantages and losses read, as far as this algorithm does.
+// Where a row has the same bits in every batch, the forward would say again what the sampler recorded under
+// these weights; so it is left out, and the first update's own forward shows whether that is so
+// (training/rollout_logp_diff).
+Status TrainerImpl::FillOld(const StepContext& step, StepPlan& plan, bool squares) const {
+  if (!squares && options.clean_records && options.device->batch_invariant(weights.dtype()))
+    plan.recorded = SampledByTrained(step.batch, plan.cells);
+  const auto recorded = [&](int64_t row) {
+    return !plan.recorded.empty() && plan.recorded[static_cast<size_t>(row)] != 0;
+  };
+  std::vector<int64_t> others;
+  std::ranges::remove_copy_if(step.mine, std::back_inserter(others), recorded);
+  // All ranks see the whole batch, so all leave it out or none does.
+  if (plan.recorded.empty() || std::ranges::count(plan.recorded, 0) > 0) {
+    TP_ASSIGN_OR_RETURN(plan.old, LogProbsOf(step, others, *decoder, weights, "log_probs", /*replay=*/true,
+                                             squares ? &plan.squares : nullptr));
+  } else {
+    plan.old.resize(plan.behave.size());
+  }
+  for (size_t row = 0; row < plan.recorded.size(); ++row) {
+    if (!recorded(static_cast<int64_t>(row))) continue;
+    std::copy(plan.behave.begin() + plan.cells.begin[row], plan.behave.begin() + plan.cells.begin[row + 1],
+              plan.old.begin() + plan.cells.begin[row]);
+  }
+  return OkStatus();
+}
+
 Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   const algorithms::ResolvedAlgorithm& a = options.loss;
   // Log-probs of the weights that the step starts from. With a single update they are those of its own
   // forward, unless the algorithm asks something of the whole batch first.
   if (a.needs_old_first() || options.epochs * static_cast<int64_t>(step.minibatches.size()) > 1) {
-    TP_ASSIGN_OR_RETURN(
-        plan.old, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true,
-                              a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
+    const bool squares = a.advantage->Uses(algorithms::Provision::kSquares);
+    TP_RETURN_IF_ERROR(FillOld(step, plan, squares));
   }
   if (reference != nullptr) {
     TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
@@ -388,7 +421,8 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                       .micro =
                           [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) {
                             return MicroStep(step, micro, plan, pairs_of[update],
-                                             tokens(micro) / tokens_of[update], epoch == 0);
+                                             tokens(micro) / tokens_of[update], epoch == 0,
+                                             epoch == 0 && update == 0);
                           },
                       .finite =
                           [&] {

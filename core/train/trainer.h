@@ -2,8 +2,9 @@
 // One optimizer step on a batch: forward, loss, hand-written backward, clip, AdamW.
 //
 // The forward is the model's one forward, so the log-probabilities recomputed here are those that
-// the engine recorded when the weights are the same (equal bits in deterministic mode). With one
-// update a batch `old` is the recomputed log-probability itself and no second forward is needed.
+// the engine recorded when the weights are the same (equal bits where the device's products do not depend on
+// the batch). So no second forward is needed for `old`: with one update a batch it is the step's own
+// log-probability, with several it is what the engine recorded, for rows that the trained weights sampled.
 // Losses are normalised by counts of the whole update, so the gradient does not depend on how rows
 // are cut into micro-batches, up to rounding.
 //
@@ -59,6 +60,9 @@ struct TrainerOptions {
   int64_t head_rows = 256;            // rows of logits held at a time
   bool recompute = false;             // keep block inputs only
   double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
+  // Samplers attend to keys of the weights that sample, never to older ones; so what they recorded under the
+  // trained weights is what a forward of these says.
+  bool clean_records = true;
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.

@@ -114,6 +114,11 @@ struct TrainerImpl {
   StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of,
                                             const model::Weights& by, const char* what, bool replay = false,
                                             std::vector<double>* squares = nullptr) const;
+  // The same of these of this rank's rows; 0 for all others.
+  StatusOr<std::vector<double>> LogProbsOf(const StepContext& step, std::span<const int64_t> of_rows,
+                                           const model::Decoder& of, const model::Weights& by,
+                                           const char* what, bool replay, std::vector<double>* squares) const;
+  Status FillOld(const StepContext& step, StepPlan& plan, bool squares) const;
   StatusOr<UpdatesDone> Update(StepContext& step, const UpdateTarget& target) const;
   Status PreparePolicy(StepContext& step, StepPlan& plan);
   Status FillWeights(const StepContext& step, StepPlan& plan) const;
@@ -122,9 +127,10 @@ struct TrainerImpl {
   StatusOr<UpdatesDone> UpdateWeights(StepContext& step, StepPlan& plan);
   void Adapt(const Batch& batch, double kl);
 
-  // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens.
+  // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens. untouched: by
+  // the weights that the step began with.
   Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
-                   int64_t pairs_of_update, double share, bool first_pass);
+                   int64_t pairs_of_update, double share, bool first_pass, bool untouched);
 
   // Logits of the student [n, V] become the gradient of sum weight(pair) divergence(pair), in place.
   void DistillChunk(size_t cells, const device::View& student, const device::View& taught,

@@ -2,13 +2,22 @@
 // groups of 8 samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line
 // on stdout and a table on stderr. Checked before timing: chunked and unchunked runs give the same ids.
 // "Products" is the time of the same matrix products alone (at::mm on the same weights, the rows of each
-// step padded as the device pads them), as a share of the engine's time.
+// step padded as the device pads them), as a share of the engine's time. "Read share" is the time in which as
+// many threads read the weights once, as a share of a step that only decodes.
+//
+//   engine_bench [--groups 8] [--samples 8] [--prompt 40] [--new 16] [--busy 0]
+//
+// --busy N: measures quiet, then beside N processes that compute without end, in turns.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/InferenceMode.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,7 +26,9 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/base/check.h"
@@ -32,6 +43,7 @@ namespace {
 int64_t groups = 8;  // the sizes of the flags
 int32_t samples = 8, prompt_tokens = 40;
 int64_t new_tokens = 16;
+int busy = 0;
 constexpr int kRepeats = 5;
 
 double Now() {
@@ -47,8 +59,61 @@ std::string Machine() {
   return "unknown";
 }
 
+// Processes that compute until this ends.
+class BusyProcesses {
+ public:
+  explicit BusyProcesses(int n) {
+    for (int i = 0; i < n; ++i) {
+      const pid_t child = fork();
+      TP_CHECK(child >= 0) << "no process could be made";
+      if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (volatile uint64_t x = 1;;) x = x * 6364136223846793005U + 1;
+      }
+      children_.push_back(child);
+    }
+  }
+  ~BusyProcesses() {
+    for (const pid_t child : children_) {
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);  // waits: for a process that was killed
+    }
+  }
+  BusyProcesses(const BusyProcesses&) = delete;
+  BusyProcesses& operator=(const BusyProcesses&) = delete;
+
+ private:
+  std::vector<pid_t> children_;
+};
+
+// Seconds in which all threads read `bytes` once, the best of some.
+double ReadSeconds(std::span<const std::byte> bytes) {
+  const auto threads = static_cast<size_t>(at::get_num_threads());
+  const size_t share = bytes.size() / threads / 64 * 64;
+  std::vector<uint64_t> sums(threads * 8);
+  double best = 1e9;
+  for (int i = 0; i < 9; ++i) {
+    const double start = Now();
+    std::vector<std::thread> readers;  // waits: joined below, each reads its share
+    for (size_t t = 0; t < threads; ++t)
+      readers.emplace_back([&, t] {
+        const auto* from = reinterpret_cast<const uint64_t*>(bytes.data() + t * share);
+        uint64_t lanes[32] = {};  // enough additions at once that only the memory is waited for
+        for (size_t word = 0; word + 32 <= share / 8; word += 32)
+          for (size_t lane = 0; lane < 32; ++lane) lanes[lane] += from[word + lane];
+        for (const uint64_t lane : lanes) sums[t * 8] += lane;
+      });
+    for (std::thread& reader : readers) reader.join();
+    best = std::min(best, Now() - start);
+  }
+  TP_CHECK(sums[0] != 1) << "a sum of random bits";  // the sums are used, so they are made
+  return best;
+}
+
 struct Run {
   double seconds = 0;
+  double decode_s = 0, prefill_s = 0;  // of steps that only decode, that only fill
+  int64_t decode_steps = 0, decode_tokens = 0, prefill_tokens = 0;
   EngineStats sum;
   std::vector<std::pair<int64_t, int64_t>> rows;  // of each step: in the decoder, through the head
   std::vector<double> host_s;                     // of each step: outside decoder, head and draws
@@ -85,6 +150,14 @@ Run Generate(Engine& engine, int64_t chunk) {
     run.sum.sample_s += out.stats.sample_s;
     run.host_s.push_back(out.stats.step_s - out.stats.forward_s - out.stats.head_s - out.stats.sample_s);
     run.sum.sampled_tokens += out.stats.sampled_tokens;
+    if (out.stats.prefill_tokens == 0) {
+      run.decode_s += out.stats.step_s;
+      run.decode_tokens += out.stats.decode_tokens;
+      ++run.decode_steps;
+    } else if (out.stats.decode_tokens == 0) {
+      run.prefill_s += out.stats.step_s;
+      run.prefill_tokens += out.stats.prefill_tokens;
+    }
     run.rows.emplace_back(out.stats.prefill_tokens + out.stats.decode_tokens,
                           out.stats.prefill_tokens > 0 ? groups : out.stats.sampled_tokens);
   }
@@ -162,6 +235,34 @@ void Bench(const model::Weights& weights, bool deterministic) {
   const double host_us = 1e6 * host[host.size() / 2];
   Print("tokens_per_s", static_cast<double>(median.sum.sampled_tokens) / median.seconds, "tokens/s", "higher",
         spread, deterministic);
+  if (median.decode_steps > 0) {
+    const double decode = static_cast<double>(median.decode_tokens) / median.decode_s;
+    Print("decode_tokens_per_s", decode, "tokens/s", "higher", spread, deterministic);
+    const double read = ReadSeconds(weights.bytes()) * static_cast<double>(median.decode_steps);
+    Print("read_share", read / median.decode_s, "ratio", "higher", spread, deterministic);
+    std::fprintf(stderr, "decode alone: %.0f tokens/s, reading the weights is %.0f %% of its time\n", decode,
+                 100 * read / median.decode_s);
+  }
+  if (median.prefill_tokens > 0) {
+    const double prefill = static_cast<double>(median.prefill_tokens) / median.prefill_s;
+    Print("prefill_tokens_per_s", prefill, "tokens/s", "higher", spread, deterministic);
+    std::fprintf(stderr, "prefill alone: %.0f tokens/s\n", prefill);
+  }
+  if (busy > 0) {
+    std::vector<double> quiet, beside;
+    for (int i = 0; i < kRepeats; ++i) {
+      quiet.push_back(Generate(**engine, new_tokens).seconds);
+      const BusyProcesses others(busy);
+      beside.push_back(Generate(**engine, new_tokens).seconds);
+    }
+    std::ranges::sort(quiet);
+    std::ranges::sort(beside);
+    const double share = quiet[kRepeats / 2] / beside[kRepeats / 2];
+    Print("speed_beside_busy_processes", share, "of quiet", "higher",
+          (beside.back() - beside.front()) / beside[kRepeats / 2], deterministic);
+    std::fprintf(stderr, "beside %d busy processes: %.0f %% of quiet (%.0f to %.0f %%)\n", busy, 100 * share,
+                 100 * quiet[kRepeats / 2] / beside.back(), 100 * quiet[kRepeats / 2] / beside.front());
+  }
   Print("products_share", products / median.seconds, "ratio", "higher", spread, deterministic);
   Print("host_us_per_step", host_us, "us", "lower", spread, deterministic);
   std::fprintf(stderr,
@@ -190,8 +291,12 @@ int main(int argc, char** argv) {
       engine::prompt_tokens = static_cast<int32_t>(value);
     else if (flag == "--new" && value > 0)
       engine::new_tokens = value;
+    else if (flag == "--busy" && value > 0)
+      engine::busy = static_cast<int>(value);
     else
-      return std::fprintf(stderr, "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N]\n"),
+      return std::fprintf(
+                 stderr,
+                 "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N] [--busy N]\n"),
              2;
   }
   model::ModelSpec spec;

@@ -4,8 +4,9 @@
 // their time over ours (1 would mean that everything else is free).
 //
 //   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
-//     [--groups 8] [--samples 8] [--prompt 40] [--response 16]
+//     [--groups 8] [--samples 8] [--prompt 40] [--response 16] [--lengths 16,300,...]
 //
+// --lengths: responses of these lengths, one to a group, in place of groups, samples and response.
 // --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8
 // samples, prompt 12, responses 8).
 
@@ -21,7 +22,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <numeric>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
@@ -54,6 +58,7 @@ struct Sizes {
   int64_t groups = 8;
   int32_t samples = 8;
   int64_t prompt = 40, response = 16;
+  std::vector<int64_t> lengths;  // of the groups' responses; empty: response
 };
 
 Batch RandomBatch(const model::ModelSpec& spec, const Sizes& sizes, int64_t step) {
@@ -70,7 +75,8 @@ Batch RandomBatch(const model::ModelSpec& spec, const Sizes& sizes, int64_t step
       r.tid = {g, 0, s};
       r.gid = GroupId{g};
       r.prompt = prompt;
-      for (int64_t i = 0; i < sizes.response; ++i)
+      const int64_t length = sizes.lengths.empty() ? sizes.response : sizes.lengths[static_cast<size_t>(g)];
+      for (int64_t i = 0; i < length; ++i)
         r.response.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
       r.logprobs.assign(r.response.size(), -10.8F);
       r.versions.assign(r.response.size(), b.version);
@@ -140,7 +146,13 @@ int Main(int argc, char** argv) {
       sizes.prompt = value();
     else if (std::strcmp(argv[i], "--response") == 0)
       sizes.response = value();
-    else if (std::strcmp(argv[i], "--recompute") == 0)
+    else if (std::strcmp(argv[i], "--lengths") == 0 && i + 1 < argc) {
+      std::istringstream list(argv[++i]);
+      for (std::string length; std::getline(list, length, ',');)
+        sizes.lengths.push_back(std::max(1L, std::atol(length.c_str())));
+      sizes.groups = static_cast<int64_t>(sizes.lengths.size());
+      sizes.samples = 1;
+    } else if (std::strcmp(argv[i], "--recompute") == 0)
       recompute = true;
     else if (std::strcmp(argv[i], "--quickstart") == 0)
       quickstart = true;
@@ -148,7 +160,8 @@ int Main(int argc, char** argv) {
       return std::fprintf(
                  stderr,
                  "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
-                 "[--recompute] [--quickstart] [--groups N] [--samples N] [--prompt N] [--response N]\n"),
+                 "[--recompute] [--quickstart] [--groups N] [--samples N] [--prompt N] [--response N] "
+                 "[--lengths N,N,...]\n"),
              2;
   }
   at::set_num_threads(threads);
@@ -190,12 +203,15 @@ int Main(int argc, char** argv) {
   const double peak = PeakBytes();
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2], spread = (seconds.back() - seconds.front()) / median;
+  const int64_t responses = sizes.lengths.empty()
+                                ? sizes.groups * sizes.samples * sizes.response
+                                : std::accumulate(sizes.lengths.begin(), sizes.lengths.end(), int64_t{0});
   const double products = ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16,
-                                         static_cast<int64_t>(metrics["perf/computed_tokens"]),
-                                         sizes.groups * sizes.samples * sizes.response);
+                                         static_cast<int64_t>(metrics["perf/computed_tokens"]), responses);
   const std::string config =
-      std::string(quickstart ? "quickstart shape, fp32, 16x8, prompt 12, response 8"
-                             : "smollm2-135m shape, bf16, 8x8, prompt 40, response 16") +
+      std::string(quickstart ? "quickstart shape, fp32, " : "smollm2-135m shape, bf16, ") +
+      std::to_string(sizes.groups) + "x" + std::to_string(sizes.samples) + ", prompt " +
+      std::to_string(sizes.prompt) + ", " + std::to_string(responses) + " tokens of responses" +
       ", threads " + std::to_string(threads) + ", micro " + std::to_string(micro) +
       (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
   Print("step", median, "s", "lower", "matrix products alone", products, products / median, steps, spread,

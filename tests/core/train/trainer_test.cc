@@ -499,6 +499,56 @@ TEST(TrainerTest, SeveralUpdatesUseTheStartAsOld) {
   EXPECT_LT(result->metrics.at("training/rollout_logp_diff/max"), 1e-5);
 }
 
+// A forward is saved, and its check is not lost.
+TEST(TrainerTest, WhatTheTrainedWeightsRecordedIsOld) {
+  const ModelSpec spec = model::TinySpec();
+  struct Result {
+    uint64_t digest = 0;
+    double gap = 0;
+  };
+  const auto step = [&](const std::function<void(Batch&)>& change, bool clean = true) {
+    auto w = Make(spec);
+    TrainerOptions o = Plain();
+    o.device = model::Deterministic(*w);
+    o.epochs = 2;
+    o.minibatches = 2;
+    o.clean_records = clean;
+    o.schedule.peak = 1e-2;
+    auto trainer = std::move(Trainer::Create(*w, o)).value();
+    Batch b = RandomBatch(spec, 4, 4, 9);
+    for (Row& r : b.rows) r.loss_mask.clear();
+    Record(*trainer, b);
+    change(b);
+    const auto result = trainer->Step(b);
+    EXPECT_TRUE(result.ok() && result->updates == 4) << result.status().ToString();
+    return Result{result->digest, result->metrics.at("training/rollout_logp_diff/max")};
+  };
+  const Result recorded = step([](Batch&) {});
+  const Result computed = step([](Batch& b) {
+    for (Row& r : b.rows) r.versions.clear();
+  });
+  EXPECT_EQ(recorded.digest, computed.digest);
+  EXPECT_EQ(recorded.gap, 0);
+  EXPECT_EQ(computed.gap, 0);
+  // Another record counts, and shows; not that of a row that an older version sampled in part.
+  const auto wrong = [](Row& r) { r.logprobs[0] += 0.125F; };
+  auto any = Make(spec);
+  if (model::Deterministic(*any)->batch_invariant(any->dtype())) {
+    const Result shifted = step([&](Batch& b) { wrong(b.rows[0]); });
+    EXPECT_NE(shifted.digest, recorded.digest);
+    EXPECT_NEAR(shifted.gap, 0.125, 1e-5);
+    EXPECT_EQ(step([&](Batch& b) { wrong(b.rows[0]); }, /*clean=*/false).digest, recorded.digest);
+  }
+  const Result older = step([&](Batch& b) {
+    wrong(b.rows[0]);
+    b.version = Version{0, 1};
+    for (Row& r : b.rows) r.versions.assign(r.response.size(), b.version);
+    b.rows[0].versions[0] = Version{0, 0};
+  });
+  EXPECT_EQ(older.digest, recorded.digest);
+  EXPECT_EQ(older.gap, 0);
+}
+
 TEST(TrainerTest, ACallbackStopsTheStepBeforeTheUpdate) {
   const ModelSpec spec = model::TinySpec();
   auto w = Make(spec);

@@ -1,0 +1,74 @@
+"""Training steps on random tokens by PyTorch and transformers on a CPU, for language_vs_peer.py: forward, policy-gradient loss,
+backward, clipping, fused AdamW. SmolLM2-135M's shape with random weights, SDPA attention, no gradient checkpointing.
+
+Rows are sorted by length and computed in padded micro-batches of at most --micro tokens. Writes {"seconds": [...]}, the first
+step left out.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+
+def micro_batches(lengths, budget):
+    """Of the lengths, longest first: lists whose padded size stays below the budget (one row at least)."""
+    groups = []
+    for length in sorted(lengths, reverse=True):
+        if groups and (len(groups[-1]) + 1) * groups[-1][0] <= budget:
+            groups[-1].append(length)
+        else:
+            groups.append([length])
+    return groups
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", required=True, help="tokens of each row, with commas")
+    parser.add_argument("--weights", choices=["float32", "bfloat16"], default="float32", help="float32 computes under bf16 autocast")
+    parser.add_argument("--micro", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                         num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
+                         attn_implementation="sdpa")
+    model = LlamaForCausalLM(config).to(getattr(torch, args.weights)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
+    lengths = [int(n) for n in args.lengths.split(",")]
+    total = sum(n - 1 for n in lengths)
+    seconds = []
+    for _ in range(args.steps + 1):
+        batches = []
+        for group in micro_batches(lengths, args.micro):
+            ids = torch.randint(0, config.vocab_size, (len(group), group[0]))
+            real = torch.arange(group[0])[None, :] < torch.tensor(group)[:, None]
+            batches.append((ids, real, torch.randn(len(group))))
+        begin = time.monotonic()
+        for ids, real, advantages in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.weights == "float32"):
+                whole = bool(real.all())
+                hidden = model.model(input_ids=ids, attention_mask=None if whole else real.long(), use_cache=False).last_hidden_state
+                kept = real[:, 1:]
+                logits = model.lm_head(hidden[:, :-1][kept])
+            losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][kept], reduction="none")
+            weights = advantages[:, None].expand_as(kept)[kept]
+            ((losses * weights).sum() / total).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seconds.append(time.monotonic() - begin)
+    json.dump({"seconds": seconds[1:]}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
