@@ -18,9 +18,9 @@ namespace tidepool::device {
 
 class ByteSource {
  public:
+  // Bytes of the host, which outlive this.
   template <std::convertible_to<std::span<const std::byte>> Bytes>
-  ByteSource(Bytes&& of_host)  // NOLINT(google-explicit-constructor): bytes are a source
-      : ByteSource(std::span<const std::byte>(of_host), nullptr) {}
+  ByteSource(Bytes&& of_host) : ByteSource(std::span<const std::byte>(of_host), nullptr) {}
   // `size` bytes of the device's memory from `data` on; both outlive this.
   ByteSource(Device& device, const void* data, int64_t size);
 
@@ -46,8 +46,7 @@ class ByteSource {
 class ByteStore : public ByteSource {
  public:
   template <std::convertible_to<std::span<std::byte>> Bytes>
-  ByteStore(Bytes&& of_host)  // NOLINT(google-explicit-constructor): bytes are a store
-      : ByteSource(std::span<std::byte>(of_host)) {}
+  ByteStore(Bytes&& of_host) : ByteSource(std::span<std::byte>(of_host)) {}
   ByteStore(Device& device, void* data, int64_t size) : ByteSource(device, data, size) {}
 
   void CopyFrom(size_t at, std::span<const std::byte> in) const;

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <utility>
 
-#include "core/base/check.h"
-
 namespace tidepool::train {
 namespace {
 

@@ -28,9 +28,9 @@ constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, 
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-                         std::string offload_dir)
+                         std::string offload_dir, DeviceMaker make_device)
     : config_(std::move(config)),
-      models_(config_, std::move(model_dir)),
+      models_(config_, std::move(model_dir), std::move(make_device)),
       published_(shared_memory, "weights"),
       recovery_(shared_memory, "recovery"),
       parked_(std::move(offload_dir)) {}

@@ -36,7 +36,7 @@ class DeviceRoles {
  public:
   // `shared_memory`: SharedBlock::FolderOf the run. `offload_dir`: where Park writes, this object's alone.
   DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-              std::string offload_dir);
+              std::string offload_dir, DeviceMaker make_device = MakeCpuDevice);
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.

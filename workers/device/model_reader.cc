@@ -1,8 +1,8 @@
 #include "workers/device/model_reader.h"
 
 #include <filesystem>
+#include <utility>
 
-#include "core/device/cpu/cpu_device.h"
 #include "core/model/products.h"
 #include "core/observe/log.h"
 
@@ -13,6 +13,10 @@ bool HasTensors(const std::string& dir) {
   std::error_code error;  // what cannot be looked at is not there for us
   return fs::exists(dir + "/model.safetensors", error) ||
          fs::exists(dir + "/model.safetensors.index.json", error);
+}
+
+std::shared_ptr<device::Device> MakeCpuDevice(device::CpuDeviceOptions options) {
+  return std::make_shared<device::CpuDevice>(std::move(options));
 }
 
 Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
@@ -28,7 +32,7 @@ Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dty
 }
 
 std::shared_ptr<device::Device> ModelReader::NewDevice() const {
-  return std::make_shared<device::CpuDevice>(device::CpuDeviceOptions{.row_blocks = row_blocks_});
+  return make_device_({.row_blocks = row_blocks_});
 }
 
 StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key,

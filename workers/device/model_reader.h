@@ -1,24 +1,29 @@
 #pragma once
 // Reads the models of a job: the one that it starts from, and further ones (reference, teacher, critic).
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
-#include "core/device/cpu/row_blocks.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/model/weights.h"
 
 namespace tidepool::workers {
 
 bool HasTensors(const std::string& dir);  // whether the folder has weights
 
+// What computes for one role.
+using DeviceMaker = std::function<std::shared_ptr<device::Device>(device::CpuDeviceOptions)>;
+std::shared_ptr<device::Device> MakeCpuDevice(device::CpuDeviceOptions options);
+
 class ModelReader {
  public:
   // `config` outlives this. `model_dir`: the folder that the run starts from.
-  ModelReader(const JobConfig& config, std::string model_dir)
-      : config_(config), model_dir_(std::move(model_dir)) {}
+  ModelReader(const JobConfig& config, std::string model_dir, DeviceMaker make_device)
+      : config_(config), model_dir_(std::move(model_dir)), make_device_(std::move(make_device)) {}
 
   // A model of its own from `folder`; "" is what the run starts from, made from the config with the job's
   // seed where the folder has no weights. `key` begins the error.
@@ -34,6 +39,7 @@ class ModelReader {
  private:
   const JobConfig& config_;
   const std::string model_dir_;
+  const DeviceMaker make_device_;
   std::shared_ptr<device::RowBlocks> row_blocks_;  // null: products as they come
 };
 

@@ -15,6 +15,7 @@
 #include "core/base/rng.h"
 #include "core/config/load.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/test_device.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/memory_proof.h"
 
@@ -54,7 +55,7 @@ class DeviceRolesTest : public testing::Test {
   static std::string Folder() { return SharedBlock::FolderOf(RunId(), "a secret"); }
 
   [[nodiscard]] std::unique_ptr<DeviceRoles> Make() const {
-    return std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked());
+    return std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), device::TestDevice);
   }
   [[nodiscard]] std::string Parked() const { return dir_ + "/offload/device-0-inc0"; }
 
