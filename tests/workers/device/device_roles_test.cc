@@ -17,6 +17,7 @@
 #include "tests/core/device/checked_device.h"
 #include "tests/core/device/test_device.h"
 #include "workers/data/model_folder.h"
+#include "workers/data/weights_service.h"
 #include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
@@ -56,6 +57,12 @@ class DeviceRolesTest : public testing::Test {
 
   [[nodiscard]] std::unique_ptr<DeviceRoles> Make() const {
     return std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), device::TestDevice);
+  }
+  void WithCritic() {
+    auto* rl = std::get_if<RlJob>(&config_.job);
+    ASSERT_NE(rl, nullptr);
+    rl->algorithm.name = "ppo";
+    rl->algorithm.advantage = {.name = "gae"};
   }
   [[nodiscard]] std::string Parked() const { return dir_ + "/offload/device-0-inc0"; }
 
@@ -233,13 +240,39 @@ TEST_F(DeviceRolesTest, AParkedTrainerHoldsNothingAndTrainsOnBitForBit) {
 }
 
 TEST_F(DeviceRolesTest, ACriticIsParkedWithItsOptimizer) {
-  auto* rl = std::get_if<RlJob>(&config_.job);
-  ASSERT_NE(rl, nullptr);
-  rl->algorithm.name = "ppo";
-  rl->algorithm.advantage = {.name = "gae"};
+  WithCritic();
   const uint64_t want = Trained(2, /*parks=*/false);
   EXPECT_GT(roles_->further_bytes(), 0);
   EXPECT_EQ(Trained(2, /*parks=*/true), want);
+}
+
+// The trainer computes with what came, wherever its device keeps it, and not with what was there before.
+TEST_F(DeviceRolesTest, AStateThatComesFromAnywhereTrainsOnBitForBit) {
+  WithCritic();
+  const uint64_t want = Trained(3, /*parks=*/false);
+  Trained(2, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  ASSERT_TRUE(Write("checkpoint").ok());
+  ASSERT_EQ(roles_->CopyRecovery({2}), OkStatus());
+  auto server = WeightsServer::Start("127.0.0.1", "token", 1 << 20,
+                                     [donor = roles_.get()](const WantedBytes&) -> StatusOr<PublishedBytes> {
+                                       TP_ASSIGN_OR_RETURN(auto parts, donor->StateParts());
+                                       const uint64_t digest = DeviceRoles::StateDigest(parts);
+                                       return PublishedBytes{.parts = std::move(parts), .digest = digest};
+                                     });
+  ASSERT_TRUE(server.ok()) << server.status().ToString();
+  const std::unique_ptr<DeviceRoles> donor = std::exchange(roles_, Make());
+
+  const auto trains_on = [&](const char* from) {
+    Train(3);
+    EXPECT_EQ(DeviceRoles::StateDigest(*roles_->StateParts()), want) << from;
+  };
+  ASSERT_EQ(roles_->FetchState((*server)->address(), "token", {2}), OkStatus());
+  trains_on("another worker");
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/checkpoint", {2}), OkStatus());
+  trains_on("a checkpoint");
+  ASSERT_EQ(roles_->RestoreFromRecovery({2}), OkStatus());
+  trains_on("a recovery copy");
 }
 
 TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
