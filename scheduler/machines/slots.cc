@@ -131,7 +131,7 @@ void Slots::EndIfAlwaysRefused(TrainerNeed need) {
                     });
   refused_idle_ = idle ? refused_idle_ + 1 : 0;
   if (refused_idle_ < kMost) return;
-  all_.life.Fail("plan_refused", "policy", {},
+  all_.life.Fail("plan_refused", "policy",
                  "the plan of policy " + facts_.placement.name + " (" + facts_.placement.file + ") " +
                      PointOf(need) + " was refused " + std::to_string(kMost) +
                      " times in a row, and nothing else is under way: " + plan_refused_ +

@@ -551,7 +551,7 @@ TEST(ControllerSimTest, AStopThatCannotKeepTheLastStepsSaysWhyAndWhereAResumeBeg
         << r.why;
     ExpectProven(cluster);
   };
-  stopped("worker w0/inc", [](SimCluster& cluster) {
+  stopped("the worker that held the trainer's state is gone", [](SimCluster& cluster) {
     cluster.on_command = [&](const Command& c) {
       const auto* write = std::get_if<command::WriteCheckpoint>(&c);
       if (write != nullptr && write->step.value > 0) cluster.KillWorker(write->worker.worker);

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
 #include "core/observe/log.h"
+#include "core/observe/progress.h"
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
@@ -203,7 +205,7 @@ Status ControllerProcess::Open() {
       {{"placement", Name(config_.scheduler.placement)},
        {"slots", std::to_string(config_.cluster.slots)},
        {"device_workers", std::to_string(options_.device_workers())},
-       {SideName() + "_workers", std::to_string(options_.side_workers())},
+       {SideName(config_) + "_workers", std::to_string(options_.side_workers())},
        {"address", hub_->address()}});
   TP_RETURN_IF_ERROR(request_.accepted());
   // What an earlier life said of its end is not true any more.
@@ -291,7 +293,26 @@ void ControllerProcess::Drive() {
   }
 }
 
+// Nobody is held to account: what runs on this machine stood still with it.
+void ControllerProcess::NoteSuspension() {
+  const auto read = [](clockid_t which) {
+    timespec t{};
+    ::clock_gettime(which, &t);
+    return Clock::duration(std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec));
+  };
+  const auto monotonic =
+      read(CLOCK_MONOTONIC);  // first: a suspension between the two is seen now or next time
+  const auto asleep = suspend_watch_.At(read(CLOCK_BOOTTIME), monotonic);
+  if (asleep == Clock::duration{0}) return;
+  Warn("the machine was suspended for " + observe::DurationText(asleep) +
+           ", and the run goes on from there. A reward server or a worker on another machine may have given "
+           "up "
+           "on it meanwhile",
+       "suspended", {{"seconds", std::to_string(std::chrono::round<std::chrono::seconds>(asleep).count())}});
+}
+
 void ControllerProcess::NoteAbsence() {
+  NoteSuspension();
   (void)Now();
   const auto away = clock_.TakeAbsence();
   if (away == Clock::duration{0}) return;

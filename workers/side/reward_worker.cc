@@ -85,13 +85,14 @@ int64_t Graders::most() const {
 
 std::optional<std::string> Graders::Overdue(Clock::time_point now) const { return impl_->watch.Overdue(now); }
 
-std::string Graders::waits_for() const {
-  std::string out;
-  for (const Impl::Function& f : impl_->functions) {
-    const std::string one = f.server == nullptr ? "" : f.server->waits_for();
-    if (!one.empty()) out += (out.empty() ? "" : "; ") + one;
+std::vector<up::Unreachable> Graders::waits_for() const {
+  std::vector<up::Unreachable> away;
+  for (size_t i = 0; i < impl_->functions.size(); ++i) {
+    const PatientServer* server = impl_->functions[i].server.get();
+    std::string cause = server == nullptr ? "" : server->outage();
+    if (!cause.empty()) away.push_back({static_cast<int64_t>(i), std::move(cause)});
   }
-  return out;
+  return away;
 }
 
 std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,

@@ -39,8 +39,8 @@ class Graders {
   // The function of this process whose call lasts longer than its timeout_s at `now`, and on what, in words;
   // nothing: none does. A thread cannot be taken out of it: the process has to end.
   [[nodiscard]] std::optional<std::string> Overdue(std::chrono::steady_clock::time_point now) const;
-  // The servers that cannot be reached, and why; empty: none.
-  [[nodiscard]] std::string waits_for() const;
+  // The servers that cannot be reached, and why.
+  [[nodiscard]] std::vector<up::Unreachable> waits_for() const;
 
  private:
   Graders();

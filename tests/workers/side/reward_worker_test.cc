@@ -183,7 +183,7 @@ TEST(GradersTest, AServerThatIsAwayForAMomentCostsNoSample) {
   const up::Graded graded = ScoreOne(*graders);
   EXPECT_EQ(graded.outcome, GradeOutcome::kOk) << graded.why;
   EXPECT_GE(graded.retries, 1);
-  EXPECT_EQ(graders->waits_for(), "");
+  EXPECT_TRUE(graders->waits_for().empty());
 }
 
 TEST(GradersTest, AServerThatStaysAwayIsNamedWithTheCauseAndTheNextSampleDoesNotWaitAgain) {
@@ -195,7 +195,9 @@ TEST(GradersTest, AServerThatStaysAwayIsNamedWithTheCauseAndTheNextSampleDoesNot
     EXPECT_THAT(first.why, StartsWith("remote at " + scheme + nobody.address() + ": unreachable for 0."));
     EXPECT_THAT(first.why, HasSubstr("Connection refused"));
     EXPECT_GE(first.retries, 1);
-    EXPECT_THAT(graders->waits_for(), HasSubstr("Connection refused"));
+    ASSERT_EQ(graders->waits_for().size(), 1u);
+    EXPECT_EQ(graders->waits_for()[0].reward, 0);
+    EXPECT_THAT(graders->waits_for()[0].cause, HasSubstr("Connection refused"));
     const up::Graded second = ScoreOne(*graders);
     EXPECT_EQ(second.retries, 0);
     EXPECT_THAT(second.why, HasSubstr("(1 try for this sample): Connection refused"));
@@ -302,7 +304,7 @@ TEST(HttpRewardTest, AKeptConnectionThatTheServerClosedIsNoRetry) {
     EXPECT_EQ(graded.reward, 1) << graded.why;
     EXPECT_EQ(graded.retries, 0);
   }
-  EXPECT_EQ(graders->waits_for(), "");
+  EXPECT_TRUE(graders->waits_for().empty());
   EXPECT_GE(server.accepted, 10);
   EXPECT_LT(server.accepted, 30) << "a connection is used more than once";
 }
