@@ -132,6 +132,10 @@ class FaultyPluginsTest(RunTest):
         made = self.command("validate", CONTROL, control("make", "crash"))
         self.ends_with(made, "while it ran " + FAULTY_CONTROL, code=-signal.SIGSEGV)
 
+    def test_a_question_that_crashes_in_a_run_is_named(self):
+        made = self.train(REWARD, "data={task: faulty_task, question: crash, size: 100000, held_out: 0}", "eval.samples=0")
+        self.ends_with(made, f"while it ran {FAULTY_TASK} on question ", code=-signal.SIGSEGV)
+
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
         for policy, point in [("never_trains", "at kBatch"), ("stays", "at kState")]:
             for command in (["simulate"], ["train"]):
