@@ -74,7 +74,8 @@ void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
     places_->Ended(ended.place, ended.pid,
-                   ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"));
+                   ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"),
+                   ended.blames);
   }
 }
 

@@ -225,8 +225,13 @@ void ControllerProcess::Close() {
     for (const int64_t place : attachments_->Welcomed())
       attachments_->Send(place, down::Shutdown{"the run is over"});
     for (const Ended& ended :
-         launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1)))
+         launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1))) {
       metrics_->OnEnded(ended.place, ended.peak_bytes);
+      if (!ended.blames.empty())
+        Log(LogLevel::kWarn, "end_waits",
+            {{"place", PlaceName(ended.place)},
+             {"text", "the end did not wait for " + ended.blames + " to come back: " + ended.why}});
+    }
   }
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));

@@ -387,16 +387,18 @@ TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTh
   std::jthread grader([&](const std::stop_token& stop) {  // waits: asked to stop at the end of this test
     while (!stop.stop_requested()) (void)graders->Score({&sample, 1});
   });
-  std::optional<std::string> overdue;
+  std::optional<PluginCall> overdue;
   const auto begun = std::chrono::steady_clock::now();
   while (!overdue && std::chrono::steady_clock::now() < begun + std::chrono::seconds(60))
-    overdue = graders->Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
+    overdue = graders->watch().Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
   ASSERT_TRUE(overdue);
-  EXPECT_THAT(*overdue, StartsWith("reward exact_answer (core/tasks/rewards/exact_answer.cc) did not return "
-                                   "within 2 s (its timeout_s) on sample 7.0.1 ("));
+  EXPECT_EQ(overdue->what, "reward exact_answer (core/tasks/rewards/exact_answer.cc)");
+  EXPECT_THAT(overdue->Late(),
+              StartsWith("reward exact_answer (core/tasks/rewards/exact_answer.cc) did not return "
+                         "within 2 s (its timeout_s) on sample 7.0.1 ("));
   grader.request_stop();
   grader.join();  // waits: it was asked to stop
-  EXPECT_FALSE(graders->Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
+  EXPECT_FALSE(graders->watch().Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
 }
 
 TEST(GradersTest, ACallThatIsTooLongForTheServerGoesInHalves) {
