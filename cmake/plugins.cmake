@@ -67,6 +67,23 @@ function(tidepool_no_lost_sources folder)
   endforeach()
 endfunction()
 
+# Writes the table of the plug-ins of KINDS that FILES define; its path is put into `out`.
+function(tidepool_plugin_table out)
+  cmake_parse_arguments(ARG "" "NAMESPACE;DISTINCT" "HEADERS;KINDS;FILES" ${ARGN})
+  list(GET ARG_KINDS 0 first)
+  string(TOLOWER ${first} first)
+  set(table ${CMAKE_CURRENT_BINARY_DIR}/${first}_table.cc)
+  set(writer ${CMAKE_SOURCE_DIR}/cmake/plugin_table.cmake)
+  string(REPLACE ";" "|" file_list "${ARG_FILES}")
+  string(REPLACE ";" "|" kind_list "${ARG_KINDS}")
+  string(REPLACE ";" "|" header_list "${ARG_HEADERS}")
+  add_custom_command(OUTPUT ${table}
+    COMMAND ${CMAKE_COMMAND} -DOUT=${table} -DROOT=${CMAKE_SOURCE_DIR} -DHEADERS=${header_list} -DNAMESPACE=${ARG_NAMESPACE}
+            -DKINDS=${kind_list} -DDISTINCT=${ARG_DISTINCT} -DFILES=${file_list} -P ${writer}
+    DEPENDS ${ARG_FILES} ${writer} COMMENT "Listing plug-ins: ${ARG_KINDS}" VERBATIM)
+  set(${out} ${table} PARENT_SCOPE)
+endfunction()
+
 # tidepool_plugins(TARGET t HEADERS h.h ... NAMESPACE n KINDS Reward ... FOLDERS rewards ... [DISTINCT]): files in FOLDERS are
 # sources of `t`, compiled one by one, so that a new one costs its own seconds alone; each defines one plug-in or more with
 # TP_PLUGIN(KIND, name) (core/base/plugin.h). HEADERS have the structs and declare the tables, RewardPlugins() and so on.
@@ -86,17 +103,7 @@ function(tidepool_plugins)
       list(APPEND files ${found})
     endforeach()
   endforeach()
-  list(GET ARG_KINDS 0 first)
-  string(TOLOWER ${first} first)
-  set(table ${CMAKE_CURRENT_BINARY_DIR}/${first}_table.cc)
-  set(writer ${CMAKE_SOURCE_DIR}/cmake/plugin_table.cmake)
-  string(REPLACE ";" "|" file_list "${files}")
-  string(REPLACE ";" "|" kind_list "${ARG_KINDS}")
-  string(REPLACE ";" "|" header_list "${ARG_HEADERS}")
-  add_custom_command(OUTPUT ${table}
-    COMMAND ${CMAKE_COMMAND} -DOUT=${table} -DROOT=${CMAKE_SOURCE_DIR} -DHEADERS=${header_list} -DNAMESPACE=${ARG_NAMESPACE}
-            -DKINDS=${kind_list} -DDISTINCT=${ARG_DISTINCT} -DFILES=${file_list} -P ${writer}
-    DEPENDS ${files} ${writer} COMMENT "Listing plug-ins: ${ARG_KINDS}" VERBATIM)
+  tidepool_plugin_table(table KINDS ${ARG_KINDS} HEADERS ${ARG_HEADERS} NAMESPACE ${ARG_NAMESPACE} DISTINCT ${ARG_DISTINCT} FILES ${files})
   string(REPLACE "${CMAKE_CURRENT_SOURCE_DIR}/" "" sources "${files}")
   target_sources(${ARG_TARGET} PRIVATE ${sources} ${table})
   set_source_files_properties(${sources} ${table} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -98,17 +98,19 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
     queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
     best->second.suspects += suspect ? 1 : 0;
     const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
-    ++best->second.in_flight;
+    if (best->second.in_flight++ == 0) best->second.moved = now;
     e.on = best->second.ref;
     e.home = best->first;
-    e.deadline = now + timeout + FromSeconds(kPatienceSeconds);
-    ++turns_;
+    e.limit = timeout;
+    e.number = ++turns_;
     steps.push_back({e.on, tid, e.att, e.turn, timeout});
   }
   return steps;
 }
 
-Episodes::Result Episodes::Done(const event::EnvStepped& r) {
+Episodes::Result Episodes::Done(const event::EnvStepped& r, TimePoint now) {
+  if (const auto w = workers_.find(r.worker.worker); w != workers_.end() && w->second.ref == r.worker)
+    w->second.moved = now;  // by an answer that nobody wants any more as well
   const auto it = episodes_.find(r.tid);
   if (it == episodes_.end()) return Result::kRefused;
   Episode& e = it->second;
@@ -127,14 +129,30 @@ Episodes::Result Episodes::Done(const event::EnvStepped& r) {
   return Result::kFinal;
 }
 
-std::vector<WorkerRef> Episodes::TakeStuck(TimePoint now) {
-  std::vector<WorkerRef> stuck;
-  for (auto& [tid, e] : episodes_) {
-    if (!e.on.inc.valid() || now <= e.deadline) continue;
-    if (std::find(stuck.begin(), stuck.end(), e.on) == stuck.end()) stuck.push_back(e.on);
+std::map<WorkerId, TimePoint> Episodes::Deadlines() const {
+  std::map<WorkerId, TimePoint> deadlines;
+  for (const auto& [tid, e] : episodes_) {
+    if (!e.on.inc.valid()) continue;
+    TimePoint& last = deadlines[e.on.worker];
+    last = std::max(last, workers_.at(e.on.worker).moved + e.limit + FromSeconds(kPatienceSeconds));
+  }
+  return deadlines;
+}
+
+std::vector<Episodes::Stuck> Episodes::TakeStuck(TimePoint now) {
+  std::vector<Stuck> stuck;
+  for (const auto& [worker, deadline] : Deadlines()) {
+    if (now <= deadline) continue;
+    std::pair<const SampleId, Episode>* first = nullptr;
+    for (auto& held : episodes_) {
+      if (!held.second.on.inc.valid() || held.second.on.worker != worker) continue;
+      if (first == nullptr || held.second.number < first->second.number) first = &held;
+    }
+    Episode& e = first->second;
+    stuck.push_back({e.on, first->first, e.turn, now - workers_.at(worker).moved});
     ++e.attempt;
     ++retries_;
-    e.avoid = e.on.worker;
+    e.avoid = worker;
   }
   return stuck;
 }
@@ -150,9 +168,7 @@ std::vector<SampleId> Episodes::GivenUp(TimePoint now) const {
 
 TimePoint Episodes::Horizon(TimePoint now) const {
   TimePoint horizon = now;
-  for (const auto& [tid, e] : episodes_) {
-    if (e.on.inc.valid()) horizon = std::max(horizon, e.deadline);
-  }
+  for (const auto& [worker, deadline] : Deadlines()) horizon = std::max(horizon, deadline);
   return horizon;
 }
 

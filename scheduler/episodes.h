@@ -5,8 +5,9 @@
 // turns. Any worker can play any turn: it is sent all actions of the episode and replays those that it does
 // not know. A worker that is lost gives its turns back. A turn is tried again on another worker, at most
 // max_retries times, when it fails for reasons of infrastructure or is kept beyond its deadline; who keeps
-// one so long is stuck and is to be replaced. An episode that is older than its own deadline is given up.
-// Pure; not thread-safe.
+// one so long is stuck and is to be replaced. A worker plays one turn after the other, so the time of the
+// first begins when it has answered the one before, and those behind it only wait. An episode that is older
+// than its own deadline is given up. Pure; not thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -41,11 +42,17 @@ class Episodes {
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
-  Result Done(const event::EnvStepped& e);
+  Result Done(const event::EnvStepped& e, TimePoint now);
 
-  // Workers that keep a turn beyond its deadline; those turns are charged with it, and RemoveWorker is to
-  // follow.
-  [[nodiscard]] std::vector<WorkerRef> TakeStuck(TimePoint now);
+  // Workers that have not answered within the deadline of a turn that they have; that turn, the first that
+  // they were given of those, is charged with it, and RemoveWorker is to follow.
+  struct Stuck {
+    WorkerRef worker;
+    SampleId tid;
+    int64_t turn = 0;
+    Duration silent{0};
+  };
+  [[nodiscard]] std::vector<Stuck> TakeStuck(TimePoint now);
   // Samples whose turn has failed too often by then, or whose episode is over its deadline.
   [[nodiscard]] std::vector<SampleId> GivenUp(TimePoint now) const;
   [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(busy_); }
@@ -62,13 +69,17 @@ class Episodes {
     bool wanted = false;  // a turn is in the queue or with a worker
     WorkerRef on;         // has the turn; inc invalid: it is in the queue
     WorkerId home, avoid;
-    TimePoint begun, deadline;
+    TimePoint begun;
+    Duration limit{0};   // of the turn
+    int64_t number = 0;  // of the turn, among all that workers were asked for
   };
   struct Worker {
     WorkerRef ref;
     int64_t in_flight = 0, suspects = 0;
+    TimePoint moved;  // its last answer, or the turn that it was given when it had none
   };
-  void Release(Episode& e);  // from its worker
+  [[nodiscard]] std::map<WorkerId, TimePoint> Deadlines() const;  // of the workers that have turns
+  void Release(Episode& e);                                       // from its worker
 
   EpisodeOptions options_;
   std::map<SampleId, Episode> episodes_;

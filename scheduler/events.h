@@ -63,7 +63,7 @@ struct WorkerLost {
   WorkerRef worker;
   std::string why;
   bool by_exit = false;
-  std::string blames;  // the plug-in that its last words name as what it was in; empty: none
+  std::string blames;  // the plug-in that it was in, as it reported; empty: none
 };
 // Exec failed, died before Hello.
 struct WorkerStartFailed {

@@ -31,14 +31,18 @@ class Outbox {
   using Fields = std::vector<std::pair<std::string, std::string>>;
   // Something is wrong; what it is worth knowing beside that.
   void Warn(std::string event, std::string text, Fields fields = {}) {
-    Do(command::Log{LogLevel::kWarn, std::move(event), std::move(text), std::move(fields)});
+    Say(LogLevel::kWarn, {}, std::move(event), std::move(text), std::move(fields));
   }
   void Note(std::string event, std::string text, Fields fields = {}) {
-    Do(command::Log{LogLevel::kInfo, std::move(event), std::move(text), std::move(fields)});
+    Say(LogLevel::kInfo, {}, std::move(event), std::move(text), std::move(fields));
   }
   // All is well.
   void Detail(std::string event, std::string text, Fields fields = {}) {
-    Do(command::Log{LogLevel::kDebug, std::move(event), std::move(text), std::move(fields)});
+    Say(LogLevel::kDebug, {}, std::move(event), std::move(text), std::move(fields));
+  }
+  // The text goes on behind the name of the worker: "does not get on".
+  void Say(LogLevel level, const WorkerRef& about, std::string event, std::string text, Fields fields = {}) {
+    Do(command::Log{level, std::move(event), std::move(text), std::move(fields), about});
   }
   [[nodiscard]] std::vector<Command> Take() { return std::exchange(commands_, {}); }
 

@@ -129,8 +129,15 @@ Status CheckPolicy(PlacementKind placement, const std::string& policy) {
                            DidYouMean(policy, names));
   }
   if (const PlacementKind own = found->make().placement; own != placement) {
+    std::string others;
+    for (const auto& plugin : PolicyPlugins()) {
+      if (plugin.make().placement == placement)
+        others += (others.empty() ? "" : ", ") + std::string(plugin.name);
+    }
     return InvalidArgument("scheduler.policy: " + policy + " decides within placement " + Name(own) +
-                           "; found scheduler.placement: " + Name(placement) + "; write " + Name(own));
+                           " alone; found scheduler.placement: " + Name(placement) +
+                           "; write scheduler.placement: " + Name(own) + ", or a policy of " +
+                           Name(placement) + " (" + others + ")");
   }
   return OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "core/base/ids.h"
+#include "core/base/places.h"
 
 namespace tidepool {
 namespace {
@@ -224,8 +225,6 @@ std::string ToString(const SampleId& tid) {
                                                : std::to_string(tid.sample));
 }
 std::string ToString(const Version& v) { return std::to_string(v.lineage) + ":" + std::to_string(v.number); }
-std::string ToString(const WorkerRef& r) {
-  return "w" + std::to_string(r.worker.value) + "/inc" + std::to_string(r.inc.value);
-}
+std::string ToString(const WorkerRef& r) { return ToString(r.worker) + "/inc" + std::to_string(r.inc.value); }
 
 }  // namespace tidepool

@@ -1,5 +1,6 @@
 #include "core/base/running_call.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -15,19 +16,29 @@ constexpr std::string_view kRan = "while it ran ", kLate = " did not return with
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 // Signal handlers have no argument to take these by.
-thread_local const std::string* running = nullptr;
+thread_local const RunningCall* running = nullptr;
 std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
+int report_to = -1;
 
-void Say() {
-  if (running == nullptr) return;
-  // A line that cannot be written is lost; the process ends nevertheless.
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, running->data(), running->size());
+// What cannot be written is lost; the process ends nevertheless.
+void Write(int fd, std::string_view text) {
+  [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
+
+}  // namespace
+
+void TellRunning() {
+  if (running == nullptr) return;
+  RunningCall::Blame(running->what_);
+  Write(STDERR_FILENO, running->line_);
+}
+
+namespace {
 
 // Only what POSIX allows in a handler: write, sigaction, raise.
 void Tell(int number) {
-  Say();
+  TellRunning();
   for (size_t i = 0; i < kSignals.size(); ++i) {
     if (kSignals[i] == number) ::sigaction(number, &before[i], nullptr);
   }
@@ -61,33 +72,31 @@ std::string DidNotReturn(std::string_view what, std::string_view within, std::st
   return std::string(what).append(kLate).append(within).append(kOn).append(on);
 }
 
-std::string RanIn(std::string_view text) {
-  const size_t begin = text.rfind(kRan), late = text.rfind(kLate);
-  if (late != std::string_view::npos && (begin == std::string_view::npos || begin < late)) {
-    text = text.substr(0, late);
-    const size_t before = text.rfind(": ");
-    return std::string(before == std::string_view::npos ? text : text.substr(before + 2));
-  }
-  if (begin == std::string_view::npos) return "";
-  text.remove_prefix(begin + kRan.size());
-  return std::string(text.substr(0, text.find(kOn)));
-}
-
 RunningCall::RunningCall(std::string_view what, std::string_view on)
-    : line_(WhileItRan(what, on) + "\n"), outer_(running) {
+    : what_(what), line_(WhileItRan(what, on) + "\n"), outer_(running) {
   if (telling) thread_local const SignalStack stack;
-  running = &line_;
+  running = this;
 }
 RunningCall::~RunningCall() { running = outer_; }
 
-void RunningCall::TellCrashes() {
+void RunningCall::Blame(std::string_view what) {
+  if (report_to < 0) return;
+  Write(report_to, what);
+  Write(report_to, "\n");
+}
+
+void RunningCall::TellCrashes(int report) {
+  if (report >= 0) {
+    report_to = report;
+    ::fcntl(report, F_SETFD, FD_CLOEXEC);  // not for what a plug-in starts
+  }
   if (telling.exchange(true)) return;
   struct sigaction tell {};
   tell.sa_handler = Tell;
   tell.sa_flags = SA_ONSTACK;
   sigemptyset(&tell.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &tell, &before[i]);
-  std::atexit(Say);  // runs in the thread that called exit()
+  std::atexit(TellRunning);  // runs in the thread that called exit()
 }
 
 }  // namespace tidepool

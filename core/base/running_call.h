@@ -7,6 +7,9 @@
 //
 //   while it ran reward closest_word (core/tasks/rewards/closest_word.cc) on sample 3.0.1 (question 3)
 //
+// That line is for people. Whoever started the process hands it a file for the name of the plug-in alone
+// (workers/controller/launcher.h), because a plug-in may write lines of that form to stderr as well.
+//
 //   const RunningCall call("reward closest_word (...)", "sample 3.0.1 (question 3)");
 //   verdict = reward(input);
 
@@ -20,9 +23,6 @@ std::string WhileItRan(std::string_view what, std::string_view on);
 // The words for one that has not come back: "reward format (format.cc) did not return within 0.5 s (its
 // timeout_s) on sample 5.0.0 (question 41)". `within`: "0.5 s (its timeout_s)".
 std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on);
-// The `what` of the last of these in a text, in which DidNotReturn begins, or follows on ": "; empty if there
-// is none.
-std::string RanIn(std::string_view text);
 
 // Belongs to the thread that made it; a thread's calls end in the opposite order. Cheap beside a call of a
 // grader: two strings.
@@ -36,12 +36,17 @@ class RunningCall {
   // From now on exit() writes the line of the thread that calls it; SIGSEGV, SIGBUS, SIGFPE, SIGILL and
   // SIGABRT write that of the thread that they hit, and then do what they did before. Once is enough; a
   // thread's first RunningCall after it gives it a stack of its own for that, because a crash may be a stack
-  // that is full.
-  static void TellCrashes();
+  // that is full. `report`: an open file that the plug-in's name is added to as a line, whose owner reads the
+  // last one when the process has ended; negative: none.
+  static void TellCrashes(int report = -1);
+  // For a process that ends because of a plug-in in another way, a call that does not come back: adds its
+  // name to that file.
+  static void Blame(std::string_view what);
 
  private:
-  const std::string line_;
-  const std::string* outer_;
+  friend void TellRunning();
+  const std::string what_, line_;
+  const RunningCall* outer_;
 };
 
 }  // namespace tidepool

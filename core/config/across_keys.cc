@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/algorithms/registry.h"
+#include "core/base/running_call.h"
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/policy_rules.h"
@@ -116,6 +117,8 @@ void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
 void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) {
   const bool letters = c.model.init && b.Good("model.init.alphabet");
   MissingCharacters missing(letters ? c.model.init->alphabet : "");
+  const std::string label = tasks::TaskLabel(c.data.task);
+  const RunningCall call(label, "its first questions");
   try {
     WarnOfRepeats(b, c, task);
     if (!letters) return;
@@ -124,9 +127,9 @@ void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) 
     for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i)
       missing.Look(task.HeldOut(i).prompt + task.HeldOut(i).answer);
   } catch (const std::exception& e) {  // a plug-in's
-    return b.Complain("data.task", std::string("it threw an exception: ") + e.what());
+    return b.Complain("data.task", label + " threw an exception: " + e.what());
   } catch (...) {
-    return b.Complain("data.task", "it threw something that is no std::exception");
+    return b.Complain("data.task", label + " threw something that is no std::exception");
   }
   if (const std::string list = missing.list(); !list.empty())
     b.Complain("model.init.alphabet", LackText(list, "which questions of task " + c.data.task + " contain"));
@@ -168,7 +171,8 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   if (!b.AllGood({"data.size", "data.held_out"})) return;
   if (!b.Written("data.held_out")) {
     const StatusOr<int64_t> units = tasks::CountUnits(c.data.task, c.data.options);
-    if (units.ok() && units.value() / 4 < c.data.held_out) {
+    if (!units.ok()) return b.ComplainOf("data.", units.status());
+    if (units.value() / 4 < c.data.held_out) {
       Adjust(loaded, "data.held_out", c.data.held_out, units.value() / 4, "a quarter of what the task has");
     }
   }
@@ -681,13 +685,13 @@ Status TryGames(const LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   const EnvironmentConfig* e = c.environment();
   const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
-  if (info == nullptr || !c.model.init) return OkStatus();
+  if (info == nullptr) return OkStatus();
   const auto wrong = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
     return InvalidArgument(loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what);
   };
   TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
-  MissingCharacters missing(c.model.init->alphabet);
+  MissingCharacters missing(c.model.init ? c.model.init->alphabet : "");
   const auto played = environments::PlayTrial(
       *environment, environments::LabelOf(*info),
       {.reset_s = e->reset_timeout_s, .step_s = e->step_timeout_s},
@@ -699,7 +703,7 @@ Status TryGames(const LoadedConfig& loaded) {
                      "; correct it and build again (environment.step_timeout_s limits a step, "
                      "reset_timeout_s a reset)");
   }
-  if (played->empty()) return OkStatus();
+  if (played->empty() || !c.model.init) return OkStatus();
   return wrong("model.init.alphabet", "model.init",
                LackText(*played, "which environment " + info->name + " writes or reads"));
 }

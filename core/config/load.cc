@@ -1,13 +1,17 @@
 #include "core/config/load.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <span>
 
 #include "core/base/names.h"
 #include "core/config/binder.h"
+#include "core/environments/text_game.h"
+#include "core/tasks/task.h"
 
 namespace tidepool::config {
 namespace {
@@ -62,6 +66,48 @@ std::string Identity(const std::string& path) {
   return error ? path : canonical.string();
 }
 
+// Tasks and games have options among the keys of their section.
+struct Optioned {
+  const char* section;
+  const char* name;   // the key that says whose
+  const char* count;  // a key that means nothing without a name; may be empty
+  std::span<const tasks::Option> (*options)(const std::string& name);
+};
+constexpr std::array kOptioned = {
+    Optioned{"data", "task", "size",
+             [](const std::string& name) {
+               const auto* task = tasks::FindTask(name);
+               return task == nullptr ? std::span<const tasks::Option>() : std::span(task->options);
+             }},
+    Optioned{"environment", "name", "", [](const std::string& name) {
+               const auto* game = environments::FindTextEnvironment(name);
+               return game == nullptr ? std::span<const tasks::Option>() : std::span(game->options);
+             }}};
+
+// Where `now` is laid on the name in `in`: what was inherited for another one goes with it. What the command
+// line says was said for the new one.
+void DropOptions(const Optioned& of, Node& in, const Node& now) {
+  const Node* was = in.Find(of.name);
+  if (was == nullptr || was->kind != Node::Kind::kScalar) return;
+  if (now.kind == Node::Kind::kScalar && now.text == was->text) return;
+  const auto options = of.options(was->text);
+  std::erase_if(in.members, [&](const auto& member) {
+    return !member.second.place.override &&
+           ((now.kind == Node::Kind::kNull && member.first == of.count) ||
+            std::ranges::find(options, member.first, &tasks::Option::name) != options.end());
+  });
+}
+
+void DropReplacedOptions(Node& base, const Node& over) {
+  for (const Optioned& of : kOptioned) {
+    Node* in = base.kind == Node::Kind::kMap ? base.Find(of.section) : nullptr;
+    const Node* from = over.kind == Node::Kind::kMap ? over.Find(of.section) : nullptr;
+    if (in == nullptr || from == nullptr || in->kind != Node::Kind::kMap || from->kind != Node::Kind::kMap)
+      continue;
+    if (const Node* now = from->Find(of.name)) DropOptions(of, *in, *now);
+  }
+}
+
 // The tree of a file on top of what it extends. Problems are appended; the tree is then unusable.
 Node LoadTree(const std::string& text, const std::string& path, LoadedConfig& loaded,
               std::vector<std::string> chain, std::vector<Problem>& problems) {
@@ -93,6 +139,7 @@ Node LoadTree(const std::string& text, const std::string& path, LoadedConfig& lo
     return root;
   }
   Node base = LoadTree(*base_text, base_path, loaded, std::move(chain), problems);
+  DropReplacedOptions(base, root);
   MergeInto(base, std::move(root));
   return base;
 }
@@ -121,6 +168,12 @@ void ApplyOverride(Node& root, const std::string& text, std::vector<Problem>& pr
     value.quoted = true;
   }
   value.place = place;
+  for (const Optioned& of : kOptioned) {
+    Node* in = path == std::string(of.section) + "." + of.name && root.kind == Node::Kind::kMap
+                   ? root.Find(of.section)
+                   : nullptr;
+    if (in != nullptr && in->kind == Node::Kind::kMap) DropOptions(of, *in, value);
+  }
   std::string why;
   if (!SetAt(root, path, std::move(value), why)) problems.push_back({place, path + ": " + why});
 }

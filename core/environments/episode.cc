@@ -20,7 +20,9 @@ StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
   source.label_ = LabelOf(*FindTextEnvironment(e.name));
   source.size_ = e.size;
   source.held_out_ = e.held_out;
-  source.max_turns_ = source.environment_->max_turns();
+  auto turns = MaxTurns(e.name, *source.environment_);
+  if (!turns.ok()) return Status(turns.status().code(), "environment." + turns.status().message());
+  source.max_turns_ = *turns;
   if (e.max_turns > 0) source.max_turns_ = std::min(source.max_turns_, e.max_turns);
   source.shuffle_ = config.data.shuffle;
   source.seed_ = Mix64(config.seed ^ 0x65706973ULL);
@@ -64,7 +66,8 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
   Played& s = live.state;
   ++s.turns;
   if (!std::isfinite(step.reward))
-    return DataLoss("the environment gave a reward that is not finite in turn " + std::to_string(s.turns));
+    return DataLoss(source_.label() + ": Step gave the reward " + std::to_string(step.reward) + " in turn " +
+                    std::to_string(s.turns) + ", but a reward has to be a finite number");
   s.history = ExtendHistory(s.history, s.observation);
   s.observation = step.observation;
   s.reward += step.reward;
@@ -72,7 +75,8 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
   s.done = step.done || s.turns >= source_.max_turns();
   s.state = s.done ? 0 : StateHash(*live.game);
   if (!s.done && s.observation.empty())
-    return DataLoss("the environment gave an empty observation in turn " + std::to_string(s.turns));
+    return DataLoss(source_.label() + ": Step gave no text for the policy to read in turn " +
+                    std::to_string(s.turns) + ", and the game is not over");
   live.actions.push_back(action);
   return OkStatus();
 }
@@ -92,7 +96,8 @@ StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
     live.game = source_.Game(tid);
     live.state.observation = live.game->Reset();
     live.state.state = StateHash(*live.game);
-    if (live.state.observation.empty()) return DataLoss("the environment's first observation is empty");
+    if (live.state.observation.empty())
+      return DataLoss(source_.label() + ": Reset gave no text for the policy to read");
     replayed_ += std::max<int64_t>(0, static_cast<int64_t>(actions.size()) - 1);
     it = live_.emplace(tid, std::move(live)).first;
   }

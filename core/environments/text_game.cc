@@ -48,7 +48,14 @@ StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(
   const TextEnvironmentInfo* info = FindTextEnvironment(name);
   if (info == nullptr) return NotFound("name: " + NoSuchEnvironment(name));
   TP_ASSIGN_OR_RETURN(const tasks::OptionValues values, tasks::OptionValues::Parse(info->options, options));
-  return Made("name: " + LabelOf(*info), [&] { return info->make(values, seed); });
+  return Made({.label = LabelOf(*info), .place = "name: "}, [&] { return info->make(values, seed); });
+}
+
+StatusOr<int64_t> MaxTurns(const std::string& name, const TextEnvironment& environment) {
+  const TextEnvironmentInfo* info = FindTextEnvironment(name);
+  return Made(
+      {.label = info == nullptr ? name : LabelOf(*info), .function = "max_turns()", .place = "name: "},
+      [&]() -> StatusOr<int64_t> { return environment.max_turns(); });
 }
 
 std::string DrawLayout(uint64_t seed, bool held_out, int64_t index,

@@ -82,6 +82,8 @@ std::string NoSuchEnvironment(const std::string& name);
 // kNotFound: no such environment; kInvalidArgument: an option is unknown or out of range ("NAME: ...").
 StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(
     const std::string& name, const std::map<std::string, std::string>& options, uint64_t seed);
+// Its max_turns(), called as any function of a plug-in. kInvalidArgument: it threw.
+StatusOr<int64_t> MaxTurns(const std::string& name, const TextEnvironment& environment);
 
 // For families: draws with `draw` until the text that says all about a layout falls on the asked side; one
 // layout in four is held out. Gives up after 1000 draws and takes the last (a family with one layout has

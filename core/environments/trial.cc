@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "core/base/child_call.h"
 
@@ -19,29 +20,50 @@ StatusOr<std::string> PlayTrial(const TextEnvironment& environment, const std::s
                                 const TrialOptions& options,
                                 const std::function<void(const std::string& text, Said said)>& look,
                                 const std::function<std::string()>& result) {
-  return InChild([&](const ChildNote& note) {
+  // What comes back begins with one of these.
+  constexpr char kBroke = '!', kPlayed = '=';
+  auto played = InChild([&](const ChildNote& note) {
     using Seconds = std::chrono::duration<double>;
+    const Seconds reset(options.reset_s), step(options.step_s);
+    note(label + ", max_turns()", step);
+    const int64_t turns = std::min(environment.max_turns(), options.turns);
     for (int64_t i = 0; i < options.games; ++i) {
       const bool held_out = options.varied && i % 2 == 1;
-      const std::string game_name =
+      const std::string name =
           label + ", " + (held_out ? "held-out game " : "training game ") + std::to_string(i) + ", ";
-      note(game_name + "Reset()", Seconds(options.reset_s));
+      const auto broke = [&](const std::string& what) { return kBroke + name + what; };
+      note(name + "Make()", reset);
       const auto game = environment.Make(held_out, i);
-      look(game->Reset(), Said::kFirst);
-      for (int64_t turn = 0; turn < std::min(environment.max_turns(), options.turns); ++turn) {
-        const std::string in_turn = game_name + "turn " + std::to_string(turn + 1) + ", ";
-        note(in_turn + "Solve()", Seconds(options.step_s));
+      if (game == nullptr) return broke("Make() gave no game");
+      note(name + "Reset()", reset);
+      const std::string first = game->Reset();
+      if (first.empty()) return broke("Reset() gave no text for the policy to read");
+      look(first, Said::kFirst);
+      for (int64_t turn = 0; turn < turns; ++turn) {
+        const std::string in_turn = "turn " + std::to_string(turn + 1) + ", ";
+        note(name + in_turn + "State()", step);
+        (void)game->State();
+        note(name + in_turn + "Solve()", step);
         const std::string solved = game->Solve();
         look(solved, Said::kAction);
         const std::string action = options.varied && turn == 1 ? std::string() : solved;
-        note(in_turn + "Step(" + Quoted(action) + ")", Seconds(options.step_s));
-        const TextStep step = game->Step(action);
-        look(step.observation, step.done ? Said::kLast : Said::kObservation);
-        if (step.done) break;
+        const std::string call = in_turn + "Step(" + Quoted(action) + ")";
+        note(name + call, step);
+        const TextStep now = game->Step(action);
+        if (!std::isfinite(now.reward))
+          return broke(call + " gave the reward " + std::to_string(now.reward) +
+                       ", but a reward has to be a finite number");
+        if (!now.done && turn + 1 < turns && now.observation.empty())
+          return broke(call + " gave no text for the policy to read, and the game is not over");
+        look(now.observation, now.done ? Said::kLast : Said::kObservation);
+        if (now.done) break;
       }
     }
-    return result();
+    return kPlayed + result();
   });
+  if (!played.ok()) return played;
+  if (played->front() == kBroke) return DataLoss(played->substr(1));
+  return played->substr(1);
 }
 
 }  // namespace tidepool::environments

@@ -22,8 +22,8 @@ struct TrialOptions {
 enum class Said : uint8_t { kFirst, kAction, kObservation, kLast };
 
 // In the child `look` is called with every text in order, and in the end `result`, whose text is returned.
-// Errors of InChild, in words that begin with `label` and say which call of which game it was, and with what
-// action.
+// Errors of InChild, and kDataLoss where a game breaks the rules of TextStep, in words that begin with
+// `label` and say which call of which game it was, and with what action.
 StatusOr<std::string> PlayTrial(const TextEnvironment& environment, const std::string& label,
                                 const TrialOptions& options,
                                 const std::function<void(const std::string& text, Said said)>& look,

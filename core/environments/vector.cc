@@ -12,6 +12,7 @@
 #include "core/base/rng.h"
 #include "core/base/running_call.h"
 #include "core/environments/control_tasks/control_plugin.h"
+#include "core/environments/fenced_room.h"
 
 namespace tidepool::environments {
 namespace {
@@ -32,6 +33,8 @@ std::string Word(double x) {
   return text;
 }
 std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
+
+std::string TaskLabel(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
 
 // A call into a plug-in: a crash names it, and what it throws stops here.
 template <typename F>
@@ -69,7 +72,7 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
     chosen.spec.file = file;
     if (!plugin.takes_options && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
-    TP_ASSIGN_OR_RETURN(chosen.rules, Made("name: control task " + o.name + " (" + chosen.spec.file + ")",
+    TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = TaskLabel(chosen.spec), .place = "name: "},
                                            [&] { return plugin.make(o.options, chosen.spec); }));
     if (o.max_episode_steps < 0) return InvalidArgument("max_episode_steps: is below 0");
     if (o.max_episode_steps > 0) chosen.spec.max_episode_steps = o.max_episode_steps;
@@ -92,9 +95,10 @@ struct VectorEnvironment::Impl {
   std::shared_ptr<const Rules> rules;
   std::vector<InstanceState> states;
 
-  // Spare room behind an observation: a task that writes up to 16 numbers too many is noticed.
+  // Spare room behind an observation, for words about a task that writes a few numbers too many. Behind that
+  // is the fence, where it crashes.
   static constexpr size_t kBeyond = 16;
-  std::vector<float> seen;  // observation_size and kBeyond more
+  FencedRoom room;
 
   Status Begin(InstanceState& s, int64_t episode) const {
     s.episode = episode;
@@ -125,7 +129,9 @@ struct VectorEnvironment::Impl {
   // written, and one beyond the last, is noticed rather than read, or overwritten in other memory.
   Status Observe(const InstanceState& s, float* out) {
     const auto width = static_cast<size_t>(spec.observation_size);
-    seen.assign(width + kBeyond, std::bit_cast<float>(kUnwritten));
+    const std::span<float> seen = room.Take(width + kBeyond);
+    if (seen.empty()) return ResourceExhausted("no memory for an observation of " + spec.name);
+    std::ranges::fill(seen, std::bit_cast<float>(kUnwritten));
     rules->Observe(s.state, seen.data());
     size_t written = seen.size();
     while (written > 0 && std::bit_cast<uint32_t>(seen[written - 1]) == kUnwritten) --written;
@@ -165,7 +171,7 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask t
   Impl& m = *v->impl_;
   m.spec = std::move(task.spec);
   m.rules = std::move(task.rules);
-  m.task = "control task " + m.spec.name + " (" + m.spec.file + ")";
+  m.task = TaskLabel(m.spec);
   m.seed = seed;
   TP_RETURN_IF_ERROR(Guarded(m.task, "the start of its instances", [&] {
     for (const uint64_t index : indices) {

@@ -18,12 +18,12 @@ namespace tidepool::observe {
 
 // What one said of a conversation. role: system, user, assistant, tool; of an episode's turns: policy,
 // environment.
-struct Said {
+struct SampleMessage {
   std::string role;
   std::string content;
-  friend bool operator==(const Said&, const Said&) = default;
+  friend bool operator==(const SampleMessage&, const SampleMessage&) = default;
 };
-TP_FIELDS(Said, role, content)
+TP_FIELDS(SampleMessage, role, content)
 
 struct SampleRow {
   SampleId tid;
@@ -41,12 +41,12 @@ struct SampleRow {
   std::map<std::string, std::string> details = {};
   bool ended = false;  // by itself
   // What a grader sees, too (core/tasks/reward.h RewardInput).
-  std::vector<Said> messages = {};
+  std::vector<SampleMessage> messages = {};
   std::string rendered_prompt = {};
   std::map<std::string, std::string> fields = {};
   std::string file = {};
   int64_t line = 0, row = 0;
-  std::vector<Said> turns = {};  // of an episode, the environment's first words included; else empty
+  std::vector<SampleMessage> turns = {};  // of an episode, the environment's first words included; else empty
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };
 

@@ -7,6 +7,7 @@
 #include "core/base/check.h"
 #include "core/base/hash.h"
 #include "core/base/rng.h"
+#include "core/base/running_call.h"
 
 namespace tidepool::tasks {
 namespace {
@@ -15,6 +16,13 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
   nlohmann::json j = {{"task", config.task}, {"size", config.size},       {"held_out", config.held_out},
                       {"seed", seed},        {"shuffle", config.shuffle}, {"options", config.options}};
   return Sha256Hex(j.dump());
+}
+
+// A question of a task; a crash in it is told with its name.
+Question Ask(const Task& task, const std::string& name, int64_t index, bool held_out) {
+  const RunningCall call(TaskLabel(name),
+                         (held_out ? "held-out question " : "question ") + std::to_string(index));
+  return held_out ? task.HeldOut(index) : task.Train(index);
 }
 
 }  // namespace
@@ -125,7 +133,7 @@ Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
   } else {
     const int64_t n = held_out ? held_out_size_ : size_;
     for (int64_t k = 1; k < n && wrong == q.answer; ++k)
-      wrong = (held_out ? task_->HeldOut((index + k) % n) : task_->Train((index + k) % n)).answer;
+      wrong = Ask(*task_, task_name_, (index + k) % n, held_out).answer;
   }
   q.fields["rejected"] = wrong;
   return q;
@@ -153,15 +161,16 @@ RowOrigin DataSource::HeldOutOrigin(int64_t index) const {
 
 Question DataSource::Row(int64_t ordinal) const {
   const int64_t index = Index(ordinal);
-  if (pairs_) return AsPair(task_->Train(index), index, /*held_out=*/false);
-  return task_ != nullptr ? task_->Train(index) : train_->Row(index);
+  if (task_ == nullptr) return train_->Row(index);
+  Question asked = Ask(*task_, task_name_, index, /*held_out=*/false);
+  return pairs_ ? AsPair(std::move(asked), index, /*held_out=*/false) : asked;
 }
 
 Question DataSource::HeldOut(int64_t index) const {
   TP_CHECK(index >= 0 && index < held_out_size_) << index << " of " << held_out_size_;
-  if (pairs_) return AsPair(task_->HeldOut(index), index, /*held_out=*/true);
-  if (task_ != nullptr) return task_->HeldOut(index);
-  return HeldOutFile().Row(held_out_rows_[static_cast<size_t>(index)]);
+  if (task_ == nullptr) return HeldOutFile().Row(held_out_rows_[static_cast<size_t>(index)]);
+  Question asked = Ask(*task_, task_name_, index, /*held_out=*/true);
+  return pairs_ ? AsPair(std::move(asked), index, /*held_out=*/true) : asked;
 }
 
 std::string DataSource::Place(int64_t ordinal) const {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/tasks/tasks/task_plugin.h"
 
@@ -60,10 +61,16 @@ const TaskInfo* FindTask(std::string_view name) {
   return it == ListTasks().end() ? nullptr : &*it;
 }
 
+std::string TaskLabel(std::string_view name) {
+  const TaskInfo* info = FindTask(name);
+  return "task " + std::string(name) + (info == nullptr ? "" : " (" + info->file + ")");
+}
+
 StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request) {
   TP_ASSIGN_OR_RETURN(const TaskEntry* entry, Find(request.name));
   TP_ASSIGN_OR_RETURN(const OptionValues options, OptionValues::Parse(entry->info.options, request.options));
-  auto task = entry->plugin.make(options, request);
+  auto task = Made({.label = TaskLabel(entry->info.name), .place = "task: "},
+                   [&] { return entry->plugin.make(options, request); });
   if (!task.ok()) return Named(*entry, task.status());
   return task;
 }
@@ -72,7 +79,9 @@ StatusOr<int64_t> CountUnits(const std::string& name,
                              const std::map<std::string, std::string>& option_texts) {
   TP_ASSIGN_OR_RETURN(const TaskEntry* entry, Find(name));
   TP_ASSIGN_OR_RETURN(const OptionValues options, OptionValues::Parse(entry->info.options, option_texts));
-  const StatusOr<int64_t> units = entry->plugin.units(options);
+  const StatusOr<int64_t> units =
+      Made({.label = TaskLabel(entry->info.name), .function = ".units", .place = "task: "},
+           [&] { return entry->plugin.units(options); });
   if (!units.ok()) return Named(*entry, units.status());
   return units;
 }

@@ -1,5 +1,6 @@
 #include "core/tasks/reward.h"
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <utility>
@@ -27,6 +28,12 @@ const std::vector<RewardInfo>& ListRewards() {
   return infos;
 }
 
+std::string RewardLabel(std::string_view spec) {
+  const std::string name(spec.substr(0, spec.find(':')));
+  const auto info = std::ranges::find(ListRewards(), name, &RewardInfo::name);
+  return "reward " + name + (info == ListRewards().end() ? "" : " (" + info->file + ")");
+}
+
 StatusOr<Reward> MakeReward(std::string_view spec) {
   const size_t colon = spec.find(':');
   const std::string name(spec.substr(0, colon));
@@ -40,7 +47,8 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
       return InvalidArgument(name + ": takes no argument; found '" + argument + "'");
     }
     const std::string label = name + " (" + file + ")";
-    TP_ASSIGN_OR_RETURN(Reward reward, Made("reward " + label, [&] { return plugin.make(argument); }));
+    TP_ASSIGN_OR_RETURN(Reward reward,
+                        Made({.label = "reward " + label}, [&] { return plugin.make(argument); }));
     return Guarded(label, std::move(reward));
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +

@@ -67,6 +67,8 @@ struct RewardInfo {
 };
 const std::vector<RewardInfo>& ListRewards();
 
+// "reward NAME (FILE)" of a `spec` that is known, for messages.
+std::string RewardLabel(std::string_view spec);
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
 // argument. What it returns is Guarded.
 StatusOr<Reward> MakeReward(std::string_view spec);

@@ -84,6 +84,8 @@ struct TaskInfo {
 const std::vector<TaskInfo>& ListTasks();
 // Null if there is none of that name.
 const TaskInfo* FindTask(std::string_view name);
+// "task NAME (FILE)", for messages.
+std::string TaskLabel(std::string_view name);
 
 // kNotFound: no such task (the nearest name is in the message). kInvalidArgument: an option is
 // unknown or out of range, or more is held out than half the space; the message starts with the

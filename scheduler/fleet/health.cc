@@ -80,7 +80,8 @@ void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
   p.busy = busy;
 }
 
-Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now, bool forgiven) {
+Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now, Death death) {
+  const bool forgiven = death == Death::kForgiven;
   Worker& w = fleet_.workers.at(worker);
   Vitals& p = w.vitals_;
   const bool joined = w.live();

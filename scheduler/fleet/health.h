@@ -56,9 +56,10 @@ class Health {
   void Weigh(SlotId slot, double pace);  // a step without prefill over what is usual for its batch
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
-  // The process died or is to be given up (also: a start that failed). Returns what to do. forgiven: it does
-  // not count towards its retirement, and makes no later restart wait longer.
-  Next Died(WorkerId worker, const std::string& why, TimePoint now, bool forgiven = false);
+  // kForgiven: it does not count towards the retirement of the place, and makes no later restart wait longer.
+  enum class Death : uint8_t { kCounts, kForgiven };
+  // The process died or is to be given up (also: a start that failed). Returns what to do.
+  Next Died(WorkerId worker, const std::string& why, TimePoint now, Death death = Death::kCounts);
   [[nodiscard]] std::vector<Verdict> Tick(TimePoint now);
   [[nodiscard]] int64_t Deaths(WorkerId worker, TimePoint now) const;  // that count, within ten minutes
 

@@ -100,7 +100,7 @@ void Checkpoints::On(const event::CheckpointFailed& e) {
             {{"ckpt", std::to_string(e.ckpt)}, {"step", std::to_string(step.value)}});
   if (schedule_.Failed(step, now_)) {
     all_.life.Fail(
-        "checkpoint", "controller", {},
+        "checkpoint", "controller",
         std::to_string(schedule_.failures()) + " checkpoints in a row could not be written: " + e.why);
   }
 }
@@ -110,7 +110,7 @@ void Checkpoints::TimedOut(const std::string& why) {
 }
 
 void Checkpoints::LeaderLost(const WorkerRef& leader, const std::string& why) {
-  trouble_ = "worker " + ToString(leader) + ", which held the trainer's state, is gone: " + why;
+  trouble_ = "the worker that held the trainer's state is gone: " + why;
   if (writing_) {
     out_.Warn(
         "checkpoint_abandoned",
@@ -139,7 +139,7 @@ void Checkpoints::On(const event::FinalSaved& e) {
   waits_.End({WaitKind::kFinal, 0});
   final_saving_ = false;
   if (!e.error.empty()) {
-    all_.life.Fail("save_final", "controller", {}, "final/ could not be written: " + e.error);
+    all_.life.Fail("save_final", "controller", "final/ could not be written: " + e.error);
     return;
   }
   final_saved_ = true;

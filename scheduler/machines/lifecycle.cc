@@ -68,7 +68,7 @@ void Lifecycle::Resume() {
 
 void Lifecycle::On(const event::StopRequested& e) {
   if (e.now || shutdown_.requested()) {
-    Fail("stopped", "operator", {}, e.why.empty() ? "stopped at once" : e.why);
+    Fail("stopped", "operator", e.why.empty() ? "stopped at once" : e.why);
     return;
   }
   shutdown_.Request(e.why.empty() ? "stop requested" : e.why, now_);
@@ -77,27 +77,36 @@ void Lifecycle::On(const event::StopRequested& e) {
   all_.steps.EndEvaluation();
 }
 
-void Lifecycle::On(const event::StorageFailed& e) { Fail("storage", "controller", {}, e.what); }
+void Lifecycle::On(const event::StorageFailed& e) { Fail("storage", "controller", e.what); }
 
 bool Lifecycle::Refuse() {
   ++refused_;
   return false;
 }
 
-void Lifecycle::Fail(const std::string& kind, const std::string& actor, Incarnation inc,
-                     const std::string& what) {
-  if (finished_) return;
-  out_.Record(record::Fault{kind, actor, inc, what});
-  Finish(3, "fault=" + kind + " actor=" + (actor.empty() ? "controller" : actor) + " step=" +
-                std::to_string(std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0)) +
-                ": " + what);
+void Lifecycle::Fail(const std::string& kind, const std::string& actor, const std::string& what) {
+  FailBy({{kind, actor, {}, what}, {}, {}});
 }
 
-void Lifecycle::Finish(int code, const std::string& why, bool complete) {
+void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what) {
+  FailBy({{kind, ToString(worker.worker), worker.inc, what}, worker.worker, {}});
+}
+
+void Lifecycle::FailBy(command::Ending ending) {
+  if (finished_) return;
+  out_.Record(ending.fault);
+  ending.step = {std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0)};
+  std::string why = TextOf(ending, ending.fault.actor);
+  End({3, std::move(why), /*complete=*/false, std::move(ending)});
+}
+
+void Lifecycle::Finish(const std::string& why, bool complete) { End({0, why, complete, {}}); }
+
+void Lifecycle::End(command::Finish finish) {
   if (finished_) return;
   all_.slots.Abandon("the run ends");
-  out_.Record(record::EndRun{code, why, complete ? 1 : 0});
-  out_.Do(command::Finish{code, why, complete});
+  out_.Record(record::EndRun{finish.code, finish.why, finish.complete ? 1 : 0});
+  out_.Do(std::move(finish));
   finished_ = true;
 }
 
@@ -115,7 +124,7 @@ void Lifecycle::CheckDeadlines() {
     if (life == Life::kStarting || life == Life::kRestarting) return;
   }
   const std::string line = WhoIsWaitedFor();
-  Fail("no_progress", "controller", {},
+  Fail("no_progress", "controller",
        "nothing has moved for " + std::to_string(std::llround(Seconds(now_ - watchdog_.last()))) +
            " s, the limit is cluster.stall_timeout_s (" +
            std::to_string(all_.rollouts.requests().in_flight()) + " chunks in flight); " +
@@ -138,7 +147,7 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
     case WaitKind::kFinal:
     case WaitKind::kRow:
     case WaitKind::kPayload:
-      Fail("storage", "controller", {}, why);
+      Fail("storage", "controller", why);
       return;
     case WaitKind::kTransition:
       // A worker that is slow to drain is not dead: its transition is called off. One that does not answer to
@@ -161,8 +170,7 @@ std::string Lifecycle::WhoIsWaitedFor() const {
   const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
   if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
   for (const auto& [id, w] : fleet_.workers) {
-    if (const Life life = w.vitals().life; life != Life::kHealthy)
-      add("w" + std::to_string(id.value) + "=" + Name(life));
+    if (const Life life = w.vitals().life; life != Life::kHealthy) add(ToString(id) + "=" + Name(life));
   }
   return line;
 }
@@ -206,7 +214,7 @@ void Lifecycle::FinishStop() {
   const int64_t newest = std::max<int64_t>(CheckpointSchedule::NewestStep(state_.checkpoints()).value, 0);
   const int64_t lost = stopped_step_.value - newest;  // before any step nothing is lost
   if (lost <= 0) {
-    Finish(0, shutdown_.why());
+    Finish(shutdown_.why());
     return;
   }
   std::string why = all_.checkpoints.trouble();
@@ -214,7 +222,7 @@ void Lifecycle::FinishStop() {
     why = std::string(in_step ? "the step that the trainer was at did not end" : "it was not written") +
           " in time" + (waited_for.empty() ? "" : " (" + waited_for + ")");
   }
-  Fail("not_saved", "controller", {},
+  Fail("not_saved", "controller",
        shutdown_.why() + ", and no new checkpoint was made, because " + why + "; a resume begins at step " +
            std::to_string(newest) + " and trains " + std::to_string(lost) + " steps again");
 }
@@ -228,7 +236,7 @@ void Lifecycle::AdvanceFinal() {
     return;
   }
   all_.samples.DropLeftovers();
-  Finish(0, facts_.WhyDone(), /*complete=*/true);
+  Finish(facts_.WhyDone(), /*complete=*/true);
 }
 
 }  // namespace tidepool::scheduler

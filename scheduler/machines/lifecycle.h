@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "scheduler/commands.h"
 #include "scheduler/events.h"
 #include "scheduler/machines/machine.h"
 #include "scheduler/shutdown.h"
@@ -23,8 +24,11 @@ class Lifecycle : public Machine {
 
   bool Refuse();                              // an event that does not fit is counted; always false
   void Moved() { watchdog_.Progress(now_); }  // something that brings the run on
-  // The run ends with exit code 3. `kind` and `actor` are words for the journal: "storage", "w3".
-  void Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what);
+  // The run ends with exit code 3. `kind` and `actor` are words for the journal: "no_checkpoint",
+  // "controller".
+  void Fail(const std::string& kind, const std::string& actor, const std::string& what);
+  // By what this worker did; without `inc`: in none of its lives.
+  void Fail(const std::string& kind, const WorkerRef& worker, const std::string& what);
 
   [[nodiscard]] bool started() const { return started_; }
   [[nodiscard]] bool finished() const { return finished_; }
@@ -38,7 +42,9 @@ class Lifecycle : public Machine {
   void WaitIsOver(const Waits::Key& key);
   [[nodiscard]] std::string WhoIsWaitedFor() const;
   void AdvanceFinal();
-  void Finish(int code, const std::string& why, bool complete = false);
+  void FailBy(command::Ending ending);  // its step is filled in
+  void Finish(const std::string& why, bool complete = false);
+  void End(command::Finish finish);
   void FinishStop();
 
   Watchdog watchdog_;

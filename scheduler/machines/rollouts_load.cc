@@ -70,10 +70,9 @@ void Rollouts::HedgeSlot(SlotId slot) {
   for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{on.worker, slot, tid, att});
   if (taken.empty()) return;
   ghosts_until_[slot] = In(kCancelSeconds);
-  out_.Note("hedged",
-            "worker " + ToString(on.worker) + " does not get on; its " + std::to_string(taken.size()) +
-                " chunks go to others",
-            {{"worker", ToString(on.worker)}, {"chunks", std::to_string(taken.size())}});
+  out_.Say(LogLevel::kInfo, on.worker, "hedged",
+           "does not get on; its " + std::to_string(taken.size()) + " chunks go to others",
+           {{"chunks", std::to_string(taken.size())}});
 }
 
 // Engines that take longer than the others for a batch of their size get fewer samples in proportion. Steps

@@ -57,18 +57,17 @@ void Rollouts::On(const event::Loaded& e) {
       AdmitVerified(e.slot, e.v);
       break;
     case WeightRoll::Outcome::kOvertaken:
-      out_.Detail("load_overtaken",
-                  "worker " + ToString(e.worker) + " fetched version " + ToString(e.v) + " while " +
-                      ToString(state_.version()) + " was published, which it loads now" +
-                      (e.error.empty() ? "" : " (" + e.error + ")"),
-                  {{"worker", ToString(e.worker)}, {"version", ToString(e.v)}});
+      out_.Say(LogLevel::kDebug, e.worker, "load_overtaken",
+               "fetched version " + ToString(e.v) + " while " + ToString(state_.version()) +
+                   " was published, which it loads now" + (e.error.empty() ? "" : " (" + e.error + ")"),
+               {{"version", ToString(e.v)}});
       break;
     case WeightRoll::Outcome::kRetry:
-      out_.Warn(
-          "load_again",
-          "worker " + ToString(e.worker) + " loads version " + ToString(e.v) + " once more: " +
+      out_.Say(
+          LogLevel::kWarn, e.worker, "load_again",
+          "loads version " + ToString(e.v) + " once more: " +
               (e.error.empty() ? "the digest of what it has is not the one that was published" : e.error),
-          {{"worker", ToString(e.worker)}, {"version", ToString(e.v)}});
+          {{"version", ToString(e.v)}});
       break;
     default:
       all_.workers.Replace(e.worker,

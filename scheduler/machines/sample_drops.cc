@@ -104,7 +104,7 @@ void SampleFlow::CheckGroup(const GroupKey& key, DropReason last) {
     const LedgerRules& rules = state_.ledger().rules();
     const int64_t limit = options_.batch.filter_rounds * rules.groups_per_step;
     if (limit > 0 && state_.ledger().filtered_in_a_row() >= limit) {
-      all_.life.Fail("filtered", "data", {},
+      all_.life.Fail("filtered", "data",
                      std::to_string(state_.ledger().filtered_in_a_row()) +
                          " groups in a row had equal rewards (algorithm.filter_rounds " +
                          std::to_string(options_.batch.filter_rounds) +

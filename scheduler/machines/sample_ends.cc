@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "scheduler/infra_budget.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -192,7 +191,7 @@ void SampleFlow::CountDeath(const event::WorkerLost& e) {
   if (std::exchange(blamed_, e.blames) != e.blames) deaths_ = 0;
   if (++deaths_ < kMost) return;
   const bool plays = options_.side_kind() == WorkerKind::kEnvironment;
-  all_.life.Fail(plays ? "env_infra" : "reward_infra", plays ? "environment" : "reward", {},
+  all_.life.Fail(plays ? "env_infra" : "reward_infra", plays ? "environment" : "reward",
                  std::to_string(deaths_) + " workers in a row died in " + blamed_ + ", and nothing was " +
                      (plays ? "played" : "graded") +
                      " in between; correct it and build again; the last: " + e.why);
@@ -217,10 +216,9 @@ std::string SampleFlow::Describe() const {
 }
 
 void SampleFlow::CountOutcome(GradeOutcome outcome, const std::string& why) {
-  const LedgerRules& rules = state_.ledger().rules();
   outcomes_.push_back(outcome);
   ++outcome_counts_[static_cast<size_t>(outcome)];
-  if (static_cast<int64_t>(outcomes_.size()) > 20 * rules.groups_per_step * rules.group_size) {
+  if (static_cast<int64_t>(outcomes_.size()) > Budget().Window()) {
     --outcome_counts_[static_cast<size_t>(outcomes_.front())];
     outcomes_.pop_front();
   }
@@ -242,7 +240,7 @@ int64_t SampleFlow::UngradableMost() const {
 
 void SampleFlow::EndIfNothingPasses(const std::string& why) {
   if (ungradable_ < UngradableMost()) return;
-  all_.life.Fail("data_invalid", "data", {},
+  all_.life.Fail("data_invalid", "data",
                  std::string("not one of the ") + (any_passed_ ? "last " : "first ") +
                      std::to_string(ungradable_) + " samples could be " +
                      (options_.side_kind() == WorkerKind::kEnvironment ? "played" : "graded") +
@@ -254,11 +252,15 @@ std::string SampleFlow::CountUnplayable(const std::string& why) {
   return LostShare(GradeOutcome::kData);
 }
 
+InfraBudget SampleFlow::Budget() const {
+  const LedgerRules& rules = state_.ledger().rules();
+  return {options_.batch.infra_drop_stop, rules.groups_per_step * rules.group_size};
+}
+
 // Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
 // quietly learns from what is left.
 void SampleFlow::EndIfTooManyFail() {
-  const LedgerRules& rules = state_.ledger().rules();
-  const InfraBudget budget{options_.batch.infra_drop_stop, rules.groups_per_step * rules.group_size};
+  const InfraBudget budget = Budget();
   const auto seen = static_cast<int64_t>(outcomes_.size());
   const int64_t infra = CountOf(GradeOutcome::kInfra);
   const std::string who = facts_.environment ? "environment" : "reward";
@@ -266,14 +268,12 @@ void SampleFlow::EndIfTooManyFail() {
     return std::to_string(infra) + " of the last " + std::to_string(seen) +
            " samples were lost to infrastructure failures of the " + who;
   };
-  const bool known = seen >= budget.MostAlone();
-  if (infra >= budget.Most() || (known && infra == seen)) {
-    all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
+  if (budget.Spent(infra, seen)) {
+    all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who,
                    lost() + " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;
   }
-  const bool alarm =
-      known && static_cast<double>(infra) > options_.batch.infra_drop_alarm * static_cast<double>(seen);
+  const bool alarm = budget.Alarms(infra, seen, options_.batch.infra_drop_alarm);
   if (alarm && !infra_alarmed_)
     out_.Warn("infra_alarm", lost() + " (scheduler.infra_drop_alarm); the last one: " + last_infra_);
   infra_alarmed_ = alarm;
@@ -281,13 +281,11 @@ void SampleFlow::EndIfTooManyFail() {
 
 // " (12 of the last 12 samples; ...)": what one dropped sample means for the run.
 std::string SampleFlow::LostShare(GradeOutcome outcome) const {
-  const LedgerRules& rules = state_.ledger().rules();
   const auto seen = static_cast<int64_t>(outcomes_.size());
   std::string text =
       " (" + std::to_string(CountOf(outcome)) + " of the last " + std::to_string(seen) + " samples";
   if (CountOf(outcome) == seen) {
-    const int64_t most =
-        outcome == GradeOutcome::kInfra ? 2 * rules.groups_per_step * rules.group_size : UngradableMost();
+    const int64_t most = outcome == GradeOutcome::kInfra ? Budget().MostAlone() : UngradableMost();
     text += "; where all are, the run ends after " + std::to_string(most);
   }
   return text + ")";

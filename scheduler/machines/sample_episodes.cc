@@ -22,7 +22,7 @@ void SampleFlow::On(const event::EnvStepped& e) {
     all_.life.Refuse();
     return;
   }
-  const Episodes::Result result = episodes_.Done(e);
+  const Episodes::Result result = episodes_.Done(e, now_);
   if (result == Episodes::Result::kRefused) {
     all_.life.Refuse();
     return;
@@ -95,8 +95,10 @@ void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::
 }
 
 void SampleFlow::Tick() {
-  for (const WorkerRef& ref : episodes_.TakeStuck(now_)) {
-    all_.workers.Replace(ref, "a turn of an episode did not end within its deadline");
+  for (const Episodes::Stuck& s : episodes_.TakeStuck(now_)) {
+    all_.workers.Replace(s.worker, "turn " + std::to_string(s.turn) + " of sample " + ToString(s.tid) +
+                                       " did not end within its deadline (nothing came back for " +
+                                       std::to_string(std::llround(Seconds(s.silent))) + " s)");
     if (all_.life.finished()) return;
   }
   for (const SampleId& tid : episodes_.GivenUp(now_)) {

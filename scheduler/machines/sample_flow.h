@@ -17,6 +17,7 @@
 #include "scheduler/events.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/grading.h"
+#include "scheduler/infra_budget.h"
 #include "scheduler/ledger.h"
 #include "scheduler/machines/machine.h"
 
@@ -121,6 +122,7 @@ class SampleFlow : public Machine {
   void CountOutcome(GradeOutcome outcome, const std::string& why);
   void EndIfNothingPasses(const std::string& why);
   void EndIfTooManyFail();
+  [[nodiscard]] InfraBudget Budget() const;
   [[nodiscard]] int64_t CountOf(GradeOutcome outcome) const {
     return outcome_counts_[static_cast<size_t>(outcome)];
   }

@@ -143,7 +143,7 @@ void SampleFlow::DropRow(const GroupKey& key, DropReason reason, const std::stri
   const Ledger& l = state_.ledger();
   const int64_t invalid = l.drops()[static_cast<size_t>(DropReason::kDataInvalid)];
   if (invalid >= options_.data_rows * l.rules().group_size && invalid == l.issued_samples()) {
-    all_.life.Fail("data_invalid", "data", {}, "no row of the data set could be used; the last one: " + why);
+    all_.life.Fail("data_invalid", "data", "no row of the data set could be used; the last one: " + why);
   }
 }
 

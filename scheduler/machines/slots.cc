@@ -24,6 +24,18 @@ std::string PointOf(TrainerNeed need) {
   return "";
 }
 
+// What the trainer waits for and no slot of a plan does: it leads nowhere. Empty: somebody does it.
+std::string NobodyToWork(const LedgerView& ledger, const Plan& plan) {
+  const bool trains = ledger.need == TrainerNeed::kState || ledger.need == TrainerNeed::kBatch;
+  const bool generates = ledger.need == TrainerNeed::kNothing && ledger.generates;
+  if (!trains && !generates) return "";
+  const Role wanted = trains ? Role::kActor : Role::kRollout;
+  if (plan.roles.empty() ||
+      std::ranges::any_of(plan.roles, [&](const SlotRoles::Item& item) { return item.second == wanted; }))
+    return "";
+  return std::string("gives no slot the role ") + Name(wanted) + " ('" + plan.why + "')";
+}
+
 }  // namespace
 
 Slots::Slots(Machines& all)
@@ -121,20 +133,24 @@ LedgerView Slots::ViewLedger(TrainerNeed need) const {
 // While something is under way, its end may change what the policy is shown. Where nobody is waited for,
 // nothing ever will: the same views give the same plan. Some more are asked for all the same, as forecasts
 // and slots to avoid depend on time.
-void Slots::EndIfAlwaysRefused(TrainerNeed need) {
+void Slots::EndIfLeadsNowhere(const LedgerView& ledger) {
   constexpr int64_t kMost = 100;
-  const bool idle = all_.rollouts.requests().in_flight() == 0 && waits_.Describe(now_).empty() &&
+  const bool refused = !plan_refused_.empty();
+  const std::string nobody = refused ? "" : NobodyToWork(ledger, plan_.plan());
+  const bool idle = (refused || !nobody.empty()) && now_ >= pool_.avoid_until() &&
+                    all_.rollouts.requests().in_flight() == 0 && waits_.Describe(now_).empty() &&
                     all_.samples.Describe().empty() &&
                     std::ranges::all_of(fleet_.workers, [](const auto& item) {
                       const Life life = item.second.vitals().life;
                       return life == Life::kHealthy || life == Life::kStale || life == Life::kRetired;
                     });
-  refused_idle_ = idle ? refused_idle_ + 1 : 0;
-  if (refused_idle_ < kMost) return;
-  all_.life.Fail("plan_refused", "policy", {},
+  idle_plans_ = idle ? idle_plans_ + 1 : 0;
+  if (idle_plans_ < kMost) return;
+  all_.life.Fail(refused ? "plan_refused" : "plan_idle", "policy",
                  "the plan of policy " + facts_.placement.name + " (" + facts_.placement.file + ") " +
-                     PointOf(need) + " was refused " + std::to_string(kMost) +
-                     " times in a row, and nothing else is under way: " + plan_refused_ +
+                     PointOf(ledger.need) + " " + (refused ? "was refused" : nobody) + " " +
+                     std::to_string(kMost) + " times in a row, and nothing else is under way" +
+                     (refused ? ": " + plan_refused_ : "") +
                      "; correct its decide() (docs/adding_a_policy.md), or leave scheduler.policy out");
 }
 
@@ -152,7 +168,6 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   plan_made_ = now_;
   if (plan_.refused().ok()) {
     plan_refused_.clear();
-    refused_idle_ = 0;
   } else {
     if (plan_refused_ != plan_.refused().message()) {
       plan_refused_ = plan_.refused().message();
@@ -161,8 +176,8 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
                     PointOf(ledger.need) + " is not carried out: " + plan_refused_,
                 {{"placement", facts_.placement.name}});
     }
-    EndIfAlwaysRefused(ledger.need);
   }
+  if (!by_slot || !plan_refused_.empty()) EndIfLeadsNowhere(ledger);
   if (plan_.all_new() || takes_held_back_) return std::nullopt;
   return changed;
 }

@@ -60,13 +60,13 @@ class Slots : public Machine {
   [[nodiscard]] std::vector<GroupLeft> RunningGroups(Forecast& f, double tokens_beside) const;
   void ForecastNextBatch(Forecast& f, const LedgerView& ledger, const std::vector<GroupLeft>& running) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
-  void EndIfAlwaysRefused(TrainerNeed need);
+  void EndIfLeadsNowhere(const LedgerView& ledger);
 
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;
   std::string plan_refused_;  // why the placement's newest was not taken
-  int64_t refused_idle_ = 0;  // in a row, while nobody was waited for
+  int64_t idle_plans_ = 0;    // refused, or without anyone to work, in a row, while nobody was waited for
   TimePoint plan_made_;
   bool takes_held_back_ = false;  // the plan takes slots, and another transition has to end first
   // For what `plan_` was made.

@@ -73,10 +73,9 @@ void Steps::On(const event::GroupFormed& e) {
     if (forming_.empty()) group_tries_ = 0;
     return;
   }
-  out_.Warn("group_failed",
-            "worker " + ToString(e.worker) + " could not join training group " +
-                std::to_string(e.group_epoch) + ": " + e.error,
-            {{"worker", ToString(e.worker)}, {"group", std::to_string(e.group_epoch)}});
+  out_.Say(LogLevel::kWarn, e.worker, "group_failed",
+           "could not join training group " + std::to_string(e.group_epoch) + ": " + e.error,
+           {{"group", std::to_string(e.group_epoch)}});
   StopForming();
   if (++group_tries_ >= kTries) {
     group_tries_ = 0;

@@ -50,7 +50,7 @@ bool Steps::ReplicasAgree(StepNumber step) {
   for (const auto& [ref, done] : open_->done) {
     if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest))
       continue;
-    all_.life.Fail("replicas_differ", ToString(ref.worker), ref.worker.inc,
+    all_.life.Fail("replicas_differ", ref.worker,
                    "after step " + std::to_string(step.value) + " its weights differ from those of " +
                        ToString(first.worker) +
                        "; restart from the newest checkpoint, and look at this device");
@@ -64,15 +64,14 @@ bool Steps::SameRows(StepNumber step) {
   const uint64_t digest = event::DigestOf(first.rows);
   for (const auto& [ref, done] : open_->done) {
     if (done.rows_digest == digest) continue;
-    all_.life.Fail("rows_differ", ToString(ref.worker), ref.worker.inc,
+    all_.life.Fail("rows_differ", ref.worker,
                    "step " + std::to_string(step.value) + ": it was given other rows than " +
                        ToString(first.worker) + " lists; nothing of this step is kept");
     return false;
   }
   const std::string why = OtherRow(first.rows);
   if (why.empty()) return true;
-  all_.life.Fail("rows_differ", ToString(first.worker), first.worker.inc,
-                 "step " + std::to_string(step.value) + ": " + why);
+  all_.life.Fail("rows_differ", first.worker, "step " + std::to_string(step.value) + ": " + why);
   return false;
 }
 
@@ -90,7 +89,7 @@ void Steps::NotFinite(const event::TrainDone& e) {
             {{"step", std::to_string(step.value)}, {"groups", ids}});
   SetAside(keys, DropReason::kPoison);
   if (++nonfinite_ >= std::max<int64_t>(options_.max_nonfinite_steps, 1)) {
-    all_.life.Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+    all_.life.Fail("nonfinite", e.worker,
                    std::to_string(nonfinite_) +
                        " steps in a row had a loss or gradient that is not finite; "
                        "the weights of step " +
@@ -127,11 +126,11 @@ void Steps::On(const event::TrainFailed& e) {
   const std::set<GroupKey> keys = Keys();
   Abort(e.why, SlotOf(e));
   if (e.torn) all_.trainer.Torn(SlotOf(e));
-  out_.Warn("train_failed",
-            "step " + std::to_string(e.step.value) + " failed on worker " + ToString(e.worker) + ": " + e.why,
-            {{"step", std::to_string(e.step.value)}, {"worker", ToString(e.worker)}});
+  out_.Say(LogLevel::kWarn, e.worker, "train_failed",
+           "failed in step " + std::to_string(e.step.value) + ": " + e.why,
+           {{"step", std::to_string(e.step.value)}});
   if (++train_failures_ >= kTries) {
-    all_.life.Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+    all_.life.Fail("train", e.worker,
                    "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures_) +
                        " times: " + e.why);
     return;

@@ -36,10 +36,10 @@ void TrainerState::ElectAdopted() {
     phase_ = StatePhase::kReady;
     must_restore_ = false;
     all_.workers.Admitted(ref.worker.worker);
-    out_.Note("state_adopted",
-              "worker " + ToString(ref.worker) + " still holds the trainer's state of step " +
-                  std::to_string(step_.value) + ", so nothing is restored",
-              {{"worker", ToString(ref.worker)}, {"step", std::to_string(step_.value)}});
+    out_.Say(
+        LogLevel::kInfo, ref.worker, "state_adopted",
+        "still holds the trainer's state of step " + std::to_string(step_.value) + ", so nothing is restored",
+        {{"step", std::to_string(step_.value)}});
     // What follows from a publication; the last life may have died in the middle of it.
     if (!state_.versions().IsPublished(state_.version())) return;
     all_.samples.Expire();
@@ -180,9 +180,8 @@ void TrainerState::On(const event::Published& e) {
   waits_.End({WaitKind::kPublish, 0});
   publishing_ = false;
   if (!e.error.empty()) {
-    out_.Warn("publish_failed",
-              "worker " + ToString(e.worker) + " could not publish version " + ToString(e.v) + ": " + e.error,
-              {{"worker", ToString(e.worker)}, {"version", ToString(e.v)}});
+    out_.Say(LogLevel::kWarn, e.worker, "publish_failed",
+             "could not publish version " + ToString(e.v) + ": " + e.error, {{"version", ToString(e.v)}});
     if (++publish_tries_ >= kTries)
       all_.workers.Replace(e.worker, "it could not publish " + ToString(e.v) + ": " + e.error);
     return;
@@ -210,10 +209,10 @@ void TrainerState::On(const event::RecoveryCopied& e) {
   }
   // The run goes on without this copy; the next one is made when it is due.
   recovery_failed_ = e.step;
-  out_.Warn("recovery_copy_failed",
-            "worker " + ToString(e.worker) + " could not copy the trainer's state of step " +
-                std::to_string(e.step.value) + ", and the run goes on without this copy: " + e.error,
-            {{"worker", ToString(e.worker)}, {"step", std::to_string(e.step.value)}});
+  out_.Say(LogLevel::kWarn, e.worker, "recovery_copy_failed",
+           "could not copy the trainer's state of step " + std::to_string(e.step.value) +
+               ", and the run goes on without this copy: " + e.error,
+           {{"step", std::to_string(e.step.value)}});
 }
 
 }  // namespace tidepool::scheduler

@@ -29,7 +29,7 @@ void TrainerState::Plan(bool restore) {
   }
   if (!state_.ever_checkpointed()) {
     if (state_.step().value > 0) {
-      all_.life.Fail("no_checkpoint", "controller", {},
+      all_.life.Fail("no_checkpoint", "controller",
                      "the journal has steps but no checkpoint; start anew with --fresh");
       return;
     }
@@ -57,7 +57,7 @@ void TrainerState::VerifyNext() {
   if (next == committed.rend()) {
     const std::string newest =
         unverified_.empty() ? "" : " (the newest: " + unverified_.rbegin()->second + ")";
-    all_.life.Fail("no_checkpoint", "controller", {},
+    all_.life.Fail("no_checkpoint", "controller",
                    "no checkpoint of this run can be read" + newest +
                        "; repair that and --resume, or start anew with --fresh");
     return;
@@ -151,16 +151,14 @@ void TrainerState::On(const event::StateReady& e) {
     state_tries_ = 0;
     if (ckpt_ == -2) return;  // it made step 0
     const std::string from = ckpt_ == -1 ? "recovery copy" : "checkpoint " + std::to_string(ckpt_);
-    out_.Note("restored",
-              "worker " + ToString(e.worker) + " has the trainer's state of step " +
-                  std::to_string(step_.value) + ", from the " + from,
-              {{"worker", ToString(e.worker)}, {"step", std::to_string(step_.value)}, {"from", from}});
+    out_.Say(LogLevel::kInfo, e.worker, "restored",
+             "has the trainer's state of step " + std::to_string(step_.value) + ", from the " + from,
+             {{"step", std::to_string(step_.value)}, {"from", from}});
     return;
   }
-  out_.Warn("state_failed",
-            "worker " + ToString(e.worker) + " could not take the trainer's state of step " +
-                std::to_string(step_.value) + ": " + error,
-            {{"worker", ToString(e.worker)}, {"step", std::to_string(step_.value)}});
+  out_.Say(LogLevel::kWarn, e.worker, "state_failed",
+           "could not take the trainer's state of step " + std::to_string(step_.value) + ": " + error,
+           {{"step", std::to_string(step_.value)}});
   if (!leads) {
     if (++fetching->second.tries >= kTries)
       all_.workers.Replace(e.worker, "it could not take the trainer's state from a peer: " + error);
@@ -175,8 +173,7 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
     return;
   }
   if (ckpt_ == -2) {
-    all_.life.Fail("state", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
-                   "the model could not be made: " + error);
+    all_.life.Fail("state", e.worker, "the model could not be made: " + error);
   } else if (ckpt_ == -1) {
     recovery_ = {};  // the copy is of no use; the newest checkpoint then
     Plan(false);

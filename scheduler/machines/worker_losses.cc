@@ -38,7 +38,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.life.Moved();
   out_.Record(record::Fence{ref});
   // Whoever reads the fault learns who ended it.
-  out_.Record(record::Fault{"worker_lost", "w" + std::to_string(ref.worker.value), ref.inc,
+  out_.Record(record::Fault{"worker_lost", ToString(ref.worker), ref.inc,
                             by_exit ? why : "the controller ended it: " + why});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
@@ -60,8 +60,8 @@ void Workers::Replace(const WorkerRef& ref, const std::string& why) {
 
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   if (all_.life.finished()) return;
-  const std::string name = "w" + std::to_string(worker.value);
-  const Health::Next next = health_.Died(worker, why, now_, Forgiven());
+  const Health::Next next =
+      health_.Died(worker, why, now_, Forgiven() ? Health::Death::kForgiven : Health::Death::kCounts);
   switch (next.kind) {
     case Health::Next::kRestart:
       if (!all_.life.shutdown().requested() ||
@@ -70,11 +70,12 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
-      all_.life.Fail("start_failed", name, {},
-                     "worker " + name + " died three times before it joined: " + why);
+      all_.life.Fail("start_failed", WorkerRef{worker, {}},
+                     "the worker died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
-      out_.Record(record::Fault{"retired", name, {}, fleet_.workers.at(worker).vitals().last_why});
+      out_.Record(
+          record::Fault{"retired", ToString(worker), {}, fleet_.workers.at(worker).vitals().last_why});
       break;
     case Health::Next::kWait:
       break;
@@ -91,7 +92,7 @@ void Workers::CheckFleet() {
   for (const auto& [id, w] : fleet_.workers) {
     if (w.vitals().life == Life::kRetired) {
       retired.insert(w.slots().begin(), w.slots().end());
-      why = "w" + std::to_string(id.value) + ": " + w.vitals().last_why;
+      why = w.vitals().last_why;
     } else if (w.kind() == options_.side_kind()) {
       side = true;
     }
@@ -108,20 +109,20 @@ void Workers::CheckFleet() {
     rollout = rollout || all_.slots.Eligible(gang.front(), Role::kRollout);
   }
   if (!actor || missing) {
-    all_.life.Fail("fleet_dead", "actor", {},
+    all_.life.Fail("fleet_dead", "actor",
                    std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
   } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
              gangs <= s.rollout_floor) {
-    all_.life.Fail("fleet_dead", "pool", {},
+    all_.life.Fail("fleet_dead", "pool",
                    std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +
                        std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");
   } else if (facts_.needs_rollout && !rollout) {
-    all_.life.Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
+    all_.life.Fail("fleet_dead", "rollout", "every rollout worker is retired (" + why + ")");
   } else if ((facts_.needs_reward || facts_.environment) && !side) {
     const std::string kind = Name(options_.side_kind());
-    all_.life.Fail("fleet_dead", kind, {}, "every " + kind + " worker is retired (" + why + ")");
+    all_.life.Fail("fleet_dead", kind, "every " + kind + " worker is retired (" + why + ")");
   }
 }
 

@@ -178,7 +178,7 @@ void Workers::On(const event::WorkerStartFailed& e) {
     all_.life.Refuse();
     return;
   }
-  out_.Record(record::Fault{"worker_lost", "w" + std::to_string(e.worker.value), {}, e.why});
+  out_.Record(record::Fault{"worker_lost", ToString(e.worker), {}, e.why});
   AfterDeath(e.worker, e.why);
 }
 
@@ -228,8 +228,7 @@ void Workers::Tick() {
     const Worker& w = fleet_.workers.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
-        out_.Warn("worker_suspect", "worker " + ToString(w.ref()) + " gets nothing new for now: " + v.why,
-                  {{"worker", ToString(w.ref())}});
+        out_.Say(LogLevel::kWarn, w.ref(), "worker_suspect", "gets nothing new for now: " + v.why);
         all_.rollouts.SetSuspect(v.worker, true);
         if (v.stuck) all_.rollouts.Hedge(v.worker);
         break;
@@ -242,11 +241,10 @@ void Workers::Tick() {
       case Health::Verdict::kStartTimedOut:
         if (w.reattaches()) break;
         if (!options_.fleet.launch_workers) {
-          all_.life.Fail("start_failed", "w" + std::to_string(v.worker.value), {},
-                         "worker w" + std::to_string(v.worker.value) + " " + v.why);
+          all_.life.Fail("start_failed", WorkerRef{v.worker, {}}, "the worker " + v.why);
           return;
         }
-        out_.Record(record::Fault{"worker_lost", "w" + std::to_string(v.worker.value), {}, v.why});
+        out_.Record(record::Fault{"worker_lost", ToString(v.worker), {}, v.why});
         out_.Do(command::KillWorker{{v.worker, {}}, v.why});
         AfterDeath(v.worker, v.why);
         break;

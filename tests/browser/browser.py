@@ -147,8 +147,9 @@ class Tab:
         return self.evaluate("[...document.querySelectorAll('h3')].map(h => h.textContent)")
 
     def too_wide(self):
-        """Elements that stick out at the right and make the page scroll sideways; none is right."""
-        return self.evaluate("""document.documentElement.scrollWidth <= innerWidth ? [] :
+        """Elements that stick out at the right of the page, which then scrolls sideways, or of their tile; none is right."""
+        tiles = self.evaluate("[...document.querySelectorAll('.tile > *')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.outerHTML.slice(0, 120))")
+        return tiles + self.evaluate("""document.documentElement.scrollWidth <= innerWidth ? [] :
             [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).slice(0, 5).map(e => e.outerHTML.slice(0, 120))""")
 
     def picture(self, path, height=None):

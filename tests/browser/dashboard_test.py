@@ -44,28 +44,28 @@ class DashboardPage(unittest.TestCase):
         self.assertEqual(tab.console, [])
         self.assertEqual(tab.too_wide(), [])
 
-    def test_without_the_token_nothing_is_shown_and_with_it_the_address_forgets_it(self):
+    def test_without_the_key_nothing_is_shown_and_with_it_the_address_forgets_it(self):
         browser.write_run(self.dir / "one-of-them", "rl", [(1, {"critic/score/mean": .5})])
         server, url = self.serve()
-        start, token = url.split("#key=")
-        for headers in [{}, {"Authorization": f"Bearer {token[:-1]}"}, {"Cookie": f"tidepool-{start.split(':')[2].strip('/')}={token}"}]:
+        start, key = url.split("#key=")
+        for headers in [{}, {"Authorization": f"Bearer {key[:-1]}"}, {"Cookie": f"tidepool-{start.split(':')[2].strip('/')}={key}"}]:
             with self.assertRaises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers=headers), timeout=20)
             self.assertEqual(refused.exception.code, 401)
             self.assertNotIn("one-of-them", refused.exception.read().decode())
             refused.exception.close()
-        with urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers={"Authorization": f"Bearer {token}"}), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(start + "api/runs", headers={"Authorization": f"Bearer {key}"}), timeout=20) as answer:
             self.assertIn("one-of-them", answer.read().decode())
         with urllib.request.urlopen(start, timeout=20) as answer:
             self.assertEqual((answer.headers["Set-Cookie"], answer.headers["Referrer-Policy"]), (None, "no-referrer"))
             page = answer.read().decode()
             self.assertNotIn("one-of-them", page)
-            self.assertNotIn(token, page)
+            self.assertNotIn(key, page)
         tab = self.browser.open(url)
         tab.wait("document.querySelector('a.name')")
         self.assertEqual(tab.evaluate("location.href"), start)
         self.assertEqual(tab.evaluate("document.cookie"), "")
-        self.assertNotIn(token, tab.dom())
+        self.assertNotIn(key, tab.dom())
         self.look(tab)
         stranger = self.browser.open(start)  # another browser, in which no tab has the key
         stranger.wait("document.getElementById('how')")
@@ -81,7 +81,7 @@ class DashboardPage(unittest.TestCase):
     def test_the_key_stays_with_a_tab_and_the_others_of_its_origin_and_no_other_server_sees_it(self):
         browser.write_run(self.dir / "one", "rl", [(1, {"critic/score/mean": .5})])
         server, url = self.serve()
-        start, token = url.split("#key=")
+        start, key = url.split("#key=")
         tab = self.browser.open(url)
         tab.wait("document.querySelector('a.name')")
         tab.call("Page.reload")
@@ -117,7 +117,7 @@ class DashboardPage(unittest.TestCase):
             self.assertEqual(tab.evaluate("[document.cookie, document.referrer, sessionStorage.length, localStorage.length].join()"), ",,0,0")
         self.assertGreaterEqual(len([h for h in heard if "followed" in h or "typed" in h]), 2)
         for head in heard:
-            self.assertNotIn(token, head)
+            self.assertNotIn(key, head)
             self.assertNotIn(start.strip("/"), head, "a referrer")
             self.assertNotRegex(head.lower(), "cookie:|authorization:")
 
@@ -164,6 +164,16 @@ class DashboardPage(unittest.TestCase):
             self.assertEqual(*lefts.split(), f"columns of rows differ at {width}")
             wide = tab.evaluate("[...document.querySelectorAll('.run .badge')].filter(b => b.getBoundingClientRect().right > b.parentNode.getBoundingClientRect().right + 1).length")
             self.assertEqual(wide, 0, f"a badge lies over its neighbour at {width}")
+            self.look(tab)
+
+    def test_figures_of_many_digits_keep_to_their_tiles(self):
+        rows = [(step, {"critic/score/mean": -0.000456789 if step < 4 else -0.000123456, "eval/reward/mean": -0.000345678 - step / 1e6, "eval/total": 123456, "eval/lost": 1234,
+                        "eval/reward/low": -123456.789, "eval/reward/high": -12345.6789, "rollout/tok_s": 123456.7, "timing_s/step": .0012345}) for step in range(1, 31)]
+        browser.write_run(self.dir / "one", "rl", rows, "train:\n  steps: 10000000\n", summary={"exit": 0, "finished": True, "steps": 30})
+        _, url = self.serve(self.dir / "one")
+        for width in [1400, 1200, 1000, 700, 390]:
+            tab = self.browser.open(url, width)
+            tab.wait("/mean reward/.test(document.body.innerText)")
             self.look(tab)
 
     def test_a_run_of_the_real_programs_is_followed_without_loading_the_page_again(self):

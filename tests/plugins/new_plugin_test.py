@@ -171,6 +171,16 @@ class NewPluginTest(unittest.TestCase):
             self.assertIn(said, " ".join((made.stdout + made.stderr).split()))
             os.remove(os.path.join(PLACE, file))
 
+    def test_3d_a_plug_in_that_is_hidden_in_an_anonymous_namespace_is_told_by_the_compiler(self):
+        source = os.path.join(PLACE, "hidden.cc")
+        for begin, end, good in [("", "", True), ("namespace {\n", "\n}", False)]:
+            write(source, '#include "core/base/plugin.h"\nstruct RewardPlugin {};\n' + begin
+                  + "TP_PLUGIN(Reward, hidden) { return {}; }" + end + "\n")
+            made = run("c++", "-std=c++20", f"-I{ROOT}", "-fsyntax-only", source)
+            self.assertEqual(made.returncode == 0, good, made.stderr)
+            self.assertEqual("TP_PLUGIN stands in an anonymous namespace" in made.stderr, not good, made.stderr)
+        os.remove(source)
+
     def test_3c_a_folder_of_ones_own_may_hold_more_than_plug_ins_but_none_in_the_wrong_place(self):
         own = os.path.join(PLACE, "own")
 

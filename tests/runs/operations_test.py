@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import unittest
 
 from frozen_disk import READS, FrozenDisk
@@ -85,6 +86,30 @@ class OperationsTest(RunTest):
         self.assertTrue((moved / "report.html").exists())
         self.assert_done(self.command("train", str(moved), "--resume", f"train.steps={ended['steps'] + 1}"))
         self.assert_checked("moved")
+
+    def test_a_controller_that_stood_still_says_so_and_goes_on(self):
+        run = self.start(CONFIG, "train.steps=100000")
+        at = self.wait_step(1, run)
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(2)  # more than workers/controller/loop_clock.h takes for a slow turn
+        run.send_signal(signal.SIGCONT)
+        self.wait_for(lambda: "event=stood_still" in self.path("logs", "controller.log").read_text(), what="a word of it", process=run)
+        self.wait_step(self.status()["step"] + 2, run)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.assert_checked()
+        self.assertNotIn("event=suspended", self.path("logs", "controller.log").read_text(), "the machine did not sleep")
+
+    def test_a_dry_run_says_what_the_disk_has_and_whether_that_is_enough(self):
+        fits = self.command("train", CONFIG, "--dry-run", "--run-dir", str(self.path()))
+        self.assert_done(fits)
+        self.assertRegex(fits.stdout, rf"(?m)^disk free +[0-9.]+ [KMGT]?i?B where {re.escape(str(self.dir))} is$")
+        self.assertNotIn("would be refused", fits.stderr)
+        much = self.command("train", CONFIG, "--dry-run", "--run-dir", str(self.path()), "train.steps=1000000", "checkpoint.every_steps=1",
+                            "checkpoint.keep=1000000", "model.init.hidden_size=1024", "model.init.intermediate_size=4096")
+        self.assert_done(much)
+        self.assertRegex(much.stderr, r"warning: this run would be refused: .*lower checkpoint\.keep")
+        self.assertFalse(self.path().exists())
 
     def test_a_run_whose_files_are_deleted_says_so(self):
         run = self.start(CONFIG, "train.steps=100000")
@@ -239,9 +264,9 @@ class OperationsTest(RunTest):
                 self.assert_checked(name)
 
     def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
-        def train(limit, run):
+        def train(limit, run, files=()):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
-                                  capture_output=True, text=True, timeout=120,
+                                  capture_output=True, text=True, timeout=120, pass_fds=files,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
         for limit in [16, 40]:
             refused = train(limit, "refused")
@@ -251,7 +276,14 @@ class OperationsTest(RunTest):
             self.assertEqual(int(said[1]), limit)
             self.assertIn(f"ulimit -Hn {said[2]}", refused.stderr)
             self.assertFalse(self.path(run="refused").exists())
-        self.assert_done(train(int(said[2]), "enough"))
+        need = int(said[2])
+        self.assert_done(train(need, "enough"))
+        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+        self.addCleanup(lambda: [os.close(file) for file in opened])
+        refused = train(need, "refused", opened)
+        self.assert_done(refused, 2)
+        self.assertIn(f"this job needs {need + 20}, with 20 that were open before it began", refused.stderr)
+        self.assert_done(train(need + 20, "with-more", opened))
 
     def on_frozen_disk(self, disk, operation, *job):
         """A run whose disk stood still for a while, and that went on."""

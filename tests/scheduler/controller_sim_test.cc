@@ -138,6 +138,41 @@ TEST(ControllerSimTest, APolicyWhosePlanIsAlwaysRefusedEndsTheRun) {
   }
 }
 
+// Valid, and nobody trains where training is due, or nobody generates.
+TEST(ControllerSimTest, APolicyThatGivesNoSlotTheRoleThatIsWaitedForEndsTheRun) {
+  for (const TrainerNeed at : {TrainerNeed::kState, TrainerNeed::kBatch, TrainerNeed::kNothing}) {
+    Placement mine = PlacementOf(PlacementKind::kColocated);
+    mine.name = "mine";
+    mine.file = "policies/mine.cc";
+    mine.decide = [at, own = mine.decide](const PoolView& pool, const LedgerView& ledger,
+                                          const Forecast& forecast, TimePoint now) {
+      Plan plan = own(pool, ledger, forecast, now);
+      if (ledger.need != at) return plan;
+      plan.why = "as ever";
+      for (const SlotView& slot : pool.slots) {
+        if (slot.live) plan.roles[slot.id] = at == TrainerNeed::kNothing ? Role::kActor : Role::kRollout;
+      }
+      return plan;
+    };
+    mine.by_slot = false;
+    ControllerOptions job = SmallJob(PlacementKind::kColocated);
+    job.placement = &mine;
+    SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 3);
+    EXPECT_TRUE(
+        r.why.starts_with("fault=plan_idle actor=policy step=0: the plan of policy mine (policies/mine.cc) "
+                          "at k"))
+        << r.why;
+    EXPECT_NE(
+        r.why.find(std::string("gives no slot the role ") +
+                   (at == TrainerNeed::kNothing ? "rollout" : "actor") +
+                   " ('as ever') 100 times in a row, and nothing else is under way; correct its decide()"),
+        std::string::npos)
+        << r.why;
+  }
+}
+
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ControllerOptions job = SmallJob(PlacementKind::kColocated);
   job.job = JobKind::kSft;
@@ -551,7 +586,7 @@ TEST(ControllerSimTest, AStopThatCannotKeepTheLastStepsSaysWhyAndWhereAResumeBeg
         << r.why;
     ExpectProven(cluster);
   };
-  stopped("worker w0/inc", [](SimCluster& cluster) {
+  stopped("the worker that held the trainer's state is gone", [](SimCluster& cluster) {
     cluster.on_command = [&](const Command& c) {
       const auto* write = std::get_if<command::WriteCheckpoint>(&c);
       if (write != nullptr && write->step.value > 0) cluster.KillWorker(write->worker.worker);

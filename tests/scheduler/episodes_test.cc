@@ -40,7 +40,7 @@ TEST_F(EpisodesTest, AnEpisodeStaysWithItsWorkerAndEpisodesAreShared) {
   for (const command::EnvStep& c : episodes_.Assign(T(0))) {
     home[c.tid] = c.worker.worker;
     ++share[c.worker.worker];
-    EXPECT_EQ(episodes_.Done(Reply(c)), Episodes::Result::kFinal);
+    EXPECT_EQ(episodes_.Done(Reply(c), T(0)), Episodes::Result::kFinal);
   }
   EXPECT_EQ(share[a_.worker], 3);
   EXPECT_EQ(share[b_.worker], 3);
@@ -58,9 +58,9 @@ TEST_F(EpisodesTest, AFailureIsTriedAgainOnAnotherWorkerAndThenStands) {
     const auto steps = episodes_.Assign(T(i));
     ASSERT_EQ(steps.size(), 1U);
     tried.push_back(steps[0].worker.worker);
-    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)),
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra), T(i)),
               i < 2 ? Episodes::Result::kRetry : Episodes::Result::kFinal);
-    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), Episodes::Result::kRefused)
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra), T(i)), Episodes::Result::kRefused)
         << "a repeat";
   }
   EXPECT_NE(tried[0], tried[1]);
@@ -74,7 +74,7 @@ TEST_F(EpisodesTest, ALostWorkersTurnsGoElsewhereAtNoChargeAndItsLateWordIsRefus
   for (int i = 0; i < 10; ++i) {  // more often than an infrastructure failure is forgiven
     episodes_.RemoveWorker(first[0].worker.worker);
     episodes_.AddWorker({first[0].worker.worker, {10 + i}});
-    EXPECT_EQ(episodes_.Done(Reply(first[0])), Episodes::Result::kRefused);
+    EXPECT_EQ(episodes_.Done(Reply(first[0]), T(1)), Episodes::Result::kRefused);
     ASSERT_EQ(episodes_.Assign(T(1)).size(), 1U);
     episodes_.RemoveWorker(a_.worker);
     episodes_.RemoveWorker(b_.worker);
@@ -93,15 +93,40 @@ TEST_F(EpisodesTest, ATurnBeyondItsDeadlineCostsItsWorkerAndCountsAsAFailure) {
   EXPECT_EQ(steps[0].timeout, FromSeconds(50)) << "a reset has a deadline of its own";
   EXPECT_EQ(steps[1].timeout, FromSeconds(5));
   EXPECT_TRUE(episodes_.TakeStuck(T(14)).empty());
+  // It would be waited for by whoever gets the turn that is tried again.
+  EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(14)), Episodes::Result::kFinal);
   double now = 16;
   for (int i = 0; i < 3; ++i, now += 16) {
     const auto stuck = episodes_.TakeStuck(T(now));
     ASSERT_EQ(stuck.size(), 1U) << i;
+    EXPECT_EQ(stuck[0].tid, Tid(2));
+    EXPECT_EQ(stuck[0].turn, 1);
     EXPECT_EQ(episodes_.GivenUp(T(now)).size(), i < 2 ? 0U : 1U);
-    episodes_.RemoveWorker(stuck[0].worker);
-    episodes_.AddWorker({stuck[0].worker, {20 + i}});
+    episodes_.RemoveWorker(stuck[0].worker.worker);
+    episodes_.AddWorker({stuck[0].worker.worker, {20 + i}});
     (void)episodes_.Assign(T(now));
   }
+}
+
+// One worker plays one turn after the other, and each may take its whole time.
+TEST_F(EpisodesTest, ATurnThatWaitsBehindSlowOnesIsNotLateAndTheOneThatRunsIsCharged) {
+  episodes_.RemoveWorker(b_.worker);
+  for (int64_t i = 0; i < 6; ++i) episodes_.Add(Tid(i), 0, 1, T(0));
+  const auto steps = episodes_.Assign(T(0));
+  ASSERT_EQ(steps.size(), 6U);
+  for (int64_t i = 0; i < 5; ++i) {
+    const double now = 4.9 * static_cast<double>(i + 1);
+    EXPECT_TRUE(episodes_.TakeStuck(T(now)).empty()) << now;
+    EXPECT_EQ(episodes_.Done(Reply(steps[static_cast<size_t>(i)]), T(now)), Episodes::Result::kFinal);
+  }
+  episodes_.Add(Tid(9), 0, 1, T(25));
+  ASSERT_EQ(episodes_.Assign(T(25)).size(), 1U);
+  EXPECT_TRUE(episodes_.TakeStuck(T(39)).empty());
+  const auto stuck = episodes_.TakeStuck(T(41));
+  ASSERT_EQ(stuck.size(), 1U);
+  EXPECT_EQ(stuck[0].tid, Tid(5)) << "the one behind it only waits";
+  EXPECT_EQ(stuck[0].silent, T(41) - T(24.5));
+  EXPECT_EQ(episodes_.retries(), 1);
 }
 
 TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
@@ -110,7 +135,8 @@ TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
     const auto steps = episodes_.Assign(T(10.0 * static_cast<double>(turn)));
     ASSERT_EQ(steps.size(), 1U);
     if (turn < 11) {
-      EXPECT_EQ(episodes_.Done(Reply(steps[0])), Episodes::Result::kFinal);
+      EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(10.0 * static_cast<double>(turn))),
+                Episodes::Result::kFinal);
     }
   }
   EXPECT_TRUE(episodes_.GivenUp(T(110)).empty());

@@ -13,6 +13,7 @@
 #include "scheduler/fleet/health.h"
 #include "scheduler/fleet/weight_roll.h"
 #include "scheduler/grading.h"
+#include "scheduler/infra_budget.h"
 #include "scheduler/length_model.h"
 #include "scheduler/live_cost.h"
 #include "scheduler/ordinal_set.h"
@@ -312,6 +313,21 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
   }
   EXPECT_NEAR(cost.train_fixed(100), 1, 0.05);
   EXPECT_NEAR(cost.train_work(100), 8, 0.2);
+}
+
+// 16 samples a step, a fifth of 20 steps: 65 of 320; or all of two steps.
+TEST(InfraBudgetTest, EndsAtTheShareOrWhereNothingElseWasSeen) {
+  const InfraBudget budget{.stop = 0.2, .step_samples = 16};
+  EXPECT_EQ(budget.Window(), 320);
+  EXPECT_FALSE(budget.Spent(64, 320));
+  EXPECT_TRUE(budget.Spent(65, 320));
+  EXPECT_TRUE(budget.Spent(65, 100)) << "no sample to come can lower it";
+  EXPECT_FALSE(budget.Spent(31, 31)) << "too few were seen";
+  EXPECT_TRUE(budget.Spent(32, 32));
+  EXPECT_FALSE(budget.Spent(32, 33));
+  EXPECT_FALSE(budget.Alarms(31, 31, 0.05)) << "too few were seen";
+  EXPECT_FALSE(budget.Alarms(2, 40, 0.05));
+  EXPECT_TRUE(budget.Alarms(3, 40, 0.05));
 }
 
 TEST(GradingTest, InfrastructureFailureIsTriedElsewhereThenFinal) {

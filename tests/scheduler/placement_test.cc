@@ -53,7 +53,9 @@ TEST(PolicyTest, IsNamedWithinThePlacementThatItIsFor) {
   }
   EXPECT_NE(CheckPolicy(PlacementKind::kSplit, "elastik").message().find("did you mean 'elastic'?"),
             std::string::npos);
-  EXPECT_NE(CheckPolicy(PlacementKind::kSplit, "multiplexed").message().find("write multiplexed"),
+  EXPECT_NE(CheckPolicy(PlacementKind::kSplit, "multiplexed")
+                .message()
+                .find("write scheduler.placement: multiplexed, or a policy of split (split)"),
             std::string::npos);
 }
 

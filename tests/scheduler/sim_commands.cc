@@ -469,6 +469,7 @@ struct SimCluster::Do {
   void operator()(const command::EvalReport& c) { s.evals_.push_back(c); }
   void operator()(const command::Log& c) {
     std::string line = "event=" + c.event;
+    if (c.about.worker.valid()) line += " worker=" + ToString(c.about);
     for (const auto& [key, value] : c.fields) line += " " + key + "=" + value;
     s.warnings_.push_back(line + " " + c.text);
   }

@@ -391,7 +391,7 @@ Board::~Board() = default;
 HttpResponse Board::Answer(const HttpRequest& request) {
   const std::string& path = request.path;
   if (path == "/") {
-    const auto nonce = RandomToken();
+    const auto nonce = RandomHex();
     if (!nonce.ok()) return Error(500, nonce.status().message());
     std::string page(observe::DashboardPage());
     const std::string mark = "{{nonce}}";

@@ -112,7 +112,7 @@ struct HttpServer::Impl {
 
   void Accept();
   void Open(tcp::socket socket);
-  // The oldest that has not shown the token, which then counts no more; null: all of them belong here.
+  // The oldest that has not shown the key, which then counts no more; null: all of them belong here.
   std::shared_ptr<Session> TakeOldestStranger();
 };
 
@@ -125,7 +125,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     const MutexLock lock(server_.mu);
     server_.sessions.erase(id_);
   }
-  [[nodiscard]] bool known() const { return known_; }  // has shown the token; any thread
+  [[nodiscard]] bool known() const { return known_; }  // has shown the key; any thread
   void Run() {
     net::post(stream_.get_executor(), [self = shared_from_this()] { self->Read(); });
   }
@@ -174,7 +174,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
               .body = "only GET and HEAD are answered here\n",
               .headers = {{"Allow", "GET, HEAD"}}};
     const std::string_view bearer = View(from[http::field::authorization]);
-    if (bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), server_.options.token)) {
+    if (bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), server_.options.key)) {
       known_ = true;
     } else if (!server_.options.open_paths.contains(request.path)) {
       return Stranger();
@@ -314,7 +314,7 @@ uint16_t HttpServer::port() const { return impl_->port; }
 
 std::string HttpServer::Url(std::string_view query) const {
   return "http://127.0.0.1:" + std::to_string(impl_->port) + "/" + (query.empty() ? "" : "?") +
-         std::string(query) + "#key=" + impl_->options.token;
+         std::string(query) + "#key=" + impl_->options.key;
 }
 
 std::string PercentEncoded(std::string_view text) {
@@ -332,10 +332,10 @@ std::string PercentEncoded(std::string_view text) {
   return out;
 }
 
-StatusOr<std::string> RandomToken() {
+StatusOr<std::string> RandomHex() {
   std::array<uint8_t, 32> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    return Unavailable("the kernel gave no random bytes for a token");
+    return Unavailable("the kernel gave no random bytes for a key");
   return Hex(bytes);
 }
 

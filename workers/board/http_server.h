@@ -5,20 +5,20 @@
 //
 // Who may ask: the listener is 127.0.0.1 alone. A request whose Host is neither 127.0.0.1 nor localhost is
 // refused, because a page of some site can give its name our address (DNS rebinding). Then it has to show the
-// token, as `Authorization: Bearer TOKEN` and in no other way; it is compared in constant time. What
-// open_paths name is answered without it: a page that says nothing by itself and asks with the token for what
+// key, as `Authorization: Bearer KEY` and in no other way; it is compared in constant time. What
+// open_paths name is answered without it: a page that says nothing by itself and asks with the key for what
 // it shows.
 //
-// The token stands in the fragment of the address that is printed (`#key=`), which no browser sends:
-// neither to whoever listens on the port by then, nor to another site as a referrer. `?token=` would be sent
+// The key stands in the fragment of the address that is printed (`#key=`), which no browser sends:
+// neither to whoever listens on the port by then, nor to another site as a referrer. `?key=` would be sent
 // and logged. A cookie would be worse: it belongs to the host, whatever the port, so every other server on
-// 127.0.0.1 that the browser visits would get it. A page keeps the token where pages of its own origin, the
+// 127.0.0.1 that the browser visits would get it. A page keeps the key where pages of its own origin, the
 // port included, reach it and no others; and a header that a page has to set is one that another site cannot
 // have a browser send.
 //
 // What a stranger can hold up: a request's head has 8 KiB, its body body_bytes_max; a connection that says
 // nothing for idle_timeout_s, or does not take its answer, is closed; at most connections_max are open, and
-// one more closes the oldest that has not shown the token. So does one more than there are descriptors; half
+// one more closes the oldest that has not shown the key. So does one more than there are descriptors; half
 // of the process's are left to the rest of it.
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct HttpResponse {
 
 struct HttpServerOptions {
   uint16_t port = 0;                      // 0: a free one
-  std::string token;                      // not empty
+  std::string key;                        // not empty
   std::set<std::string> open_paths = {};  // answered to whoever asks; nothing secret may be there
   int64_t threads = 2;
   int64_t connections_max = 64;
@@ -75,7 +75,7 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   [[nodiscard]] uint16_t port() const;
-  // Of the start page, with this query ("run=R", may be empty) and the token.
+  // Of the start page, with this query ("run=R", may be empty) and the key.
   [[nodiscard]] std::string Url(std::string_view query = "") const;
 
  private:
@@ -87,6 +87,6 @@ class HttpServer {
 // What may stand in a query: "a b/c" -> "a%20b%2Fc".
 std::string PercentEncoded(std::string_view text);
 // 256 bits of the kernel's random source, as hexadecimal digits.
-StatusOr<std::string> RandomToken();
+StatusOr<std::string> RandomHex();
 
 }  // namespace tidepool::workers

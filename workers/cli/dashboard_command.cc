@@ -38,10 +38,10 @@ Status ServeDashboard(std::string root, int64_t port) {
   sigemptyset(&ends);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ends, signal);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
-  TP_ASSIGN_OR_RETURN(const std::string token, RandomToken());
+  TP_ASSIGN_OR_RETURN(const std::string key, RandomHex());
   Board board(root);
   TP_ASSIGN_OR_RETURN(const auto server, HttpServer::Start({.port = static_cast<uint16_t>(port),
-                                                            .token = token,
+                                                            .key = key,
                                                             .open_paths = {"/"},
                                                             .threads = Board::kLooksMax + 1},
                                                            [&board](const HttpRequest& request) {

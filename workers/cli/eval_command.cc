@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/environments/text_game.h"
 #include "core/observe/held_out.h"
@@ -21,6 +20,7 @@
 #include "workers/cli/game_eval.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/ordered_lines.h"
+#include "workers/cli/plugin_calls.h"
 #include "workers/cli/policy_eval.h"
 #include "workers/data/model_folder.h"
 
@@ -36,8 +36,9 @@ struct EvalOptions : SamplingOptions {
   int64_t limit = 0, max_prompt_tokens = 0, held_out = -1, samples = 1;
   bool as_json = false;
   PolicyEvalOptions policy;
-  std::optional<JobConfig> run;  // whose model it is
-  bool own_seed = false;         // --seed
+  std::optional<JobConfig> run;        // whose model it is
+  bool own_seed = false;               // --seed
+  std::unique_ptr<PluginCalls> calls;  // of rewards and games, once there are any
   // Nothing is named: what the run's own evaluations ask, by its rewards and limits.
   [[nodiscard]] bool AsksRun() const { return run && tasks.empty() && files.empty(); }
   // The run's task is asked as the run asks it, as far as the command line says nothing else.
@@ -275,13 +276,18 @@ void TakeLimitsOfRun(const CLI::App& command, EvalOptions& o) {
   if (!given("--max-prompt-tokens")) o.max_prompt_tokens = run.data.max_prompt_tokens;
 }
 
-Status Ask(const CommandContext& context, const FoundModel& model, const EvalOptions& o) {
-  TP_ASSIGN_OR_RETURN(const std::vector<NamedReward> rewards,
-                      !o.rewards.empty()                                ? MakeRewards(o.rewards)
-                      : o.AsksRun() && !o.run->reward.functions.empty() ? RewardsOfRun(*o.run)
-                                                                        : MakeRewards({"exact_answer"}));
+Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& o) {
+  TP_ASSIGN_OR_RETURN(std::vector<NamedReward> rewards, !o.rewards.empty() ? MakeRewards(o.rewards)
+                                                        : o.AsksRun() && !o.run->reward.functions.empty()
+                                                            ? RewardsOfRun(*o.run)
+                                                            : MakeRewards({"exact_answer"}));
   std::vector<std::string> names;
-  for (const NamedReward& reward : rewards) names.push_back(reward.name);
+  o.calls = std::make_unique<PluginCalls>(StopOnSignal());
+  PluginCalls& calls = *o.calls;
+  for (NamedReward& reward : rewards) {
+    names.push_back(reward.name);
+    reward.grade = calls.Limited(tasks::RewardLabel(reward.name), reward.timeout_s, std::move(reward.grade));
+  }
   std::unique_ptr<RowSource> text;
   std::vector<EvalSet> sets;
   if (o.AsksRun()) {
@@ -336,9 +342,10 @@ Status Ask(const CommandContext& context, const FoundModel& model, const EvalOpt
     const auto done = session->Complete(
         requests,
         [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); },
-        [&] { return dump != nullptr && !dump->ok(); }, on_done);
+        [&] { return !calls.lost().ok() || (dump != nullptr && !dump->ok()); }, on_done);
     before += requests.size();
-    if (!done.ok()) progress.Finish();
+    if (!done.ok() || !calls.lost().ok()) progress.Finish();
+    TP_RETURN_IF_ERROR(calls.lost());
     if (dump != nullptr && !dump->ok()) return NotWritten(o, "; is the disk full?");
     TP_RETURN_IF_ERROR(done.status());
     outcome.sets.emplace_back(set.name, std::move(tally));
@@ -413,6 +420,8 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
     jobs.push_back(std::move(job));
     texts.push_back(std::move(*text));
   }
+  o.calls = std::make_unique<PluginCalls>(StopOnSignal());
+  PluginCalls& calls = *o.calls;
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, episodes));
   AnswerProgress progress(episodes, 0);
@@ -441,7 +450,7 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
       dump->Put(before + static_cast<size_t>(p.game * o.samples + p.sample),
                 line.dump(-1, ' ', false, json::error_handler_t::replace));
     };
-    const auto played = PlayGames(*session, *texts[i],
+    const auto played = PlayGames(*session, *texts[i], calls,
                                   {.game = e.name,
                                    .options = e.options,
                                    .seed = jobs[i].seed,
@@ -450,7 +459,9 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
                                    .greedy = o.job.rollout.temperature == 0,
                                    .max_turns = e.max_turns,
                                    .max_turn_tokens = e.max_turn_tokens,
-                                   .max_new_tokens = o.job.rollout.max_new_tokens},
+                                   .max_new_tokens = o.job.rollout.max_new_tokens,
+                                   .reset_timeout_s = e.reset_timeout_s,
+                                   .step_timeout_s = e.step_timeout_s},
                                   on_done);
     if (!played.ok()) progress.Finish();
     if (dump != nullptr && !dump->ok()) return NotWritten(o, "; is the disk full?");
@@ -471,7 +482,6 @@ constexpr const char* kOfText[] = {"--data",          "--reward",  "--held-out",
 constexpr const char* kOfPolicies[] = {"--episodes", "--sampled", "--render", "--episode"};
 
 Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions& o) {
-  RunningCall::TellCrashes();  // rewards and games are called in this process
   const auto given = [&](const char* name) { return command.count(name) > 0; };
   const auto refused = [&](auto& names, const std::string& what) -> Status {
     for (const char* name : names) {
@@ -562,6 +572,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
   e->callback([eval, e, &context] {
     const Status status = Eval(context, *e, *eval);
     if (!status.ok()) Fail(context, status, ExitCodeOf(status));
+    if (eval->calls != nullptr && !eval->calls->lost().ok()) PluginCalls::EndProcess(context.exit_code);
   });
 }
 

@@ -184,7 +184,7 @@ StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config) {
                                 "(`tidepool rewards`)");
     }
     TP_ASSIGN_OR_RETURN(tasks::Reward grade, tasks::MakeReward(f.name));
-    rewards.push_back({f.name, std::move(grade), f.weight});
+    rewards.push_back({f.name, std::move(grade), f.weight, f.timeout_s});
   }
   return rewards;
 }

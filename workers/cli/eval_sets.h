@@ -56,6 +56,7 @@ struct NamedReward {
   std::string name;  // as it was asked for, NAME or NAME:ARG
   tasks::Reward grade;
   double weight = 1;  // of its score in the sum
+  double timeout_s = RewardFunction{}.timeout_s;
 };
 // kInvalidArgument, kNotFound: "--reward: ...".
 StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& names);

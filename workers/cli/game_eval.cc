@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -10,7 +11,7 @@ namespace {
 
 // One that goes on, and the record that the model reads: all that was said, as tokens.
 struct GoingOn {
-  std::unique_ptr<environments::TextGame> game;
+  std::shared_ptr<environments::TextGame> game;  // with a call that was given up
   std::vector<int32_t> record;
   int64_t begun = 0;  // tokens of the record before the first turn
   size_t at = 0;      // in the results
@@ -22,25 +23,52 @@ int64_t Room(const GoingOn& g, const GameEvalOptions& o) {
   return std::max<int64_t>(0, o.max_turn_tokens > 0 ? std::min(left, o.max_turn_tokens) : left);
 }
 
+// Of the next turn of a game; before the first its reset.
+PluginCall CallOf(const GameEvalOptions& o, const PlayedGame& p) {
+  const bool begins = p.said.empty();
+  const std::string key = begins ? "environment.reset_timeout_s" : "environment.step_timeout_s";
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%g", begins ? o.reset_timeout_s : o.step_timeout_s);
+  return {.what = environments::LabelOf(*environments::FindTextEnvironment(o.game)),
+          .on = (begins ? "the begin" : "turn " + std::to_string(p.turns + 1)) + " of held-out game " +
+                std::to_string(p.game),
+          .within = std::string(limit) + " s (" + key + ")",
+          .advice = "correct it, or raise " + key};
+}
+
 }  // namespace
 
 StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const RowSource& text,
-                                            const GameEvalOptions& o,
+                                            PluginCalls& calls, const GameEvalOptions& o,
                                             const std::function<void(const PlayedGame&)>& on_done) {
-  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(o.game, o.options, o.seed));
-  const int64_t max_turns =
-      o.max_turns > 0 ? std::min(o.max_turns, environment->max_turns()) : environment->max_turns();
+  TP_ASSIGN_OR_RETURN(const std::shared_ptr<const environments::TextEnvironment> environment,
+                      environments::MakeTextEnvironment(o.game, o.options, o.seed));
+  TP_ASSIGN_OR_RETURN(int64_t max_turns, environments::MaxTurns(o.game, *environment));
+  if (o.max_turns > 0) max_turns = std::min(o.max_turns, max_turns);
   std::vector<PlayedGame> out;
   std::vector<GoingOn> going;
   for (int64_t i = 0; i < o.games; ++i) {
     for (int32_t k = 0; k < o.samples; ++k) {
       GoingOn& g = going.emplace_back();
-      g.game = environment->Make(/*held_out=*/true, i);
       g.at = out.size();
       PlayedGame& played = out.emplace_back();
       played.game = i;
       played.sample = k;
-      played.said.push_back(g.game->Reset());
+      using Begun = std::pair<std::shared_ptr<environments::TextGame>, std::string>;
+      auto begun = calls.Call<Begun>(CallOf(o, played), o.reset_timeout_s, [environment, i] {
+        std::shared_ptr<environments::TextGame> game = environment->Make(/*held_out=*/true, i);
+        std::string said = game->Reset();
+        return Begun(std::move(game), std::move(said));
+      });
+      TP_RETURN_IF_ERROR(calls.lost());
+      if (!begun.ok()) {
+        played.error = begun.status().message();
+        if (on_done) on_done(played);
+        going.pop_back();
+        continue;
+      }
+      g.game = std::move(begun->first);
+      played.said.push_back(std::move(begun->second));
       TP_ASSIGN_OR_RETURN(g.record, text.EncodePrompt(played.said.front()));
       g.begun = static_cast<int64_t>(g.record.size());
     }
@@ -61,13 +89,20 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       bool over = !answer.error.empty();
       if (!over) {
         const std::string action = text.ResponseText(answer.tokens.ids);
-        const environments::TextStep step = g.game->Step(action);
+        const auto stepped = calls.Call<environments::TextStep>(
+            CallOf(o, played), o.step_timeout_s, [game = g.game, action] { return game->Step(action); });
+        TP_RETURN_IF_ERROR(calls.lost());
+        const environments::TextStep step = stepped.ok() ? *stepped : environments::TextStep{.done = true};
         ++played.turns;
         played.tokens += answer.tokens.size();
         played.said.push_back(action);
-        if (!std::isfinite(step.reward)) played.error = "the game gave a reward that is not finite";
+        if (!stepped.ok()) {
+          played.error = stepped.status().message();
+        } else if (!std::isfinite(step.reward)) {
+          played.error = CallOf(o, played).what + " gave a reward that is not finite";
+        }
         played.reward += step.reward;
-        played.ended = step.done;
+        played.ended = stepped.ok() && step.done;
         played.solved = step.done && step.solved;
         over = step.done || !played.error.empty() || played.turns >= max_turns;
         if (!step.observation.empty()) played.said.push_back(step.observation);

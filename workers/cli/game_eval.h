@@ -11,6 +11,7 @@
 #include "core/base/status.h"
 #include "core/environments/text_game.h"
 #include "workers/cli/inference.h"
+#include "workers/cli/plugin_calls.h"
 #include "workers/data/row_source.h"
 
 namespace tidepool::workers {
@@ -25,6 +26,7 @@ struct GameEvalOptions {
   int64_t max_turns = 0;        // 0: the game's own limit
   int64_t max_turn_tokens = 0;  // of one turn; 0: what max_new_tokens leaves
   int64_t max_new_tokens = 0;   // of all turns of an episode, what the game says between them included
+  double reset_timeout_s = 600, step_timeout_s = 60;  // of a call of the game
 };
 
 struct PlayedGame {
@@ -38,9 +40,9 @@ struct PlayedGame {
 };
 
 // Plays all games, a turn of all at a time. `on_done` (may be empty) gets each as it ends. Errors of the
-// game's options and of the session.
+// game's options and of the session, and where a call of a game was given up (PluginCalls::lost).
 StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const RowSource& text,
-                                            const GameEvalOptions& options,
+                                            PluginCalls& calls, const GameEvalOptions& options,
                                             const std::function<void(const PlayedGame&)>& on_done = {});
 
 }  // namespace tidepool::workers

@@ -19,6 +19,7 @@
 #include "core/base/ids.h"
 #include "core/base/json_fields.h"
 #include "core/base/names.h"
+#include "core/base/places.h"
 #include "core/base/real_file_system.h"
 #include "core/base/utc_time.h"
 #include "core/storage/journal.h"
@@ -69,7 +70,7 @@ struct Mention {
   }
   // The actor of a FAULT is a name: "w3".
   void operator()(const char* name, const std::string& text) {
-    worker = worker || (std::string_view(name) == "actor" && text == "w" + std::to_string(filter.worker));
+    worker = worker || (std::string_view(name) == "actor" && text == ToString(WorkerId{filter.worker}));
   }
   template <typename T>
   void operator()(const char* name, const std::vector<T>& items) {

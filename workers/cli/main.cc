@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/names.h"
+#include "core/base/running_call.h"
 #include "core/tasks/task.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
@@ -41,6 +42,7 @@ bool IsNoCommand(const CLI::App& app, const std::string& word) {
 
 int main(int argc, char** argv) {
   using namespace tidepool::workers;
+  tidepool::RunningCall::TellCrashes();  // commands call plug-ins in this process
   CLI::App app("Tidepool: reinforcement-learning post-training of language models, agents and policies");
   app.set_version_flag("--version", BuildInfo());
   app.require_subcommand(1);

@@ -109,7 +109,8 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
       if (done == o.episodes) return ReadEpisodes(out, o.episodes);
       const std::string said = LastLineOf(log);
       const std::string why = said.empty() ? "the worker " + ended.front().why : said;
-      return ended.front().why == "exit status 2" ? InvalidArgument(why) : Unavailable(why);
+      return ended.front().why.find(" ended with exit status 2") != std::string::npos ? InvalidArgument(why)
+                                                                                      : Unavailable(why);
     }
     if (stop()) return Aborted("stopped");
     if (PlayClock::now() > until)

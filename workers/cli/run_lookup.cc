@@ -155,7 +155,8 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   const std::string near = plain ? Nearest(clean, names) : "";
   if (!near.empty()) message += "; did you mean " + near + "?";
   message += there.empty() ? "; " + root + "/ holds no run, start one with `tidepool train CONFIG`"
-                           : "; the newest under " + root + "/: " + there + (shown > 8 ? ", ..." : "");
+                           : "; `tidepool runs` lists what there is, the newest under " + root +
+                                 "/: " + there + (shown > 8 ? ", ..." : "");
   return NotFound(message);
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/json_fields.h"
+#include "core/base/places.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/observe/progress.h"
@@ -45,10 +46,7 @@ double AgeSeconds(const fs::path& path) {
 }
 
 std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config) {
-  if (!config) return "place-" + std::to_string(place);
-  if (place < config->cluster.slots) return "device-" + std::to_string(place);
-  return (config->environment() == nullptr ? "reward-" : "environment-") +
-         std::to_string(place - config->cluster.slots);
+  return config ? PlaceName(*config, place) : "place-" + std::to_string(place);
 }
 
 Json Workers(const observe::StatusFile& live, const std::optional<JobConfig>& config) {

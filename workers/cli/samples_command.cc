@@ -115,7 +115,7 @@ void PrintGroup(const Group& group, size_t answers) {
   if (!row.turns.empty()) {
     PrintText(row.turns.front().role, row.turns.front().content);
   } else if (row.messages.size() > 1) {
-    for (const observe::Said& said : row.messages) PrintText(said.role, said.content);
+    for (const observe::SampleMessage& said : row.messages) PrintText(said.role, said.content);
   } else {
     PrintText("prompt", row.prompt);
   }

@@ -9,7 +9,7 @@ namespace tidepool::workers {
 
 void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
   struct Options : EnvironmentWorkerOptions {
-    int parent = 0;
+    StartedBy by;
   };
   for (const bool environment : {false, true}) {
     const std::string role = environment ? "environment" : "reward";
@@ -21,11 +21,12 @@ void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
     command->add_option("--run-id", options->run_id)->required();
     command->add_option("--place", options->place);
     command->add_option("--control-file", options->control_file);
-    command->add_option("--parent", options->parent);
+    command->add_option("--parent", options->by.parent);
+    command->add_option("--report", options->by.report);
     if (environment)
       command->add_flag("--vector", options->vector, "host the vectorised environments of a control task");
     command->callback([options, environment, &context] {
-      EndWithParent(options->parent);
+      BeginWorker(options->by);
       context.exit_code = environment ? RunEnvironmentWorker(*options) : RunRewardWorker(*options);
     });
   }

@@ -94,8 +94,8 @@ Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
   const EnvironmentConfig& e = *config.environment();
   TP_ASSIGN_OR_RETURN(const auto environment,
                       environments::MakeTextEnvironment(e.name, e.options, config.seed));
-  turns.max_turns =
-      e.max_turns > 0 ? std::min(e.max_turns, environment->max_turns()) : environment->max_turns();
+  TP_ASSIGN_OR_RETURN(turns.max_turns, environments::MaxTurns(e.name, *environment));
+  if (e.max_turns > 0) turns.max_turns = std::min(e.max_turns, turns.max_turns);
   turns.mean_turns = std::max(1.0, 0.5 * static_cast<double>(turns.max_turns));
   turns.sigma_turns = 0.6;
   turns.latency_median_s = e.latency.median_s;

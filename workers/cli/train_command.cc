@@ -16,7 +16,6 @@
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/storage/checkpoint.h"
-#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
@@ -131,12 +130,7 @@ void DescribeDisk(const TrainOptions& options, const JobConfig& config) {
   const auto plan = PlanDisk(config);
   if (!free.ok() || !plan.ok()) return;
   std::printf("disk free    %s where %s is\n", BytesText(*free).c_str(), dir.c_str());
-  storage::SpaceNeed need{plan->certain(), plan->Text(false), config.checkpoint.keep > 2};
-  if (options.resume) {  // what it has already is not needed again
-    const storage::RunPaths has(options.run_dir);
-    for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()}))
-      need.bytes -= bytes;
-  }
+  const storage::SpaceNeed need = RoomFor(*plan, config, options.resume ? options.run_dir : "");
   std::string warning;
   if (const Status fits = storage::CheckSpace(real, dir, need); !fits.ok()) {
     warning = "this run would be refused: " + fits.message();

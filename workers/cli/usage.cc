@@ -55,6 +55,11 @@ std::string UsageError(const CLI::App& app, const CLI::ParseError& error) {
     const auto option = std::ranges::find_if(extra, [](const std::string& w) { return w.starts_with('-'); });
     return Unexpected(command, called, option == extra.end() ? extra.front() : *option);
   }
+  if (const CLI::Option* run = command.get_option_no_throw("run");
+      run != nullptr && run->empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return "run is required: its folder, or the beginning of its name under runs/; `tidepool runs` lists "
+           "them";
+  }
   std::string said = error.what();
   constexpr std::string_view kConvert = "Could not convert: ", kIs = " = ";
   if (const size_t is = said.find(kIs); said.starts_with(kConvert) && is != std::string::npos) {

@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", BuildInfo());
   app.require_subcommand(1);
   DeviceWorkerOptions options;
-  int parent = 0;
+  StartedBy by;
   CLI::App* run = app.add_subcommand("run", "Attach to a run and serve it until it is over");
   run->add_option("--connect", options.address, "Address of the controller, host:port (see RUN/control.json)")
       ->required();
@@ -25,7 +25,6 @@ int main(int argc, char** argv) {
   run->add_option("--place", options.place, "Worker place, 0 .. cluster.slots - 1; -1: any free one");
   run->add_option("--control-file", options.control_file,
                   "RUN/control.json, to find the controller again after its restart");
-  run->add_option("--parent", parent, "Process whose death ends this one; 0: none");
   run->footer(
       "Example: tidepool-worker run --connect 127.0.0.1:40123 --token-file runs/x/security/device.token "
       "--run-id x");
@@ -41,13 +40,17 @@ int main(int argc, char** argv) {
   play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");
   play->add_option("--out", play_options.out, "JSONL to write")->required();
-  play->add_option("--parent", parent, "Process whose death ends this one; 0: none");
+  for (CLI::App* command : {run, play}) {
+    command->add_option("--parent", by.parent, "Process whose death ends this one; 0: none");
+    command->add_option("--report", by.report,
+                        "Open file for the plug-in that ends this process; negative: none");
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
-  EndWithParent(parent);
+  BeginWorker(by);
   if (play->parsed()) {
     const tidepool::Status status = PlayPolicy(play_options);
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());

@@ -29,7 +29,7 @@ void ControllerProcess::StartDueWorkers() {
       continue;
     }
     Log(LogLevel::kInfo, started_.insert(place).second ? "worker_started" : "worker_restarted",
-        {{"worker", "w" + std::to_string(place)},
+        {{"worker", ToString(WorkerId{place})},
          {"place", PlaceName(place)},
          {"pid", std::to_string(launcher_.Pid(place))}});
   }
@@ -41,11 +41,11 @@ std::vector<std::string> ControllerProcess::WorkerCommand(int64_t place) const {
   if (device) {
     argv = {request_.worker_path, "run"};
   } else {
-    argv = {request_.self_path, SideName() + "-worker"};
+    argv = {request_.self_path, SideName(config_) + "-worker"};
     if (fragments_ != nullptr) argv.push_back("--vector");
   }
-  const std::string security =
-      storage::RunPaths(request_.run_dir).security() + "/" + (device ? "device" : SideName()) + ".token";
+  const std::string security = storage::RunPaths(request_.run_dir).security() + "/" +
+                               (device ? "device" : SideName(config_)) + ".token";
   for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security,
                                   "--run-id=" + request_.run_id, "--place=" + std::to_string(place),
                                   "--control-file=" + storage::RunPaths(request_.run_dir).control()}) {
@@ -68,29 +68,21 @@ void ControllerProcess::NameMissing(const std::vector<WorkerId>& absent) {
   }
 }
 
-// Workers beside the devices: they grade, or host environments.
-std::string ControllerProcess::SideName() const {
-  return config_.environment() == nullptr ? "reward" : "environment";
-}
-
-std::string ControllerProcess::PlaceName(int64_t place) const {
-  const int64_t devices = options_.device_workers();
-  return place < devices ? "device-" + std::to_string(place)
-                         : SideName() + "-" + std::to_string(place - devices);
-}
+std::string ControllerProcess::PlaceName(int64_t place) const { return tidepool::PlaceName(config_, place); }
 
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
     places_->Ended(ended.place, ended.pid,
-                   ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"));
+                   ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"),
+                   ended.blames);
   }
 }
 
 void ControllerProcess::Do(const cmd::KillWorker& c) {
   const int64_t place = c.worker.worker.value;  // its FAULT says why
   Log(LogLevel::kInfo, "worker_killed",
-      {{"worker", "w" + std::to_string(place)},
+      {{"worker", ToString(WorkerId{place})},
        {"place", PlaceName(place)},
        {"pid", std::to_string(launcher_.Pid(place))}});
   launcher_.Kill(place, SIGKILL);
@@ -114,7 +106,7 @@ void ControllerProcess::OnArrived(Attachments::Arrived& e) {
   if (config_.cluster.launch_workers && launcher_.Pid(e.place) == 0) {
     launcher_.Adopt(e.place, static_cast<pid_t>(e.hello.pid));
     Log(LogLevel::kInfo, "worker_adopted",
-        {{"worker", "w" + std::to_string(e.place)},
+        {{"worker", ToString(WorkerId{e.place})},
          {"place", PlaceName(e.place)},
          {"pid", std::to_string(e.hello.pid)}});
   }
@@ -157,7 +149,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    metrics_->OnGraded(b);
                    b.grader = worker;
                    // Its servers answer: told now, because a short run may end before the next heartbeat.
-                   if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, "");
+                   if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, {});
                    OnGradeEnded(b);
                    if (b.outcome == GradeOutcome::kData)  // the row is at fault: which one
                      b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;

@@ -21,7 +21,6 @@
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/checkpoint.h"
-#include "core/storage/disk_use.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
@@ -160,8 +159,7 @@ class Job {
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
     const auto plan = PlanDisk(config);
-    if (plan.ok())  // else a worker says what is wrong
-      wanted.need = {plan->certain(), plan->Text(false), config.checkpoint.keep > 2};
+    if (plan.ok()) wanted.need = RoomFor(*plan, config);  // else a worker says what is wrong
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     const std::string dir = wanted.run_dir;
@@ -220,13 +218,7 @@ class Job {
     }
     // Before anything is made or moved.
     if (goes_on) {
-      // What a run that goes on has already is not needed again: what others have too (the base model), or
-      // what stays until its successor is whole (final/, best/), is.
-      const storage::RunPaths has(dir);
-      if (!request_.fresh) {
-        for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()}))
-          wanted.need.bytes -= bytes;
-      }
+      if (plan.ok() && !request_.fresh) wanted.need = RoomFor(*plan, config, dir);
       TP_RETURN_IF_ERROR(storage::CheckSpace(fs_, dir, wanted.need));
     }
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));

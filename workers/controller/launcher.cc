@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -88,6 +89,21 @@ std::string EndOf(const std::string& path, int64_t from) {
   return text;
 }
 
+// The last line of a file in memory.
+std::string LastLine(int fd) {
+  std::string text(4096, '\0');
+  const off_t size = lseek(fd, 0, SEEK_END);
+  const ssize_t got = size <= 0 ? 0
+                                : pread(fd, text.data(), text.size(),
+                                        std::max<off_t>(0, size - static_cast<off_t>(text.size())));
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  while (text.ends_with('\n')) text.pop_back();
+  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+}
+
+// Where a child finds that file.
+constexpr int kReport = 3;
+
 }  // namespace
 
 std::string SignalName(int number) {
@@ -112,6 +128,8 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  const int report = memfd_create("report", MFD_CLOEXEC);
+  if (report >= 0) posix_spawn_file_actions_adddup2(&actions, report, kReport);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // Own process group: Ctrl-C in the terminal reaches the controller alone, which ends them in order.
@@ -122,6 +140,7 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   posix_spawnattr_setsigmask(&attributes, &none);
   std::vector<std::string> words = argv;
   words.push_back("--parent=" + std::to_string(outlive_ ? 0 : getpid()));
+  words.push_back("--report=" + std::to_string(report < 0 ? -1 : kReport));
   std::vector<char*> pointers;
   for (std::string& w : words) pointers.push_back(w.data());
   pointers.push_back(nullptr);
@@ -130,8 +149,11 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
                                 EnvironmentOfWorkers().data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
-  if (error != 0) return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");
-  children_[pid] = {place, PeakResidentBytes(), log, log_bytes};
+  if (error != 0) {
+    if (report >= 0) close(report);
+    return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");
+  }
+  children_[pid] = {place, PeakResidentBytes(), log, log_bytes, report};
   return OkStatus();
 }
 
@@ -150,7 +172,7 @@ std::vector<Ended> Launcher::Reap() {
         ++it;
         continue;
       }
-      close(watch);
+      Close(it->second);
       ended.push_back({.place = it->second.place,
                        .pid = it->first,
                        .why = "process " + std::to_string(it->first) + " ended or was killed"});
@@ -168,14 +190,17 @@ std::vector<Ended> Launcher::Reap() {
     std::string why = "process " + std::to_string(it->first) + HowItEnded(pid > 0, status);
     // What was killed from outside had no time to say why.
     const bool killed = pid > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    std::string blames = it->second.report < 0 ? "" : LastLine(it->second.report);
     if (!killed) {
       const std::string said = observe::LastWords(EndOf(it->second.log, it->second.log_bytes));
       // A plug-in that calls exit(0) ends it in order, too.
-      if (!said.empty() && (!in_order || !RanIn(said).empty())) why += ": " + said;
+      if (!said.empty() && (!in_order || !blames.empty())) why += ": " + said;
     }
     // The system counts what we held when we started it: what is no more than that says nothing of the child.
     const int64_t peak = usage.ru_maxrss * 1024;
-    ended.push_back({it->second.place, it->first, in_order, why, peak > it->second.ours ? peak : 0});
+    ended.push_back(
+        {it->second.place, it->first, in_order, why, std::move(blames), peak > it->second.ours ? peak : 0});
+    Close(it->second);
     it = children_.erase(it);
   }
   return ended;
@@ -192,6 +217,12 @@ void Launcher::Signal(pid_t pid, const Child& child, int signal) {
     pidfd_send_signal(child.watch, signal, nullptr, 0);
   } else {
     kill(pid, signal);
+  }
+}
+
+void Launcher::Close(const Child& child) {
+  for (const int fd : {child.report, child.watch}) {
+    if (fd >= 0) close(fd);
   }
 }
 
@@ -216,17 +247,16 @@ std::vector<Ended> Launcher::EndAll(Duration by_themselves, Duration asked) {
   wait(asked);
   for (const auto& [pid, child] : children_) Signal(pid, child, SIGKILL);
   wait(kKilled);
-  for (const auto& [pid, child] : children_) {
-    if (child.watch >= 0) close(child.watch);
-  }
+  for (const auto& [pid, child] : children_) Close(child);
   children_.clear();
   return all;
 }
 
-void EndWithParent(pid_t parent_pid) {
-  if (parent_pid == 0) return;
+void BeginWorker(const StartedBy& by) {
+  RunningCall::TellCrashes(by.report);
+  if (by.parent == 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent_pid) _exit(0);  // it died before we asked
+  if (getppid() != by.parent) _exit(0);  // it died before we asked
 }
 
 }  // namespace tidepool::workers

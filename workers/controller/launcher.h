@@ -24,9 +24,10 @@ std::string SignalName(int number);  // "SIGTERM"
 struct Ended {
   int64_t place = 0;
   pid_t pid = 0;
-  bool in_order = false;   // exit status 0
-  std::string why;         // "process 12 ended with exit status 3: what it said last", or by which signal
-  int64_t peak_bytes = 0;  // largest resident memory; 0: not known
+  bool in_order = false;    // exit status 0
+  std::string why;          // "process 12 ended with exit status 3: what it said last", or by which signal
+  std::string blames = {};  // the plug-in that it was in, as it reported; empty: none
+  int64_t peak_bytes = 0;   // largest resident memory; 0: not known
 };
 
 class Launcher {
@@ -34,8 +35,8 @@ class Launcher {
   explicit Launcher(bool outlive) : outlive_(outlive) {}
   ~Launcher();  // kills what still runs (unless outlive)
 
-  // argv[0] is the program's path. stdout and stderr go to `log` (appended), where its last words are read
-  // when it has ended. kNotFound: no such program.
+  // argv[0] is the program's path; --parent and --report are added (StartedBy). stdout and stderr go to `log`
+  // (appended), where its last words are read when it has ended. kNotFound: no such program.
   Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log);
   // A worker that a former controller started and that came back by itself: it is killed and seen to end like
   // a child, though how it ended is not known. Nothing where the place has a process or the system cannot
@@ -55,13 +56,20 @@ class Launcher {
     int64_t ours = 0;  // our own largest resident memory when it was started
     std::string log;
     int64_t log_bytes = 0;  // of those before it
+    int report = -1;        // a file in memory: the plug-in that ends it
     int watch = -1;         // a pidfd, of one that was adopted: its number may be another's when it has ended
   };
   static void Signal(pid_t pid, const Child& child, int signal);
+  static void Close(const Child& child);
   std::map<pid_t, Child> children_;
 };
 
-// Called first in a worker's main: end when the parent `parent_pid` dies (0: do not).
-void EndWithParent(pid_t parent_pid);
+// What the launcher adds to a program's arguments.
+struct StartedBy {
+  int parent = 0;   // process whose death ends this one; 0: none
+  int report = -1;  // open file of RunningCall::TellCrashes; negative: none
+};
+// Called first in a worker's main: ends with the parent, and tells crashes from now on.
+void BeginWorker(const StartedBy& by);
 
 }  // namespace tidepool::workers

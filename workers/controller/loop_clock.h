@@ -4,6 +4,7 @@
 // must not count as silence of the workers. One thread.
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "core/base/time.h"
@@ -35,6 +36,22 @@ class LoopClock {
  private:
   Source::time_point begin_, last_, back_;
   Source::duration absence_{0};
+};
+
+// Whether the machine was suspended: CLOCK_BOOTTIME goes on meanwhile, and CLOCK_MONOTONIC, by which a run
+// lives, does not. One thread.
+class SuspendWatch {
+ public:
+  // Both clocks, read together. For how long it was suspended since the call before; 0: not at all, or for
+  // less than a second. requires clocks that do not go back
+  LoopClock::Source::duration At(LoopClock::Source::duration boot, LoopClock::Source::duration monotonic) {
+    const auto asleep = boot - monotonic;
+    const auto since = asleep - std::exchange(asleep_, asleep).value_or(asleep);
+    return since < LoopClock::kAbsence ? LoopClock::Source::duration{0} : since;
+  }
+
+ private:
+  std::optional<LoopClock::Source::duration> asleep_;  // since the machine started
 };
 
 }  // namespace tidepool::workers

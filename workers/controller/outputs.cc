@@ -48,11 +48,11 @@ void ControllerProcess::Remember(const JournalRecord& r) {
 }
 
 // Said when the first worker begins to wait and when the last one is done, whatever the causes between.
-void ControllerProcess::OnWaitsFor(int64_t place, const std::string& what) {
+void ControllerProcess::OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& servers) {
   const bool waited = !waits_for_.empty();
-  if (!what.empty()) {
-    waits_for_[place] = what;
-    if (!waited) Tell(UnreachableText(config_, what, any_graded_), "rewards_wait");
+  if (!servers.empty()) {
+    waits_for_[place] = servers;
+    if (!waited) Tell(UnreachableText(config_, servers, any_graded_), "rewards_wait");
   } else if (waits_for_.erase(place) > 0 && waits_for_.empty()) {
     Tell("rewards wait no longer: the server answers", "rewards_answered");
   }
@@ -75,7 +75,7 @@ void ControllerProcess::OnGradeEnded(const up::Graded& graded) {
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit = c.code;
-  result_.why = NamePlaces(c.why, [this](int64_t place) { return PlaceName(place); });
+  result_.why = WhyOf(c, [this](int64_t place) { return PlaceName(place); });
   result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }
@@ -199,7 +199,7 @@ void ControllerProcess::Show() {
   s.restarts = view.restarts;
   s.refused = view.refused + hub_->refused_calls();
   s.pid = getpid();
-  s.waits_for = waits_for_.empty() ? "" : waits_for_.begin()->second;
+  s.waits_for = waits_for_.empty() ? "" : ServersText(config_.reward, waits_for_.begin()->second);
   if (!config_.cluster.pace.empty()) s.paced = config_.cluster.pace;
   TakeFigures();
   time_left_.OnStep(view.step.value, Now());

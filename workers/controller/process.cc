@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
 #include "core/observe/log.h"
+#include "core/observe/progress.h"
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
@@ -203,7 +205,7 @@ Status ControllerProcess::Open() {
       {{"placement", Name(config_.scheduler.placement)},
        {"slots", std::to_string(config_.cluster.slots)},
        {"device_workers", std::to_string(options_.device_workers())},
-       {SideName() + "_workers", std::to_string(options_.side_workers())},
+       {SideName(config_) + "_workers", std::to_string(options_.side_workers())},
        {"address", hub_->address()}});
   TP_RETURN_IF_ERROR(request_.accepted());
   // What an earlier life said of its end is not true any more.
@@ -223,8 +225,13 @@ void ControllerProcess::Close() {
     for (const int64_t place : attachments_->Welcomed())
       attachments_->Send(place, down::Shutdown{"the run is over"});
     for (const Ended& ended :
-         launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1)))
+         launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1))) {
       metrics_->OnEnded(ended.place, ended.peak_bytes);
+      if (!ended.blames.empty())
+        Log(LogLevel::kWarn, "end_waits",
+            {{"place", PlaceName(ended.place)},
+             {"text", "the end did not wait for " + ended.blames + " to come back: " + ended.why}});
+    }
   }
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
@@ -291,7 +298,26 @@ void ControllerProcess::Drive() {
   }
 }
 
+// Nobody is held to account: what runs on this machine stood still with it.
+void ControllerProcess::NoteSuspension() {
+  const auto read = [](clockid_t which) {
+    timespec t{};
+    ::clock_gettime(which, &t);
+    return Clock::duration(std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec));
+  };
+  const auto monotonic =
+      read(CLOCK_MONOTONIC);  // first: a suspension between the two is seen now or next time
+  const auto asleep = suspend_watch_.At(read(CLOCK_BOOTTIME), monotonic);
+  if (asleep == Clock::duration{0}) return;
+  Warn("the machine was suspended for " + observe::DurationText(asleep) +
+           ", and the run goes on from there. A reward server or a worker on another machine may have given "
+           "up "
+           "on it meanwhile",
+       "suspended", {{"seconds", std::to_string(std::chrono::round<std::chrono::seconds>(asleep).count())}});
+}
+
 void ControllerProcess::NoteAbsence() {
+  NoteSuspension();
   (void)Now();
   const auto away = clock_.TakeAbsence();
   if (away == Clock::duration{0}) return;

@@ -23,6 +23,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/places.h"
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/learning_watch.h"
@@ -88,6 +89,7 @@ class ControllerProcess {
   void CarryOut(std::vector<Effects::Decided>& decided);
   void OnStorage(StorageDone& done);
   void NoteAbsence();
+  void NoteSuspension();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
   void OnMoved(const std::string& to, bool journal);
@@ -103,7 +105,6 @@ class ControllerProcess {
   void StartDueWorkers();
   [[nodiscard]] std::vector<std::string> WorkerCommand(int64_t place) const;
   void NameMissing(const std::vector<WorkerId>& absent);
-  [[nodiscard]] std::string SideName() const;
   [[nodiscard]] std::string PlaceName(int64_t place) const;
   void CheckChildren();
   void Do(const cmd::KillWorker& c);
@@ -114,7 +115,7 @@ class ControllerProcess {
   void OnAttachment(Attachments::Event& event);
   void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
-  void OnWaitsFor(int64_t place, const std::string& what);
+  void OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& servers);
   void OnGradeEnded(const up::Graded& graded);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
@@ -185,6 +186,7 @@ class ControllerProcess {
   bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
   std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
   LoopClock clock_;
+  SuspendWatch suspend_watch_;
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::shared_ptr<const HeldFolder> folder_;  // the run's
@@ -228,12 +230,12 @@ class ControllerProcess {
   static constexpr double kOneStop_s = 0.2;
   int stop_seen_ = 0, stops_told_ = 0;  // told apart; of the count of signals
   TimePoint stopped_at_;
-  StepNumber committed_;                      // by the records so far
-  double checkpoint_s_ = 0;                   // that the last one took
-  std::set<int64_t> started_;                 // places that a process was started for
-  std::set<SlotId> granted_;                  // slots whose first role was told
-  std::map<int64_t, std::string> waits_for_;  // of workers whose last heartbeat named something, by place
-  bool any_graded_ = false, grades_fail_ = false;  // in this life; just now
+  StepNumber committed_;                                       // by the records so far
+  double checkpoint_s_ = 0;                                    // that the last one took
+  std::set<int64_t> started_;                                  // places that a process was started for
+  std::set<SlotId> granted_;                                   // slots whose first role was told
+  std::map<int64_t, std::vector<up::Unreachable>> waits_for_;  // of workers that wait, by place
+  bool any_graded_ = false, grades_fail_ = false;              // in this life; just now
   std::optional<TimePoint> fail_told_;
   std::map<StepNumber, record::EvalResult> evals_;
   std::map<std::string, std::string> lost_;  // what was said of the newest sample that was lost, by reason

@@ -45,16 +45,16 @@ void ControllerProcess::Tell(const std::string& text, const std::string& event, 
 }
 
 void ControllerProcess::Do(const cmd::Log& c) {
-  const std::string text = NamePlaces(c.text, [this](int64_t place) { return PlaceName(place); });
+  LogEvent said = EventOf(c, [this](int64_t place) { return PlaceName(place); });
   const auto of_evaluation = [](const auto& field) {
     return field.first == "tid" && field.second.ends_with(".eval");  // told with the evaluation
   };
   if (std::ranges::find(observe::kLosses, c.event) != std::end(observe::kLosses) &&
       std::ranges::none_of(c.fields, of_evaluation)) {
-    lost_[c.event] = text;
+    lost_[c.event] = said.text;
   }
-  if (c.level >= LogLevel::kWarn) return Warn(text, c.event, c.fields);
-  Log(c.level, c.event, c.fields, text);
+  if (c.level >= LogLevel::kWarn) return Warn(said.text, c.event, said.fields);
+  Log(c.level, c.event, std::move(said.fields), said.text);
 }
 
 void ControllerProcess::LogStart() {

@@ -12,20 +12,37 @@ scheduler::InfraBudget BudgetOf(const JobConfig& config) {
   return {config.scheduler.infra_drop_stop, config.train.groups_per_step * SamplesPerRow(config)};
 }
 
+// Null: a worker with another config, which has no business here.
+const RewardFunction* FunctionOf(const RewardConfig& config, const up::Unreachable& server) {
+  const auto at = static_cast<size_t>(server.reward);  // -1 is beyond the end too
+  return at < config.functions.size() ? &config.functions[at] : nullptr;
+}
+
 int64_t RoundedUp(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 std::string InSeconds(double seconds) { return observe::DurationText(FromSeconds(seconds)); }
 
 }  // namespace
 
-std::string UnreachableText(const JobConfig& config, const std::string& server, bool any_graded) {
+std::string ServersText(const RewardConfig& config, std::span<const up::Unreachable> servers) {
+  std::string text;
+  for (const up::Unreachable& server : servers) {
+    if (const RewardFunction* f = FunctionOf(config, server))
+      text += (text.empty() ? "" : "; ") + f->name + " at " + f->endpoint + ": " + server.cause;
+  }
+  return text;
+}
+
+std::string UnreachableText(const JobConfig& config, std::span<const up::Unreachable> servers,
+                            bool any_graded) {
   double timeout_s = 0;
-  for (const RewardFunction& f : config.reward.functions) {
-    if (server.find(f.name + " at " + f.endpoint) != std::string::npos)
-      timeout_s = std::max(timeout_s, f.timeout_s);
+  for (const up::Unreachable& server : servers) {
+    if (const RewardFunction* f = FunctionOf(config.reward, server))
+      timeout_s = std::max(timeout_s, f->timeout_s);
   }
   const scheduler::InfraBudget budget = BudgetOf(config);
-  return "rewards wait for " + server + "; it is tried again for " + InSeconds(timeout_s) +
+  return "rewards wait for " + ServersText(config.reward, servers) + "; it is tried again for " +
+         InSeconds(timeout_s) +
          " (timeout_s of its function in reward.functions). From then on a grading that fails is lost "
          "after " +
          std::to_string(config.reward.max_retries + 1) +

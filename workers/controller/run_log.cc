@@ -37,17 +37,8 @@ int64_t PlaceOfActor(const std::string& actor) {
   return end.ec == std::errc() && end.ptr == actor.data() + actor.size() ? place : -1;
 }
 
-// The digits from `at` on; `at` goes behind them. -1: there are none.
-int64_t TakeNumber(const std::string& text, size_t& at) {
-  int64_t number = -1;
-  const auto end = std::from_chars(text.data() + at, text.data() + text.size(), number);
-  if (end.ec != std::errc()) return -1;
-  at = static_cast<size_t>(end.ptr - text.data());
-  return number;
-}
-
 struct Teller {
-  const std::function<std::string(int64_t)>& place_name;
+  const NameOfPlace& place_name;
   using Said = std::optional<LogEvent>;
 
   static Said Event(LogLevel level, std::string event, LogFields fields, std::string text = "") {
@@ -64,13 +55,12 @@ struct Teller {
     const int64_t place = PlaceOfActor(r.actor);
     if (place < 0) return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"actor", r.actor}}, r.what);
     const std::string name = place_name(place);
-    LogFields fields = {{"worker", r.inc.valid() ? ToString(WorkerRef{{place}, r.inc}) : r.actor}};
+    LogFields fields = {{"worker", r.inc.valid() ? ToString(WorkerRef{{place}, r.inc}) : r.actor},
+                        {"place", name}};
     if (r.kind == "worker_lost") {
-      fields.emplace_back("place", name);
       return Event(LogLevel::kWarn, r.kind, std::move(fields), "worker " + name + ": " + r.what);
     }
     if (r.kind == "retired") {
-      fields.emplace_back("place", name);
       return Event(LogLevel::kWarn, "worker_retired", std::move(fields),
                    "worker " + name + " is not started again: " + r.what);
     }
@@ -165,37 +155,22 @@ struct Teller {
 
 }  // namespace
 
-std::optional<LogEvent> EventOf(const JournalRecord& r,
-                                const std::function<std::string(int64_t)>& place_name) {
+std::optional<LogEvent> EventOf(const JournalRecord& r, const NameOfPlace& place_name) {
   return std::visit(Teller{place_name}, r);
 }
 
-std::string NamePlaces(const std::string& text, const std::function<std::string(int64_t)>& place_name) {
-  constexpr std::string_view kActor = "actor=w", kWorker = "worker w", kLife = "/inc";
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const bool actor = text.compare(at, kActor.size(), kActor) == 0;
-    const std::string_view prefix = actor ? kActor : kWorker;
-    size_t end = at + prefix.size();
-    if ((!actor && text.compare(at, kWorker.size(), kWorker) != 0) || end >= text.size()) {
-      out += text[at++];
-      continue;
-    }
-    const size_t begin = end - 1;  // of "w1/inc3"
-    const int64_t place = TakeNumber(text, end);
-    if (place < 0) {
-      out += text[at++];
-      continue;
-    }
-    size_t life = end + kLife.size();
-    const bool lives = text.compare(end, kLife.size(), kLife) == 0 && TakeNumber(text, life) >= 0;
-    if (lives) end = life;
-    out.append(text, at, begin - at);
-    out += place_name(place);
-    if (lives && !actor) out += " (" + text.substr(begin, end - begin) + ")";
-    at = end;
-  }
-  return out;
+LogEvent EventOf(const scheduler::command::Log& c, const NameOfPlace& place_name) {
+  LogEvent e{c.level, c.event, c.fields, c.text};
+  if (!c.about.worker.valid()) return e;
+  const std::string worker = ToString(c.about);
+  e.fields.insert(e.fields.begin(), {"worker", worker});
+  e.text = "worker " + place_name(c.about.worker.value) + " (" + worker + ") " + c.text;
+  return e;
+}
+
+std::string WhyOf(const scheduler::command::Finish& c, const NameOfPlace& place_name) {
+  if (!c.ending || !c.ending->worker.valid()) return c.why;
+  return TextOf(*c.ending, place_name(c.ending->worker.value));
 }
 
 }  // namespace tidepool::workers

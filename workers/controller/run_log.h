@@ -1,6 +1,6 @@
 #pragma once
-// What the log of a controller says of the journal's records, so that each moment of a run is said once,
-// where it is recorded (docs/operating.md has the table). Pure.
+// What the log of a controller says of the journal's records and of what the scheduler says beside them, so
+// that each moment of a run is said once, where it is recorded (docs/operating.md has the table). Pure.
 
 #include <functional>
 #include <optional>
@@ -10,6 +10,7 @@
 
 #include "core/base/choices.h"
 #include "core/base/journal_records.h"
+#include "scheduler/commands.h"
 
 namespace tidepool::workers {
 
@@ -22,13 +23,14 @@ struct LogEvent {
   std::string text;  // a sentence for people; may be empty
 };
 
-// Nothing of records that say what became of a sample, and of those that are told otherwise (CONFIG,
-// END_RUN). place_name: "device-0", as the files in logs/ are called.
-std::optional<LogEvent> EventOf(const JournalRecord& r,
-                                const std::function<std::string(int64_t)>& place_name);
+using NameOfPlace = std::function<std::string(int64_t)>;  // "device-0", as the files in logs/ are called
 
-// The scheduler's names of workers in its sentences and actors, "worker w1/inc3" and "actor=w1", by their
-// places: "worker reward-0 (w1/inc3)", "actor=reward-0".
-std::string NamePlaces(const std::string& text, const std::function<std::string(int64_t)>& place_name);
+// Nothing of records that say what became of a sample, and of those that are told otherwise (CONFIG,
+// END_RUN).
+std::optional<LogEvent> EventOf(const JournalRecord& r, const NameOfPlace& place_name);
+// "worker reward-0 (w1/inc3) does not get on".
+LogEvent EventOf(const scheduler::command::Log& c, const NameOfPlace& place_name);
+// Why the run ended: "fault=start_failed actor=reward-0 step=1: ..." where it was a worker that broke it.
+std::string WhyOf(const scheduler::command::Finish& c, const NameOfPlace& place_name);
 
 }  // namespace tidepool::workers

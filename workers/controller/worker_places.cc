@@ -1,6 +1,5 @@
 #include "workers/controller/worker_places.h"
 
-#include "core/base/running_call.h"
 #include "workers/controller/token_intake.h"
 
 namespace tidepool::workers {
@@ -16,25 +15,27 @@ void WorkerPlaces::Arrived(Attachments::Arrived& e, std::string name) {
   ends_.feed(std::move(joined));
 }
 
-void WorkerPlaces::Lost(const Attachments::Lost& e) { Lose(e.place, e.inc, e.why, /*by_exit=*/false); }
+void WorkerPlaces::Lost(const Attachments::Lost& e) {
+  Lose(e.place, {{{e.place}, e.inc}, e.why, /*by_exit=*/false, {}});
+}
 
-void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why) {
+void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames) {
   Place& p = places_[place];
   const up::Hello* there = attachments_.HelloAt(place);
   const bool taken = there != nullptr && there->pid != pid;  // by one that came back, or was started by hand
   if (p.joined && taken) return;
   if (!taken) attachments_.Fence(place, why);
-  if (p.joined) return Lose(place, p.inc, why, /*by_exit=*/true);
+  if (p.joined) return Lose(place, {{{place}, p.inc}, why, /*by_exit=*/true, blames});
   // It died before it had joined, or it was given up before.
   if (!std::exchange(p.given_up, false)) ends_.feed(scheduler::event::WorkerStartFailed{{place}, why});
 }
 
-void WorkerPlaces::Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit) {
+void WorkerPlaces::Lose(int64_t place, scheduler::event::WorkerLost lost) {
   Leave(place);
   Place& p = places_[place];
-  p.given_up = p.given_up || !by_exit;
-  ends_.feed(scheduler::event::WorkerLost{
-      {{place}, inc.valid() ? inc : p.inc}, why, by_exit, by_exit ? RanIn(why) : ""});
+  p.given_up = p.given_up || !lost.by_exit;
+  if (!lost.worker.inc.valid()) lost.worker.inc = p.inc;
+  ends_.feed(std::move(lost));
 }
 
 void WorkerPlaces::Leave(int64_t place) {

@@ -38,8 +38,8 @@ class WorkerPlaces {
   // --- what happens
   void Arrived(Attachments::Arrived& e, std::string name);
   void Lost(const Attachments::Lost& e);
-  // A process that was started here has ended.
-  void Ended(int64_t place, int64_t pid, const std::string& why);
+  // A process that was started here has ended. `blames`: the plug-in that it was in; empty: none.
+  void Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames = "");
 
   // --- what the scheduler wants
   // At the decision: who is in a place is known from then on, and told when the record of it is durable.
@@ -74,7 +74,7 @@ class WorkerPlaces {
     return it != places_.end() && it->second.joined && it->second.inc == worker.inc;
   }
   void Leave(int64_t place);
-  void Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit);
+  void Lose(int64_t place, scheduler::event::WorkerLost lost);
 
   Attachments& attachments_;
   const Ends ends_;

@@ -8,6 +8,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/names.h"
+#include "core/base/running_call.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 
@@ -272,6 +273,7 @@ EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
 }
 
 StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
+  const RunningCall call(episodes_->label(), "the begin of sample " + ToString(tid));
   const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
   tasks::Question question;
   question.prompt = game->Reset();

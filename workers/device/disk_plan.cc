@@ -9,6 +9,7 @@
 #include "core/model/routing.h"
 #include "core/observe/samples_writer.h"
 #include "core/policy/spec.h"
+#include "core/storage/disk_use.h"
 
 namespace tidepool::workers {
 namespace {
@@ -76,6 +77,14 @@ std::string DiskPlan::Text(bool with_estimates) const {
               BytesText(part.bytes) + " for " + part.name;
   }
   return text;
+}
+
+storage::SpaceNeed RoomFor(const DiskPlan& plan, const JobConfig& config, const std::string& goes_on) {
+  storage::SpaceNeed need{plan.certain(), plan.Text(false), config.checkpoint.keep > 2};
+  if (goes_on.empty()) return need;
+  const storage::RunPaths has(goes_on);
+  for (const int64_t bytes : storage::FreedBytes({has.checkpoints(), has.warm_start()})) need.bytes -= bytes;
+  return need;
 }
 
 std::string SpaceWarning(const DiskPlan& plan, const std::string& dir, int64_t free_bytes) {

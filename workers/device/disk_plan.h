@@ -1,8 +1,8 @@
 #pragma once
 // How much room a job's run will take on the disk at its fullest, before anything is started: for `train`,
 // which does not begin what cannot end, and for --dry-run. Checkpoints are exact (the bytes of the state);
-// trajectories and records are upper bounds by the longest samples. Pure apart from reading config.json and
-// the config of a warm start; any thread.
+// trajectories and records are upper bounds by the longest samples. Pure apart from reading config.json, the
+// config of a warm start and, of a run that goes on, its folder; any thread.
 
 #include <cstdint>
 #include <string>
@@ -10,6 +10,7 @@
 
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/storage/run_directory.h"
 #include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
@@ -29,6 +30,11 @@ struct DiskPlan {
 
 // Errors of PlanMemory.
 StatusOr<DiskPlan> PlanDisk(const JobConfig& config);
+
+// What CheckSpace is to find free for the run: what is certain. `goes_on`: the folder of the run that it goes
+// on with, empty: a new one. What is there is not needed again, but for what others have too (the base model)
+// and what stays until its successor is whole (final/, best/).
+storage::SpaceNeed RoomFor(const DiskPlan& plan, const JobConfig& config, const std::string& goes_on = "");
 
 // What is said where the disk of `dir` has room for what is certain, and may have none for the rest; empty:
 // it has.

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 
 #include "workers/net/listener.h"
@@ -13,6 +14,16 @@ namespace {
 // Libraries, logs, pipes, journal, payload, a checkpoint that is being written: 23 were seen at once in a
 // controller and 15 in a worker; then one for each process on the other side.
 constexpr int64_t kController = 26, kWorker = 18;
+
+// What this process was started with beside the three of its terminal; its workers are given it, too.
+int64_t OpenBefore() {
+  std::error_code error;
+  int64_t open = -4;  // those three, and the folder that is read
+  for (std::filesystem::directory_iterator at("/proc/self/fd", error), end; !error && at != end;
+       at.increment(error))
+    ++open;
+  return std::max<int64_t>(open, 0);
+}
 
 }  // namespace
 
@@ -28,14 +39,16 @@ int64_t PlanFiles(const JobConfig& c) {
 Status CheckFileLimit(const JobConfig& config) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max == RLIM_INFINITY) return OkStatus();
-  const int64_t need = PlanFiles(config),
+  const int64_t before = OpenBefore(), need = PlanFiles(config) + before,
                 may = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_max, INT32_MAX));
   if (may >= need) return OkStatus();
-  return FailedPrecondition("a process may have only " + std::to_string(may) +
-                            " files open here (ulimit -Hn), and this job needs " + std::to_string(need) +
-                            ": raise the limit to that (`ulimit -Hn " + std::to_string(need) +
-                            "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a "
-                            "container, /etc/security/limits.conf)");
+  return FailedPrecondition(
+      "a process may have only " + std::to_string(may) +
+      " files open here (ulimit -Hn), and this job needs " + std::to_string(need) +
+      (before == 0 ? "" : ", with " + std::to_string(before) + " that were open before it began") +
+      ": raise the limit to that (`ulimit -Hn " + std::to_string(need) +
+      "`, which root alone may; else LimitNOFILE= of systemd, --ulimit nofile= of a "
+      "container, /etc/security/limits.conf)");
 }
 
 }  // namespace tidepool::workers

@@ -12,8 +12,8 @@ namespace tidepool::workers {
 // Of the process that needs most, with the reserve of its listener. tests/runs/operations_test.py runs a job
 // with no more than this.
 int64_t PlanFiles(const JobConfig& config);
-// kFailedPrecondition: fewer are allowed (the hard limit: processes raise the soft one to it). Says both
-// numbers and what to do.
+// kFailedPrecondition: fewer are allowed than that and what is open now (the hard limit: processes raise the
+// soft one to it). Says both numbers and what to do. Before the job opens anything.
 Status CheckFileLimit(const JobConfig& config);
 
 }  // namespace tidepool::workers

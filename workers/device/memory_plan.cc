@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/algorithms/registry.h"
+#include "core/base/places.h"
 #include "core/base/utf8.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
@@ -188,7 +189,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
     const bool actor = MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
-    ProcessMemory p{.name = "device-" + Text(slot),
+    ProcessMemory p{.name = PlaceName(c, slot),
                     .roles = actor && rollout ? "rollout and actor"
                              : actor          ? "actor"
                                               : "rollout",
@@ -220,7 +221,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     const EnvironmentConfig* environment = c.environment();
     for (int64_t i = 0;
          i < std::max<int64_t>(environment != nullptr ? environment->workers : c.reward.workers, 1); ++i) {
-      plan.processes.push_back({.name = (environment != nullptr ? "environment-" : "reward-") + Text(i),
+      plan.processes.push_back({.name = PlaceName(c, devices + i),
                                 .roles = environment != nullptr ? "episodes" : "grading",
                                 .process = kRewardProcess,
                                 .rollout = {},

@@ -77,9 +77,10 @@ TP_FIELDS_BY(Hello, v("run_id", r.run_id, kWords);
                  v("environment_address", r.environment_address, kWords);
              v("environment_token", r.environment_token, kWords);)
 TP_FIELDS_BY(Offer, v("slots", r.slots, kSlots); v("chunks", r.chunks, kOfferedChunks); v("last", r.last);)
+TP_FIELDS_BY(Unreachable, v("reward", r.reward); v("cause", r.cause, kWords);)
 TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines", r.engines, kSlots);
              TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed)
-                 v("waits_for", r.waits_for, kWords);)
+                 v("waits_for", r.waits_for, kNames);)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))

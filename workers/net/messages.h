@@ -54,6 +54,11 @@ struct Offer {
   std::vector<event::OfferedChunk> chunks;
   bool last = false;
 };
+// A server outside the run that nobody answers at; reward: its place in reward.functions. cause: in words.
+struct Unreachable {
+  int64_t reward = -1;
+  std::string cause;
+};
 struct Heartbeat {
   std::string op;                            // what the device thread is doing
   int64_t op_seq = 0;                        // counts operations; a hang shows as no change
@@ -63,7 +68,7 @@ struct Heartbeat {
   // any would have.
   int64_t paced_steps = 0, paced_missed = 0;
   double pace_scale_needed = 0;
-  std::string waits_for;  // what is outside the run and keeps it from its work, in words; empty: nothing
+  std::vector<Unreachable> waits_for;  // what keeps it from its work
 };
 // What one engine step made.
 struct ChunkDelta {

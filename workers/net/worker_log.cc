@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "core/base/places.h"
 #include "core/observe/log.h"
 #include "workers/build_info.h"
 
@@ -10,7 +11,7 @@ namespace tidepool::workers {
 // Setting up a log of stderr does not fail.
 void LogWorkerStart(const std::string& kind, int64_t place, const std::string& controller) {
   (void)observe::SetUpLogging(
-      {.path = "", .role = kind, .worker = place < 0 ? "" : "w" + std::to_string(place)});
+      {.path = "", .role = kind, .worker = place < 0 ? "" : ToString(WorkerId{place})});
   observe::Log(LogLevel::kInfo, "start",
                {{"version", BuildVersion()},
                 {"commit", BuildCommit()},

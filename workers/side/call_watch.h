@@ -9,9 +9,17 @@
 #include <string>
 #include <utility>
 
+#include "core/base/running_call.h"
 #include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
+
+// A call: of which plug-in (with its file), on what, how long it may take ("4 s (its timeout_s)"), and what
+// to do where it takes longer.
+struct PluginCall {
+  std::string what, on, within, advice;
+  [[nodiscard]] std::string Late() const { return DidNotReturn(what, within, on) + "; " + advice; }
+};
 
 class CallWatch {
  public:
@@ -20,13 +28,13 @@ class CallWatch {
   // stopped (SIGSTOP, a suspended machine), or got no turn, and its calls neither: that time does not count.
   static constexpr std::chrono::seconds kAbsence{1};
 
-  // A call is under way while this lives; `late`: the words for one that is not back in time.
+  // A call is under way while this lives.
   class Call {
    public:
-    Call(CallWatch& watch, std::string late, double limit_s, Clock::time_point now = Clock::now())
+    Call(CallWatch& watch, PluginCall call, double limit_s, Clock::time_point now = Clock::now())
         : watch_(watch) {
       const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
-      std::list<Item> mine{{std::move(late), now + limit}};
+      std::list<Item> mine{{std::move(call), now + limit}};
       item_ = mine.begin();
       const MutexLock lock(watch_.mu_);
       watch_.calls_.splice(watch_.calls_.end(), mine);
@@ -41,22 +49,27 @@ class CallWatch {
    private:
     friend class CallWatch;
     CallWatch& watch_;
-    std::list<std::pair<std::string, Clock::time_point>>::iterator item_;
+    std::list<std::pair<PluginCall, Clock::time_point>>::iterator item_;
   };
 
-  // The words of one that is late, if there is one. Of one thread, `now` not before that of the call before.
-  std::optional<std::string> Overdue(Clock::time_point now) {
+  // One that is late, if there is one. Of one thread, `now` not before that of the call before.
+  std::optional<PluginCall> Overdue(Clock::time_point now) {
     const MutexLock lock(mu_);
     const auto absent = now - std::exchange(looked_, now);
-    for (auto& [late, due] : calls_) {
+    for (auto& [call, due] : calls_) {
       if (absent > kAbsence) due += absent;
-      if (now >= due) return late;
+      if (now >= due) return call;
     }
     return std::nullopt;
   }
+  // The one that began first of those that are under way.
+  std::optional<PluginCall> Oldest() {
+    const MutexLock lock(mu_);
+    return calls_.empty() ? std::nullopt : std::optional(calls_.front().first);
+  }
 
  private:
-  using Item = std::pair<std::string, Clock::time_point>;
+  using Item = std::pair<PluginCall, Clock::time_point>;
   Mutex mu_;
   std::list<Item> calls_ TP_GUARDED_BY(mu_);
   Clock::time_point looked_ TP_GUARDED_BY(mu_) = Clock::now();

@@ -4,16 +4,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
+#include <future>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <utility>
 
-#include "core/base/running_call.h"
+#include "core/base/thread_annotations.h"
 #include "core/environments/episode.h"
-#include "core/observe/log.h"
 #include "core/policy/spec.h"
 #include "workers/net/auth.h"
 #include "workers/net/mailbox.h"
@@ -43,7 +41,6 @@ class EnvironmentWorker : public SideWorker {
   }
 
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
-    RunningCall::TellCrashes();
     config_ = config;
     if (vector_ != nullptr)
       return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
@@ -53,7 +50,7 @@ class EnvironmentWorker : public SideWorker {
     if (config_.observe.trace)
       trace_ =
           OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), {{0, config_.environment()->name}});
-    player_ = std::jthread([this](const std::stop_token& stop) { Work(stop); });
+    StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
   }
 
@@ -62,14 +59,9 @@ class EnvironmentWorker : public SideWorker {
     if (step != nullptr && host_ != nullptr) steps_.Put(std::move(*step));
   }
 
-  void Answer() override {
-    const auto now = Clock::now();
-    const auto overdue = vector_ != nullptr ? vector_->Overdue(now) : watch_.Overdue(now);
-    if (!overdue) return;
-    LogWorkerFailure("environment_overdue", *overdue);
-    observe::FlushLogs();
-    std::_Exit(3);  // in order would be to wait for the thread that does not come back
-  }
+  // Due while the player is in a game that takes its time.
+  void Answer() override { SayDue(); }
+  CallWatch* Watch() override { return vector_ != nullptr ? &vector_->watch() : &watch_; }
 
   void Describe(up::Heartbeat& beat) override {
     beat.op = "play";
@@ -77,8 +69,11 @@ class EnvironmentWorker : public SideWorker {
   }
 
   void End() override {
-    player_ = {};
+    StopCallers();
+    // waits: Await ends the process for an exchange that does not come back
+    if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
     (void)steps_.TakeAll(std::chrono::milliseconds(0));  // of an incarnation that is over
+    const MutexLock lock(mu_);
     due_.clear();
   }
 
@@ -92,6 +87,7 @@ class EnvironmentWorker : public SideWorker {
   }
 
   void SayDue() {
+    const MutexLock lock(mu_);
     const auto now = Clock::now();
     while (!due_.empty() && due_.begin()->first <= now) {
       Waiting w = std::move(due_.begin()->second);
@@ -110,23 +106,26 @@ class EnvironmentWorker : public SideWorker {
     }
   }
 
-  [[nodiscard]] std::chrono::milliseconds UntilTheNextIsDue() const {
+  [[nodiscard]] std::chrono::milliseconds UntilTheNextIsDue() {
     using std::chrono::milliseconds;
+    const MutexLock lock(mu_);
     if (due_.empty()) return milliseconds(50);
     const auto left = std::chrono::duration_cast<milliseconds>(due_.begin()->first - Clock::now());
     return std::clamp(left, milliseconds(1), milliseconds(50));
   }
 
-  // The words for a turn that does not come back.
-  [[nodiscard]] std::string Late(const down::EnvStep& step) const {
-    const char* key = step.turn == 0 ? "reset_timeout_s" : "step_timeout_s";
-    char limit[64];
-    std::snprintf(limit, sizeof(limit), "%g s (environment.%s)", step.timeout_s, key);
+  [[nodiscard]] PluginCall CallOf(const down::EnvStep& step) const {
+    const std::string key = step.turn == 0 ? "environment.reset_timeout_s" : "environment.step_timeout_s";
+    char limit[32];
+    std::snprintf(limit, sizeof(limit), "%g", step.timeout_s);
     std::string on = "turn " + std::to_string(step.actions.size()) + " of sample " + ToString(step.tid);
     if (!step.actions.empty())
       on += ", action " + nlohmann::json(step.actions.back().substr(0, 100))
                               .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    return DidNotReturn(label_, limit, on) + "; correct it, or raise environment." + key;
+    return {.what = label_,
+            .on = std::move(on),
+            .within = std::string(limit) + " s (" + key + ")",
+            .advice = "correct it, or raise " + key};
   }
 
   // The game is computed now; what came of it is said when the turn's time has passed.
@@ -135,7 +134,7 @@ class EnvironmentWorker : public SideWorker {
     const TimePoint trace_begin = TraceNow();
     up::EnvStepped out;
     {
-      const CallWatch::Call call(watch_, Late(step), step.timeout_s);
+      const CallWatch::Call call(watch_, CallOf(step), step.timeout_s);
       out = PlayTurn(*host_, config_.environment()->name, step);
     }
     // A finished episode that is played again for its reward has had its turns.
@@ -152,6 +151,7 @@ class EnvironmentWorker : public SideWorker {
     }
     const auto due =
         begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(takes));
+    const MutexLock lock(mu_);
     due_.emplace(due, Waiting{begin, trace_begin, std::move(out)});
   }
 
@@ -167,9 +167,9 @@ class EnvironmentWorker : public SideWorker {
   std::string label_;
   Mailbox<down::EnvStep> steps_;
   CallWatch watch_;
-  std::multimap<Clock::time_point, Waiting> due_;  // of the player's thread
+  Mutex mu_;
+  std::multimap<Clock::time_point, Waiting> due_ TP_GUARDED_BY(mu_);
   std::atomic<int64_t> answered_ = 0;
-  std::jthread player_;  // waits: stopped, it ends after the turn that it is in
 };
 
 }  // namespace

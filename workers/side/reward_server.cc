@@ -78,11 +78,6 @@ PatientServer::PatientServer(const RewardFunction& function, std::unique_ptr<Rew
           std::chrono::duration<double>(function.timeout_s))),
       server_(std::move(server)) {}
 
-std::string PatientServer::waits_for() const {
-  const std::string cause = outage_.cause();
-  return cause.empty() ? "" : name_ + ": " + cause;
-}
-
 Verdicts PatientServer::Ask(RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
   return AskUntil(steady_clock::now() + timeout_, inputs, stop, retries);
 }

@@ -70,8 +70,8 @@ class PatientServer {
   static StatusOr<std::unique_ptr<PatientServer>> Create(const RewardFunction& function, bool batches);
   // Verdicts of all inputs; kInfra where the call failed. Waits no longer than timeout_s.
   Verdicts Ask(RewardInputs inputs, const std::stop_token& stop, int64_t& retries);
-  // "mine at 127.0.0.1:7001: Connection refused", or empty.
-  [[nodiscard]] std::string waits_for() const;
+  // Why it cannot be reached: "Connection refused". Empty: it can.
+  [[nodiscard]] std::string outage() const { return outage_.cause(); }
   [[nodiscard]] bool takes_batches() const { return server_->takes_batches(); }
 
  private:

@@ -4,12 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <thread>
 #include <utility>
 
-#include "core/base/running_call.h"
-#include "core/observe/log.h"
 #include "core/tasks/reward.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
@@ -42,11 +38,12 @@ struct Graders::Impl {
     std::snprintf(limit, sizeof(limit), "%g", f.config.timeout_s);
     Verdicts verdicts;
     for (const tasks::RewardInput* input : inputs) {
-      const CallWatch::Call call(
-          watch,
-          DidNotReturn(f.label, std::string(limit) + " s (its timeout_s)", tasks::NameOf(*input)) +
-              "; correct it, or raise timeout_s",
-          f.config.timeout_s);
+      const CallWatch::Call call(watch,
+                                 {.what = f.label,
+                                  .on = tasks::NameOf(*input),
+                                  .within = std::string(limit) + " s (its timeout_s)",
+                                  .advice = "correct it, or raise timeout_s"},
+                                 f.config.timeout_s);
       verdicts.push_back(f.builtin(*input));
     }
     return verdicts;
@@ -64,10 +61,7 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
-      const auto& known = tasks::ListRewards();
-      const auto info =
-          std::ranges::find(known, f.name.substr(0, f.name.find(':')), &tasks::RewardInfo::name);
-      function.label = "reward " + info->name + " (" + info->file + ")";
+      function.label = tasks::RewardLabel(f.name);
     } else {
       TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }
@@ -83,15 +77,16 @@ int64_t Graders::most() const {
   return all ? impl_->batch : 1;
 }
 
-std::optional<std::string> Graders::Overdue(Clock::time_point now) const { return impl_->watch.Overdue(now); }
+CallWatch& Graders::watch() const { return impl_->watch; }
 
-std::string Graders::waits_for() const {
-  std::string out;
-  for (const Impl::Function& f : impl_->functions) {
-    const std::string one = f.server == nullptr ? "" : f.server->waits_for();
-    if (!one.empty()) out += (out.empty() ? "" : "; ") + one;
+std::vector<up::Unreachable> Graders::waits_for() const {
+  std::vector<up::Unreachable> away;
+  for (size_t i = 0; i < impl_->functions.size(); ++i) {
+    const PatientServer* server = impl_->functions[i].server.get();
+    std::string cause = server == nullptr ? "" : server->outage();
+    if (!cause.empty()) away.push_back({static_cast<int64_t>(i), std::move(cause)});
   }
-  return out;
+  return away;
 }
 
 std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
@@ -144,7 +139,6 @@ namespace {
 class RewardWorker : public SideWorker {
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
-    RunningCall::TellCrashes();
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
@@ -153,28 +147,19 @@ class RewardWorker : public SideWorker {
       trace_ = OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), rows);
     }
     for (int i = 0; i < config.reward.concurrency; ++i)
-      threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
+      StartCaller([this, i](const std::stop_token& stop) { Work(i, stop); });
     return OkStatus();
   }
   void Take(ToWorkerBody& command) override {
     if (auto* grade = std::get_if<down::Grade>(&command)) work_.Put(std::move(*grade));
   }
-  void Answer() override {
-    const auto overdue = graders_ == nullptr ? std::nullopt : graders_->Overdue(Clock::now());
-    if (!overdue) return;
-    LogWorkerFailure("reward_overdue", *overdue);
-    observe::FlushLogs();
-    std::_Exit(3);  // in order would be to wait for the thread that does not come back
-  }
+  CallWatch* Watch() override { return graders_ == nullptr ? nullptr : &graders_->watch(); }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";
     if (graders_ != nullptr) beat.waits_for = graders_->waits_for();
     beat.op_seq = graded_.load();
   }
-  void End() override {
-    for (auto& t : threads_) t.request_stop();
-    threads_.clear();
-  }
+  void End() override { StopCallers(); }
 
  private:
   void Work(int row, const std::stop_token& stop) {
@@ -201,7 +186,6 @@ class RewardWorker : public SideWorker {
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;
   std::atomic<int64_t> graded_ = 0;
-  std::vector<std::jthread> threads_;  // waits: stopped, they call off what is under way
 };
 
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -16,6 +15,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "workers/net/messages.h"
+#include "workers/side/call_watch.h"
 #include "workers/side/side_worker.h"
 
 namespace tidepool::workers {
@@ -36,11 +36,10 @@ class Graders {
                                               const std::stop_token& stop = {}) const;
   // Samples at once: reward.batch, unless a server takes one a call.
   [[nodiscard]] int64_t most() const;
-  // The function of this process whose call lasts longer than its timeout_s at `now`, and on what, in words;
-  // nothing: none does. A thread cannot be taken out of it: the process has to end.
-  [[nodiscard]] std::optional<std::string> Overdue(std::chrono::steady_clock::time_point now) const;
-  // The servers that cannot be reached, and why; empty: none.
-  [[nodiscard]] std::string waits_for() const;
+  // What is called in this process, each call limited by its timeout_s.
+  [[nodiscard]] CallWatch& watch() const;
+  // The servers that cannot be reached, and why.
+  [[nodiscard]] std::vector<up::Unreachable> waits_for() const;
 
  private:
   Graders();

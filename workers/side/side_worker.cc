@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "core/base/process_memory.h"
+#include "core/base/running_call.h"
+#include "core/observe/log.h"
 #include "workers/net/auth.h"
 #include "workers/net/resolved_config.h"
 #include "workers/net/worker_log.h"
@@ -39,11 +42,54 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
       if (exit_code_) break;
     }
     Answer();
+    EndIfOverdue();
     Beat();
   }
   End();
   LogWorkerEnd(*exit_code_);
   return *exit_code_;
+}
+
+void SideWorker::EndIfOverdue() {
+  CallWatch* watch = Watch();
+  const auto overdue = watch == nullptr ? std::nullopt : watch->Overdue(CallWatch::Clock::now());
+  if (!overdue) return;
+  LogWorkerFailure(kind_ + "_overdue", overdue->Late());
+  RunningCall::Blame(overdue->what);
+  observe::FlushLogs();
+  std::_Exit(3);  // in order would be to wait for the thread that does not come back
+}
+
+void SideWorker::StartCaller(std::function<void(const std::stop_token&)> body) {
+  std::promise<void> over;
+  Caller& caller = callers_.emplace_back();
+  caller.over = over.get_future();
+  caller.thread =
+      std::jthread([body = std::move(body), over = std::move(over)](const std::stop_token& stop) mutable {
+        body(stop);
+        over.set_value();
+      });
+}
+
+void SideWorker::StopCallers() {
+  for (Caller& caller : callers_) caller.thread.request_stop();
+  for (const Caller& caller : callers_) Await(caller.over);
+  callers_.clear();
+}
+
+// waits: the calls of plug-ins have limits, and EndIfOverdue ends the process at theirs
+void SideWorker::Await(const std::future<void>& over) {
+  constexpr std::chrono::seconds kUsual{1};  // less than the controller waits for an end in order
+  const auto begin = CallWatch::Clock::now();
+  for (bool said = false; over.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready;) {
+    EndIfOverdue();
+    if (said || CallWatch::Clock::now() - begin < kUsual) continue;
+    said = true;
+    const auto oldest = Watch() == nullptr ? std::nullopt : Watch()->Oldest();
+    if (!oldest) continue;
+    LogWorkerFailure("end_waits", "the end waits for " + oldest->what + " on " + oldest->on);
+    if (ending()) RunningCall::Blame(oldest->what);  // whoever has no patience and kills this process
+  }
 }
 
 void SideWorker::On(LinkEvent& event) {

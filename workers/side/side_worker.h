@@ -3,9 +3,14 @@
 // lives, end. Graders and hosts of environments are SideWorkers; another kind is a class like theirs.
 
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
@@ -13,6 +18,7 @@
 #include "workers/net/mailbox.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/call_watch.h"
 #include "workers/side/side_machine.h"
 
 namespace tidepool::workers {
@@ -35,9 +41,19 @@ class SideWorker : private SideWork {
   virtual Status Anew(const JobConfig& config, const down::Welcome& welcome) = 0;
   void Take(ToWorkerBody& command) override = 0;
   virtual void Answer() {}  // after every turn of the loop: what is due
+  // What plug-ins are asked here: the process ends with the name of one that does not come back. Null:
+  // nothing yet.
+  virtual CallWatch* Watch() = 0;
   [[nodiscard]] virtual std::chrono::milliseconds UntilNext() const { return std::chrono::milliseconds(50); }
   virtual void Describe(up::Heartbeat& beat) = 0;
   virtual void End() {}  // before the link closes, or another incarnation begins
+
+  // Threads that call plug-ins. After StopCallers none is left, or the process has ended.
+  void StartCaller(std::function<void(const std::stop_token&)> body);
+  void StopCallers();
+  // waits: for what plug-ins may hold up, as long as their calls may take
+  void Await(const std::future<void>& over);
+  [[nodiscard]] bool ending() const { return exit_code_.has_value(); }  // End() is the last one
 
   void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
   // Of this worker's log: "reward-0".
@@ -51,7 +67,13 @@ class SideWorker : private SideWork {
   void Begin(int64_t ctl_epoch) override { link_->Begin(ctl_epoch); }
   Status Welcomed(const down::Welcome& welcome, bool anew) override;
   void Beat();
+  void EndIfOverdue();
 
+  struct Caller {
+    std::future<void> over;  // waits: as long as a call may take
+    std::jthread thread;     // waits: joined when `over`
+  };
+  std::vector<Caller> callers_;
   Mailbox<LinkEvent> inbox_;
   std::unique_ptr<Link> link_;
   std::chrono::steady_clock::time_point next_beat_{};

@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/running_call.h"
 #include "core/base/thread_annotations.h"
 #include "core/policy/fragment.h"
 #include "proto/vector.grpc.pb.h"
@@ -49,7 +48,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   std::atomic<int64_t> steps{0};
   Mutex mu;
   std::optional<environments::VectorOptions> environment TP_GUARDED_BY(mu);
-  std::string late TP_GUARDED_BY(mu);  // the words for an exchange that does not come back
+  PluginCall exchange TP_GUARDED_BY(mu);
   double step_timeout_s TP_GUARDED_BY(mu) = 60;
   CallWatch watch;
 
@@ -81,7 +80,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
   std::unique_ptr<CallWatch::Call> Watched() {
     const MutexLock lock(mu);
-    return std::make_unique<CallWatch::Call>(watch, late, step_timeout_s);
+    return std::make_unique<CallWatch::Call>(watch, exchange, step_timeout_s);
   }
 
   Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
@@ -134,19 +133,19 @@ VectorServer::~VectorServer() {
 std::string VectorServer::address() const { return impl_->listener->address(); }
 int64_t VectorServer::steps() const { return impl_->steps; }
 
-std::optional<std::string> VectorServer::Overdue(CallWatch::Clock::time_point now) {
-  return impl_->watch.Overdue(now);
-}
+CallWatch& VectorServer::watch() { return impl_->watch; }
+void VectorServer::Stop() { impl_->listener->Stop(); }
 
 Status VectorServer::Serve(const environments::VectorOptions& environment, double step_timeout_s) {
   TP_ASSIGN_OR_RETURN(const auto spec, environments::FindVectorEnvironment(environment));
-  char limit[64];
-  std::snprintf(limit, sizeof(limit), "%g s (environment.step_timeout_s)", step_timeout_s);
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%g", step_timeout_s);
   const MutexLock lock(impl_->mu);
   impl_->step_timeout_s = step_timeout_s;
-  impl_->late = DidNotReturn("control task " + spec.name + " (" + spec.file + ")", limit,
-                             "a start or a step of its instances") +
-                "; correct it, or raise environment.step_timeout_s";
+  impl_->exchange = {.what = "control task " + spec.name + " (" + spec.file + ")",
+                     .on = "a start or a step of its instances",
+                     .within = std::string(limit) + " s (environment.step_timeout_s)",
+                     .advice = "correct it, or raise environment.step_timeout_s"};
   impl_->environment = environment;
   return OkStatus();
 }

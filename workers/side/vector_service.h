@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +30,10 @@ class VectorServer {
   ~VectorServer();
   // Any thread. Errors of FindVectorEnvironment.
   Status Serve(const environments::VectorOptions& environment, double step_timeout_s = 60);
-  // The words for an exchange that the task has not come back from within `step_timeout_s` (call_watch.h).
-  std::optional<std::string> Overdue(CallWatch::Clock::time_point now);
+  // The exchanges under way, each limited by `step_timeout_s`.
+  [[nodiscard]] CallWatch& watch();
+  // No exchange is under way afterwards. Waits for those that are.
+  void Stop();
   [[nodiscard]] std::string address() const;
   [[nodiscard]] int64_t steps() const;  // of instances, since the start; any thread
 

@@ -9,7 +9,9 @@ namespace {
 
 TEST(MadeTest, AFactoryThatThrowsIsAnErrorThatNamesIt) {
   const std::string label = "environment mine (mine.cc)";
-  const auto made = [&](auto&& body) { return Made(label, [&]() -> StatusOr<int> { return body(); }); };
+  const auto made = [&](auto&& body) {
+    return Made({.label = label}, [&]() -> StatusOr<int> { return body(); });
+  };
   EXPECT_EQ(*made([] { return 3; }), 3);
   const auto threw = made([]() -> int { throw std::runtime_error("boom"); });
   EXPECT_EQ(threw.status().code(), StatusCode::kInvalidArgument);

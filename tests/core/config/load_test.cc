@@ -213,6 +213,29 @@ TEST(LoadConfigTest, NullTakesAnInheritedKeyAway) {
   EXPECT_TRUE(loaded->config.model.init.has_value());
 }
 
+TEST(LoadConfigTest, OptionsGoWithTheTaskThatIsReplaced) {
+  Folder folder;
+  folder.Write("base.yaml", kGood);
+  folder.Write("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  const auto child = [&](const std::string& data) {
+    return LoadConfig(folder.Write("child.yaml", "extends: base.yaml\ndata: {" + data + "}\n"));
+  };
+  const auto other = child("task: reverse");
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_FALSE(other->config.data.options.contains("factors"));
+  const auto rows = child("task: null, path: rows.jsonl, held_out: 0");
+  EXPECT_TRUE(rows.ok()) << rows.status().message();
+  EXPECT_EQ(child("task: products")->config.data.options.at("factors"), "[2,9]") << "it is the same task";
+  EXPECT_THAT(child("task: reverse, factors: [2, 9]").status().message(),
+              HasSubstr("child.yaml:2: data.factors: unknown key"));
+
+  const auto typed = LoadConfig(folder.Write("base.yaml", kGood), {"data.length=3", "data.task=reverse"});
+  ASSERT_TRUE(typed.ok()) << typed.status().message();
+  EXPECT_EQ(typed->config.data.options.at("length"), "3") << "it was typed for the new one";
+  EXPECT_FALSE(typed->config.data.options.contains("factors"));
+  EXPECT_THAT(With("data.task=null"), Not(HasSubstr("unknown key")));
+}
+
 TEST(LoadConfigTest, ExtendsInACircleIsRefused) {
   Folder folder;
   const std::string a = folder.Write("a.yaml", "# a\nextends: b.yaml\n");

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
+#include <stdexcept>
 
 namespace tidepool::environments {
 namespace {
@@ -36,6 +38,42 @@ class CountingEnvironment : public TextEnvironment {
   void (*then_)();
 };
 
+// Does one thing wrong.
+class WrongEnvironment : public TextEnvironment {
+ public:
+  enum class In { kMake, kNoGame, kMaxTurns, kReset, kState, kReward, kObservation };
+  explicit WrongEnvironment(In in) : in_(in) {}
+  std::unique_ptr<TextGame> Make(bool, int64_t) const override {
+    if (in_ == In::kMake) std::raise(SIGABRT);
+    if (in_ == In::kNoGame) return nullptr;
+    return std::make_unique<Game>(in_);
+  }
+  int64_t max_turns() const override {
+    if (in_ == In::kMaxTurns) throw std::runtime_error("no limit");
+    return 5;
+  }
+
+ private:
+  class Game : public TextGame {
+   public:
+    explicit Game(In in) : in_(in) {}
+    std::string Reset() override { return in_ == In::kReset ? "" : "begin"; }
+    TextStep Step(const std::string&) override {
+      return {.observation = in_ == In::kObservation ? "" : "go on",
+              .reward = in_ == In::kReward ? std::nan("") : 0};
+    }
+    std::string State() const override {
+      if (in_ == In::kState) std::raise(SIGABRT);
+      return "";
+    }
+    std::string Solve() const override { return "x"; }
+
+   private:
+    In in_;
+  };
+  In in_;
+};
+
 StatusOr<std::string> Play(void (*then)(), const TrialOptions& options) {
   std::string all;
   return PlayTrial(
@@ -66,6 +104,26 @@ TEST(TrialTest, AGameThatCrashesOrHangsIsNamedWithItsStepAndAction) {
   };
   EXPECT_EQ(Play(hang, {.varied = false, .step_s = 0.05}).status().message(),
             where + "did not end within 0.05 s");
+}
+
+TEST(TrialTest, TheFunctionThatDidWrongIsNamed) {
+  using In = WrongEnvironment::In;
+  const std::string game = "training game 0, ";
+  for (const auto& [in, said] : std::vector<std::pair<In, std::string>>{
+           {In::kMake, game + "Make(): was killed by signal 6 (SIGABRT)"},
+           {In::kNoGame, game + "Make() gave no game"},
+           {In::kMaxTurns, "max_turns(): threw an exception: no limit"},
+           {In::kReset, game + "Reset() gave no text for the policy to read"},
+           {In::kState, game + "turn 1, State(): was killed by signal 6 (SIGABRT)"},
+           {In::kReward,
+            game + "turn 1, Step('x') gave the reward nan, but a reward has to be a finite number"},
+           {In::kObservation,
+            game + "turn 1, Step('x') gave no text for the policy to read, and the game is not over"}}) {
+    const auto played = PlayTrial(
+        WrongEnvironment(in), "environment wrong (games/wrong.cc)", {}, [](const std::string&, Said) {},
+        [] { return std::string(); });
+    EXPECT_EQ(played.status().message(), "environment wrong (games/wrong.cc), " + said);
+  }
 }
 
 }  // namespace

@@ -199,29 +199,45 @@ TEST(VectorEnvironmentTest, AStartThatIsNoStateIsRefusedLikeAnyOther) {
   EXPECT_TRUE(set.status().message().ends_with("instance 7, step 0 of its episode 0, state nan, 0, 0, 0"));
 }
 
+// Crashes in a step, in an observation, or writes far beyond the end of one.
 class CrashingTask : public BrokenTask {
  public:
-  CrashingTask() : BrokenTask(Fault::kState) {}
-  MoveResult Play(const std::array<double, 4>&, const float*, Rng) const override { std::abort(); }
+  enum class In { kPlay, kObserve, kBeyond };
+  explicit CrashingTask(In in) : BrokenTask(Fault::kState), in_(in) {}
+  MoveResult Play(const std::array<double, 4>& state, const float*, Rng) const override {
+    if (in_ == In::kPlay) std::abort();
+    return {.state = state};
+  }
+  void Observe(const std::array<double, 4>&, float* out) const override {
+    if (in_ == In::kObserve) std::abort();
+    for (int i = 0; in_ == In::kBeyond && i < 100'000; ++i) out[i] = 1;
+  }
+
+ private:
+  In in_;
 };
 
 TEST(VectorEnvironmentDeathTest, ACrashNamesTheTaskAndWhereItWas) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto play = [] {
+  const auto play = [](CrashingTask::In in) {
     RunningCall::TellCrashes();
     ControlTask task{.spec = {.name = "crash",
                               .file = "control_tasks/crash.cc",
                               .observation_size = 1,
                               .actions = 2,
                               .max_episode_steps = 40},
-                     .rules = std::make_shared<CrashingTask>()};
+                     .rules = std::make_shared<CrashingTask>(in)};
     auto set = VectorEnvironment::Of(std::move(task), 1, std::vector<uint64_t>{7});
     VectorStep step;
     (void)(*set)->Step(std::vector<float>{1}, step);
   };
-  EXPECT_EXIT(
-      play(), testing::KilledBySignal(SIGABRT),
-      "while it ran control task crash .control_tasks/crash.cc. on instance 7, step 0 of its episode 0");
+  const std::string said =
+      "while it ran control task crash .control_tasks/crash.cc. on instance 7, step 0 of its episode 0";
+  EXPECT_EXIT(play(CrashingTask::In::kPlay), testing::KilledBySignal(SIGABRT), said);
+  EXPECT_EXIT(play(CrashingTask::In::kObserve), testing::KilledBySignal(SIGABRT), said);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they have words of their own
+  EXPECT_EXIT(play(CrashingTask::In::kBeyond), testing::KilledBySignal(SIGSEGV), said);
+#endif
 }
 
 // One in three slips each way: counted over many instances.

@@ -54,7 +54,7 @@ class Wire {
 
 struct Served {
   explicit Served(HttpServerOptions options = {}) {
-    options.token = "secret";
+    options.key = "secret";
     auto started = HttpServer::Start(options, [](const HttpRequest& r) -> HttpResponse {
       if (r.path == "/throw") throw std::runtime_error("broken");
       std::string said = r.method + " " + r.path;
@@ -186,7 +186,7 @@ TEST(HttpServerTest, ConnectionsThatSayNothingOrTrickleAreCut) {
   Wire kept(s.server->port());
   kept.Send("GET /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "\r\n");
   EXPECT_TRUE(Has(kept.Read(), "GET /x"));
-  EXPECT_EQ(kept.Read(), "") << "an idle one that has shown the token, too";
+  EXPECT_EQ(kept.Read(), "") << "an idle one that has shown the key, too";
 }
 
 TEST(HttpServerTest, AFloodOfStrangersKeepsNobodyOut) {
@@ -198,7 +198,7 @@ TEST(HttpServerTest, AFloodOfStrangersKeepsNobodyOut) {
   std::vector<std::unique_ptr<Wire>> flood;
   for (int i = 0; i < 40; ++i) flood.push_back(std::make_unique<Wire>(s.server->port()));
   own.Send(ask);
-  EXPECT_TRUE(Has(own.Read(), "GET /x")) << "one that has shown the token stays";
+  EXPECT_TRUE(Has(own.Read(), "GET /x")) << "one that has shown the key stays";
   EXPECT_TRUE(Has(s.Ask("/y", kBearer), "GET /y")) << "and a new one comes in";
   EXPECT_EQ(flood.front()->Read(), "") << "the oldest stranger went";
 }
@@ -223,7 +223,7 @@ TEST(HttpServerTest, StrangersThatTakeAllDescriptorsKeepNobodyOut) {
 
 TEST(HttpServerTest, APortThatIsTakenIsNamed) {
   const Served s;
-  const auto second = HttpServer::Start({.port = s.server->port(), .token = "x"},
+  const auto second = HttpServer::Start({.port = s.server->port(), .key = "x"},
                                         [](const HttpRequest&) { return HttpResponse{}; });
   EXPECT_EQ(second.status().code(), StatusCode::kAlreadyExists);
   EXPECT_TRUE(Has(second.status().message(), "another program listens there"));

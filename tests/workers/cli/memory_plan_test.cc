@@ -5,6 +5,7 @@
 #include "core/config/load.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
+#include "core/storage/disk_use.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/plan_text.h"
 #include "workers/device/disk_plan.h"
@@ -193,6 +194,22 @@ TEST(DiskPlanTest, SaysWhatMayNotFit) {
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(SpaceWarning(*plan, "runs", plan->total()), "");
   EXPECT_NE(SpaceWarning(*plan, "runs", plan->total() - 1).find("runs: the disk has "), std::string::npos);
+}
+
+TEST(DiskPlanTest, WhatARunThatGoesOnHasAlreadyIsNotNeededAgain) {
+  const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  JobConfig c = loaded->config;
+  const auto plan = PlanDisk(c);
+  ASSERT_TRUE(plan.ok());
+  const ScratchFolder scratch;
+  scratch.Write("run/checkpoints/step_1/weights", std::string(100000, 'x'));
+  scratch.Write("run/final/weights", std::string(100000, 'x'));  // stays until the next one is whole
+  EXPECT_EQ(RoomFor(*plan, c).bytes, plan->certain());
+  EXPECT_EQ(RoomFor(*plan, c, "run").bytes, plan->certain() - storage::DiskBytes("run/checkpoints"));
+  EXPECT_GE(storage::DiskBytes("run/checkpoints"), 100000);
+  c.checkpoint.keep = 3;
+  EXPECT_TRUE(RoomFor(*plan, c).fewer_checkpoints);
 }
 
 TEST(DiskPlanTest, CountsCheckpointsAsTheyComeAndWhatElseIsKept) {

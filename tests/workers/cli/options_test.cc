@@ -52,7 +52,9 @@ TEST(UsageTest, WhatWasNotExpectedSaysWhatToType) {
   ExpectRefused({"samples", "x", "--min-rewar=1"}, "did you mean --min-reward?");
   ExpectRefused({"samples", "x", "2"}, "2: not expected by `tidepool samples`");
   ExpectRefused({"samples", "x", "--step", "last"}, "--step: found 'last'; expected a number");
-  ExpectRefused({"samples"}, "run is required");
+  for (const char* command : {"samples", "status", "journal", "prune"})
+    ExpectRefused({command},
+                  "run is required: its folder, or the beginning of its name under runs/; `tidepool runs`");
   ExpectRefused({"eval", "no/such", "--task", "reverse"}, "--model: no model folder, and as a run: no/such");
 }
 

@@ -58,6 +58,7 @@ TEST(FindRunTest, AMistypedNameNamesTheNearestRun) {
   EXPECT_NE(message("quikstart").find("did you mean quickstart?"), std::string::npos) << message("quikstart");
   EXPECT_NE(message("miine").find("did you mean mine?"), std::string::npos) << message("miine");
   EXPECT_EQ(message("zzzzzzzz").find("did you mean"), std::string::npos) << message("zzzzzzzz");
+  EXPECT_NE(message("zzzzzzzz").find("`tidepool runs`"), std::string::npos) << message("zzzzzzzz");
 }
 
 TEST(FindRunTest, AnotherFolderOfThatNameIsNoRun) {

@@ -23,7 +23,7 @@ struct LauncherTest : testing::Test {
   }
   ~LauncherTest() override { std::filesystem::remove_all(dir); }
 
-  // Runs a shell with `script`, which gets a further argument from the launcher.
+  // Runs a shell with `script`, which gets further arguments from the launcher.
   Ended Run(const std::string& script, int signal = 0) {
     Launcher launcher(/*outlive=*/false);
     const Status started = launcher.Start(2, {"/bin/sh", "-c", script, "sh"}, log);
@@ -71,8 +71,25 @@ TEST_F(LauncherTest, AnEndInOrderNeedsNoReason) {
 }
 
 TEST_F(LauncherTest, APlugInThatCallsExitIsNamedThoughTheEndIsInOrder) {
-  EXPECT_THAT(Run("echo 'while it ran reward quits (quits.cc) on sample 1.0.0' >&2; exit 0").why,
-              testing::EndsWith("status 0: while it ran reward quits (quits.cc) on sample 1.0.0"));
+  const Ended ended = Run(
+      "echo 'while it ran reward quits (quits.cc) on sample 1.0.0' >&2; echo 'reward quits (quits.cc)' >&3; "
+      "exit 0");
+  EXPECT_THAT(ended.why, testing::EndsWith("status 0: while it ran reward quits (quits.cc) on sample 1.0.0"));
+  EXPECT_EQ(ended.blames, "reward quits (quits.cc)");
+}
+
+// A plug-in's own words may look like anything.
+TEST_F(LauncherTest, WhoIsToBlameIsNotReadOutOfWhatWasSaid) {
+  const std::string slander = "echo 'while it ran reward innocent (innocent.cc) on sample 1.0.0' >&2; ";
+  EXPECT_EQ(Run(slander + "exit 3").blames, "");
+  EXPECT_EQ(Run(slander + "echo 'reward first (a.cc)' >&3; echo 'reward last (b.cc)' >&3; kill -9 $$").blames,
+            "reward last (b.cc)");
+}
+
+TEST_F(LauncherTest, AProgramLearnsWhereToReport) {
+  EXPECT_EQ(
+      Run("test \"$1\" = --parent=" + std::to_string(getpid()) + " && test \"$2\" = --report=3").in_order,
+      true);
 }
 
 // What a former controller started is no child of this one.

@@ -20,12 +20,30 @@ JobConfig Job() {
   return loaded->config;
 }
 
+const std::vector<up::Unreachable> kAway = {{0, "Connection refused"}};
+
+// What a server says may contain the name and endpoint of another one.
+TEST(RewardOutageTest, ACauseIsNotReadForNames) {
+  JobConfig job = Job();
+  job.reward.functions.push_back({.name = "slow", .endpoint = "unix:/y", .timeout_s = 3600});
+  const std::vector<up::Unreachable> away = {{0, "the proxy before slow at unix:/y hangs"},
+                                             {7, "no function"}};
+  EXPECT_THAT(
+      UnreachableText(job, away, /*any_graded=*/true),
+      AllOf(HasSubstr("judge at unix:/x: the proxy before slow at unix:/y hangs; it is tried again for "
+                      "2.0s"),
+            Not(HasSubstr("no function"))));
+}
+
 TEST(RewardOutageTest, AnOutageIsToldWithItsEndAndTheKeysOfIt) {
   EXPECT_THAT(
-      UnreachableText(Job(), "judge at unix:/x: Connection refused", /*any_graded=*/false),
-      AllOf(HasSubstr("tried again for 2.0s (timeout_s"), HasSubstr("after 3 quick tries"),
-            HasSubstr("once 65 samples are lost (scheduler.infra_drop_stop), or all of the first 32")));
-  EXPECT_THAT(UnreachableText(Job(), "judge at unix:/x: Connection refused", /*any_graded=*/true),
+      UnreachableText(Job(), kAway, /*any_graded=*/false),
+      AllOf(
+          HasSubstr(
+              "rewards wait for judge at unix:/x: Connection refused; it is tried again for 2.0s (timeout_s"),
+          HasSubstr("after 3 quick tries"),
+          HasSubstr("once 65 samples are lost (scheduler.infra_drop_stop), or all of the first 32")));
+  EXPECT_THAT(UnreachableText(Job(), kAway, /*any_graded=*/true),
               AllOf(HasSubstr("once 65 samples are lost"), Not(HasSubstr("all of the first"))));
 }
 

@@ -38,15 +38,27 @@ TEST(RunLogTest, WhatHappensAtEveryStepIsForDebugging) {
             "debug event=step_done step=5 version=0:5 rows=0");
 }
 
+std::string PlaceName(int64_t place) {
+  return place == 0 ? "device-0" : "reward-" + std::to_string(place - 1);
+}
+
 TEST(RunLogTest, AWorkerHasOneNameInWhatTheSchedulerSays) {
-  const auto name = [](int64_t place) {
-    return place == 0 ? "device-0" : "reward-" + std::to_string(place - 1);
-  };
-  EXPECT_EQ(NamePlaces("worker w1/inc3 does not get on, worker w0 neither", name),
-            "worker reward-0 (w1/inc3) does not get on, worker device-0 neither");
-  EXPECT_EQ(NamePlaces("fault=start_failed actor=w12/inc4 step=1: worker w", name),
-            "fault=start_failed actor=reward-11 step=1: worker w");
-  EXPECT_EQ(NamePlaces("worker with w1, actor=who", name), "worker with w1, actor=who");
+  using scheduler::command::Log;
+  const LogEvent said =
+      EventOf(Log{LogLevel::kInfo, "hedged", "does not get on", {{"chunks", "2"}}, {{1}, {3}}}, PlaceName);
+  EXPECT_EQ(said.text, "worker reward-0 (w1/inc3) does not get on");
+  EXPECT_EQ(observe::LogLine(said.event, said.fields), "event=hedged worker=w1/inc3 chunks=2");
+}
+
+TEST(RunLogTest, WhatAPlugInSaysOfAWorkerIsLeftAsItIs) {
+  const std::string words = "the judge said: worker w1/inc3 is lazy, actor=w1";
+  EXPECT_EQ(EventOf(scheduler::command::Log{LogLevel::kWarn, "reward_infra", words, {}, {}}, PlaceName).text,
+            words);
+  const scheduler::command::Ending ending{{"train", "w1", {3}, words}, {1}, {7}};
+  EXPECT_EQ(WhyOf({3, TextOf(ending, "w1"), false, ending}, PlaceName),
+            "fault=train actor=reward-0 step=7: " + words);
+  EXPECT_EQ(WhyOf({3, "fault=reward_infra actor=reward step=1: " + words, false, {}}, PlaceName),
+            "fault=reward_infra actor=reward step=1: " + words);
 }
 
 TEST(RunLogTest, SamplesAreInTheJournalAlone) {

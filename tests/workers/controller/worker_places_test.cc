@@ -45,6 +45,23 @@ TEST_F(WorkerPlacesTest, AChildThatEndsBeforeItHasJoinedIsFenced) {
   EXPECT_EQ(fed.size(), 1u);
 }
 
+TEST_F(WorkerPlacesTest, ThePlugInThatAProcessReportedIsBlamedForItsLossWhateverItsWordsAre) {
+  const std::string words = "exit status 3: while it ran reward innocent (innocent.cc) on sample 0.0.0";
+  for (const std::string& blames : {"reward mine (mine.cc)", ""}) {
+    fed.clear();
+    Greet(/*pid=*/80);
+    auto arrived = attachments.On(HubMessage{80, FromWorker{1, 0, up::Offer{.last = true}}}, {});
+    ASSERT_EQ(arrived.size(), 1u);
+    places.Arrived(std::get<Attachments::Arrived>(arrived[0]), "it");
+    places.Ended(0, /*pid=*/80, words, blames);
+    ASSERT_EQ(fed.size(), 2u);
+    const auto& lost = std::get<scheduler::event::WorkerLost>(fed[1]);
+    EXPECT_TRUE(lost.by_exit);
+    EXPECT_EQ(lost.why, words);
+    EXPECT_EQ(lost.blames, blames);
+  }
+}
+
 // Another process would be refused as long as this one is there, and count as one that died early.
 TEST_F(WorkerPlacesTest, NobodyIsStartedForAPlaceWhoseProcessHasNotEndedItsOffer) {
   Greet(/*pid=*/70);

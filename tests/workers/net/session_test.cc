@@ -316,6 +316,16 @@ TEST_F(AttachmentsTest, TheControllersOwnAbsenceIsNotTheSilenceOfItsWorkers) {
   EXPECT_TRUE(wire.closed.contains(1)) << "and that is silence";
 }
 
+TEST(SuspendWatchTest, TellsOnceHowLongTheMachineSlept) {
+  using std::chrono::milliseconds, std::chrono::seconds;
+  SuspendWatch watch;
+  EXPECT_EQ(watch.At(seconds(5000), seconds(1000)), seconds(0)) << "it slept before the run began";
+  EXPECT_EQ(watch.At(seconds(5010), seconds(1010)), seconds(0)) << "nothing but ten seconds went by";
+  EXPECT_EQ(watch.At(seconds(8610), seconds(1010)), seconds(3600));
+  EXPECT_EQ(watch.At(seconds(8611), seconds(1011)), seconds(0)) << "it is told once";
+  EXPECT_EQ(watch.At(seconds(8612) + milliseconds(400), seconds(1012)), seconds(0)) << "hardly";
+}
+
 // It hangs while it reads what it holds. Nobody was told of it, and its place is free for another process.
 TEST_F(AttachmentsTest, AProcessThatDoesNotEndItsOfferIsRefused) {
   Open(1, Hello(9, 0), 1);

@@ -402,7 +402,8 @@ struct SimController::Do {
   void operator()(const cmd::StepReport&) {}
   void operator()(const cmd::EvalReport&) {}
   void operator()(const cmd::Log& c) {
-    s.said_.push_back(std::to_string(Seconds(s.network_->now.since_start)) + " s " + c.event + ": " + c.text);
+    s.said_.push_back(std::to_string(Seconds(s.network_->now.since_start)) + " s " + c.event + ": " +
+                      (c.about.worker.valid() ? ToString(c.about) + " " : "") + c.text);
     if (s.said_.size() > 12) s.said_.pop_front();
   }
   void operator()(const cmd::Finish& c) {

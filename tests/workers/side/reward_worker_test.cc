@@ -183,7 +183,7 @@ TEST(GradersTest, AServerThatIsAwayForAMomentCostsNoSample) {
   const up::Graded graded = ScoreOne(*graders);
   EXPECT_EQ(graded.outcome, GradeOutcome::kOk) << graded.why;
   EXPECT_GE(graded.retries, 1);
-  EXPECT_EQ(graders->waits_for(), "");
+  EXPECT_TRUE(graders->waits_for().empty());
 }
 
 TEST(GradersTest, AServerThatStaysAwayIsNamedWithTheCauseAndTheNextSampleDoesNotWaitAgain) {
@@ -195,7 +195,9 @@ TEST(GradersTest, AServerThatStaysAwayIsNamedWithTheCauseAndTheNextSampleDoesNot
     EXPECT_THAT(first.why, StartsWith("remote at " + scheme + nobody.address() + ": unreachable for 0."));
     EXPECT_THAT(first.why, HasSubstr("Connection refused"));
     EXPECT_GE(first.retries, 1);
-    EXPECT_THAT(graders->waits_for(), HasSubstr("Connection refused"));
+    ASSERT_EQ(graders->waits_for().size(), 1u);
+    EXPECT_EQ(graders->waits_for()[0].reward, 0);
+    EXPECT_THAT(graders->waits_for()[0].cause, HasSubstr("Connection refused"));
     const up::Graded second = ScoreOne(*graders);
     EXPECT_EQ(second.retries, 0);
     EXPECT_THAT(second.why, HasSubstr("(1 try for this sample): Connection refused"));
@@ -302,7 +304,7 @@ TEST(HttpRewardTest, AKeptConnectionThatTheServerClosedIsNoRetry) {
     EXPECT_EQ(graded.reward, 1) << graded.why;
     EXPECT_EQ(graded.retries, 0);
   }
-  EXPECT_EQ(graders->waits_for(), "");
+  EXPECT_TRUE(graders->waits_for().empty());
   EXPECT_GE(server.accepted, 10);
   EXPECT_LT(server.accepted, 30) << "a connection is used more than once";
 }
@@ -385,16 +387,18 @@ TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTh
   std::jthread grader([&](const std::stop_token& stop) {  // waits: asked to stop at the end of this test
     while (!stop.stop_requested()) (void)graders->Score({&sample, 1});
   });
-  std::optional<std::string> overdue;
+  std::optional<PluginCall> overdue;
   const auto begun = std::chrono::steady_clock::now();
   while (!overdue && std::chrono::steady_clock::now() < begun + std::chrono::seconds(60))
-    overdue = graders->Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
+    overdue = graders->watch().Overdue(std::chrono::steady_clock::now() + std::chrono::seconds(2));
   ASSERT_TRUE(overdue);
-  EXPECT_THAT(*overdue, StartsWith("reward exact_answer (core/tasks/rewards/exact_answer.cc) did not return "
-                                   "within 2 s (its timeout_s) on sample 7.0.1 ("));
+  EXPECT_EQ(overdue->what, "reward exact_answer (core/tasks/rewards/exact_answer.cc)");
+  EXPECT_THAT(overdue->Late(),
+              StartsWith("reward exact_answer (core/tasks/rewards/exact_answer.cc) did not return "
+                         "within 2 s (its timeout_s) on sample 7.0.1 ("));
   grader.request_stop();
   grader.join();  // waits: it was asked to stop
-  EXPECT_FALSE(graders->Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
+  EXPECT_FALSE(graders->watch().Overdue(std::chrono::steady_clock::now() + std::chrono::hours(1)));
 }
 
 TEST(GradersTest, ACallThatIsTooLongForTheServerGoesInHalves) {

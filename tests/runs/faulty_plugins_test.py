@@ -1,0 +1,169 @@
+"""Plug-ins that crash, hang, exit and break their rules (tests/plugins/faulty): whole runs of the real programs end soon and
+name the plug-in with its file."""
+import signal
+import subprocess
+import time
+import unittest
+
+from harness import ROOT, TIDEPOOL, RunTest
+
+REWARD = "configs/test/rl_colocated.yaml"
+GAME = "configs/test/rl_episodes.yaml"
+CONTROL = "configs/control/cartpole.yaml"
+HERE = "tests/plugins/faulty/"
+FAULTY_REWARD = f"reward faulty ({HERE}faulty_reward.cc)"
+FAULTY_GAME = f"environment faulty_game ({HERE}faulty_game.cc)"
+FAULTY_CONTROL = f"control task faulty_control ({HERE}faulty_control.cc)"
+FAULTY_TASK = f"task faulty_task ({HERE}faulty_task.cc)"
+
+
+def reward(how, timeout_s=5):
+    return f'reward.functions=[{{name: "faulty:{how}", timeout_s: {timeout_s}}}]'
+
+
+def game(fault, **more):
+    return (f'environment={{name: faulty_game, fault: "{fault}", size: 8, held_out: 8, workers: 1, '
+            + "".join(f"{key}: {value}, " for key, value in more.items()) + 'max_turn_tokens: 2}')
+
+
+def control(place, how):
+    return f'environment={{name: faulty_control, in: {place}, how: {how}, instances: 2, step_timeout_s: 2}}'
+
+
+DIGITS = 'model.init.alphabet="0123456789? "'
+
+
+class FaultyPluginsTest(RunTest):
+    def ends_with(self, result, *said, code=3):
+        self.assert_done(result, code)
+        for words in said:
+            self.assertIn(words, result.stdout + result.stderr)
+
+    def wait_for_words(self, path, words, process):
+        self.wait_for(lambda: path.exists() and words in path.read_text(), 60, words, process)
+
+    # --- in worker processes
+
+    def test_a_reward_that_crashes_exits_or_hangs_ends_the_run_by_name(self):
+        for how, words in [("crash", "while it ran " + FAULTY_REWARD), ("exit", "while it ran " + FAULTY_REWARD),
+                           ("hang", FAULTY_REWARD + " did not return within 1 s (its timeout_s) on sample ")]:
+            with self.subTest(how):
+                result = self.train(REWARD, reward(how, 1), "eval.samples=0", run=how)
+                self.ends_with(result, "3 workers in a row died in " + FAULTY_REWARD, words)
+
+    def test_a_reward_that_throws_is_told_when_it_begins_and_ends_the_run_by_name(self):
+        result = self.train(REWARD, reward("throw"), "eval.samples=0")
+        self.ends_with(result, "fault=reward_infra", f"faulty ({HERE}faulty_reward.cc) threw an exception: no such place")
+        told = [line for line in self.path("logs", "controller.log").read_text().splitlines() if "event=rewards_fail" in line]
+        self.assertEqual(len(told), 1, "once a minute at most")
+        self.assertIn("threw an exception: no such place", told[0])
+
+    def test_the_words_of_a_plug_in_blame_nobody(self):
+        result = self.train(REWARD, reward("slander"), "eval.samples=0", "train.steps=1")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn("died in reward innocent", result.stdout + result.stderr)
+
+    def test_a_game_that_crashes_or_hangs_in_a_run_ends_it_by_name(self):
+        for how, words in [("crash", "while it ran " + FAULTY_GAME),
+                           ("hang", FAULTY_GAME + " did not return within 1 s (environment.step_timeout_s) on turn ")]:
+            with self.subTest(how):
+                result = self.train(GAME, game("Turn " + how, step_timeout_s=1), DIGITS, "eval.samples=0", run=how)
+                self.ends_with(result, "3 workers in a row died in " + FAULTY_GAME, words)
+
+    def test_a_turn_that_waits_behind_slow_ones_is_not_late(self):
+        result = self.train(GAME, game("Turn slow", step_timeout_s=1), DIGITS, "eval.samples=0", "train.steps=1")
+        self.assert_done(result)
+        self.assertNotIn("did not end within its deadline", result.stdout + result.stderr)
+
+    def test_a_game_that_breaks_its_rules_in_a_run_is_named(self):
+        result = self.train(GAME, game("Turn nan"), DIGITS, "eval.samples=0")
+        self.ends_with(result, FAULTY_GAME, "not one of the first", "Step gave the reward nan in turn 1")
+
+    def test_a_control_task_that_crashes_ends_the_run_by_name(self):
+        for place, how in [("Observe", "crash"), ("Observe", "flood"), ("Play", "crash"), ("Start", "crash")]:
+            with self.subTest(f"{place} {how}"):
+                begin = time.monotonic()
+                result = self.train(CONTROL, control(place, how), run=f"{place}-{how}")
+                # The first states are made by the controller itself.
+                self.ends_with(result, FAULTY_CONTROL, code=-signal.SIGSEGV if place == "Start" else 3)
+                self.assertLess(time.monotonic() - begin, 60)
+
+    def test_a_control_task_that_hangs_in_a_worker_of_its_own_is_named(self):
+        result = self.train(CONTROL, control("Play", "hang"))
+        self.ends_with(result, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s)")
+
+    def test_the_end_of_a_run_does_not_wait_for_a_call_that_hangs_and_names_it(self):
+        for name, config, log, label, settings in [
+                ("reward", REWARD, "reward-0.log", FAULTY_REWARD, [reward("hang", 100)]),
+                ("game", GAME, "environment-0.log", FAULTY_GAME, [game("Turn hang", step_timeout_s=100), DIGITS])]:
+            with self.subTest(name):
+                run = self.start(config, *settings, "eval.samples=0", run=name)
+                self.wait_for_words(self.path("logs", log, run=name), "it hangs", run)
+                begin = time.monotonic()
+                run.send_signal(signal.SIGTERM)
+                out, err = run.communicate(timeout=60)
+                self.assertLess(time.monotonic() - begin, 45)
+                logs = out + err + self.path("logs", "controller.log", run=name).read_text()
+                self.assertIn("the end did not wait for " + label + " to come back", logs)
+                self.assertIn("the end waits for " + label, self.path("logs", log, run=name).read_text())
+
+    # --- before a run
+
+    def test_a_game_that_breaks_its_rules_is_refused_with_the_function_that_did(self):
+        for fault, words in [("Make crash", "training game 0, Make(): was killed by signal 11"),
+                             ("max_turns throw", "max_turns(): threw an exception: no such place"),
+                             ("Step nan", "gave the reward nan"), ("State crash", "turn 1, State(): was killed"),
+                             ("make throw", "its .make threw an exception: no such place")]:
+            with self.subTest(fault):
+                made = self.command("validate", GAME, game(fault), DIGITS)
+                self.ends_with(made, FAULTY_GAME, words, code=2)
+        made = self.command("validate", GAME, game("make crash"), DIGITS)
+        self.ends_with(made, "while it ran " + FAULTY_GAME, code=-signal.SIGSEGV)
+
+    def test_a_factory_that_throws_or_crashes_is_named(self):
+        task = "data={{task: faulty_task, {}: {}, size: 8, held_out: 8}}"
+        for function in ("make", "units"):
+            made = self.command("validate", REWARD, task.format(function, "throw").replace(", held_out: 8", ""))
+            self.ends_with(made, f"{FAULTY_TASK}: its .{function} threw an exception: no such place", code=2)
+            made = self.command("validate", REWARD, task.format(function, "crash").replace(", held_out: 8", ""))
+            self.ends_with(made, f"while it ran {FAULTY_TASK} on the options of the job (its .{function})", code=-signal.SIGSEGV)
+        made = self.command("validate", REWARD, reward("make crash"))
+        self.ends_with(made, "while it ran " + FAULTY_REWARD, code=-signal.SIGSEGV)
+        made = self.command("validate", CONTROL, control("make", "crash"))
+        self.ends_with(made, "while it ran " + FAULTY_CONTROL, code=-signal.SIGSEGV)
+
+    def test_a_question_that_crashes_in_a_run_is_named(self):
+        made = self.train(REWARD, "data={task: faulty_task, question: crash, size: 100000, held_out: 0}", "eval.samples=0")
+        self.ends_with(made, f"while it ran {FAULTY_TASK} on question ", code=-signal.SIGSEGV)
+
+    def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
+        for policy, point in [("never_trains", "at kBatch"), ("stays", "at kState")]:
+            for command in (["simulate"], ["train"]):
+                with self.subTest(f"{command} {policy}"):
+                    more = ["--run-dir", str(self.dir / policy)] if command == ["train"] else []
+                    made = self.command(*command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    self.ends_with(made, f"policy {policy} ({HERE}faulty_policy.cc) {point}", "gives no slot the role actor", code=2 if command == ["simulate"] else 3)
+
+    # --- eval
+
+    def test_eval_names_a_reward_that_hangs_or_crashes_and_ends_at_a_signal(self):
+        self.assert_done(self.train(REWARD, reward("fine", 1), "train.steps=1", "eval.samples=4"))
+        config = self.path("config.yaml")
+        config.write_text(config.read_text().replace("faulty:fine", "faulty:hang"))
+        made = self.command("eval", "--model", str(self.path()), "--limit", "4")
+        self.ends_with(made, FAULTY_REWARD + " did not return within 1 s (its timeout_s) on ")
+        asked = ["eval", "--model", str(self.path()), "--task", "reverse", "--limit", "4", "--reward"]
+        self.ends_with(self.command(*asked, "faulty:crash"), "while it ran " + FAULTY_REWARD, code=-signal.SIGSEGV)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            errors = self.dir / f"errors-{number}"
+            with open(errors, "w", encoding="utf-8") as err:
+                process = subprocess.Popen([TIDEPOOL, *asked, "faulty:hang"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=err)
+            self.started.append(process)
+            self.wait_for_words(errors, "it hangs", process)
+            process.send_signal(number)
+            self.assertEqual(process.wait(timeout=5), 3)
+            self.assertIn("stopped while it ran " + FAULTY_REWARD, errors.read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()
