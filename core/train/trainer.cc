@@ -267,7 +267,6 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
   return done;
 }
 
-// Everything that advantages and losses read, as far as this algorithm does.
 // Where a row has the same bits in every batch, the forward would say again what the sampler recorded under
 // these weights; so it is left out, and the first update's own forward shows whether that is so
 // (training/rollout_logp_diff).
@@ -294,6 +293,7 @@ Status TrainerImpl::FillOld(const StepContext& step, StepPlan& plan, bool square
   return OkStatus();
 }
 
+// Everything that advantages and losses read, as far as this algorithm does.
 Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   const algorithms::ResolvedAlgorithm& a = options.loss;
   // Log-probs of the weights that the step starts from. With a single update they are those of its own
