@@ -3,7 +3,7 @@
 // The clip is computed on the device from the sum of squares, so that an update waits for no copy to the
 // host. Bound by memory: 20 bytes are read and 12 written for each element with bfloat16 weights.
 #include "core/cuda/kernels/block.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
