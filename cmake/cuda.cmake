@@ -67,7 +67,8 @@ if(module_has_device)
   # named: it registers itself.
   target_link_libraries(tidepool_cuda_module PRIVATE tidepool_cuda_device tidepool_torch
     -Wl,--no-as-needed ${TORCH_ROOT}/lib/libtorch_cuda.so ${TORCH_ROOT}/lib/libc10_cuda.so -Wl,--as-needed)
-  target_link_options(tidepool_cuda_module PRIVATE -Wl,--allow-shlib-undefined)
+  target_link_options(tidepool_cuda_module PRIVATE -Wl,--allow-shlib-undefined
+    -Wl,--exclude-libs,ALL)  # its classes are its own, whatever the program exports
 endif()
 if(TIDEPOOL_CUDA_HAVE_NCCL)
   target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_NCCL_INCLUDE})

@@ -447,7 +447,7 @@ struct RouterArgs {
 struct RouteArgs {
   int64_t rows = 0, experts = 0, k = 0;
   float* probs = nullptr;           // [rows, experts]: logits, in place
-  const int32_t* replay = nullptr;  // [rows, k] or null; a first id below 0: not given
+  const int32_t* replay = nullptr;  // [rows, k] or null; a first id below 0: not given; may be chosen
   bool renormalize = false;         // weights sum to 1
   int32_t* chosen = nullptr;        // [rows, k], by falling weight
   float* weights = nullptr;         // [rows, k]

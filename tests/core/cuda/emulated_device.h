@@ -11,6 +11,9 @@ class EmulatedCudaDevice : public CudaDevice {
  public:
   EmulatedCudaDevice() : CudaDevice(c10::kCPU) {}
   [[nodiscard]] std::string name() const override { return "emulated cuda"; }
+  // Kernels find what Allocate gave alone, as on a GPU.
+  [[nodiscard]] bool host_memory() const override { return false; }
+  void Synchronize() override {}
   StatusOr<std::shared_ptr<device::Buffer>> Allocate(int64_t bytes) override;
 };
 

@@ -53,6 +53,7 @@ PLANTS = [
     ("experts.cu", "  __syncthreads();  // all have read what one writes", "", 0),
     ("experts.cu", "(dweights[i] - inner) / sum", "dweights[i] / sum", 0),
     ("decode_attention.cu", "View(work.row)[blockIdx.x]", "blockIdx.x", 0),
+    ("experts.cu", "  __syncwarp();  // `replay` may be `chosen`, which lane 0 writes", "", 0),
     ("rows.cu", "x = sum;", "", 0),
     ("columns.h", "for (int w = 1; w < kColumnThreads / 32; ++w)", "for (int w = 1; w < kColumnThreads / 32 - 1; ++w)", 0),
     ("swiglu.cu", "if (c >= ff) return;", "", 0),

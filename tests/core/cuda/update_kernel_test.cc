@@ -175,13 +175,13 @@ void CompareExperts(uint64_t seed) {
   cpu.router(0, rows, d, experts, x.data(), w.data(), logits.data());
   const DeviceArray<T> d_x(x), d_w(w);
   std::vector<int32_t> replay(static_cast<size_t>(rows * k), -1);
-  const bool with_replay = rng.Below(2) == 0, renormalize = rng.Below(2) == 0;
+  const bool with_replay = rng.Below(2) == 0, in_place = rng.Below(2) == 0, renormalize = rng.Below(2) == 0;
   for (int64_t i = 0; i < k; ++i)
     replay[static_cast<size_t>(i)] = static_cast<int32_t>((i * 3 + 1) % experts);  // row 0
   const DeviceArray<int32_t> d_replay(replay);
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<float> probs(rows * experts), weights(rows * k);
-    const DeviceArray<int32_t> chosen(rows * k);
+    const DeviceArray<int32_t> chosen(replay);  // may be what is replayed
     const device::RouterArgs<T> router{
         .rows = rows, .d = d, .experts = experts, .x = d_x.data(), .w = d_w.data(), .logits = probs.data()};
     RunKernel(what, [&](Launcher& l) { return Router(router, l); });
@@ -191,7 +191,9 @@ void CompareExperts(uint64_t seed) {
                               .experts = experts,
                               .k = k,
                               .probs = probs.data(),
-                              .replay = with_replay ? d_replay.data() : nullptr,
+                              .replay = !with_replay ? nullptr
+                                        : in_place   ? chosen.data()
+                                                     : d_replay.data(),
                               .renormalize = renormalize,
                               .chosen = chosen.data(),
                               .weights = weights.data()};

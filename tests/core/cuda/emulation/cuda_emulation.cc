@@ -357,16 +357,16 @@ void Device::Access1(Cell& c, const Region& region, Access access, Place place) 
     if (region.shared ? c.writer_block != block_ : c.unwritten) {
       Fail(std::string(region.name) + ": read before anything was written there", place);
     }
+    const auto my_warp = static_cast<int16_t>(-2 - me_->warp);
+    const bool of_my_warp = (c.reader >= 0 && c.reader / 32 == me_->warp) || c.reader == my_warp;
     if (c.reader_block != block_) {
       c.other_readers = c.reader_block >= first_block_;
       c.reader_block = block_;
       c.reader = thread;
-    } else if (c.read_epoch != epoch_) {
-      c.reader = thread;
+    } else if (c.read_epoch != epoch_ || (of_my_warp && c.read_warp_epoch < warp_epoch)) {
+      c.reader = thread;  // the reads before came before whatever this warp does from now on
     } else if (c.reader != thread) {
-      const auto of_warp = static_cast<int16_t>(-2 - me_->warp);
-      c.reader =
-          (c.reader >= 0 && c.reader / 32 == me_->warp) || c.reader == of_warp ? of_warp : kManyThreads;
+      c.reader = of_my_warp ? my_warp : kManyThreads;
     }
     c.read_epoch = epoch_;
     c.read_warp_epoch = warp_epoch;
