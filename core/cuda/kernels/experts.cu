@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kExpertThreads) RouteKernel(device::RouteArgs 
 
   const Global<int32_t> chosen = View(a.chosen) + r * a.k;
   const bool given = a.replay != nullptr && View(a.replay)[r * a.k] >= 0;
-  __syncwarp();  // `replay` may be `chosen`, which lane 0 writes
+  __syncwarp();        // `replay` may be `chosen`, which lane 0 writes
   uint32_t taken = 0;  // bit i: expert lane + 32 i
   for (int64_t i = 0; i < a.k; ++i) {
     if (given) {

@@ -12,7 +12,7 @@ class Registered : public device::Buffer {
  public:
   explicit Registered(std::shared_ptr<device::Buffer> memory)
       : Buffer(memory->data(), memory->bytes()), memory_(std::move(memory)) {
-    emulation::AddMemory(data(), bytes(), /*unit=*/2, /*written=*/true);
+    emulation::AddMemory(data(), std::max<int64_t>(bytes(), 1), /*unit=*/2, /*written=*/true);
   }
   ~Registered() override { emulation::RemoveMemory(data()); }
 
