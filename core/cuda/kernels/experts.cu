@@ -42,11 +42,9 @@ __global__ void __launch_bounds__(kExpertThreads) RouteKernel(device::RouteArgs 
   for (int64_t e = lane; e < a.experts; e += 32) sum += __expf(p[e] - top);
   sum = WarpSum(sum);
   for (int64_t e = lane; e < a.experts; e += 32) p[e] = __expf(p[e] - top) / sum;
-  __syncwarp();  // the weights below are read by lane 0
-
   const Global<int32_t> chosen = View(a.chosen) + r * a.k;
   const bool given = a.replay != nullptr && View(a.replay)[r * a.k] >= 0;
-  __syncwarp();        // `replay` may be `chosen`, which lane 0 writes
+  __syncwarp();        // lane 0 reads the weights below, and writes `chosen`, which `replay` may be
   uint32_t taken = 0;  // bit i: expert lane + 32 i
   for (int64_t i = 0; i < a.k; ++i) {
     if (given) {
