@@ -616,7 +616,7 @@ struct RouteBackwardArgs {
   }
 };
 
-// sum[e] += probs[r, e], rows in order.
+// sum[e] += probs[r, e], in float64.
 struct AddProbsArgs {
   int64_t rows = 0, experts = 0;
   const float* probs = nullptr;  // [rows, experts]
