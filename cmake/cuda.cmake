@@ -1,4 +1,4 @@
-# libtidepool_cuda.so: kernels, and the NCCL process group where LibTorch and nccl.h allow it. Built where
+# libtidepool_cuda.so: GPUs as devices where LibTorch has its CUDA part, and the NCCL process group where nccl.h is, too. Built where
 # nvcc is found; a machine without it configures and builds all the same. nvcc is called directly, so that a
 # compiler that CMake cannot use as a language costs a message and not the configuration.
 find_program(TIDEPOOL_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
@@ -33,15 +33,17 @@ foreach(source ${kernel_sources})
     COMMAND sh -c "\"$@\" 2> ${report} || { cat ${report} >&2; exit 1; }; grep -v -e ptxas -e 'bytes stack frame' ${report} >&2 || true" nvcc
       ${TIDEPOOL_NVCC} -std=c++20 -O3 -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler -fPIC,-fvisibility=hidden
       ${TIDEPOOL_GENCODE} -Xptxas -v -I${CMAKE_SOURCE_DIR} -c ${source} -o ${object}
-    DEPENDS ${source} ${kernel_headers} ${CMAKE_SOURCE_DIR}/core/device/cpu/kernels.h ${CMAKE_SOURCE_DIR}/core/device/arguments.h ${CMAKE_SOURCE_DIR}/core/device/kv_run.h
+    DEPENDS ${source} ${kernel_headers} ${CMAKE_SOURCE_DIR}/core/device/arguments.h ${CMAKE_SOURCE_DIR}/core/device/kv_run.h
     COMMENT "nvcc ${name}.cu" VERBATIM)
   list(APPEND kernel_objects ${object})
 endforeach()
 
-set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${CMAKE_SOURCE_DIR}/core/cuda/kernels/launch_table.cc
-  ${kernel_objects})
+set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${kernel_objects})
+set(module_has_device OFF)
 set(TIDEPOOL_CUDA_HAVE_NCCL OFF CACHE INTERNAL "the module has the NCCL process group")
 if(TIDEPOOL_HAVE_TORCH AND EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so)
+  set(module_has_device ON)
+  list(APPEND module_sources ${CMAKE_SOURCE_DIR}/core/cuda/device_entry.cc)
   find_path(TIDEPOOL_NCCL_INCLUDE nccl.h HINTS ${TORCH_ROOT}/../nvidia/nccl/include ${TIDEPOOL_CUDA_INCLUDE})
   if(TIDEPOOL_NCCL_INCLUDE AND EXISTS ${TIDEPOOL_CUDA_INCLUDE}/cusolverDn.h)
     set(TIDEPOOL_CUDA_HAVE_NCCL ON CACHE INTERNAL "the module has the NCCL process group")
@@ -50,7 +52,7 @@ if(TIDEPOOL_HAVE_TORCH AND EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so)
     message(STATUS "CUDA module: without NCCL, nccl.h or cusolverDn.h was not found (packages libnccl-dev, libcusolver-dev of the toolkit)")
   endif()
 else()
-  message(STATUS "CUDA module: without NCCL, LibTorch has no libtorch_cuda.so")
+  message(STATUS "CUDA module: kernels alone, LibTorch has no libtorch_cuda.so")
 endif()
 
 # The loader library is tidepool_cuda; the module's file is libtidepool_cuda.so in the folder of the binaries.
@@ -60,10 +62,15 @@ set_target_properties(tidepool_cuda_module PROPERTIES OUTPUT_NAME tidepool_cuda 
 target_include_directories(tidepool_cuda_module PRIVATE ${CMAKE_SOURCE_DIR})
 target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_CUDA_INCLUDE})
 target_link_libraries(tidepool_cuda_module PRIVATE ${TIDEPOOL_CUDART})
+if(module_has_device)
+  # What libtorch_cuda itself needs (cuDNN, cuBLAS, ...) is looked up where it runs, not here. No symbol of it need be
+  # named: it registers itself.
+  target_link_libraries(tidepool_cuda_module PRIVATE tidepool_cuda_device tidepool_torch
+    -Wl,--no-as-needed ${TORCH_ROOT}/lib/libtorch_cuda.so ${TORCH_ROOT}/lib/libc10_cuda.so -Wl,--as-needed)
+  target_link_options(tidepool_cuda_module PRIVATE -Wl,--allow-shlib-undefined
+    -Wl,--exclude-libs,ALL)  # its classes are its own, whatever the program exports
+endif()
 if(TIDEPOOL_CUDA_HAVE_NCCL)
   target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_NCCL_INCLUDE})
   target_compile_definitions(tidepool_cuda_module PRIVATE USE_C10D_NCCL)
-  # What libtorch_cuda itself needs (cuDNN, cuBLAS, ...) is looked up where it runs, not here.
-  target_link_libraries(tidepool_cuda_module PRIVATE tidepool_torch ${TORCH_ROOT}/lib/libtorch_cuda.so ${TORCH_ROOT}/lib/libc10_cuda.so)
-  target_link_options(tidepool_cuda_module PRIVATE -Wl,--allow-shlib-undefined)
 endif()

@@ -34,16 +34,19 @@ bool SameSlots(Runs runs, Place a, Place b, int32_t begin, int32_t end) {
 
 }  // namespace
 
-DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths, Runs runs) {
+DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                      std::span<const int32_t> lengths, Runs runs) {
   struct Item {
     AttentionItem item;
     std::vector<int32_t> rows;
   };
   DecodePlan plan;
+  plan.first_partial.resize(first_run.size());
   std::vector<Item> items;
   std::unordered_map<int64_t, size_t> full;  // partition and its first slot: the item that has them
-  for (size_t row = 0; row < first_run.size(); ++row) {
-    plan.first_partial.push_back(static_cast<int32_t>(plan.partials));
+  for (const int32_t number : rows) {
+    const auto row = static_cast<size_t>(number);
+    plan.first_partial[row] = static_cast<int32_t>(plan.partials);
     Place place{first_run[row], 0};
     for (int32_t begin = 0; begin < lengths[row]; begin += kPartitionKeys, ++plan.partials) {
       Advance(runs, begin, &place);
@@ -54,12 +57,12 @@ DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_
         if (!added) {
           Item& other = items[at->second];
           if (SameSlots(runs, {other.item.run, other.item.run_position}, place, begin, end)) {
-            other.rows.push_back(static_cast<int32_t>(row));
+            other.rows.push_back(number);
             continue;
           }
         }
       }
-      items.push_back({{0, 0, partition, place.run, place.position}, {static_cast<int32_t>(row)}});
+      items.push_back({{0, 0, partition, place.run, place.position}, {number}});
     }
   }
   for (Item& i : items) {
@@ -71,12 +74,14 @@ DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_
   return plan;
 }
 
-std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                                       int64_t rows_max) {
+std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                                       std::span<const int32_t> lengths, int64_t rows_max) {
   std::vector<AttentionItem> items;
-  for (size_t row = 0; row < first_run.size(); ++row) {
-    if (items.empty() || items.back().run != first_run[row] || items.back().count == rows_max) {
-      items.push_back({static_cast<int32_t>(row), 0, 0, first_run[row], 0});
+  for (const int32_t row : rows) {
+    const int32_t run = first_run[static_cast<size_t>(row)];
+    if (items.empty() || items.back().run != run || items.back().count == rows_max ||
+        items.back().first + items.back().count != row) {
+      items.push_back({row, 0, 0, run, 0});
     }
     ++items.back().count;
   }
@@ -86,6 +91,16 @@ std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> first_run, std::
   std::stable_sort(items.begin(), items.end(),
                    [&](const AttentionItem& a, const AttentionItem& b) { return longest(a) > longest(b); });
   return items;
+}
+
+RowsByPass DivideRows(std::span<const int32_t> first_run) {
+  RowsByPass rows;
+  for (size_t begin = 0, end = 0; begin < first_run.size(); begin = end) {
+    while (end < first_run.size() && first_run[end] == first_run[begin]) ++end;
+    std::vector<int32_t>& to = static_cast<int64_t>(end - begin) >= kPrefillFrom ? rows.prefill : rows.decode;
+    for (size_t row = begin; row < end; ++row) to.push_back(static_cast<int32_t>(row));
+  }
+  return rows;
 }
 
 }  // namespace tidepool::cuda

@@ -1,7 +1,7 @@
 #pragma once
 // Which rows of a batch are attended together: plans made on the host, read by the attention kernels.
 //
-// A row attends to slots over runs (core/device/cpu/kernels.h). Reading keys and values is what decode
+// A row attends to slots over runs (core/device/arguments.h). Reading keys and values is what decode
 // costs, so rows whose keys of a partition lie in the same slots (samples of one prompt) share one pass over
 // them; and rows of one sequence share a pass in prefill and training. Which rows share is no part of a row's
 // result. Pure functions; thread-safe.
@@ -28,21 +28,29 @@ struct AttentionItem {
 struct DecodePlan {
   std::vector<AttentionItem> items;
   std::vector<int32_t> order;          // rows, item by item
-  std::vector<int32_t> first_partial;  // [rows]: place of the row's first partition among all
+  std::vector<int32_t> first_partial;  // [rows of the batch]: place of a row's first partition among all
   int64_t partials = 0;                // partitions of all rows
 };
-// first_run, lengths: [rows]. Rows whose partition is full and lies in the same slots are one item. Time
-// grows with the runs of all rows.
-DecodePlan PlanDecode(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                      std::span<const device::KvRun> runs);
+// rows: those of the batch that are planned, ascending; first_run, lengths: of the batch. Rows whose
+// partition is full and lies in the same slots are one item. Time grows with the runs of all rows.
+DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                      std::span<const int32_t> lengths, std::span<const device::KvRun> runs);
 
 // Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
 // first, so that the device is not left with one of them at the end.
-std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> first_run, std::span<const int32_t> lengths,
-                                       int64_t rows_max);
+std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                                       std::span<const int32_t> lengths, int64_t rows_max);
 // Query rows of a pass: 64, shared by the heads of a key-value head.
 inline int64_t PrefillRows(int64_t heads, int64_t kv_heads) {
   return heads / kv_heads >= 64 ? 1 : 64 / (heads / kv_heads);
 }
+
+// Rows of a sequence from which on a pass of their own is worth it: fewer are decoded, which divides long
+// keys among blocks. The height of a tensor core's tile, until it can be measured.
+constexpr int64_t kPrefillFrom = 16;
+struct RowsByPass {
+  std::vector<int32_t> decode, prefill;
+};
+RowsByPass DivideRows(std::span<const int32_t> first_run);
 
 }  // namespace tidepool::cuda

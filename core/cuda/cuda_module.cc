@@ -17,24 +17,15 @@ Status Find(void* library, const std::string& path, const char* name, F** functi
                             "; rebuild it from the sources of this program");
 }
 
+// Runs a function of the module that writes a message where it fails.
+template <typename F>
+Status Call(const std::string& what, F call) {
+  std::array<char, 1024> error{};
+  if (call(error.data(), static_cast<int64_t>(error.size())) == 0) return OkStatus();
+  return Internal(what + ": " + error.data());
+}
+
 }  // namespace
-
-DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      free_(other.free_) {}
-
-DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(free_, other.free_);
-  return *this;
-}
-
-DeviceMemory::~DeviceMemory() {
-  // An error here has been reported by the call that caused it: after it every call of CUDA fails.
-  if (data_ != nullptr) free_(data_);
-}
 
 StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   if (access(path.c_str(), R_OK) != 0) {
@@ -60,12 +51,7 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   DeviceCountFunction* device_count = nullptr;
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_error", &entry.error));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_device_count", &device_count));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_token_logprob", &entry.token_logprob));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_launches", &entry.launches));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_allocate", &entry.allocate));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_free", &entry.free));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_copy", &entry.copy));
-  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_synchronize", &entry.synchronize));
+  entry.device = reinterpret_cast<DeviceFunction*>(dlsym(library, "tidepool_cuda_device"));
   entry.nccl_group = reinterpret_cast<NcclGroupFunction*>(dlsym(library, "tidepool_cuda_nccl_group"));
   int count = 0;
   if (const int code = device_count(&count); code != 0 || count == 0) {
@@ -76,29 +62,17 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   return CudaModule(entry, count);
 }
 
-Status CudaModule::Check(int code, const std::string& what) const {
-  if (code == 0) return OkStatus();
-  return Internal(what + ": CUDA error " + std::to_string(code) + " (" + entry_.error(code) + ")");
-}
-
-Status CudaModule::TokenLogProb(const TokenLogProbArgs& args, void* stream) const {
-  return Check(entry_.token_logprob(&args, stream), "token_logprob");
-}
-
-StatusOr<DeviceMemory> CudaModule::Allocate(int64_t bytes) const {
-  void* data = nullptr;
-  if (const int code = entry_.allocate(&data, bytes); code != 0) {
-    return ResourceExhausted(std::to_string(bytes) + " bytes of device memory: " + entry_.error(code));
+StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index) const {
+  if (entry_.device == nullptr) {
+    return Unimplemented(
+        "libtidepool_cuda.so was built without LibTorch's CUDA part; build it with a LibTorch that has "
+        "libtorch_cuda.so");
   }
-  return DeviceMemory(data, bytes, entry_.free);
-}
-
-Status CudaModule::Copy(void* to, const void* from, int64_t bytes) const {
-  return Check(entry_.copy(to, from, bytes), "copy of " + std::to_string(bytes) + " bytes");
-}
-
-Status CudaModule::Synchronize(void* stream) const {
-  return Check(entry_.synchronize(stream), "synchronize");
+  std::unique_ptr<device::Device> made;
+  TP_RETURN_IF_ERROR(Call("GPU " + std::to_string(index), [&](char* error, int64_t bytes) {
+    return entry_.device(index, &made, error, bytes);
+  }));
+  return made;
 }
 
 Status CudaModule::MakeNcclGroup(const void* store, int rank, int size, std::chrono::milliseconds timeout,
@@ -108,13 +82,10 @@ Status CudaModule::MakeNcclGroup(const void* store, int rank, int size, std::chr
         "libtidepool_cuda.so was built without NCCL; build it with a LibTorch that has libtorch_cuda.so and "
         "with nccl.h");
   }
-  std::array<char, 1024> error{};
-  if (entry_.nccl_group(store, rank, size, timeout.count(), backend, error.data(),
-                        static_cast<int64_t>(error.size())) == 0) {
-    return OkStatus();
-  }
-  return Internal("NCCL process group, rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " +
-                  error.data());
+  return Call("NCCL process group, rank " + std::to_string(rank) + " of " + std::to_string(size),
+              [&](char* error, int64_t bytes) {
+                return entry_.nccl_group(store, rank, size, timeout.count(), backend, error, bytes);
+              });
 }
 
 }  // namespace tidepool::cuda

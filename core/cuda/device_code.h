@@ -12,10 +12,12 @@
 //   CopyAsync16, CopyAsyncCommit, CopyAsyncWait<n>    16 bytes from device memory to shared memory
 //   LoadMatrix4, LoadMatrix4Transposed, MultiplyTile  ldmatrix and mma.sync.m16n8k16 of a warp
 //   Launch(grid, stream, kernel, args...)             0 or a cudaError_t
+//   LaunchError(code)                                 what that says
 
 #include <cstdint>
+#include <string>
 
-#include "core/device/cpu/kernels.h"
+#include "core/device/arguments.h"
 
 namespace tidepool::cuda {
 
@@ -156,6 +158,7 @@ __device__ inline void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+inline std::string LaunchError(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 template <typename... P, typename... A>
 int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;

@@ -7,26 +7,14 @@
 #include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "core/cuda/module_error.h"
+
 namespace tidepool::cuda {
-namespace {
-
-int Fail(const std::string& message, char* error, int64_t error_bytes) {
-  if (error != nullptr && error_bytes > 0) {
-    const auto n = std::min<int64_t>(static_cast<int64_t>(message.size()), error_bytes - 1);
-    std::memcpy(error, message.data(), static_cast<size_t>(n));
-    error[n] = '\0';
-  }
-  return 1;
-}
-
-}  // namespace
 
 extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_group(const void* store, int rank,
                                                                                int size, int64_t timeout_ms,
@@ -49,7 +37,7 @@ extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_group(c
         *static_cast<const c10::intrusive_ptr<c10d::Store>*>(store), rank, size, options);
     *static_cast<c10::intrusive_ptr<c10d::Backend>*>(backend) = std::move(group);
     return 0;
-  } catch (const std::exception& e) {  // the module's door: nothing is thrown through a C function
+  } catch (const std::exception& e) {
     return Fail(e.what(), error, error_bytes);
   }
 }

@@ -447,7 +447,7 @@ struct RouterArgs {
 struct RouteArgs {
   int64_t rows = 0, experts = 0, k = 0;
   float* probs = nullptr;           // [rows, experts]: logits, in place
-  const int32_t* replay = nullptr;  // [rows, k] or null; a first id below 0: not given
+  const int32_t* replay = nullptr;  // [rows, k] or null; a first id below 0: not given; may be chosen
   bool renormalize = false;         // weights sum to 1
   int32_t* chosen = nullptr;        // [rows, k], by falling weight
   float* weights = nullptr;         // [rows, k]
@@ -478,6 +478,7 @@ struct GroupRowsArgs {
 };
 
 // Products of the experts: the gathered rows of g by the matrix g. y = x w^T, dx = dy w, dw += dy^T x.
+// Group(g, at, n) is that of one group, whose rows are [at, at + n).
 template <typename T>
 struct GroupedMultiplyArgs {
   int64_t groups = 0, rows = 0, n = 0, k = 0;  // rows: begin[groups]
@@ -485,6 +486,9 @@ struct GroupedMultiplyArgs {
   const T* x = nullptr;                        // [rows, k]
   const T* w = nullptr;                        // [groups, n, k]
   T* y = nullptr;                              // [rows, n]
+  [[nodiscard]] MultiplyArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
+    return {of_group, n, k, x + at * k, w + g * n * k, y + at * n};
+  }
   template <typename V>
   void Fields(V& v) {
     v.In(begin, groups + 1);
@@ -500,6 +504,9 @@ struct GroupedMultiplyBackArgs {
   const T* dy = nullptr;  // [rows, n]
   const T* w = nullptr;   // [groups, n, k]
   T* dx = nullptr;        // [rows, k]; not dy
+  [[nodiscard]] MultiplyBackArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
+    return {of_group, n, k, dy + at * n, w + g * n * k, dx + at * k};
+  }
   template <typename V>
   void Fields(V& v) {
     v.In(begin, groups + 1);
@@ -515,6 +522,9 @@ struct GroupedMultiplyBackWeightArgs {
   const T* dy = nullptr;  // [rows, n]
   const T* x = nullptr;   // [rows, k]
   float* dw = nullptr;    // [groups, n, k]
+  [[nodiscard]] MultiplyBackWeightArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
+    return {of_group, n, k, dy + at * n, x + at * k, dw + g * n * k};
+  }
   template <typename V>
   void Fields(V& v) {
     v.In(begin, groups + 1);
@@ -606,7 +616,7 @@ struct RouteBackwardArgs {
   }
 };
 
-// sum[e] += probs[r, e], rows in order.
+// sum[e] += probs[r, e], in float64.
 struct AddProbsArgs {
   int64_t rows = 0, experts = 0;
   const float* probs = nullptr;  // [rows, experts]

@@ -387,45 +387,24 @@ struct TorchDevice::Impl {
     Store(a.logits, at::mm(Wide(a.x, {a.rows, a.d}), Wide(a.w, {a.experts, a.d}).t()));
   }
 
-  // body(g, first row, rows)
-  template <typename F>
-  void EachGroup(const int32_t* begin, int64_t groups, F body) const {
-    const Tensor of_host = Raw(begin, {groups + 1}).cpu();
-    const auto* at = of_host.const_data_ptr<int32_t>();
-    for (int64_t g = 0; g < groups; ++g) body(g, at[g], at[g + 1] - at[g]);
+  // Runs `product` for each group.
+  template <typename Args, typename F>
+  void EachGroup(const Args& a, F product) const {
+    const Tensor of_host = Raw(a.begin, {a.groups + 1}).cpu();
+    const auto* at = of_host.template const_data_ptr<int32_t>();
+    for (int64_t g = 0; g < a.groups; ++g) product(a.Group(g, at[g], at[g + 1] - at[g]));
   }
   template <typename T>
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) const {
-    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
-      Multiply<T>({.rows = rows,
-                   .n = a.n,
-                   .k = a.k,
-                   .x = a.x + at * a.k,
-                   .w = a.w + g * a.n * a.k,
-                   .y = a.y + at * a.n});
-    });
+    EachGroup(a, [&](const auto& of) { Multiply(of); });
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) const {
-    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
-      MultiplyBack<T>({.rows = rows,
-                       .n = a.n,
-                       .k = a.k,
-                       .dy = a.dy + at * a.n,
-                       .w = a.w + g * a.n * a.k,
-                       .dx = a.dx + at * a.k});
-    });
+    EachGroup(a, [&](const auto& of) { MultiplyBack(of); });
   }
   template <typename T>
   void GroupedMultiplyBackWeight(const GroupedMultiplyBackWeightArgs<T>& a) const {
-    EachGroup(a.begin, a.groups, [&](int64_t g, int64_t at, int64_t rows) {
-      MultiplyBackWeight<T>({.rows = rows,
-                             .n = a.n,
-                             .k = a.k,
-                             .dy = a.dy + at * a.n,
-                             .x = a.x + at * a.k,
-                             .dw = a.dw + g * a.n * a.k});
-    });
+    EachGroup(a, [&](const auto& of) { MultiplyBackWeight(of); });
   }
 
   // What the experts gave to each row, in the order of its choices: [rows, k, d].

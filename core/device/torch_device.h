@@ -1,7 +1,7 @@
 #pragma once
 // A device of LibTorch's: every kernel as plain tensor operations in float32, results rounded once. Written
-// to be right rather than fast, as what other devices are compared with. It has no caller in a job until a
-// GPU is offered; tests use it, on the CPU.
+// to be right rather than fast, as what other devices are compared with. CudaDevice (core/cuda) builds on it;
+// no job uses either until a GPU is offered, tests use both on the CPU.
 //
 // Whatever a kernel computes or looks up stays on the device, except where the experts of a grouped product
 // begin.

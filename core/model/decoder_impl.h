@@ -156,6 +156,13 @@ struct Decoder::Impl {
   // The normed rows of the pairs, for their experts.
   template <typename T>
   void GatherPairs(int64_t rows, const MoeBuffers& moe, const View& norm) const;
+  // A product of all experts, [n, k] each; its arrays are left open. Args: of one of the grouped products.
+  template <typename Args>
+  [[nodiscard]] Args OfExperts(const MoeBuffers& moe, int64_t pairs, int64_t n, int64_t k) const {
+    Args a;
+    a.groups = spec.moe.experts, a.rows = pairs, a.n = n, a.k = k, a.begin = moe.begin;
+    return a;
+  }
   template <typename T>
   void Embed(const DeviceBatch& batch, const View& x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.

@@ -35,14 +35,9 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
                     .row_of = moe.row_of});
   GatherPairs<T>(rows, moe, b.norm);
   const auto multiply = [&](const View& y, const View& x, int64_t matrix) {
-    device.GroupedMultiply(device::GroupedMultiplyArgs<T>{.groups = experts,
-                                                          .rows = pairs,
-                                                          .n = y.cols,
-                                                          .k = x.cols,
-                                                          .begin = moe.begin,
-                                                          .x = x.As<T>(),
-                                                          .w = Weight<T>(matrix),
-                                                          .y = y.As<T>()});
+    auto a = OfExperts<device::GroupedMultiplyArgs<T>>(moe, pairs, y.cols, x.cols);
+    a.x = x.As<T>(), a.w = Weight<T>(matrix), a.y = y.As<T>();
+    device.GroupedMultiply(a);
   };
   multiply(moe.gate_up, moe.x, w.experts_gate_up);
   device.SwiGlu(

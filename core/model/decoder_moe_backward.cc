@@ -55,24 +55,14 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   // Experts. dy becomes d x of the gathered rows.
   GatherPairs<T>(rows, moe, b.norm);
   const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
-    device.GroupedMultiplyBack(device::GroupedMultiplyBackArgs<T>{.groups = experts,
-                                                                  .rows = pairs,
-                                                                  .n = dout.cols,
-                                                                  .k = dx.cols,
-                                                                  .begin = moe.begin,
-                                                                  .dy = dout.As<T>(),
-                                                                  .w = Weight<T>(matrix),
-                                                                  .dx = dx.As<T>()});
+    auto a = OfExperts<device::GroupedMultiplyBackArgs<T>>(moe, pairs, dout.cols, dx.cols);
+    a.dy = dout.As<T>(), a.w = Weight<T>(matrix), a.dx = dx.As<T>();
+    device.GroupedMultiplyBack(a);
   };
   const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {
-    device.GroupedMultiplyBackWeight(device::GroupedMultiplyBackWeightArgs<T>{.groups = experts,
-                                                                              .rows = pairs,
-                                                                              .n = dout.cols,
-                                                                              .k = x.cols,
-                                                                              .begin = moe.begin,
-                                                                              .dy = dout.As<T>(),
-                                                                              .x = x.As<T>(),
-                                                                              .dw = Gradient(matrix, grads)});
+    auto a = OfExperts<device::GroupedMultiplyBackWeightArgs<T>>(moe, pairs, dout.cols, x.cols);
+    a.dy = dout.As<T>(), a.x = x.As<T>(), a.dw = Gradient(matrix, grads);
+    device.GroupedMultiplyBackWeight(a);
   };
   device.SwiGlu(
       device::SwiGluArgs<T>{.rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});

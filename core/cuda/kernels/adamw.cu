@@ -3,16 +3,17 @@
 // The clip is computed on the device from the sum of squares, so that an update waits for no copy to the
 // host. Bound by memory: 20 bytes are read and 12 written for each element with bfloat16 weights.
 #include "core/cuda/kernels/block.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
 
 constexpr int kAdamThreads = 256;
 constexpr int kAdamPer = 4;
+constexpr int64_t kSquareSumBlock = 65536;  // elements
 
 template <typename T>
-__global__ void __launch_bounds__(kAdamThreads) AdamWKernel(AdamWArgs<T> a) {
+__global__ void __launch_bounds__(kAdamThreads) AdamWKernel(device::AdamWArgs<T> a) {
   const double norm = sqrt(View(a.square_sum)[0]);
   if (!isfinite(norm)) return;
   const auto clip = static_cast<float>(
@@ -62,24 +63,24 @@ __global__ void __launch_bounds__(kAdamThreads) SumKernel(int64_t n, const V* x,
 
 }  // namespace
 
-int SquareSum(int64_t n, const float* x, double* sum, double* scratch, Stream stream) {
-  const int64_t blocks = SquareSumScratch(n);
-  if (const int code = Launch({.name = "square_sum", .x = blocks, .threads = kAdamThreads}, stream,
-                              SumKernel<true, float>, n, x, scratch);
+int SquareSum(const device::SquareSumArgs& a, Launcher& launcher) {
+  const int64_t blocks = CeilDiv<int64_t>(a.n, kSquareSumBlock);
+  auto* sums = static_cast<double*>(launcher.Scratch(blocks * static_cast<int64_t>(sizeof(double))));
+  if (const int code = Launch({.name = "square_sum", .x = blocks, .threads = kAdamThreads}, launcher.stream(),
+                              SumKernel<true, float>, a.n, a.x, sums);
       code != 0) {
     return code;
   }
-  return Launch({.name = "sum", .threads = kAdamThreads}, stream, SumKernel<false, double>, blocks, scratch,
-                sum);
+  return Launch({.name = "sum", .threads = kAdamThreads}, launcher.stream(), SumKernel<false, double>, blocks,
+                sums, a.sum);
 }
 
 template <typename T>
-int AdamW(const AdamWArgs<T>& a, Stream stream) {
+int AdamW(const device::AdamWArgs<T>& a, Launcher& launcher) {
   return Launch(
-      {.name = "adamw", .x = CeilDiv<int64_t>(a.n, kAdamThreads * kAdamPer), .threads = kAdamThreads}, stream,
-      AdamWKernel<T>, a);
+      {.name = "adamw", .x = CeilDiv<int64_t>(a.n, kAdamThreads * kAdamPer), .threads = kAdamThreads},
+      launcher.stream(), AdamWKernel<T>, a);
 }
-template int AdamW<float>(const AdamWArgs<float>&, Stream);
-template int AdamW<BF16>(const AdamWArgs<BF16>&, Stream);
+TP_INSTANTIATE(AdamW)
 
 }  // namespace tidepool::cuda

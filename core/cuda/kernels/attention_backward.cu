@@ -402,43 +402,51 @@ int BackwardTiles(const device::AttentionBackwardArgs<BF16>& a, int64_t row_begi
                 stream, KeyGradientKernel<kD>, a, row_begin, row_end, delta);
 }
 
-}  // namespace
-
+// Of rows [row_begin, row_end). delta: (row_end - row_begin) * heads floats.
 template <typename T>
-int AttentionBackward(const device::AttentionBackwardArgs<T>& a, int64_t row_begin, int64_t row_end,
-                      float* scratch, Stream stream) {
-  const device::AttentionBackwardArgs<T>& f = a;
-  if (f.head_size > kAttendHeadMax || f.head_size % 2 != 0 || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
-    return static_cast<int>(cudaErrorInvalidValue);
-  }
-  if (row_end <= row_begin) return 0;
-  const int64_t rows = row_end - row_begin, items = rows * f.heads;
+int BackwardOfRange(const device::AttentionBackwardArgs<T>& a, int64_t row_begin, int64_t row_end,
+                    float* delta, Stream stream) {
+  const int64_t rows = row_end - row_begin, items = rows * a.heads;
   if (const int code =
           Launch({.name = "attention_delta", .x = CeilDiv<int64_t>(items, 4), .threads = kAttendThreads},
-                 stream, DeltaKernel<T>, a, row_begin, items, scratch);
+                 stream, DeltaKernel<T>, a, row_begin, items, delta);
       code != 0) {
     return code;
   }
   if constexpr (sizeof(T) == 2) {
-    if (f.heads / f.kv_heads <= kBackQueries && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v) &&
+    if (a.heads / a.kv_heads <= kBackQueries && On16Bytes(a.q) && On16Bytes(a.k) && On16Bytes(a.v) &&
         On16Bytes(a.dout)) {
-      if (f.head_size == 64) return BackwardTiles<64>(a, row_begin, row_end, scratch, stream);
-      if (f.head_size == 128) return BackwardTiles<128>(a, row_begin, row_end, scratch, stream);
+      if (a.head_size == 64) return BackwardTiles<64>(a, row_begin, row_end, delta, stream);
+      if (a.head_size == 128) return BackwardTiles<128>(a, row_begin, row_end, delta, stream);
     }
   }
   if (const int code = Launch(
-          {.name = "attention_backward_query_rows", .x = rows, .y = f.heads, .threads = kAttendThreads},
-          stream, QueryGradientRowsKernel<T>, a, row_begin, scratch);
+          {.name = "attention_backward_query_rows", .x = rows, .y = a.heads, .threads = kAttendThreads},
+          stream, QueryGradientRowsKernel<T>, a, row_begin, delta);
       code != 0) {
     return code;
   }
   return Launch(
-      {.name = "attention_backward_key_rows", .x = rows, .y = f.kv_heads, .threads = kAttendThreads}, stream,
-      KeyGradientRowsKernel<T>, a, row_begin, row_end, scratch);
+      {.name = "attention_backward_key_rows", .x = rows, .y = a.kv_heads, .threads = kAttendThreads}, stream,
+      KeyGradientRowsKernel<T>, a, row_begin, row_end, delta);
 }
-template int AttentionBackward<float>(const device::AttentionBackwardArgs<float>&, int64_t, int64_t, float*,
-                                      Stream);
-template int AttentionBackward<BF16>(const device::AttentionBackwardArgs<BF16>&, int64_t, int64_t, float*,
-                                     Stream);
+
+}  // namespace
+
+template <typename T>
+int AttentionBackward(const device::AttentionBackwardArgs<T>& a, Launcher& launcher) {
+  if (a.head_size > kAttendHeadMax || a.head_size % 2 != 0 || a.kv_heads < 1 || a.heads % a.kv_heads != 0) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
+  auto* delta =
+      static_cast<float*>(launcher.Scratch(a.keys.rows * a.heads * static_cast<int64_t>(sizeof(float))));
+  for (const auto& [begin, end] : static_cast<const AttentionOnDevice&>(*a.work).ranges) {
+    if (begin == end) continue;
+    const int code = BackwardOfRange(a, begin, end, delta + begin * a.heads, launcher.stream());
+    if (code != 0) return code;
+  }
+  return 0;
+}
+TP_INSTANTIATE(AttentionBackward)
 
 }  // namespace tidepool::cuda

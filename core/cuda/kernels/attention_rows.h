@@ -3,9 +3,15 @@
 // threads: what head sizes without a kernel on tensor cores use, and float32.
 
 #include "core/cuda/kernels/attention_tiles.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
+
+// Of the rows in the plan. requires sizes that Attention has checked.
+template <typename T>
+int DecodeAttention(const device::AttentionArgs<T>&, const DecodeWork&, Launcher&);
+template <typename T>
+int PrefillAttention(const device::AttentionArgs<T>&, const PrefillWork&, Launcher&);
 
 constexpr int kAttendThreads = 128;
 constexpr int kAttendHeadMax = 512;

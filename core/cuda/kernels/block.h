@@ -73,6 +73,11 @@ __device__ inline void PutChunk(Global<T> x, int64_t i, int64_t n, bool wide, co
   }
 }
 
+// Both types of a kernel.
+#define TP_INSTANTIATE(Kernel)                                               \
+  template int Kernel<float>(const device::Kernel##Args<float>&, Launcher&); \
+  template int Kernel<BF16>(const device::Kernel##Args<BF16>&, Launcher&);
+
 inline bool On16Bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 // Whether rows of n elements may be read 16 bytes at a time; null pointers count as aligned.
 template <typename... P>

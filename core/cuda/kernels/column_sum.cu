@@ -1,27 +1,37 @@
-// Sums over rows: gradients of biases.
+// Sums over rows: gradients of biases, and the probabilities of experts.
 #include "core/cuda/kernels/columns.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
 
 template <typename T>
-__global__ void __launch_bounds__(kColumnThreads)
-    ColumnSumKernel(int64_t rows, int64_t columns, int64_t stride, const T* x, float* out) {
+__global__ void __launch_bounds__(kColumnThreads) ColumnSumKernel(device::ColumnSumArgs<T> a) {
   TP_SHARED(float, scratch, kColumnThreads);
-  const Global<const T> in = View(x);
-  AddColumnSums(rows, columns, View(out), scratch,
-                [&](int64_t r, int64_t c) { return Get(in, r * stride + c); });
+  const Global<const T> in = View(a.x);
+  AddColumnSums(a.rows, a.n, View(a.out), scratch,
+                [&](int64_t r, int64_t c) { return Get(in, r * a.n + c); });
+}
+
+__global__ void __launch_bounds__(kColumnThreads) AddProbsKernel(device::AddProbsArgs a) {
+  TP_SHARED(double, scratch, kColumnThreads);
+  const Global<const float> in = View(a.probs);
+  AddColumnSums(a.rows, a.experts, View(a.sum), scratch,
+                [&](int64_t r, int64_t c) { return static_cast<double>(in[r * a.experts + c]); });
 }
 
 }  // namespace
 
 template <typename T>
-int ColumnSum(int64_t rows, int64_t columns, int64_t stride, const T* x, float* out, Stream stream) {
-  if (rows == 0) return 0;
-  return Launch(ColumnGrid("column_sum", columns), stream, ColumnSumKernel<T>, rows, columns, stride, x, out);
+int ColumnSum(const device::ColumnSumArgs<T>& a, Launcher& launcher) {
+  if (a.rows == 0) return 0;
+  return Launch(ColumnGrid("column_sum", a.n), launcher.stream(), ColumnSumKernel<T>, a);
 }
-template int ColumnSum<float>(int64_t, int64_t, int64_t, const float*, float*, Stream);
-template int ColumnSum<BF16>(int64_t, int64_t, int64_t, const BF16*, float*, Stream);
+TP_INSTANTIATE(ColumnSum)
+
+int AddProbs(const device::AddProbsArgs& a, Launcher& launcher) {
+  if (a.rows == 0) return 0;
+  return Launch(ColumnGrid("add_probs", a.experts), launcher.stream(), AddProbsKernel, a);
+}
 
 }  // namespace tidepool::cuda

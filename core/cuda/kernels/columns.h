@@ -9,13 +9,12 @@ namespace tidepool::cuda {
 constexpr int kColumnsOfBlock = 32;
 constexpr int kColumnThreads = 1024;
 
-// out[c] += sum over r of f(r, c). scratch: kColumnThreads floats.
-template <typename F>
-__device__ inline void AddColumnSums(int64_t rows, int64_t columns, Global<float> out, Shared<float> scratch,
-                                     F f) {
+// out[c] += sum over r of f(r, c). scratch: kColumnThreads values. V: float or double.
+template <typename V, typename F>
+__device__ inline void AddColumnSums(int64_t rows, int64_t columns, Global<V> out, Shared<V> scratch, F f) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kColumnsOfBlock + lane;
-  float sum = 0.0F;
+  V sum = 0;
   if (c < columns) {
     for (int64_t r = warp; r < rows; r += kColumnThreads / 32) sum += f(r, c);
   }

@@ -27,7 +27,8 @@ struct DecodeLayout {  // dynamic shared memory, bytes
 };
 
 template <int kD>
-__global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<BF16> a) {
+__global__ void __launch_bounds__(kAttendThreads)
+    DecodeTilesKernel(device::AttentionArgs<BF16> f, DecodeWork work, float* partial) {
   TP_DYNAMIC_SHARED(bytes);
   using Layout = DecodeLayout<kD>;
   constexpr int kRow = kTileRow<kD>, kChunks = kD / 8;
@@ -37,12 +38,11 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
   const Shared<float> out = Carve<float>(bytes, Layout::kOut, 16 * kD);
   TP_SHARED(float, warp_max, 4 * 16);
   TP_SHARED(float, warp_sum, 4 * 16);
-  const device::AttentionArgs<BF16>& f = a.attention;
-  const AttentionItem item = View(a.item)[blockIdx.x];
+  const AttentionItem item = View(work.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys;
-  const Global<const int32_t> order = View(a.order) + item.first, lengths = View(f.keys.lengths);
+  const Global<const int32_t> order = View(work.order) + item.first, lengths = View(f.keys.lengths);
   // Rows share a partition that is full for each of them; a row alone may end inside it.
   const int64_t left = lengths[int32_t{order[0]}] - begin;
   const int key_count = static_cast<int>(left < kPartitionKeys ? left : kPartitionKeys);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
       if (m >= m_count) break;
       const int64_t row = order[m / group], head = kv * group + m % group;
       const Global<float> to =
-          PartialOf(a.partial, View(a.first_partial)[row] + item.partition, f.heads, head, kD);
+          PartialOf(partial, View(work.first_partial)[row] + item.partition, f.heads, head, kD);
       to[i % kD] = out[i];
       if (i % kD != 0) continue;
       float top = -INFINITY, total = 0.0F;
@@ -170,12 +170,12 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeTilesKernel(DecodeArgs<B
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T> a) {
+__global__ void __launch_bounds__(kAttendThreads)
+    DecodeRowsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial) {
   TP_ATTEND_SHARED(shared);
-  const device::AttentionArgs<T>& f = a.attention;
-  const AttentionItem item = View(a.item)[blockIdx.x];
+  const AttentionItem item = View(work.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads;
-  const Global<const int32_t> order = View(a.order) + item.first;
+  const Global<const int32_t> order = View(work.order) + item.first;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys,
                 left = View(f.keys.lengths)[int32_t{order[0]}] - begin;
   SlotWalk walk{item.run, item.run_position};
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T>
     PartResult part;
     AttendPart(f, row, head, item.partition, shared, part);
     const Global<float> to =
-        PartialOf(a.partial, View(a.first_partial)[row] + item.partition, f.heads, head, f.head_size);
+        PartialOf(partial, View(work.first_partial)[row] + item.partition, f.heads, head, f.head_size);
 #pragma unroll
     for (int i = 0; i < kAttendDims; ++i) {
       const int64_t d = threadIdx.x + kAttendThreads * i;
@@ -203,14 +203,14 @@ __global__ void __launch_bounds__(kAttendThreads) DecodeRowsKernel(DecodeArgs<T>
 
 // A block a head of a row.
 template <typename T>
-__global__ void __launch_bounds__(kAttendThreads) MergePartialsKernel(DecodeArgs<T> a) {
-  const device::AttentionArgs<T>& f = a.attention;
-  const int64_t row = blockIdx.x, head = blockIdx.y, size = f.head_size;
-  const int64_t first = View(a.first_partial)[row];
+__global__ void __launch_bounds__(kAttendThreads)
+    MergePartialsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial) {
+  const int64_t row = View(work.row)[blockIdx.x], head = blockIdx.y, size = f.head_size;
+  const int64_t first = View(work.first_partial)[row];
   const int64_t count = CeilDiv<int64_t>(View(f.keys.lengths)[row], kPartitionKeys);
   PartResult all;
   for (int64_t p = 0; p < count; ++p) {
-    const Global<float> from = PartialOf(a.partial, first + p, f.heads, head, size);
+    const Global<float> from = PartialOf(partial, first + p, f.heads, head, size);
     PartResult part;
     part.max = from[size];
     part.sum = from[size + 1];
@@ -234,40 +234,49 @@ __global__ void __launch_bounds__(kAttendThreads) MergePartialsKernel(DecodeArgs
 }
 
 template <int kD>
-int DecodeTiles(const DecodeArgs<BF16>& a, Stream stream) {
+int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float* partial, Stream stream) {
   return Launch({.name = "decode_attention",
-                 .x = a.items,
-                 .y = a.attention.kv_heads,
+                 .x = w.items,
+                 .y = f.kv_heads,
                  .threads = kAttendThreads,
                  .shared_bytes = DecodeLayout<kD>::kBytes},
-                stream, DecodeTilesKernel<kD>, a);
+                stream, DecodeTilesKernel<kD>, f, w, partial);
 }
 template <typename T>
-int DecodeParts(const DecodeArgs<T>& a, Stream stream) {
-  const device::AttentionArgs<T>& f = a.attention;
+int DecodeParts(const device::AttentionArgs<T>& f, const DecodeWork& w, float* partial, Stream stream) {
   if constexpr (sizeof(T) == 2) {
     if (On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
-      if (f.head_size == 64) return DecodeTiles<64>(a, stream);
-      if (f.head_size == 128) return DecodeTiles<128>(a, stream);
+      if (f.head_size == 64) return DecodeTiles<64>(f, w, partial, stream);
+      if (f.head_size == 128) return DecodeTiles<128>(f, w, partial, stream);
     }
   }
-  return Launch({.name = "decode_attention_rows", .x = a.items, .y = f.kv_heads, .threads = kAttendThreads},
-                stream, DecodeRowsKernel<T>, a);
+  return Launch({.name = "decode_attention_rows", .x = w.items, .y = f.kv_heads, .threads = kAttendThreads},
+                stream, DecodeRowsKernel<T>, f, w, partial);
 }
 
 }  // namespace
 
 template <typename T>
-int DecodeAttention(const DecodeArgs<T>& a, Stream stream) {
-  const device::AttentionArgs<T>& f = a.attention;
-  if (f.head_size > kAttendHeadMax || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
+int DecodeAttention(const device::AttentionArgs<T>& f, const DecodeWork& w, Launcher& launcher) {
+  if (w.rows == 0) return 0;
+  auto* partial = static_cast<float*>(
+      launcher.Scratch(w.partials * f.heads * (f.head_size + 2) * static_cast<int64_t>(sizeof(float))));
+  if (const int code = DecodeParts(f, w, partial, launcher.stream()); code != 0) return code;
+  return Launch({.name = "merge_partials", .x = w.rows, .y = f.heads, .threads = kAttendThreads},
+                launcher.stream(), MergePartialsKernel<T>, f, w, partial);
+}
+template int DecodeAttention<float>(const device::AttentionArgs<float>&, const DecodeWork&, Launcher&);
+template int DecodeAttention<BF16>(const device::AttentionArgs<BF16>&, const DecodeWork&, Launcher&);
+
+template <typename T>
+int Attention(const device::AttentionArgs<T>& a, Launcher& launcher) {
+  if (a.head_size > kAttendHeadMax || a.kv_heads < 1 || a.heads % a.kv_heads != 0) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  if (const int code = DecodeParts(a, stream); code != 0) return code;
-  return Launch({.name = "merge_partials", .x = a.rows, .y = f.heads, .threads = kAttendThreads}, stream,
-                MergePartialsKernel<T>, a);
+  const auto& work = static_cast<const AttentionOnDevice&>(*a.work);
+  if (const int code = DecodeAttention(a, work.decode, launcher); code != 0) return code;
+  return PrefillAttention(a, work.prefill, launcher);
 }
-template int DecodeAttention<float>(const DecodeArgs<float>&, Stream);
-template int DecodeAttention<BF16>(const DecodeArgs<BF16>&, Stream);
+TP_INSTANTIATE(Attention)
 
 }  // namespace tidepool::cuda

@@ -1,6 +1,6 @@
-// Rows of a table by number, and the backward of the embedding in the order of the rows.
+// Rows of a table by number, and sums of rows into a table in the order of the rows.
 #include "core/cuda/kernels/block.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -9,30 +9,30 @@ constexpr int kEmbeddingThreads = 256;
 
 template <typename T>
 __global__ void __launch_bounds__(kEmbeddingThreads)
-    GatherRowsKernel(int64_t d, const int32_t* ids, const T* table, T* out, bool wide) {
-  const int64_t r = blockIdx.x, c = (static_cast<int64_t>(blockIdx.y) * kEmbeddingThreads + threadIdx.x) * 8;
+    GatherRowsKernel(device::GatherRowsArgs<T> a, bool wide) {
+  const int64_t r = blockIdx.x, d = a.d;
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * kEmbeddingThreads + threadIdx.x) * 8;
   if (c >= d) return;
   float v[8];  // through float32 and back: exact
-  GetChunk(View(table) + int64_t{View(ids)[r]} * d, c, d, wide, v);
-  PutChunk(View(out) + r * d, c, d, wide, v);
+  GetChunk(View(a.table) + int64_t{View(a.ids)[r]} * d, c, d, wide, v);
+  PutChunk(View(a.out) + r * d, c, d, wide, v);
 }
 
 // The block of the first row of an id adds the rows of that id, in order; the blocks of later ones end. So no
 // two blocks write one row of the table, and the order of additions is that of the CPU.
-__global__ void __launch_bounds__(kEmbeddingThreads)
-    EmbeddingBackwardKernel(int64_t rows, int64_t d, const int32_t* ids_all, const float* dx_all,
-                            float* table) {
+template <typename T>
+__global__ void __launch_bounds__(kEmbeddingThreads) ScatterAddRowsKernel(device::ScatterAddRowsArgs<T> a) {
   TP_SHARED(int32_t, found, kEmbeddingThreads);
   TP_SHARED(int32_t, counts, kEmbeddingThreads / 32);
-  const Global<const int32_t> ids = View(ids_all);
-  const Global<const float> dx = View(dx_all);
-  const int64_t r = blockIdx.x;
+  const Global<const int32_t> ids = View(a.ids);
+  const Global<const T> x = View(a.x);
+  const int64_t r = blockIdx.x, rows = a.rows, d = a.d;
   const int32_t id = ids[r];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   bool earlier = false;
   for (int64_t i = threadIdx.x; i < r && !earlier; i += kEmbeddingThreads) earlier = ids[i] == id;
   if (__syncthreads_or(earlier ? 1 : 0) != 0) return;
-  const Global<float> to = View(table) + int64_t{id} * d;
+  const Global<float> to = View(a.table) + int64_t{id} * d;
   for (int64_t base = r; base < rows; base += kEmbeddingThreads) {
     const int64_t i = base + threadIdx.x;
     const bool mine = i < rows && ids[i] == id;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
     __syncthreads();
     for (int64_t c = threadIdx.x; c < d && count > 0; c += kEmbeddingThreads) {
       float sum = to[c];
-      for (int k = 0; k < count; ++k) sum += dx[int64_t{found[k]} * d + c];
+      for (int k = 0; k < count; ++k) sum += Get(x, int64_t{found[k]} * d + c);
       to[c] = sum;
     }
   }
@@ -57,20 +57,20 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
 }  // namespace
 
 template <typename T>
-int GatherRows(int64_t rows, int64_t d, const int32_t* ids, const T* table, T* out, Stream stream) {
+int GatherRows(const device::GatherRowsArgs<T>& a, Launcher& launcher) {
   return Launch({.name = "gather_rows",
-                 .x = rows,
-                 .y = CeilDiv<int64_t>(d, kEmbeddingThreads * 8),
+                 .x = a.rows,
+                 .y = CeilDiv<int64_t>(a.d, kEmbeddingThreads * 8),
                  .threads = kEmbeddingThreads},
-                stream, GatherRowsKernel<T>, d, ids, table, out, Wide(d, table, out));
+                launcher.stream(), GatherRowsKernel<T>, a, Wide(a.d, a.table, a.out));
 }
-template int GatherRows<float>(int64_t, int64_t, const int32_t*, const float*, float*, Stream);
-template int GatherRows<BF16>(int64_t, int64_t, const int32_t*, const BF16*, BF16*, Stream);
+template <typename T>
+int ScatterAddRows(const device::ScatterAddRowsArgs<T>& a, Launcher& launcher) {
+  return Launch({.name = "scatter_add_rows", .x = a.rows, .threads = kEmbeddingThreads}, launcher.stream(),
+                ScatterAddRowsKernel<T>, a);
+}
 
-int EmbeddingBackward(int64_t rows, int64_t d, const int32_t* ids, const float* dx, float* table,
-                      Stream stream) {
-  return Launch({.name = "embedding_backward", .x = rows, .threads = kEmbeddingThreads}, stream,
-                EmbeddingBackwardKernel, rows, d, ids, dx, table);
-}
+TP_INSTANTIATE(GatherRows)
+TP_INSTANTIATE(ScatterAddRows)
 
 }  // namespace tidepool::cuda

@@ -8,12 +8,25 @@
 // the products run on tensor cores with the next step's operands under way; float32 and sizes that are no
 // multiple of 8 take a plain tile.
 #include "core/cuda/kernels/block.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
 
 enum class Product { kForward, kInput, kWeight };
+
+// The arguments of all three; those that a product does not have are null.
+template <typename T>
+struct GroupedArgs {
+  int64_t groups = 0, rows = 0, n = 0, k = 0;
+  const int32_t* begin = nullptr;
+  const T* x = nullptr;
+  const T* w = nullptr;
+  T* y = nullptr;
+  const T* dy = nullptr;
+  T* dx = nullptr;
+  float* dw = nullptr;
+};
 
 // One product as c[i, j] = sum over l of left(i, l) right(l, j), all for one group.
 struct Part {
@@ -197,7 +210,7 @@ __global__ void __launch_bounds__(kPlainSide* kPlainSide) GroupedPlainKernel(Gro
 }
 
 template <Product kWhich, typename T>
-int Multiply(const char* name, const GroupedArgs<T>& a, Stream stream) {
+int GroupedProduct(const char* name, const GroupedArgs<T>& a, Launcher& launcher) {
   if (a.groups < 1 || a.rows < 0 || a.n < 1 || a.k < 1) return static_cast<int>(cudaErrorInvalidValue);
   const int64_t columns = kWhich == Product::kForward ? a.n : a.k,
                 groups = kWhich == Product::kWeight ? a.groups : 1;
@@ -208,7 +221,7 @@ int Multiply(const char* name, const GroupedArgs<T>& a, Stream stream) {
                      .y = CeilDiv<int64_t>(columns, kSide),
                      .z = groups,
                      .threads = kGroupedThreads},
-                    stream, GroupedTilesKernel<kWhich>, a);
+                    launcher.stream(), GroupedTilesKernel<kWhich>, a);
     }
   }
   return Launch({.name = name,
@@ -216,30 +229,53 @@ int Multiply(const char* name, const GroupedArgs<T>& a, Stream stream) {
                  .y = CeilDiv<int64_t>(columns, kPlainSide),
                  .z = groups,
                  .threads = kPlainSide * kPlainSide},
-                stream, GroupedPlainKernel<kWhich, T>, a);
+                launcher.stream(), GroupedPlainKernel<kWhich, T>, a);
 }
 
 }  // namespace
 
 template <typename T>
-int GroupedMultiply(const GroupedArgs<T>& a, Stream stream) {
-  return Multiply<Product::kForward>("grouped_multiply", a, stream);
+int GroupedMultiply(const device::GroupedMultiplyArgs<T>& a, Launcher& launcher) {
+  return GroupedProduct<Product::kForward, T>("grouped_multiply",
+                                              {.groups = a.groups,
+                                               .rows = a.rows,
+                                               .n = a.n,
+                                               .k = a.k,
+                                               .begin = a.begin,
+                                               .x = a.x,
+                                               .w = a.w,
+                                               .y = a.y},
+                                              launcher);
 }
 template <typename T>
-int GroupedMultiplyBack(const GroupedArgs<T>& a, Stream stream) {
-  return Multiply<Product::kInput>("grouped_multiply_back", a, stream);
+int GroupedMultiplyBack(const device::GroupedMultiplyBackArgs<T>& a, Launcher& launcher) {
+  return GroupedProduct<Product::kInput, T>("grouped_multiply_back",
+                                            {.groups = a.groups,
+                                             .rows = a.rows,
+                                             .n = a.n,
+                                             .k = a.k,
+                                             .begin = a.begin,
+                                             .w = a.w,
+                                             .dy = a.dy,
+                                             .dx = a.dx},
+                                            launcher);
 }
 template <typename T>
-int GroupedMultiplyBackWeight(const GroupedArgs<T>& a, Stream stream) {
-  return Multiply<Product::kWeight>("grouped_multiply_back_weight", a, stream);
+int GroupedMultiplyBackWeight(const device::GroupedMultiplyBackWeightArgs<T>& a, Launcher& launcher) {
+  return GroupedProduct<Product::kWeight, T>("grouped_multiply_back_weight",
+                                             {.groups = a.groups,
+                                              .rows = a.rows,
+                                              .n = a.n,
+                                              .k = a.k,
+                                              .begin = a.begin,
+                                              .x = a.x,
+                                              .dy = a.dy,
+                                              .dw = a.dw},
+                                             launcher);
 }
 
-#define TP_INSTANTIATE(T)                                             \
-  template int GroupedMultiply<T>(const GroupedArgs<T>&, Stream);     \
-  template int GroupedMultiplyBack<T>(const GroupedArgs<T>&, Stream); \
-  template int GroupedMultiplyBackWeight<T>(const GroupedArgs<T>&, Stream);
-TP_INSTANTIATE(float)
-TP_INSTANTIATE(BF16)
-#undef TP_INSTANTIATE
+TP_INSTANTIATE(GroupedMultiply)
+TP_INSTANTIATE(GroupedMultiplyBack)
+TP_INSTANTIATE(GroupedMultiplyBackWeight)
 
 }  // namespace tidepool::cuda

@@ -4,7 +4,7 @@
 // their sequence 64 at a time, with a running maximum and sum of exponentials (FlashAttention-2,
 // arXiv:2307.08691). The next keys are under way while this tile's values are used, and the other way round.
 // A row's arithmetic depends on its own length and keys alone. Its bits differ from decode's, which merges
-// partitions; a caller that needs them equal runs decode_attention for both.
+// partitions.
 #include "core/cuda/kernels/attention_rows.h"
 
 namespace tidepool::cuda {
@@ -20,7 +20,8 @@ struct PrefillLayout {  // dynamic shared memory, bytes
 };
 
 template <int kD>
-__global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs<BF16> a) {
+__global__ void __launch_bounds__(kAttendThreads)
+    PrefillTilesKernel(device::AttentionArgs<BF16> f, PrefillWork work) {
   TP_DYNAMIC_SHARED(bytes);
   TP_SHARED(int32_t, slots, 2 * kTileKeys);
   using Layout = PrefillLayout<kD>;
@@ -28,8 +29,7 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
   const Shared<BF16> queries = Carve<BF16>(bytes, 0, kTileQueries * kRow);
   const Shared<BF16> keys = Carve<BF16>(bytes, Layout::kKeys, kTileKeys * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kValues, kTileKeys * kRow);
-  const device::AttentionArgs<BF16>& f = a.attention;
-  const AttentionItem item = View(a.item)[blockIdx.x];
+  const AttentionItem item = View(work.item)[blockIdx.x];
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const Global<const int32_t> lengths = View(f.keys.lengths) + item.first;
@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(kAttendThreads) PrefillTilesKernel(PrefillArgs
 
 // A block a row of the item (blockIdx.z): the arithmetic of decode's rows, so the same bits as theirs.
 template <typename T>
-__global__ void __launch_bounds__(kAttendThreads, 4) PrefillRowsKernel(PrefillArgs<T> a) {
+__global__ void __launch_bounds__(kAttendThreads, 4)
+    PrefillRowsKernel(device::AttentionArgs<T> f, PrefillWork work) {
   TP_ATTEND_SHARED(shared);
-  const device::AttentionArgs<T>& f = a.attention;
-  const AttentionItem item = View(a.item)[blockIdx.x];
+  const AttentionItem item = View(work.item)[blockIdx.x];
   if (blockIdx.z >= static_cast<unsigned>(item.count)) return;
   const int64_t row = item.first + blockIdx.z, kv = blockIdx.y, group = f.heads / f.kv_heads;
   const int64_t length = View(f.keys.lengths)[row];
@@ -173,37 +173,34 @@ __global__ void __launch_bounds__(kAttendThreads, 4) PrefillRowsKernel(PrefillAr
 }
 
 template <int kD>
-int PrefillTiles(const PrefillArgs<BF16>& a, Stream stream) {
+int PrefillTiles(const device::AttentionArgs<BF16>& f, const PrefillWork& work, Stream stream) {
   return Launch({.name = "prefill_attention",
-                 .x = a.items,
-                 .y = a.attention.kv_heads,
+                 .x = work.items,
+                 .y = f.kv_heads,
                  .threads = kAttendThreads,
                  .shared_bytes = PrefillLayout<kD>::kBytes},
-                stream, PrefillTilesKernel<kD>, a);
+                stream, PrefillTilesKernel<kD>, f, work);
 }
 
 }  // namespace
 
 template <typename T>
-int PrefillAttention(const PrefillArgs<T>& a, Stream stream) {
-  const device::AttentionArgs<T>& f = a.attention;
-  if (f.head_size > kAttendHeadMax || f.kv_heads < 1 || f.heads % f.kv_heads != 0) {
-    return static_cast<int>(cudaErrorInvalidValue);
-  }
+int PrefillAttention(const device::AttentionArgs<T>& f, const PrefillWork& work, Launcher& launcher) {
+  if (work.items == 0) return 0;
   if constexpr (sizeof(T) == 2) {
     if (f.heads / f.kv_heads <= kTileQueries && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
-      if (f.head_size == 64) return PrefillTiles<64>(a, stream);
-      if (f.head_size == 128) return PrefillTiles<128>(a, stream);
+      if (f.head_size == 64) return PrefillTiles<64>(f, work, launcher.stream());
+      if (f.head_size == 128) return PrefillTiles<128>(f, work, launcher.stream());
     }
   }
   return Launch({.name = "prefill_attention_rows",
-                 .x = a.items,
+                 .x = work.items,
                  .y = f.kv_heads,
                  .z = PrefillRows(f.heads, f.kv_heads),
                  .threads = kAttendThreads},
-                stream, PrefillRowsKernel<T>, a);
+                launcher.stream(), PrefillRowsKernel<T>, f, work);
 }
-template int PrefillAttention<float>(const PrefillArgs<float>&, Stream);
-template int PrefillAttention<BF16>(const PrefillArgs<BF16>&, Stream);
+template int PrefillAttention<float>(const device::AttentionArgs<float>&, const PrefillWork&, Launcher&);
+template int PrefillAttention<BF16>(const device::AttentionArgs<BF16>&, const PrefillWork&, Launcher&);
 
 }  // namespace tidepool::cuda

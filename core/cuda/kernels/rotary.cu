@@ -2,7 +2,7 @@
 // And the backward of the head norms. One warp a head of a row; a lane holds the pairs that are rotated
 // together.
 #include "core/cuda/kernels/block.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -10,6 +10,7 @@ namespace {
 constexpr int kHeadThreads = 256;
 constexpr int kHeadWarps = kHeadThreads / 32;
 constexpr int64_t kHeadMax = 512;
+constexpr int64_t kHeadNormRows = 32;  // whose gradients of the head norms are added up by one block
 constexpr int kPairs = static_cast<int>(kHeadMax) / 64;  // a lane's pairs (c, c + half) in the largest head
 
 // A head in float32: a[i], b[i] are elements c and c + half, c = lane + 32 i; zero past the end.
@@ -105,12 +106,12 @@ __global__ void __launch_bounds__(kHeadThreads) RotaryKernel(device::RotaryArgs<
 // kernel after this one.
 template <typename T>
 __global__ void __launch_bounds__(kHeadThreads)
-    HeadNormBackwardKernel(device::HeadNormBackwardArgs<T> a, int64_t rows, float* partial) {
+    HeadNormBackwardKernel(device::HeadNormBackwardArgs<T> a, float* partial) {
   TP_SHARED(float, sums, kHeadWarps* kHeadMax);
   const int64_t size = a.head_size, half = size / 2;
   const int64_t width = (a.heads + 2 * a.kv_heads) * size;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kHeadNormRows;
-  const int64_t end = rows < begin + kHeadNormRows ? rows : begin + kHeadNormRows;
+  const int64_t end = a.rows < begin + kHeadNormRows ? a.rows : begin + kHeadNormRows;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int which = 0; which < 2; ++which) {  // q, then k
     const int64_t heads = which == 0 ? a.heads : a.kv_heads, first_head = which == 0 ? 0 : a.heads;
@@ -149,45 +150,45 @@ __global__ void __launch_bounds__(kHeadThreads)
 }
 
 __global__ void __launch_bounds__(kHeadThreads)
-    AddPartialsKernel(const float* partial, int64_t count, int64_t n, float* out) {
+    AddPartialsKernel(const float* partial, int64_t count, int64_t size, float* dq_norm, float* dk_norm) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kHeadThreads + threadIdx.x;
-  if (c >= n) return;
+  if (c >= 2 * size) return;
   const Global<const float> in = View(partial);
   float sum = 0.0F;
-  for (int64_t i = 0; i < count; ++i) sum += in[i * n + c];
-  View(out)[c] += sum;
+  for (int64_t i = 0; i < count; ++i) sum += in[i * 2 * size + c];
+  if (c < size) {
+    View(dq_norm)[c] += sum;
+  } else {
+    View(dk_norm)[c - size] += sum;
+  }
 }
 
 }  // namespace
 
 template <typename T>
-int Rotary(const device::RotaryArgs<T>& a, int64_t rows, Stream stream) {
+int Rotary(const device::RotaryArgs<T>& a, Launcher& launcher) {
   if (a.head_size > kHeadMax || a.head_size % 2 != 0) return static_cast<int>(cudaErrorInvalidValue);
-  const int64_t items = rows * (a.heads + 2 * a.kv_heads);
-  return Launch({.name = "rotary", .x = CeilDiv<int64_t>(items, kHeadWarps), .threads = kHeadThreads}, stream,
-                RotaryKernel<T>, a, items);
+  const int64_t items = a.rows * (a.heads + 2 * a.kv_heads);
+  return Launch({.name = "rotary", .x = CeilDiv<int64_t>(items, kHeadWarps), .threads = kHeadThreads},
+                launcher.stream(), RotaryKernel<T>, a, items);
 }
 
 template <typename T>
-int HeadNormBackward(const device::HeadNormBackwardArgs<T>& a, int64_t rows, float* dweight, float* scratch,
-                     Stream stream) {
+int HeadNormBackward(const device::HeadNormBackwardArgs<T>& a, Launcher& launcher) {
   if (a.head_size > kHeadMax || a.head_size % 2 != 0) return static_cast<int>(cudaErrorInvalidValue);
-  if (rows == 0) return 0;
-  const int64_t blocks = CeilDiv<int64_t>(rows, kHeadNormRows), n = 2 * a.head_size;
-  if (const int code = Launch({.name = "head_norm_backward", .x = blocks, .threads = kHeadThreads}, stream,
-                              HeadNormBackwardKernel<T>, a, rows, scratch);
+  if (a.rows == 0) return 0;
+  const int64_t blocks = CeilDiv<int64_t>(a.rows, kHeadNormRows), n = 2 * a.head_size;
+  auto* partial = static_cast<float*>(launcher.Scratch(blocks * n * static_cast<int64_t>(sizeof(float))));
+  if (const int code = Launch({.name = "head_norm_backward", .x = blocks, .threads = kHeadThreads},
+                              launcher.stream(), HeadNormBackwardKernel<T>, a, partial);
       code != 0) {
     return code;
   }
   return Launch({.name = "add_partials", .x = CeilDiv<int64_t>(n, kHeadThreads), .threads = kHeadThreads},
-                stream, AddPartialsKernel, scratch, blocks, n, dweight);
+                launcher.stream(), AddPartialsKernel, partial, blocks, a.head_size, a.dq_norm, a.dk_norm);
 }
 
-#define TP_INSTANTIATE(T)                                                \
-  template int Rotary<T>(const device::RotaryArgs<T>&, int64_t, Stream); \
-  template int HeadNormBackward<T>(const device::HeadNormBackwardArgs<T>&, int64_t, float*, float*, Stream);
-TP_INSTANTIATE(float)
-TP_INSTANTIATE(BF16)
-#undef TP_INSTANTIATE
+TP_INSTANTIATE(Rotary)
+TP_INSTANTIATE(HeadNormBackward)
 
 }  // namespace tidepool::cuda

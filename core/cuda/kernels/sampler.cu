@@ -1,11 +1,12 @@
-// Draws a token from each row of logits, with its log-probability in the same pass over them.
+// Draws a token from each row of logits.
 //
-// One block a row. It does what core/engine/sampler.cc does, addition by addition (vocab_row.h), so that a
-// draw has the same bits on both. The cuts of top_k and top_p are found as thresholds by a radix walk over
-// three digits of the logit's key, the counters of a digit in shared memory. Counters are integers: their
-// sums have no order. Nothing of the size of the vocabulary is kept: masses are computed again from the
-// logits, which are in the cache by then.
-#include "core/cuda/kernels/launch_functions.h"
+// One block a row. It does what core/device/cpu/sampler.cc does, addition by addition (vocab_row.h), so that
+// a draw has the same bits on both, with one difference: masses under the cut of top_p are added as multiples
+// of 2^-44, since integers have the same sum in every order. The cuts of top_k and top_p are found as
+// thresholds by a radix walk over three digits of the logit's key, the counters of a digit in shared memory.
+// Counters are integers: their sums have no order. Nothing of the size of the vocabulary is kept: masses are
+// computed again from the logits, which are in the cache by then.
+#include "core/cuda/kernels/launch.h"
 #include "core/cuda/kernels/vocab_row.h"
 
 namespace tidepool::cuda {
@@ -125,7 +126,7 @@ __device__ inline void AddTiles(int64_t count, Shared<const float> tiles, Shared
 
 template <typename T>
 // Two blocks: left to itself, ptxas makes room for three on sm_80 and spills.
-__global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(SampleArgs<T> a) {
+__global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleArgs<T> a) {
   TP_SHARED(float, tiles, kVocabTilesMax);
   TP_SHARED(double, prefix, kVocabTilesMax);
   TP_SHARED(uint32_t, counts, kDigits);
@@ -135,14 +136,13 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(SampleArgs<T> a
   TP_SHARED(uint64_t, wide_scratch, kVocabThreads / 32);
   TP_SHARED(Walk, walk, 1);
   const int64_t r = blockIdx.x, vocab = a.vocab, tile_count = CeilDiv<int64_t>(vocab, kVocabTile);
-  const Global<const T> row = View(a.logits) + r * vocab;
-  const SampleRow how = View(a.how)[r];
+  const Global<const T> row = View(a.logits) + int64_t{View(a.source)[r]} * vocab;
+  const device::SampleRow how = View(a.how)[r];
   bool finite = false;
   const float max = RowMax(row, vocab, scratch, &finite);
   if (!finite) {
     if (threadIdx.x == 0) {
       View(a.ids)[r] = -1;
-      View(a.logprobs)[r] = NAN;
       View(a.log_kept)[r] = 0.0F;
     }
     return;
@@ -193,7 +193,6 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(SampleArgs<T> a
     first = BlockMax<kVocabThreads>(first, scratch);
     if (threadIdx.x == 0) {
       View(a.ids)[r] = static_cast<int32_t>(-first);
-      View(a.logprobs)[r] = TokenLogProbOf(max, max, scale, LogOfTotal(total));
       View(a.log_kept)[r] = 0.0F;
     }
     return;
@@ -222,18 +221,17 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(SampleArgs<T> a
     if (before > target) break;
   }
   View(a.ids)[r] = static_cast<int32_t>(id);
-  View(a.logprobs)[r] = id < 0 ? NAN : TokenLogProbOf(Get(row, id), max, scale, LogOfTotal(total));
   View(a.log_kept)[r] = cut ? static_cast<float>(log(fmin(1.0, kept / total))) : 0.0F;
 }
 
 }  // namespace
 
 template <typename T>
-int Sample(const SampleArgs<T>& a, Stream stream) {
+int Sample(const device::SampleArgs<T>& a, Launcher& launcher) {
   if (a.vocab < 1 || a.vocab > kVocabTile * kVocabTilesMax) return static_cast<int>(cudaErrorInvalidValue);
-  return Launch({.name = "sample", .x = a.rows, .threads = kVocabThreads}, stream, SampleKernel<T>, a);
+  return Launch({.name = "sample", .x = a.rows, .threads = kVocabThreads}, launcher.stream(), SampleKernel<T>,
+                a);
 }
-template int Sample<float>(const SampleArgs<float>&, Stream);
-template int Sample<BF16>(const SampleArgs<BF16>&, Stream);
+TP_INSTANTIATE(Sample)
 
 }  // namespace tidepool::cuda

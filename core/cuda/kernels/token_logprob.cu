@@ -5,28 +5,20 @@
 // sampler's own log-probability has the same bits. Bound by reading the logits; the second sweep mostly hits
 // L2. Backward: element by element, a block takes 4096 of them.
 
-#include "core/cuda/abi.h"
-#include "core/cuda/kernels/launch_functions.h"
+#include "core/cuda/kernels/launch.h"
 #include "core/cuda/kernels/vocab_row.h"
 
 namespace tidepool::cuda {
 namespace {
 
-struct LogProbOut {
-  float* logprob;
-  float* entropy;  // may be null
-  float* lse;      // may be null
-};
-
 template <typename T>
-__global__ void __launch_bounds__(kVocabThreads)
-    TokenLogProbKernel(const T* logits, int64_t row_stride, const int32_t* ids, int64_t vocab, float scale,
-                       LogProbOut out) {
+__global__ void __launch_bounds__(kVocabThreads) TokenLogProbKernel(device::TokenLogProbArgs<T> a) {
   TP_SHARED(float, tiles, kVocabTilesMax);
   TP_SHARED(float, weighted, kVocabTilesMax);
   TP_SHARED(float, scratch, kVocabThreads / 32);
-  const int64_t n = blockIdx.x;
-  const Global<const T> row = View(logits) + n * row_stride;
+  const int64_t n = blockIdx.x, vocab = a.vocab;
+  const float scale = a.inv_temperature;
+  const Global<const T> row = View(a.logits) + n * vocab;
   bool finite = false;  // a masked logit (-inf) weighs nothing, and a NaN makes the total NaN
   const float max = RowMax(row, vocab, scratch, &finite);
   SumTiles<true>(row, vocab, max, scale, -INFINITY, tiles, weighted);
@@ -37,11 +29,11 @@ __global__ void __launch_bounds__(kVocabThreads)
     total = __dadd_rn(total, tiles[t]);
     sum += weighted[t];
   }
-  const int32_t id = View(ids)[n];
+  const int32_t id = View(a.ids)[n];
   const float log_total = LogOfTotal(total);
-  View(out.logprob)[n] = id < 0 || id >= vocab ? NAN : TokenLogProbOf(Get(row, id), max, scale, log_total);
-  if (out.entropy != nullptr) View(out.entropy)[n] = log_total - static_cast<float>(sum / total);
-  if (out.lse != nullptr) View(out.lse)[n] = max * scale + log_total;
+  View(a.logprob)[n] = id < 0 || id >= vocab ? NAN : TokenLogProbOf(Get(row, id), max, scale, log_total);
+  if (a.entropy != nullptr) View(a.entropy)[n] = log_total - static_cast<float>(sum / total);
+  if (a.lse != nullptr) View(a.lse)[n] = max * scale + log_total;
 }
 
 constexpr int kBackThreads = 256;
@@ -50,16 +42,15 @@ constexpr int kBackColumns = 4096;
 // d logp(id) / dz = 1[j = id] - p_j;  d H / dz_j = -p_j (log p_j + H).
 template <typename T>
 __global__ void __launch_bounds__(kBackThreads)
-    TokenLogProbBackwardKernel(int64_t vocab, T* logits, const int32_t* ids, float scale, const float* lse,
-                               const float* entropy, const float* dlogprob, const float* dentropy,
-                               bool wide) {
-  const int64_t n = blockIdx.x;
-  const Global<T> row = View(logits) + n * vocab;
-  const int32_t id = View(ids)[n];
-  const float g = View(dlogprob)[n] * scale;
-  const float h = dentropy == nullptr ? 0.0F : View(dentropy)[n] * scale;
-  const float log_sum = View(lse)[n];
-  const float ent = dentropy == nullptr ? 0.0F : View(entropy)[n];
+    TokenLogProbBackwardKernel(device::TokenLogProbBackwardArgs<T> a, bool wide) {
+  const int64_t n = blockIdx.x, vocab = a.vocab;
+  const float scale = a.inv_temperature;
+  const Global<T> row = View(a.logits) + n * vocab;
+  const int32_t id = View(a.ids)[n];
+  const float g = View(a.dlogprob)[n] * scale;
+  const float h = a.dentropy == nullptr ? 0.0F : View(a.dentropy)[n] * scale;
+  const float log_sum = View(a.lse)[n];
+  const float ent = a.dentropy == nullptr ? 0.0F : View(a.entropy)[n];
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kBackColumns;
   const int64_t end = vocab < begin + kBackColumns ? vocab : begin + kBackColumns;
   for (int64_t c = begin + static_cast<int64_t>(threadIdx.x) * 8; c < end; c += kBackThreads * 8) {
@@ -82,60 +73,27 @@ __global__ void __launch_bounds__(kBackThreads)
   }
 }
 
-template <typename T>
-int Forward(const T* logits, int64_t row_stride, const int32_t* ids, int64_t rows, int64_t vocab, float scale,
-            const LogProbOut& out, Stream stream) {
-  if (rows < 0 || vocab < 1 || vocab > kVocabTile * kVocabTilesMax || row_stride < vocab || !(scale > 0.0F)) {
-    return static_cast<int>(cudaErrorInvalidValue);
-  }
-  return Launch({.name = "token_logprob", .x = rows, .threads = kVocabThreads}, stream, TokenLogProbKernel<T>,
-                logits, row_stride, ids, vocab, scale, out);
-}
-
 }  // namespace
 
 template <typename T>
-int TokenLogProb(int64_t rows, int64_t vocab, const T* logits, const int32_t* ids, float inv_temperature,
-                 float* logprob, float* entropy, float* lse, Stream stream) {
-  return Forward(logits, vocab, ids, rows, vocab, inv_temperature, {logprob, entropy, lse}, stream);
+int TokenLogProb(const device::TokenLogProbArgs<T>& a, Launcher& launcher) {
+  if (a.rows < 0 || a.vocab < 1 || a.vocab > kVocabTile * kVocabTilesMax || !(a.inv_temperature > 0.0F)) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
+  return Launch({.name = "token_logprob", .x = a.rows, .threads = kVocabThreads}, launcher.stream(),
+                TokenLogProbKernel<T>, a);
 }
 
 template <typename T>
-int TokenLogProbBackward(int64_t rows, int64_t vocab, T* logits, const int32_t* ids, float inv_temperature,
-                         const float* lse, const float* entropy, const float* dlogprob, const float* dentropy,
-                         Stream stream) {
+int TokenLogProbBackward(const device::TokenLogProbBackwardArgs<T>& a, Launcher& launcher) {
   return Launch({.name = "token_logprob_backward",
-                 .x = rows,
-                 .y = CeilDiv<int64_t>(vocab, kBackColumns),
+                 .x = a.rows,
+                 .y = CeilDiv<int64_t>(a.vocab, kBackColumns),
                  .threads = kBackThreads},
-                stream, TokenLogProbBackwardKernel<T>, vocab, logits, ids, inv_temperature, lse, entropy,
-                dlogprob, dentropy, Wide(vocab, logits));
+                launcher.stream(), TokenLogProbBackwardKernel<T>, a, Wide(a.vocab, a.logits));
 }
 
-#define TP_INSTANTIATE(T)                                                                                 \
-  template int TokenLogProb<T>(int64_t, int64_t, const T*, const int32_t*, float, float*, float*, float*, \
-                               Stream);                                                                   \
-  template int TokenLogProbBackward<T>(int64_t, int64_t, T*, const int32_t*, float, const float*,         \
-                                       const float*, const float*, const float*, Stream);
-TP_INSTANTIATE(float)
-TP_INSTANTIATE(BF16)
-#undef TP_INSTANTIATE
-
-extern "C" __attribute__((visibility("default"))) int tidepool_cuda_token_logprob(
-    const TokenLogProbArgs* args, void* stream) {
-  const TokenLogProbArgs& a = *args;
-  if (a.n == 0) return 0;
-  if (!(a.temperature > 0.0F)) return static_cast<int>(cudaErrorInvalidValue);
-  const LogProbOut out{a.logprobs, a.entropy, nullptr};
-  switch (a.type) {
-    case ElementType::kFloat32:
-      return Forward(static_cast<const float*>(a.logits), a.row_stride, a.ids, a.n, a.vocab,
-                     1.0F / a.temperature, out, stream);
-    case ElementType::kBFloat16:
-      return Forward(static_cast<const BF16*>(a.logits), a.row_stride, a.ids, a.n, a.vocab,
-                     1.0F / a.temperature, out, stream);
-  }
-  return static_cast<int>(cudaErrorInvalidValue);
-}
+TP_INSTANTIATE(TokenLogProb)
+TP_INSTANTIATE(TokenLogProbBackward)
 
 }  // namespace tidepool::cuda

@@ -326,72 +326,50 @@ struct CpuDevice::Impl {
       Kernels<T>().router(begin, end, a.d, a.experts, a.x, a.w, a.logits);
     });
   }
+  // The product of group g.
+  template <typename Args>
+  static auto Group(const Args& a, int64_t g) {
+    return a.Group(g, a.begin[g], a.begin[g + 1] - a.begin[g]);
+  }
+  // Whether a grouped product is LibTorch's; then it is done.
+  template <typename Args, typename Product>
+  bool GroupsByTorch(const Args& a, Product product) {
+    bool done = false;
+    for (int64_t g = 0; g < a.groups; ++g) done = ByTorch(Group(a, g), product);
+    return done;
+  }
   template <typename T>
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
-    const auto of = [&](int64_t g) {
-      const int64_t at = a.begin[g];
-      return MultiplyArgs<T>{.rows = a.begin[g + 1] - at,
-                             .n = a.n,
-                             .k = a.k,
-                             .x = a.x + at * a.k,
-                             .w = a.w + g * a.n * a.k,
-                             .y = a.y + at * a.n};
-    };
-    if (options.torch_products && std::is_same_v<T, BF16>) {
-      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::Multiply);
-      return;
-    }
+    if (GroupsByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
     int64_t floats = 0;
     for (int64_t g = 0; g < a.groups; ++g)
-      floats = std::max(floats, product.multiply_scratch(of(g).rows, a.k));
+      floats = std::max(floats, product.multiply_scratch(Group(a, g).rows, a.k));
     ParallelGroups(
-        a.groups, /*unit=*/8, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
+        a.groups, /*unit=*/8, [&](int64_t) { return a.n; }, [&](int64_t g) { return Group(a, g).rows * a.k; },
         floats,
-        [&](int64_t g, int64_t begin, int64_t end, float* s) { product.multiply(begin, end, of(g), s); });
+        [&](int64_t g, int64_t begin, int64_t end, float* s) {
+          product.multiply(begin, end, Group(a, g), s);
+        });
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
-    const auto of = [&](int64_t g) {
-      const int64_t at = a.begin[g];
-      return MultiplyBackArgs<T>{.rows = a.begin[g + 1] - at,
-                                 .n = a.n,
-                                 .k = a.k,
-                                 .dy = a.dy + at * a.n,
-                                 .w = a.w + g * a.n * a.k,
-                                 .dx = a.dx + at * a.k};
-    };
-    if (options.torch_products && std::is_same_v<T, BF16>) {
-      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::MultiplyBack);
-      return;
-    }
+    if (GroupsByTorch(a, &TorchProducts::MultiplyBack)) return;
     ParallelGroups(
-        a.groups, /*unit=*/12, [&](int64_t g) { return of(g).rows; }, [&](int64_t) { return a.n * a.k; },
-        MultiplyBackScratch(),
+        a.groups, /*unit=*/12, [&](int64_t g) { return Group(a, g).rows; },
+        [&](int64_t) { return a.n * a.k; }, MultiplyBackScratch(),
         [&](int64_t g, int64_t begin, int64_t end, float* s) {
-          Kernels<T>().product.multiply_back(begin, end, of(g), s);
+          Kernels<T>().product.multiply_back(begin, end, Group(a, g), s);
         });
   }
   template <typename T>
   void GroupedMultiplyBackWeight(const GroupedMultiplyBackWeightArgs<T>& a) {
-    const auto of = [&](int64_t g) {
-      const int64_t at = a.begin[g];
-      return MultiplyBackWeightArgs<T>{.rows = a.begin[g + 1] - at,
-                                       .n = a.n,
-                                       .k = a.k,
-                                       .dy = a.dy + at * a.n,
-                                       .x = a.x + at * a.k,
-                                       .dw = a.dw + g * a.n * a.k};
-    };
-    if (options.torch_products && std::is_same_v<T, BF16>) {
-      for (int64_t g = 0; g < a.groups; ++g) ByTorch(of(g), &TorchProducts::MultiplyBackWeight);
-      return;
-    }
+    if (GroupsByTorch(a, &TorchProducts::MultiplyBackWeight)) return;
     ParallelGroups(
-        a.groups, /*unit=*/12, [&](int64_t) { return a.n; }, [&](int64_t g) { return of(g).rows * a.k; },
-        MultiplyBackScratch(),
+        a.groups, /*unit=*/12, [&](int64_t) { return a.n; },
+        [&](int64_t g) { return Group(a, g).rows * a.k; }, MultiplyBackScratch(),
         [&](int64_t g, int64_t begin, int64_t end, float* s) {
-          Kernels<T>().product.multiply_back_weight(begin, end, of(g), s);
+          Kernels<T>().product.multiply_back_weight(begin, end, Group(a, g), s);
         });
   }
   template <typename T>

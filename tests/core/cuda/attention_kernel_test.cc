@@ -134,22 +134,50 @@ constexpr float kOutOff = std::is_same_v<T, float> ? 2e-5F : 4e-3F;
 template <typename T>
 constexpr float kLseOff = 5e-5F;
 
+// The work of a batch whose rows `rows` are planned for decode and the others for prefill.
+class Work {
+ public:
+  Work(const Batch& b, const std::vector<int32_t>& decoded, const std::vector<int32_t>& prefilled,
+       int64_t rows_max)
+      : plan_(PlanDecode(decoded, b.first_run, b.lengths, b.runs)),
+        prefill_(PlanPrefill(prefilled, b.first_run, b.lengths, rows_max)),
+        row_(decoded),
+        order_(plan_.order),
+        first_partial_(plan_.first_partial),
+        item_(plan_.items),
+        prefill_item_(prefill_) {
+    work_.decode = {.rows = static_cast<int64_t>(decoded.size()),
+                    .items = static_cast<int64_t>(plan_.items.size()),
+                    .partials = plan_.partials,
+                    .row = row_.data(),
+                    .item = item_.data(),
+                    .order = order_.data(),
+                    .first_partial = first_partial_.data()};
+    work_.prefill = {.items = static_cast<int64_t>(prefill_.size()), .item = prefill_item_.data()};
+  }
+  [[nodiscard]] const AttentionOnDevice* get() const { return &work_; }
+
+ private:
+  DecodePlan plan_;
+  std::vector<AttentionItem> prefill_;
+  DeviceArray<int32_t> row_, order_, first_partial_;
+  DeviceArray<AttentionItem> item_, prefill_item_;
+  AttentionOnDevice work_;
+};
+std::vector<int32_t> AllRows(const Batch& b) {
+  std::vector<int32_t> rows(static_cast<size_t>(b.rows()));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
 template <typename T>
-Bytes RunDecode(const Launches<T>& device, const Problem<T>& p, const Batch& b, const OnDevice<T>& d,
-                DecodePlan plan, const std::string& what, std::vector<T>* out_values,
-                std::vector<float>* lse_values) {
+Bytes RunAttention(const Problem<T>& p, const Batch& b, const OnDevice<T>& d, const Work& work,
+                   const std::string& what, std::vector<T>* out_values, std::vector<float>* lse_values) {
   const DeviceArray<T> out(static_cast<int64_t>(p.q.size()));
-  const DeviceArray<float> lse(b.rows() * p.heads), partial(DecodeScratch(plan.partials, p.heads, p.size));
-  const DeviceArray<AttentionItem> items(plan.items);
-  const DeviceArray<int32_t> order(plan.order), first_partial(plan.first_partial);
-  const DecodeArgs<T> a{.attention = d.Args(p, out.data(), lse.data()),
-                        .rows = b.rows(),
-                        .items = static_cast<int64_t>(plan.items.size()),
-                        .item = items.data(),
-                        .order = order.data(),
-                        .first_partial = first_partial.data(),
-                        .partial = partial.data()};
-  ExpectOk(device.decode_attention(a, nullptr), what);
+  const DeviceArray<float> lse(b.rows() * p.heads);
+  device::AttentionArgs<T> a = d.Args(p, out.data(), lse.data());
+  a.work = work.get();
+  RunKernel(what, [&](Launcher& l) { return Attention(a, l); });
   *out_values = out.Read();
   *lse_values = lse.Read();
   Bytes bytes;
@@ -157,22 +185,24 @@ Bytes RunDecode(const Launches<T>& device, const Problem<T>& p, const Batch& b, 
   Append(&bytes, *lse_values);
   return bytes;
 }
+template <typename T>
+Bytes RunDecode(const Problem<T>& p, const Batch& b, const OnDevice<T>& d, const std::string& what,
+                std::vector<T>* out_values, std::vector<float>* lse_values) {
+  return RunAttention(p, b, d, Work(b, AllRows(b), {}, 1), what, out_values, lse_values);
+}
 
 template <typename T>
 void CompareDecode(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& sizes, uint64_t seed,
                    std::vector<size_t> alone) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   const Problem<T> p =
       RandomProblem<T>(rng, b, sizes, {1, 2, 3, sizes[0] == 64 ? 20 : 7});  // 20: two tiles of rows
   const std::string what = std::string(TypeName<T>()) + ", decode, seed " + std::to_string(seed) +
                            ", head size " + std::to_string(p.size);
   const OnDevice<T> d(p, b);
-  const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
   std::vector<T> out, out_alone;
   std::vector<float> lse, lse_alone;
-  SameInEveryOrder(seed, what, [&] { return RunDecode(*device, p, b, d, plan, what, &out, &lse); });
+  SameInEveryOrder(seed, what, [&] { return RunDecode(p, b, d, what, &out, &lse); });
   ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
   ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
 
@@ -186,8 +216,7 @@ void CompareDecode(FuzzRng& rng, const Batch& b, const std::vector<int64_t>& siz
                at = static_cast<std::ptrdiff_t>(row) * width;
     q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
     const OnDevice<T> d_one(q, one);
-    RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &out_alone,
-              &lse_alone);
+    RunDecode(q, one, d_one, what, &out_alone, &lse_alone);
     EXPECT_TRUE(std::memcmp(out_alone.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
         << what << ": row " << row << " depends on its batch";
     EXPECT_TRUE(std::memcmp(lse_alone.data(), lse.data() + row * static_cast<size_t>(p.heads),
@@ -218,7 +247,7 @@ TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
             {500, 250}, {0, 350}, {760, 1}, {500, 250}, {0, 20},  {800, 300}};
   b.first_run = {0, 3, 6, 9};
   b.lengths = {609, 630, 601, 570};
-  const DecodePlan plan = PlanDecode(b.first_run, b.lengths, b.runs);
+  const DecodePlan plan = PlanDecode(AllRows(b), b.first_run, b.lengths, b.runs);
   EXPECT_EQ(plan.partials, 12);
   EXPECT_EQ(plan.items.size(), 7U);  // one of four rows, one of three, the fourth's second, four rests
   for (uint64_t seed = 0; seed < 2; ++seed) {
@@ -231,33 +260,17 @@ TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
 
 template <typename T>
 void ComparePrefill(uint64_t seed, const std::vector<int64_t>& sizes, int64_t length_max) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   FuzzRng rng(seed + 500);
   const Batch b = RandomBatch(rng, rng.Between(1, 3), length_max, rng.OneOf({1, 5, 70, 200}));
   const Problem<T> p = RandomProblem<T>(rng, b, sizes);
   const std::string what = std::string(TypeName<T>()) + ", prefill, seed " + std::to_string(seed) +
                            ", head size " + std::to_string(p.size);
   const OnDevice<T> d(p, b);
-  const DeviceArray<AttentionItem> items(
-      PlanPrefill(b.first_run, b.lengths, PrefillRows(p.heads, p.kv_heads)));
+  const Work work(b, {}, AllRows(b), PrefillRows(p.heads, p.kv_heads));
   std::vector<T> out;
   std::vector<float> lse;
-  SameInEveryOrder(seed, what, [&] {
-    const DeviceArray<T> d_out(static_cast<int64_t>(p.q.size()));
-    const DeviceArray<float> d_lse(b.rows() * p.heads);
-    const PrefillArgs<T> a{.attention = d.Args(p, d_out.data(), d_lse.data()),
-                           .items = static_cast<int64_t>(items.Read().size()),
-                           .item = items.data()};
-    ExpectOk(device->prefill_attention(a, nullptr), what);
-    out = d_out.Read();
-    lse = d_lse.Read();
-    Bytes bytes;
-    Append(&bytes, out);
-    Append(&bytes, lse);
-    return bytes;
-  });
+  SameInEveryOrder(seed, what, [&] { return RunAttention(p, b, d, work, what, &out, &lse); });
   ExpectNear(out, p.out, kOutOff<T>, Relative<T>(), what + " out");
   ExpectNear(lse, p.lse, kLseOff<T>, 2e-5F, what + " lse");
 
@@ -271,18 +284,15 @@ void ComparePrefill(uint64_t seed, const std::vector<int64_t>& sizes, int64_t le
   Problem<T> q = p;
   q.q.assign(p.q.begin() + at, p.q.begin() + at + width);
   const OnDevice<T> d_one(q, one);
-  const DeviceArray<T> alone(width);
-  const DeviceArray<AttentionItem> item(PlanPrefill(one.first_run, one.lengths, 1));
-  ExpectOk(device->prefill_attention(
-               {.attention = d_one.Args(q, alone.data(), nullptr), .items = 1, .item = item.data()}, nullptr),
-           what);
-  EXPECT_TRUE(std::memcmp(alone.Read().data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
+  std::vector<T> alone;
+  std::vector<float> lse_alone;
+  RunAttention(q, one, d_one, Work(one, {}, AllRows(one), 1), what, &alone, &lse_alone);
+  EXPECT_TRUE(std::memcmp(alone.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
       << what << ": row " << row << " depends on its batch";
   if (std::is_same_v<T, BF16> && (p.size == 64 || p.size == 128)) return;
   std::vector<T> decoded;
   std::vector<float> decoded_lse;
-  RunDecode(*device, q, one, d_one, PlanDecode(one.first_run, one.lengths, one.runs), what, &decoded,
-            &decoded_lse);
+  RunDecode(q, one, d_one, what, &decoded, &decoded_lse);
   EXPECT_TRUE(std::memcmp(decoded.data(), out.data() + at, static_cast<size_t>(width) * sizeof(T)) == 0)
       << what;
 }
@@ -359,9 +369,7 @@ void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::At
 
 template <typename T>
 void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t rows_max) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   FuzzRng rng(seed + 600);
   const int64_t before = rng.OneOf({0, 0, 7, 40}), rows = rng.Between(1, rows_max);
   const Batch b = TrainingBatch(rng, before, rows);
@@ -394,11 +402,13 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
   std::vector<T> got;
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_dqkv(dqkv0);
-    const DeviceArray<float> delta(rows * p.heads);
     device::AttentionBackwardArgs<T> a = BackwardOf(d.Args(p, d_out.data(), d_lse.data()));
     a.dout = d_dout.data(), a.cos = d_cos.data(), a.sin = d_sin.data(), a.positions = d_positions.data();
     a.dqkv = d_dqkv.data();
-    ExpectOk(device->attention_backward(a, before, before + rows, delta.data(), nullptr), what);
+    AttentionOnDevice work;
+    work.ranges = {{before, before + rows}};
+    a.work = &work;
+    RunKernel(what, [&](Launcher& l) { return AttentionBackward(a, l); });
     got = d_dqkv.Read();
     Bytes bytes;
     Append(&bytes, got);
@@ -421,8 +431,8 @@ TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   // Two samples of a prompt of 300 keys, cut into pages differently, and a stranger.
   const std::vector<device::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
                                            {1100, 200}, {50, 20}, {2000, 320}};
-  const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320};
-  const DecodePlan plan = PlanDecode(first_run, lengths, runs);
+  const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320}, all = {0, 1, 2};
+  const DecodePlan plan = PlanDecode(all, first_run, lengths, runs);
   EXPECT_EQ(plan.partials, 6);
   EXPECT_TRUE((plan.first_partial == std::vector<int32_t>{0, 2, 4}));
   EXPECT_EQ(plan.items.size(), 5U);
@@ -436,11 +446,57 @@ TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   for (size_t i = 1; i < plan.items.size(); ++i) EXPECT_EQ(plan.items[i].count, 1);
 
   const std::vector<int32_t> sequence = {0, 0, 0, 2, 2, 5}, upto = {8, 9, 10, 1, 2, 300};
-  const std::vector<AttentionItem> items = PlanPrefill(sequence, upto, 2);
+  const std::vector<int32_t> six = {0, 1, 2, 3, 4, 5};
+  const std::vector<AttentionItem> items = PlanPrefill(six, sequence, upto, 2);
   EXPECT_EQ(items.size(), 4U);
   EXPECT_EQ(items[0].first, 5);  // the longest first
   EXPECT_EQ(items[1].first, 2);
   EXPECT_EQ(items[2].count, 2);
+}
+
+// A batch of which some sequences are decoded and the others have a pass of their own, as CudaDevice divides
+// it: each row has the bits that it has where all rows go one way.
+template <typename T>
+void CompareMixed(uint64_t seed) {
+  FuzzRng rng(seed + 900);
+  Batch b = RandomBatch(rng, 4, 80, 40);
+  const Problem<T> p = RandomProblem<T>(rng, b, {64, 80});
+  const RowsByPass rows = DivideRows(b.first_run);
+  const std::string what = std::string(TypeName<T>()) + ", mixed, seed " + std::to_string(seed);
+  const OnDevice<T> d(p, b);
+  const int64_t rows_max = PrefillRows(p.heads, p.kv_heads);
+  std::vector<T> mixed, decoded, prefilled;
+  std::vector<float> mixed_lse, decoded_lse, prefilled_lse;
+  RunAttention(p, b, d, Work(b, rows.decode, rows.prefill, rows_max), what, &mixed, &mixed_lse);
+  RunAttention(p, b, d, Work(b, AllRows(b), {}, 1), what, &decoded, &decoded_lse);
+  RunAttention(p, b, d, Work(b, {}, AllRows(b), rows_max), what, &prefilled, &prefilled_lse);
+  const auto width = static_cast<size_t>(p.heads * p.size);
+  const auto same = [&](const std::vector<int32_t>& of, const std::vector<T>& want) {
+    for (const int32_t row : of) {
+      const size_t at = static_cast<size_t>(row) * width;
+      EXPECT_TRUE(std::memcmp(mixed.data() + at, want.data() + at, width * sizeof(T)) == 0)
+          << what << ", row " << row;
+    }
+  };
+  same(rows.decode, decoded);
+  same(rows.prefill, prefilled);
+}
+TEST(AttentionKernelTest, ABatchMayBeDecodedInPartAndPrefilledInPart) {
+  TP_NEEDS_DEVICE();
+  for (int64_t seed = 0; seed < FuzzSeeds(2); ++seed) {
+    CompareMixed<float>(static_cast<uint64_t>(seed));
+    CompareMixed<BF16>(static_cast<uint64_t>(seed));
+  }
+}
+
+TEST(AttentionKernelTest, SequencesOfManyRowsHaveAPassOfTheirOwn) {
+  std::vector<int32_t> first_run(3, 0);
+  first_run.insert(first_run.end(), kPrefillFrom, 1);
+  first_run.push_back(7);
+  const RowsByPass rows = DivideRows(first_run);
+  EXPECT_TRUE((rows.decode == std::vector<int32_t>{0, 1, 2, static_cast<int32_t>(3 + kPrefillFrom)}));
+  EXPECT_EQ(rows.prefill.size(), static_cast<size_t>(kPrefillFrom));
+  EXPECT_EQ(rows.prefill.front(), 3);
 }
 
 }  // namespace

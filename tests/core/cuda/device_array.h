@@ -1,62 +1,47 @@
 #pragma once
-// Device memory and the kernels' table for tests: of the emulation, or (scripts/cuda-test, on a machine with
-// a GPU) of the module. The same tests run on both.
+// Device memory for tests of kernels: of the emulation, or (scripts/cuda-test, on a machine with a GPU) of
+// CUDA. The same tests run on both.
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/cuda/kernels/launch.h"
+#include "core/device/cpu/kernels.h"
 #include "tests/core/cuda/test_framework.h"
 #include "tests/core/fuzz_seeds.h"
 #ifdef TIDEPOOL_CUDA_EMULATION
 #include "core/cuda/device_code.h"
 #else
-#include "core/cuda/cuda_module.h"
+#include <cuda_runtime_api.h>
 #endif
 
 namespace tidepool::cuda {
 
-// Null, with the reason, where there is no device.
-template <typename T>
-const Launches<T>* DeviceKernels(std::string* why);
-
+// Why there is no device; empty where there is one.
 #ifdef TIDEPOOL_CUDA_EMULATION
-template <typename T>
-const Launches<T>* DeviceKernels(std::string* /*why*/) {
-  return &LaunchTable<T>();
-}
-inline std::string DeviceError(int code) {
-  return code == 0 ? "" : std::to_string(code) + ": " + emulation::Error();
-}
+inline std::string WhyNoDevice() { return ""; }
+inline std::string DeviceError(int code) { return code == 0 ? "" : ErrorText(code); }
 inline void NewOrder(uint64_t seed) { emulation::Seed(seed); }
 #else
-inline const StatusOr<CudaModule>& Module() {
-  static const StatusOr<CudaModule> module = CudaModule::Load(TIDEPOOL_CUDA_MODULE);
-  return module;
-}
-template <typename T>
-const Launches<T>* DeviceKernels(std::string* why) {
-  if (!Module().ok()) {
-    *why = Module().status().ToString();
-    return nullptr;
-  }
-  return static_cast<const Launches<T>*>(
-      Module()->Kernels(std::is_same_v<T, float> ? ElementType::kFloat32 : ElementType::kBFloat16));
+inline std::string WhyNoDevice() {
+  int count = 0;
+  if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) return ErrorText(code);
+  return count == 0 ? "the NVIDIA driver shows no GPU" : "";
 }
 inline std::string DeviceError(int code) {
-  if (code == 0) {
-    const Status done = Module()->Synchronize();
-    return done.ok() ? "" : done.ToString();
-  }
-  return "CUDA error " + std::to_string(code);
+  if (code == 0) code = cudaDeviceSynchronize();  // waits: for kernels of bounded work; a test has a limit
+  return code == 0 ? "" : ErrorText(code);
 }
 inline void NewOrder(uint64_t) {}
 #endif
+#define TP_NEEDS_DEVICE() \
+  if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why
 
 inline void ExpectOk(int code, const std::string& what) {
   const std::string error = DeviceError(code);
@@ -89,12 +74,13 @@ class DeviceArray {
   }
   std::vector<T> Read() const { return std::vector<T>(data_, data_ + n_); }
 #else
+  ~DeviceArray() { cudaFree(data_); }
   void Write(const std::vector<T>& v) {
-    if (n_ > 0) (void)Module()->Copy(data_, v.data(), n_ * static_cast<int64_t>(sizeof(T)));
+    if (n_ > 0) cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyDefault);
   }
   std::vector<T> Read() const {
     std::vector<T> v(static_cast<size_t>(n_));
-    if (n_ > 0) (void)Module()->Copy(v.data(), data_, n_ * static_cast<int64_t>(sizeof(T)));
+    if (n_ > 0) cudaMemcpy(v.data(), data_, v.size() * sizeof(T), cudaMemcpyDefault);
     return v;
   }
 #endif
@@ -108,16 +94,33 @@ class DeviceArray {
     data_ = static_cast<T*>(std::aligned_alloc(256, static_cast<size_t>((bytes + 255) / 256 * 256)));
     emulation::AddMemory(data_, bytes, static_cast<int>(sizeof(T)), written);
 #else
-    memory_.push_back(Module()->Allocate(n * static_cast<int64_t>(sizeof(T))).value());
-    data_ = static_cast<T*>(memory_[0].data());
+    void* data = nullptr;
+    ExpectOk(cudaMalloc(&data, static_cast<size_t>(n) * sizeof(T)), "memory of a test");
+    data_ = static_cast<T*>(data);
 #endif
   }
   int64_t n_ = 0;
   T* data_ = nullptr;
-#ifndef TIDEPOOL_CUDA_EMULATION
-  std::vector<DeviceMemory> memory_;
-#endif
 };
+
+// Scratch is new each time, so that no kernel reads what another one left there.
+class TestLauncher : public Launcher {
+ public:
+  [[nodiscard]] Stream stream() override { return nullptr; }
+  void* Scratch(int64_t bytes) override {
+    scratch_ = std::make_unique<DeviceArray<float>>((bytes + 3) / 4);
+    return scratch_->data();
+  }
+
+ private:
+  std::unique_ptr<DeviceArray<float>> scratch_;
+};
+// Runs a kernel, which has to succeed.
+template <typename F>
+void RunKernel(const std::string& what, F kernel) {
+  TestLauncher launcher;
+  ExpectOk(kernel(launcher), what);
+}
 
 // A small generator of its own, so that these tests need no other folder (splitmix64).
 class FuzzRng {

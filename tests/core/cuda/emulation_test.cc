@@ -71,6 +71,13 @@ void ReadThenWriteKernel(bool warp_barrier) {
   if (warp_barrier) __syncwarp();
   values[t] = next;
 }
+// All read a place, and after the barrier one thread reads it again and writes it.
+void ReadAgainThenWriteKernel(float* out, bool warp_barrier) {
+  const Global<float> x = View(out);
+  const float seen = x[0];
+  if (warp_barrier) __syncwarp();
+  if (threadIdx.x == 0) x[0] = seen + x[0];
+}
 TEST(EmulationTest, ARaceIsFoundAndAWarpBarrierMendsIt) {
   Launch({.name = "two_writers", .threads = 64}, nullptr, TwoWritersKernel);
   EXPECT_TRUE(Says("value: a race")) << emulation::Error();
@@ -78,6 +85,16 @@ TEST(EmulationTest, ARaceIsFoundAndAWarpBarrierMendsIt) {
   EXPECT_TRUE(Says("values: a race")) << emulation::Error();
   Launch({.name = "read_then_write", .threads = 32}, nullptr, ReadThenWriteKernel, true);
   EXPECT_EQ(emulation::Error(), "");
+  Memory out(1);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    emulation::Seed(seed);
+    Launch({.name = "read_again", .threads = 32}, nullptr, ReadAgainThenWriteKernel, out.data(), true);
+    EXPECT_EQ(emulation::Error(), "");
+    Launch({.name = "read_again", .threads = 64}, nullptr, ReadAgainThenWriteKernel, out.data(), true);
+    EXPECT_TRUE(Says("a race")) << "another warp reads too";
+  }
+  Launch({.name = "read_again", .threads = 32}, nullptr, ReadAgainThenWriteKernel, out.data(), false);
+  EXPECT_TRUE(Says("a race")) << emulation::Error();
 }
 
 void AcrossBlocksKernel(float* out, bool own) {

@@ -9,9 +9,7 @@ namespace {
 
 template <typename T>
 void CompareProducts(uint64_t seed) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   const auto& cpu = device::KernelsFor<T>(device::BestIsa()).product;
   FuzzRng rng(seed + 800);
   const int64_t groups = rng.OneOf({1, 3, 5}), n = rng.OneOf({8, 40, 72, 30}),
@@ -62,26 +60,19 @@ void CompareProducts(uint64_t seed) {
   const DeviceArray<int32_t> d_begin(begin);
   const DeviceArray<T> d_x(x), d_w(w), d_dy(dy);
   std::vector<T> got_y;
-  const auto args = [&](T* to_y, T* to_dx, float* to_dw) {
-    return GroupedArgs<T>{.groups = groups,
-                          .rows = rows,
-                          .n = n,
-                          .k = k,
-                          .begin = d_begin.data(),
-                          .x = d_x.data(),
-                          .w = d_w.data(),
-                          .y = to_y,
-                          .dy = d_dy.data(),
-                          .dx = to_dx,
-                          .dw = to_dw};
-  };
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_y(y0), d_dx(dx0);
     const DeviceArray<float> d_dw(dw0);
-    const GroupedArgs<T> a = args(d_y.data(), d_dx.data(), d_dw.data());
-    ExpectOk(device->grouped_multiply(a, nullptr), what);
-    ExpectOk(device->grouped_multiply_back(a, nullptr), what);
-    ExpectOk(device->grouped_multiply_back_weight(a, nullptr), what);
+    const auto run = [&](auto kernel, auto args) {
+      args.groups = groups, args.rows = rows, args.n = n, args.k = k, args.begin = d_begin.data();
+      RunKernel(what, [&](Launcher& l) { return kernel(args, l); });
+    };
+    run(GroupedMultiply<T>,
+        device::GroupedMultiplyArgs<T>{.x = d_x.data(), .w = d_w.data(), .y = d_y.data()});
+    run(GroupedMultiplyBack<T>,
+        device::GroupedMultiplyBackArgs<T>{.dy = d_dy.data(), .w = d_w.data(), .dx = d_dx.data()});
+    run(GroupedMultiplyBackWeight<T>,
+        device::GroupedMultiplyBackWeightArgs<T>{.dy = d_dy.data(), .x = d_x.data(), .dw = d_dw.data()});
     got_y = d_y.Read();
     ExpectNear(got_y, y, 2e-5F, Relative<T>(), what + " y");
     ExpectNear(d_dx.Read(), dx, 2e-5F, Relative<T>(), what + " dx");
@@ -100,16 +91,15 @@ void CompareProducts(uint64_t seed) {
   const DeviceArray<int32_t> one(std::vector<int32_t>{0, 1});
   const DeviceArray<T> alone(n), x_row(std::vector<T>(x.begin() + row * k, x.begin() + (row + 1) * k)),
       matrix(std::vector<T>(w.begin() + group * n * k, w.begin() + (group + 1) * n * k));
-  ExpectOk(device->grouped_multiply({.groups = 1,
-                                     .rows = 1,
-                                     .n = n,
-                                     .k = k,
-                                     .begin = one.data(),
-                                     .x = x_row.data(),
-                                     .w = matrix.data(),
-                                     .y = alone.data()},
-                                    nullptr),
-           what);
+  const device::GroupedMultiplyArgs<T> of_row{.groups = 1,
+                                              .rows = 1,
+                                              .n = n,
+                                              .k = k,
+                                              .begin = one.data(),
+                                              .x = x_row.data(),
+                                              .w = matrix.data(),
+                                              .y = alone.data()};
+  RunKernel(what, [&](Launcher& l) { return GroupedMultiply(of_row, l); });
   EXPECT_TRUE(std::memcmp(alone.Read().data(), got_y.data() + row * n, static_cast<size_t>(n) * sizeof(T)) ==
               0)
       << what << ": row " << row << " depends on its batch";

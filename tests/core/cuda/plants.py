@@ -47,7 +47,12 @@ PLANTS = [
     ("embedding.cu", "found[place] = static_cast<int32_t>(i);\n    __syncthreads();", "found[place] = static_cast<int32_t>(i);", 0),
     ("embedding.cu", "__popc(here & ((1U << lane) - 1U))", "__popc(here & (2U << lane) - 1U)", 0),
     ("experts.cu", "other == best && other_id < best_id", "other == best && other_id > best_id", 0),
-    ("experts.cu", "  __syncwarp();  // the weights below are read by lane 0", "", 0),
+    ("experts.cu", "    __syncthreads();  // counts are free again", "", 0),
+    ("experts.cu", "chosen[i] < e ? 1 : 0", "chosen[i] <= e ? 1 : 0", 0),
+    ("experts.cu", "  __syncthreads();  // all have read what one writes", "", 0),
+    ("experts.cu", "(dweights[i] - inner) / sum", "dweights[i] / sum", 0),
+    ("decode_attention.cu", "View(work.row)[blockIdx.x]", "blockIdx.x", 0),
+    ("experts.cu", "  __syncwarp();", "", 0),
     ("rows.cu", "x = sum;", "", 0),
     ("columns.h", "for (int w = 1; w < kColumnThreads / 32; ++w)", "for (int w = 1; w < kColumnThreads / 32 - 1; ++w)", 0),
     ("swiglu.cu", "if (c >= ff) return;", "", 0),
@@ -89,8 +94,9 @@ def run(number, build, cxx, folder):
     planted.unlink()
     test = folder / "test"
     tests = sorted((build / "tests/core/cuda/CMakeFiles/cuda_kernels_test.dir").rglob("*.o"))
-    libraries = [build / "tests/core/cuda/libcuda_emulated.a", build / "core/cuda/libtidepool_cuda.a",
-                 build / "core/model/libtidepool_kernels.a", build / "core/base/libtidepool_base.a"]
+    libraries = [build / "tests/core/cuda/libcuda_emulated.a", build / "core/cuda/libtidepool_cuda_plans.a",
+                 build / "core/device/libtidepool_kernels.a", build / "core/device/libtidepool_kernel_plans.a",
+                 build / "core/base/libtidepool_base.a"]
     subprocess.run([cxx, *map(str, tests), *map(str, objects), *map(str, libraries), "-lgtest", "-lgtest_main", "-ldl",
                     "-o", str(test)], check=True)
     done = subprocess.run([str(test), "--gtest_brief=1"], cwd=ROOT, capture_output=True, text=True)

@@ -11,9 +11,7 @@ namespace {
 // core/train/optimizer.cc's step in float64, from the master copy on.
 template <typename T>
 void CompareAdamW(uint64_t seed) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   FuzzRng rng(seed + 100);
   const int64_t n = rng.OneOf({1, 255, 1024, 3000, 70000});
   const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
@@ -23,16 +21,16 @@ void CompareAdamW(uint64_t seed) {
   const std::vector<T> w0 = RandomValues<T>(rng, n);
   std::vector<int16_t> rest0(static_cast<size_t>(n));
   for (int16_t& r : rest0) r = static_cast<int16_t>(rng.Next());
-  AdamWArgs<T> a{.n = n,
-                 .beta1 = 0.9F,
-                 .rest1 = 0.1F,
-                 .beta2 = 0.999F,
-                 .rest2 = 0.001F,
-                 .eps = 1e-8F,
-                 .decay = 0.9999F,
-                 .step = 1e-3F / 0.4F,
-                 .root = 1.0F / std::sqrt(0.005F),
-                 .max_grad_norm = rng.Below(2) == 0 ? 0.0 : 0.5};
+  device::AdamWArgs<T> a{.n = n,
+                         .beta1 = 0.9F,
+                         .rest1 = 0.1F,
+                         .beta2 = 0.999F,
+                         .rest2 = 0.001F,
+                         .eps = 1e-8F,
+                         .decay = 0.9999F,
+                         .step = 1e-3F / 0.4F,
+                         .root = 1.0F / std::sqrt(0.005F),
+                         .max_grad_norm = rng.Below(2) == 0 ? 0.0 : 0.5};
   double squares = 0;
   for (const float x : g) squares += static_cast<double>(x) * x;
   const double norm = std::sqrt(squares);
@@ -64,16 +62,18 @@ void CompareAdamW(uint64_t seed) {
     const DeviceArray<float> m(m0), v(v0);
     const DeviceArray<T> w(w0);
     const DeviceArray<int16_t> rest(rest0);
-    const DeviceArray<double> sum(1), scratch(SquareSumScratch(n));
+    const DeviceArray<double> sum(1);
     a.gradients = d_g.data();
     a.weights = w.data();
     a.rest = sizeof(T) == 2 ? rest.data() : nullptr;
     a.m = m.data();
     a.v = v.data();
     a.square_sum = sum.data();
-    ExpectOk(device->square_sum(n, d_g.data(), sum.data(), scratch.data(), nullptr), what);
+    RunKernel(what, [&](Launcher& l) {
+      return SquareSum(device::SquareSumArgs{.n = n, .x = d_g.data(), .sum = sum.data()}, l);
+    });
     EXPECT_NEAR(sum.Read()[0], squares, 1e-12 * squares) << what;
-    ExpectOk(device->adamw(a, nullptr), what);
+    RunKernel(what, [&](Launcher& l) { return AdamW(a, l); });
     ExpectNear(m.Read(), want_m, 1e-8F, 1e-6F, what + " m");
     ExpectNear(v.Read(), want_v, 1e-10F, 1e-6F, what + " v");
     ExpectNear(master(w.Read(), rest.Read()), want, 1e-7F, 1e-6F, what + " master");
@@ -97,7 +97,7 @@ void CompareAdamW(uint64_t seed) {
   const DeviceArray<double> nan(std::vector<double>{NAN});
   a.weights = w.data();
   a.square_sum = nan.data();
-  ExpectOk(device->adamw(a, nullptr), what);
+  RunKernel(what, [&](Launcher& l) { return AdamW(a, l); });
   ExpectNear(w.Read(), w0, 0.0F, 0.0F, what + " untouched");
 }
 TEST(UpdateKernelTest, AdamWIsTheFormula) {
@@ -109,9 +109,7 @@ TEST(UpdateKernelTest, AdamWIsTheFormula) {
 
 template <typename T>
 void CompareEmbedding(uint64_t seed) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   FuzzRng rng(seed + 200);
   const int64_t rows = rng.OneOf({1, 9, 300, 600}), d = rng.OneOf({1, 24, 100, 264}),
                 vocab = rng.OneOf({3, 50, 1000});
@@ -119,19 +117,30 @@ void CompareEmbedding(uint64_t seed) {
   std::vector<int32_t> ids;
   for (int64_t r = 0; r < rows; ++r) ids.push_back(static_cast<int32_t>(rng.Below(vocab)));
   const std::vector<T> table = RandomValues<T>(rng, vocab * d);
-  const std::vector<float> dx = RandomValues<float>(rng, rows * d),
-                           dtable0 = RandomValues<float>(rng, vocab * d);
+  const std::vector<T> dx = RandomValues<T>(rng, rows * d);
+  const std::vector<float> dtable0 = RandomValues<float>(rng, vocab * d);
   std::vector<float> dtable = dtable0;
-  device::KernelsFor<float>(device::BestIsa())
+  device::KernelsFor<T>(device::BestIsa())
       .scatter_add_rows(0, d, rows, d, ids.data(), dx.data(), dtable.data());
   const DeviceArray<int32_t> d_ids(ids);
-  const DeviceArray<T> d_table(table);
-  const DeviceArray<float> d_dx(dx);
+  const DeviceArray<T> d_table(table), d_dx(dx);
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> out(rows * d);
     const DeviceArray<float> d_dtable(dtable0);
-    ExpectOk(device->gather_rows(rows, d, d_ids.data(), d_table.data(), out.data(), nullptr), what);
-    ExpectOk(device->embedding_backward(rows, d, d_ids.data(), d_dx.data(), d_dtable.data(), nullptr), what);
+    const device::GatherRowsArgs<T> gather{.rows = rows,
+                                           .d = d,
+                                           .table_rows = vocab,
+                                           .ids = d_ids.data(),
+                                           .table = d_table.data(),
+                                           .out = out.data()};
+    RunKernel(what, [&](Launcher& l) { return GatherRows(gather, l); });
+    const device::ScatterAddRowsArgs<T> scatter{.rows = rows,
+                                                .d = d,
+                                                .table_rows = vocab,
+                                                .ids = d_ids.data(),
+                                                .x = d_dx.data(),
+                                                .table = d_dtable.data()};
+    RunKernel(what, [&](Launcher& l) { return ScatterAddRows(scatter, l); });
     const std::vector<T> got = out.Read();
     for (int64_t r = 0; r < rows; ++r) {
       EXPECT_TRUE(std::memcmp(got.data() + r * d, table.data() + ids[static_cast<size_t>(r)] * d,
@@ -153,9 +162,7 @@ TEST(UpdateKernelTest, TheEmbeddingsGradientIsTheCpusBitForBit) {
 
 template <typename T>
 void CompareExperts(uint64_t seed) {
-  std::string why;
-  const Launches<T>* device = DeviceKernels<T>(&why);
-  if (device == nullptr) GTEST_SKIP() << why;
+  TP_NEEDS_DEVICE();
   const auto& cpu = device::KernelsFor<T>(device::BestIsa());
   FuzzRng rng(seed + 300);
   const int64_t rows = rng.OneOf({1, 5, 20}), d = rng.OneOf({8, 30, 64, 2056}),
@@ -170,25 +177,29 @@ void CompareExperts(uint64_t seed) {
   cpu.router(0, rows, d, experts, x.data(), w.data(), logits.data());
   const DeviceArray<T> d_x(x), d_w(w);
   std::vector<int32_t> replay(static_cast<size_t>(rows * k), -1);
-  const bool with_replay = rng.Below(2) == 0, renormalize = rng.Below(2) == 0;
+  const bool with_replay = rng.Below(2) == 0, in_place = rng.Below(2) == 0, renormalize = rng.Below(2) == 0;
   for (int64_t i = 0; i < k; ++i)
     replay[static_cast<size_t>(i)] = static_cast<int32_t>((i * 3 + 1) % experts);  // row 0
   const DeviceArray<int32_t> d_replay(replay);
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<float> probs(rows * experts), weights(rows * k);
-    const DeviceArray<int32_t> chosen(rows * k);
-    ExpectOk(device->router(rows, d, experts, d_x.data(), d_w.data(), probs.data(), nullptr), what);
+    const DeviceArray<int32_t> chosen(replay);  // may be what is replayed
+    const device::RouterArgs<T> router{
+        .rows = rows, .d = d, .experts = experts, .x = d_x.data(), .w = d_w.data(), .logits = probs.data()};
+    RunKernel(what, [&](Launcher& l) { return Router(router, l); });
     const std::vector<float> z = probs.Read();
     ExpectNear(z, logits, 2e-4F, 2e-5F, what + " router");
-    RouteArgs a{.rows = rows,
-                .experts = experts,
-                .k = k,
-                .probs = probs.data(),
-                .replay = with_replay ? d_replay.data() : nullptr,
-                .renormalize = renormalize,
-                .chosen = chosen.data(),
-                .weights = weights.data()};
-    ExpectOk(device->route(a, nullptr), what);
+    const device::RouteArgs a{.rows = rows,
+                              .experts = experts,
+                              .k = k,
+                              .probs = probs.data(),
+                              .replay = !with_replay ? nullptr
+                                        : in_place   ? chosen.data()
+                                                     : d_replay.data(),
+                              .renormalize = renormalize,
+                              .chosen = chosen.data(),
+                              .weights = weights.data()};
+    RunKernel(what, [&](Launcher& l) { return Route(a, l); });
     const std::vector<float> p = probs.Read(), got = weights.Read();
     const std::vector<int32_t> ids = chosen.Read();
     for (int64_t r = 0; r < rows; ++r) {
@@ -270,32 +281,30 @@ void CompareExperts(uint64_t seed) {
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<T> d_out(rows * d), d_dshared(rows * d), d_dy(y);
     const DeviceArray<float> d_dweights(rows * k), d_dgate(rows);
-    ExpectOk(device->combine_experts({.rows = rows,
-                                      .d = d,
-                                      .k = k,
-                                      .place = d_place.data(),
-                                      .weights = d_weights.data(),
-                                      .y = d_y.data(),
-                                      .gate = d_gate.data(),
-                                      .shared = with_shared ? d_shared.data() : nullptr,
-                                      .out = d_out.data()},
-                                     nullptr),
-             what);
-    ExpectOk(device->combine_experts_backward({.rows = rows,
-                                               .d = d,
-                                               .k = k,
-                                               .place = d_place.data(),
-                                               .weights = d_weights.data(),
-                                               .y = d_y.data(),
-                                               .gate = d_gate.data(),
-                                               .shared = with_shared ? d_shared.data() : nullptr,
-                                               .dout = d_dout.data(),
-                                               .dy = d_dy.data(),
-                                               .dweights = d_dweights.data(),
-                                               .dshared = d_dshared.data(),
-                                               .dgate = d_dgate.data()},
-                                              nullptr),
-             what);
+    const device::CombineExpertsArgs<T> forward{.rows = rows,
+                                                .d = d,
+                                                .k = k,
+                                                .place = d_place.data(),
+                                                .weights = d_weights.data(),
+                                                .y = d_y.data(),
+                                                .gate = d_gate.data(),
+                                                .shared = with_shared ? d_shared.data() : nullptr,
+                                                .out = d_out.data()};
+    RunKernel(what, [&](Launcher& l) { return CombineExperts(forward, l); });
+    const device::CombineExpertsBackwardArgs<T> back{.rows = rows,
+                                                     .d = d,
+                                                     .k = k,
+                                                     .place = d_place.data(),
+                                                     .weights = d_weights.data(),
+                                                     .y = d_y.data(),
+                                                     .gate = d_gate.data(),
+                                                     .shared = with_shared ? d_shared.data() : nullptr,
+                                                     .dout = d_dout.data(),
+                                                     .dy = d_dy.data(),
+                                                     .dweights = d_dweights.data(),
+                                                     .dshared = d_dshared.data(),
+                                                     .dgate = d_dgate.data()};
+    RunKernel(what, [&](Launcher& l) { return CombineExpertsBackward(back, l); });
     ExpectNear(d_out.Read(), out, 1e-6F, Relative<T>(), what + " out");
     ExpectNear(d_dy.Read(), dy, 0.0F, 0.0F, what + " dy");
     ExpectNear(d_dweights.Read(), dweights, 1e-4F, 2e-5F, what + " dweights");

@@ -1,4 +1,5 @@
-// Every kernel on two devices: the CPU's own against LibTorch's plain operations, on random arrays.
+// Every kernel on two devices: the CPU's own against LibTorch's plain operations, or what
+// TIDEPOOL_TEST_DEVICE names (test_device.h), on random arrays.
 //
 // A kernel of the lists in arguments.h without a Case here does not compile. A Case says the sizes, which
 // optional arrays there are, and what index arrays hold; all other arrays are found by Fields(): inputs are
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -18,6 +20,7 @@
 #include "core/base/rng.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/device/torch_device.h"
+#include "tests/core/device/test_device.h"
 #include "tests/core/fuzz_seeds.h"
 
 namespace tidepool::device {
@@ -775,7 +778,7 @@ struct Compare : EachArray<Compare> {
     if (!left.written.contains(p)) {
       const size_t bytes = a.size() * sizeof(Value);
       EXPECT_EQ(std::memcmp(a.data(), p, bytes), 0) << "the CPU wrote over input " << field;
-      EXPECT_EQ(std::memcmp(b.data(), p, bytes), 0) << "LibTorch wrote over input " << field;
+      EXPECT_EQ(std::memcmp(b.data(), p, bytes), 0) << right.device.name() << " wrote over input " << field;
       return;
     }
     if constexpr (std::is_arithmetic_v<Value> || kIsReal<Value>) Values(a, b);
@@ -794,7 +797,7 @@ struct Compare : EachArray<Compare> {
                                            tolerance.absolute
                                      : 0;
       ASSERT_LE(std::fabs(x - y), most) << "array " << field << ", element " << i << " of " << a.size()
-                                        << ": the CPU has " << x << ", LibTorch " << y;
+                                        << ": the CPU has " << x << ", " << right.device.name() << " " << y;
       errors += (x - y) * (x - y);
     }
     if constexpr (kIsReal<V>) {
@@ -816,6 +819,11 @@ struct Compare : EachArray<Compare> {
   }
 };
 
+std::shared_ptr<Device> Other() {
+  if (std::getenv("TIDEPOOL_TEST_DEVICE") != nullptr) return TestDevice();
+  return std::make_shared<TorchDevice>(c10::kCPU);
+}
+
 template <typename Args, typename Kernel>
 void Agree(const char* type, const Kernel& kernel) {
   for (int64_t seed = 0; seed < FuzzSeeds(12); ++seed) {
@@ -826,15 +834,15 @@ void Agree(const char* type, const Kernel& kernel) {
     Fill fill(draws);
     args.Fields(fill);
     CpuDevice cpu({.torch_products = draws.Some()});
-    TorchDevice torch(c10::kCPU);
-    Place on_cpu(cpu, 0xA5), on_torch(torch, 0x5A);
-    for (Place* place : {&on_cpu, &on_torch}) {
+    const std::shared_ptr<Device> other = Other();
+    Place on_cpu(cpu, 0xA5), on_other(*other, 0x5A);
+    for (Place* place : {&on_cpu, &on_other}) {
       Args placed = args;
       placed.Fields(*place);
       the_case.Prepare(place->device, placed);
       kernel(place->device, placed);
     }
-    Compare compare(on_cpu, on_torch, the_case.tolerance, the_case.Skipped(args));
+    Compare compare(on_cpu, on_other, the_case.tolerance, the_case.Skipped(args));
     args.Fields(compare);
     if (testing::Test::HasFatalFailure()) return;
   }

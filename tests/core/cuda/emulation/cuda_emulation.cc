@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/cuda/device_code.h"  // which includes cuda_emulation.h
@@ -37,6 +38,7 @@ tidepool_switch_stack:
 
 namespace tidepool::cuda::emulation {
 
+// All zero, so that cells of memory that nobody touches cost nothing (calloc).
 // Epochs count the barriers of the block, warp epochs the __syncwarp of the warp. An access came before
 // another one if its thread is the same, or a barrier of both lies between them.
 struct Cell {
@@ -46,7 +48,7 @@ struct Cell {
   int16_t writer = 0, reader = 0;
   bool atomic = false;         // the last write was one
   bool pending = false;        // an asynchronous copy is under way
-  bool written = false;        // device memory: ever
+  bool unwritten = false;      // device memory: nobody wrote it yet
   bool other_readers = false;  // device memory: more than one block of this launch
 };
 
@@ -119,9 +121,13 @@ class Device {
   }
 
   uint64_t random_ = 1;
-  std::string error_;
+  std::mutex mutex_;  // of all that is here: devices of several threads launch in turn
+  static thread_local std::string error_;
   Counts counts_;
-  std::map<const char*, std::pair<Region, std::unique_ptr<Cell[]>>> memory_;  // by end
+  struct Free {
+    void operator()(Cell* cells) const { std::free(cells); }
+  };
+  std::map<const char*, std::pair<Region, std::unique_ptr<Cell, Free>>> memory_;  // by end
 
   // The launch.
   Grid grid_;
@@ -153,6 +159,8 @@ class Device {
   std::string Where(const Thread& t) const;
   void ReportStuck();
 };
+
+thread_local std::string Device::error_;
 
 Device& Dev() {
   static Device device;
@@ -288,6 +296,7 @@ bool Device::RunBlock() {
 }
 
 int Device::Run(const Grid& grid, void (*body)(void*), void* context) {
+  const std::lock_guard lock(mutex_);
   error_.clear();
   ++counts_.launches;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
@@ -345,19 +354,19 @@ void Device::Access1(Cell& c, const Region& region, Access access, Place place) 
     Fail(std::string(region.name) + ": a race, another block of this launch wrote it", place);
   }
   if (access == Access::kRead) {
-    if (region.shared ? c.writer_block != block_ : !c.written) {
+    if (region.shared ? c.writer_block != block_ : c.unwritten) {
       Fail(std::string(region.name) + ": read before anything was written there", place);
     }
+    const auto my_warp = static_cast<int16_t>(-2 - me_->warp);
+    const bool of_my_warp = (c.reader >= 0 && c.reader / 32 == me_->warp) || c.reader == my_warp;
     if (c.reader_block != block_) {
       c.other_readers = c.reader_block >= first_block_;
       c.reader_block = block_;
       c.reader = thread;
-    } else if (c.read_epoch != epoch_) {
-      c.reader = thread;
+    } else if (c.read_epoch != epoch_ || (of_my_warp && c.read_warp_epoch < warp_epoch)) {
+      c.reader = thread;  // the reads before came before whatever this warp does from now on
     } else if (c.reader != thread) {
-      const auto of_warp = static_cast<int16_t>(-2 - me_->warp);
-      c.reader =
-          (c.reader >= 0 && c.reader / 32 == me_->warp) || c.reader == of_warp ? of_warp : kManyThreads;
+      c.reader = of_my_warp ? my_warp : kManyThreads;
     }
     c.read_epoch = epoch_;
     c.read_warp_epoch = warp_epoch;
@@ -382,24 +391,29 @@ void Device::Access1(Cell& c, const Region& region, Access access, Place place) 
   c.write_warp_epoch = warp_epoch;
   c.writer = mixed ? kManyThreads : thread;
   c.atomic = access == Access::kAtomic;
-  c.written = true;
+  c.unwritten = false;
 }
 
 }  // namespace
 
-void Seed(uint64_t seed) { Dev().random_ = seed * 0x9E3779B97F4A7C15ULL + 1; }
-const std::string& Error() { return Dev().error_; }
+void Seed(uint64_t seed) {
+  const std::lock_guard lock(Dev().mutex_);
+  Dev().random_ = seed * 0x9E3779B97F4A7C15ULL + 1;
+}
+const std::string& Error() { return Device::error_; }
 const Counts& Totals() { return Dev().counts_; }
 
 void AddMemory(void* begin, int64_t bytes, int unit, bool written) {
   const auto count = static_cast<size_t>((bytes + unit - 1) / unit);
-  auto cells = std::make_unique<Cell[]>(count);
-  for (size_t i = 0; i < count; ++i) cells[i].written = written;
+  std::unique_ptr<Cell, Device::Free> cells(static_cast<Cell*>(std::calloc(count, sizeof(Cell))));
+  for (size_t i = 0; i < count && !written; ++i) cells.get()[i].unwritten = true;
   auto* p = static_cast<char*>(begin);
   const Region region{p, p + bytes, cells.get(), unit, false, "device memory"};
+  const std::lock_guard lock(Dev().mutex_);
   Dev().memory_[p + bytes] = {region, std::move(cells)};
 }
 void RemoveMemory(const void* begin) {
+  const std::lock_guard lock(Dev().mutex_);
   auto& memory = Dev().memory_;
   const auto at = memory.upper_bound(static_cast<const char*>(begin));
   if (at != memory.end() && at->second.first.begin == begin) memory.erase(at);

@@ -17,7 +17,7 @@
 //
 // What it cannot show: speed, registers, rounding of the device's own exp and log, the order in which mma
 // adds (taken from left to right here), and whether the PTX behind the inlines of device_code.h is what it
-// says. Not thread-safe: one launch at a time in a process.
+// says. Thread-safe: launches of several threads take turns.
 
 #include <bit>
 #include <cmath>
@@ -36,7 +36,7 @@ namespace tidepool::cuda::emulation {
 // ---- for tests
 
 void Seed(uint64_t seed);
-// What was wrong with the last launch; empty if nothing was.
+// What was wrong with the last launch of this thread; empty if nothing was.
 const std::string& Error();
 // Device memory: [begin, begin + bytes) in elements of `unit` bytes; read only where `written` or a kernel
 // wrote.
@@ -315,6 +315,9 @@ void LoadMatrix4(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void LoadMatrix4Transposed(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, TP_WHERE);
 
+inline std::string LaunchError(int code) {
+  return emulation::Error().empty() ? "error " + std::to_string(code) : emulation::Error();
+}
 template <typename... P, typename... A>
 int Launch(const Grid& grid, void* /*stream*/, void (*kernel)(P...), A... args) {
   auto call = [&] { kernel(args...); };

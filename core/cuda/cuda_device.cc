@@ -1,0 +1,130 @@
+#include "core/cuda/cuda_device.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tidepool::cuda {
+namespace {
+
+// A plan with the memory that it stands in.
+struct HeldAttention : AttentionOnDevice {
+  std::shared_ptr<device::Buffer> memory;
+};
+
+// Numbers that go up together.
+class Words {
+ public:
+  // Where the values stand among all.
+  template <typename V>
+  int64_t Add(const std::vector<V>& values) {
+    static_assert(sizeof(V) % sizeof(int32_t) == 0);
+    const auto at = static_cast<int64_t>(words_.size());
+    const auto* p = reinterpret_cast<const int32_t*>(values.data());
+    words_.insert(words_.end(), p, p + values.size() * (sizeof(V) / sizeof(int32_t)));
+    return at;
+  }
+  [[nodiscard]] std::span<const int32_t> all() const { return words_; }
+
+ private:
+  std::vector<int32_t> words_;
+};
+
+class DeviceLauncher : public Launcher {
+ public:
+  DeviceLauncher(device::Device& device, Stream stream, std::shared_ptr<device::Buffer>& scratch)
+      : device_(device), stream_(stream), scratch_(scratch) {}
+  [[nodiscard]] Stream stream() override { return stream_; }
+  void* Scratch(int64_t bytes) override {
+    constexpr int64_t kStep = int64_t{1} << 20;  // a plan that grows by a row takes no new memory
+    if (scratch_ == nullptr || scratch_->bytes() < bytes) {
+      scratch_ = nullptr;
+      StatusOr<std::shared_ptr<device::Buffer>> memory =
+          device_.Allocate((bytes + kStep - 1) / kStep * kStep);
+      TP_CHECK(memory.ok()) << "scratch of a kernel: " << memory.status().ToString();
+      scratch_ = std::move(memory).value();
+    }
+    return scratch_->data();
+  }
+
+ private:
+  device::Device& device_;
+  Stream stream_;
+  std::shared_ptr<device::Buffer>& scratch_;
+};
+
+}  // namespace
+
+CudaDevice::CudaDevice(c10::Device device) : TorchDevice(device), device_(device) {}
+CudaDevice::~CudaDevice() = default;
+
+std::string CudaDevice::name() const { return "cuda " + std::to_string(device_.index()); }
+
+void CudaDevice::ReleaseScratch() { scratch_ = nullptr; }
+int64_t CudaDevice::scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
+
+template <typename F>
+void CudaDevice::Run(const char* kernel, F launch) {
+  const c10::DeviceGuard guard(device_);
+  DeviceLauncher launcher(
+      *this,
+      device_.is_cpu() ? nullptr
+                       : c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle(),
+      scratch_);
+  const int code = launch(static_cast<Launcher&>(launcher));
+  TP_CHECK(code == 0) << name() << ", " << kernel << ": " << ErrorText(code);
+}
+
+std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttention(const device::RowRunsOfHost& keys,
+                                                                 const device::HeadShape& shape) {
+  const RowsByPass rows = DivideRows(keys.first_run);
+  const DecodePlan decode = PlanDecode(rows.decode, keys.first_run, keys.lengths, keys.runs);
+  const std::vector<AttentionItem> prefill =
+      PlanPrefill(rows.prefill, keys.first_run, keys.lengths, PrefillRows(shape.heads, shape.kv_heads));
+  Words words;
+  const int64_t row = words.Add(rows.decode), item = words.Add(decode.items), order = words.Add(decode.order),
+                first_partial = words.Add(decode.first_partial), prefill_item = words.Add(prefill);
+  auto work = std::make_unique<HeldAttention>();
+  work->memory = Put(words.all());
+  const auto* at = static_cast<const int32_t*>(work->memory->data());
+  work->decode = {.rows = static_cast<int64_t>(rows.decode.size()),
+                  .items = static_cast<int64_t>(decode.items.size()),
+                  .partials = decode.partials,
+                  .row = at + row,
+                  .item = reinterpret_cast<const AttentionItem*>(at + item),
+                  .order = at + order,
+                  .first_partial = at + first_partial};
+  work->prefill = {.items = static_cast<int64_t>(prefill.size()),
+                   .item = reinterpret_cast<const AttentionItem*>(at + prefill_item)};
+  return work;
+}
+
+std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
+    const device::RowRunsOfHost&, std::span<const std::pair<int64_t, int64_t>> ranges,
+    const device::HeadShape&) {
+  auto work = std::make_unique<AttentionOnDevice>();
+  work->ranges.assign(ranges.begin(), ranges.end());
+  return work;
+}
+
+#define TIDEPOOL_RUN(Kernel, Args)                                                 \
+  void CudaDevice::Kernel(const device::Args& a) {                                 \
+    if constexpr (kHasKernel<device::Args>) {                                      \
+      Run(#Kernel, [&](Launcher& launcher) { return cuda::Kernel(a, launcher); }); \
+    } else {                                                                       \
+      TorchDevice::Kernel(a);                                                      \
+    }                                                                              \
+  }
+#define TIDEPOOL_TYPED(Kernel)              \
+  TIDEPOOL_RUN(Kernel, Kernel##Args<float>) \
+  TIDEPOOL_RUN(Kernel, Kernel##Args<BF16>)
+#define TIDEPOOL_PLAIN(Kernel) TIDEPOOL_RUN(Kernel, Kernel##Args)
+TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
+#undef TIDEPOOL_RUN
+#undef TIDEPOOL_TYPED
+#undef TIDEPOOL_PLAIN
+
+}  // namespace tidepool::cuda

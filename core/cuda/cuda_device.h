@@ -1,0 +1,53 @@
+#pragma once
+// A GPU: the memory, copies and matrix products of LibTorch, every other kernel ours (kernels/launch.h).
+//
+// Kernels go to the stream that LibTorch's operations use, so the two run in the order of their calls. Of the
+// CUDA module, as it needs LibTorch's CUDA part where it runs; nothing of CUDA to compile. No job uses it
+// yet, and it has not run on a GPU: tests run it on the CPU over emulated kernels
+// (tests/core/cuda/emulation).
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/cuda/kernels/launch.h"
+#include "core/device/torch_device.h"
+
+namespace tidepool::cuda {
+
+class CudaDevice : public device::TorchDevice {
+ public:
+  explicit CudaDevice(c10::Device device);  // requires an index, but of the CPU
+  ~CudaDevice() override;
+  using device::Device::Upload;
+
+  [[nodiscard]] std::string name() const override;
+  void ReleaseScratch() override;
+  [[nodiscard]] int64_t scratch_bytes() const override;
+  std::unique_ptr<device::AttentionWork> PlanAttention(const device::RowRunsOfHost& keys,
+                                                       const device::HeadShape& shape) override;
+  std::unique_ptr<device::AttentionWork> PlanAttentionBackward(
+      const device::RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
+      const device::HeadShape& shape) override;
+
+#define TIDEPOOL_TYPED(Kernel)                              \
+  void Kernel(const device::Kernel##Args<float>&) override; \
+  void Kernel(const device::Kernel##Args<BF16>&) override;
+#define TIDEPOOL_PLAIN(Kernel) void Kernel(const device::Kernel##Args&) override;
+  TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
+  TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
+#undef TIDEPOOL_TYPED
+#undef TIDEPOOL_PLAIN
+
+ private:
+  // Runs launch(launcher); a launch that CUDA refuses is a bug, or leaves the device unusable.
+  template <typename F>
+  void Run(const char* kernel, F launch);
+
+  c10::Device device_;
+  std::shared_ptr<device::Buffer> scratch_;
+};
+
+}  // namespace tidepool::cuda

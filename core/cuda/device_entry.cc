@@ -1,0 +1,24 @@
+// A GPU as a device::Device, made inside the module. Part of the module only, where LibTorch has its CUDA
+// part.
+
+#include <exception>
+#include <memory>
+
+#include "core/cuda/cuda_device.h"
+#include "core/cuda/module_error.h"
+
+namespace tidepool::cuda {
+
+extern "C" __attribute__((visibility("default"))) int tidepool_cuda_device(int index, void* device,
+                                                                           char* error, int64_t error_bytes) {
+  try {
+    auto made = std::make_unique<CudaDevice>(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
+    made->Synchronize();  // a device that LibTorch cannot use says so here
+    *static_cast<std::unique_ptr<device::Device>*>(device) = std::move(made);
+    return 0;
+  } catch (const std::exception& e) {
+    return Fail(e.what(), error, error_bytes);
+  }
+}
+
+}  // namespace tidepool::cuda
