@@ -56,7 +56,7 @@ class Reader {
   }
   void Close(int64_t slot, const Lane& lane) {
     if (lane.category.empty() || now_ <= lane.since) return;
-    history_.lanes.spans.push_back({slot, 0, lane.name, lane.category, lane.since, now_ - lane.since});
+    history_.lanes.Add({slot, 0, lane.name, lane.category, lane.since, now_ - lane.since});
   }
   void Cut() {
     for (auto& [slot, lane] : lanes_) {
