@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kPointsMax = 400;  // of a curve
+constexpr size_t kMarksMax = 2000;  // ends of steps in a time line
 constexpr size_t kPromptBytesMax = 1500, kResponseBytesMax = 3000, kAnswerBytesMax = 60;
 
 // Six digits are more than a screen shows, and half of the bytes.
@@ -126,21 +127,40 @@ json Samples(const RunData& run) {
   return out;
 }
 
+// [median, 90 %, longest]; empty of none.
+json Spread(std::vector<double> seconds) {
+  json out = json::array();
+  if (seconds.empty()) return out;
+  std::ranges::sort(seconds);
+  for (const size_t percent : {50, 90, 100})
+    out.push_back(Rounded(seconds[std::min(seconds.size() - 1, percent * seconds.size() / 100)]));
+  return out;
+}
+
 }  // namespace
 
+// The dashboard asks for it every few seconds, so its size does not grow with the run.
 json PoolData(const PoolHistory& pool) {
   json out = TimeLine(pool.lanes);
-  out["steps"] = pool.steps;
+  const size_t every = (pool.steps.size() + kMarksMax - 1) / kMarksMax;
+  out["steps_every"] = every;
+  out["steps"] = json::array();
+  for (size_t i = every; i <= pool.steps.size() && every > 0; i += every)
+    out["steps"].push_back(Seconds(pool.steps[i - 1]));
   out["end_s"] = pool.end_s;
   out["moves"] = pool.moves;
   out["times"] = json::array();
   for (const auto& [roles, times] : pool.times) {
     if (roles.first == Role::kNone) continue;  // the first grants wait for processes to start
+    std::vector<double> whole_s(times.release_s);
+    for (size_t i = 0; i < whole_s.size(); ++i) whole_s[i] += times.grant_s[i];
     out["times"].push_back({{"from", Name(roles.first)},
                             {"to", Name(roles.second)},
+                            {"done", times.release_s.size()},
                             {"rolled_back", times.rolled_back},
-                            {"release_s", times.release_s},
-                            {"grant_s", times.grant_s}});
+                            {"release_s", Spread(times.release_s)},
+                            {"grant_s", Spread(times.grant_s)},
+                            {"whole_s", Spread(std::move(whole_s))}});
   }
   out["restores"] = json::array();
   for (const RestoreSeen& r : pool.restores)
