@@ -8,12 +8,12 @@
 namespace tidepool::observe {
 
 Status ForEachPiece(const std::string& path, bool half,
-                    const std::function<StatusOr<bool>(const std::string& lines)>& take) {
+                    const std::function<StatusOr<bool>(const std::string& lines)>& take, int64_t from) {
   constexpr int64_t kPiece = 4 << 20;
   constexpr size_t kLineMax = size_t{1} << 30;
   TP_ASSIGN_OR_RETURN(const auto file, RealFileSystem().OpenForRead(path));
   std::string lines, rest;
-  for (int64_t at = 0;;) {
+  for (int64_t at = from;;) {
     TP_ASSIGN_OR_RETURN(const std::string more, file->ReadAt(at, kPiece));
     at += static_cast<int64_t>(more.size());
     const bool end = more.empty();

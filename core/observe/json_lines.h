@@ -11,10 +11,10 @@
 namespace tidepool::observe {
 
 // Calls `take` with the lines of the file, whole ones, many at once; false or an error of it ends the walk.
-// `half`: a last line that has no end is a line, too. Codes as of FileSystem; kDataLoss: a line of more than
-// 1 GiB.
+// `half`: a last line that has no end is a line, too. `from`: where it begins, the start of a line. Codes as
+// of FileSystem; kDataLoss: a line of more than 1 GiB.
 Status ForEachPiece(const std::string& path, bool half,
-                    const std::function<StatusOr<bool>(const std::string& lines)>& take);
+                    const std::function<StatusOr<bool>(const std::string& lines)>& take, int64_t from = 0);
 
 // As ForEachPiece, with each line, discarded where it is no JSON, and its number from 1.
 Status ForEachJsonLine(const std::string& path, bool half,

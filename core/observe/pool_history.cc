@@ -56,7 +56,7 @@ class Reader {
   }
   void Close(int64_t slot, const Lane& lane) {
     if (lane.category.empty() || now_ <= lane.since) return;
-    history_.lanes.spans.push_back({slot, 0, lane.name, lane.category, lane.since, now_ - lane.since});
+    history_.lanes.Add({slot, 0, lane.name, lane.category, lane.since, now_ - lane.since});
   }
   void Cut() {
     for (auto& [slot, lane] : lanes_) {
@@ -70,7 +70,7 @@ class Reader {
   void Rest(int64_t slot) {
     const Role role = lanes_[slot].role;
     if (role == Role::kActor && training_.contains(slot))
-      Put(slot, "train", step_);
+      Put(slot, "train", "optimizer step");
     else if (role == Role::kActor)
       Put(slot, "actor", "training role, between steps");
     else if (role == Role::kRollout)
@@ -119,7 +119,6 @@ class Reader {
     End(r.t);
   }
   void On(const record::StepBegin& r) {
-    step_ = "step " + std::to_string(r.step.value);
     for (const record::SlotPlan& s : r.members) {
       training_.insert(s.slot.value);
       Rest(s.slot.value);
@@ -157,7 +156,6 @@ class Reader {
   std::map<int64_t, Lane> lanes_;
   std::map<TransitionId, Move> moving_;
   std::set<int64_t> training_, seen_;
-  std::string step_;
   int64_t committed_ = 0;  // step
   double now_ = 0, offset_ = 0;
   uint32_t epoch_ = 0;

@@ -17,8 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kPointsMax = 400;   // of a curve
-constexpr size_t kSpansMax = 12000;  // of a time line
+constexpr size_t kPointsMax = 400;  // of a curve
+constexpr size_t kMarksMax = 2000;  // ends of steps in a time line
 constexpr size_t kPromptBytesMax = 1500, kResponseBytesMax = 3000, kAnswerBytesMax = 60;
 
 // Six digits are more than a screen shows, and half of the bytes.
@@ -70,43 +70,6 @@ void PutMetrics(const RunData& run, json& out) {
   }
 }
 
-struct Bar {
-  int64_t lane = 0, category = 0, name = 0;
-  double from = 0, to = 0;
-  double share_s = 0;  // what the category that is shown took of it
-  int64_t count = 1;
-  bool mixed = false;  // it has other categories, too
-};
-
-// Neighbours of a lane become one bar where they have the same category and no more than `gap` between them,
-// or where they are no longer than `gap` together: of several categories the one with the most time is shown.
-std::vector<Bar> Merged(const std::vector<Bar>& bars, double gap) {
-  std::vector<Bar> out;
-  std::map<int64_t, size_t> last;  // by lane
-  for (const Bar& bar : bars) {
-    const auto [at, first] = last.try_emplace(bar.lane, out.size());
-    if (!first) {
-      Bar& before = out[at->second];
-      const bool same = before.category == bar.category;
-      const bool one_phase = same && !before.mixed && !bar.mixed && bar.from - before.to <= gap;
-      if (one_phase || bar.to - before.from <= gap) {
-        if (same) {
-          before.share_s += bar.share_s;
-        } else if (bar.share_s > before.share_s) {
-          before.category = bar.category, before.name = bar.name, before.share_s = bar.share_s;
-        }
-        before.mixed = before.mixed || bar.mixed || !same;
-        before.to = std::max(before.to, bar.to);
-        before.count += bar.count;
-        continue;
-      }
-    }
-    at->second = out.size();
-    out.push_back(bar);
-  }
-  return out;
-}
-
 json TimeLine(const ReadTrace& trace) {
   std::map<std::pair<int64_t, int64_t>, int64_t> lanes;  // in the order of workers and roles
   for (const ReadSpan& span : trace.spans) lanes[{span.worker, span.role}] = 0;
@@ -127,18 +90,14 @@ json TimeLine(const ReadTrace& trace) {
     if (added) out[list].push_back(word);
     return at->second;
   };
-  std::vector<Bar> bars;
-  double end = 0;
-  for (const ReadSpan& span : trace.spans) {
-    bars.push_back({lanes.at({span.worker, span.role}), index(categories, "categories", span.category),
-                    index(names, "names", span.name), span.start_s, span.start_s + span.duration_s,
-                    span.duration_s});
-    end = std::max(end, bars.back().to);
-  }
-  for (double gap = end / 20000; bars.size() > kSpansMax && gap < 2 * end; gap *= 2) bars = Merged(bars, gap);
+  std::vector<ReadSpan> spans = trace.spans;
+  MergeSpans(spans, kSpansShownMax);
   out["spans"] = json::array();
-  for (const Bar& b : bars)
-    out["spans"].push_back({b.lane, b.category, b.name, Seconds(b.from), Seconds(b.to - b.from), b.count});
+  for (const ReadSpan& s : spans) {
+    out["spans"].push_back({lanes.at({s.worker, s.role}), index(categories, "categories", s.category),
+                            index(names, "names", s.name), Seconds(s.start_s), Seconds(s.duration_s),
+                            s.count});
+  }
   return out;
 }
 
@@ -168,21 +127,40 @@ json Samples(const RunData& run) {
   return out;
 }
 
+// [median, 90 %, longest]; empty of none.
+json Spread(std::vector<double> seconds) {
+  json out = json::array();
+  if (seconds.empty()) return out;
+  std::ranges::sort(seconds);
+  for (const size_t percent : {50, 90, 100})
+    out.push_back(Rounded(seconds[std::min(seconds.size() - 1, percent * seconds.size() / 100)]));
+  return out;
+}
+
 }  // namespace
 
+// The dashboard asks for it every few seconds, so its size does not grow with the run.
 json PoolData(const PoolHistory& pool) {
   json out = TimeLine(pool.lanes);
-  out["steps"] = pool.steps;
+  const size_t every = (pool.steps.size() + kMarksMax - 1) / kMarksMax;
+  out["steps_every"] = every;
+  out["steps"] = json::array();
+  for (size_t i = every; i <= pool.steps.size() && every > 0; i += every)
+    out["steps"].push_back(Seconds(pool.steps[i - 1]));
   out["end_s"] = pool.end_s;
   out["moves"] = pool.moves;
   out["times"] = json::array();
   for (const auto& [roles, times] : pool.times) {
     if (roles.first == Role::kNone) continue;  // the first grants wait for processes to start
+    std::vector<double> whole_s(times.release_s);
+    for (size_t i = 0; i < whole_s.size(); ++i) whole_s[i] += times.grant_s[i];
     out["times"].push_back({{"from", Name(roles.first)},
                             {"to", Name(roles.second)},
+                            {"done", times.release_s.size()},
                             {"rolled_back", times.rolled_back},
-                            {"release_s", times.release_s},
-                            {"grant_s", times.grant_s}});
+                            {"release_s", Spread(times.release_s)},
+                            {"grant_s", Spread(times.grant_s)},
+                            {"whole_s", Spread(std::move(whole_s))}});
   }
   out["restores"] = json::array();
   for (const RestoreSeen& r : pool.restores)

@@ -5,17 +5,18 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <istream>
 #include <nlohmann/json.hpp>
+#include <streambuf>
+#include <utility>
 
 #include "core/base/json_fields.h"
-#include "core/base/real_file_system.h"
-#include "core/observe/append_file.h"
+#include "core/base/status.h"
 
 namespace tidepool::observe {
 namespace {
 
 using nlohmann::json;
-constexpr int64_t kMaxTraceBytes = int64_t{1} << 30;
 
 std::vector<std::string> TraceFiles(const std::string& folder) {
   std::vector<std::string> paths;
@@ -29,15 +30,30 @@ std::vector<std::string> TraceFiles(const std::string& folder) {
   return paths;
 }
 
-StatusOr<json> ReadEvents(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string bytes, RealFileSystem().ReadFile(path, kMaxTraceBytes));
-  auto text = Gunzip(bytes, kMaxTraceBytes);
-  if (!text.ok()) return text.status().At(path);
-  json j = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (j.is_object() && j.contains("traceEvents")) j = json(std::move(j["traceEvents"]));
-  if (!j.is_array()) return DataLoss(path + ": no trace; expected {\"traceEvents\": [...]}");
-  return j;
-}
+// The text of a gzip file (several members are read as one) or of a plain one, a piece at a time.
+class GzipText : public std::streambuf {
+ public:
+  explicit GzipText(const std::string& path) : file_(::gzopen(path.c_str(), "rbe")) {}
+  GzipText(const GzipText&) = delete;
+  GzipText& operator=(const GzipText&) = delete;
+  ~GzipText() override { Close(); }
+  // False: it could not be read to its end.
+  bool Close() { return file_ != nullptr && ::gzclose_r(std::exchange(file_, nullptr)) == Z_OK && !failed_; }
+
+ protected:
+  int_type underflow() override {
+    const int got = file_ == nullptr ? -1 : ::gzread(file_, piece_.data(), piece_.size());
+    failed_ = failed_ || got < 0;
+    if (got <= 0) return traits_type::eof();
+    setg(piece_.data(), piece_.data(), piece_.data() + got);
+    return traits_type::to_int_type(piece_[0]);
+  }
+
+ private:
+  gzFile file_;
+  bool failed_ = false;
+  std::array<char, 65536> piece_{};
+};
 
 // One of a file in the Chrome trace format, as far as it is read.
 struct EventArgs {
@@ -51,51 +67,103 @@ struct Event {
 TP_FIELDS(EventArgs, name)
 TP_FIELDS(Event, ph, name, cat, pid, tid, ts, dur, args)
 
+void Take(const json& item, ReadTrace& trace) {
+  Event event;
+  FromJson(item, event);
+  const auto worker = static_cast<int64_t>(event.pid), role = static_cast<int64_t>(event.tid);
+  if (event.ph == "X") {
+    trace.Add({worker, role, event.name, event.cat, event.ts / 1e6, event.dur / 1e6});
+  } else if (event.ph == "M" && event.name == "process_name") {
+    trace.workers[worker] = event.args.name;
+  } else if (event.ph == "M" && event.name == "thread_name") {
+    trace.roles[{worker, role}] = event.args.name;
+  }
+}
+
+// {"traceEvents": [event, ...]} or [event, ...]. Each event is dropped when it was taken.
+Status ReadEvents(const std::string& path, ReadTrace& trace) {
+  GzipText text(path);
+  std::istream in(&text);
+  std::string key;
+  int events_depth = -1;  // of the events, while the parser is among them
+  bool found = false;
+  const json parsed = json::parse(
+      in,
+      [&](int depth, json::parse_event_t what, const json& value) {
+        const bool of_trace = depth == 0 || (depth == 1 && key == "traceEvents");
+        if (what == json::parse_event_t::key && depth == 1) {
+          key = value.get<std::string>();
+        } else if (what == json::parse_event_t::array_start && of_trace) {
+          found = true;
+          events_depth = depth + 1;
+        } else if (what == json::parse_event_t::array_end && depth + 1 == events_depth) {
+          events_depth = -1;
+        } else if (what == json::parse_event_t::object_end && depth == events_depth) {
+          Take(value, trace);
+          return false;
+        }
+        return true;
+      },
+      /*allow_exceptions=*/false);
+  if (!text.Close()) return DataLoss(path + ": cannot be read to its end; it is damaged or cut off");
+  if (parsed.is_discarded() || !found)
+    return DataLoss(path + ": no trace; expected {\"traceEvents\": [...]}");
+  return OkStatus();
+}
+
+// Neighbours of a lane become one where they have the same category and no more than `gap` between them, or
+// where they are no longer than `gap` together: of several categories the one with the most time is shown.
+std::vector<ReadSpan> Merged(std::vector<ReadSpan>&& spans, double gap) {
+  std::vector<ReadSpan> out;
+  std::map<std::pair<int64_t, int64_t>, size_t> last;  // by lane
+  const auto share = [](const ReadSpan& span) { return span.count == 1 ? span.duration_s : span.share_s; };
+  for (ReadSpan& span : spans) {
+    const auto [at, first] = last.try_emplace({span.worker, span.role}, out.size());
+    if (!first) {
+      ReadSpan& before = out[at->second];
+      const double before_end = before.start_s + before.duration_s, end = span.start_s + span.duration_s;
+      const bool same = before.category == span.category;
+      const bool one_phase = same && !before.mixed && !span.mixed && span.start_s - before_end <= gap;
+      if (one_phase || end - before.start_s <= gap) {
+        before.share_s = share(before);
+        if (same) {
+          before.share_s += share(span);
+        } else if (share(span) > before.share_s) {
+          before.share_s = share(span);
+          before.category = std::move(span.category);
+          before.name = std::move(span.name);
+        }
+        before.mixed = before.mixed || span.mixed || !same;
+        before.duration_s = std::max(before_end, end) - before.start_s;
+        before.count += span.count;
+        continue;
+      }
+    }
+    at->second = out.size();
+    out.push_back(std::move(span));
+  }
+  return out;
+}
+
 }  // namespace
 
-StatusOr<std::string> Gunzip(const std::string& bytes, int64_t max_bytes) {
-  if (!bytes.starts_with("\x1f\x8b")) return bytes;
-  z_stream stream{};
-  if (inflateInit2(&stream, 15 + 16) != Z_OK) return ResourceExhausted("no memory to decompress");
-  std::string out;
-  std::array<unsigned char, 65536> buffer{};
-  stream.next_in = reinterpret_cast<unsigned char*>(const_cast<char*>(bytes.data()));
-  stream.avail_in = static_cast<unsigned int>(bytes.size());
-  int rc = Z_OK;
-  while (rc == Z_OK && static_cast<int64_t>(out.size()) <= max_bytes) {
-    stream.next_out = buffer.data();
-    stream.avail_out = buffer.size();
-    rc = inflate(&stream, Z_NO_FLUSH);
-    out.append(reinterpret_cast<const char*>(buffer.data()), buffer.size() - stream.avail_out);
-    if (rc == Z_STREAM_END && stream.avail_in > 0 && *stream.next_in == 0x1f) rc = inflateReset(&stream);
-  }
-  inflateEnd(&stream);
-  if (static_cast<int64_t>(out.size()) > max_bytes)
-    return ResourceExhausted("more than " + std::to_string(max_bytes) + " bytes decompressed");
-  if (rc != Z_STREAM_END) return DataLoss("the gzip data is damaged or cut off");
-  return out;
+void MergeSpans(std::vector<ReadSpan>& spans, size_t most) {
+  std::ranges::stable_sort(spans, {}, &ReadSpan::start_s);
+  double end = 0;
+  for (const ReadSpan& span : spans) end = std::max(end, span.start_s + span.duration_s);
+  for (double gap = end / 20000; spans.size() > most && gap < 2 * end; gap *= 2)
+    spans = Merged(std::move(spans), gap);
+}
+
+void ReadTrace::Add(ReadSpan span) {
+  spans.push_back(std::move(span));
+  if (spans.size() > kSpansKeptMax) MergeSpans(spans, kSpansKeptMax / 2);
 }
 
 ReadTrace ReadTraces(const std::string& folder) {
   ReadTrace trace;
   for (const std::string& path : TraceFiles(folder)) {
-    const auto events = ReadEvents(path);
-    if (!events.ok()) {
-      trace.problems.push_back(events.status().message());
-      continue;
-    }
-    for (const json& item : *events) {
-      Event event;
-      FromJson(item, event);
-      const auto worker = static_cast<int64_t>(event.pid), role = static_cast<int64_t>(event.tid);
-      if (event.ph == "X") {
-        trace.spans.push_back({worker, role, event.name, event.cat, event.ts / 1e6, event.dur / 1e6});
-      } else if (event.ph == "M" && event.name == "process_name") {
-        trace.workers[worker] = event.args.name;
-      } else if (event.ph == "M" && event.name == "thread_name") {
-        trace.roles[{worker, role}] = event.args.name;
-      }
-    }
+    if (const Status read = ReadEvents(path, trace); !read.ok()) trace.problems.push_back(read.message());
   }
   std::ranges::stable_sort(trace.spans, {}, &ReadSpan::start_s);
   return trace;

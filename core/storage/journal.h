@@ -79,11 +79,11 @@ StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, co
 class JournalTail {
  public:
   JournalTail(FileSystem& fs, std::string dir, Lsn from) : fs_(fs), dir_(std::move(dir)), from_(from) {}
-  // What has become readable since the last call: records with lsn >= `from`, in order; empty if nothing
-  // has. A record that is half written is left for a later call. Records read need not be durable yet.
-  // kNotFound, kFailedPrecondition, kDataLoss as ScanJournal. kAborted: another run's journal has taken the
-  // place of the one that was followed, or none.
-  StatusOr<std::vector<JournalEntry>> Poll();
+  // Hands `take` what has become readable since the last call: records with lsn >= `from`, in order. A record
+  // that is half written is left for a later call. Records read need not be durable yet. An error of `take`
+  // ends it and is returned; kNotFound, kFailedPrecondition, kDataLoss as ScanJournal. kAborted: another
+  // run's journal has taken the place of the one that was followed, or none.
+  Status Poll(const std::function<Status(JournalEntry&&)>& take);
 
  private:
   Status StillTheSame();

@@ -272,8 +272,7 @@ Status JournalTail::StillTheSame() {
   return now == begin_ ? OkStatus() : Aborted(path + ": is of another run now");
 }
 
-StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
-  std::vector<JournalEntry> entries;
+Status JournalTail::Poll(const std::function<Status(JournalEntry&&)>& take) {
   while (true) {
     const std::string path = JoinPath(dir_, SegmentName(segment_));
     // Looked for before reading: if it was there, the segment before it is complete.
@@ -293,7 +292,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
       const auto header = ParseHeader(rest, path, &length);
       if (!header.ok()) {
         // Not yet written in full; whoever made it is at it, or died and its successor will replace it.
-        if (header.status().code() == StatusCode::kDataLoss && !next_exists) return entries;
+        if (header.status().code() == StatusCode::kDataLoss && !next_exists) return OkStatus();
         return header.status();
       }
       offset_ = static_cast<int64_t>(length);
@@ -315,13 +314,13 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
       if (next_ >= from_) {
         auto entry = DecodeFrame(frame, schema_, begun_unix_ms_);
         if (!entry.ok()) return entry.status().At(At(path, static_cast<size_t>(offset_), next_));
-        entries.push_back(std::move(entry).value());
+        TP_RETURN_IF_ERROR(take(std::move(entry).value()));
       }
       rest.remove_prefix(frame.size());
       offset_ += static_cast<int64_t>(frame.size());
       ++next_.value;
     }
-    if (!next_exists) return entries;
+    if (!next_exists) return OkStatus();
     if (!rest.empty()) return DataLoss(At(path, static_cast<size_t>(offset_), next_) + why + kCorruptAdvice);
     ++segment_;
     offset_ = 0;

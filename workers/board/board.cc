@@ -87,6 +87,13 @@ struct Kept {
   }
 };
 
+// What is kept of a run in the list.
+struct Briefed {
+  explicit Briefed(const std::string& dir) : reader(dir) {}
+  BriefReader reader;  // of whoever has the look at the run
+  Kept<RunBrief> brief;
+};
+
 // What is kept of a run that somebody looks at.
 struct Watched {
   explicit Watched(const std::string& dir) : curves(storage::RunPaths(dir).metrics()) {}
@@ -167,7 +174,7 @@ struct Board::Impl {
   Looks looks{kLooksMax};
   Mutex mu;
   std::string runs TP_GUARDED_BY(mu);                                                     // the last list
-  std::map<std::string, Kept<RunBrief>> briefs TP_GUARDED_BY(mu);                         // by folder
+  std::map<std::string, Briefed> briefs TP_GUARDED_BY(mu);                                // by folder
   std::list<std::pair<std::string, std::shared_ptr<Watched>>> watched TP_GUARDED_BY(mu);  // latest first
 
   // A name is one folder of the root and nothing else. Looks at no file.
@@ -199,32 +206,33 @@ struct Board::Impl {
 
   StatusOr<RunBrief> Brief(const std::string& dir) {
     const storage::RunPaths paths(dir);
-    Kept<RunBrief> kept;
+    Briefed known(dir);
     {
       const MutexLock lock(mu);
-      if (const auto at = briefs.find(dir); at != briefs.end()) kept = at->second;
+      if (const auto at = briefs.find(dir); at != briefs.end()) known = at->second;
     }
+    Kept<RunBrief>& kept = known.brief;
     const std::string stamp = StampOf({paths.config(), paths.metrics(), paths.summary(), paths.status(),
                                        paths.control(), paths.warm_start()});
     const bool restless = kept.value.state == "running" || kept.value.state == "warm_start";
     if (!kept.Due(stamp, restless)) return kept.value;
     Status failed;
     kept.Renew(stamp, [&] {
-      auto brief = BriefOf(dir);
+      auto brief = known.reader.Read();
       if (brief.ok()) return *std::move(brief);
       failed = brief.status();
       return RunBrief{};
     });
     TP_RETURN_IF_ERROR(failed);
     const MutexLock lock(mu);
-    briefs[dir] = kept;
+    briefs.insert_or_assign(dir, known);
     return kept.value;
   }
 
   // What is known of it without a look, or a word that nothing is.
   RunBrief WithoutALook(const RunFolder& folder) {
     const MutexLock lock(mu);
-    if (const auto at = briefs.find(folder.dir); at != briefs.end()) return at->second.value;
+    if (const auto at = briefs.find(folder.dir); at != briefs.end()) return at->second.brief.value;
     RunBrief brief;
     brief.run = fs::path(folder.dir).filename().string();
     brief.dir = folder.dir;
@@ -266,17 +274,14 @@ struct Board::Impl {
     const auto brief = Brief(dir);
     if (!brief.ok()) return Error(brief.status());
     json out = {{"brief", JsonOf<json>(*brief)}, {"more", false}};
-    if (const auto text = RealFileSystem().ReadFile(paths.status(), 1 << 20); text.ok()) {
-      json live = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-      if (live.is_object()) {
-        observe::StatusFile status;
-        FromJson(live, status);
-        std::vector<std::string> waits = observe::WaitsText(status);
-        for (const observe::RestartFacts& place : status.restarting)
-          waits.push_back(place.name + ": " + observe::RestartText(place));
-        out["waits"] = waits;
-        out["live"] = std::move(live);
-      }
+    if (brief->live.is_object()) {
+      observe::StatusFile status;
+      FromJson(brief->live, status);
+      std::vector<std::string> waits = observe::WaitsText(status);
+      for (const observe::RestartFacts& place : status.restarting)
+        waits.push_back(place.name + ": " + observe::RestartText(place));
+      out["waits"] = waits;
+      out["live"] = json(brief->live);
     }
     std::vector<int64_t> steps;
     {

@@ -284,22 +284,23 @@ Status Follow(RealFileSystem& real, const RunPlace& place, Lsn from, Printer& pr
   storage::JournalTail tail(real, place.journal, from);
   int quiet = 0;  // looks in a row that found nothing new and no controller
   for (bool ended = false; !ended;) {
-    const StatusOr<std::vector<JournalEntry>> polled = tail.Poll();
-    if (polled.status().code() == StatusCode::kAborted) {  // --fresh, or it was moved
-      std::fprintf(stderr, "note: %s; the run that was followed is not here any more\n",
-                   polled.status().message().c_str());
-      return OkStatus();
-    }
-    TP_RETURN_IF_ERROR(polled.status());
-    const std::vector<JournalEntry>& entries = *polled;
-    for (const JournalEntry& entry : entries) {
+    int64_t came = 0;
+    const Status polled = tail.Poll([&](JournalEntry&& entry) {
+      ++came;
       printer.Take(entry);
       // A run that was ended and resumed has more behind it; one that was ended and pruned has not.
       ended = std::holds_alternative<record::EndRun>(entry.record) ||
               (ended && std::holds_alternative<record::CheckpointDelete>(entry.record));
-    }
+      return OkStatus();
+    });
     printer.End();
-    const bool waits = ended || !entries.empty() || place.dir.empty() || HasController(place.dir);
+    if (polled.code() == StatusCode::kAborted) {  // --fresh, or it was moved
+      std::fprintf(stderr, "note: %s; the run that was followed is not here any more\n",
+                   polled.message().c_str());
+      return OkStatus();
+    }
+    TP_RETURN_IF_ERROR(polled);
+    const bool waits = ended || came > 0 || place.dir.empty() || HasController(place.dir);
     quiet = waits ? 0 : quiet + 1;
     if (quiet == kQuietLooks) {
       std::fprintf(stderr, "note: no controller works on this run; `tidepool status %s` says how to go on\n",

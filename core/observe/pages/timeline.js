@@ -102,20 +102,17 @@ function traces(run) {
 }
 
 // The tide: every slot over time, coloured by what it was for. One slot that never moves says nothing.
+// steps: ends of optimizer steps, of a long run one of `steps_every`; times: [median, 90 %, longest].
 function pool(p) {
   if (!p.spans.length || (p.lanes.length < 2 && p.moves === 0)) return null;
   const words = {rollout: 'generates', train: 'trains', actor: 'training role between steps', moving: 'changes hands', lost: 'without a worker'};
   const t = timeline(p, p.steps, words, p.spans[0][3], p.end_s);
-  const spread = list => {
-    const s = [...list].sort((a, b) => a - b), at = share => (1e3 * s[Math.min(s.length - 1, Math.floor(share * s.length))]).toFixed(1);
-    return s.length ? at(.5) + ' / ' + at(.9) + ' / ' + at(1) : '';
-  };
-  const rows = p.times.map(m => [m.from + ' to ' + m.to, m.release_s.length, m.rolled_back, spread(m.release_s), spread(m.grant_s),
-                                 spread(m.release_s.map((s, i) => s + m.grant_s[i]))]);
+  const spread = times => times.map(s => (1e3 * s).toFixed(1)).join(' / ');
+  const rows = p.times.map(m => [m.from + ' to ' + m.to, m.done, m.rolled_back, spread(m.release_s), spread(m.grant_s), spread(m.whole_s)]);
   const moves = rows.length ? [make('div.caption', {style: 'margin-top:14px'}, 'How long slots took to change hands: milliseconds, median / 90 % / longest'),
     make('div.wide', grid(['move', 'done', 'rolled back', 'drain and release', 'grant', 'whole'], rows, {id: 'moves'}))] : [];
   const card = make('div.card', {id: 'tide'}, make('div.caption', t.buttons, legendOf(p, words, true)), t.strip,
-              make('p.note', 'Dashed lines are ends of optimizer steps.'), moves);
+              make('p.note', 'Dashed lines are ends of optimizer steps' + (p.steps_every > 1 ? ', one of ' + p.steps_every : '') + '.'), moves);
   card.zoomed = t.strip.zoomed;
   return card;
 }

@@ -59,11 +59,34 @@ TEST(PoolHistoryTest, ASlotGoesToTrainingAndComesBack) {
   run.pool = pool;
   const nlohmann::json times = ReportData(run)["pool"]["times"];
   ASSERT_EQ(times.size(), 2U) << "the first grants are left out: they wait for processes to start";
-  EXPECT_EQ(
-      times[0],
-      nlohmann::json::parse(
-          R"({"from": "rollout", "to": "actor", "rolled_back": 0, "release_s": [1.0], "grant_s": [1.0]})"));
+  EXPECT_EQ(times[0], nlohmann::json::parse(
+                          R"({"from": "rollout", "to": "actor", "done": 1, "rolled_back": 0,
+                              "release_s": [1, 1, 1], "grant_s": [1, 1, 1], "whole_s": [2, 2, 2]})"));
   EXPECT_EQ(pool.end_s, 20);
+}
+
+// The dashboard sends it every few seconds.
+TEST(PoolHistoryTest, WhatIsSentOfALongRunIsNotLonger) {
+  Journal j;
+  j.Put(1, record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}});
+  constexpr int kSteps = 20001;
+  for (int step = 1; step <= kSteps; ++step) {
+    const double at = 2 * step;
+    j.Put(at, record::TransitionBegin{{step}, {{kSlot, Role::kRollout, Role::kActor, {2}}}, 0, "", 0});
+    j.Put(at + 0.1, record::TransitionCommit{{step}});
+    j.Put(at + 0.1, record::Grant{kSlot, Role::kActor, {2}, {{0}, {0}}});
+    j.Put(at + 0.2 + step * 1e-5, record::TransitionDone{{step}});
+    j.Put(at + 0.5, record::StepBegin{{step}, {0, 0}, {{kSlot, Role::kActor, Role::kActor, {2}}}});
+    j.Put(at + 1, record::StepCommit{{step}, {0, step}, 0, {}});
+    j.Put(at + 1.1, record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}});
+  }
+  const nlohmann::json pool = PoolData(PoolHistoryOf(j.entries));
+  EXPECT_EQ(pool["times"][0]["done"], kSteps);
+  EXPECT_EQ(pool["times"][0]["grant_s"], nlohmann::json::parse("[0.20001, 0.28001, 0.30001]"));
+  EXPECT_LE(pool["steps"].size(), 2000U);
+  EXPECT_EQ(pool["steps_every"], 11);
+  EXPECT_EQ(pool["steps"][0], 23) << "the end of step 11";
+  EXPECT_LT(pool.dump().size(), 500000U);
 }
 
 TEST(PoolHistoryTest, ARollBackALossAndAnotherControllerAreShown) {

@@ -424,13 +424,22 @@ TEST(JournalTest, KilledProcessLosesNothingThatWasFlushed) {
   ASSERT_TRUE(fs.RemoveTree(root).ok());
 }
 
+StatusOr<std::vector<JournalEntry>> Polled(JournalTail& tail) {
+  std::vector<JournalEntry> entries;
+  TP_RETURN_IF_ERROR(tail.Poll([&](JournalEntry&& entry) {
+    entries.push_back(std::move(entry));
+    return OkStatus();
+  }));
+  return entries;
+}
+
 TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   MemoryFileSystem fs;
   JournalTail tail(fs, kDir, Lsn{2});
-  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(Polled(tail).status().code(), StatusCode::kNotFound);
   std::vector<int64_t> seen;
   const auto poll = [&] {
-    auto entries = tail.Poll();
+    auto entries = Polled(tail);
     ASSERT_TRUE(entries.ok()) << entries.status().ToString();
     for (const JournalEntry& entry : *entries) seen.push_back(entry.lsn.value);
   };
@@ -450,9 +459,24 @@ TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   std::string frame;
   EncodeFrame({.lsn = Lsn{40}, .ctl_epoch = 2, .record = record::Dup{}}, false, frame);
   ASSERT_TRUE((*file)->Append(frame.substr(0, 20)).ok());
-  EXPECT_TRUE(tail.Poll()->empty()) << "half a record is left for later";
+  EXPECT_TRUE(Polled(tail)->empty()) << "half a record is left for later";
   ASSERT_TRUE((*file)->Append(frame.substr(20)).ok());
-  EXPECT_EQ(tail.Poll()->size(), 1U);
+  EXPECT_EQ(Polled(tail)->size(), 1U);
+}
+
+TEST(JournalTailTest, HandsOverEachRecordBeforeItDecodesTheNext) {
+  MemoryFileSystem fs;
+  {
+    auto writer = MustOpen(fs, {});
+    for (int i = 0; i < 9; ++i) writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Flush().ok());
+  }
+  JournalTail tail(fs, kDir, Lsn{0});
+  int64_t took = 0;
+  const Status polled =
+      tail.Poll([&](JournalEntry&&) { return ++took < 3 ? OkStatus() : Internal("enough"); });
+  EXPECT_EQ(polled.message(), "enough");
+  EXPECT_EQ(took, 3);
 }
 
 TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
@@ -464,12 +488,13 @@ TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
   };
   write(1000, 20);
   JournalTail tail(fs, kDir, Lsn{0});
-  ASSERT_EQ(tail.Poll()->size(), 20U);
+  ASSERT_EQ(Polled(tail)->size(), 20U);
   ASSERT_TRUE(fs.Rename(kDir, std::string(kDir) + ".old").ok());
-  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "gone, in the moment between two";
+  EXPECT_EQ(Polled(tail).status().code(), StatusCode::kAborted) << "gone, in the moment between two";
   write(2000, 40);
-  EXPECT_EQ(tail.Poll().status().code(), StatusCode::kAborted) << "same name and id, more records";
-  EXPECT_EQ(JournalTail(fs, kDir, Lsn{0}).Poll()->size(), 40U);
+  EXPECT_EQ(Polled(tail).status().code(), StatusCode::kAborted) << "same name and id, more records";
+  JournalTail fresh(fs, kDir, Lsn{0});
+  EXPECT_EQ(Polled(fresh)->size(), 40U);
 }
 
 TEST(JournalTest, AMillionRecordsAreReadInThreeSeconds) {

@@ -77,6 +77,26 @@ TEST(RunsTest, FiguresOfALongRunAreOfAllItsLinesAndWhyThereAreNoneIsSaid) {
   EXPECT_NE(BriefOf("runs/other")->last_line.find("metrics.jsonl"), std::string::npos);
 }
 
+// The dashboard looks every few seconds, and the metrics of a long run are hundreds of megabytes.
+TEST(RunsTest, ALookAgainReadsOnlyTheLinesThatWereAdded) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  const auto row = [](int step, const char* score) {
+    return "{\"step\":" + std::to_string(step) + R"(,"metrics":{"critic/score/mean":)" + score + "}}\n";
+  };
+  const std::string file = "runs/a/metrics.jsonl";
+  scratch.Write(file, row(1, "0.25") + R"({"step":2,"metrics":{"critic/sc)");
+  BriefReader reader("runs/a");
+  EXPECT_EQ(reader.Read()->learned->last, 0.25);
+  scratch.Write(file, row(1, "0.99") + row(2, "0.50"));  // the first line is known already
+  const auto brief = reader.Read();
+  EXPECT_EQ(brief->learned->first, 0.25);
+  EXPECT_EQ(brief->learned->best, 0.5);
+  EXPECT_EQ(brief->learned->step, 2);
+  scratch.Write(file, row(3, "0.75"));  // it became shorter: another one
+  EXPECT_EQ(reader.Read()->learned->first, 0.75);
+}
+
 TEST(RunsTest, AnEvaluationBeforeTrainingIsNotThePresentOne) {
   const ScratchFolder scratch;
   scratch.Write("runs/a/config.yaml", kConfig);
