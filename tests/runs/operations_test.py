@@ -285,6 +285,16 @@ class OperationsTest(RunTest):
         self.assertIn(f"this job needs {need + 20}, with 20 that were open before it began", refused.stderr)
         self.assert_done(train(need + 20, "with-more", opened))
 
+    def test_a_run_of_many_workers_has_files_enough_at_the_limit_that_is_asked_for(self):
+        job = ["train.steps=2", "reward.workers=20"]
+        def train(limit, run):
+            return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), *job], cwd=ROOT,
+                                  capture_output=True, text=True, timeout=300,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+        need = int(re.search(r"this job needs (\d+):", train(40, "refused").stderr)[1])
+        self.assert_done(train(need, "enough"))
+        self.assertEqual([r for r in self.journal("enough") if r["kind"] == "FENCE"], [], "no worker was lost")
+
     def on_frozen_disk(self, disk, operation, *job):
         """A run whose disk stood still for a while, and that went on."""
         self.addCleanup(disk.end)
