@@ -263,6 +263,24 @@ class OperationsTest(RunTest):
                 self.finish(run)
                 self.assert_checked(name)
 
+    def test_a_report_that_takes_long_is_said_and_a_signal_leaves_it_out(self):
+        run = self.start(CONFIG, "train.steps=40")
+        self.wait_step(1, run)
+        events = self.dir / "events.json"
+        events.write_text(json.dumps({"traceEvents": [{"ph": "none"}] * 200_000}))
+        for i in range(300):  # long to read, and little to keep
+            os.symlink(events, self.path("trace", f"long-{i}.json"))
+        lines = []
+        while not (lines and "writing report.html" in lines[-1]):
+            lines.append(run.stdout.readline())
+            self.assertTrue(lines[-1], "the end of its output")
+        run.send_signal(signal.SIGINT)
+        out, err = self.finish(run)
+        self.assertIn(f"tidepool report {self.path()}", err)
+        self.assertIn(f"run: {self.path()}", out)
+        self.assertFalse(self.path("report.html").exists())
+        self.assertEqual(self.summary()["steps"], 40)
+
     def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
         def train(limit, run, files=()):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
