@@ -173,6 +173,13 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
   }
 }
 
+TEST(DescribePlanTest, ALongNameIsApartFromItsSize) {
+  const auto loaded = config::LoadConfig("configs/control/cartpole.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  const std::string text = DescribePlan(loaded->config);
+  EXPECT_NE(text.find("environment-0 "), std::string::npos) << text;
+}
+
 TEST(FilePlanTest, CountsConnectionAndReportOfEachProcessAndEachCallOfAReward) {
   const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
