@@ -24,7 +24,8 @@ auto Made(const FactoryCall& called, Make&& make) -> decltype(make()) {
   const auto threw = [&](const std::string& what) {
     return InvalidArgument(called.place + called.label + ": its " + called.function + " threw " + what);
   };
-  const RunningCall call(called.label, "the options of the job (its " + called.function + ")");
+  const std::string on = "the options of the job (its " + called.function + ")";
+  const RunningCall call(called.label, on);
   try {
     return make();
   } catch (const std::exception& e) {

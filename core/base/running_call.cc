@@ -4,8 +4,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 #include <memory>
 
@@ -30,13 +32,22 @@ void Write(int fd, std::string_view text) {
 
 void TellRunning() {
   if (running == nullptr) return;
-  RunningCall::Blame(running->what_);
-  Write(STDERR_FILENO, running->line_);
+  const RunningCall& call = *running;
+  RunningCall::Blame(call.what_);
+  LineBuffer line;
+  line.Add(kRan).Add(call.what_).Add(kOn);
+  if (call.later_.write != nullptr) {
+    call.later_.write(call.later_.of, line);
+  } else {
+    line.Add(call.on_);
+  }
+  line.End();
+  Write(STDERR_FILENO, line.text());
 }
 
 namespace {
 
-// Only what POSIX allows in a handler: write, sigaction, raise.
+// Only what is allowed in a handler: write, sigaction, raise, and a line on the stack.
 void Tell(int number) {
   TellRunning();
   for (size_t i = 0; i < kSignals.size(); ++i) {
@@ -72,8 +83,35 @@ std::string DidNotReturn(std::string_view what, std::string_view within, std::st
   return std::string(what).append(kLate).append(within).append(kOn).append(on);
 }
 
+LineBuffer& LineBuffer::Add(std::string_view text) {
+  const size_t n = std::min(text.size(), text_.size() - 1 - size_);  // the line feed has room
+  std::copy_n(text.data(), n, text_.data() + size_);
+  size_ += n;
+  return *this;
+}
+
+namespace {
+template <typename Number>
+std::string_view Digits(Number number, std::array<char, 24>& out) {
+  return {out.data(), std::to_chars(out.data(), out.data() + out.size(), number).ptr};
+}
+}  // namespace
+
+LineBuffer& LineBuffer::Add(int64_t number) {
+  std::array<char, 24> digits;
+  return Add(Digits(number, digits));
+}
+LineBuffer& LineBuffer::Add(uint64_t number) {
+  std::array<char, 24> digits;
+  return Add(Digits(number, digits));
+}
+
 RunningCall::RunningCall(std::string_view what, std::string_view on)
-    : what_(what), line_(WhileItRan(what, on) + "\n"), outer_(running) {
+    : what_(what), on_(on), later_{}, outer_(running) {
+  if (telling) thread_local const SignalStack stack;
+  running = this;
+}
+RunningCall::RunningCall(std::string_view what, LaterWords on) : what_(what), later_(on), outer_(running) {
   if (telling) thread_local const SignalStack stack;
   running = this;
 }

@@ -13,6 +13,9 @@
 //   const RunningCall call("reward closest_word (...)", "sample 3.0.1 (question 3)");
 //   verdict = reward(input);
 
+#include <array>
+#include <concepts>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -24,11 +27,38 @@ std::string WhileItRan(std::string_view what, std::string_view on);
 // timeout_s) on sample 5.0.0 (question 41)". `within`: "0.5 s (its timeout_s)".
 std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on);
 
-// Belongs to the thread that made it; a thread's calls end in the opposite order. Cheap beside a call of a
-// grader: two strings.
+// A line that is put together where no memory may be allocated, as in a signal handler. What does not fit is
+// cut.
+class LineBuffer {
+ public:
+  LineBuffer& Add(std::string_view text);
+  LineBuffer& Add(int64_t number);
+  LineBuffer& Add(uint64_t number);
+  void End() { text_[size_++] = '\n'; }  // once, at the end
+  [[nodiscard]] std::string_view text() const { return {text_.data(), size_}; }
+
+ private:
+  std::array<char, 4096> text_;  // what a pipe takes in one piece
+  size_t size_ = 0;
+};
+
+// Words that are made when a call is told of, so that a call that comes back does not pay for them. `write`
+// may run in a signal handler, so it uses what a LineBuffer offers and nothing else.
+struct LaterWords {
+  void (*write)(const void* of, LineBuffer& out);
+  const void* of;
+};
+
+// Belongs to the thread that made it; a thread's calls end in the opposite order. It makes no words, so that
+// it is cheap beside a step of a control task: what it is given has to live as long.
 class RunningCall {
  public:
   RunningCall(std::string_view what, std::string_view on);
+  RunningCall(std::string_view what, LaterWords on);
+  template <std::same_as<std::string> Passing>
+  RunningCall(std::string_view what, Passing&& on) = delete;
+  template <std::same_as<std::string> Passing, typename On>
+  RunningCall(Passing&& what, const On& on) = delete;
   ~RunningCall();
   RunningCall(const RunningCall&) = delete;
   RunningCall& operator=(const RunningCall&) = delete;
@@ -45,7 +75,8 @@ class RunningCall {
 
  private:
   friend void TellRunning();
-  const std::string what_, line_;
+  const std::string_view what_, on_;
+  const LaterWords later_;  // in the place of on_, if there are any
   const RunningCall* outer_;
 };
 

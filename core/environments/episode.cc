@@ -84,8 +84,8 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
 StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
                                    const std::vector<std::string>& actions) try {
   auto it = live_.find(tid);
-  const RunningCall call(source_.label(),
-                         "turn " + std::to_string(actions.size()) + " of sample " + ToString(tid));
+  const std::string on = "turn " + std::to_string(actions.size()) + " of sample " + ToString(tid);
+  const RunningCall call(source_.label(), on);
   const bool goes_on = it != live_.end() && it->second.att == att &&
                        it->second.actions.size() <= actions.size() &&
                        std::equal(it->second.actions.begin(), it->second.actions.end(), actions.begin());

@@ -37,8 +37,8 @@ std::string Words(std::span<const double> numbers) { return Listed(numbers, Word
 std::string TaskLabel(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
 
 // A call into a plug-in: a crash names it, and what it throws stops here.
-template <typename F>
-Status Guarded(const std::string& task, const std::string& on, F&& body) try {
+template <typename On, typename F>
+Status Guarded(const std::string& task, const On& on, F&& body) try {
   const RunningCall call(task, on);
   return body();
 } catch (const std::exception& e) {
@@ -88,6 +88,28 @@ StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
   return chosen.spec;
 }
 
+namespace {
+
+// What a call finds, for the last line of a process that ends in the task. Once for all instances, and
+// numbers instead of words: more would take as long as a step of it.
+struct Stepped {
+  uint64_t instances = 0, first = 0;
+  int64_t steps = 0, episode = 0;
+
+  [[nodiscard]] LaterWords words() const { return {Write, this}; }
+  static void Write(const void* of, LineBuffer& out) {
+    const auto& s = *static_cast<const Stepped*>(of);
+    if (s.instances == 0) {
+      out.Add("no instance");
+      return;
+    }
+    if (s.instances > 1) out.Add("one of ").Add(s.instances).Add(" instances, the first is ");
+    out.Add("instance ").Add(s.first).Add(", step ").Add(s.steps).Add(" of its episode ").Add(s.episode);
+  }
+};
+
+}  // namespace
+
 struct VectorEnvironment::Impl {
   VectorSpec spec;
   std::string task;  // its name and file, for messages
@@ -109,15 +131,10 @@ struct VectorEnvironment::Impl {
     return Broke(s, "Start gave this state, but Holds() says that it is none; correct one of them");
   }
 
-  // For the last line of a process that ends in the task. Once for all instances: a string for each would
-  // take as long as a step of it.
-  [[nodiscard]] std::string Stepped() const {
-    if (states.empty()) return "no instance";
-    const InstanceState& s = states.front();
-    return (states.size() == 1 ? ""
-                               : "one of " + std::to_string(states.size()) + " instances, the first is ") +
-           "instance " + std::to_string(s.index) + ", step " + std::to_string(s.steps) + " of its episode " +
-           std::to_string(s.episode);
+  [[nodiscard]] Stepped Begins() const {
+    if (states.empty()) return {};
+    const InstanceState& first = states.front();
+    return {states.size(), first.index, first.steps, first.episode};
   }
   [[nodiscard]] Status Broke(const InstanceState& s, const std::string& what) const {
     return DataLoss(task + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
@@ -205,7 +222,8 @@ const std::vector<InstanceState>& VectorEnvironment::states() const { return imp
 StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
-  TP_RETURN_IF_ERROR(Guarded(impl_->task, impl_->Stepped(), [&] {
+  const Stepped begins = impl_->Begins();
+  TP_RETURN_IF_ERROR(Guarded(impl_->task, begins.words(), [&] {
     for (size_t i = 0; i < impl_->states.size(); ++i)
       TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
     return OkStatus();
@@ -214,7 +232,8 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
 }
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
-  return Guarded(impl_->task, impl_->Stepped(), [&] { return impl_->Step(actions, out); });
+  const Stepped begins = impl_->Begins();
+  return Guarded(impl_->task, begins.words(), [&] { return impl_->Step(actions, out); });
 }
 
 Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {

@@ -20,8 +20,9 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
 
 // A question of a task; a crash in it is told with its name.
 Question Ask(const Task& task, const std::string& name, int64_t index, bool held_out) {
-  const RunningCall call(TaskLabel(name),
-                         (held_out ? "held-out question " : "question ") + std::to_string(index));
+  const std::string label = TaskLabel(name),
+                    on = (held_out ? "held-out question " : "question ") + std::to_string(index);
+  const RunningCall call(label, on);
   return held_out ? task.HeldOut(index) : task.Train(index);
 }
 

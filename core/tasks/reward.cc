@@ -76,7 +76,8 @@ Reward Guarded(const std::string& name, Reward reward) {
     const auto failed = [&](const std::string& how) {
       return Verdict{Verdict::Outcome::kInfra, 0, name + " " + how};
     };
-    const RunningCall call("reward " + name, NameOf(input));
+    const std::string label = "reward " + name, on = NameOf(input);
+    const RunningCall call(label, on);
     try {
       Verdict verdict = reward(input);
       if (verdict.outcome == Verdict::Outcome::kOk && !std::isfinite(verdict.score))

@@ -26,6 +26,8 @@ class ControlTest(RunTest):
         self.assertTrue(last["low"] <= last["value"] <= last["high"])
         self.assertTrue(self.path("final", "model.safetensors").exists())
         self.assertIn("mlp_policy", self.path("final", "config.json").read_text())
+        self.assertEqual(list(self.path("samples").glob("*")), [], "a policy has no text to keep")
+        self.assertIn("a policy of control tasks writes no samples", self.command("samples", str(self.path())).stderr)
         rows = self.metrics()
         for step in range(1, 7):
             # The forward of the rollout and that of the trainer are one.

@@ -263,6 +263,24 @@ class OperationsTest(RunTest):
                 self.finish(run)
                 self.assert_checked(name)
 
+    def test_a_report_that_takes_long_is_said_and_a_signal_leaves_it_out(self):
+        run = self.start(CONFIG, "train.steps=40")
+        self.wait_step(1, run)
+        events = self.dir / "events.json"
+        events.write_text(json.dumps({"traceEvents": [{"ph": "none"}] * 200_000}))
+        for i in range(300):  # long to read, and little to keep
+            os.symlink(events, self.path("trace", f"long-{i}.json"))
+        lines = []
+        while not (lines and "writing report.html" in lines[-1]):
+            lines.append(run.stdout.readline())
+            self.assertTrue(lines[-1], "the end of its output")
+        run.send_signal(signal.SIGINT)
+        out, err = self.finish(run)
+        self.assertIn(f"tidepool report {self.path()}", err)
+        self.assertIn(f"run: {self.path()}", out)
+        self.assertFalse(self.path("report.html").exists())
+        self.assertEqual(self.summary()["steps"], 40)
+
     def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
         def train(limit, run, files=()):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
@@ -284,6 +302,16 @@ class OperationsTest(RunTest):
         self.assert_done(refused, 2)
         self.assertIn(f"this job needs {need + 20}, with 20 that were open before it began", refused.stderr)
         self.assert_done(train(need + 20, "with-more", opened))
+
+    def test_a_run_of_many_workers_has_files_enough_at_the_limit_that_is_asked_for(self):
+        job = ["train.steps=2", "reward.workers=20"]
+        def train(limit, run):
+            return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), *job], cwd=ROOT,
+                                  capture_output=True, text=True, timeout=300,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+        need = int(re.search(r"this job needs (\d+):", train(40, "refused").stderr)[1])
+        self.assert_done(train(need, "enough"))
+        self.assertEqual([r for r in self.journal("enough") if r["kind"] == "FENCE"], [], "no worker was lost")
 
     def on_frozen_disk(self, disk, operation, *job):
         """A run whose disk stood still for a while, and that went on."""

@@ -1,6 +1,7 @@
 """The quickstart as people run it, one seed of it: it learns, and what it claims about itself is so. Other seeds: make nightly."""
 import json
 import os
+import re
 import unittest
 
 from harness import RunTest
@@ -26,6 +27,11 @@ class QuickstartTest(RunTest):
             if "training/rollout_logp_diff/max" in metrics:
                 self.assertLess(metrics["training/rollout_logp_diff/max"], 0.01, f"step {step}")
                 self.assertEqual(metrics["staleness/max"], 0)
+        plan = self.command("train", "configs/quickstart.yaml", "--dry-run").stdout
+        for name, peak_bytes in self.summary()["peak_bytes"].items():
+            predicted = re.search(rf"^  {name} +([\d.]+) MiB ", plan, re.MULTILINE)
+            self.assertTrue(predicted, f"{name} in\n{plan}")
+            self.assertLessEqual(peak_bytes, float(predicted[1]) * 2**20, name)
         questions = self.dir / "questions.jsonl"
         questions.write_text('{"prompt": "abc=", "answer": "cba"}\n{"prompt": "xyz=", "answer": "zyx"}\n')
         asked = self.command("eval", "--model", str(self.path("final")), "--data", str(questions), "--max-new-tokens", "8", "--json")

@@ -89,10 +89,11 @@ std::string DescribePlan(const JobConfig& c) {
         parts += (parts.empty() ? ": " : ", ") + name + " " + BytesText(bytes);
     }
     char head[64];
-    std::snprintf(head, sizeof(head), "  %-11s%-10s", p.name.c_str(), BytesText(p.total()).c_str());
+    std::snprintf(head, sizeof(head), "  %-14s %-10s", p.name.c_str(), BytesText(p.total()).c_str());
     out << head << " " << p.roles << (p.offloads ? ", one at a time" : "") << parts << "\n";
   }
-  if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
+  if (plan->shared_memory_bytes > 0)
+    out << "  /dev/shm       " << BytesText(plan->shared_memory_bytes) << "\n";
   if (const auto disk = PlanDisk(c); disk.ok()) {
     out << "disk         predicted about " << BytesText(disk->total()) << " at the fullest\n";
     for (const DiskPlan::Part& part : disk->parts) {

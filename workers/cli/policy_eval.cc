@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "core/base/statistics.h"
 #include "core/config/load.h"
@@ -71,10 +72,26 @@ std::string LastLineOf(const std::string& path) {
   return last;
 }
 
-int64_t LinesIn(const std::string& path) {
-  std::ifstream in(path);
-  return std::count(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>(), '\n');
-}
+// How many lines a file has that grows: each look reads what has come.
+class GrowingLines {
+ public:
+  explicit GrowingLines(std::string path) : path_(std::move(path)) {}
+  int64_t Count() {
+    if (!in_.is_open()) in_.open(path_, std::ios::binary);  // the worker makes it
+    in_.clear();
+    char bytes[1 << 16];
+    do {
+      in_.read(bytes, sizeof(bytes));
+      lines_ += std::count(bytes, bytes + in_.gcount(), '\n');
+    } while (in_);
+    return lines_;
+  }
+
+ private:
+  const std::string path_;
+  std::ifstream in_;
+  int64_t lines_ = 0;
+};
 
 // Has a worker play, and waits for it.
 StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const FoundModel& model,
@@ -97,10 +114,11 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
   Launcher launcher(false);
   TP_RETURN_IF_ERROR(launcher.Start(0, words, log));
   AnswerProgress progress(o.episodes, 0);
+  GrowingLines lines(out);
   int64_t done = 0;
   for (auto until = PlayClock::now() + kPolicySilence;;) {
     const std::vector<Ended> ended = launcher.Reap();
-    for (const int64_t now = LinesIn(out); done < now; ++done) {
+    for (const int64_t now = lines.Count(); done < now; ++done) {
       progress.OnAnswer();
       until = PlayClock::now() + kPolicySilence;
     }

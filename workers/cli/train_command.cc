@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -177,6 +178,27 @@ std::string CheckpointNote(const std::string& dir, const RunResult& r) {
   return "newest checkpoint: " + path + ", so it goes back to step " + at;
 }
 
+// The report reads the whole run, which takes a while after a long one. A signal leaves it out: then false,
+// and `reader` is still at it.
+bool WriteReport(DiskThread& reader, const std::string& dir) {
+  const int before = stop_signals.count.load();
+  const auto start = std::chrono::steady_clock::now();
+  const auto written = std::make_shared<Status>();
+  reader.Do("report", [dir, written](const DiskThread::Say&) { *written = observe::WriteReport(dir); });
+  for (bool told = false; !reader.Drain(std::chrono::milliseconds(50));) {
+    if (stop_signals.count.load() > before) {
+      std::fprintf(stderr, "report.html is left out; `tidepool report %s` writes it\n", dir.c_str());
+      return false;
+    }
+    if (told || std::chrono::steady_clock::now() - start < std::chrono::seconds(1)) continue;
+    told = true;
+    std::printf("writing report.html of the whole run; a signal (Ctrl-C) leaves it out\n");
+    std::fflush(stdout);
+  }
+  if (!written->ok()) std::fprintf(stderr, "warning: report: %s\n", written->message().c_str());
+  return true;
+}
+
 void Train(CommandContext& context, TrainOptions& options) {
   auto loaded = LoadJob(options);
   if (!loaded.ok()) return Fail(context, loaded.status());
@@ -218,17 +240,16 @@ void Train(CommandContext& context, TrainOptions& options) {
                 [progress, status, now](const DiskThread::Say&) { progress->Update(status, now); });
   };
   const auto outcome = RunJob(request);
+  terminal.Do("terminal", [progress](const DiskThread::Say&) { progress->Finish(); });
+  (void)terminal.Drain(DiskThread::kPatience);
+  DiskThread reader;
+  const bool report = outcome.ok() && !outcome->already_finished && !outcome->result.disk_hangs;
+  const bool report_left_out = report && !WriteReport(reader, outcome->run_dir);
   // What is left is for people to look at: a signal ends the program.
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
   sigaction(SIGHUP, &hang_up, nullptr);
-  terminal.Do("terminal", [progress](const DiskThread::Say&) { progress->Finish(); });
-  (void)terminal.Drain(DiskThread::kPatience);
   if (!outcome.ok()) return Fail(context, outcome.status());
-  if (!outcome->already_finished && !outcome->result.disk_hangs) {
-    const Status written = observe::WriteReport(outcome->run_dir);
-    if (!written.ok()) std::fprintf(stderr, "warning: report: %s\n", written.message().c_str());
-  }
   const RunResult& r = outcome->result;
   if (r.held_out) {
     for (const std::string& line : observe::HeldOutLines(*r.held_out, r.steps))
@@ -251,6 +272,10 @@ void Train(CommandContext& context, TrainOptions& options) {
     std::fprintf(stderr, "%s\n", outcome->why.c_str());
   }
   context.exit_code = outcome->exit_code;
+  if (report_left_out) {  // without what an exit does in order: the reader uses what that takes away
+    std::fflush(nullptr);
+    std::_Exit(context.exit_code);
+  }
 }
 
 }  // namespace

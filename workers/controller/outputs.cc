@@ -137,7 +137,8 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
 }
 
 void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow>& batch) {
-  if (config_.rl() == nullptr || config_.observe.samples_per_step == 0) return;
+  // The trajectories of a policy of control tasks are numbers, no text.
+  if (config_.rl() == nullptr || config_.model.is_policy() || config_.observe.samples_per_step == 0) return;
   std::vector<int64_t> groups;
   for (const BatchRow& row : batch) groups.push_back(row.gid.value);
   std::vector<observe::SampleRow> lines;

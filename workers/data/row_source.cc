@@ -273,7 +273,8 @@ EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
 }
 
 StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
-  const RunningCall call(episodes_->label(), "the begin of sample " + ToString(tid));
+  const std::string on = "the begin of sample " + ToString(tid);
+  const RunningCall call(episodes_->label(), on);
   const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
   tasks::Question question;
   question.prompt = game->Reset();

@@ -12,8 +12,10 @@ namespace tidepool::workers {
 namespace {
 
 // Libraries, logs, pipes, journal, payload, a checkpoint that is being written: 23 were seen at once in a
-// controller and 15 in a worker; then one for each process on the other side.
+// controller and 15 in a worker; then those for each process on the other side.
 constexpr int64_t kController = 26, kWorker = 18;
+// The controller's: its connection, and the file in which the worker leaves its last words (launcher.cc).
+constexpr int64_t kPerWorker = 2;
 
 // What this process was started with beside the three of its terminal; its workers are given it, too.
 int64_t OpenBefore() {
@@ -29,7 +31,7 @@ int64_t OpenBefore() {
 
 int64_t PlanFiles(const JobConfig& c) {
   const int64_t side = c.environment() != nullptr ? c.environment()->workers : c.reward.workers;
-  const int64_t controller = kController + c.cluster.slots + side + Listener::kReserve;
+  const int64_t controller = kController + kPerWorker * (c.cluster.slots + side) + Listener::kReserve;
   const int64_t device = kWorker + c.cluster.slots + Listener::kReserve;
   const auto servers =
       std::ranges::count_if(c.reward.functions, [](const RewardFunction& f) { return !f.endpoint.empty(); });

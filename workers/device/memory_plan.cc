@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kDeviceProcess = 150 * kMiB;
 constexpr int64_t kRewardProcess = 35 * kMiB;
-constexpr int64_t kControllerProcess = 45 * kMiB;
+constexpr int64_t kControllerProcess = 64 * kMiB;  // after 300 steps
 
 constexpr int64_t kCpuKvBytes = 256 * kMiB;
 

@@ -88,6 +88,24 @@ TEST(RunningCallDeathTest, ThePlugInIsReportedToWhoeverStartedTheProcess) {
   std::filesystem::remove(path);
 }
 
+TEST(RunningCallDeathTest, WordsAreMadeWhenTheyAreToldAndALongLineIsCut) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto crash = [](size_t more) {
+    RunningCall::TellCrashes();
+    int64_t turn = 0;
+    const std::string what = "environment game (game.cc)" + std::string(more, 'x');
+    const RunningCall call(what, LaterWords{[](const void* of, LineBuffer& out) {
+                                              out.Add("turn ").Add(*static_cast<const int64_t*>(of));
+                                            },
+                                            &turn});
+    turn = -7;
+    std::raise(SIGSEGV);
+  };
+  EXPECT_EXIT(crash(0), testing::KilledBySignal(SIGSEGV),
+              "^while it ran environment game \\(game.cc\\) on turn -7\n");
+  EXPECT_EXIT(crash(10'000), testing::KilledBySignal(SIGSEGV), "^while it ran environment game .*xxx\n");
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(RunningCallDeathTest, AStackThatIsFullIsToldToo) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

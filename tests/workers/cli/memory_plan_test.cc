@@ -173,7 +173,14 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
   }
 }
 
-TEST(FilePlanTest, CountsAConnectionForEachProcessAndEachCallOfAReward) {
+TEST(DescribePlanTest, ALongNameIsApartFromItsSize) {
+  const auto loaded = config::LoadConfig("configs/control/cartpole.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  const std::string text = DescribePlan(loaded->config);
+  EXPECT_NE(text.find("environment-0 "), std::string::npos) << text;
+}
+
+TEST(FilePlanTest, CountsConnectionAndReportOfEachProcessAndEachCallOfAReward) {
   const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
   JobConfig c = loaded->config;
@@ -181,7 +188,7 @@ TEST(FilePlanTest, CountsAConnectionForEachProcessAndEachCallOfAReward) {
   EXPECT_LE(few, 64) << "with so many it works";
   c.cluster.slots += 6;
   c.reward.workers += 3;
-  EXPECT_EQ(PlanFiles(c), few + 9);
+  EXPECT_EQ(PlanFiles(c), few + 2 * 9);
   c.reward.functions = {{.name = "judge", .endpoint = "unix:/x"}};
   c.reward.concurrency = 500;
   EXPECT_GT(PlanFiles(c), 500);
