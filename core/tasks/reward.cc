@@ -64,20 +64,31 @@ bool LacksAnswer(const Reward& reward, RewardInput row) {
   return reward(row).outcome != Verdict::Outcome::kData;
 }
 
+namespace {
+void WriteName(const void* of, LineBuffer& out) {
+  const auto& in = *static_cast<const RewardInput*>(of);
+  if (!in.sample.empty()) out.Add("sample ").Add(in.sample).Add(" (");
+  if (!in.file.empty()) {
+    out.Add(in.file).Add(":").Add(in.line);
+  } else {
+    out.Add(in.held_out ? "held-out question " : "question ").Add(in.row);
+  }
+  if (!in.sample.empty()) out.Add(")");
+}
+}  // namespace
+
 std::string NameOf(const RewardInput& in) {
-  const std::string row = !in.file.empty()
-                              ? in.file + ":" + std::to_string(in.line)
-                              : (in.held_out ? "held-out question " : "question ") + std::to_string(in.row);
-  return in.sample.empty() ? row : "sample " + in.sample + " (" + row + ")";
+  LineBuffer name;
+  WriteName(&in, name);
+  return std::string(name.text());
 }
 
 Reward Guarded(const std::string& name, Reward reward) {
-  return [name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
+  return [name, label = "reward " + name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
     const auto failed = [&](const std::string& how) {
       return Verdict{Verdict::Outcome::kInfra, 0, name + " " + how};
     };
-    const std::string label = "reward " + name, on = NameOf(input);
-    const RunningCall call(label, on);
+    const RunningCall call(label, LaterWords{WriteName, &input});
     try {
       Verdict verdict = reward(input);
       if (verdict.outcome == Verdict::Outcome::kOk && !std::isfinite(verdict.score))

@@ -47,17 +47,16 @@ Status PluginCalls::Run(const PluginCall& call, double limit_s, std::function<vo
 }
 
 tasks::Reward PluginCalls::Limited(const std::string& label, double timeout_s, tasks::Reward reward) {
-  return [this, label, timeout_s, reward = std::move(reward)](const tasks::RewardInput& input) {
-    char limit[48];
-    std::snprintf(limit, sizeof(limit), "%g s (its timeout_s)", timeout_s);
-    auto verdict = Call<tasks::Verdict>({.what = label,
-                                         .on = tasks::NameOf(input),
-                                         .within = limit,
-                                         .advice = "correct it, or raise timeout_s"},
-                                        timeout_s, [reward, input] { return reward(input); });
-    if (verdict.ok()) return *verdict;
-    return tasks::Verdict{tasks::Verdict::Outcome::kInfra, 0, verdict.status().message()};
-  };
+  return
+      [this, named = CallOfReward(label, timeout_s), timeout_s,
+       reward = std::make_shared<const tasks::Reward>(std::move(reward))](const tasks::RewardInput& input) {
+        PluginCall call = named;
+        call.on = tasks::NameOf(input);
+        // The input is copied: a call that does not come back still reads it when nobody waits any more.
+        auto verdict = Call<tasks::Verdict>(call, timeout_s, [reward, input] { return (*reward)(input); });
+        if (verdict.ok()) return *verdict;
+        return tasks::Verdict{tasks::Verdict::Outcome::kInfra, 0, verdict.status().message()};
+      };
 }
 
 void PluginCalls::EndProcess(int code) {

@@ -4,6 +4,7 @@
 // Thread-safe.
 
 #include <chrono>
+#include <cstdio>
 #include <list>
 #include <optional>
 #include <string>
@@ -20,6 +21,16 @@ struct PluginCall {
   std::string what, on, within, advice;
   [[nodiscard]] std::string Late() const { return DidNotReturn(what, within, on) + "; " + advice; }
 };
+
+// Of a reward whose limit is its timeout_s; `on` is left open.
+inline PluginCall CallOfReward(std::string label, double timeout_s) {
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%g", timeout_s);
+  return {.what = std::move(label),
+          .on = {},
+          .within = std::string(limit) + " s (its timeout_s)",
+          .advice = "correct it, or raise timeout_s"};
+}
 
 class CallWatch {
  public:

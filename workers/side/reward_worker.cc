@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "core/tasks/reward.h"
@@ -26,7 +25,7 @@ struct Graders::Impl {
     RewardFunction config;
     tasks::Reward builtin;  // or
     std::unique_ptr<PatientServer> server;
-    std::string label;  // of a builtin, with its file
+    PluginCall call;  // of a builtin; on: each time anew
   };
   std::vector<Function> functions;
   int64_t batch = 1;
@@ -34,16 +33,11 @@ struct Graders::Impl {
 
   Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
     if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
-    char limit[32];
-    std::snprintf(limit, sizeof(limit), "%g", f.config.timeout_s);
     Verdicts verdicts;
     for (const tasks::RewardInput* input : inputs) {
-      const CallWatch::Call call(watch,
-                                 {.what = f.label,
-                                  .on = tasks::NameOf(*input),
-                                  .within = std::string(limit) + " s (its timeout_s)",
-                                  .advice = "correct it, or raise timeout_s"},
-                                 f.config.timeout_s);
+      PluginCall named = f.call;
+      named.on = tasks::NameOf(*input);
+      const CallWatch::Call call(watch, std::move(named), f.config.timeout_s);
       verdicts.push_back(f.builtin(*input));
     }
     return verdicts;
@@ -61,7 +55,7 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
-      function.label = tasks::RewardLabel(f.name);
+      function.call = CallOfReward(tasks::RewardLabel(f.name), f.timeout_s);
     } else {
       TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }

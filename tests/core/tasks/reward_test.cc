@@ -109,6 +109,12 @@ TEST(RewardTest, WhatAPluginThrowsAndWhatIsNoNumberIsNoScore) {
   EXPECT_EQ(number.detail, "mine threw something that is no std::exception");
 }
 
+TEST(RewardTest, ASampleIsNamedByItsRow) {
+  EXPECT_EQ(NameOf({.row = 3}), "question 3");
+  EXPECT_EQ(NameOf({.row = 3, .held_out = true}), "held-out question 3");
+  EXPECT_EQ(NameOf({.file = "data.jsonl", .line = 7, .sample = "3.0.1"}), "sample 3.0.1 (data.jsonl:7)");
+}
+
 TEST(RewardTest, FormatIsAnEndOrAPattern) {
   EXPECT_EQ(Score("format", Input("x", "", true)).score, 1);
   EXPECT_EQ(Score("format", Input("x", "", false)).score, 0);
