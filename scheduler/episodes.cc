@@ -98,11 +98,12 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
     queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
     best->second.suspects += suspect ? 1 : 0;
     const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
-    if (best->second.in_flight++ == 0) best->second.moved = now;
+    ++best->second.in_flight;
+    ++turns_;
+    best->second.held.push_back(
+        {.tid = tid, .att = e.att, .turn = e.turn, .limit = timeout, .since = now, .overtaken = false});
     e.on = best->second.ref;
     e.home = best->first;
-    e.limit = timeout;
-    e.number = ++turns_;
     steps.push_back({e.on, tid, e.att, e.turn, timeout});
   }
   return steps;
@@ -110,7 +111,7 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
 
 Episodes::Result Episodes::Done(const event::EnvStepped& r, TimePoint now) {
   if (const auto w = workers_.find(r.worker.worker); w != workers_.end() && w->second.ref == r.worker)
-    w->second.moved = now;  // by an answer that nobody wants any more as well
+    Answered(w->second, r, now);  // one that nobody wants any more as well
   const auto it = episodes_.find(r.tid);
   if (it == episodes_.end()) return Result::kRefused;
   Episode& e = it->second;
@@ -129,30 +130,44 @@ Episodes::Result Episodes::Done(const event::EnvStepped& r, TimePoint now) {
   return Result::kFinal;
 }
 
-std::map<WorkerId, TimePoint> Episodes::Deadlines() const {
-  std::map<WorkerId, TimePoint> deadlines;
-  for (const auto& [tid, e] : episodes_) {
-    if (!e.on.inc.valid()) continue;
-    TimePoint& last = deadlines[e.on.worker];
-    last = std::max(last, workers_.at(e.on.worker).moved + e.limit + FromSeconds(kPatienceSeconds));
+TimePoint Episodes::Held::Deadline() const { return since + limit + FromSeconds(kPatienceSeconds); }
+
+void Episodes::Answered(Worker& w, const event::EnvStepped& r, TimePoint now) {
+  const auto answered = std::ranges::find_if(
+      w.held, [&](const Held& h) { return h.tid == r.tid && h.att == r.att && h.turn == r.turn; });
+  if (answered == w.held.end()) return;
+  for (auto before = w.held.begin(); before != answered; ++before) {
+    if (!before->overtaken) before->since = now;
+    before->overtaken = true;
   }
-  return deadlines;
+  for (auto behind = answered + 1; behind != w.held.end(); ++behind) {
+    if (!behind->overtaken) behind->since = now;
+  }
+  w.held.erase(answered);
+}
+
+const Episodes::Held* Episodes::Due(const Worker& w) {
+  const Held* due = nullptr;
+  for (const Held& h : w.held) {
+    if (w.in_flight == 0 || (!h.overtaken && &h != &w.held.front())) continue;
+    if (due == nullptr || h.Deadline() < due->Deadline()) due = &h;
+  }
+  return due;
 }
 
 std::vector<Episodes::Stuck> Episodes::TakeStuck(TimePoint now) {
   std::vector<Stuck> stuck;
-  for (const auto& [worker, deadline] : Deadlines()) {
-    if (now <= deadline) continue;
-    std::pair<const SampleId, Episode>* first = nullptr;
-    for (auto& held : episodes_) {
-      if (!held.second.on.inc.valid() || held.second.on.worker != worker) continue;
-      if (first == nullptr || held.second.number < first->second.number) first = &held;
-    }
-    Episode& e = first->second;
-    stuck.push_back({e.on, first->first, e.turn, now - workers_.at(worker).moved});
-    ++e.attempt;
+  for (const auto& [worker, w] : workers_) {
+    const Held* due = Due(w);
+    if (due == nullptr || now <= due->Deadline()) continue;
+    stuck.push_back({w.ref, due->tid, due->turn, now - due->since});
+    const auto it = episodes_.find(due->tid);
+    if (it == episodes_.end() || it->second.on != w.ref || it->second.att != due->att ||
+        it->second.turn != due->turn)
+      continue;
+    ++it->second.attempt;
     ++retries_;
-    e.avoid = worker;
+    it->second.avoid = worker;
   }
   return stuck;
 }
@@ -168,7 +183,9 @@ std::vector<SampleId> Episodes::GivenUp(TimePoint now) const {
 
 TimePoint Episodes::Horizon(TimePoint now) const {
   TimePoint horizon = now;
-  for (const auto& [worker, deadline] : Deadlines()) horizon = std::max(horizon, deadline);
+  for (const auto& [worker, w] : workers_) {
+    if (const Held* due = Due(w)) horizon = std::max(horizon, due->Deadline());
+  }
   return horizon;
 }
 

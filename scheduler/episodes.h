@@ -5,9 +5,14 @@
 // turns. Any worker can play any turn: it is sent all actions of the episode and replays those that it does
 // not know. A worker that is lost gives its turns back. A turn is tried again on another worker, at most
 // max_retries times, when it fails for reasons of infrastructure or is kept beyond its deadline; who keeps
-// one so long is stuck and is to be replaced. A worker plays one turn after the other, so the time of the
-// first begins when it has answered the one before, and those behind it only wait. An episode that is older
-// than its own deadline is given up. Pure; not thread-safe.
+// one so long is stuck and is to be replaced. An episode that is older than its own deadline is given up.
+//
+// A worker plays its turns in the order in which it was given them, those that are not wanted any more as
+// well. So the time of a turn begins when the one before it is answered, and those behind it only wait. An
+// answer can be overtaken (a worker says it when the modelled time of the turn is over) or be lost: the time
+// of a turn begins anew when the first answer overtakes it, and no later answer moves it.
+//
+// Pure; not thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -44,8 +49,8 @@ class Episodes {
   // kFinal: the outcome stands (ok, data, or infra after all retries).
   Result Done(const event::EnvStepped& e, TimePoint now);
 
-  // Workers that have not answered within the deadline of a turn that they have; that turn, the first that
-  // they were given of those, is charged with it, and RemoveWorker is to follow.
+  // Workers that have not answered a turn within its deadline; that turn is charged with it if it is still
+  // wanted, and RemoveWorker is to follow.
   struct Stuck {
     WorkerRef worker;
     SampleId tid;
@@ -70,16 +75,26 @@ class Episodes {
     WorkerRef on;         // has the turn; inc invalid: it is in the queue
     WorkerId home, avoid;
     TimePoint begun;
-    Duration limit{0};   // of the turn
-    int64_t number = 0;  // of the turn, among all that workers were asked for
+  };
+  // A turn that a worker was given and has not answered.
+  struct Held {
+    SampleId tid;
+    int32_t att = 0;
+    int64_t turn = 0;
+    Duration limit{0};
+    TimePoint since;         // its time runs from here
+    bool overtaken = false;  // a turn that was given later is answered
+    [[nodiscard]] TimePoint Deadline() const;
   };
   struct Worker {
     WorkerRef ref;
-    int64_t in_flight = 0, suspects = 0;
-    TimePoint moved;  // its last answer, or the turn that it was given when it had none
+    int64_t in_flight = 0, suspects = 0;  // turns that are wanted; of those, suspects
+    std::deque<Held> held;                // in the order in which they were given
   };
-  [[nodiscard]] std::map<WorkerId, TimePoint> Deadlines() const;  // of the workers that have turns
-  void Release(Episode& e);                                       // from its worker
+  // The turn whose deadline is the first of all that run; null while the worker has none that is wanted.
+  [[nodiscard]] static const Held* Due(const Worker& w);
+  static void Answered(Worker& w, const event::EnvStepped& r, TimePoint now);
+  void Release(Episode& e);  // from its worker
 
   EpisodeOptions options_;
   std::map<SampleId, Episode> episodes_;

@@ -30,8 +30,9 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& candi
   };
   const std::string asked = lower(word);
   std::string best;
-  // A third of the letters may be wrong; beyond that it was probably something else.
-  int64_t best_distance = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3) + 1;
+  // A third of the letters may be wrong, of 4 or 5 letters two; beyond that it was probably something else.
+  int64_t best_distance =
+      std::max<int64_t>(word.size() < 4 ? 1 : 2, static_cast<int64_t>(word.size()) / 3) + 1;
   for (const std::string& candidate : candidates) {
     const int64_t d = distance(asked, lower(candidate));
     if (d < best_distance) {

@@ -6,12 +6,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <span>
 
 #include "core/base/names.h"
 #include "core/config/binder.h"
-#include "core/environments/text_game.h"
-#include "core/tasks/task.h"
 
 namespace tidepool::config {
 namespace {
@@ -66,51 +63,70 @@ std::string Identity(const std::string& path) {
   return error ? path : canonical.string();
 }
 
-// Tasks and games have options among the keys of their section.
+// A section whose keys that are none of ours are options of a task, a game or a control task.
 struct Optioned {
   const char* section;
   const char* name;   // the key that says whose
   const char* count;  // a key that means nothing without a name; may be empty
-  std::span<const tasks::Option> (*options)(const std::string& name);
 };
-constexpr std::array kOptioned = {
-    Optioned{"data", "task", "size",
-             [](const std::string& name) {
-               const auto* task = tasks::FindTask(name);
-               return task == nullptr ? std::span<const tasks::Option>() : std::span(task->options);
-             }},
-    Optioned{"environment", "name", "", [](const std::string& name) {
-               const auto* game = environments::FindTextEnvironment(name);
-               return game == nullptr ? std::span<const tasks::Option>() : std::span(game->options);
-             }}};
+constexpr std::array kOptioned = {Optioned{"data", "task", "size"}, Optioned{"environment", "name", ""}};
+
+// What was inherited for another task or game than the one that took its place.
+struct LeftOut {
+  Place place;  // of the new name
+  const Optioned* of = nullptr;
+  std::string was;
+  std::vector<std::string> names;
+};
 
 // Where `now` is laid on the name in `in`: what was inherited for another one goes with it. What the command
 // line says was said for the new one.
-void DropOptions(const Optioned& of, Node& in, const Node& now) {
+void DropOptions(const Optioned& of, Node& in, const Node& now, std::vector<LeftOut>& left_out) {
   const Node* was = in.Find(of.name);
-  if (was == nullptr || was->kind != Node::Kind::kScalar) return;
+  if (was == nullptr || was->kind != Node::Kind::kScalar || was->text.empty()) return;
   if (now.kind == Node::Kind::kScalar && now.text == was->text) return;
-  const auto options = of.options(was->text);
+  LeftOut left{.place = now.place, .of = &of, .was = was->text, .names = {}};
   std::erase_if(in.members, [&](const auto& member) {
-    return !member.second.place.override &&
-           ((now.kind == Node::Kind::kNull && member.first == of.count) ||
-            std::ranges::find(options, member.first, &tasks::Option::name) != options.end());
+    const std::string key = std::string(of.section) + "." + member.first;
+    const bool goes =
+        !member.second.place.override && ((now.kind == Node::Kind::kNull && member.first == of.count) ||
+                                          (FindKey(key) == nullptr && !IsSection(key)));
+    if (goes && member.second.kind != Node::Kind::kNull) left.names.push_back(member.first);
+    return goes;
   });
+  left_out.push_back(std::move(left));
 }
 
-void DropReplacedOptions(Node& base, const Node& over) {
+void DropReplacedOptions(Node& base, const Node& over, std::vector<LeftOut>& left_out) {
   for (const Optioned& of : kOptioned) {
     Node* in = base.kind == Node::Kind::kMap ? base.Find(of.section) : nullptr;
     const Node* from = over.kind == Node::Kind::kMap ? over.Find(of.section) : nullptr;
     if (in == nullptr || from == nullptr || in->kind != Node::Kind::kMap || from->kind != Node::Kind::kMap)
       continue;
-    if (const Node* now = from->Find(of.name)) DropOptions(of, *in, *now);
+    if (const Node* now = from->Find(of.name)) DropOptions(of, *in, *now, left_out);
+  }
+}
+
+// Says what was left out and is not written again for the new one.
+void WarnOfLeftOut(const std::vector<LeftOut>& left_out, const Node& root, LoadedConfig& loaded) {
+  for (const LeftOut& left : left_out) {
+    const std::string section = left.of->section;
+    const Node* in = root.kind == Node::Kind::kMap ? root.Find(section) : nullptr;
+    std::vector<std::string> keys;
+    for (const std::string& name : left.names) {
+      if (in == nullptr || in->Find(name) == nullptr) keys.push_back(section + "." + name);
+    }
+    if (keys.empty()) continue;
+    loaded.warnings.push_back(left.place.ToString() + ": " + section + "." + left.of->name + ": " +
+                              Listed(keys) + " of " + left.was + (keys.size() == 1 ? " is" : " are") +
+                              " left out, because another one takes its place");
   }
 }
 
 // The tree of a file on top of what it extends. Problems are appended; the tree is then unusable.
 Node LoadTree(const std::string& text, const std::string& path, LoadedConfig& loaded,
-              std::vector<std::string> chain, std::vector<Problem>& problems) {
+              std::vector<std::string> chain, std::vector<LeftOut>& left_out,
+              std::vector<Problem>& problems) {
   loaded.files.push_back(path);
   Node root = ParseYaml(text, {.source = path}, problems);
   Node* extends = root.kind == Node::Kind::kMap ? root.Find("extends") : nullptr;
@@ -138,13 +154,14 @@ Node LoadTree(const std::string& text, const std::string& path, LoadedConfig& lo
     problems.push_back({place, "extends: " + base_text.status().message()});
     return root;
   }
-  Node base = LoadTree(*base_text, base_path, loaded, std::move(chain), problems);
-  DropReplacedOptions(base, root);
+  Node base = LoadTree(*base_text, base_path, loaded, std::move(chain), left_out, problems);
+  DropReplacedOptions(base, root, left_out);
   MergeInto(base, std::move(root));
   return base;
 }
 
-void ApplyOverride(Node& root, const std::string& text, std::vector<Problem>& problems) {
+void ApplyOverride(Node& root, const std::string& text, std::vector<LeftOut>& left_out,
+                   std::vector<Problem>& problems) {
   const Place place{.source = text, .override = true};
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
@@ -172,7 +189,7 @@ void ApplyOverride(Node& root, const std::string& text, std::vector<Problem>& pr
     Node* in = path == std::string(of.section) + "." + of.name && root.kind == Node::Kind::kMap
                    ? root.Find(of.section)
                    : nullptr;
-    if (in != nullptr && in->kind == Node::Kind::kMap) DropOptions(of, *in, value);
+    if (in != nullptr && in->kind == Node::Kind::kMap) DropOptions(of, *in, value, left_out);
   }
   std::string why;
   if (!SetAt(root, path, std::move(value), why)) problems.push_back({place, path + ": " + why});
@@ -225,10 +242,12 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   loaded.path = name;
   loaded.overrides = overrides;
   std::vector<Problem> problems;
-  Node root = LoadTree(text, name, loaded, {}, problems);
+  std::vector<LeftOut> left_out;
+  Node root = LoadTree(text, name, loaded, {}, left_out, problems);
   // A text that is no proper YAML has lost keys: complaints about those would only mislead.
   if (!problems.empty()) return ToStatus(std::move(problems));
-  for (const std::string& override : overrides) ApplyOverride(root, override, problems);
+  for (const std::string& override : overrides) ApplyOverride(root, override, left_out, problems);
+  WarnOfLeftOut(left_out, root, loaded);
   Binder binder(loaded, problems);
   binder.Bind(root);
   if (checked && !problems.empty()) return ToStatus(std::move(problems));

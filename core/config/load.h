@@ -2,8 +2,9 @@
 // Reads one YAML file into a JobConfig and checks it whole.
 //
 // Order: the file named by `extends` (relative to the file, one at a time, no cycles), the file,
-// then overrides `a.b=c`, last wins. A null value takes an inherited key away. Unknown keys of
-// `data` are options of the task and are checked by its table. Environment variables are not expanded.
+// then overrides `a.b=c`, last wins. A null value takes an inherited key away. Unknown keys of `data` and
+// `environment` are options of the task, game or control task and are checked by it; where another one takes
+// its place, the inherited ones are left out, with a warning. Environment variables are not expanded.
 //
 // A relative path is looked for beside the file that it is written in, then in the current directory; one of
 // an override in the current directory alone. What is there is absolute from then on, so that the config

@@ -70,7 +70,7 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
     ControlTask chosen{.spec = plugin.spec, .rules = nullptr};
     chosen.spec.name = name;
     chosen.spec.file = file;
-    if (!plugin.takes_options && !o.options.empty())
+    if (plugin.spec.options.empty() && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
     TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = TaskLabel(chosen.spec), .place = "name: "},
                                            [&] { return plugin.make(o.options, chosen.spec); }));

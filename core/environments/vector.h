@@ -38,6 +38,7 @@ struct VectorSpec {
   int64_t max_episode_steps = 0;
   double solved_return = 0;  // mean return over 100 episodes that counts as solved
   std::string reward;        // one line
+  std::string options = {};  // of `environment`, one line; empty: it takes none
   // Numbers of one action as it travels: 1 choice, or `actions` numbers.
   [[nodiscard]] int64_t action_size() const { return continuous ? actions : 1; }
 };

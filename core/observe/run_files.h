@@ -15,7 +15,8 @@ namespace tidepool::observe {
 
 struct WorkerFacts {
   int64_t place = -1, inc = -1;
-  int64_t pid = 0;  // 0: it was started by hand, perhaps on another machine
+  std::string name = {};  // "device-0", as its log
+  int64_t pid = 0;        // 0: it was started by hand, perhaps on another machine
   int64_t peak_bytes = 0;
 };
 
@@ -110,7 +111,7 @@ inline std::vector<std::string> LossLines(const SummaryFile& s) {
   return lines;
 }
 
-TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
+TP_FIELDS(WorkerFacts, place, inc, name, pid, peak_bytes)
 TP_FIELDS(RestartFacts, place, in_s, deaths, why, name)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
           leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, waits_for, elapsed_s,

@@ -27,7 +27,7 @@ class Lifecycle : public Machine {
   // The run ends with exit code 3. `kind` and `actor` are words for the journal: "no_checkpoint",
   // "controller".
   void Fail(const std::string& kind, const std::string& actor, const std::string& what);
-  // By what this worker did; without `inc`: in none of its lives.
+  // The same where a worker caused it. `worker.inc` is not valid where no single life of it is meant.
   void Fail(const std::string& kind, const WorkerRef& worker, const std::string& what);
 
   [[nodiscard]] bool started() const { return started_; }

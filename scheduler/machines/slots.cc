@@ -5,21 +5,21 @@
 namespace tidepool::scheduler {
 namespace {
 
-// When the policy was asked, in the words of scheduler/placement.h.
+// When the policy was asked: TrainerNeed (scheduler/placement.h) in words.
 std::string PointOf(TrainerNeed need) {
   switch (need) {
     case TrainerNeed::kState:
-      return "at kState (the trainer's state is to be made or restored)";
+      return "where the trainer's state is to be made or restored";
     case TrainerNeed::kStep:
-      return "at kStep (a step runs)";
+      return "where a step runs";
     case TrainerNeed::kBatch:
-      return "at kBatch (a batch is ready)";
+      return "where a batch is ready";
     case TrainerNeed::kNothing:
-      return "at kNothing (the trainer waits for samples)";
+      return "where the trainer waits for samples";
     case TrainerNeed::kPublish:
-      return "at kPublish (the newest weights are not published)";
+      return "where the newest weights are not published";
     case TrainerNeed::kDone:
-      return "at kDone (all steps are done)";
+      return "where all steps are done";
   }
   return "";
 }

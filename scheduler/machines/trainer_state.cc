@@ -152,7 +152,8 @@ void TrainerState::On(const event::StateReady& e) {
     if (ckpt_ == -2) return;  // it made step 0
     const std::string from = ckpt_ == -1 ? "recovery copy" : "checkpoint " + std::to_string(ckpt_);
     out_.Say(LogLevel::kInfo, e.worker, "restored",
-             "has the trainer's state of step " + std::to_string(step_.value) + ", from the " + from,
+             "has the trainer's state of step " + std::to_string(step_.value) + ", from " +
+                 (ckpt_ == -1 ? "the " : "") + from,
              {{"step", std::to_string(step_.value)}, {"from", from}});
     return;
   }

@@ -86,6 +86,11 @@ class DashboardPage(unittest.TestCase):
         tab.wait("document.querySelector('a.name')")
         tab.call("Page.reload")
         tab.wait("document.querySelector('a.name')", what="the list after loading the page again")
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source="""window.said = [];
+            new MutationObserver(() => {
+              const text = document.querySelector('div.samples')?.textContent;
+              if (text && text !== said.at(-1)) said.push(text);
+            }).observe(document, {childList: true, subtree: true});""")
         tab.evaluate("document.querySelector('a.name').click()")
         tab.wait("location.search === '?run=one' && document.querySelector('.badge')", what="the run behind the link")
         tab.evaluate("setTimeout(() => history.back())")
@@ -165,6 +170,27 @@ class DashboardPage(unittest.TestCase):
             wide = tab.evaluate("[...document.querySelectorAll('.run .badge')].filter(b => b.getBoundingClientRect().right > b.parentNode.getBoundingClientRect().right + 1).length")
             self.assertEqual(wide, 0, f"a badge lies over its neighbour at {width}")
             self.look(tab)
+
+    def test_a_run_has_one_name_and_one_word_for_its_state(self):
+        run = browser.write_run(self.dir / "srv", "rl", [(1, {"critic/score/mean": .5})], summary={"exit": 3, "finished": False, "stopped": False, "steps": 1})
+        config = run / "config.yaml"
+        config.write_text(config.read_text().replace("name: srv", "name: test-rl-colocated"))
+        _, url = self.serve()
+        tab = self.browser.open(url)
+        tab.wait("document.querySelector('a.name')")
+        self.assertEqual(tab.evaluate("document.querySelector('.run .badge').textContent"), "failed")
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source="""window.said = [];
+            new MutationObserver(() => {
+              const text = document.querySelector('div.samples')?.textContent;
+              if (text && text !== said.at(-1)) said.push(text);
+            }).observe(document, {childList: true, subtree: true});""")
+        tab.evaluate("document.querySelector('a.name').click()")
+        tab.wait("document.querySelector('h1')?.textContent === 'srv'", what="the name of the list as heading")
+        self.assertEqual(tab.evaluate("document.querySelector('header .badge').textContent"), "failed, exit code 3")
+        self.assertIn("test-rl-colocated", tab.text())
+        tab.wait("document.querySelector('div.samples').textContent === 'None.'", what="that it has no samples")
+        self.assertEqual(tab.evaluate("said.join('|')"), "reading ...|None.", "it was said before the run was read")
+        self.look(tab)
 
     def test_figures_of_many_digits_keep_to_their_tiles(self):
         rows = [(step, {"critic/score/mean": -0.000456789 if step < 4 else -0.000123456, "eval/reward/mean": -0.000345678 - step / 1e6, "eval/total": 123456, "eval/lost": 1234,

@@ -46,6 +46,10 @@ class BadInputTest(RunTest):
             result = self.command("train", "configs/control/cartpole.yaml", "--dry-run", f"environment.name={name}")
             self.assertNotIn("no environment is named", result.stderr)
 
+    def test_a_control_task_lists_its_options(self):
+        self.assertIn("slippery: true", self.command("environments", "frozen_lake_grid").stdout)
+        self.assertIn("options      none", self.command("environments", "cartpole").stdout)
+
     def test_a_run_that_was_killed_in_its_first_moments_can_be_begun_again(self):
         run = self.path()
         run.mkdir()

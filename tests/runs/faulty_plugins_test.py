@@ -137,7 +137,7 @@ class FaultyPluginsTest(RunTest):
         self.ends_with(made, f"while it ran {FAULTY_TASK} on question ", code=-signal.SIGSEGV)
 
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
-        for policy, point in [("never_trains", "at kBatch"), ("stays", "at kState")]:
+        for policy, point in [("never_trains", "where a batch is ready"), ("stays", "where the trainer's state is to be made")]:
             for command in (["simulate"], ["train"]):
                 with self.subTest(f"{command} {policy}"):
                     more = ["--run-dir", str(self.dir / policy)] if command == ["train"] else []

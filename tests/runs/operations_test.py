@@ -100,6 +100,23 @@ class OperationsTest(RunTest):
         self.assert_checked()
         self.assertNotIn("event=suspended", self.path("logs", "controller.log").read_text(), "the machine did not sleep")
 
+    def test_a_run_says_for_how_long_the_machine_slept(self):
+        clock, slept = os.environ.get("TIDEPOOL_SUSPENDED_CLOCK"), self.path(run="slept")
+        if not clock:
+            self.skipTest("TIDEPOOL_SUSPENDED_CLOCK names no library: a build with a sanitizer has none")
+        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=100000"], cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env={**os.environ, "LD_PRELOAD": clock, "TIDEPOOL_TEST_SLEPT": str(slept)})
+        self.started.append(run)
+        self.wait_step(1, run)
+        slept.touch()
+        log = self.path("logs", "controller.log")
+        self.wait_for(lambda: "event=suspended" in log.read_text(), what="a word of the suspension", process=run)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        told = [line for line in log.read_text().splitlines() if "event=suspended" in line]
+        self.assertEqual(len(told), 1, told)
+        self.assertIn("seconds=3600", told[0])
+
     def test_a_dry_run_says_what_the_disk_has_and_whether_that_is_enough(self):
         fits = self.command("train", CONFIG, "--dry-run", "--run-dir", str(self.path()))
         self.assert_done(fits)

@@ -302,7 +302,7 @@ TEST(AttachTest, ARecoveryCopyThatFailsCostsNobodyHisLife) {
 TEST(AttachTest, WhereTheTrainersStateCameFromIsTold) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
   job.checkpoint.every_steps = 1000;
-  for (const auto& [every, from] : {std::pair(1, "from the recovery copy"), {0, "from the checkpoint 0"}}) {
+  for (const auto& [every, from] : {std::pair(1, "from the recovery copy"), {0, "from checkpoint 0"}}) {
     job.checkpoint.recovery_every_steps = every;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
     bool killed = false;

@@ -127,9 +127,10 @@ TEST(ControllerSimTest, APolicyWhosePlanIsAlwaysRefusedEndsTheRun) {
     EXPECT_EQ(r.code, 3);
     EXPECT_TRUE(
         r.why.starts_with("fault=plan_refused actor=policy step=0: the plan of policy mine "
-                          "(policies/mine.cc) at "))
+                          "(policies/mine.cc) where "))
         << r.why;
-    EXPECT_NE(r.why.find(always ? "at kState (" : "at kBatch (a batch is ready) was refused 100 times"),
+    EXPECT_NE(r.why.find(always ? "where the trainer's state is to be made"
+                                : "where a batch is ready was refused 100 times"),
               std::string::npos)
         << r.why;
     EXPECT_NE(r.why.find(": slot 0 has a worker, but no role in the plan; correct its decide()"),
@@ -162,7 +163,7 @@ TEST(ControllerSimTest, APolicyThatGivesNoSlotTheRoleThatIsWaitedForEndsTheRun) 
     EXPECT_EQ(r.code, 3);
     EXPECT_TRUE(
         r.why.starts_with("fault=plan_idle actor=policy step=0: the plan of policy mine (policies/mine.cc) "
-                          "at k"))
+                          "where "))
         << r.why;
     EXPECT_NE(
         r.why.find(std::string("gives no slot the role ") +

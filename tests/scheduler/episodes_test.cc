@@ -129,6 +129,52 @@ TEST_F(EpisodesTest, ATurnThatWaitsBehindSlowOnesIsNotLateAndTheOneThatRunsIsCha
   EXPECT_EQ(episodes_.retries(), 1);
 }
 
+TEST_F(EpisodesTest, TheLimitIsThatOfTheTurnThatRunsAndNotOfOnesBehindIt) {
+  episodes_.RemoveWorker(b_.worker);
+  episodes_.Add(Tid(1), 0, 1, T(0));
+  episodes_.Add(Tid(2), 0, 0, T(0));  // a reset may take 50 s
+  const auto steps = episodes_.Assign(T(0));
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_TRUE(episodes_.TakeStuck(T(15)).empty());
+  const auto stuck = episodes_.TakeStuck(T(16));
+  ASSERT_EQ(stuck.size(), 1U);
+  EXPECT_EQ(stuck[0].tid, Tid(1));
+}
+
+TEST_F(EpisodesTest, ATurnThatIsNotWantedAnyMoreIsPlayedBeforeThoseBehindIt) {
+  episodes_.RemoveWorker(b_.worker);
+  episodes_.Add(Tid(1), 0, 0, T(0));
+  episodes_.Add(Tid(2), 0, 1, T(0));
+  const auto steps = episodes_.Assign(T(0));
+  ASSERT_EQ(steps.size(), 2U);
+  episodes_.Remove(Tid(1));
+  EXPECT_TRUE(episodes_.TakeStuck(T(59)).empty()) << "its reset may still run";
+  EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(59)), Episodes::Result::kRefused);
+  EXPECT_TRUE(episodes_.TakeStuck(T(74)).empty());
+  ASSERT_EQ(episodes_.TakeStuck(T(75)).size(), 1U);
+}
+
+TEST_F(EpisodesTest, ATurnWhoseAnswerIsLostIsTriedAgainThoughItsWorkerAnswersOthers) {
+  episodes_.RemoveWorker(b_.worker);
+  for (int64_t i = 0; i < 3; ++i) episodes_.Add(Tid(i), 0, 1, T(0));
+  auto steps = episodes_.Assign(T(0));
+  ASSERT_EQ(steps.size(), 3U);
+  EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(2)), Episodes::Result::kFinal);
+  EXPECT_EQ(episodes_.Done(Reply(steps[2]), T(4)), Episodes::Result::kFinal);  // the second is lost
+  std::vector<Episodes::Stuck> stuck;
+  double now = 5;
+  for (int64_t i = 10; stuck.empty() && now < 40; ++i, ++now) {  // an answer each second
+    episodes_.Add(Tid(i), 0, 1, T(now));
+    steps = episodes_.Assign(T(now));
+    ASSERT_EQ(steps.size(), 1U);
+    EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(now + 0.5)), Episodes::Result::kFinal);
+    stuck = episodes_.TakeStuck(T(now + 0.5));
+  }
+  ASSERT_EQ(stuck.size(), 1U);
+  EXPECT_EQ(stuck[0].tid, Tid(1));
+  EXPECT_LE(stuck[0].silent, FromSeconds(16)) << "from when it was overtaken";
+}
+
 TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
   for (int64_t turn = 1; turn <= 11; ++turn) {
     episodes_.Add(Tid(1), 0, turn, T(10.0 * static_cast<double>(turn)));

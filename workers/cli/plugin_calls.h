@@ -1,6 +1,6 @@
 #pragma once
-// Calls of plug-ins in a command's own process, on a thread beside it: one that does not come back, or a
-// signal, ends the command and not its patience. One thread makes the calls.
+// Calls of plug-ins in a command's own process, on a thread beside it, so that the command can end while a
+// call hangs: at the call's time-out, or at a signal. One thread makes the calls.
 
 #include <functional>
 #include <memory>

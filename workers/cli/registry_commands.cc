@@ -271,6 +271,7 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
              std::to_string(e.observation_size) + " numbers\n  action       " + action + "\n  limit        " +
              std::to_string(e.max_episode_steps) + " steps\n  reward       " + e.reward +
              "\n  solved       at a return of " + nlohmann::json(e.solved_return).dump() +
+             "\n  options      " + (e.options.empty() ? "none" : e.options) +
              "\n  in a config  model: {policy: mlp}, environment: {name: " + e.name + ", instances: 8}\n",
          {{"name", e.name},
           {"reference", e.reference},
@@ -279,7 +280,8 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
           {"continuous", e.continuous},
           {"max_steps", e.max_episode_steps},
           {"solved", e.solved_return},
-          {"reward", e.reward}}});
+          {"reward", e.reward},
+          {"options", e.options}}});
   }
   for (const environments::TextEnvironmentInfo& e : environments::ListTextEnvironments()) {
     std::string options;

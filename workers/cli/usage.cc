@@ -5,6 +5,7 @@
 
 #include "core/base/names.h"
 #include "core/config/schema.h"
+#include "core/observe/comparison.h"
 
 namespace tidepool::workers {
 namespace {
@@ -59,6 +60,11 @@ std::string UsageError(const CLI::App& app, const CLI::ParseError& error) {
       run != nullptr && run->empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     return "run is required: its folder, or the beginning of its name under runs/; `tidepool runs` lists "
            "them";
+  }
+  if (const CLI::Option* runs = command.get_option_no_throw("runs");
+      runs != nullptr && runs->empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return "no run is named; name 2 to " + std::to_string(observe::kComparedRunsMax) +
+           ", each by its folder or the beginning of its name under runs/; `tidepool runs` lists them";
   }
   std::string said = error.what();
   constexpr std::string_view kConvert = "Could not convert: ", kIs = " = ";

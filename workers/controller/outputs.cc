@@ -48,7 +48,8 @@ void ControllerProcess::Remember(const JournalRecord& r) {
 }
 
 // Said when the first worker begins to wait and when the last one is done, whatever the causes between.
-void ControllerProcess::OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& servers) {
+void ControllerProcess::OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& said) {
+  const std::vector<up::Unreachable> servers = ServersOf(config_.reward, said);
   const bool waited = !waits_for_.empty();
   if (!servers.empty()) {
     waits_for_[place] = servers;
@@ -218,6 +219,7 @@ void ControllerProcess::Show() {
     const auto peak = metrics_->peak_bytes().find(place);
     s.workers.push_back({.place = place,
                          .inc = at.inc.value,
+                         .name = PlaceName(place),
                          .pid = launcher_.Pid(place),
                          .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second});
   }

@@ -115,7 +115,7 @@ class ControllerProcess {
   void OnAttachment(Attachments::Event& event);
   void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
-  void OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& servers);
+  void OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& said);
   void OnGradeEnded(const up::Graded& graded);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {

@@ -24,6 +24,14 @@ std::string InSeconds(double seconds) { return observe::DurationText(FromSeconds
 
 }  // namespace
 
+std::vector<up::Unreachable> ServersOf(const RewardConfig& config, std::span<const up::Unreachable> servers) {
+  std::vector<up::Unreachable> own;
+  for (const up::Unreachable& server : servers) {
+    if (FunctionOf(config, server) != nullptr) own.push_back(server);
+  }
+  return own;
+}
+
 std::string ServersText(const RewardConfig& config, std::span<const up::Unreachable> servers) {
   std::string text;
   for (const up::Unreachable& server : servers) {

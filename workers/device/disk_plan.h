@@ -32,8 +32,9 @@ struct DiskPlan {
 StatusOr<DiskPlan> PlanDisk(const JobConfig& config);
 
 // What CheckSpace is to find free for the run: what is certain. `goes_on`: the folder of the run that it goes
-// on with, empty: a new one. What is there is not needed again, but for what others have too (the base model)
-// and what stays until its successor is whole (final/, best/).
+// on with, empty: a new one. Its checkpoints there make room for the new ones and are taken off, except
+// for files that others link to as well (the base model) and those that stay until their successor is whole
+// (final/, best/).
 storage::SpaceNeed RoomFor(const DiskPlan& plan, const JobConfig& config, const std::string& goes_on = "");
 
 // What is said where the disk of `dir` has room for what is certain, and may have none for the rest; empty:

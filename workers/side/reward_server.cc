@@ -124,7 +124,7 @@ Verdicts PatientServer::AskUntil(SteadyTime deadline, RewardInputs inputs, const
                    {{"server", name_}, {"why", cause}});
     if (now + wait >= std::min(deadline, since + timeout_) || !WaitFor(wait, stop)) {
       return failed("unreachable for " + InSeconds(steady_clock::now() - since) + " (" +
-                    std::to_string(tries) + (tries == 1 ? " try" : " tries") + " for this sample): " + cause);
+                    std::to_string(tries) + (tries == 1 ? " try" : " tries") + " of this grading): " + cause);
     }
     wait = std::min(2 * wait, kLongestWait);
     ++retries;

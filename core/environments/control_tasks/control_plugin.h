@@ -50,7 +50,6 @@ struct ControlPlugin {
   VectorSpec spec;  // without options; `name` is the plug-in's
   // Rules under these options; changes in `spec` what they change. kInvalidArgument: "KEY: what; what to do".
   StatusOr<std::unique_ptr<Rules>> (*make)(const ControlOptions& options, VectorSpec& spec) = nullptr;
-  bool takes_options = false;
 };
 
 template <typename Own, typename... Arguments>

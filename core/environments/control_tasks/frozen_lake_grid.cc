@@ -1,5 +1,4 @@
-// Gymnasium's FrozenLake-v1 as a control task: the place is a row of zeros with a one. Options map: 4x4 | 8x8
-// and slippery: true | false.
+// Gymnasium's FrozenLake-v1 as a control task: the place is a row of zeros with a one.
 #include <vector>
 
 #include "core/environments/control_tasks/control_plugin.h"
@@ -84,9 +83,9 @@ TP_PLUGIN(Control, frozen_lake_grid) {
                    .actions = 4,
                    .max_episode_steps = 100,
                    .solved_return = 0.7,
-                   .reward = "1 at the goal, else 0"},
-          .make = MakeLake,
-          .takes_options = true};
+                   .reward = "1 at the goal, else 0",
+                   .options = "map: 4x4 (default) or 8x8; slippery: true (default) or false"},
+          .make = MakeLake};
 }
 
 }  // namespace tidepool::environments

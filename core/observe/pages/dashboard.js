@@ -192,17 +192,23 @@ function runView(name) {
   const live = section(page, 'curves', 'Curves', '', make('div.caption', axisSwitch()), cards, every);
   const slots = make('div', make('p.empty', 'Not read yet.'));
   section(page, 'pool', 'The pool', 'slots over time, from the journal', slots);
-  section(page, 'samples', 'Samples', '', samplesOf(run));
+  const {box, show: showSamples} = samplesOf(run);
+  section(page, 'samples', 'Samples', '', box);
   section(page, 'logs', 'Logs', '', logsOf(run));
   const tables = make('div.grid2.loose'), config = make('div');
   section(page, 'more', 'Drops, faults, time and memory', '', tables);
   section(page, 'config', 'Config', '', config);
   let seen = '', faults = {};
+  const showTables = () => {
+    const list = [barTable('Samples dropped, by reason', run.drops, number), barTable('Faults', faults, number),
+                  barTable('Time by phase, since the last start', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
+    tables.replaceChildren(...(list.length ? list : [make('p.empty', 'Nothing yet.')]));
+  };
   again(1.5, async () => {
     const data = await run.ask();
     if (!data) return 4;
-    document.title = run.title + ' · Tidepool';
-    head.replaceChildren(make('h1', run.title), stateBadge(run.state, run.exit_code), make('a.plain', 'compare with …', {href: '/'}));
+    document.title = run.folder + ' · Tidepool';
+    head.replaceChildren(make('h1', run.folder), stateBadge(run.state, run.exit_code), make('a.plain', 'compare with …', {href: '/'}));
     about.replaceChildren(...facts(run).childNodes);
     const words = [wordOf(run.brief), ...(run.state === 'running' ? data.waits || [] : []), (run.lost || []).join('\n'), (run.problems || []).join('\n'), data.curves.bad ? data.curves.bad + ' lines of metrics.jsonl cannot be read' : ''].filter(Boolean);
     warn.hidden = !words.length;
@@ -217,9 +223,8 @@ function runView(name) {
       config.replaceChildren(configText(run.config || ''));
       config.firstChild.open = !!open;
     }
-    const list = [barTable('Samples dropped, by reason', run.drops, number), barTable('Faults', faults, number),
-                  barTable('Time by phase, since the last start', run.seconds, duration), barTable('Peak memory by process', memoryOf(run), bytes)].filter(Boolean);
-    tables.replaceChildren(...(list.length ? list : [make('p.empty', 'Nothing yet.')]));
+    showTables();
+    showSamples();
     return data.more ? 0.02 : goesOn(run) ? 1.5 : 8;
   });
   let paints = [];
@@ -228,6 +233,7 @@ function runView(name) {
     const data = await call('/api/pool', {run: name}).then(a => a.ok ? a.json() : null, () => null);
     if (!data) return 3;
     faults = data.faults;
+    showTables();
     for (const f of paints) repaint.splice(repaint.indexOf(f), 1);
     const before = repaint.length, card = pool(data);
     slots.replaceChildren(card || make('p.empty', data.problem || (data.spans.length ? 'One slot that never moves says nothing.' : 'No slot has worked yet.')));
@@ -236,42 +242,38 @@ function runView(name) {
     return run.state && !goesOn(run) ? 30 : 5;
   });
 }
-// As the files in logs/ are called.
-function placeName(run, place) {
-  const slots = +(run.values['cluster.slots'] || 1);
-  return place < slots ? 'device-' + place : (run.values['environment.name'] ? 'environment-' : 'reward-') + (place - slots);
-}
 function memoryOf(run) {
   if (Object.keys(run.peak_bytes || {}).length) return run.peak_bytes;
-  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => [placeName(run, w.place), w.peak_bytes]));
+  return Object.fromEntries(((run.live || {}).workers || []).filter(w => w.peak_bytes > 0).map(w => [w.name || 'place ' + w.place, w.peak_bytes]));
 }
 
 // Of the newest step that has some, or of the chosen one.
 function samplesOf(run) {
-  const choice = make('select', {'aria-label': 'step'}), cards = make('div.samples', make('p.empty', 'None yet.'));
-  let offered = '', shown;
+  const choice = make('select', {'aria-label': 'step'}), cards = make('div.samples', make('p.empty', 'reading ...'));
+  let offered = '', shown, asked;
   const show = async () => {
-    const steps = run.stepsOfSamples || [], step = choice.value === '' ? steps[steps.length - 1] : +choice.value;
-    if (step === undefined || step === shown) return;
-    const rows = await ask('/api/samples', {run: run.folder, step});
-    if (!rows) return;
-    shown = step;
-    const best = Math.max(0, ...rows.map(r => r.reward));
-    cards.replaceChildren(...rows.map(r => sampleCard(r, best)));
-  };
-  choice.onchange = show;
-  again(3, async () => {
-    const steps = run.stepsOfSamples || [], now = steps.join();
+    if (!run.stepsOfSamples) return;  // the run is not read yet
+    const steps = run.stepsOfSamples, now = steps.join();
     if (now !== offered) {
       const chosen = choice.value;
       offered = now;
       choice.replaceChildren(make('option', 'newest', {value: ''}), ...[...steps].reverse().map(step => make('option', String(step), {value: step})));
       choice.value = steps.includes(+chosen) && chosen !== '' ? chosen : '';
     }
-    await show();
-    return goesOn(run) || shown === undefined ? 3 : 20;
-  });
-  return make('div', make('div.bar-of-steps', 'of step', choice), cards);
+    if (!steps.length) cards.replaceChildren(make('p.empty', goesOn(run) ? 'None yet.' : 'None.'));
+    const step = choice.value === '' ? steps[steps.length - 1] : +choice.value;
+    if (step === undefined || step === shown || step === asked) return;
+    asked = step;
+    const rows = await ask('/api/samples', {run: run.folder, step});
+    if (asked !== step) return;  // another one was chosen meanwhile
+    asked = undefined;
+    if (!rows) return;
+    shown = step;
+    const best = Math.max(0, ...rows.map(r => r.reward));
+    cards.replaceChildren(...rows.map(r => sampleCard(r, best)));
+  };
+  choice.onchange = show;
+  return {box: make('div', make('div.bar-of-steps', 'of step', choice), cards), show};
 }
 
 // The end of a log, and what comes.

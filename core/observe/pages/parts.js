@@ -8,13 +8,13 @@ function grid(head, rows, attributes) {
 // --- head and figures ---
 
 function stateBadge(state, exit) {
-  const known = {finished: ['ok', 'finished'], stopped: ['mid', 'stopped before its last step'], failed: ['bad', exit ? 'ended with exit code ' + exit : 'failed'],
+  const known = {finished: ['ok', 'finished'], stopped: ['mid', 'stopped before its last step'], failed: ['bad', exit ? 'failed, exit code ' + exit : 'failed'],
                  running: ['live', 'running'], warm_start: ['live', 'warm start'], dead: ['bad', 'its controller is gone'], new: ['mid', 'not begun'],
                  unreadable: ['bad', 'its journal cannot be read']};
   return badge(...(known[state] || ['live', 'no summary yet: running or interrupted']));
 }
 function facts(run) {
-  const parts = [['run', run.folder], ['job', run.kind === 'control' ? 'rl, control' : run.facts.job], ['seed', run.facts.seed], ['Tidepool', run.facts.version],
+  const parts = [['run', run.folder], ['name', run.facts.name !== run.folder && run.facts.name], ['job', run.kind === 'control' ? 'rl, control' : run.facts.job], ['seed', run.facts.seed], ['Tidepool', run.facts.version],
                  ['commit', (run.facts.commit || '').slice(0, 12)]].filter(p => p[1]);
   return make('p.sub', parts.map(([k, v], i) => [i ? ' · ' : '', k + ' ', make('b', v)]).flat());
 }

@@ -236,6 +236,43 @@ TEST(LoadConfigTest, OptionsGoWithTheTaskThatIsReplaced) {
   EXPECT_THAT(With("data.task=null"), Not(HasSubstr("unknown key")));
 }
 
+TEST(LoadConfigTest, OptionsGoWithTheControlTaskThatIsReplaced) {
+  Folder folder;
+  const std::string base = folder.Write(
+      "base.yaml", "extends: " + (fs::current_path() / "configs/control/cartpole.yaml").string() + "\n" +
+                       "environment: {name: frozen_lake_grid, map: 8x8, slippery: false, instances: 4}\n");
+  const auto child =
+      LoadConfig(folder.Write("child.yaml", "extends: base.yaml\nenvironment: {name: cartpole}\n"));
+  ASSERT_TRUE(child.ok()) << child.status().message();
+  EXPECT_TRUE(child->config.rl()->environment.options.empty());
+  EXPECT_EQ(child->config.rl()->environment.instances, 4) << "it is no option of the task";
+  const auto typed = LoadConfig(base, {"environment.name=cartpole"});
+  ASSERT_TRUE(typed.ok()) << typed.status().message();
+  EXPECT_TRUE(typed->config.rl()->environment.options.empty());
+}
+
+TEST(LoadConfigTest, AWarningNamesTheOptionsThatWentWithTheirTask) {
+  Folder folder;
+  folder.Write("base.yaml", kGood);
+  const auto child = [&](const std::string& data, const std::vector<std::string>& overrides = {}) {
+    const auto loaded =
+        LoadConfig(folder.Write("child.yaml", "extends: base.yaml\ndata: {" + data + "}\n"), overrides);
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    std::vector<std::string> told;
+    for (const std::string& warning : loaded->warnings)
+      if (warning.find("left out") != std::string::npos) told.push_back(warning);
+    return told;
+  };
+  EXPECT_THAT(
+      child("task: reverse"),
+      testing::ElementsAre(HasSubstr("child.yaml:2: data.task: data.factors of products is left out")));
+  EXPECT_THAT(child("task: products"), testing::IsEmpty());
+  EXPECT_THAT(
+      child("task: reverse, length: 3", {"data.task=products"}),
+      testing::ElementsAre(HasSubstr("data.factors of products is left out"),
+                           HasSubstr("override 'data.task=products': data.task: data.length of reverse")));
+}
+
 TEST(LoadConfigTest, ExtendsInACircleIsRefused) {
   Folder folder;
   const std::string a = folder.Write("a.yaml", "# a\nextends: b.yaml\n");

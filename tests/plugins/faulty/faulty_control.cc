@@ -42,13 +42,12 @@ TP_PLUGIN(Control, faulty_control) {
                    .actions = 2,
                    .max_episode_steps = 20,
                    .solved_return = 20,
-                   .reward = "1 a step"},
-          .make =
-              [](const ControlOptions& options, VectorSpec&) {
-                if (Text(options, "in") == "make") DoWrong(Text(options, "how"));
-                return MakeRules<FaultyControl>(Text(options, "in"), Text(options, "how"));
-              },
-          .takes_options = true};
+                   .reward = "1 a step",
+                   .options = "in: a function; how: what it does wrong"},
+          .make = [](const ControlOptions& options, VectorSpec&) {
+            if (Text(options, "in") == "make") DoWrong(Text(options, "how"));
+            return MakeRules<FaultyControl>(Text(options, "in"), Text(options, "how"));
+          }};
 }
 
 }  // namespace tidepool::environments

@@ -55,6 +55,8 @@ TEST(UsageTest, WhatWasNotExpectedSaysWhatToType) {
   for (const char* command : {"samples", "status", "journal", "prune"})
     ExpectRefused({command},
                   "run is required: its folder, or the beginning of its name under runs/; `tidepool runs`");
+  ExpectRefused({"compare"}, "no run is named; name 2 to 8, each by its folder or the beginning of its name");
+  ExpectRefused({"tasks", "add", "--option", "x=1"}, "there are ");  // and not: did you mean 'gcd'?
   ExpectRefused({"eval", "no/such", "--task", "reverse"}, "--model: no model folder, and as a run: no/such");
 }
 

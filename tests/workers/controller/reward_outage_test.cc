@@ -35,6 +35,16 @@ TEST(RewardOutageTest, ACauseIsNotReadForNames) {
             Not(HasSubstr("no function"))));
 }
 
+// Nothing is said then: "rewards wait for ; ..." would name no server.
+TEST(RewardOutageTest, ServersOfNoFunctionOfTheConfigAreNotWaitedFor) {
+  const std::vector<up::Unreachable> away = {
+      {7, "no function"}, {0, "Connection refused"}, {-1, "no function"}};
+  const auto own = ServersOf(Job().reward, away);
+  ASSERT_EQ(own.size(), 1U);
+  EXPECT_EQ(own[0].cause, "Connection refused");
+  EXPECT_TRUE(ServersOf(Job().reward, std::span(away).first(1)).empty());
+}
+
 TEST(RewardOutageTest, AnOutageIsToldWithItsEndAndTheKeysOfIt) {
   EXPECT_THAT(
       UnreachableText(Job(), kAway, /*any_graded=*/false),

@@ -200,7 +200,7 @@ TEST(GradersTest, AServerThatStaysAwayIsNamedWithTheCauseAndTheNextSampleDoesNot
     EXPECT_THAT(graders->waits_for()[0].cause, HasSubstr("Connection refused"));
     const up::Graded second = ScoreOne(*graders);
     EXPECT_EQ(second.retries, 0);
-    EXPECT_THAT(second.why, HasSubstr("(1 try for this sample): Connection refused"));
+    EXPECT_THAT(second.why, HasSubstr("(1 try of this grading): Connection refused"));
   }
 }
 
