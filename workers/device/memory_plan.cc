@@ -20,8 +20,6 @@ constexpr int64_t kControllerProcess = 64 * kMiB;  // after 300 steps
 
 constexpr int64_t kCpuKvBytes = 256 * kMiB;
 
-std::string Text(int64_t value) { return std::to_string(value); }
-
 // Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
 bool Generates(const JobConfig& c) { return AnswersHeldOut(c); }
 
