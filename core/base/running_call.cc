@@ -4,45 +4,71 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
 namespace tidepool {
 namespace {
 
-constexpr std::string_view kRan = "while it ran ", kLate = " did not return within ", kOn = " on ";
-constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+constexpr std::string_view kProcess = "error: the process was ", kRan = "while it ran ", kOn = " on ";
+struct Deadly {
+  int number;
+  std::string_view killed;
+};
+constexpr std::array kSignals = {Deadly{SIGSEGV, "killed by SIGSEGV"}, Deadly{SIGBUS, "killed by SIGBUS"},
+                                 Deadly{SIGFPE, "killed by SIGFPE"}, Deadly{SIGILL, "killed by SIGILL"},
+                                 Deadly{SIGABRT, "killed by SIGABRT"}};
 
 // Signal handlers have no argument to take these by.
 thread_local const RunningCall* running = nullptr;
 std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 int report_to = -1;
+pid_t told_of = -1;  // the process that does
 
 // What cannot be written is lost; the process ends nevertheless.
 void Write(int fd, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
 
+bool IsTold() { return running != nullptr && ::getpid() == told_of; }
+
 }  // namespace
 
-void TellRunning() {
-  if (running == nullptr) return;
+void TellRunning(std::string_view how) {
   RunningCall::Blame(running->what_);
-  Write(STDERR_FILENO, running->line_);
+  // One write, so that no other thread's words come between.
+  std::array<char, 1024> line;
+  size_t size = 0;
+  for (const std::string_view part : {kProcess, how, std::string_view(running->line_)}) {
+    size += part.copy(line.data() + size, line.size() - size);
+  }
+  line[std::min(size, line.size() - 1)] = '\n';
+  Write(STDERR_FILENO, {line.data(), std::min(size + 1, line.size())});
 }
 
 namespace {
 
-// Only what POSIX allows in a handler: write, sigaction, raise.
+// Only what POSIX allows in a handler: write, getpid, sigaction, raise.
 void Tell(int number) {
-  TellRunning();
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    if (kSignals[i] == number) ::sigaction(number, &before[i], nullptr);
+    if (kSignals[i].number != number) continue;
+    if (IsTold()) TellRunning(kSignals[i].killed);
+    ::sigaction(number, &before[i], nullptr);
   }
   ::raise(number);  // comes when this handler returns
+}
+
+// Of the thread that called exit().
+void TellExit() {
+  if (!IsTold()) return;
+  std::fflush(nullptr);
+  TellRunning("ended by a call of exit()");
+  ::_exit(3);
 }
 
 // Where a handler runs while the thread's own stack may be full.
@@ -68,19 +94,20 @@ std::string WhileItRan(std::string_view what, std::string_view on) {
   return std::string(kRan).append(what).append(kOn).append(on);
 }
 
-std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on) {
-  return std::string(what).append(kLate).append(within).append(kOn).append(on);
+std::string WithoutHow(std::string line) {
+  const size_t ran = line.starts_with(kProcess) ? line.find(kRan) : std::string::npos;
+  return ran == std::string::npos ? line : line.substr(ran);
 }
 
 RunningCall::RunningCall(std::string_view what, std::string_view on)
-    : what_(what), line_(WhileItRan(what, on) + "\n"), outer_(running) {
+    : what_(what), line_(" " + WhileItRan(what, on) + "; correct it and build again"), outer_(running) {
   if (telling) thread_local const SignalStack stack;
   running = this;
 }
 RunningCall::~RunningCall() { running = outer_; }
 
 void RunningCall::Blame(std::string_view what) {
-  if (report_to < 0) return;
+  if (report_to < 0 || ::getpid() != told_of) return;
   Write(report_to, what);
   Write(report_to, "\n");
 }
@@ -90,13 +117,14 @@ void RunningCall::TellCrashes(int report) {
     report_to = report;
     ::fcntl(report, F_SETFD, FD_CLOEXEC);  // not for what a plug-in starts
   }
+  told_of = ::getpid();
   if (telling.exchange(true)) return;
   struct sigaction tell {};
   tell.sa_handler = Tell;
   tell.sa_flags = SA_ONSTACK;
   sigemptyset(&tell.sa_mask);
-  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &tell, &before[i]);
-  std::atexit(TellRunning);  // runs in the thread that called exit()
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i].number, &tell, &before[i]);
+  std::atexit(TellExit);
 }
 
 }  // namespace tidepool

@@ -4,13 +4,11 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/base/rng.h"
-#include "core/base/running_call.h"
 #include "core/environments/control_tasks/control_plugin.h"
 #include "core/environments/fenced_room.h"
 
@@ -34,23 +32,19 @@ std::string Word(double x) {
 }
 std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
 
-std::string TaskLabel(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
-
-// A call into a plug-in: a crash names it, and what it throws stops here.
-template <typename F>
-Status Guarded(const std::string& task, const std::string& on, F&& body) try {
-  const RunningCall call(task, on);
-  return body();
-} catch (const std::exception& e) {
-  return DataLoss(task + " threw an exception: " + e.what());
-} catch (...) {
-  return DataLoss(task + " threw something that is no std::exception");
+std::string NameOf(const InstanceState& s) {
+  const bool evaluation = s.index >= kEvaluationInstances;
+  return (evaluation ? "evaluation instance " + std::to_string(s.index - kEvaluationInstances)
+                     : "instance " + std::to_string(s.index)) +
+         ", step " + std::to_string(s.steps) + " of its episode " + std::to_string(s.episode);
 }
 
 }  // namespace
 
 // core/base/plugin_check.h.
 std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
+
+std::string LabelOf(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
 
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
@@ -72,7 +66,7 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
     chosen.spec.file = file;
     if (!plugin.takes_options && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
-    TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = TaskLabel(chosen.spec), .place = "name: "},
+    TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = LabelOf(chosen.spec), .place = "name: "},
                                            [&] { return plugin.make(o.options, chosen.spec); }));
     if (o.max_episode_steps < 0) return InvalidArgument("max_episode_steps: is below 0");
     if (o.max_episode_steps > 0) chosen.spec.max_episode_steps = o.max_episode_steps;
@@ -116,13 +110,10 @@ struct VectorEnvironment::Impl {
     const InstanceState& s = states.front();
     return (states.size() == 1 ? ""
                                : "one of " + std::to_string(states.size()) + " instances, the first is ") +
-           "instance " + std::to_string(s.index) + ", step " + std::to_string(s.steps) + " of its episode " +
-           std::to_string(s.episode);
+           NameOf(s);
   }
   [[nodiscard]] Status Broke(const InstanceState& s, const std::string& what) const {
-    return DataLoss(task + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
-                    std::to_string(s.steps) + " of its episode " + std::to_string(s.episode) + ", state " +
-                    Words(s.state));
+    return DataLoss(task + ": " + what + "; " + NameOf(s) + ", state " + Words(s.state));
   }
 
   // The numbers that the task writes of a state. Each place holds a pattern before, so that one that is not
@@ -171,9 +162,9 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask t
   Impl& m = *v->impl_;
   m.spec = std::move(task.spec);
   m.rules = std::move(task.rules);
-  m.task = TaskLabel(m.spec);
+  m.task = LabelOf(m.spec);
   m.seed = seed;
-  TP_RETURN_IF_ERROR(Guarded(m.task, "the start of its instances", [&] {
+  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, m.task, "the start of its instances", [&] {
     for (const uint64_t index : indices) {
       InstanceState s;
       s.index = index;
@@ -205,7 +196,7 @@ const std::vector<InstanceState>& VectorEnvironment::states() const { return imp
 StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
-  TP_RETURN_IF_ERROR(Guarded(impl_->task, impl_->Stepped(), [&] {
+  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, impl_->task, impl_->Stepped(), [&] {
     for (size_t i = 0; i < impl_->states.size(); ++i)
       TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
     return OkStatus();
@@ -214,7 +205,8 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
 }
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
-  return Guarded(impl_->task, impl_->Stepped(), [&] { return impl_->Step(actions, out); });
+  return Guarded(StatusCode::kDataLoss, impl_->task, impl_->Stepped(),
+                 [&] { return impl_->Step(actions, out); });
 }
 
 Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {

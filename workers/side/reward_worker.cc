@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
+#include "core/base/call_watch.h"
 #include "core/tasks/reward.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
-#include "workers/side/call_watch.h"
 #include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
@@ -34,16 +33,12 @@ struct Graders::Impl {
 
   Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
     if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
-    char limit[32];
-    std::snprintf(limit, sizeof(limit), "%g", f.config.timeout_s);
     Verdicts verdicts;
     for (const tasks::RewardInput* input : inputs) {
-      const CallWatch::Call call(watch,
-                                 {.what = f.label,
-                                  .on = tasks::NameOf(*input),
-                                  .within = std::string(limit) + " s (its timeout_s)",
-                                  .advice = "correct it, or raise timeout_s"},
-                                 f.config.timeout_s);
+      const CallWatch::Call call(watch, {.what = f.label,
+                                         .on = tasks::NameOf(*input),
+                                         .limit_s = f.config.timeout_s,
+                                         .key = "its timeout_s"});
       verdicts.push_back(f.builtin(*input));
     }
     return verdicts;

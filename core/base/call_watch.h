@@ -9,16 +9,19 @@
 #include <string>
 #include <utility>
 
-#include "core/base/running_call.h"
 #include "core/base/thread_annotations.h"
 
-namespace tidepool::workers {
+namespace tidepool {
 
-// A call: of which plug-in (with its file), on what, how long it may take ("4 s (its timeout_s)"), and what
-// to do where it takes longer.
+// A call: of which plug-in (with its file), on what, how long it may take, and the key that says so ("its
+// timeout_s"); empty: nobody can set it.
 struct PluginCall {
-  std::string what, on, within, advice;
-  [[nodiscard]] std::string Late() const { return DidNotReturn(what, within, on) + "; " + advice; }
+  std::string what, on;
+  double limit_s = 30;
+  std::string key = {};
+  // "reward format (format.cc) did not return within 0.5 s (its timeout_s) on sample 5.0.0 (question 41);
+  // correct it, or raise its timeout_s"
+  [[nodiscard]] std::string Late() const;
 };
 
 class CallWatch {
@@ -31,9 +34,9 @@ class CallWatch {
   // A call is under way while this lives.
   class Call {
    public:
-    Call(CallWatch& watch, PluginCall call, double limit_s, Clock::time_point now = Clock::now())
-        : watch_(watch) {
-      const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+    Call(CallWatch& watch, PluginCall call, Clock::time_point now = Clock::now()) : watch_(watch) {
+      const auto limit =
+          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(call.limit_s));
       std::list<Item> mine{{std::move(call), now + limit}};
       item_ = mine.begin();
       const MutexLock lock(watch_.mu_);
@@ -75,4 +78,4 @@ class CallWatch {
   Clock::time_point looked_ TP_GUARDED_BY(mu_) = Clock::now();
 };
 
-}  // namespace tidepool::workers
+}  // namespace tidepool
