@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "core/base/names.h"
+#include "core/base/plugin_label.h"
+#include "core/base/running_call.h"
 #include "scheduler/policies/policy_plugin.h"
 
 namespace tidepool::scheduler {
@@ -58,6 +61,7 @@ bool ValidDp(int64_t dp, int64_t groups, bool uneven) {
 }
 
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
+  if (!plan.failed.empty()) return InvalidArgument(plan.failed);
   auto it = plan.roles.begin();  // both are sorted by slot: one walk
   for (const SlotView& s : pool.slots) {
     if (it != plan.roles.end() && it->first < s.id)
@@ -114,6 +118,21 @@ const Plugin<PolicyPlugin>* FindPolicy(std::string_view name) {
   return at == all.end() ? nullptr : &*at;
 }
 
+// A plug-in's: a crash names it, and what it throws is no plan.
+Policy Guarded(const std::string& label, const Policy& decide) {
+  return [label, decide](const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
+                         TimePoint now) -> Plan {
+    const RunningCall call(label, "a plan");
+    try {
+      return decide(pool, ledger, forecast, now);
+    } catch (const std::exception& e) {
+      return {.roles = {}, .why = {}, .failed = std::string("decide() threw an exception: ") + e.what()};
+    } catch (...) {
+      return {.roles = {}, .why = {}, .failed = "decide() threw something that is no std::exception"};
+    }
+  };
+}
+
 }  // namespace
 
 // core/base/plugin_check.h.
@@ -149,7 +168,7 @@ Placement PlacementOf(PlacementKind placement, const std::string& policy) {
   Placement p{.name = found->name,
               .summary = plugin.summary,
               .file = found->file,
-              .decide = plugin.decide,
+              .decide = Guarded(PluginLabel("policy", PolicyPlugins(), found->name), plugin.decide),
               .keeps_floor = placement != PlacementKind::kColocated,
               .forecasts = plugin.forecasts,
               .by_slot = plugin.by_slot,

@@ -105,9 +105,10 @@ class SlotRoles {
 };
 
 struct Plan {
-  SlotRoles roles;     // kRollout or kActor for every live slot
-  std::string why;     // for the journal: "shrink 3 of 8: cycle 1.20 s"
-  double dwell_s = 0;  // promise: no slot is taken from rollout again so soon
+  SlotRoles roles;          // kRollout or kActor for every live slot
+  std::string why;          // for the journal: "shrink 3 of 8: cycle 1.20 s"
+  double dwell_s = 0;       // promise: no slot is taken from rollout again so soon
+  std::string failed = {};  // not empty: there is no plan, and why; such a one is refused
 };
 
 using Policy = std::function<Plan(const PoolView&, const LedgerView&, const Forecast&, TimePoint)>;

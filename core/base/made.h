@@ -1,11 +1,11 @@
 #pragma once
-// Calls of a plug-in's factory: what it throws becomes an error that names the plug-in, and a crash in it is
-// told with its name (core/base/running_call.h).
+// Calls of a plug-in's factory: what it throws becomes an error that names the plug-in; a crash in it, or one
+// that does not come back, is told with its name (core/base/limited_call.h).
 
 #include <exception>
 #include <string>
 
-#include "core/base/running_call.h"
+#include "core/base/limited_call.h"
 #include "core/base/status.h"
 
 namespace tidepool {
@@ -24,14 +24,28 @@ auto Made(const FactoryCall& called, Make&& make) -> decltype(make()) {
   const auto threw = [&](const std::string& what) {
     return InvalidArgument(called.place + called.label + ": its " + called.function + " threw " + what);
   };
-  const std::string on = "the options of the job (its " + called.function + ")";
-  const RunningCall call(called.label, on);
+  const LimitedCall call(
+      {.what = called.label, .on = "the options of the job (its " + called.function + ")"});
   try {
     return make();
   } catch (const std::exception& e) {
     return threw(std::string("an exception: ") + e.what());
   } catch (...) {
     return threw("something that is no std::exception");
+  }
+}
+
+// What `body` returns, a Status, as a RunningCall of the plug-in `label` on `on` (words, or LaterWords).
+// `code`, in words that name it: it threw.
+template <typename On, typename Body>
+Status Guarded(StatusCode code, const std::string& label, const On& on, Body&& body) {
+  const RunningCall call(label, on);
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    return Status(code, label + " threw an exception: " + e.what());
+  } catch (...) {
+    return Status(code, label + " threw something that is no std::exception");
   }
 }
 

@@ -14,46 +14,64 @@
 namespace tidepool {
 namespace {
 
-constexpr std::string_view kRan = "while it ran ", kLate = " did not return within ", kOn = " on ";
-constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+constexpr std::string_view kProcess = "error: the process was ", kRan = "while it ran ", kOn = " on ";
+struct Deadly {
+  int number;
+  std::string_view killed;
+};
+constexpr std::array kSignals = {Deadly{SIGSEGV, "killed by SIGSEGV"}, Deadly{SIGBUS, "killed by SIGBUS"},
+                                 Deadly{SIGFPE, "killed by SIGFPE"}, Deadly{SIGILL, "killed by SIGILL"},
+                                 Deadly{SIGABRT, "killed by SIGABRT"}};
 
 // Signal handlers have no argument to take these by.
 thread_local const RunningCall* running = nullptr;
 std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 int report_to = -1;
+pid_t told_of = -1;  // the process that does
 
 // What cannot be written is lost; the process ends nevertheless.
 void Write(int fd, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
 
+bool IsTold() { return running != nullptr && ::getpid() == told_of; }
+
 }  // namespace
 
-void TellRunning() {
-  if (running == nullptr) return;
+void TellRunning(std::string_view how) {
   const RunningCall& call = *running;
   RunningCall::Blame(call.what_);
+  // One write, so that no other thread's words come between.
   LineBuffer line;
-  line.Add(kRan).Add(call.what_).Add(kOn);
+  line.Add(kProcess).Add(how).Add(" ").Add(kRan).Add(call.what_).Add(kOn);
   if (call.later_.write != nullptr) {
     call.later_.write(call.later_.of, line);
   } else {
     line.Add(call.on_);
   }
-  line.End();
+  line.Add("; correct it and build again").End();
   Write(STDERR_FILENO, line.text());
 }
 
 namespace {
 
-// Only what is allowed in a handler: write, sigaction, raise, and a line on the stack.
+// Only what is allowed in a handler: write, getpid, sigaction, raise, and a line on the stack.
 void Tell(int number) {
-  TellRunning();
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    if (kSignals[i] == number) ::sigaction(number, &before[i], nullptr);
+    if (kSignals[i].number != number) continue;
+    if (IsTold()) TellRunning(kSignals[i].killed);
+    ::sigaction(number, &before[i], nullptr);
   }
   ::raise(number);  // comes when this handler returns
+}
+
+// Of the thread that called exit().
+void TellExit() {
+  if (!IsTold()) return;
+  std::fflush(nullptr);
+  TellRunning("ended by a call of exit()");
+  ::_exit(3);
 }
 
 // Where a handler runs while the thread's own stack may be full.
@@ -79,8 +97,9 @@ std::string WhileItRan(std::string_view what, std::string_view on) {
   return std::string(kRan).append(what).append(kOn).append(on);
 }
 
-std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on) {
-  return std::string(what).append(kLate).append(within).append(kOn).append(on);
+std::string WithoutHow(std::string line) {
+  const size_t ran = line.starts_with(kProcess) ? line.find(kRan) : std::string::npos;
+  return ran == std::string::npos ? line : line.substr(ran);
 }
 
 LineBuffer& LineBuffer::Add(std::string_view text) {
@@ -118,7 +137,7 @@ RunningCall::RunningCall(std::string_view what, LaterWords on) : what_(what), la
 RunningCall::~RunningCall() { running = outer_; }
 
 void RunningCall::Blame(std::string_view what) {
-  if (report_to < 0) return;
+  if (report_to < 0 || ::getpid() != told_of) return;
   Write(report_to, what);
   Write(report_to, "\n");
 }
@@ -128,13 +147,14 @@ void RunningCall::TellCrashes(int report) {
     report_to = report;
     ::fcntl(report, F_SETFD, FD_CLOEXEC);  // not for what a plug-in starts
   }
+  told_of = ::getpid();
   if (telling.exchange(true)) return;
   struct sigaction tell {};
   tell.sa_handler = Tell;
   tell.sa_flags = SA_ONSTACK;
   sigemptyset(&tell.sa_mask);
-  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &tell, &before[i]);
-  std::atexit(TellRunning);  // runs in the thread that called exit()
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i].number, &tell, &before[i]);
+  std::atexit(TellExit);
 }
 
 }  // namespace tidepool

@@ -5,7 +5,8 @@
 // the process, so that nothing would name the plug-in or what it was given. TellCrashes() makes a signal that
 // ends the process, and an exit() out of such a call, write a last line to stderr first:
 //
-//   while it ran reward closest_word (core/tasks/rewards/closest_word.cc) on sample 3.0.1 (question 3)
+//   error: the process was killed by SIGSEGV while it ran reward closest_word
+//   (core/tasks/rewards/closest_word.cc) on sample 3.0.1 (question 3); correct it and build again
 //
 // That line is for people. Whoever started the process hands it a file for the name of the plug-in alone
 // (workers/controller/launcher.h), because a plug-in may write lines of that form to stderr as well.
@@ -23,9 +24,9 @@ namespace tidepool {
 
 // The words that are in a log for such a call; `what`: the plug-in with its file, `on`: what it was given.
 std::string WhileItRan(std::string_view what, std::string_view on);
-// The words for one that has not come back: "reward format (format.cc) did not return within 0.5 s (its
-// timeout_s) on sample 5.0.0 (question 41)". `within`: "0.5 s (its timeout_s)".
-std::string DidNotReturn(std::string_view what, std::string_view within, std::string_view on);
+
+// A last line without how the process ended, for whoever saw that: "while it ran ...".
+std::string WithoutHow(std::string line);
 
 // A line that is put together where no memory may be allocated, as in a signal handler. What does not fit is
 // cut.
@@ -63,18 +64,20 @@ class RunningCall {
   RunningCall(const RunningCall&) = delete;
   RunningCall& operator=(const RunningCall&) = delete;
 
-  // From now on exit() writes the line of the thread that calls it; SIGSEGV, SIGBUS, SIGFPE, SIGILL and
-  // SIGABRT write that of the thread that they hit, and then do what they did before. Once is enough; a
-  // thread's first RunningCall after it gives it a stack of its own for that, because a crash may be a stack
-  // that is full. `report`: an open file that the plug-in's name is added to as a line, whose owner reads the
-  // last one when the process has ended; negative: none.
+  // From now on exit() in a call writes the line of the thread that calls it, and ends the process with exit
+  // code 3: that of the plug-in is not the program's. SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT write that
+  // of the thread that they hit, and then do what they did before. Once is enough; a thread's first
+  // RunningCall after it gives it a stack of its own for that, because a crash may be a stack that is full.
+  // `report`: an open file that the plug-in's name is added to as a line, whose owner reads the last one when
+  // the process has ended; negative: none. A process that is forked from this one says nothing: a plug-in may
+  // have children that end as they like.
   static void TellCrashes(int report = -1);
   // For a process that ends because of a plug-in in another way, a call that does not come back: adds its
   // name to that file.
   static void Blame(std::string_view what);
 
  private:
-  friend void TellRunning();
+  friend void TellRunning(std::string_view how);
   const std::string_view what_, on_;
   const LaterWords later_;  // in the place of on_, if there are any
   const RunningCall* outer_;

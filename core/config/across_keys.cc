@@ -10,7 +10,7 @@
 #include <set>
 
 #include "core/algorithms/registry.h"
-#include "core/base/running_call.h"
+#include "core/base/limited_call.h"
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/policy_rules.h"
@@ -105,9 +105,9 @@ void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
     if (++repeats == 1) first = name + " is " + at->second;
   };
   for (int64_t i = 0; i < std::min(kMost, task.held_out_size()); ++i)
-    look(task.HeldOut(i), "held-out question " + std::to_string(i));
+    look(tasks::Ask(task, c.data.task, i, /*held_out=*/true), "held-out question " + std::to_string(i));
   for (int64_t i = 0; i < std::min(kMost, task.train_size()); ++i)
-    look(task.Train(i), "question " + std::to_string(i));
+    look(tasks::Ask(task, c.data.task, i, /*held_out=*/false), "question " + std::to_string(i));
   if (repeats == 0) return;
   b.Warn("data.task", std::to_string(repeats) + " of the first " + std::to_string(looked) +
                           " questions of task " + c.data.task + " are there before (" + first +
@@ -117,19 +117,18 @@ void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
 void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) {
   const bool letters = c.model.init && b.Good("model.init.alphabet");
   MissingCharacters missing(letters ? c.model.init->alphabet : "");
-  const std::string label = tasks::TaskLabel(c.data.task);
-  const RunningCall call(label, "its first questions");
   try {
     WarnOfRepeats(b, c, task);
     if (!letters) return;
-    for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i)
-      missing.Look(task.Train(i).prompt + task.Train(i).answer);
-    for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i)
-      missing.Look(task.HeldOut(i).prompt + task.HeldOut(i).answer);
-  } catch (const std::exception& e) {  // a plug-in's
-    return b.Complain("data.task", label + " threw an exception: " + e.what());
-  } catch (...) {
-    return b.Complain("data.task", label + " threw something that is no std::exception");
+    for (const bool held_out : {false, true}) {
+      const int64_t count = held_out ? task.held_out_size() : task.train_size();
+      for (int64_t i = 0; i < std::min<int64_t>(64, count); ++i) {
+        const tasks::Question q = tasks::Ask(task, c.data.task, i, held_out);
+        missing.Look(q.prompt + q.answer);
+      }
+    }
+  } catch (const PluginThrew& threw) {
+    return b.Complain("data.task", threw.what());
   }
   if (const std::string list = missing.list(); !list.empty())
     b.Complain("model.init.alphabet", LackText(list, "which questions of task " + c.data.task + " contain"));

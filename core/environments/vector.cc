@@ -4,13 +4,11 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "core/base/made.h"
 #include "core/base/names.h"
 #include "core/base/rng.h"
-#include "core/base/running_call.h"
 #include "core/environments/control_tasks/control_plugin.h"
 #include "core/environments/fenced_room.h"
 
@@ -34,23 +32,19 @@ std::string Word(double x) {
 }
 std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
 
-std::string TaskLabel(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
-
-// A call into a plug-in: a crash names it, and what it throws stops here.
-template <typename On, typename F>
-Status Guarded(const std::string& task, const On& on, F&& body) try {
-  const RunningCall call(task, on);
-  return body();
-} catch (const std::exception& e) {
-  return DataLoss(task + " threw an exception: " + e.what());
-} catch (...) {
-  return DataLoss(task + " threw something that is no std::exception");
+std::string NameOf(const InstanceState& s) {
+  const bool evaluation = s.index >= kEvaluationInstances;
+  return (evaluation ? "evaluation instance " + std::to_string(s.index - kEvaluationInstances)
+                     : "instance " + std::to_string(s.index)) +
+         ", step " + std::to_string(s.steps) + " of its episode " + std::to_string(s.episode);
 }
 
 }  // namespace
 
 // core/base/plugin_check.h.
 std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
+
+std::string LabelOf(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
 
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
@@ -72,7 +66,7 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
     chosen.spec.file = file;
     if (plugin.spec.options.empty() && !o.options.empty())
       return InvalidArgument(o.options.begin()->first + ": " + o.name + " has no options");
-    TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = TaskLabel(chosen.spec), .place = "name: "},
+    TP_ASSIGN_OR_RETURN(chosen.rules, Made({.label = LabelOf(chosen.spec), .place = "name: "},
                                            [&] { return plugin.make(o.options, chosen.spec); }));
     if (o.max_episode_steps < 0) return InvalidArgument("max_episode_steps: is below 0");
     if (o.max_episode_steps > 0) chosen.spec.max_episode_steps = o.max_episode_steps;
@@ -104,7 +98,13 @@ struct Stepped {
       return;
     }
     if (s.instances > 1) out.Add("one of ").Add(s.instances).Add(" instances, the first is ");
-    out.Add("instance ").Add(s.first).Add(", step ").Add(s.steps).Add(" of its episode ").Add(s.episode);
+    const bool evaluation = s.first >= kEvaluationInstances;
+    out.Add(evaluation ? "evaluation instance " : "instance ");
+    out.Add(evaluation ? s.first - kEvaluationInstances : s.first)
+        .Add(", step ")
+        .Add(s.steps)
+        .Add(" of its episode ")
+        .Add(s.episode);
   }
 };
 
@@ -137,9 +137,7 @@ struct VectorEnvironment::Impl {
     return {states.size(), first.index, first.steps, first.episode};
   }
   [[nodiscard]] Status Broke(const InstanceState& s, const std::string& what) const {
-    return DataLoss(task + ": " + what + "; instance " + std::to_string(s.index) + ", step " +
-                    std::to_string(s.steps) + " of its episode " + std::to_string(s.episode) + ", state " +
-                    Words(s.state));
+    return DataLoss(task + ": " + what + "; " + NameOf(s) + ", state " + Words(s.state));
   }
 
   // The numbers that the task writes of a state. Each place holds a pattern before, so that one that is not
@@ -188,9 +186,9 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask t
   Impl& m = *v->impl_;
   m.spec = std::move(task.spec);
   m.rules = std::move(task.rules);
-  m.task = TaskLabel(m.spec);
+  m.task = LabelOf(m.spec);
   m.seed = seed;
-  TP_RETURN_IF_ERROR(Guarded(m.task, "the start of its instances", [&] {
+  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, m.task, "the start of its instances", [&] {
     for (const uint64_t index : indices) {
       InstanceState s;
       s.index = index;
@@ -223,7 +221,7 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
   const Stepped begins = impl_->Begins();
-  TP_RETURN_IF_ERROR(Guarded(impl_->task, begins.words(), [&] {
+  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, impl_->task, begins.words(), [&] {
     for (size_t i = 0; i < impl_->states.size(); ++i)
       TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
     return OkStatus();
@@ -233,7 +231,8 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
   const Stepped begins = impl_->Begins();
-  return Guarded(impl_->task, begins.words(), [&] { return impl_->Step(actions, out); });
+  return Guarded(StatusCode::kDataLoss, impl_->task, begins.words(),
+                 [&] { return impl_->Step(actions, out); });
 }
 
 Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {

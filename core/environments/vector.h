@@ -53,6 +53,7 @@ struct VectorOptions {
 };
 StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& options);
 const std::vector<VectorSpec>& ListVectorEnvironments();
+std::string LabelOf(const VectorSpec& spec);  // "control task NAME (FILE)", for messages
 
 // One instance between two steps.
 struct InstanceState {

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/status.h"
 #include "core/environments/vector.h"
 
@@ -38,7 +40,10 @@ class EnvironmentHost {
 
 class LocalHost : public EnvironmentHost {
  public:
-  explicit LocalHost(environments::VectorOptions options) : options_(std::move(options)) {}
+  // `limit`: each call of the task is a LimitedCall like that (core/base/limited_call.h). None: somebody else
+  // watches.
+  explicit LocalHost(environments::VectorOptions options, std::optional<PluginCall> limit = std::nullopt)
+      : options_(std::move(options)), limit_(std::move(limit)) {}
   StatusOr<std::vector<float>> Open(int64_t session,
                                     const std::vector<environments::InstanceState>& states) override;
   StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) override;
@@ -47,6 +52,7 @@ class LocalHost : public EnvironmentHost {
 
  private:
   environments::VectorOptions options_;
+  std::optional<PluginCall> limit_;
   std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>> sessions_;
 };
 

@@ -7,7 +7,6 @@
 #include "core/base/check.h"
 #include "core/base/hash.h"
 #include "core/base/rng.h"
-#include "core/base/running_call.h"
 
 namespace tidepool::tasks {
 namespace {
@@ -16,14 +15,6 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
   nlohmann::json j = {{"task", config.task}, {"size", config.size},       {"held_out", config.held_out},
                       {"seed", seed},        {"shuffle", config.shuffle}, {"options", config.options}};
   return Sha256Hex(j.dump());
-}
-
-// A question of a task; a crash in it is told with its name.
-Question Ask(const Task& task, const std::string& name, int64_t index, bool held_out) {
-  const std::string label = TaskLabel(name),
-                    on = (held_out ? "held-out question " : "question ") + std::to_string(index);
-  const RunningCall call(label, on);
-  return held_out ? task.HeldOut(index) : task.Train(index);
 }
 
 }  // namespace

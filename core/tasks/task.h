@@ -92,6 +92,9 @@ std::string TaskLabel(std::string_view name);
 // option's name.
 StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request);
 
+// A question of the task of that name, as a LimitedCall. PluginThrew: it threw.
+Question Ask(const Task& task, std::string_view name, int64_t index, bool held_out);
+
 // Number of held-out units in the space that the options describe (2^62 stands for "or more").
 StatusOr<int64_t> CountUnits(const std::string& name, const std::map<std::string, std::string>& options);
 

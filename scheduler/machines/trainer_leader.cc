@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "scheduler/machines/machines.h"
 
@@ -83,10 +84,21 @@ void TrainerState::Fetch(const command::GroupMember& member) {
       {member.worker, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_.worker)});
 }
 
+void TrainerState::CountDeath(const event::WorkerLost& e) {
+  constexpr int64_t kMost = 3;  // as of those who grade
+  if (e.blames.empty()) return;
+  if (std::exchange(blamed_, e.blames) != e.blames) deaths_ = 0;
+  if (++deaths_ < kMost) return;
+  all_.life.Fail("train", e.worker,
+                 std::to_string(deaths_) + " workers in a row died in " + blamed_ +
+                     ", and no step was trained in between; correct it and build again; the last: " + e.why);
+}
+
 void TrainerState::Committed(StepNumber step, uint64_t digest,
                              const std::vector<command::GroupMember>& members) {
   step_ = step;
   digest_ = digest;
+  deaths_ = 0;
   for (const command::GroupMember& m : members) CopyOf(m.slot) = {step, digest};
   if (Has(leader_)) return;
   leader_ = SlotOf(members.front());  // the old one had no part in this step

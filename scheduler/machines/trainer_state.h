@@ -50,6 +50,8 @@ class TrainerState : public Machine {
   void Torn(const SlotRef& ref);      // a step that failed half-way has left no state in this slot
   void Forget(const WorkerRef& ref);  // a device worker is gone, and its copies
   void Lost(const WorkerRef& ref, const std::string& why);  // and with it, maybe, the leader
+  // A device worker died in a plug-in, a loss say: the same step would take the next one along.
+  void CountDeath(const event::WorkerLost& e);
 
   [[nodiscard]] bool Has(const SlotRef& ref) const;  // the committed state
   [[nodiscard]] bool Idle() const;                   // ready, and nobody reads or changes it
@@ -95,6 +97,8 @@ class TrainerState : public Machine {
   Version published_;
   bool publishing_ = false, copying_ = false;
   int64_t publish_tries_ = 0;
+  std::string blamed_;          // the plug-in that the last deaths of device workers are blamed on
+  int64_t deaths_ = 0;          // of these, since a step was committed
   StepNumber recovery_;         // newest known recovery copy; invalid: none
   StepNumber recovery_failed_;  // the step whose copy could not be made
 };

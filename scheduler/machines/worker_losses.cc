@@ -31,7 +31,12 @@ void Workers::Crashed(const event::WorkerLost& e) {
   for (const SampleId& tid : poison) {
     if (!all_.life.finished()) all_.samples.DropPoison(tid, e.why);
   }
-  if (!all_.life.finished()) all_.samples.CountDeath(e);
+  if (all_.life.finished()) return;
+  if (fleet_.workers.at(e.worker.worker).kind() == options_.side_kind()) {
+    all_.samples.CountDeath(e);
+  } else {
+    all_.trainer.CountDeath(e);
+  }
 }
 
 void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {

@@ -1,5 +1,6 @@
 """Plug-ins that crash, hang, exit and break their rules (tests/plugins/faulty): whole runs of the real programs end soon and
 name the plug-in with its file."""
+import re
 import signal
 import subprocess
 import time
@@ -19,6 +20,10 @@ FAULTY_TASK = f"task faulty_task ({HERE}faulty_task.cc)"
 
 def reward(how, timeout_s=5):
     return f'reward.functions=[{{name: "faulty:{how}", timeout_s: {timeout_s}}}]'
+
+
+def task(**options):
+    return "data={task: faulty_task, " + ", ".join(f"{key}: {value}" for key, value in options.items()) + "}"
 
 
 def game(fault, **more):
@@ -107,6 +112,13 @@ class FaultyPluginsTest(RunTest):
                 self.assertIn("the end did not wait for " + label + " to come back", logs)
                 self.assertIn("the end waits for " + label, self.path("logs", log, run=name).read_text())
 
+    def test_a_loss_that_throws_or_crashes_ends_the_run_by_name(self):
+        for how, words in [("throws", " threw an exception: no such place"),
+                           ("crashes", ", and no step was trained in between; correct it and build again")]:
+            with self.subTest(how):
+                result = self.train(REWARD, f"algorithm={{name: loss_{how}}}", "eval.samples=0", run=how)
+                self.ends_with(result, f"loss loss_{how} ({HERE}faulty_loss.cc)" + words, "fault=train")
+
     # --- before a run
 
     def test_a_game_that_breaks_its_rules_is_refused_with_the_function_that_did(self):
@@ -121,20 +133,71 @@ class FaultyPluginsTest(RunTest):
         self.ends_with(made, "while it ran " + FAULTY_GAME, code=-signal.SIGSEGV)
 
     def test_a_factory_that_throws_or_crashes_is_named(self):
-        task = "data={{task: faulty_task, {}: {}, size: 8, held_out: 8}}"
         for function in ("make", "units"):
-            made = self.command("validate", REWARD, task.format(function, "throw").replace(", held_out: 8", ""))
+            made = self.command("validate", REWARD, task(**{function: "throw"}, size=8))
             self.ends_with(made, f"{FAULTY_TASK}: its .{function} threw an exception: no such place", code=2)
-            made = self.command("validate", REWARD, task.format(function, "crash").replace(", held_out: 8", ""))
+            made = self.command("validate", REWARD, task(**{function: "crash"}, size=8))
             self.ends_with(made, f"while it ran {FAULTY_TASK} on the options of the job (its .{function})", code=-signal.SIGSEGV)
+        made = self.command("validate", REWARD, reward("make exit"))
+        self.ends_with(made, "error: the process was ended by a call of exit() while it ran " + FAULTY_REWARD, "; correct it and build again")
         made = self.command("validate", REWARD, reward("make crash"))
         self.ends_with(made, "while it ran " + FAULTY_REWARD, code=-signal.SIGSEGV)
         made = self.command("validate", CONTROL, control("make", "crash"))
         self.ends_with(made, "while it ran " + FAULTY_CONTROL, code=-signal.SIGSEGV)
 
-    def test_a_question_that_crashes_in_a_run_is_named(self):
-        made = self.train(REWARD, "data={task: faulty_task, question: crash, size: 100000, held_out: 0}", "eval.samples=0")
-        self.ends_with(made, f"while it ran {FAULTY_TASK} on question ", code=-signal.SIGSEGV)
+    def test_a_question_that_crashes_exits_or_throws_is_named(self):
+        for how, words, code in [("crash", f"error: the process was killed by SIGSEGV while it ran {FAULTY_TASK} on question ", -signal.SIGSEGV),
+                                 ("exit", f"error: the process was ended by a call of exit() while it ran {FAULTY_TASK} on question ", 3),
+                                 ("throw", f"{FAULTY_TASK} threw an exception on question ", 2)]:
+            for command in ("train", "validate"):
+                with self.subTest(f"{command} {how}"):
+                    more = ["--run-dir", str(self.dir / how)] if command == "train" else []
+                    made = self.command(command, REWARD, task(question=how, size=100000, held_out=0), "eval.samples=0", *more)
+                    self.ends_with(made, words, code=code)
+                    self.assertNotIn("internal error", made.stderr)
+
+    def test_a_call_that_hangs_before_a_run_ends_the_command_by_name(self):
+        self.assert_done(self.train(GAME, game("no"), DIGITS, "train.steps=1", "eval.samples=0"))
+        config = self.path("config.yaml")
+        config.write_text(re.sub(r"fault: .*", 'fault: "max_turns hang"', config.read_text()))
+        late = " did not return within 30 s on "
+        made = late + "the options of the job (its .make); correct it"
+        cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8)], FAULTY_TASK + made),
+                 (["validate", REWARD, task(units="hang", size=8)], FAULTY_TASK + made.replace(".make", ".units")),
+                 (["validate", REWARD, task(question="hang", size=100000, held_out=0), "eval.samples=0"], FAULTY_TASK + late + "question "),
+                 (["validate", GAME, game("make hang"), DIGITS], FAULTY_GAME + made),
+                 (["validate", CONTROL, control("make", "hang")], FAULTY_CONTROL + made),
+                 (["eval", "--model", str(self.path()), "--limit", "2"], FAULTY_GAME + made.replace(".make", "max_turns()"))]
+        processes = [subprocess.Popen([TIDEPOOL, *args], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                     for args, _ in cases]
+        self.started += processes
+        for process, (args, words) in zip(processes, cases):
+            with self.subTest(" ".join(args)):
+                _, err = process.communicate(timeout=90)
+                self.assertIn("error: " + words, err)
+                self.assertEqual(process.returncode, 3)
+
+    def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
+        begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
+        result = self.train(GAME, begin, DIGITS, "eval.samples=0", run="game")
+        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of sample ",
+                       "correct it, or raise environment.reset_timeout_s")
+        result = self.train(CONTROL, control("Start", "hang"), run="control")
+        self.ends_with(result, "error: " + FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the start of its instances")
+
+    def test_a_second_signal_ends_a_run_that_a_begin_holds(self):
+        begin = game("Begin hang", reset_timeout_s=100).replace("size: 8", "size: 1000")
+        errors = self.dir / "errors"
+        with open(errors, "w", encoding="utf-8") as err:
+            run = subprocess.Popen([TIDEPOOL, "train", GAME, begin, DIGITS, "eval.samples=0", "--run-dir", str(self.path())],
+                                   cwd=ROOT, stdout=subprocess.DEVNULL, stderr=err)
+        self.started.append(run)
+        self.wait_for_words(errors, "it hangs", run)
+        run.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        run.send_signal(signal.SIGINT)
+        self.assertEqual(run.wait(timeout=10), 3)
+        self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())
 
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
         for policy, point in [("never_trains", "where a batch is ready"), ("stays", "where the trainer's state is to be made")]:
@@ -144,7 +207,22 @@ class FaultyPluginsTest(RunTest):
                     made = self.command(*command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
                     self.ends_with(made, f"policy {policy} ({HERE}faulty_policy.cc) {point}", "gives no slot the role actor", code=2 if command == ["simulate"] else 3)
 
+    def test_a_policy_that_throws_or_crashes_is_named_by_train_and_by_simulate(self):
+        label = f"policy {{}} ({HERE}faulty_policy.cc)"
+        for command in ("simulate", "train"):
+            for policy, words, code in [("throws", "decide() threw an exception: no such place", 2 if command == "simulate" else 3),
+                                        ("crashes", "error: the process was killed by SIGSEGV while it ran " + label.format("crashes"), -signal.SIGSEGV)]:
+                with self.subTest(f"{command} {policy}"):
+                    more = ["--run-dir", str(self.dir / policy)] if command == "train" else []
+                    made = self.command(command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    self.ends_with(made, label.format(policy), words, code=code)
+
     # --- eval
+
+    def test_eval_names_a_control_task_that_hangs(self):
+        self.assert_done(self.train(CONTROL, control("Play", "fine"), "train.steps=1", "eval.samples=0"))
+        made = self.command("eval", "--model", str(self.path()), "--episodes", "2", "--option", "how=hang")
+        self.ends_with(made, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on a start or a step of its instances")
 
     def test_eval_names_a_reward_that_hangs_or_crashes_and_ends_at_a_signal(self):
         self.assert_done(self.train(REWARD, reward("fine", 1), "train.steps=1", "eval.samples=4"))

@@ -797,6 +797,37 @@ TEST(ControllerSimTest, ThreeDeathsInARowInOneRewardEndTheRun) {
   }
 }
 
+// A loss that crashes takes the worker along that trains; samples that are graded meanwhile prove nothing.
+TEST(ControllerSimTest, ThreeTrainersThatDieInARowInOneLossEndTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  SimCluster cluster(o);
+  int64_t deaths = 0;
+  cluster.on_event = [&](const Event& event) {
+    const auto* lost = std::get_if<event::WorkerLost>(&event);
+    if (lost == nullptr || !lost->blames.empty()) return true;
+    event::WorkerLost said = *lost;
+    said.why = "killed by signal 11 (SIGSEGV)";
+    said.blames = "loss mine (mine.cc)";
+    cluster.Inject(said);
+    return false;
+  };
+  cluster.on_executed = [&](const Command& command) {
+    const auto* train = std::get_if<command::Train>(&command);
+    if (train == nullptr || deaths == 3) return;
+    ++deaths;
+    cluster.KillWorker(train->worker.worker);
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(deaths, 3);
+  EXPECT_EQ(r.code, 3) << r.why;
+  EXPECT_NE(r.why.find("3 workers in a row died in loss mine (mine.cc), and no step was trained in between; "
+                       "correct it and build again; the last: killed by signal 11 (SIGSEGV)"),
+            std::string::npos)
+      << r.why;
+  EXPECT_TRUE(r.why.starts_with("fault=train ")) << r.why;
+}
+
 // A control task that gives NaN, say, or does not come back from a call: no fragment of it becomes a sample.
 TEST(ControllerSimTest, ARunNoneOfWhoseSamplesCanBeGeneratedEnds) {
   for (const event::ChunkEnd how : {event::ChunkEnd::kDataError, event::ChunkEnd::kError}) {

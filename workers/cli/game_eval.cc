@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -27,13 +26,11 @@ int64_t Room(const GoingOn& g, const GameEvalOptions& o) {
 PluginCall CallOf(const GameEvalOptions& o, const PlayedGame& p) {
   const bool begins = p.said.empty();
   const std::string key = begins ? "environment.reset_timeout_s" : "environment.step_timeout_s";
-  char limit[32];
-  std::snprintf(limit, sizeof(limit), "%g", begins ? o.reset_timeout_s : o.step_timeout_s);
   return {.what = environments::LabelOf(*environments::FindTextEnvironment(o.game)),
           .on = (begins ? "the begin" : "turn " + std::to_string(p.turns + 1)) + " of held-out game " +
                 std::to_string(p.game),
-          .within = std::string(limit) + " s (" + key + ")",
-          .advice = "correct it, or raise " + key};
+          .limit_s = begins ? o.reset_timeout_s : o.step_timeout_s,
+          .key = key};
 }
 
 }  // namespace
@@ -55,7 +52,7 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       played.game = i;
       played.sample = k;
       using Begun = std::pair<std::shared_ptr<environments::TextGame>, std::string>;
-      auto begun = calls.Call<Begun>(CallOf(o, played), o.reset_timeout_s, [environment, i] {
+      auto begun = calls.Call<Begun>(CallOf(o, played), [environment, i] {
         std::shared_ptr<environments::TextGame> game = environment->Make(/*held_out=*/true, i);
         std::string said = game->Reset();
         return Begun(std::move(game), std::move(said));
@@ -90,7 +87,7 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       if (!over) {
         const std::string action = text.ResponseText(answer.tokens.ids);
         const auto stepped = calls.Call<environments::TextStep>(
-            CallOf(o, played), o.step_timeout_s, [game = g.game, action] { return game->Step(action); });
+            CallOf(o, played), [game = g.game, action] { return game->Step(action); });
         TP_RETURN_IF_ERROR(calls.lost());
         const environments::TextStep step = stepped.ok() ? *stepped : environments::TextStep{.done = true};
         ++played.turns;

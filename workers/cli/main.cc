@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/limited_call.h"
 #include "core/base/names.h"
-#include "core/base/running_call.h"
 #include "core/tasks/task.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
@@ -73,6 +73,9 @@ int main(int argc, char** argv) {
     // CLI11 prints help and version on request (0) and usage errors; ours are exit code 2.
     if (e.get_exit_code() == 0) return app.exit(e);
     std::fprintf(stderr, "%s\n", UsageError(app, e).c_str());
+    return 2;
+  } catch (const tidepool::PluginThrew& threw) {
+    std::fprintf(stderr, "error: %s; correct it and build again\n", threw.what());
     return 2;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "internal error: %s; please report it\n", e.what());

@@ -1,7 +1,6 @@
 #include "workers/cli/plugin_calls.h"
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <future>
 
@@ -28,12 +27,12 @@ PluginCalls::~PluginCalls() {
   if (!lost_.ok()) thread_.detach();                     // it may never come back
 }
 
-Status PluginCalls::Run(const PluginCall& call, double limit_s, std::function<void()> body) {
+Status PluginCalls::Run(const PluginCall& call, std::function<void()> body) {
   TP_RETURN_IF_ERROR(lost_);
   std::packaged_task<void()> task(std::move(body));
   // waits: for as long as the call may take
   const std::future<void> over = task.get_future();
-  const CallWatch::Call watched(watch_, call, limit_s);
+  const CallWatch::Call watched(watch_, call);
   shared_->work.Put(std::move(task));
   while (over.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
     if (const auto overdue = watch_.Overdue(CallWatch::Clock::now())) {
@@ -47,16 +46,15 @@ Status PluginCalls::Run(const PluginCall& call, double limit_s, std::function<vo
 }
 
 tasks::Reward PluginCalls::Limited(const std::string& label, double timeout_s, tasks::Reward reward) {
-  return
-      [this, named = CallOfReward(label, timeout_s), timeout_s,
-       reward = std::make_shared<const tasks::Reward>(std::move(reward))](const tasks::RewardInput& input) {
-        PluginCall call = named;
-        call.on = tasks::NameOf(input);
-        // The input is copied: a call that does not come back still reads it when nobody waits any more.
-        auto verdict = Call<tasks::Verdict>(call, timeout_s, [reward, input] { return (*reward)(input); });
-        if (verdict.ok()) return *verdict;
-        return tasks::Verdict{tasks::Verdict::Outcome::kInfra, 0, verdict.status().message()};
-      };
+  return [this, label, timeout_s, reward = std::make_shared<const tasks::Reward>(std::move(reward))](
+             const tasks::RewardInput& input) {
+    // The input is copied: a call that does not come back still reads it when nobody waits any more.
+    auto verdict = Call<tasks::Verdict>(
+        {.what = label, .on = tasks::NameOf(input), .limit_s = timeout_s, .key = "its timeout_s"},
+        [reward, input] { return (*reward)(input); });
+    if (verdict.ok()) return *verdict;
+    return tasks::Verdict{tasks::Verdict::Outcome::kInfra, 0, verdict.status().message()};
+  };
 }
 
 void PluginCalls::EndProcess(int code) {

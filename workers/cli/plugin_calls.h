@@ -9,10 +9,9 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/running_call.h"
+#include "core/base/limited_call.h"
 #include "core/base/status.h"
 #include "core/tasks/reward.h"
-#include "workers/side/call_watch.h"
 
 namespace tidepool::workers {
 
@@ -28,16 +27,16 @@ class PluginCalls {
   // longer than anybody waits for it. kDataLoss: it threw; kDeadlineExceeded: it did not come back in time,
   // in the words of CallWatch; kAborted: stopped. After the latter two every call is that error.
   template <typename T>
-  StatusOr<T> Call(const PluginCall& call, double limit_s, std::function<T()> body) {
+  StatusOr<T> Call(const PluginCall& call, std::function<T()> body) {
     auto out = std::make_shared<std::optional<StatusOr<T>>>();
-    TP_RETURN_IF_ERROR(Run(call, limit_s, [out, call, body = std::move(body)] {
+    TP_RETURN_IF_ERROR(Run(call, [out, call, body = std::move(body)] {
       const RunningCall running(call.what, call.on);
       try {
         out->emplace(body());
       } catch (const std::exception& e) {
-        out->emplace(DataLoss(call.what + " threw an exception on " + call.on + ": " + e.what()));
+        out->emplace(DataLoss(PluginThrew(call, e).what()));
       } catch (...) {
-        out->emplace(DataLoss(call.what + " threw something that is no std::exception on " + call.on));
+        out->emplace(DataLoss(PluginThrew(call).what()));
       }
     }));
     return std::move(**out);
@@ -52,7 +51,7 @@ class PluginCalls {
 
  private:
   struct Shared;
-  Status Run(const PluginCall& call, double limit_s, std::function<void()> body);
+  Status Run(const PluginCall& call, std::function<void()> body);
 
   const std::function<bool()> stop_;
   CallWatch watch_;

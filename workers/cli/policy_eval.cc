@@ -27,16 +27,20 @@ namespace {
 using nlohmann::json;
 using PlayClock = std::chrono::steady_clock;
 
-constexpr auto kPolicySilence = std::chrono::seconds(120);  // without an episode that ends
+struct PlayedEnvironment : environments::VectorOptions {
+  double step_timeout_s = EnvironmentConfig{}.step_timeout_s;
+};
 
 // The environment that is played: the run's own, with what the command line changes of it.
-StatusOr<environments::VectorOptions> EnvironmentOf(const FoundModel& model, const policy::PolicySpec& spec,
-                                                    const PolicyEvalOptions& o) {
-  environments::VectorOptions e{.name = spec.environment, .options = {}, .max_episode_steps = 0, .seed = 1};
+StatusOr<PlayedEnvironment> EnvironmentOf(const FoundModel& model, const policy::PolicySpec& spec,
+                                          const PolicyEvalOptions& o) {
+  PlayedEnvironment e;
+  e.name = spec.environment;
   if (!model.run.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded,
                         config::LoadConfig(storage::RunPaths(model.run).config()));
-    if (loaded.config.environment() != nullptr) e = policy::EnvironmentOfJob(loaded.config);
+    if (loaded.config.environment() != nullptr)
+      e = {policy::EnvironmentOfJob(loaded.config), loaded.config.environment()->step_timeout_s};
   }
   if (o.tasks.size() > 1) return InvalidArgument("--task: a policy is for one task, " + spec.environment);
   if (!o.tasks.empty() && o.tasks.front() != e.name) {
@@ -95,7 +99,10 @@ class GrowingLines {
 
 // Has a worker play, and waits for it.
 StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const FoundModel& model,
-                                          const environments::VectorOptions& e, const PolicyEvalOptions& o) {
+                                          const PlayedEnvironment& e, const PolicyEvalOptions& o) {
+  // Without an episode that ends; a task that does not come back is the worker's to tell.
+  const auto patience =
+      std::chrono::duration_cast<PlayClock::duration>(std::chrono::duration<double>(120 + e.step_timeout_s));
   TP_ASSIGN_OR_RETURN(const std::string worker, FindWorker({}, context.self_path));
   TP_ASSIGN_OR_RETURN(const SessionFolder folder, SessionFolder::Make());
   const std::string out = folder.path() + "/episodes.jsonl", log = folder.path() + "/worker.log";
@@ -105,6 +112,7 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
                                     "--environment=" + e.name,
                                     "--max-episode-steps=" + std::to_string(e.max_episode_steps),
                                     "--seed=" + std::to_string(e.seed),
+                                    "--step-timeout=" + std::to_string(e.step_timeout_s),
                                     "--episodes=" + std::to_string(o.episodes),
                                     "--out=" + out};
   for (const auto& [name, value] : e.options) words.insert(words.end(), {"--option", name, value});
@@ -116,23 +124,22 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
   AnswerProgress progress(o.episodes, 0);
   GrowingLines lines(out);
   int64_t done = 0;
-  for (auto until = PlayClock::now() + kPolicySilence;;) {
+  for (auto until = PlayClock::now() + patience;;) {
     const std::vector<Ended> ended = launcher.Reap();
     for (const int64_t now = lines.Count(); done < now; ++done) {
       progress.OnAnswer();
-      until = PlayClock::now() + kPolicySilence;
+      until = PlayClock::now() + patience;
     }
     if (!ended.empty()) {
       progress.Finish();
       if (done == o.episodes) return ReadEpisodes(out, o.episodes);
       const std::string said = LastLineOf(log);
       const std::string why = said.empty() ? "the worker " + ended.front().why : said;
-      return ended.front().why.find(" ended with exit status 2") != std::string::npos ? InvalidArgument(why)
-                                                                                      : Unavailable(why);
+      return ended.front().exit_status == 2 ? InvalidArgument(why) : Unavailable(why);
     }
     if (stop()) return Aborted("stopped");
     if (PlayClock::now() > until)
-      return DeadlineExceeded("no episode has ended for two minutes: " + LastLineOf(log));
+      return DeadlineExceeded("no episode of " + e.name + " has ended for minutes: " + LastLineOf(log));
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -204,7 +211,7 @@ StatusOr<std::vector<PlayedEpisode>> ReadEpisodes(const std::string& path, int64
 
 Status EvaluatePolicy(const CommandContext& context, const FoundModel& model, const PolicyEvalOptions& o) {
   TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::ReadPolicySpec(model.dir));
-  TP_ASSIGN_OR_RETURN(const environments::VectorOptions e, EnvironmentOf(model, spec, o));
+  TP_ASSIGN_OR_RETURN(const PlayedEnvironment e, EnvironmentOf(model, spec, o));
   const auto rules = environments::FindVectorEnvironment(e);
   if (!rules.ok()) return rules.status().At(o.task_options.empty() ? "--task" : "--option");
   TP_RETURN_IF_ERROR(policy::CheckPlays(spec, *rules).At(model.dir));

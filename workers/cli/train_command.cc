@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/limited_call.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/render.h"
@@ -214,6 +215,8 @@ void Train(CommandContext& context, TrainOptions& options) {
   sigaction(SIGHUP, nullptr, &hang_up);
   if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  // The second signal says: now. The controller's thread would hear it after the call that holds it.
+  LimitedCall::StopIf([] { return stop_signals.count > 1; });
 
   const auto start = std::chrono::steady_clock::now();
   // A terminal that is held (Ctrl-S), or a pipe that nobody reads, holds up what is shown, and not the run.

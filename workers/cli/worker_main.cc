@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   play->add_option("--option", play_options.environment.options, "Option of the environment: NAME VALUE");
   play->add_option("--max-episode-steps", play_options.environment.max_episode_steps, "0: the environment's");
   play->add_option("--seed", play_options.environment.seed);
+  play->add_option("--step-timeout", play_options.step_timeout_s, "Seconds for a call of the environment");
   play->add_option("--episodes", play_options.episodes);
   play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");

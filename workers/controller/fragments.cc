@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/limited_call.h"
 #include "core/policy/fragment.h"
 #include "scheduler/ledger.h"
 
@@ -44,11 +45,20 @@ const record::Enq* Fragments::Before(const SampleId& tid) const {
   return before == stored_.end() ? nullptr : &before->second;
 }
 
+StatusOr<std::unique_ptr<environments::VectorEnvironment>> Fragments::Begin(std::span<const uint64_t> indices,
+                                                                            int64_t episode) const {
+  const LimitedCall call({.what = environments::LabelOf(rules_),
+                          .on = "the start of its instances",
+                          .limit_s = config_.environment()->step_timeout_s,
+                          .key = "environment.step_timeout_s"});
+  return environments::VectorEnvironment::Create(environment_, indices, episode);
+}
+
 StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Trajectory* before) const {
   if (tid.is_eval()) {
     const std::vector<uint64_t> index = {environments::kEvaluationInstances +
                                          static_cast<uint64_t>(tid.ordinal)};
-    TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(environment_, index));
+    TP_ASSIGN_OR_RETURN(const auto set, Begin(index, 0));
     return policy::EncodeStates(set->states());
   }
   if (before != nullptr) {
@@ -61,9 +71,8 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Traje
   std::vector<uint64_t> indices;
   for (int64_t i = 0; i < config_.environment()->instances; ++i)
     indices.push_back(static_cast<uint64_t>(lane * config_.environment()->instances + i));
-  TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(
-                                          environment_, indices,
-                                          tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
+  TP_ASSIGN_OR_RETURN(const auto set,
+                      Begin(indices, tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
   return policy::EncodeStates(set->states());
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,9 @@ class Fragments {
 
  private:
   explicit Fragments(const JobConfig& config) : config_(config) {}
+  // New episodes, in this process.
+  [[nodiscard]] StatusOr<std::unique_ptr<environments::VectorEnvironment>> Begin(
+      std::span<const uint64_t> indices, int64_t episode) const;
 
   const JobConfig config_;
   environments::VectorOptions environment_;

@@ -192,14 +192,20 @@ std::vector<Ended> Launcher::Reap() {
     const bool killed = pid > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     std::string blames = it->second.report < 0 ? "" : LastLine(it->second.report);
     if (!killed) {
-      const std::string said = observe::LastWords(EndOf(it->second.log, it->second.log_bytes));
-      // A plug-in that calls exit(0) ends it in order, too.
+      const std::string said = WithoutHow(observe::LastWords(EndOf(it->second.log, it->second.log_bytes)));
+      // A plug-in that calls _exit(0) ends it in order, too.
       if (!said.empty() && (!in_order || !blames.empty())) why += ": " + said;
     }
     // The system counts what we held when we started it: what is no more than that says nothing of the child.
     const int64_t peak = usage.ru_maxrss * 1024;
     ended.push_back(
-        {it->second.place, it->first, in_order, why, std::move(blames), peak > it->second.ours ? peak : 0});
+        {.place = it->second.place,
+         .pid = it->first,
+         .in_order = in_order,
+         .exit_status = pid > 0 && WIFEXITED(status) ? std::optional(WEXITSTATUS(status)) : std::nullopt,
+         .why = std::move(why),
+         .blames = std::move(blames),
+         .peak_bytes = peak > it->second.ours ? peak : 0});
     Close(it->second);
     it = children_.erase(it);
   }

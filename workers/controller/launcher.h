@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,8 @@ std::string SignalName(int number);  // "SIGTERM"
 struct Ended {
   int64_t place = 0;
   pid_t pid = 0;
-  bool in_order = false;    // exit status 0
+  bool in_order = false;                // exit status 0
+  std::optional<int> exit_status = {};  // none: a signal ended it, or it is not known
   std::string why;          // "process 12 ended with exit status 3: what it said last", or by which signal
   std::string blames = {};  // the plug-in that it was in, as it reported; empty: none
   int64_t peak_bytes = 0;   // largest resident memory; 0: not known

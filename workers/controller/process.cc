@@ -227,10 +227,10 @@ void ControllerProcess::Close() {
     for (const Ended& ended :
          launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1))) {
       metrics_->OnEnded(ended.place, ended.peak_bytes);
-      if (!ended.blames.empty())
+      if (!ended.blames.empty() && !ended.in_order)
         Log(LogLevel::kWarn, "end_waits",
             {{"place", PlaceName(ended.place)},
-             {"text", "the end did not wait for " + ended.blames + " to come back: " + ended.why}});
+             {"text", "the end did not wait for " + ended.blames + " to come back"}});
     }
   }
   hub_->Stop();

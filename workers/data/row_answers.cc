@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/limited_call.h"
 #include "core/tasks/reward.h"
 
 namespace tidepool::workers {
@@ -26,6 +27,7 @@ StatusOr<RowsWithoutAnswer> CountRowsWithoutAnswer(const JobConfig& config, cons
     for (int64_t i = 0; i < count; i += 1 + count / kLooked, ++looked) {
       const tasks::Question q = held_out ? rows.data().HeldOut(i) : rows.data().Row(i);
       for (const auto& [name, reward] : rewards) {
+        const LimitedCall call({.what = tasks::RewardLabel(name), .on = rows.Place({i, held_out})});
         if (!tasks::LacksAnswer(reward, {.prompt = q.prompt, .answer = q.answer, .fields = q.fields}))
           continue;
         const int64_t line = held_out ? rows.data().HeldOutOrigin(i).line : rows.data().Origin(i).line;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/limited_call.h"
 #include "core/base/names.h"
-#include "core/base/running_call.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 
@@ -89,6 +89,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
     source->environment_ = config.environment()->name;
+    source->reset_timeout_s_ = config.environment()->reset_timeout_s;
   } else {
     TP_ASSIGN_OR_RETURN(tasks::DataSource data,
                         tasks::DataSource::Create(config.data, config.seed, config.kind()));
@@ -245,8 +246,8 @@ StatusOr<EncodedRow> RowSource::Checked(const Which& which) const try {
   const Status status = row.ok() ? CheckFits(*row) : row.status();
   if (!status.ok()) return status.At(Place(which));
   return row;
-} catch (const std::exception& e) {  // a task's or a game's
-  return Internal(std::string("an exception was thrown: ") + e.what()).At(Place(which));
+} catch (const PluginThrew& threw) {
+  return DataLoss(threw.what());
 }
 
 StatusOr<EncodedRow> RowSource::Tokens(const Which& which) const {
@@ -273,13 +274,19 @@ EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
 }
 
 StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
-  const std::string on = "the begin of sample " + ToString(tid);
-  const RunningCall call(episodes_->label(), on);
-  const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
   tasks::Question question;
-  question.prompt = game->Reset();
+  uint64_t state = 0;
+  Limited({.what = episodes_->label(),
+           .on = "the begin of sample " + ToString(tid),
+           .limit_s = reset_timeout_s_,
+           .key = "environment.reset_timeout_s"},
+          [&] {
+            const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
+            question.prompt = game->Reset();
+            state = environments::StateHash(*game);
+          });
   TP_ASSIGN_OR_RETURN(EncodedRow row, TokensOf(std::move(question)));
-  row.state = environments::StateHash(*game);
+  row.state = state;
   return row;
 }
 

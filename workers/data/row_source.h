@@ -128,7 +128,8 @@ class RowSource {
   int32_t end_token_ = -1;
   std::vector<int32_t> end_tokens_;
   std::optional<environments::EpisodeSource> episodes_;
-  std::string environment_;  // their name
+  std::string environment_;     // their name
+  double reset_timeout_s_ = 0;  // of theirs
   // A control task: rows are fragments to be played, without words (workers/controller/fragments.h).
   struct FragmentRows {
     int64_t size = 0, held_out = 0;

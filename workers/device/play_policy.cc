@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "core/base/limited_call.h"
 #include "core/policy/player.h"
 #include "core/policy/policy_files.h"
 
@@ -25,13 +28,19 @@ Status PlayPolicy(const PlayOptions& o) {
                       model::Weights::FromLayout(policy::PolicyLayout(spec), DType::kFloat32));
   TP_RETURN_IF_ERROR(policy::LoadPolicy(o.policy, *weights));
   std::ofstream out(o.out, std::ios::trunc);
-  policy::LocalHost host(o.environment);
+  const PluginCall limit{.what = environments::LabelOf(rules),
+                         .on = "a start or a step of its instances",
+                         .limit_s = o.step_timeout_s,
+                         .key = "environment.step_timeout_s"};
+  policy::LocalHost host(o.environment, limit);
   policy::Player player(spec, *weights, host, o.environment.seed);
   int64_t next = 0, ended = 0;
   while (ended < o.episodes) {
     for (; next < o.episodes && player.running() < kTogether; ++next) {
       const std::vector<uint64_t> index = {environments::kEvaluationInstances + static_cast<uint64_t>(next)};
+      std::optional<LimitedCall> call(std::in_place, limit);
       TP_ASSIGN_OR_RETURN(const auto start, environments::VectorEnvironment::Create(o.environment, index));
+      call.reset();
       policy::FragmentRequest request;
       request.tid = {next, 0, SampleId::kEvalSample};
       request.steps = rules.max_episode_steps;

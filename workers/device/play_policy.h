@@ -15,7 +15,8 @@ namespace tidepool::workers {
 struct PlayOptions {
   std::string policy;  // folder
   environments::VectorOptions
-      environment;  // its seed names starts, chances and the noise of a sampled policy
+      environment;             // its seed names starts, chances and the noise of a sampled policy
+  double step_timeout_s = 60;  // of a call of the task
   int64_t episodes = 100;
   bool sampled = false;     // else the most likely action, the mean of a Gaussian
   int64_t actions_of = -1;  // the episode whose actions are written; -1: none's

@@ -18,8 +18,8 @@ StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& 
                       environments::FindVectorEnvironment(policy::EnvironmentOfJob(config)));
   std::unique_ptr<PolicyRollout> rollout(new PolicyRollout(config, spec, weights));
   rollout->episode_steps_ = environment.max_episode_steps;
-  rollout->late_ = "environment.name: control task " + environment.name + " (" + environment.file +
-                   ") has not come back from a call; correct it, or raise environment.step_timeout_s";
+  rollout->late_ = "environment.name: " + environments::LabelOf(environment) +
+                   " has not come back from a call; correct it, or raise environment.step_timeout_s";
   return rollout;
 }
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <future>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/call_watch.h"
 #include "core/base/thread_annotations.h"
 #include "core/environments/episode.h"
 #include "core/policy/spec.h"
@@ -17,7 +17,6 @@
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
-#include "workers/side/call_watch.h"
 #include "workers/side/vector_service.h"
 
 namespace tidepool::workers {
@@ -116,16 +115,11 @@ class EnvironmentWorker : public SideWorker {
 
   [[nodiscard]] PluginCall CallOf(const down::EnvStep& step) const {
     const std::string key = step.turn == 0 ? "environment.reset_timeout_s" : "environment.step_timeout_s";
-    char limit[32];
-    std::snprintf(limit, sizeof(limit), "%g", step.timeout_s);
     std::string on = "turn " + std::to_string(step.actions.size()) + " of sample " + ToString(step.tid);
     if (!step.actions.empty())
       on += ", action " + nlohmann::json(step.actions.back().substr(0, 100))
                               .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    return {.what = label_,
-            .on = std::move(on),
-            .within = std::string(limit) + " s (" + key + ")",
-            .advice = "correct it, or raise " + key};
+    return {.what = label_, .on = std::move(on), .limit_s = step.timeout_s, .key = key};
   }
 
   // The game is computed now; what came of it is said when the turn's time has passed.
@@ -134,7 +128,7 @@ class EnvironmentWorker : public SideWorker {
     const TimePoint trace_begin = TraceNow();
     up::EnvStepped out;
     {
-      const CallWatch::Call call(watch_, CallOf(step), step.timeout_s);
+      const CallWatch::Call call(watch_, CallOf(step));
       out = PlayTurn(*host_, config_.environment()->name, step);
     }
     // A finished episode that is played again for its reward has had its turns.

@@ -5,12 +5,12 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/call_watch.h"
 #include "core/tasks/reward.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
-#include "workers/side/call_watch.h"
 #include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
@@ -37,7 +37,7 @@ struct Graders::Impl {
     for (const tasks::RewardInput* input : inputs) {
       PluginCall named = f.call;
       named.on = tasks::NameOf(*input);
-      const CallWatch::Call call(watch, std::move(named), f.config.timeout_s);
+      const CallWatch::Call call(watch, std::move(named));
       verdicts.push_back(f.builtin(*input));
     }
     return verdicts;
@@ -55,7 +55,8 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
-      function.call = CallOfReward(tasks::RewardLabel(f.name), f.timeout_s);
+      function.call = {
+          .what = tasks::RewardLabel(f.name), .on = {}, .limit_s = f.timeout_s, .key = "its timeout_s"};
     } else {
       TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }

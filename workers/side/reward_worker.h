@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "workers/net/messages.h"
-#include "workers/side/call_watch.h"
 #include "workers/side/side_worker.h"
 
 namespace tidepool::workers {

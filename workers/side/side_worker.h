@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_trace.h"
-#include "workers/side/call_watch.h"
 #include "workers/side/side_machine.h"
 
 namespace tidepool::workers {

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -49,7 +48,6 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   Mutex mu;
   std::optional<environments::VectorOptions> environment TP_GUARDED_BY(mu);
   PluginCall exchange TP_GUARDED_BY(mu);
-  double step_timeout_s TP_GUARDED_BY(mu) = 60;
   CallWatch watch;
 
   using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
@@ -80,7 +78,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
   std::unique_ptr<CallWatch::Call> Watched() {
     const MutexLock lock(mu);
-    return std::make_unique<CallWatch::Call>(watch, exchange, step_timeout_s);
+    return std::make_unique<CallWatch::Call>(watch, exchange);
   }
 
   Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
@@ -138,14 +136,11 @@ void VectorServer::Stop() { impl_->listener->Stop(); }
 
 Status VectorServer::Serve(const environments::VectorOptions& environment, double step_timeout_s) {
   TP_ASSIGN_OR_RETURN(const auto spec, environments::FindVectorEnvironment(environment));
-  char limit[32];
-  std::snprintf(limit, sizeof(limit), "%g", step_timeout_s);
   const MutexLock lock(impl_->mu);
-  impl_->step_timeout_s = step_timeout_s;
-  impl_->exchange = {.what = "control task " + spec.name + " (" + spec.file + ")",
+  impl_->exchange = {.what = environments::LabelOf(spec),
                      .on = "a start or a step of its instances",
-                     .within = std::string(limit) + " s (environment.step_timeout_s)",
-                     .advice = "correct it, or raise environment.step_timeout_s"};
+                     .limit_s = step_timeout_s,
+                     .key = "environment.step_timeout_s"};
   impl_->environment = environment;
   return OkStatus();
 }

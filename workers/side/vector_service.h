@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/status.h"
 #include "core/environments/vector.h"
 #include "core/policy/environment_host.h"
-#include "workers/side/call_watch.h"
 
 namespace tidepool::workers {
 

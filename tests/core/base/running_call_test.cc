@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -18,10 +19,9 @@ namespace {
 TEST(RunningCallTest, WhatIsSaidOfACall) {
   const std::string said = WhileItRan("reward mine (rewards/mine.cc)", "sample 3.0.1 (question 3)");
   EXPECT_EQ(said, "while it ran reward mine (rewards/mine.cc) on sample 3.0.1 (question 3)");
-  const std::string late =
-      DidNotReturn("reward mine (rewards/mine.cc)", "0.5 s (its timeout_s)", "sample 3.0.1");
-  EXPECT_EQ(late,
-            "reward mine (rewards/mine.cc) did not return within 0.5 s (its timeout_s) on sample 3.0.1");
+  EXPECT_EQ(WithoutHow("error: the process was killed by SIGSEGV " + said + "; correct it and build again"),
+            said + "; correct it and build again");
+  EXPECT_EQ(WithoutHow("error: " + said), "error: " + said);
 }
 
 void Crash(int number) {
@@ -43,12 +43,15 @@ int Deep(volatile int* at) {
 TEST(RunningCallDeathTest, ASignalThatEndsTheProcessIsToldWithTheCallThatItHit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(Crash(SIGSEGV), testing::KilledBySignal(SIGSEGV),
-              "while it ran environment game \\(game.cc\\) on turn 2\n");
+              "^error: the process was killed by SIGSEGV while it ran environment game \\(game.cc\\) on turn "
+              "2; correct it and build again\n$");
   EXPECT_EXIT(Crash(SIGABRT), testing::KilledBySignal(SIGABRT),
-              "while it ran environment game \\(game.cc\\) on turn 2\n");
+              "^error: the process was killed by SIGABRT while it ran environment game \\(game.cc\\) on turn "
+              "2; correct it and build again\n$");
 }
 
-TEST(RunningCallDeathTest, AnExitOutOfACallIsToldWithIt) {
+// Its exit code would be that of a program that did its work.
+TEST(RunningCallDeathTest, AnExitOutOfACallIsToldWithItAndIsAFailure) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exits = [](bool inside) {
     RunningCall::TellCrashes();
@@ -58,9 +61,28 @@ TEST(RunningCallDeathTest, AnExitOutOfACallIsToldWithIt) {
     }).join();
     std::exit(0);
   };
-  EXPECT_EXIT(exits(true), testing::ExitedWithCode(0),
-              "^while it ran reward quits \\(quits.cc\\) on sample 1.0.0\n");
+  EXPECT_EXIT(exits(true), testing::ExitedWithCode(3),
+              "^error: the process was ended by a call of exit\\(\\) while it ran reward quits "
+              "\\(quits.cc\\) on sample 1.0.0; correct it and build again\n$");
   EXPECT_EXIT(exits(false), testing::ExitedWithCode(0), "^$");
+}
+
+TEST(RunningCallDeathTest, AChildThatACallForksMayEndAsItLikes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto forks = [](bool crash) {
+    RunningCall::TellCrashes();
+    int status = 0;
+    {
+      const RunningCall call("reward forks (forks.cc)", "sample 1.0.0");
+      const pid_t child = ::fork();
+      if (child == 0 && crash) std::raise(SIGSEGV);
+      if (child == 0) std::exit(5);
+      ::waitpid(child, &status, 0);
+    }
+    std::exit(crash ? WTERMSIG(status) : WEXITSTATUS(status));
+  };
+  EXPECT_EXIT(forks(false), testing::ExitedWithCode(5), "^$");
+  EXPECT_EXIT(forks(true), testing::ExitedWithCode(SIGSEGV), "^$");
 }
 
 // The name alone goes to the file; its last line counts.
@@ -116,7 +138,7 @@ TEST(RunningCallDeathTest, AStackThatIsFullIsToldToo) {
     std::exit(Deep(&at));
   };
   EXPECT_EXIT(overflow(), testing::KilledBySignal(SIGSEGV),
-              "while it ran reward deep \\(deep.cc\\) on sample 1.0.0\n");
+              "while it ran reward deep \\(deep.cc\\) on sample 1.0.0; ");
 }
 #endif
 

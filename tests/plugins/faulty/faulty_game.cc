@@ -7,7 +7,8 @@
 namespace tidepool::environments {
 namespace {
 
-// "Step crash": the function, and what it does wrong; "Turn crash": in Step, but not for its own solver.
+// "Step crash": the function, and what it does wrong; "Turn crash": in Step, but not for its own solver;
+// "Begin crash": in Reset, but not of the games that are tried before a run.
 struct Fault {
   std::string in, how;
   explicit Fault(const std::string& text)
@@ -19,9 +20,11 @@ struct Fault {
 
 class FaultyGame : public TextGame {
  public:
-  FaultyGame(const Fault& fault, int64_t index) : fault_(fault), digit_(std::to_string(index % 10)) {}
+  FaultyGame(const Fault& fault, int64_t index)
+      : fault_(fault), index_(index), digit_(std::to_string(index % 10)) {}
   std::string Reset() override {
     fault_.Here("Reset");
+    if (index_ >= 64) fault_.Here("Begin");
     turn_ = 0;
     return digit_ + "?";
   }
@@ -44,6 +47,7 @@ class FaultyGame : public TextGame {
 
  private:
   Fault fault_;
+  int64_t index_;
   std::string digit_;
   int64_t turn_ = 0;
 };

@@ -1,5 +1,6 @@
 // A policy whose plans are valid and never train.
 #include "scheduler/policies/policy_plugin.h"
+#include "tests/plugins/faulty/faults.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -18,8 +19,23 @@ Plan Stays(const PoolView& pool, const LedgerView&, const Forecast&, TimePoint) 
   return Stay(pool, Role::kRollout, "as ever");
 }
 
+Plan Throws(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
+  DoWrong("throw");
+  return {};
+}
+Plan Crashes(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
+  DoWrong("crash");
+  return {};
+}
+
 }  // namespace
 
+TP_PLUGIN(Policy, throws) {
+  return {.summary = "throws", .placement = PlacementKind::kMultiplexed, .decide = Throws};
+}
+TP_PLUGIN(Policy, crashes) {
+  return {.summary = "crashes", .placement = PlacementKind::kMultiplexed, .decide = Crashes};
+}
 TP_PLUGIN(Policy, never_trains) {
   return {.summary = "makes the state and then generates for ever",
           .placement = PlacementKind::kMultiplexed,

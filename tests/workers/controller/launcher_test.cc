@@ -62,19 +62,22 @@ TEST_F(LauncherTest, WordsOfAnEarlierLifeAreNotThoseOfThisOne) {
 TEST_F(LauncherTest, AProcessThatIsKilledIsNotBlamedForWhatItSaidBefore) {
   const Ended ended = Run("echo 'a note' >&2; kill -9 $$");
   EXPECT_THAT(ended.why, testing::EndsWith("was killed by signal 9 (SIGKILL)"));
+  EXPECT_EQ(ended.exit_status, std::nullopt);
 }
 
 TEST_F(LauncherTest, AnEndInOrderNeedsNoReason) {
   const Ended ended = Run("echo 'all is well' >&2");
   EXPECT_TRUE(ended.in_order);
+  EXPECT_EQ(ended.exit_status, 0);
   EXPECT_THAT(ended.why, Not(HasSubstr("well")));
 }
 
-TEST_F(LauncherTest, APlugInThatCallsExitIsNamedThoughTheEndIsInOrder) {
+TEST_F(LauncherTest, HowAPlugInEndedItsProcessIsSaidOnce) {
   const Ended ended = Run(
-      "echo 'while it ran reward quits (quits.cc) on sample 1.0.0' >&2; echo 'reward quits (quits.cc)' >&3; "
-      "exit 0");
-  EXPECT_THAT(ended.why, testing::EndsWith("status 0: while it ran reward quits (quits.cc) on sample 1.0.0"));
+      "echo 'error: the process was ended by a call of exit() while it ran reward quits (quits.cc) on sample "
+      "1.0.0' >&2; echo 'reward quits (quits.cc)' >&3; exit 3");
+  EXPECT_THAT(ended.why, testing::EndsWith("status 3: while it ran reward quits (quits.cc) on sample 1.0.0"));
+  EXPECT_EQ(ended.exit_status, 3);
   EXPECT_EQ(ended.blames, "reward quits (quits.cc)");
 }
 

@@ -1,0 +1,74 @@
+#include "core/base/limited_call.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace tidepool {
+namespace {
+
+// Of this process. What a child that was forked has of it is no use: the thread is not there.
+class ProcessWatch {
+ public:
+  ProcessWatch() {
+    // Signals are for the threads that know what to do then.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { Look(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  [[nodiscard]] bool MineAlone() const { return ::getpid() == process_; }
+  CallWatch& watch() { return watch_; }
+  void StopIf(std::function<bool()> stop) {
+    const MutexLock lock(mu_);
+    stop_ = std::move(stop);
+  }
+
+ private:
+  [[noreturn]] void Look() {
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
+      if (const auto late = watch_.Overdue(CallWatch::Clock::now())) End(late->what, late->Late());
+      const MutexLock lock(mu_);
+      if (stop_ && stop_()) {
+        if (const auto call = watch_.Oldest())
+          End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
+      }
+    }
+  }
+  // In order would be to wait for the call.
+  [[noreturn]] static void End(const std::string& what, const std::string& why) {
+    RunningCall::Blame(what);
+    std::fflush(nullptr);
+    std::fprintf(stderr, "error: %s\n", why.c_str());
+    ::_exit(3);
+  }
+
+  const pid_t process_ = ::getpid();
+  CallWatch watch_;
+  Mutex mu_;
+  std::function<bool()> stop_ TP_GUARDED_BY(mu_);
+};
+
+// One for a process, as a signal's handler is: who calls a plug-in is deep in code that is given nothing. It
+// is never taken down: exit() in a child that a plug-in forked would wait for a thread that is not there.
+ProcessWatch& Watch() {
+  static ProcessWatch* const watch = std::make_unique<ProcessWatch>().release();
+  return *watch;
+}
+
+}  // namespace
+
+LimitedCall::LimitedCall(const PluginCall& call) : call_(call), running_(call_.what, call_.on) {
+  if (Watch().MineAlone()) watched_.emplace(Watch().watch(), call);
+}
+
+void LimitedCall::StopIf(std::function<bool()> stop) { Watch().StopIf(std::move(stop)); }
+
+}  // namespace tidepool

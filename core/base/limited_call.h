@@ -1,0 +1,62 @@
+#pragma once
+// A call of a plug-in with a limit, for a thread that nobody watches: a command's only one, the controller's.
+// A call that takes longer ends the process with exit code 3, as whoever waits for it could do nothing else:
+//
+//   error: task gcd (core/tasks/tasks/gcd.cc) did not return within 30 s on question 7; correct it
+//
+//   question = Limited({.what = "task gcd (...)", .on = "question 7"}, [&] { return task.Train(7); });
+//
+// Where a loop watches the calls of other threads, it has a CallWatch of its own.
+
+#include <exception>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+
+#include "core/base/call_watch.h"
+#include "core/base/running_call.h"
+
+namespace tidepool {
+
+// A RunningCall, so that a crash is told too. The first one of a process starts the thread that watches them
+// all, and looks ten times a second.
+class LimitedCall {
+ public:
+  explicit LimitedCall(const PluginCall& call);
+  LimitedCall(const LimitedCall&) = delete;
+  LimitedCall& operator=(const LimitedCall&) = delete;
+
+  // `stop`, for any thread, true: a call that is under way ends the process now. For a program that hears
+  // signals on the thread that the call holds.
+  static void StopIf(std::function<bool()> stop);
+
+ private:
+  const PluginCall call_;
+  const RunningCall running_;
+  std::optional<CallWatch::Call> watched_;  // null: in a child that was forked, which has no such thread
+};
+
+// What a plug-in threw, with the plug-in and what it was given: "task gcd (gcd.cc) threw an exception on
+// question 7: no such place".
+class PluginThrew : public std::runtime_error {
+ public:
+  PluginThrew(const PluginCall& call, const std::exception& e)
+      : std::runtime_error(call.what + " threw an exception on " + call.on + ": " + e.what()) {}
+  explicit PluginThrew(const PluginCall& call)
+      : std::runtime_error(call.what + " threw something that is no std::exception on " + call.on) {}
+};
+
+// What `body` returns, as a LimitedCall; for functions that give no Status. PluginThrew: it threw.
+template <typename Body>
+auto Limited(const PluginCall& call, Body&& body) -> decltype(body()) {
+  const LimitedCall limited(call);
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    throw PluginThrew(call, e);
+  } catch (...) {
+    throw PluginThrew(call);
+  }
+}
+
+}  // namespace tidepool
