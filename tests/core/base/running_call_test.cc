@@ -123,9 +123,12 @@ TEST(RunningCallDeathTest, WordsAreMadeWhenTheyAreToldAndALongLineIsCut) {
     turn = -7;
     std::raise(SIGSEGV);
   };
-  EXPECT_EXIT(crash(0), testing::KilledBySignal(SIGSEGV),
-              "^while it ran environment game \\(game.cc\\) on turn -7\n");
-  EXPECT_EXIT(crash(10'000), testing::KilledBySignal(SIGSEGV), "^while it ran environment game .*xxx\n");
+  EXPECT_EXIT(
+      crash(0), testing::KilledBySignal(SIGSEGV),
+      "^error: the process was killed by SIGSEGV while it ran environment game \\(game.cc\\) on turn -7; "
+      "correct it and build again\n");
+  EXPECT_EXIT(crash(10'000), testing::KilledBySignal(SIGSEGV),
+              "^error: the process was killed by SIGSEGV while it ran environment game .*xxx\n");
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
