@@ -75,7 +75,12 @@ class Comparison:
         self.say(f"  {'' if goal is None else 'reached ' if reached else 'MISSED  '}{case}: {value:.4g} {unit}" +
                  (f"; {others}; ratio {ratio:.2f}" if peers else "") + ("" if goal is None else f" (goal {goal})"))
 
-    # Tidepool's figures of one run of the engine's benchmark: {case: value}, those of the normal mode.
+    # Where both modes are one, the benchmark prints it as the deterministic one.
+    @staticmethod
+    def normal(figures):
+        return figures.get("normal") or figures["deterministic"]
+
+    # Tidepool's figures of one run of the engine's benchmark: {mode: {case: value}}.
     def engine(self, groups, samples, prompt, new, *more):
         command = [self.args.bin / "engine_bench", "--groups", groups, "--samples", samples, "--prompt", prompt, "--new", new, *more]
         figures = {}
@@ -107,7 +112,7 @@ class Comparison:
             modes = []
             for _ in range(self.args.rounds):
                 figures = self.engine(groups, samples, prompt, new)
-                figure = figures.get("normal") or figures["deterministic"]
+                figure = self.normal(figures)
                 ours.append(figure["decode_tokens_per_s"])
                 read.append(figure["read_share"])
                 modes.append(figure["decode_tokens_per_s"] / figures["deterministic"]["decode_tokens_per_s"])
@@ -119,14 +124,14 @@ class Comparison:
             if groups * samples == 1 and prompt == 64:
                 self.emit("decode, 1 sample, share of the time that reading the weights takes", read, "ratio", {}, 0.7)
                 self.emit("deterministic over normal, 1 sample", modes, "ratio", {}, 1.05)
-        busy = [max(self.engine(2, 8, 64, 64, "--busy", self.args.threads).items())[1]["speed_beside_busy_processes"] for _ in range(self.args.rounds)]
+        busy = [self.normal(self.engine(2, 8, 64, 64, "--busy", self.args.threads))["speed_beside_busy_processes"] for _ in range(self.args.rounds)]
         self.emit("decode, 16 samples, beside one busy process a core, share of quiet", busy, "ratio", {}, 0.4)
 
     def prefill(self):
         ours, peers = [], {"llama.cpp": [], "transformers": []}
         for _ in range(self.args.rounds):
             figures = self.engine(1, 1, 1024, 1)
-            ours.append((figures.get("normal") or figures["deterministic"])["prefill_tokens_per_s"])
+            ours.append(self.normal(figures)["prefill_tokens_per_s"])
             peers["llama.cpp"].append(self.llama(1, 1024, 1, False)[0])
             peers["transformers"].append(self.transformers(1, 1024, 1)[0])
         self.emit("prefill, 1024", ours, "tokens/s", peers, 2.5 if self.amx else 1.1)
@@ -143,8 +148,8 @@ class Comparison:
                                               self.args.threads]))
                 ours.append(next(line["value"] for line in lines if line["case"] == "step"))
                 for weights, micro in TRAIN_VARIANTS:
-                    if micro < max(lengths) and (weights, 4096) in TRAIN_VARIANTS and len(lengths) == 1:
-                        continue  # the same single row
+                    if micro < 4096 and len(lengths) == 1:
+                        continue  # a single row is one micro-batch either way
                     seconds = json.loads(output_of([sys.executable, HERE / "peers" / "torch_steps.py", "--lengths", ",".join(map(str, lengths)), "--weights",
                                                     weights, "--micro", micro, "--threads", self.args.threads]))["seconds"]
                     peers.setdefault(f"PyTorch {weights} {micro}", []).append(statistics.median(seconds))
@@ -163,7 +168,6 @@ def main():
     args.bin = ROOT / args.build / "bin"
     args.llama = ROOT / args.llama
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    os.environ.setdefault("LD_LIBRARY_PATH", "")
     comparison = Comparison(args)
     comparison.say(f"machine: {comparison.model} ({', '.join(comparison.sets)}), {args.threads} threads, commit {comparison.commit}")
     for part in args.only.split(","):

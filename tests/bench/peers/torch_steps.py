@@ -7,9 +7,10 @@ step left out.
 
 import argparse
 import json
-import os
 import sys
 import time
+
+from smollm2_shape import make_model
 
 
 def micro_batches(lengths, budget):
@@ -31,18 +32,10 @@ def main():
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
+    model = make_model(args.threads, args.weights).train()
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(1)
-    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                         num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
-                         attn_implementation="sdpa")
-    model = LlamaForCausalLM(config).to(getattr(torch, args.weights)).train()
+    vocabulary = model.config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
     lengths = [int(n) for n in args.lengths.split(",")]
     total = sum(n - 1 for n in lengths)
@@ -50,7 +43,7 @@ def main():
     for _ in range(args.steps + 1):
         batches = []
         for group in micro_batches(lengths, args.micro):
-            ids = torch.randint(0, config.vocab_size, (len(group), group[0]))
+            ids = torch.randint(0, vocabulary, (len(group), group[0]))
             real = torch.arange(group[0])[None, :] < torch.tensor(group)[:, None]
             batches.append((ids, real, torch.randn(len(group))))
         begin = time.monotonic()

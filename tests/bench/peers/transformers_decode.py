@@ -4,9 +4,10 @@ attention. Writes {"decode": tokens a second after the prompt, "prefill": tokens
 
 import argparse
 import json
-import os
 import sys
 import time
+
+from smollm2_shape import make_model
 
 
 def main():
@@ -16,19 +17,11 @@ def main():
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
+    model = make_model(args.threads, "bfloat16").eval()
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(1)
-    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                         num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
-                         attn_implementation="sdpa")
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    ids = torch.randint(0, config.vocab_size, (args.batch, args.prompt))
+    vocabulary = model.config.vocab_size
+    ids = torch.randint(0, vocabulary, (args.batch, args.prompt))
     fills, decodes = [], []
     with torch.inference_mode():
         for _ in range(3):
