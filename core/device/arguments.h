@@ -380,14 +380,15 @@ struct NarrowArgs {
   }
 };
 
-// y = x w^T with w as it stands in the arena. Where the device says so (Device::batch_invariant), a row has
-// the same bits in every batch and at every place of it.
+// y = x w^T. Where the device says so (Device::batch_invariant), a row has the same bits in every batch and
+// at every place of it.
 template <typename T>
 struct MultiplyArgs {
   int64_t rows = 0, n = 0, k = 0;
   const T* x = nullptr;  // [rows, k]
   const T* w = nullptr;  // [n, k]
   T* y = nullptr;        // [rows, n]; not x
+  bool strips = false;   // w is what Device::LayOut made of the matrix
   template <typename V>
   void Fields(V& v) {
     v.In(x, rows * k);
@@ -486,8 +487,9 @@ struct GroupedMultiplyArgs {
   const T* x = nullptr;                        // [rows, k]
   const T* w = nullptr;                        // [groups, n, k]
   T* y = nullptr;                              // [rows, n]
+  bool strips = false;                         // of each group, as in MultiplyArgs
   [[nodiscard]] MultiplyArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
-    return {of_group, n, k, x + at * k, w + g * n * k, y + at * n};
+    return {of_group, n, k, x + at * k, w + g * n * k, y + at * n, strips};
   }
   template <typename V>
   void Fields(V& v) {

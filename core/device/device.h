@@ -118,6 +118,12 @@ class Device {
   virtual void ReleaseScratch() = 0;
   [[nodiscard]] virtual int64_t scratch_bytes() const = 0;
 
+  // Whether Multiply is faster with a matrix [n, k] that was laid out for it.
+  [[nodiscard]] virtual bool lays_out(int64_t /*n*/, int64_t /*k*/, DType) const { return false; }
+  // Lays out matrices [rows, k] that stand behind each other, for MultiplyArgs::strips. `out`: as much
+  // memory. requires lays_out(n, k) of each.
+  virtual void LayOut(const View& matrices, void* out);
+
   // How the attention of a batch is divided, for any number of layers.
   virtual std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) = 0;
   // ranges: [begin, end) of rows that attend inside themselves only and tile the batch; slots are rows.

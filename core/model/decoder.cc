@@ -20,10 +20,6 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d)
       on_device(w, device),
       scratch(device) {
   const std::vector<Parameter>& layout = w.layout();
-  auto* arena = static_cast<std::byte*>(on_device.data());
-  for (const Parameter& p : layout) {
-    parameters.push_back({arena + p.offset * Bytes(dtype), p.shape[0], p.numel() / p.shape[0], dtype});
-  }
   std::unordered_map<std::string_view, int64_t> by_name;
   for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
   const auto find = [&](const std::string& name) -> int64_t {
@@ -136,9 +132,15 @@ DeviceBatch Decoder::Impl::Upload(const RaggedBatch& b, int64_t slot_count) cons
 }
 
 template <typename T>
-void Decoder::Impl::Multiply(const View& out, const View& x, const View& w) const {
-  device.Multiply(device::MultiplyArgs<T>{
-      .rows = x.rows, .n = w.rows, .k = w.cols, .x = x.As<T>(), .w = w.As<T>(), .y = out.As<T>()});
+void Decoder::Impl::Multiply(const View& out, const View& x, int64_t matrix) const {
+  const auto [w, strips] = on_device.product(matrix);
+  device.Multiply(device::MultiplyArgs<T>{.rows = x.rows,
+                                          .n = w.rows,
+                                          .k = w.cols,
+                                          .x = x.As<T>(),
+                                          .w = w.As<T>(),
+                                          .y = out.As<T>(),
+                                          .strips = strips});
 }
 
 BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, bool training,
@@ -225,7 +227,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
                                         .eps = eps,
                                         .out = b.norm.As<T>(),
                                         .rstd = b.rstd1.As<float>()});
-  Multiply<T>(b.qkv, b.norm, parameter(w.qkv));
+  Multiply<T>(b.qkv, b.norm, w.qkv);
   device.Rotary(device::RotaryArgs<T>{.rows = rows,
                                       .heads = spec.heads,
                                       .kv_heads = spec.kv_heads,
@@ -254,7 +256,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
                                             .out = b.a.As<T>(),
                                             .lse = b.lse.As<float>(),
                                             .work = plan.get()});
-  Multiply<T>(b.out, b.a, parameter(w.o));
+  Multiply<T>(b.out, b.a, w.o);
   AddBias<T>(w.o_bias, b.out);
   device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
                                         .d = d,
@@ -266,11 +268,11 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
                                         .out = b.norm.As<T>(),
                                         .rstd = b.rstd2.As<float>()});
   if (w.sparse >= 0) return Experts<T>(layer, batch, b);
-  Multiply<T>(b.gate_up, b.norm, parameter(w.gate_up));
+  Multiply<T>(b.gate_up, b.norm, w.gate_up);
   AddBias<T>(w.gate_up_bias, b.gate_up);
   device.SwiGlu(device::SwiGluArgs<T>{
       .rows = rows, .ff = spec.intermediate_size, .gate_up = b.gate_up.As<T>(), .act = b.act.As<T>()});
-  Multiply<T>(b.out, b.act, parameter(w.down));
+  Multiply<T>(b.out, b.act, w.down);
   AddBias<T>(w.down_bias, b.out);
 }
 
@@ -278,7 +280,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
 #define TIDEPOOL_INSTANTIATE(T)                                                                     \
   template void Decoder::Impl::Block<T>(int64_t, const DeviceBatch&, const BlockBuffers&, const T*, \
                                         const T*, T*, T*);                                          \
-  template void Decoder::Impl::Multiply<T>(const View&, const View&, const View&) const;
+  template void Decoder::Impl::Multiply<T>(const View&, const View&, int64_t) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)
 #undef TIDEPOOL_INSTANTIATE
@@ -393,8 +395,8 @@ Array Decoder::Logits(const View& hidden) const {
   }
   out.memory = m.logits;
   out.view.data = m.logits->data();
-  m.dtype == DType::kFloat32 ? m.Multiply<float>(out.view, hidden, m.parameter(m.head))
-                             : m.Multiply<BF16>(out.view, hidden, m.parameter(m.head));
+  m.dtype == DType::kFloat32 ? m.Multiply<float>(out.view, hidden, m.head)
+                             : m.Multiply<BF16>(out.view, hidden, m.head);
   return out;
 }
 

@@ -102,7 +102,6 @@ struct Decoder::Impl {
   device::Device& device;
   const DType dtype;
   DeviceWeights on_device;
-  std::vector<View> parameters;  // by index of the layout: [first of its shape, the others]
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin
@@ -113,14 +112,14 @@ struct Decoder::Impl {
   std::unique_ptr<device::AttentionWork> plan;         // of the batch that is going through the blocks
   double* prob_sum = nullptr;                          // [E] of the training forward that is going on
 
-  [[nodiscard]] const View& parameter(int64_t i) const { return parameters[static_cast<size_t>(i)]; }
+  [[nodiscard]] View parameter(int64_t i) const { return on_device.parameter(i); }
   template <typename T>
   [[nodiscard]] const T* Weight(int64_t i) const {  // null for -1
     return i < 0 ? nullptr : parameter(i).As<T>();
   }
-  // out = x w^T, dx = dy w, dw += dy^T x.
+  // out = x w^T (w: index of the parameter), dx = dy w, dw += dy^T x.
   template <typename T>
-  void Multiply(const View& out, const View& x, const View& w) const;
+  void Multiply(const View& out, const View& x, int64_t w) const;
   template <typename T>
   void MultiplyBack(const View& dx, const View& dy, const View& w) const;
   template <typename T>

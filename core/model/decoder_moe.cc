@@ -36,7 +36,8 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
   GatherPairs<T>(rows, moe, b.norm);
   const auto multiply = [&](const View& y, const View& x, int64_t matrix) {
     auto a = OfExperts<device::GroupedMultiplyArgs<T>>(moe, pairs, y.cols, x.cols);
-    a.x = x.As<T>(), a.w = Weight<T>(matrix), a.y = y.As<T>();
+    const auto [w, strips] = on_device.product(matrix);
+    a.x = x.As<T>(), a.w = w.template As<T>(), a.y = y.As<T>(), a.strips = strips;
     device.GroupedMultiply(a);
   };
   multiply(moe.gate_up, moe.x, w.experts_gate_up);
@@ -45,12 +46,12 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
   multiply(moe.y, moe.act, w.experts_down);
 
   if (w.shared_gate_up >= 0) {
-    Multiply<T>(moe.shared_gate_up, b.norm, parameter(w.shared_gate_up));
+    Multiply<T>(moe.shared_gate_up, b.norm, w.shared_gate_up);
     device.SwiGlu(device::SwiGluArgs<T>{.rows = rows,
                                         .ff = spec.moe.shared_intermediate_size,
                                         .gate_up = moe.shared_gate_up.As<T>(),
                                         .act = moe.shared_act.As<T>()});
-    Multiply<T>(moe.shared, moe.shared_act, parameter(w.shared_down));
+    Multiply<T>(moe.shared, moe.shared_act, w.shared_down);
     device.Router(device::RouterArgs<T>{.rows = rows,
                                         .d = d,
                                         .experts = 1,

@@ -103,48 +103,48 @@ Status CheckSpec(const ModelSpec& s) {
 std::vector<Parameter> Layout(const ModelSpec& s) {
   std::vector<Parameter> list;
   int64_t offset = 0;
-  const auto add = [&](std::string name, std::vector<int64_t> shape) {
-    Parameter p{std::move(name), offset, std::move(shape)};
+  const auto add = [&](std::string name, std::vector<int64_t> shape, int64_t product_rows = 0) {
+    Parameter p{std::move(name), offset, std::move(shape), product_rows};
     offset += RoundUpTo(p.numel(), kAlign);
     list.push_back(std::move(p));
   };
   const int64_t d = s.hidden_size, qkv = (s.heads + 2 * s.kv_heads) * s.head_size;
-  add("embedding", {s.vocab_size, d});
+  add("embedding", {s.vocab_size, d}, s.tie_embeddings && !s.value_head ? s.vocab_size : 0);
   for (int64_t i = 0; i < s.layers; ++i) {
     const std::string at = "layers." + Text(i) + ".";
     add(at + "attention_norm", {d});
-    add(at + "qkv", {qkv, d});
+    add(at + "qkv", {qkv, d}, qkv);
     if (s.qkv_bias) add(at + "qkv_bias", {qkv});
     if (s.qk_norm) {
       add(at + "q_norm", {s.head_size});
       add(at + "k_norm", {s.head_size});
     }
-    add(at + "o", {d, s.heads * s.head_size});
+    add(at + "o", {d, s.heads * s.head_size}, d);
     if (s.o_bias) add(at + "o_bias", {d});
     add(at + "mlp_norm", {d});
     if (s.IsSparse(i)) {
       const int64_t experts = s.moe.experts, m = s.moe.intermediate_size,
                     shared = s.moe.shared_intermediate_size;
       add(at + "router", {experts, d});
-      add(at + "experts_gate_up", {experts * 2 * m, d});
-      add(at + "experts_down", {experts * d, m});
+      add(at + "experts_gate_up", {experts * 2 * m, d}, 2 * m);
+      add(at + "experts_down", {experts * d, m}, d);
       if (shared > 0) {
-        add(at + "shared_gate_up", {2 * shared, d});
-        add(at + "shared_down", {d, shared});
+        add(at + "shared_gate_up", {2 * shared, d}, 2 * shared);
+        add(at + "shared_down", {d, shared}, d);
         add(at + "shared_gate", {1, d});
       }
       continue;
     }
-    add(at + "gate_up", {2 * s.intermediate_size, d});
+    add(at + "gate_up", {2 * s.intermediate_size, d}, 2 * s.intermediate_size);
     if (s.mlp_bias) add(at + "gate_up_bias", {2 * s.intermediate_size});
-    add(at + "down", {d, s.intermediate_size});
+    add(at + "down", {d, s.intermediate_size}, d);
     if (s.mlp_bias) add(at + "down_bias", {d});
   }
   add("final_norm", {d});
   if (s.value_head) {
     add("score", {1, d});
   } else if (!s.tie_embeddings) {
-    add("head", {s.vocab_size, d});
+    add("head", {s.vocab_size, d}, s.vocab_size);
   }
   return list;
 }

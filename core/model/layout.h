@@ -25,6 +25,7 @@ struct Parameter {
   std::string name;    // "layers.3.qkv"; HF names map to row ranges of it (hugging_face.h)
   int64_t offset = 0;  // elements from the arena's start, multiple of 64
   std::vector<int64_t> shape;
+  int64_t product_rows = 0;  // rows of each matrix in it that hidden states are multiplied with; 0: none
   [[nodiscard]] int64_t numel() const;
 };
 

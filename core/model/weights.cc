@@ -169,16 +169,49 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
   return weights;
 }
 
+namespace {
+
+device::View Matrix(void* arena, const Parameter& p, DType dtype) {
+  return {static_cast<std::byte*>(arena) + p.offset * Bytes(dtype), p.shape[0], p.numel() / p.shape[0],
+          dtype};
+}
+
+}  // namespace
+
 DeviceWeights::DeviceWeights(const Weights& host, device::Device& device) : host_(host), device_(device) {
   if (device.host_memory()) {
     data_ = const_cast<std::byte*>(host.bytes().data());
-    return;
+  } else {
+    copy_ = device.Put(host.bytes());
+    data_ = copy_->data();
   }
-  copy_ = device.Put(host.bytes());
-  data_ = copy_->data();
+  if (std::ranges::any_of(host.layout(), [&](const Parameter& p) { return InStrips(p); }))
+    strips_ = device.Take(1, host.elements(), host.dtype()).memory;
+  Written();
+}
+bool DeviceWeights::InStrips(const Parameter& p) const {
+  return p.product_rows > 0 && device_.lays_out(p.product_rows, p.numel() / p.shape[0], host_.dtype());
+}
+device::View DeviceWeights::parameter(int64_t i) const {
+  return Matrix(data_, host_.layout()[static_cast<size_t>(i)], host_.dtype());
+}
+DeviceWeights::Product DeviceWeights::product(int64_t i) const {
+  const Parameter& p = host_.layout()[static_cast<size_t>(i)];
+  const bool strips = InStrips(p);
+  return {Matrix(strips ? strips_->data() : data_, p, host_.dtype()), strips};
+}
+int64_t DeviceWeights::bytes() const {
+  return (copy_ == nullptr ? 0 : copy_->bytes()) + (strips_ == nullptr ? 0 : strips_->bytes());
 }
 void DeviceWeights::Upload() {
   if (copy_ != nullptr) device_.Upload(static_cast<std::byte*>(data_), host_.bytes());
+  Written();
+}
+void DeviceWeights::Written() {
+  for (const Parameter& p : host_.layout()) {
+    if (InStrips(p))
+      device_.LayOut(Matrix(data_, p, host_.dtype()), Matrix(strips_->data(), p, host_.dtype()).data);
+  }
 }
 void DeviceWeights::Download(Weights& host) const {
   TP_CHECK(&host == &host_) << "weights of a device are those of other weights of the host";

@@ -63,23 +63,37 @@ class Weights {
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
 // The weights where a device computes with them, with the same index: the arena itself if its memory is the
-// host's, else a copy. The host's stay what publications, digests and folders see; whoever writes one of the
-// two brings the other up to date.
+// host's, else a copy; and, where the device is faster so, once more what products read, laid out for them.
+// The host's stay what publications, digests and folders see; whoever writes one of the three brings it to
+// the others.
 class DeviceWeights {
  public:
-  // Both outlive it. requires memory for the copy: TP_CHECK.
+  // Both outlive it. requires memory for the copies: TP_CHECK.
   DeviceWeights(const Weights& host, device::Device& device);
 
   [[nodiscard]] device::Device& device() const { return device_; }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
-  void Upload();                                      // the host's were written
-  void Download(Weights& host) const;  // the device's were. requires the weights that it was made of
+  // Parameter i as [first of its shape, the others].
+  [[nodiscard]] device::View parameter(int64_t i) const;
+  // The matrices of a parameter for MultiplyArgs, and whether they are in strips.
+  struct Product {
+    device::View w;
+    bool strips = false;
+  };
+  [[nodiscard]] Product product(int64_t i) const;
+  [[nodiscard]] int64_t bytes() const;  // of the copies
+  void Upload();                        // the host's were written
+  void Written();                       // data() was, by kernels
+  void Download(Weights& host) const;   // brings data() to the host. requires the weights that it was made of
 
  private:
+  [[nodiscard]] bool InStrips(const Parameter& p) const;
+
   const Weights& host_;
   device::Device& device_;
   std::shared_ptr<device::Buffer> copy_;  // null: data_ is the arena
   void* data_;
+  std::shared_ptr<device::Buffer> strips_;  // with the same index; null: nothing is laid out
 };
 
 // Flat float32 gradients with the weights' index, in memory of a device; zero at the start.

@@ -47,6 +47,7 @@ UpdateResult AdamW::Update(const float* gradients, double learning_rate) {
   ahead_ = true;
   weights_.dtype() == model::DType::kFloat32 ? UpdateAll<float>(gradients, learning_rate)
                                              : UpdateAll<device::BF16>(gradients, learning_rate);
+  on_device_.Written();
   return result;
 }
 

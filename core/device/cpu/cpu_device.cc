@@ -147,12 +147,17 @@ struct CpuDevice::Impl {
     });
   }
 
+  // Columns of a product that are not parted.
+  static int64_t Unit(bool strips) { return strips ? kStripRows : 8; }
+
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
     if (ByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
-    ParallelProduct(a.n, /*unit=*/8, a.rows * a.k, product.multiply_scratch(a.rows, a.k), /*pieces_each=*/4,
-                    [&](int64_t begin, int64_t end, float* s) { product.multiply(begin, end, a, s); });
+    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
+    ParallelProduct(a.n, Unit(a.strips), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
+                    /*pieces_each=*/4,
+                    [&](int64_t begin, int64_t end, float* s) { multiply(begin, end, a, s); });
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) {
@@ -342,15 +347,14 @@ struct CpuDevice::Impl {
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
     if (GroupsByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
+    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
     int64_t floats = 0;
     for (int64_t g = 0; g < a.groups; ++g)
       floats = std::max(floats, product.multiply_scratch(Group(a, g).rows, a.k));
     ParallelGroups(
-        a.groups, /*unit=*/8, [&](int64_t) { return a.n; }, [&](int64_t g) { return Group(a, g).rows * a.k; },
-        floats,
-        [&](int64_t g, int64_t begin, int64_t end, float* s) {
-          product.multiply(begin, end, Group(a, g), s);
-        });
+        a.groups, Unit(a.strips), [&](int64_t) { return a.n; },
+        [&](int64_t g) { return Group(a, g).rows * a.k; }, floats,
+        [&](int64_t g, int64_t begin, int64_t end, float* s) { multiply(begin, end, Group(a, g), s); });
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
@@ -420,6 +424,19 @@ std::string CpuDevice::name() const { return std::string("cpu ") + Name(BestIsa(
 
 bool CpuDevice::batch_invariant(DType dtype) const {
   return dtype == DType::kFloat32 || !impl_->options.torch_products || impl_->options.row_blocks != nullptr;
+}
+
+bool CpuDevice::lays_out(int64_t n, int64_t k, DType dtype) const {
+  const bool own = dtype == DType::kFloat32 || !impl_->options.torch_products;
+  return own && n % kStripRows == 0 && k * SizeOf(dtype) % 4 == 0;
+}
+
+void CpuDevice::LayOut(const View& matrices, void* out) {
+  const int64_t words = matrices.cols * SizeOf(matrices.dtype) / 4;
+  ParallelItems(matrices.rows / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
+    Kernels<float>().product.lay_out(begin, end, words, static_cast<const uint32_t*>(matrices.data),
+                                     static_cast<uint32_t*>(out));
+  });
 }
 
 StatusOr<std::shared_ptr<Buffer>> CpuDevice::Allocate(int64_t bytes) {

@@ -58,11 +58,18 @@ struct AttentionCellArgs : AttentionBackwardArgs<T> {
   float* dv = nullptr;
 };
 
+// Rows of a matrix that stand side by side when it is laid out for products (cpu/multiply_strips.inc).
+inline constexpr int64_t kStripRows = 16;
+
 template <typename T>
 struct ProductTable {
   // Columns [begin, end) of y. scratch: multiply_scratch(rows, k) floats, which may be none.
   void (*multiply)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
   int64_t (*multiply_scratch)(int64_t rows, int64_t k);
+  // The same where the arguments say `strips`; begin and end: multiples of kStripRows.
+  void (*multiply_strips)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
+  // Strips [begin, end) of a matrix whose rows have `words` of 32 bits.
+  void (*lay_out)(int64_t begin, int64_t end, int64_t words, const uint32_t* w, uint32_t* strips);
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
   void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);

@@ -23,6 +23,14 @@ class CheckedDevice : public Device {
   [[nodiscard]] std::string name() const override { return "checked " + cpu_.name(); }
   [[nodiscard]] bool host_memory() const override { return false; }
   [[nodiscard]] bool batch_invariant(DType dtype) const override { return cpu_.batch_invariant(dtype); }
+  [[nodiscard]] bool lays_out(int64_t n, int64_t k, DType dtype) const override {
+    return cpu_.lays_out(n, k, dtype);
+  }
+  void LayOut(const View& matrices, void* out) override {
+    View from = matrices;
+    from.data = Alias(matrices.data, matrices.bytes(), "LayOut");
+    cpu_.LayOut(from, Alias(out, matrices.bytes(), "LayOut"));
+  }
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
   void Upload(void* to, const void* from_host, int64_t bytes) override;
   void Download(void* to_host, const void* from, int64_t bytes) override;

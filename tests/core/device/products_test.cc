@@ -75,6 +75,29 @@ struct Case {
         [&](int64_t begin, int64_t end, float* scratch) { product.multiply(begin, end, args, scratch); });
     return y;
   }
+  // The same with w laid out, where it can be; cut at a strip.
+  [[nodiscard]] bool InStrips() const {
+    return n % kStripRows == 0 && k * static_cast<int64_t>(sizeof(T)) % 4 == 0;
+  }
+  std::vector<T> ForwardInStrips(Isa isa, int64_t first, int64_t count, int64_t cut) const {
+    const ProductTable<T>& product = KernelsFor<T>(isa).product;
+    const int64_t words = k * static_cast<int64_t>(sizeof(T)) / 4;
+    std::vector<T> strips(w.size()), y(static_cast<size_t>(count * n));
+    product.lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
+                    reinterpret_cast<uint32_t*>(strips.data()));
+    const MultiplyArgs<T> args{.rows = count,
+                               .n = n,
+                               .k = k,
+                               .x = x.data() + first * k,
+                               .w = strips.data(),
+                               .y = y.data(),
+                               .strips = true};
+    Cut(n, cut * kStripRows, product.multiply_scratch(count, k),
+        [&](int64_t begin, int64_t end, float* scratch) {
+          product.multiply_strips(begin, end, args, scratch);
+        });
+    return y;
+  }
   std::vector<T> Dx(Isa isa, int64_t cut) const {
     std::vector<T> dx(static_cast<size_t>(rows * k));
     const MultiplyBackArgs<T> args{
@@ -117,7 +140,8 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
   Rng rng(7);
   std::vector<std::array<int64_t, 3>> sizes = {{1, 1, 1},     {1, 8, 32},   {2, 3, 5},     {3, 7, 33},
                                                {5, 4, 31},    {7, 65, 96},  {16, 33, 127}, {17, 130, 65},
-                                               {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}};
+                                               {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}, {1, 16, 2},
+                                               {9, 64, 30},   {4, 48, 576}, {19, 112, 94}};
   for (int i = 0; i < 6; ++i) sizes.push_back({1 + rng.Below(40), 1 + rng.Below(90), 1 + rng.Below(600)});
   for (const auto& [rows, n, k] : sizes) {
     const Case<T> c(rng, rows, n, k);
@@ -141,6 +165,10 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
       const auto got_dx = c.Dx(isa, rng.Below(rows + 1));
       const auto got_dw = c.Dw(isa, rng.Below(n + 1));
       for (size_t i = 0; i < y.size(); ++i) ExpectNear(got_y[i], y[i], std::sqrt(double(k)), "y");
+      if (c.InStrips()) {
+        const auto got = c.ForwardInStrips(isa, 0, rows, rng.Below(n / kStripRows + 1));
+        for (size_t i = 0; i < y.size(); ++i) ExpectNear(got[i], y[i], std::sqrt(double(k)), "y, laid out");
+      }
       for (size_t i = 0; i < dx.size(); ++i) ExpectNear(got_dx[i], dx[i], std::sqrt(double(n)), "dx");
       for (size_t i = 0; i < dw.size(); ++i) ExpectNear(got_dw[i], dw[i], std::sqrt(double(rows)), "dw");
     }
@@ -161,6 +189,18 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
         const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
         ASSERT_TRUE(SameBits(c.Forward(isa, first, rows, rng.Below(n + 1)), want))
             << Name(isa) << " k " << k << ": rows " << first << " to " << first + rows;
+      }
+    }
+  }
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}}) {
+    const Case<T> c(rng, kRows, n, k);
+    for (const Isa isa : InstructionSets()) {
+      const std::vector<T> all = c.ForwardInStrips(isa, 0, kRows, n / kStripRows);
+      for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
+        const int64_t first = rng.Below(kRows - rows + 1);
+        const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
+        ASSERT_TRUE(SameBits(c.ForwardInStrips(isa, first, rows, rng.Below(n / kStripRows + 1)), want))
+            << Name(isa) << " laid out, k " << k << ": rows " << first << " to " << first + rows;
       }
     }
   }
