@@ -334,6 +334,7 @@ struct GatherRowsArgs {
   const int32_t* ids = nullptr;  // [rows]
   const T* table = nullptr;      // [table_rows, d]
   T* out = nullptr;              // [rows, d]
+  bool strips = false;           // table is what Device::LayOut made of it
   template <typename V>
   void Fields(V& v) {
     v.In(ids, rows);

@@ -17,7 +17,8 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d)
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
-      on_device(w, device),
+      shared_weights(w.On(shared_device)),
+      on_device(*shared_weights),
       scratch(device) {
   const std::vector<Parameter>& layout = w.layout();
   std::unordered_map<std::string_view, int64_t> by_name;
@@ -203,12 +204,14 @@ void Decoder::Impl::AddBias(int64_t bias, const View& x) const {
 
 template <typename T>
 void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
+  const auto [table, strips] = on_device.table(embedding);
   device.GatherRows(device::GatherRowsArgs<T>{.rows = batch.rows,
                                               .d = spec.hidden_size,
                                               .table_rows = spec.vocab_size,
                                               .ids = batch.ids,
-                                              .table = Weight<T>(embedding),
-                                              .out = x.As<T>()});
+                                              .table = table.As<T>(),
+                                              .out = x.As<T>(),
+                                              .strips = strips});
 }
 
 template <typename T>

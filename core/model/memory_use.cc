@@ -65,9 +65,22 @@ int64_t AttentionActivationBytes(const ModelSpec& s, DType dtype) {
          4 * (2 + s.heads);
 }
 
+int64_t LaidOutBytes(const ModelSpec& s, DType dtype) {
+  if (!device::OwnProducts(dtype == DType::kFloat32)) return 0;
+  const std::vector<Parameter> layout = Layout(s);
+  return std::ranges::any_of(layout,
+                             [&](const Parameter& p) {
+                               return p.product_rows > 0 &&
+                                      device::FitsStrips(p.product_rows,
+                                                         p.numel() / p.shape[0] * Bytes(dtype));
+                             })
+             ? WeightBytes(s, dtype)
+             : 0;
+}
+
 MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& sizes) {
   const int64_t w = Bytes(dtype), d = s.hidden_size, sparse = s.sparse_layers();
-  MemoryUse use{.weights = WeightBytes(s, dtype),
+  MemoryUse use{.weights = WeightBytes(s, dtype) + LaidOutBytes(s, dtype),
                 .optimizer = OptimizerBytes(s, dtype),
                 .gradients = 4 * LayoutElements(s)};
   const int64_t attention = AttentionActivationBytes(s, dtype), block = attention + LargestMlpBytes(s, w);

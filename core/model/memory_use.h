@@ -6,7 +6,9 @@
 // P: elements of the flat parameter space (layout.h), w: bytes of the model's dtype, T: tokens computed
 // together, L: layers, V: vocabulary. d, q, kv: widths of the residual stream, of all query heads, of all key
 // heads.
-//   weights      w P                        one arena, shared by both roles of a process
+//   weights      w P                        one arena, shared by both roles of a process; where it is trained
+//   on the
+//                                           CPU once more, laid out for products, which both roles share
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
 //   gradients    4 P                        float32
 //   activations  T (L A + S)                A: what a training forward keeps of a block,
@@ -37,6 +39,8 @@ struct MemoryUse {
 
 int64_t ParameterCount(const ModelSpec& spec);  // as people count them, without padding
 int64_t WeightBytes(const ModelSpec& spec, DType dtype);
+// A second copy that the CPU's products read, beside weights that are trained; 0 where there is none.
+int64_t LaidOutBytes(const ModelSpec& spec, DType dtype);
 int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
 // What a training forward keeps of the attention part of one block for one token.
 int64_t AttentionActivationBytes(const ModelSpec& spec, DType dtype);

@@ -21,6 +21,9 @@ struct Weights::Impl {
   int64_t elements = 0;
   device::PageBuffer owned;
   std::span<std::byte> arena;
+  bool laid_out = false;
+  uint64_t digest = 0;  // before it was
+  std::vector<std::weak_ptr<DeviceWeights>> on_devices;
 };
 
 Weights::Weights() : impl_(std::make_unique<Impl>()) {}
@@ -71,11 +74,15 @@ const ModelSpec& Weights::spec() const { return impl_->spec; }
 DType Weights::dtype() const { return impl_->dtype; }
 const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }
 int64_t Weights::elements() const { return impl_->elements; }
-std::span<std::byte> Weights::bytes() { return impl_->arena; }
-std::span<const std::byte> Weights::bytes() const { return impl_->arena; }
+std::span<std::byte> Weights::bytes() {
+  TP_CHECK(!impl_->laid_out) << "these weights are laid out for products";
+  return impl_->arena;
+}
+std::span<const std::byte> Weights::bytes() const { return const_cast<Weights*>(this)->bytes(); }
 
 at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
+  TP_CHECK(!impl_->laid_out) << "these weights are laid out for products";
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
   return at::from_blob(
       impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
@@ -130,7 +137,7 @@ void Weights::Initialize(uint64_t seed, double init_std) {
 }
 
 std::vector<uint64_t> Weights::BucketDigests() const {
-  const auto bytes = std::span<const std::byte>(impl_->arena);
+  const std::span<const std::byte> bytes = this->bytes();
   const size_t buckets = (bytes.size() + kBucketBytes - 1) / kBucketBytes;
   constexpr size_t kPiece = size_t{1} << 20;  // a sum has no order, so pieces may be summed in parallel
   constexpr size_t kPieces = kBucketBytes / kPiece;
@@ -148,6 +155,7 @@ std::vector<uint64_t> Weights::BucketDigests() const {
 }
 
 uint64_t Weights::Digest() const {
+  if (impl_->laid_out) return impl_->digest;
   const std::vector<uint64_t> buckets = BucketDigests();
   return SaltedSum(std::as_bytes(std::span(buckets)), /*salt=*/buckets.size());
 }
@@ -171,6 +179,10 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
 
 namespace {
 
+// Whether `device` lays out what products read of the parameter.
+bool LaysOut(const device::Device& device, const Parameter& p, DType dtype) {
+  return p.product_rows > 0 && device.lays_out(p.product_rows, p.numel() / p.shape[0], dtype);
+}
 device::View Matrix(void* arena, const Parameter& p, DType dtype) {
   return {static_cast<std::byte*>(arena) + p.offset * Bytes(dtype), p.shape[0], p.numel() / p.shape[0],
           dtype};
@@ -178,44 +190,95 @@ device::View Matrix(void* arena, const Parameter& p, DType dtype) {
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(const Weights& host, device::Device& device) : host_(host), device_(device) {
-  if (device.host_memory()) {
-    data_ = const_cast<std::byte*>(host.bytes().data());
+void Weights::LayOutFor(device::Device& device) {
+  if (impl_->laid_out || !device.host_memory()) return;
+  impl_->digest = Digest();
+  for (const Parameter& p : impl_->layout) {
+    if (!LaysOut(device, p, impl_->dtype)) continue;
+    const device::View matrix = Matrix(impl_->arena.data(), p, impl_->dtype);
+    device.LayOut(matrix, matrix.data);
+    impl_->laid_out = true;
+  }
+}
+bool Weights::laid_out() const { return impl_->laid_out; }
+int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
+int64_t Weights::strips_bytes() const {
+  int64_t sum = 0;
+  for (const auto& one : impl_->on_devices) {
+    if (const auto there = one.lock()) sum += there->strips_bytes();
+  }
+  return sum;
+}
+std::span<std::byte> Weights::Overwrite() {
+  impl_->laid_out = false;
+  return impl_->arena;
+}
+
+std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>& device) const {
+  auto& all = impl_->on_devices;
+  std::erase_if(all, [](const auto& one) { return one.expired(); });
+  for (const auto& one : all) {
+    std::shared_ptr<DeviceWeights> there = one.lock();
+    const device::Device& other = there->device();
+    if (&other == device.get()) return there;
+    // Devices that compute in the host's memory share it, if they read the weights alike.
+    if (!other.host_memory() || !device->host_memory() ||
+        std::ranges::any_of(layout(), [&](const Parameter& p) {
+          return LaysOut(other, p, dtype()) != LaysOut(*device, p, dtype());
+        }))
+      continue;
+    there->Written();
+    return there;
+  }
+  auto made = std::make_shared<DeviceWeights>(*this, device);
+  all.push_back(made);
+  return made;
+}
+
+DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device)
+    : host_(host), device_(std::move(device)) {
+  if (device_->host_memory()) {
+    data_ = host_.impl_->arena.data();
   } else {
-    copy_ = device.Put(host.bytes());
+    copy_ = device_->Put(host.bytes());
     data_ = copy_->data();
   }
-  if (std::ranges::any_of(host.layout(), [&](const Parameter& p) { return InStrips(p); }))
-    strips_ = device.Take(1, host.elements(), host.dtype()).memory;
   Written();
 }
-bool DeviceWeights::InStrips(const Parameter& p) const {
-  return p.product_rows > 0 && device_.lays_out(p.product_rows, p.numel() / p.shape[0], host_.dtype());
+bool DeviceWeights::InStrips(const Parameter& p) const { return LaysOut(*device_, p, host_.dtype()); }
+device::View DeviceWeights::In(void* arena, const Parameter& p) const {
+  return Matrix(arena, p, host_.dtype());
 }
+
 device::View DeviceWeights::parameter(int64_t i) const {
-  return Matrix(data_, host_.layout()[static_cast<size_t>(i)], host_.dtype());
-}
-DeviceWeights::Product DeviceWeights::product(int64_t i) const {
   const Parameter& p = host_.layout()[static_cast<size_t>(i)];
-  const bool strips = InStrips(p);
-  return {Matrix(strips ? strips_->data() : data_, p, host_.dtype()), strips};
+  TP_CHECK(!host_.laid_out() || !InStrips(p)) << p.name << " is laid out for products";
+  return In(data_, p);
 }
-int64_t DeviceWeights::bytes() const {
-  return (copy_ == nullptr ? 0 : copy_->bytes()) + (strips_ == nullptr ? 0 : strips_->bytes());
+DeviceWeights::Matrices DeviceWeights::product(int64_t i) const {
+  const Parameter& p = host_.layout()[static_cast<size_t>(i)];
+  if (!InStrips(p)) return {In(data_, p), false};
+  return {In(host_.laid_out() ? data_ : strips_->data(), p), true};
 }
+DeviceWeights::Matrices DeviceWeights::table(int64_t i) const {
+  return host_.laid_out() ? product(i) : Matrices{parameter(i), false};
+}
+int64_t DeviceWeights::strips_bytes() const { return strips_ == nullptr ? 0 : strips_->bytes(); }
 void DeviceWeights::Upload() {
-  if (copy_ != nullptr) device_.Upload(static_cast<std::byte*>(data_), host_.bytes());
+  if (copy_ != nullptr) device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
   Written();
 }
 void DeviceWeights::Written() {
+  if (host_.laid_out()) return strips_.reset();
   for (const Parameter& p : host_.layout()) {
-    if (InStrips(p))
-      device_.LayOut(Matrix(data_, p, host_.dtype()), Matrix(strips_->data(), p, host_.dtype()).data);
+    if (!InStrips(p)) continue;
+    if (strips_ == nullptr) strips_ = device_->Take(1, host_.elements(), host_.dtype()).memory;
+    device_->LayOut(In(data_, p), In(strips_->data(), p).data);
   }
 }
 void DeviceWeights::Download(Weights& host) const {
   TP_CHECK(&host == &host_) << "weights of a device are those of other weights of the host";
-  if (copy_ != nullptr) device_.Download(host.bytes().data(), data_, copy_->bytes());
+  if (copy_ != nullptr) device_->Download(host.bytes().data(), data_, copy_->bytes());
 }
 
 struct Gradients::Impl {

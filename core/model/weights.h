@@ -23,6 +23,8 @@
 
 namespace tidepool::model {
 
+class DeviceWeights;
+
 class Weights {
  public:
   // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
@@ -37,22 +39,38 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;
   [[nodiscard]] int64_t elements() const;
-  [[nodiscard]] std::span<std::byte> bytes();  // the whole arena
+  // The whole arena, a parameter of it: require that it is not laid out.
+  [[nodiscard]] std::span<std::byte> bytes();
   [[nodiscard]] std::span<const std::byte> bytes() const;
-  [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
+  [[nodiscard]] at::Tensor Get(int64_t index) const;  // requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
+
+  // For weights that nothing but decoders on the CPU will read, none of them in training: lays the arena
+  // itself out for `device`, so that no second copy is needed. Nothing on a device that takes matrices as
+  // they are, or that has memory of its own.
+  void LayOutFor(device::Device& device);
+  [[nodiscard]] bool laid_out() const;
+  // The whole arena to be written anew, laid out no more.
+  [[nodiscard]] std::span<std::byte> Overwrite();
+  // These weights where `device` computes with them: one copy for all who hold it. From the thread that owns
+  // the device.
+  [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device) const;
+  [[nodiscard]] int64_t size() const;          // of the arena in bytes
+  [[nodiscard]] int64_t strips_bytes() const;  // that are laid out beside it for decoders
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
   // 1/sqrt(2 L). A pure function of (spec, seed, std).
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
-  // digest.
+  // digest. That
+  // of an arena that is laid out is of what it was before.
   [[nodiscard]] uint64_t Digest() const;
   // One digest per bucket of kBucketBytes, salted with the bucket's number.
   static constexpr size_t kBucketBytes = size_t{64} << 20;
   [[nodiscard]] std::vector<uint64_t> BucketDigests() const;
 
  private:
+  friend class DeviceWeights;
   Weights();
   struct Impl;
   std::unique_ptr<Impl> impl_;
@@ -63,37 +81,40 @@ class Weights {
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
 // The weights where a device computes with them, with the same index: the arena itself if its memory is the
-// host's, else a copy; and, where the device is faster so, once more what products read, laid out for them.
-// The host's stay what publications, digests and folders see; whoever writes one of the three brings it to
-// the others.
+// host's, else a copy; and, where the device is faster so, once more what products read, laid out for them,
+// unless the arena is. The host's stay what publications, digests and folders see; whoever writes one of the
+// three brings it to the others.
 class DeviceWeights {
  public:
-  // Both outlive it. requires memory for the copies: TP_CHECK.
-  DeviceWeights(const Weights& host, device::Device& device);
+  // `host` outlives it. requires memory for the copies: TP_CHECK.
+  DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device);
 
-  [[nodiscard]] device::Device& device() const { return device_; }
+  [[nodiscard]] device::Device& device() const { return *device_; }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
-  // Parameter i as [first of its shape, the others].
+  // Parameter i as [first of its shape, the others]. requires, of a product's, that the arena is not laid
+  // out.
   [[nodiscard]] device::View parameter(int64_t i) const;
-  // The matrices of a parameter for MultiplyArgs, and whether they are in strips.
-  struct Product {
+  // A parameter as it is to be read, and whether its matrices are in strips.
+  struct Matrices {
     device::View w;
     bool strips = false;
   };
-  [[nodiscard]] Product product(int64_t i) const;
-  [[nodiscard]] int64_t bytes() const;  // of the copies
-  void Upload();                        // the host's were written
-  void Written();                       // data() was, by kernels
-  void Download(Weights& host) const;   // brings data() to the host. requires the weights that it was made of
+  [[nodiscard]] Matrices product(int64_t i) const;  // for products
+  [[nodiscard]] Matrices table(int64_t i) const;    // for GatherRows
+  [[nodiscard]] int64_t strips_bytes() const;       // laid out beside data()
+  void Upload();                                    // the host's were written
+  void Written();                                   // data() was, by kernels
+  void Download(Weights& host) const;  // brings data() to the host. requires the weights that it was made of
 
  private:
   [[nodiscard]] bool InStrips(const Parameter& p) const;
+  [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
 
   const Weights& host_;
-  device::Device& device_;
+  const std::shared_ptr<device::Device> device_;
   std::shared_ptr<device::Buffer> copy_;  // null: data_ is the arena
   void* data_;
-  std::shared_ptr<device::Buffer> strips_;  // with the same index; null: nothing is laid out
+  std::shared_ptr<device::Buffer> strips_;  // with the same index; null: nothing is laid out, or the arena is
 };
 
 // Flat float32 gradients with the weights' index, in memory of a device; zero at the start.

@@ -87,7 +87,7 @@ class PolicyTrainer {
         options_(options),
         network_(options.policy, weights),
         on_device_(weights, device_),
-        gradients_(weights, device_) {}
+        gradients_(weights, *device_) {}
 
   struct StepData;
   struct StepSums;
@@ -100,7 +100,8 @@ class PolicyTrainer {
   model::Weights& weights_;
   const PolicyTrainerOptions options_;
   Network network_;
-  device::CpuDevice device_;  // network_ computes on the host
+  const std::shared_ptr<device::CpuDevice> device_ =
+      std::make_shared<device::CpuDevice>();  // network_ computes on the host
   model::DeviceWeights on_device_;
   model::Gradients gradients_;
   std::unique_ptr<train::AdamW> optimizer_;

@@ -150,6 +150,7 @@ struct InferenceSession::Impl {
     down::Welcome welcome;
     welcome.inc = {0};
     welcome.slots = {kSlot};
+    welcome.trains = false;
     welcome.permit_s = kPermitSeconds;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;

@@ -8,6 +8,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
+#include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
 
@@ -91,6 +92,7 @@ void ControllerProcess::Do(const cmd::KillWorker& c) {
 
 void ControllerProcess::Do(const cmd::Welcome& c) {
   down::Welcome w;
+  w.trains = MayTrain(config_, c.worker.value);
   w.permit_s = PermitSeconds();
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;

@@ -28,9 +28,10 @@ constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, 
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-                         std::string offload_dir, DeviceMaker make_device)
+                         std::string offload_dir, DeviceMaker make_device, bool trains)
     : config_(std::move(config)),
       models_(config_, std::move(model_dir), std::move(make_device)),
+      trains_(trains),
       published_(shared_memory, "weights"),
       recovery_(shared_memory, "recovery"),
       parked_(std::move(offload_dir)) {}
@@ -107,10 +108,14 @@ Status DeviceRoles::Whole(uint64_t want, const std::string& what) {
   return OkStatus();
 }
 
+void DeviceRoles::LayOut() {
+  if (!trains_ && !torn_ && engine_device_ != nullptr) weights_->LayOutFor(*engine_device_);
+}
+
 void DeviceRoles::OwnState(StepNumber step) {
   digest_ = weights_->Digest();
   torn_ = false;
-  owns_state_ = true;
+  owns_state_ = trains_;
   state_step_ = step;
   if (actor_ != nullptr) actor_->WeightsChanged();
 }
@@ -204,7 +209,8 @@ Status DeviceRoles::PrepareRollout() {
     }
     engine::EngineOptions options;
     options.seed = config_.seed;
-    options.device = models_.NewDevice();
+    options.device = engine_device_ = models_.NewDevice();
+    LayOut();
     options.block_tokens = config_.rollout.block_tokens;
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
@@ -254,14 +260,14 @@ model::MemoryUse DeviceRoles::held(Role role) const {
 }
 
 int64_t DeviceRoles::weight_bytes() const {
-  return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size());
+  return weights_ == nullptr ? 0 : weights_->size() + weights_->strips_bytes();
 }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
   TP_ASSIGN_OR_RETURN(const BlockTag tag,
-                      published_.Read(version.number, version.lineage, {weights_->bytes()}));
+                      published_.Read(version.number, version.lineage, {weights_->Overwrite()}));
   TP_RETURN_IF_ERROR(Whole(tag.digest, "weights of version " + ToString(version)));
   return digest_;
 }
@@ -270,7 +276,7 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
                                                const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
-  const device::ByteStore arena = weights_->bytes();
+  const device::ByteStore arena = weights_->Overwrite();
   TP_ASSIGN_OR_RETURN(const uint64_t sent,
                       FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}));
   TP_RETURN_IF_ERROR(Whole(sent, "weights of version " + ToString(version)));
@@ -280,6 +286,7 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
   serves_ = weights_ != nullptr && !torn_;
+  LayOut();
   if (rollout_ != nullptr) rollout_->UseVersion(version);
 }
 

@@ -35,8 +35,9 @@ struct TrainOutcome {
 class DeviceRoles {
  public:
   // `shared_memory`: SharedBlock::FolderOf the run. `offload_dir`: where Park writes, this object's alone.
+  // `trains`: whether it may ever hold the actor's role.
   DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-              std::string offload_dir, DeviceMaker make_device = MakeCpuDevice);
+              std::string offload_dir, DeviceMaker make_device = MakeCpuDevice, bool trains = true);
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.
@@ -108,6 +109,8 @@ class DeviceRoles {
   void Tear();
   // The arena was written: what it holds is `want`, or kDataLoss.
   Status Whole(uint64_t want, const std::string& what);
+  // Where nothing but the engine reads the arena: lays it out for its products.
+  void LayOut();
   // The arena and the trainer hold the state of `step`.
   void OwnState(StepNumber step);
 
@@ -115,6 +118,8 @@ class DeviceRoles {
   ModelReader models_;
   std::unique_ptr<model::Weights> weights_;
   std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
+  const bool trains_;
+  std::shared_ptr<device::Device> engine_device_;  // null until there is an engine
   std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<Actor> actor_;
   SharedBlock published_;

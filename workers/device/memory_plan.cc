@@ -77,7 +77,8 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   if (!further.critic) return;
   // Weights and optimizer; its gradients and activations take the place of the policy's.
   const model::ModelSpec critic = WithValueHead(m);
-  p.further.emplace_back("critic", model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype));
+  p.further.emplace_back("critic", model::WeightBytes(critic, dtype) + model::LaidOutBytes(critic, dtype) +
+                                       model::OptimizerBytes(critic, dtype));
 }
 
 // Of the roles of a policy of control tasks.
@@ -97,17 +98,17 @@ StatusOr<PolicyMemory> PolicyMemoryOf(const JobConfig& c) {
   return use;
 }
 
-// What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed
-// the training slots both and the others generation.
-bool MayTrain(const JobConfig& c, int64_t slot) {
-  return c.scheduler.placement == PlacementKind::kColocated ||
-         c.scheduler.placement == PlacementKind::kElastic || slot < c.scheduler.actor_slots;
-}
+// With split a slot holds one role, else any slot may generate.
 bool MayGenerate(const JobConfig& c, int64_t slot) {
   return c.scheduler.placement != PlacementKind::kSplit || slot >= c.scheduler.actor_slots;
 }
 
 }  // namespace
+
+bool MayTrain(const JobConfig& c, int64_t slot) {
+  return c.scheduler.placement == PlacementKind::kColocated ||
+         c.scheduler.placement == PlacementKind::kElastic || slot < c.scheduler.actor_slots;
+}
 
 int64_t ProcessMemory::kept() const {
   int64_t sum = actor.optimizer;

@@ -55,6 +55,10 @@ struct MemoryPlan {
 // Errors of SpecOf; of a policy of control tasks those of policy::SpecOfJob.
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
 
+// Whether a slot may ever hold the actor's role: any slot with colocated and elastic, with split and
+// multiplexed those of training.
+bool MayTrain(const JobConfig& config, int64_t slot);
+
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of
 // concurrent samples needs, up to 256 MiB; past it requests wait for room. A whole number of blocks.
 int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec);

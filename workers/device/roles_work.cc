@@ -57,7 +57,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory,
                                            storage::RunPaths(welcome.run_dir).offload() + "/device-" +
                                                std::to_string(welcome.place) + "-inc" +
-                                               std::to_string(welcome.inc.value));
+                                               std::to_string(welcome.inc.value),
+                                           MakeCpuDevice, welcome.trains);
     if (config_.observe.trace)
       trace_ = OpenWorkerTrace(welcome, welcome.inc, "device-" + std::to_string(welcome.place),
                                {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});

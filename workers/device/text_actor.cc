@@ -39,6 +39,8 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
     if (further != nullptr) TP_RETURN_IF_ERROR(models.CoverProducts(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
+  for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
+    if (frozen != nullptr) frozen->LayOutFor(*options.device);
   companions = {
       .reference = actor->reference_.get(), .teacher = actor->teacher_.get(), .critic = actor->critic_.get()};
   TP_ASSIGN_OR_RETURN(actor->trainer_, train::Trainer::Create(weights, options, companions));
@@ -48,7 +50,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
 int64_t TextActor::further_bytes() const {
   int64_t sum = 0;
   for (const model::Weights* further : {reference_.get(), teacher_.get(), critic_.get()})
-    if (further != nullptr) sum += static_cast<int64_t>(further->bytes().size());
+    if (further != nullptr) sum += further->size() + further->strips_bytes();
   return sum;
 }
 

@@ -169,6 +169,7 @@ struct Welcome {
       model_dir;  // Hugging Face folder of the start (tokenizer, config; weights unless made from the config)
   std::string shared_memory;  // folder of weights and recovery copies on the same host
   int64_t run_clock_ns = 0;   // the run's clock when this was sent, for one time line of traces
+  bool trains = true;         // whether a slot of this worker may ever hold the actor's role
 };
 struct Refuse {
   std::string why;

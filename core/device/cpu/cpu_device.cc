@@ -60,6 +60,19 @@ void Choose(const float* probs, int64_t experts, int64_t k, std::vector<int32_t>
   std::copy_n(order.begin(), k, chosen);
 }
 
+// A row of a table in strips is every sixteenth word of its strip.
+template <typename T>
+void GatherFromStrips(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
+  const int64_t words = a.d * static_cast<int64_t>(sizeof(T)) / 4;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t id = a.ids[r];
+    const auto* from =
+        reinterpret_cast<const uint32_t*>(a.table) + id / kStripRows * kStripRows * words + id % kStripRows;
+    auto* to = reinterpret_cast<uint32_t*>(a.out + r * a.d);
+    for (int64_t w = 0; w < words; ++w) to[w] = from[w * kStripRows];
+  }
+}
+
 // A part of a grouped product: some of what the product of one group gives.
 struct GroupPiece {
   int64_t group, begin, end;
@@ -300,6 +313,7 @@ struct CpuDevice::Impl {
   template <typename T>
   void GatherRows(const GatherRowsArgs<T>& a) {
     ParallelItems(a.rows, a.d, [&](int64_t begin, int64_t end) {
+      if (a.strips) return GatherFromStrips(begin, end, a);
       for (int64_t r = begin; r < end; ++r) {
         std::memcpy(static_cast<void*>(a.out + r * a.d), a.table + int64_t{a.ids[r]} * a.d,
                     static_cast<size_t>(a.d) * sizeof(T));
@@ -428,14 +442,21 @@ bool CpuDevice::batch_invariant(DType dtype) const {
 
 bool CpuDevice::lays_out(int64_t n, int64_t k, DType dtype) const {
   const bool own = dtype == DType::kFloat32 || !impl_->options.torch_products;
-  return own && n % kStripRows == 0 && k * SizeOf(dtype) % 4 == 0;
+  return own && FitsStrips(n, k * SizeOf(dtype));
 }
 
 void CpuDevice::LayOut(const View& matrices, void* out) {
   const int64_t words = matrices.cols * SizeOf(matrices.dtype) / 4;
   ParallelItems(matrices.rows / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
-    Kernels<float>().product.lay_out(begin, end, words, static_cast<const uint32_t*>(matrices.data),
-                                     static_cast<uint32_t*>(out));
+    const auto* from = static_cast<const uint32_t*>(matrices.data);
+    auto* to = static_cast<uint32_t*>(out);
+    const auto lay_out = Kernels<float>().product.lay_out;
+    if (out != matrices.data) return lay_out(begin, end, words, from, to);
+    std::vector<uint32_t> strip(static_cast<size_t>(kStripRows * words));
+    for (int64_t s = begin; s < end; ++s) {
+      std::copy_n(from + s * kStripRows * words, strip.size(), strip.begin());
+      lay_out(0, 1, words, strip.data(), to + s * kStripRows * words);
+    }
   });
 }
 

@@ -60,6 +60,10 @@ struct AttentionCellArgs : AttentionBackwardArgs<T> {
 
 // Rows of a matrix that stand side by side when it is laid out for products (cpu/multiply_strips.inc).
 inline constexpr int64_t kStripRows = 16;
+// Whether a matrix of `rows` rows of so many bytes can be.
+inline bool FitsStrips(int64_t rows, int64_t row_bytes) {
+  return rows % kStripRows == 0 && row_bytes % 4 == 0;
+}
 
 template <typename T>
 struct ProductTable {

@@ -222,6 +222,49 @@ TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   at::set_num_threads(before);
 }
 
+// A slot that generates and trains holds the weights twice, one that only generates once; and both multiply
+// alike.
+TEST_P(DecoderFamilyTest, OneCopyIsLaidOutForAllOrTheArenaItself) {
+  const ModelSpec s = TinySpec(GetParam());
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const auto weights = Make(s, dtype), alone = Make(s, dtype);
+    const auto device = std::make_shared<device::CpuDevice>();
+    const Decoder engine(*weights, device);
+    Decoder trainer(*weights, std::make_shared<device::CpuDevice>());
+    if (!device::OwnProducts(dtype == DType::kFloat32)) GTEST_SKIP() << "products are LibTorch's here";
+    EXPECT_EQ(weights->strips_bytes(), weights->size());
+
+    const uint64_t digest = alone->Digest();
+    alone->LayOutFor(*device);
+    ASSERT_TRUE(alone->laid_out());
+    EXPECT_EQ(alone->Digest(), digest);
+    Decoder only(*alone, device);
+    EXPECT_EQ(alone->strips_bytes(), 0);
+
+    Rng rng(5);
+    const BatchArrays b = PackWhole({RandomIds(rng, 11, s.vocab_size), RandomIds(rng, 3, s.vocab_size)});
+    const auto logits = [&](const Decoder& decoder) {
+      return LogitsTensor(decoder, Prefill(decoder, s, dtype, b).view);
+    };
+    const at::Tensor want = logits(engine);
+    EXPECT_TRUE(logits(trainer).equal(want));
+    EXPECT_TRUE(logits(only).equal(want));
+
+    // Other weights come into the arena.
+    Randomize(*weights, 8, 0.2);
+    const std::span<const std::byte> other = std::as_const(*weights).bytes();
+    std::ranges::copy(other, alone->Overwrite().begin());
+    trainer.WeightsChanged();
+    only.WeightsChanged();  // not laid out yet: a copy is
+    EXPECT_EQ(alone->strips_bytes(), alone->size());
+    const at::Tensor next = logits(engine);
+    EXPECT_FALSE(next.equal(want));
+    EXPECT_TRUE(logits(only).equal(next));
+    alone->LayOutFor(*device);
+    EXPECT_TRUE(logits(only).equal(next));
+  }
+}
+
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
   const ModelSpec s = TinySpec();
   const auto weights = Make(s, DType::kFloat32);

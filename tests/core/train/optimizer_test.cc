@@ -26,7 +26,7 @@ std::unique_ptr<Weights> Make(DType dtype) {
 // Weights and their optimizer on the device of the tests, with gradients from the host.
 struct Training {
   explicit Training(DType dtype, const AdamWOptions& options = {})
-      : weights(Make(dtype)), on_device(*weights, *device) {
+      : weights(Make(dtype)), on_device(*weights, device) {
     adam = std::move(AdamW::Create(*weights, on_device, options)).value();
   }
   UpdateResult Update(std::span<const float> gradients, double learning_rate) {
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Types, AdamWTest, testing::Values(DType::kFloat32, DTyp
 TEST(AdamWOptionsTest, AreChecked) {
   const auto w = Make(DType::kFloat32);
   const auto device = model::AnyDevice();
-  model::DeviceWeights on_device(*w, *device);
+  model::DeviceWeights on_device(*w, device);
   for (const AdamWOptions& wrong :
        {AdamWOptions{.beta1 = 1.0}, AdamWOptions{.eps = 0}, AdamWOptions{.max_grad_norm = -1}})
     EXPECT_EQ(AdamW::Create(*w, on_device, wrong).status().code(), StatusCode::kInvalidArgument);
