@@ -160,8 +160,8 @@ struct CpuDevice::Impl {
     });
   }
 
-  // Columns of a product that are not parted.
-  static int64_t Unit(bool strips) { return strips ? kStripRows : 8; }
+  // Columns of a product that are not parted: those of a tile.
+  static int64_t Unit(bool strips) { return strips ? 3 * kStripRows : 8; }
 
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
