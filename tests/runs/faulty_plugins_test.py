@@ -16,6 +16,10 @@ FAULTY_REWARD = f"reward faulty ({HERE}faulty_reward.cc)"
 FAULTY_GAME = f"environment faulty_game ({HERE}faulty_game.cc)"
 FAULTY_CONTROL = f"control task faulty_control ({HERE}faulty_control.cc)"
 FAULTY_TASK = f"task faulty_task ({HERE}faulty_task.cc)"
+POLICIES = "configs/multiplexed_demo.yaml"
+SOON = "cluster.plugin_timeout_s=2"
+LATE = " did not return within 2 s (cluster.plugin_timeout_s) on "
+RAISE = "; correct it, or raise cluster.plugin_timeout_s"
 
 
 def reward(how, timeout_s=5):
@@ -157,16 +161,16 @@ class FaultyPluginsTest(RunTest):
                     self.assertNotIn("internal error", made.stderr)
 
     def test_a_call_that_hangs_before_a_run_ends_the_command_by_name(self):
-        self.assert_done(self.train(GAME, game("no"), DIGITS, "train.steps=1", "eval.samples=0"))
+        self.assert_done(self.train(GAME, game("no"), DIGITS, SOON, "train.steps=1", "eval.samples=0"))
         config = self.path("config.yaml")
         config.write_text(re.sub(r"fault: .*", 'fault: "max_turns hang"', config.read_text()))
-        late = " did not return within 30 s on "
-        made = late + "the options of the job (its .make); correct it"
-        cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8)], FAULTY_TASK + made),
-                 (["validate", REWARD, task(units="hang", size=8)], FAULTY_TASK + made.replace(".make", ".units")),
-                 (["validate", REWARD, task(question="hang", size=100000, held_out=0), "eval.samples=0"], FAULTY_TASK + late + "question "),
-                 (["validate", GAME, game("make hang"), DIGITS], FAULTY_GAME + made),
-                 (["validate", CONTROL, control("make", "hang")], FAULTY_CONTROL + made),
+        made = LATE + "the options of the job (its .make)" + RAISE
+        cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8), SOON], FAULTY_TASK + made),
+                 (["validate", REWARD, task(units="hang", size=8), SOON], FAULTY_TASK + made.replace(".make", ".units")),
+                 (["validate", REWARD, task(question="hang", size=100000, held_out=0), SOON, "eval.samples=0"], FAULTY_TASK + LATE + "question "),
+                 (["validate", REWARD, reward("make hang"), SOON], FAULTY_REWARD + made),
+                 (["validate", GAME, game("make hang"), DIGITS, SOON], FAULTY_GAME + made),
+                 (["validate", CONTROL, control("make", "hang"), SOON], FAULTY_CONTROL + made),
                  (["eval", "--model", str(self.path()), "--limit", "2"], FAULTY_GAME + made.replace(".make", "max_turns()"))]
         processes = [subprocess.Popen([TIDEPOOL, *args], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
                      for args, _ in cases]
@@ -176,6 +180,12 @@ class FaultyPluginsTest(RunTest):
                 _, err = process.communicate(timeout=90)
                 self.assertIn("error: " + words, err)
                 self.assertEqual(process.returncode, 3)
+
+    def test_a_factory_may_take_as_long_as_the_config_gives_it(self):
+        slow = ["validate", REWARD, task(make="late", size=8, held_out=8)]
+        made = self.command(*slow, "cluster.plugin_timeout_s=1")
+        self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
+        self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
 
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")

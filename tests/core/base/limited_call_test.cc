@@ -45,6 +45,21 @@ TEST(LimitedCallDeathTest, OneThatDoesNotComeBackEndsTheProcessByName) {
               "^error: task mine \\(mine.cc\\) did not return within 0.3 s on question 7; correct it\n$");
 }
 
+TEST(LimitedCallDeathTest, OneWithoutALimitHasTheLongestOfTheUsualOnes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto hangs = [] {
+    LimitedCall::UsualLimit(0.5, "cluster.plugin_timeout_s");
+    LimitedCall::UsualLimit(0.2, "another");
+    { const LimitedCall quick(kCall); }
+    const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
+    Hang();
+    std::exit(0);
+  };
+  EXPECT_EXIT(hangs(), testing::ExitedWithCode(3),
+              "^error: task mine \\(mine.cc\\) did not return within 0.5 s \\(cluster.plugin_timeout_s\\) on "
+              "question 7; correct it, or raise cluster.plugin_timeout_s\n$");
+}
+
 TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto stopped = [] {
