@@ -214,17 +214,18 @@ class FaultyPluginsTest(RunTest):
             for command in (["simulate"], ["train"]):
                 with self.subTest(f"{command} {policy}"):
                     more = ["--run-dir", str(self.dir / policy)] if command == ["train"] else []
-                    made = self.command(*command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    made = self.command(*command, POLICIES, f"scheduler.policy={policy}", *more)
                     self.ends_with(made, f"policy {policy} ({HERE}faulty_policy.cc) {point}", "gives no slot the role actor", code=2 if command == ["simulate"] else 3)
 
-    def test_a_policy_that_throws_or_crashes_is_named_by_train_and_by_simulate(self):
+    def test_a_policy_that_throws_crashes_or_hangs_is_named_by_train_and_by_simulate(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
         for command in ("simulate", "train"):
             for policy, words, code in [("throws", "decide() threw an exception: no such place", 2 if command == "simulate" else 3),
-                                        ("crashes", "error: the process was killed by SIGSEGV while it ran " + label.format("crashes"), -signal.SIGSEGV)]:
+                                        ("crashes", "error: the process was killed by SIGSEGV while it ran " + label.format("crashes"), -signal.SIGSEGV),
+                                        ("hangs", "error: " + label.format("hangs") + LATE + "a plan" + RAISE, 3)]:
                 with self.subTest(f"{command} {policy}"):
                     more = ["--run-dir", str(self.dir / policy)] if command == "train" else []
-                    made = self.command(command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    made = self.command(command, POLICIES, f"scheduler.policy={policy}", SOON, *more)
                     self.ends_with(made, label.format(policy), words, code=code)
 
     # --- eval

@@ -133,6 +133,8 @@ Status ControllerProcess::Open() {
     const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
+  TP_ASSIGN_OR_RETURN(const scheduler::Placement placement, LimitedPlacement(options.fleet));
+  options.placement = &placement;  // copied
   const bool resumed = !folded.empty();
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::CreateFrom(options, std::move(folded)));
   step_rows_ = std::make_unique<StepRows>(
