@@ -123,6 +123,15 @@ class FaultyPluginsTest(RunTest):
                 result = self.train(REWARD, f"algorithm={{name: loss_{how}}}", "eval.samples=0", run=how)
                 self.ends_with(result, f"loss loss_{how} ({HERE}faulty_loss.cc)" + words, "fault=train")
 
+    def test_a_loss_or_an_advantage_that_hangs_ends_the_run_by_name(self):
+        for kind, algorithm, words in [("loss", "name: loss_hangs", "a micro-batch of "),
+                                       ("advantage", "name: grpo, advantage: advantage_hangs", "a batch of ")]:
+            with self.subTest(kind):
+                result = self.train(REWARD, f"algorithm={{{algorithm}}}", SOON, "eval.samples=0", run=kind)
+                label = f"{kind} {kind}_hangs ({HERE}faulty_loss.cc)"
+                self.ends_with(result, "3 workers in a row died in " + label, "fault=train")
+                self.assertIn(label + LATE + words, self.path("logs", "device-0.log", run=kind).read_text())
+
     # --- before a run
 
     def test_a_game_that_breaks_its_rules_is_refused_with_the_function_that_did(self):
