@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -34,20 +33,14 @@ class ProcessWatch {
  private:
   [[noreturn]] void Look() {
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
-      if (const auto late = watch_.Overdue(CallWatch::Clock::now())) End(late->what, late->Late());
+      if (const auto late = watch_.Overdue(CallWatch::Clock::now()))
+        RunningCall::End(late->what, late->Late());
       const MutexLock lock(mu_);
       if (stop_ && stop_()) {
         if (const auto call = watch_.Oldest())
-          End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
+          RunningCall::End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
       }
     }
-  }
-  // In order would be to wait for the call.
-  [[noreturn]] static void End(const std::string& what, const std::string& why) {
-    RunningCall::Blame(what);
-    std::fflush(nullptr);
-    std::fprintf(stderr, "error: %s\n", why.c_str());
-    ::_exit(3);
   }
 
   const pid_t process_ = ::getpid();

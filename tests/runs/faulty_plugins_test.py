@@ -1,5 +1,6 @@
 """Plug-ins that crash, hang, exit and break their rules (tests/plugins/faulty): whole runs of the real programs end soon and
 name the plug-in with its file."""
+import json
 import re
 import signal
 import subprocess
@@ -50,6 +51,9 @@ class FaultyPluginsTest(RunTest):
 
     def wait_for_words(self, path, words, process):
         self.wait_for(lambda: path.exists() and words in path.read_text(), 60, words, process)
+
+    def told(self, run="run"):
+        return json.loads(self.command("status", str(self.path(run=run)), "--json").stdout)
 
     # --- in worker processes
 
@@ -196,6 +200,24 @@ class FaultyPluginsTest(RunTest):
         self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
         self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
 
+    def test_status_says_which_call_ended_the_controller(self):
+        label = f"policy {{}} ({HERE}faulty_policy.cc)"
+        for policy, code, words in [("hangs", 3, label.format("hangs") + LATE + "a plan" + RAISE),
+                                    ("crashes", -signal.SIGSEGV, "the process was killed by SIGSEGV while it ran " + label.format("crashes") + " on a plan")]:
+            with self.subTest(policy):
+                made = self.train(POLICIES, f"scheduler.policy={policy}", SOON, "train.steps=2", run=policy)
+                self.ends_with(made, "error: " + words, code=code)
+                run = str(self.path(run=policy))
+                said = self.told(policy)
+                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", 3))
+                self.assertTrue(said["summary"]["why"].startswith(words), said["summary"])
+                self.assertIn(words, self.command("status", run).stdout)
+                self.assertIn("error: " + words, self.path("logs", "controller.log", run=policy).read_text())
+                self.assert_done(self.command("check", run))
+                self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
+                self.assertFalse(self.path("last_words", run=policy).exists())
+                self.assertEqual(self.told(policy)["state"], "finished")
+
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
         result = self.train(GAME, begin, DIGITS, "eval.samples=0", run="game")
@@ -217,6 +239,7 @@ class FaultyPluginsTest(RunTest):
         run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(timeout=10), 3)
         self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())
+        self.assertIn("stopped by a signal while it ran " + FAULTY_GAME, self.told()["summary"]["why"])
 
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
         for policy, point in [("never_trains", "where a batch is ready"), ("stays", "where the trainer's state is to be made")]:
