@@ -267,6 +267,11 @@ class FaultyPluginsTest(RunTest):
         made = self.command("eval", "--model", str(self.path()), "--episodes", "2", "--option", "how=hang")
         self.ends_with(made, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on a start or a step of its instances")
 
+    def test_eval_names_a_control_task_that_hangs_when_an_episode_is_drawn(self):
+        self.assert_done(self.train(CONTROL, control("Replay", "fine"), "train.steps=1", "eval.samples=0"))
+        made = self.command("eval", "--model", str(self.path()), "--episodes", "1", "--option", "how=hang", "--render", str(self.dir / "episode.svg"))
+        self.ends_with(made, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the episode that is drawn")
+
     def test_eval_names_a_reward_that_hangs_or_crashes_and_ends_at_a_signal(self):
         self.assert_done(self.train(REWARD, reward("fine", 1), "train.steps=1", "eval.samples=4"))
         config = self.path("config.yaml")
