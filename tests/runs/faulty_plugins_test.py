@@ -200,6 +200,16 @@ class FaultyPluginsTest(RunTest):
         self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
         self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
 
+    def test_validate_calls_each_reward_on_a_row_and_names_one_that_does_wrong(self):
+        made = self.command("validate", REWARD, reward("fine"))
+        self.assert_done(made)
+        self.assertRegex(made.stdout, r"reward faulty:fine says of .*, answered by its own answer: 1\n")
+        for how, words in [("crash", "was killed by signal 11"), ("exit", "ended its process with exit status 0"),
+                           ("hang", "did not end within 1 s"), ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
+            with self.subTest(how):
+                made = self.command("validate", REWARD, reward(how, 1))
+                self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " on ", ", answered by its own answer: ", words, code=2)
+
     def test_status_says_which_call_ended_the_controller(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
         for policy, code, words in [("hangs", 3, label.format("hangs") + LATE + "a plan" + RAISE),
