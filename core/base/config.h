@@ -265,6 +265,7 @@ struct ClusterConfig {
   double heartbeat_s = 0.5;
   double start_timeout_s = 600.0;
   double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+  double plugin_timeout_s = 30.0;  // a call of a plug-in that has no limit of its own
   WeightTransport weight_transport = WeightTransport::kSharedMemory;
   std::string pace;         // file: slots take the time of the model and hardware it names; empty: their own
   double pace_scale = 1.0;  // modelled seconds are stretched by it

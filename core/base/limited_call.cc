@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -34,20 +33,14 @@ class ProcessWatch {
  private:
   [[noreturn]] void Look() {
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
-      if (const auto late = watch_.Overdue(CallWatch::Clock::now())) End(late->what, late->Late());
+      if (const auto late = watch_.Overdue(CallWatch::Clock::now()))
+        RunningCall::End(late->what, late->Late());
       const MutexLock lock(mu_);
       if (stop_ && stop_()) {
         if (const auto call = watch_.Oldest())
-          End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
+          RunningCall::End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
       }
     }
-  }
-  // In order would be to wait for the call.
-  [[noreturn]] static void End(const std::string& what, const std::string& why) {
-    RunningCall::Blame(what);
-    std::fflush(nullptr);
-    std::fprintf(stderr, "error: %s\n", why.c_str());
-    ::_exit(3);
   }
 
   const pid_t process_ = ::getpid();
@@ -63,11 +56,41 @@ ProcessWatch& Watch() {
   return *watch;
 }
 
+// Apart from the thread that watches: a config is read before there is anything to watch.
+class Usual {
+ public:
+  void AtLeast(double limit_s, const std::string& key) {
+    const MutexLock lock(mu_);
+    if (limit_s <= given_s_) return;
+    given_s_ = limit_s;
+    key_ = key;
+  }
+  PluginCall Of(PluginCall call) {
+    if (call.limit_s) return call;
+    const MutexLock lock(mu_);
+    if (given_s_ == 0) return call;
+    call.limit_s = given_s_;
+    call.key = key_;
+    return call;
+  }
+
+ private:
+  Mutex mu_;
+  double given_s_ TP_GUARDED_BY(mu_) = 0;
+  std::string key_ TP_GUARDED_BY(mu_);
+};
+Usual& UsualOne() {
+  static Usual* const usual = std::make_unique<Usual>().release();
+  return *usual;
+}
+
 }  // namespace
 
 LimitedCall::LimitedCall(const PluginCall& call) : call_(call), running_(call_.what, call_.on) {
-  if (Watch().MineAlone()) watched_.emplace(Watch().watch(), call);
+  if (Watch().MineAlone()) watched_.emplace(Watch().watch(), UsualOne().Of(call));
 }
+
+void LimitedCall::UsualLimit(double limit_s, const std::string& key) { UsualOne().AtLeast(limit_s, key); }
 
 void LimitedCall::StopIf(std::function<bool()> stop) { Watch().StopIf(std::move(stop)); }
 

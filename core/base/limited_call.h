@@ -6,6 +6,8 @@
 //
 //   question = Limited({.what = "task gcd (...)", .on = "question 7"}, [&] { return task.Train(7); });
 //
+// A call without a limit of its own has the usual one of the process, cluster.plugin_timeout_s.
+//
 // Where a loop watches the calls of other threads, it has a CallWatch of its own.
 
 #include <exception>
@@ -26,6 +28,9 @@ class LimitedCall {
   LimitedCall(const LimitedCall&) = delete;
   LimitedCall& operator=(const LimitedCall&) = delete;
 
+  // The usual limit, and the key that says so: the longest that was given here, 30 s before. A process reads
+  // several configs (of a run, of its warm start, of the run that is gone on with), and a call is of none.
+  static void UsualLimit(double limit_s, const std::string& key);
   // `stop`, for any thread, true: a call that is under way ends the process now. For a program that hears
   // signals on the thread that the call holds.
   static void StopIf(std::function<bool()> stop);

@@ -49,4 +49,11 @@ Status Guarded(StatusCode code, const std::string& label, const On& on, Body&& b
   }
 }
 
+// The same as a LimitedCall with the usual limit.
+template <typename Body>
+Status LimitedAndGuarded(StatusCode code, const std::string& label, const std::string& on, Body&& body) {
+  const LimitedCall limited({.what = label, .on = on});
+  return Guarded(code, label, on, body);
+}
+
 }  // namespace tidepool

@@ -8,8 +8,10 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 
 namespace tidepool {
 namespace {
@@ -29,10 +31,29 @@ std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 int report_to = -1;
 pid_t told_of = -1;  // the process that does
+std::string log_path, words_path;
 
 // What cannot be written is lost; the process ends nevertheless.
 void Write(int fd, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
+}
+
+void AddToFiles(std::string_view text) {
+  for (const std::string* path : {&words_path, &log_path}) {
+    if (path->empty()) continue;
+    const int fd = ::open(path->c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) continue;
+    Write(fd, text);
+    ::close(fd);
+  }
+}
+
+// In two seconds with exit code 3, whatever a write waits for: a disk, a terminal that is held.
+void EndSoon() {
+  struct sigaction end {};
+  end.sa_handler = [](int) { ::_exit(3); };
+  ::sigaction(SIGALRM, &end, nullptr);
+  ::alarm(2);
 }
 
 bool IsTold() { return running != nullptr && ::getpid() == told_of; }
@@ -41,6 +62,7 @@ bool IsTold() { return running != nullptr && ::getpid() == told_of; }
 
 void TellRunning(std::string_view how) {
   const RunningCall& call = *running;
+  EndSoon();
   RunningCall::Blame(call.what_);
   // One write, so that no other thread's words come between.
   LineBuffer line;
@@ -51,7 +73,9 @@ void TellRunning(std::string_view how) {
     line.Add(call.on_);
   }
   line.Add("; correct it and build again").End();
+  AddToFiles(line.text());
   Write(STDERR_FILENO, line.text());
+  ::alarm(0);  // whoever handles the signal after us may take longer
 }
 
 namespace {
@@ -69,6 +93,7 @@ void Tell(int number) {
 // Of the thread that called exit().
 void TellExit() {
   if (!IsTold()) return;
+  EndSoon();
   std::fflush(nullptr);
   TellRunning("ended by a call of exit()");
   ::_exit(3);
@@ -140,6 +165,21 @@ void RunningCall::Blame(std::string_view what) {
   if (report_to < 0 || ::getpid() != told_of) return;
   Write(report_to, what);
   Write(report_to, "\n");
+}
+
+void RunningCall::TellIn(std::string log, std::string last_words) {
+  log_path = std::move(log);
+  words_path = std::move(last_words);
+}
+
+void RunningCall::End(std::string_view what, std::string_view why) {
+  EndSoon();
+  Blame(what);
+  const std::string line = std::string("error: ").append(why) + "\n";
+  AddToFiles(line);
+  std::fflush(nullptr);
+  Write(STDERR_FILENO, line);
+  ::_exit(3);
 }
 
 void RunningCall::TellCrashes(int report) {

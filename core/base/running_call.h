@@ -72,9 +72,15 @@ class RunningCall {
   // the process has ended; negative: none. A process that is forked from this one says nothing: a plug-in may
   // have children that end as they like.
   static void TellCrashes(int report = -1);
-  // For a process that ends because of a plug-in in another way, a call that does not come back: adds its
-  // name to that file.
+  // For a process that ends because of a plug-in in another way: adds its name to that file.
   static void Blame(std::string_view what);
+  // Files that the last line is added to beside stderr, for a process whose end others have to understand:
+  // its log, and one that holds nothing else. Paths; empty: none. Before the calls.
+  static void TellIn(std::string log, std::string last_words);
+  // Ends the process because of a call that does not come back, of the plug-in `what`, with exit code 3: the
+  // last line is "error: " and `why`. For any thread; a disk or a terminal that does not answer holds it up
+  // for two seconds.
+  [[noreturn]] static void End(std::string_view what, std::string_view why);
 
  private:
   friend void TellRunning(std::string_view how);

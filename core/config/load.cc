@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/base/limited_call.h"
 #include "core/base/names.h"
 #include "core/config/binder.h"
 
@@ -251,6 +252,7 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   Binder binder(loaded, problems);
   binder.Bind(root);
   if (checked && !problems.empty()) return ToStatus(std::move(problems));
+  LimitedCall::UsualLimit(loaded.config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s");
   CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
   if (!checked && !problems.empty()) return ToStatus(std::move(problems));
   return loaded;

@@ -10,6 +10,9 @@
 // an override in the current directory alone. What is there is absolute from then on, so that the config
 // means the same in another directory; what is not there stays as it was written, with a warning that names
 // both. No exceptions leave this module; reads files, writes nothing; any thread.
+//
+// Factories of plug-ins are called with the time that cluster.plugin_timeout_s gives them, and so is what the
+// process calls of plug-ins from then on (LimitedCall::UsualLimit).
 
 #include <map>
 #include <string>

@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <functional>
 #include <numbers>
+#include <optional>
 #include <utility>
 
+#include "core/base/limited_call.h"
 #include "core/environments/toy_text.h"
 
 namespace tidepool::environments {
@@ -367,14 +369,18 @@ text{font:15px system-ui,sans-serif;fill:var(--ink)}.small{font-size:12px}
 }  // namespace
 
 StatusOr<EpisodeFrames> ReplayEpisode(const VectorOptions& options, uint64_t index,
-                                      const std::vector<float>& actions) {
+                                      const std::vector<float>& actions,
+                                      const std::optional<PluginCall>& limit) {
   const std::vector<uint64_t> indices = {index};
+  std::optional<LimitedCall> call;
+  if (limit) call.emplace(*limit);
   TP_ASSIGN_OR_RETURN(const auto environment, VectorEnvironment::Create(options, indices));
   EpisodeFrames out{.spec = environment->spec(), .observations = {}, .actions = {}, .rewards = {}};
   const auto step = static_cast<size_t>(out.spec.action_size());
   TP_ASSIGN_OR_RETURN(out.observations, environment->Observations());
   VectorStep moved;
   for (size_t at = 0; at + step <= actions.size(); at += step) {
+    if (limit) call.emplace(*limit);
     TP_RETURN_IF_ERROR(environment->Step(std::span(actions).subspan(at, step), moved));
     out.rewards.push_back(moved.rewards.front());
     const bool ended = moved.flags.front() != 0;

@@ -3,9 +3,11 @@
 // dark as the reader's system is, in the time that the task itself has. Browsers show it, also inside a page
 // or a README. Pure; thread-safe.
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/status.h"
 #include "core/environments/vector.h"
 
@@ -19,9 +21,11 @@ struct EpisodeFrames {
 };
 
 // Plays instance `index`'s first episode again with the actions that were taken in it; an episode is a pure
-// function of them. kInvalidArgument: it does not end with the last of them, or an action does not exist.
+// function of them. `limit`: each call of the task is a LimitedCall like that; none: it takes as long as it
+// takes. kInvalidArgument: it does not end with the last of them, or an action does not exist.
 StatusOr<EpisodeFrames> ReplayEpisode(const VectorOptions& options, uint64_t index,
-                                      const std::vector<float>& actions);
+                                      const std::vector<float>& actions,
+                                      const std::optional<PluginCall>& limit = std::nullopt);
 
 // `title`: one line over the picture. An environment without a scene of its own in drawing.cc is shown as
 // curves of what is observed.

@@ -28,6 +28,7 @@ struct RunPaths {
   [[nodiscard]] std::string security() const { return JoinPath(dir, "security"); }
   [[nodiscard]] std::string comm() const { return JoinPath(dir, "comm"); }
   [[nodiscard]] std::string control() const { return JoinPath(dir, "control.json"); }
+  [[nodiscard]] std::string last_words() const { return JoinPath(dir, "last_words"); }
   [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }
   [[nodiscard]] std::string model() const { return JoinPath(dir, "model"); }
   [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }

@@ -112,12 +112,12 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
     }
     in.steps = &plan.steps;
   }
-  TP_RETURN_IF_ERROR(Guarded(StatusCode::kInternal,
-                             PluginLabel("advantage", algorithms::AdvantagePlugins(), a.advantage->name),
-                             "a batch of " + std::to_string(plan.cells.rows()) + " rows", [&] {
-                               plan.advantages = a.advantage->compute(a.advantage_options, in);
-                               return OkStatus();
-                             }));
+  TP_RETURN_IF_ERROR(LimitedAndGuarded(
+      StatusCode::kInternal, PluginLabel("advantage", algorithms::AdvantagePlugins(), a.advantage->name),
+      "a batch of " + std::to_string(plan.cells.rows()) + " rows", [&] {
+        plan.advantages = a.advantage->compute(a.advantage_options, in);
+        return OkStatus();
+      }));
   if (a.teacher_coef != 0) {
     const std::vector<double> more =
         algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, a.teacher_coef, plan.cells);

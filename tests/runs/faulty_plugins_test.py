@@ -1,5 +1,6 @@
 """Plug-ins that crash, hang, exit and break their rules (tests/plugins/faulty): whole runs of the real programs end soon and
 name the plug-in with its file."""
+import json
 import re
 import signal
 import subprocess
@@ -16,6 +17,10 @@ FAULTY_REWARD = f"reward faulty ({HERE}faulty_reward.cc)"
 FAULTY_GAME = f"environment faulty_game ({HERE}faulty_game.cc)"
 FAULTY_CONTROL = f"control task faulty_control ({HERE}faulty_control.cc)"
 FAULTY_TASK = f"task faulty_task ({HERE}faulty_task.cc)"
+POLICIES = "configs/multiplexed_demo.yaml"
+SOON = "cluster.plugin_timeout_s=2"
+LATE = " did not return within 2 s (cluster.plugin_timeout_s) on "
+RAISE = "; correct it, or raise cluster.plugin_timeout_s"
 
 
 def reward(how, timeout_s=5):
@@ -46,6 +51,9 @@ class FaultyPluginsTest(RunTest):
 
     def wait_for_words(self, path, words, process):
         self.wait_for(lambda: path.exists() and words in path.read_text(), 60, words, process)
+
+    def told(self, run="run"):
+        return json.loads(self.command("status", str(self.path(run=run)), "--json").stdout)
 
     # --- in worker processes
 
@@ -119,6 +127,15 @@ class FaultyPluginsTest(RunTest):
                 result = self.train(REWARD, f"algorithm={{name: loss_{how}}}", "eval.samples=0", run=how)
                 self.ends_with(result, f"loss loss_{how} ({HERE}faulty_loss.cc)" + words, "fault=train")
 
+    def test_a_loss_or_an_advantage_that_hangs_ends_the_run_by_name(self):
+        for kind, algorithm, words in [("loss", "name: loss_hangs", "a micro-batch of "),
+                                       ("advantage", "name: grpo, advantage: advantage_hangs", "a batch of ")]:
+            with self.subTest(kind):
+                result = self.train(REWARD, f"algorithm={{{algorithm}}}", SOON, "eval.samples=0", run=kind)
+                label = f"{kind} {kind}_hangs ({HERE}faulty_loss.cc)"
+                self.ends_with(result, "3 workers in a row died in " + label, "fault=train")
+                self.assertIn(label + LATE + words, self.path("logs", "device-0.log", run=kind).read_text())
+
     # --- before a run
 
     def test_a_game_that_breaks_its_rules_is_refused_with_the_function_that_did(self):
@@ -157,16 +174,16 @@ class FaultyPluginsTest(RunTest):
                     self.assertNotIn("internal error", made.stderr)
 
     def test_a_call_that_hangs_before_a_run_ends_the_command_by_name(self):
-        self.assert_done(self.train(GAME, game("no"), DIGITS, "train.steps=1", "eval.samples=0"))
+        self.assert_done(self.train(GAME, game("no"), DIGITS, SOON, "train.steps=1", "eval.samples=0"))
         config = self.path("config.yaml")
         config.write_text(re.sub(r"fault: .*", 'fault: "max_turns hang"', config.read_text()))
-        late = " did not return within 30 s on "
-        made = late + "the options of the job (its .make); correct it"
-        cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8)], FAULTY_TASK + made),
-                 (["validate", REWARD, task(units="hang", size=8)], FAULTY_TASK + made.replace(".make", ".units")),
-                 (["validate", REWARD, task(question="hang", size=100000, held_out=0), "eval.samples=0"], FAULTY_TASK + late + "question "),
-                 (["validate", GAME, game("make hang"), DIGITS], FAULTY_GAME + made),
-                 (["validate", CONTROL, control("make", "hang")], FAULTY_CONTROL + made),
+        made = LATE + "the options of the job (its .make)" + RAISE
+        cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8), SOON], FAULTY_TASK + made),
+                 (["validate", REWARD, task(units="hang", size=8), SOON], FAULTY_TASK + made.replace(".make", ".units")),
+                 (["validate", REWARD, task(question="hang", size=100000, held_out=0), SOON, "eval.samples=0"], FAULTY_TASK + LATE + "question "),
+                 (["validate", REWARD, reward("make hang"), SOON], FAULTY_REWARD + made),
+                 (["validate", GAME, game("make hang"), DIGITS, SOON], FAULTY_GAME + made),
+                 (["validate", CONTROL, control("make", "hang"), SOON], FAULTY_CONTROL + made),
                  (["eval", "--model", str(self.path()), "--limit", "2"], FAULTY_GAME + made.replace(".make", "max_turns()"))]
         processes = [subprocess.Popen([TIDEPOOL, *args], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
                      for args, _ in cases]
@@ -176,6 +193,40 @@ class FaultyPluginsTest(RunTest):
                 _, err = process.communicate(timeout=90)
                 self.assertIn("error: " + words, err)
                 self.assertEqual(process.returncode, 3)
+
+    def test_a_factory_may_take_as_long_as_the_config_gives_it(self):
+        slow = ["validate", REWARD, task(make="late", size=8, held_out=8)]
+        made = self.command(*slow, "cluster.plugin_timeout_s=1")
+        self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
+        self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
+
+    def test_validate_calls_each_reward_on_a_row_and_names_one_that_does_wrong(self):
+        made = self.command("validate", REWARD, reward("fine"))
+        self.assert_done(made)
+        self.assertRegex(made.stdout, r"reward faulty:fine says of .*, answered by its own answer: 1\n")
+        for how, words in [("crash", "was killed by signal 11"), ("exit", "ended its process with exit status 0"),
+                           ("hang", "did not end within 1 s"), ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
+            with self.subTest(how):
+                made = self.command("validate", REWARD, reward(how, 1))
+                self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " on ", ", answered by its own answer: ", words, code=2)
+
+    def test_status_says_which_call_ended_the_controller(self):
+        label = f"policy {{}} ({HERE}faulty_policy.cc)"
+        for policy, code, words in [("hangs", 3, label.format("hangs") + LATE + "a plan" + RAISE),
+                                    ("crashes", -signal.SIGSEGV, "the process was killed by SIGSEGV while it ran " + label.format("crashes") + " on a plan")]:
+            with self.subTest(policy):
+                made = self.train(POLICIES, f"scheduler.policy={policy}", SOON, "train.steps=2", run=policy)
+                self.ends_with(made, "error: " + words, code=code)
+                run = str(self.path(run=policy))
+                said = self.told(policy)
+                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", 3))
+                self.assertTrue(said["summary"]["why"].startswith(words), said["summary"])
+                self.assertIn(words, self.command("status", run).stdout)
+                self.assertIn("error: " + words, self.path("logs", "controller.log", run=policy).read_text())
+                self.assert_done(self.command("check", run))
+                self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
+                self.assertFalse(self.path("last_words", run=policy).exists())
+                self.assertEqual(self.told(policy)["state"], "finished")
 
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
@@ -198,23 +249,25 @@ class FaultyPluginsTest(RunTest):
         run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(timeout=10), 3)
         self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())
+        self.assertIn("stopped by a signal while it ran " + FAULTY_GAME, self.told()["summary"]["why"])
 
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):
         for policy, point in [("never_trains", "where a batch is ready"), ("stays", "where the trainer's state is to be made")]:
             for command in (["simulate"], ["train"]):
                 with self.subTest(f"{command} {policy}"):
                     more = ["--run-dir", str(self.dir / policy)] if command == ["train"] else []
-                    made = self.command(*command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    made = self.command(*command, POLICIES, f"scheduler.policy={policy}", *more)
                     self.ends_with(made, f"policy {policy} ({HERE}faulty_policy.cc) {point}", "gives no slot the role actor", code=2 if command == ["simulate"] else 3)
 
-    def test_a_policy_that_throws_or_crashes_is_named_by_train_and_by_simulate(self):
+    def test_a_policy_that_throws_crashes_or_hangs_is_named_by_train_and_by_simulate(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
         for command in ("simulate", "train"):
             for policy, words, code in [("throws", "decide() threw an exception: no such place", 2 if command == "simulate" else 3),
-                                        ("crashes", "error: the process was killed by SIGSEGV while it ran " + label.format("crashes"), -signal.SIGSEGV)]:
+                                        ("crashes", "error: the process was killed by SIGSEGV while it ran " + label.format("crashes"), -signal.SIGSEGV),
+                                        ("hangs", "error: " + label.format("hangs") + LATE + "a plan" + RAISE, 3)]:
                 with self.subTest(f"{command} {policy}"):
                     more = ["--run-dir", str(self.dir / policy)] if command == "train" else []
-                    made = self.command(command, "configs/multiplexed_demo.yaml", f"scheduler.policy={policy}", *more)
+                    made = self.command(command, POLICIES, f"scheduler.policy={policy}", SOON, *more)
                     self.ends_with(made, label.format(policy), words, code=code)
 
     # --- eval
@@ -223,6 +276,11 @@ class FaultyPluginsTest(RunTest):
         self.assert_done(self.train(CONTROL, control("Play", "fine"), "train.steps=1", "eval.samples=0"))
         made = self.command("eval", "--model", str(self.path()), "--episodes", "2", "--option", "how=hang")
         self.ends_with(made, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on a start or a step of its instances")
+
+    def test_eval_names_a_control_task_that_hangs_when_an_episode_is_drawn(self):
+        self.assert_done(self.train(CONTROL, control("Replay", "fine"), "train.steps=1", "eval.samples=0"))
+        made = self.command("eval", "--model", str(self.path()), "--episodes", "1", "--option", "how=hang", "--render", str(self.dir / "episode.svg"))
+        self.ends_with(made, FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the episode that is drawn")
 
     def test_eval_names_a_reward_that_hangs_or_crashes_and_ends_at_a_signal(self):
         self.assert_done(self.train(REWARD, reward("fine", 1), "train.steps=1", "eval.samples=4"))

@@ -243,7 +243,11 @@ Status EvaluatePolicy(const CommandContext& context, const FoundModel& model, co
     TP_ASSIGN_OR_RETURN(
         const environments::EpisodeFrames frames,
         environments::ReplayEpisode(e, environments::kEvaluationInstances + static_cast<uint64_t>(o.episode),
-                                    p.actions));
+                                    p.actions,
+                                    PluginCall{.what = environments::LabelOf(*rules),
+                                               .on = "the episode that is drawn",
+                                               .limit_s = e.step_timeout_s,
+                                               .key = "environment.step_timeout_s"}));
     const std::string title = e.name + ", episode " + std::to_string(o.episode) + ", " + how + ": return " +
                               ShortNumber(p.score) + " in " + std::to_string(p.steps) + " steps";
     std::ofstream out(o.render, std::ios::trunc);

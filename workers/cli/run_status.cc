@@ -38,6 +38,17 @@ std::optional<Json> ReadObject(const fs::path& path) {
   return json;
 }
 
+// What ended a controller in a call of a plug-in, newer than all else that it said; empty: nothing did.
+std::string LastWordsOf(const storage::RunPaths& paths) {
+  std::ifstream in(paths.last_words());
+  std::string line, last;
+  while (std::getline(in, line)) {
+    if (!line.empty()) last = line;
+  }
+  constexpr std::string_view kError = "error: ";
+  return last.starts_with(kError) ? last.substr(kError.size()) : last;
+}
+
 double AgeSeconds(const fs::path& path) {
   std::error_code error;
   const auto time = fs::last_write_time(path, error);
@@ -256,14 +267,19 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     return s;
   }
   // What a controller said last, where it came to say it.
-  if (auto json = ReadObject(paths.summary())) {
+  const auto said_live = [&](int64_t exit, const std::string& why) {
+    return Json{{"exit", exit},
+                {"why", why},
+                {"steps", live.step},
+                {"policy_version", live.version},
+                {"finished", live.state == "finished"}};
+  };
+  if (const std::string words = LastWordsOf(paths); !words.empty()) {
+    s.summary = said_live(3, words);
+  } else if (auto json = ReadObject(paths.summary())) {
     s.summary = *std::move(json);
   } else if (!live.state.empty() && live.state != "running") {
-    s.summary = {{"exit", live.exit.value_or(-1)},
-                 {"why", live.why.value_or("")},
-                 {"steps", live.step},
-                 {"policy_version", live.version},
-                 {"finished", live.state == "finished"}};
+    s.summary = said_live(live.exit.value_or(-1), live.why.value_or(""));
   }
   bool said = false;
   if (!s.summary.is_null()) {

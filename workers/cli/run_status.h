@@ -44,8 +44,9 @@ struct RunState {
   std::optional<storage::RunOnDisk> journal;  // where it was read
   std::string journal_error;
 };
-// A run says in summary.json how it ended, and in status.json where its disk had no room for that; this is
-// believed, and the journal, which takes time, is read where neither says anything, or for `with_journal`.
+// A run says in summary.json how it ended, in status.json where its disk had no room for that, and in
+// last_words where a call of a plug-in ended its controller; this is believed, and the journal, which takes
+// time, is read where neither says anything, or for `with_journal`.
 RunState StateOf(const std::string& run_dir, bool with_journal = false);
 
 // Keys of the answer (`status --json`):
@@ -57,8 +58,8 @@ RunState StateOf(const std::string& run_dir, bool with_journal = false);
 //   live       RUN/status.json as the controller wrote it, with `age_s`; only while it is alive or dead
 //   workers    of `live`, each with its name and `alive`
 //   restarting of `live`, each with its name
-//   summary    RUN/summary.json; only when it ended. Where the disk had no room for it: exit, why, steps and
-//              policy_version as status.json has them
+//   summary    RUN/summary.json; only when it ended. Where it could not be written: exit, why, steps and
+//              policy_version as status.json and last_words have them
 //   best       what best/ holds (workers/data/best_model.h); absent without checkpoint.keep_best
 //   warm_start the same object about RUN/warm_start, if there is one
 nlohmann::ordered_json RunStatus(const std::string& run_dir);

@@ -264,6 +264,8 @@ StatusOr<SimReport> RunOne(SimJob job, const std::string& journal = "") {
       if (writer->buffered_bytes() > kFlushBytes) written = writer->Flush();
     };
   }
+  TP_ASSIGN_OR_RETURN(const scheduler::Placement placement, LimitedPlacement(job.controller.fleet));
+  job.controller.placement = &placement;
   const std::clock_t begin = std::clock();  // of this core: other work on the machine is not ours
   scheduler::Simulator simulator(job);
   TP_ASSIGN_OR_RETURN(SimReport r, simulator.Run());

@@ -24,6 +24,7 @@
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
+#include "workers/controller/scheduler_options.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
@@ -59,7 +60,7 @@ StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
 // The scheduler has the policy that the config names.
 Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
   const SchedulerConfig& s = loaded.config.scheduler;
-  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
+  const Status status = LimitedPlacement({.placement = s.placement, .policy = s.policy}).status();
   return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").Where());
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
+#include "core/base/running_call.h"
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
 #include "core/storage/run_directory.h"
@@ -42,6 +43,8 @@ Status ControllerProcess::Open() {
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
+  // What a call of a plug-in does to this process is told by whoever watches it, without the loop.
+  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words());
   TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir, {"config.yaml", "journal/lock",
                                                                              "journal/0000.tpj"}));
   folder_ = std::make_shared<const HeldFolder>(std::move(folder));
@@ -133,6 +136,8 @@ Status ControllerProcess::Open() {
     const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
+  TP_ASSIGN_OR_RETURN(const scheduler::Placement placement, LimitedPlacement(options.fleet));
+  options.placement = &placement;  // copied
   const bool resumed = !folded.empty();
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::CreateFrom(options, std::move(folded)));
   step_rows_ = std::make_unique<StepRows>(
@@ -209,11 +214,11 @@ Status ControllerProcess::Open() {
        {"address", hub_->address()}});
   TP_RETURN_IF_ERROR(request_.accepted());
   // What an earlier life said of its end is not true any more.
-  for (const std::string& said :
-       {storage::RunPaths(request_.run_dir).summary(), storage::RunPaths(request_.run_dir).status()})
+  const storage::RunPaths paths(request_.run_dir);
+  for (const std::string& said : {paths.summary(), paths.status(), paths.last_words()})
     TP_RETURN_IF_ERROR(fs_->RemoveTree(said));
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
-  TP_RETURN_IF_ERROR(fs_->WriteFile(storage::RunPaths(request_.run_dir).control(), control.dump(2) + "\n"));
+  TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();
 }
 

@@ -1,8 +1,13 @@
 #include "workers/controller/scheduler_options.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "core/algorithms/registry.h"
+#include "core/base/limited_call.h"
+#include "core/base/plugin_label.h"
+#include "scheduler/policies/policy_plugin.h"
 
 namespace tidepool::workers {
 namespace {
@@ -94,6 +99,21 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
                   .save_final = c.checkpoint.save_final,
                   .keep_best = c.checkpoint.keep_best};
   return o;
+}
+
+StatusOr<scheduler::Placement> LimitedPlacement(const scheduler::FleetOptions& fleet) {
+  const std::string name = fleet.policy.empty() ? Name(fleet.placement) : fleet.policy;
+  const std::string label = PluginLabel("policy", scheduler::PolicyPlugins(), name);
+  const LimitedCall making({.what = label, .on = "the config of the job"});
+  TP_RETURN_IF_ERROR(scheduler::CheckPolicy(fleet.placement, fleet.policy));
+  scheduler::Placement placement = scheduler::PlacementOf(fleet.placement, fleet.policy);
+  placement.decide = [label, decide = std::move(placement.decide)](
+                         const scheduler::PoolView& pool, const scheduler::LedgerView& ledger,
+                         const scheduler::Forecast& forecast, TimePoint now) {
+    const LimitedCall call({.what = label, .on = "a plan"});
+    return decide(pool, ledger, forecast, now);
+  };
+  return placement;
 }
 
 }  // namespace tidepool::workers

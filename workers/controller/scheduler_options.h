@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/base/config.h"
+#include "core/base/status.h"
 #include "scheduler/controller_options.h"
 
 namespace tidepool::workers {
@@ -11,5 +12,9 @@ namespace tidepool::workers {
 // `held_out`: questions that the data sets aside; an evaluation asks eval.samples of them. The caller adds
 // what a config does not say: run_id, config_digest, data_rows and the predicted memory of the roles.
 scheduler::ControllerOptions SchedulerOptions(const JobConfig& config, int64_t held_out);
+
+// The placement of `fleet`, whose policy is a plug-in, as LimitedCalls: the scheduler itself has neither a
+// clock nor threads. kInvalidArgument: of scheduler::CheckPolicy. For ControllerOptions::placement.
+StatusOr<scheduler::Placement> LimitedPlacement(const scheduler::FleetOptions& fleet);
 
 }  // namespace tidepool::workers

@@ -130,6 +130,7 @@ StatusOr<DataSummary> SummarizeData(const JobConfig& config) {
   TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config, *rows));
   TP_RETURN_IF_ERROR(CheckAnswers(without));
   if (without.count > 0) s.ungraded = {without.count, {WarningOf(without)}};
+  TP_ASSIGN_OR_RETURN(s.rewards, TryRewards(config, *rows));
   return s;
 }
 
@@ -160,6 +161,8 @@ std::vector<std::string> DataLines(const DataSummary& s) {
   left_out(s.unusable, "rows that cannot be used", all);
   left_out(s.bad_lines, "bad lines", true);
   for (const std::string& line : s.ungraded.first) add("warning: " + line);
+  for (const TriedReward& t : s.rewards)
+    add("reward " + t.reward + " says of " + t.on + ": " + Shown(t.verdict));
   if (s.like_held_out > 0)
     add(Number(s.like_held_out, "more row has", "more rows have") +
         " the prompt of a held-out row, left out");

@@ -1,6 +1,7 @@
 #pragma once
 // What a job will be given to learn from, as the model's tokenizer and chat template make it: the answer of
-// `tidepool validate` and of `tidepool train --dry-run` about data. Reads files, starts nothing.
+// `tidepool validate` and of `tidepool train --dry-run` about data. Reads files, and calls the rewards once
+// each in a child of this process; starts nothing else.
 
 #include <cstdint>
 #include <string>
@@ -9,6 +10,7 @@
 #include "core/base/config.h"
 #include "core/base/fields.h"
 #include "core/base/status.h"
+#include "workers/data/reward_trial.h"
 
 namespace tidepool::workers {
 
@@ -33,16 +35,17 @@ struct DataSummary {
   LeftOut unusable;               // other rows that no tokens could be made of
   LeftOut bad_lines;
   LeftOut ungraded;  // rows without the answer that a reward compares with: trained on in vain
+  std::vector<TriedReward> rewards;  // of the first row
   std::string example_place, example_prompt, example_answer;
 };
 TP_FIELDS(LongestRow, tokens, place)
 TP_FIELDS(LeftOut, count, first)
 TP_FIELDS(DataSummary, source, rows, held_out, like_held_out, looked_at, looked_at_all, longest_prompt,
-          longest_row, prompt_tokens_max, too_long, unusable, bad_lines, ungraded, example_place,
+          longest_row, prompt_tokens_max, too_long, unusable, bad_lines, ungraded, rewards, example_place,
           example_prompt, example_answer)
 
 // Of large data sets some rows are tokenised, those with the longest lines among them, so that it takes
-// seconds. kInvalidArgument, kNotFound: the job cannot be trained on these data.
+// seconds. kInvalidArgument, kNotFound: the job cannot be trained on these data, or by its rewards.
 StatusOr<DataSummary> SummarizeData(const JobConfig& config);
 
 // For people, a line each.

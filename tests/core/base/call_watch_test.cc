@@ -26,6 +26,29 @@ TEST(CallWatchTest, ACallThatIsNotBackInTimeIsNamedAndOneThatIsBackIsNot) {
   EXPECT_EQ(Overdue(watch, now + 100ms), "slow did not return within 4 s on sample 1; correct it");
 }
 
+TEST(CallWatchTest, OfSeveralCallsTheOneThatIsLateIsNamedWhereverItStands) {
+  CallWatch watch;
+  const auto now = CallWatch::Clock::now();
+  const auto step = 500ms;  // of looks, so that nobody is taken for absent
+  const CallWatch::Call first(watch, Named("first", 9), now);
+  const CallWatch::Call second(watch, Named("second", 2), now);
+  const CallWatch::Call third(watch, Named("third", 9), now);
+  for (auto at = now; at < now + 2s; at += step) EXPECT_EQ(Overdue(watch, at), "");
+  EXPECT_EQ(Overdue(watch, now + 2s), "second did not return within 2 s on sample 1; correct it");
+  EXPECT_EQ(watch.Oldest()->what, "first");
+}
+
+// A command looks during its calls alone: that nobody looked before says nothing of them.
+TEST(CallWatchTest, TheTimeBeforeACallDoesNotCount) {
+  CallWatch watch;
+  auto now = CallWatch::Clock::now();
+  EXPECT_EQ(Overdue(watch, now), "");
+  now += 60s;
+  const CallWatch::Call call(watch, Named("it"), now);
+  for (const auto end = now + 3900ms; now < end; now += 100ms) EXPECT_EQ(Overdue(watch, now), "");
+  EXPECT_EQ(Overdue(watch, now + 100ms), "it did not return within 4 s on sample 1; correct it");
+}
+
 TEST(CallWatchTest, WhatIsSaidOfACallThatIsLate) {
   const PluginCall call{.what = "reward mine (mine.cc)",
                         .on = "sample 3.0.1 (question 3)",
@@ -34,6 +57,14 @@ TEST(CallWatchTest, WhatIsSaidOfACallThatIsLate) {
   EXPECT_EQ(call.Late(),
             "reward mine (mine.cc) did not return within 0.5 s (its timeout_s) on sample 3.0.1 (question 3); "
             "correct it, or raise its timeout_s");
+}
+
+TEST(CallWatchTest, ALookThatComesALittleLateIsNoAbsence) {
+  CallWatch watch;
+  auto now = CallWatch::Clock::now();
+  const CallWatch::Call call(watch, Named("it"), now);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Overdue(watch, now += 900ms), "");
+  EXPECT_EQ(Overdue(watch, now += 900ms), "it did not return within 4 s on sample 1; correct it");
 }
 
 TEST(CallWatchTest, TheTimeInWhichTheProcessWasStoppedDoesNotCount) {

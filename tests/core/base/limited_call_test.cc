@@ -5,7 +5,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 namespace tidepool {
@@ -43,6 +47,63 @@ TEST(LimitedCallDeathTest, OneThatDoesNotComeBackEndsTheProcessByName) {
   };
   EXPECT_EXIT(hangs(), testing::ExitedWithCode(3),
               "^error: task mine \\(mine.cc\\) did not return within 0.3 s on question 7; correct it\n$");
+}
+
+TEST(LimitedCallDeathTest, OneThatComesBackJustInTimeEndsNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto in_time = [] {
+    for (int i = 0; i < 3; ++i) {
+      const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7", .limit_s = 1.5});
+      std::this_thread::sleep_for(1200ms);  // the thread that watches looks a dozen times
+    }
+    std::this_thread::sleep_for(700ms);  // long after the limits of all
+    std::exit(5);
+  };
+  EXPECT_EXIT(in_time(), testing::ExitedWithCode(5), "^$");
+}
+
+TEST(LimitedCallDeathTest, OneWithoutALimitHasTheLongestOfTheUsualOnes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto hangs = [] {
+    LimitedCall::UsualLimit(0.5, "cluster.plugin_timeout_s");
+    LimitedCall::UsualLimit(0.2, "another");
+    { const LimitedCall quick(kCall); }
+    const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
+    Hang();
+    std::exit(0);
+  };
+  EXPECT_EXIT(hangs(), testing::ExitedWithCode(3),
+              "^error: task mine \\(mine.cc\\) did not return within 0.5 s \\(cluster.plugin_timeout_s\\) on "
+              "question 7; correct it, or raise cluster.plugin_timeout_s\n$");
+}
+
+// A terminal that is held, a pipe that nobody reads: what is shown there holds no end up.
+TEST(LimitedCallDeathTest, OutputThatNobodyReadsDoesNotHoldTheEndUp) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  // The process that hangs runs this test from its beginning, and is to know the same file.
+  ::setenv("LAST_WORDS_OF_TEST", (testing::TempDir() + "last_words-" + std::to_string(::getpid())).c_str(),
+           /*overwrite=*/0);
+  const std::string words = std::getenv("LAST_WORDS_OF_TEST");
+  const auto hangs = [&] {
+    int ends[2];
+    if (::pipe(ends) != 0) std::exit(1);
+    ::dup2(ends[1], STDOUT_FILENO);
+    RunningCall::TellIn("", words);
+    std::thread([] {
+      for (;;) std::puts("what is shown");
+    }).detach();
+    const LimitedCall call(kCall);
+    Hang();
+    std::exit(0);
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EXIT(hangs(), testing::ExitedWithCode(3), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  std::ifstream in(words);
+  std::string line;
+  std::getline(in, line);
+  EXPECT_EQ(line, "error: task mine (mine.cc) did not return within 0.3 s on question 7; correct it");
+  std::filesystem::remove(words);
 }
 
 TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {

@@ -110,6 +110,28 @@ TEST(RunningCallDeathTest, ThePlugInIsReportedToWhoeverStartedTheProcess) {
   std::filesystem::remove(path);
 }
 
+TEST(RunningCallDeathTest, TheLastLineIsInTheFilesToo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ::setenv("FILES_OF_TEST", (testing::TempDir() + "files-" + std::to_string(::getpid())).c_str(),
+           /*overwrite=*/0);
+  const std::string path = std::getenv("FILES_OF_TEST"), log = path + ".log", words = path + ".words";
+  const auto crash = [&] {
+    std::ofstream(log) << "a line\n";
+    RunningCall::TellIn(log, words);
+    Crash(SIGSEGV);
+  };
+  const auto text = [](const std::string& file) {
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EXIT(crash(), testing::KilledBySignal(SIGSEGV), "while it ran");
+  EXPECT_TRUE(
+      text(words).starts_with("error: the process was killed by SIGSEGV while it ran environment game"))
+      << text(words);
+  EXPECT_EQ(text(log), "a line\n" + text(words));
+  for (const std::string& file : {log, words}) std::filesystem::remove(file);
+}
+
 TEST(RunningCallDeathTest, WordsAreMadeWhenTheyAreToldAndALongLineIsCut) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto crash = [](size_t more) {

@@ -16,6 +16,7 @@ inline void DoWrong(const std::string& how) {
   if (how == "crash") std::raise(SIGSEGV);
   if (how == "exit") std::exit(0);
   if (how == "throw") throw std::runtime_error("no such place");
+  if (how == "late") std::this_thread::sleep_for(std::chrono::seconds(2));
   if (how == "hang") std::fprintf(stderr, "it hangs\n");
   while (how == "hang") std::this_thread::sleep_for(std::chrono::seconds(1));
 }

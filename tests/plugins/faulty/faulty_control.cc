@@ -1,4 +1,8 @@
 // A control task that does something wrong, from the fourth step of an episode on.
+#include <errno.h>
+
+#include <string_view>
+
 #include "core/environments/control_tasks/control_plugin.h"
 #include "tests/plugins/faulty/faults.h"
 
@@ -14,6 +18,8 @@ class FaultyControl : public Rules {
   }
   MoveResult Play(const std::array<double, 4>& state, const float* /*action*/, Rng /*rng*/) const override {
     if (in_ == "Play" && state[0] > 3) DoWrong(how_);
+    // Not in the worker that plays: where an episode is played again to be drawn.
+    if (in_ == "Replay" && std::string_view(program_invocation_short_name) == "tidepool") DoWrong(how_);
     return {.state = {state[0] + 1}, .reward = 1};
   }
   void Observe(const std::array<double, 4>& state, float* out) const override {

@@ -15,8 +15,26 @@ Status Crashes(const Options&, const Cells&, const PolicyBatch&, LossTerms&) {
   return OkStatus();
 }
 
+Status Hangs(const Options&, const Cells&, const PolicyBatch&, LossTerms&) {
+  DoWrong("hang");
+  return OkStatus();
+}
+std::vector<double> AdvantageHangs(const Options&, const AdvantageInput& in) {
+  DoWrong("hang");
+  return std::vector<double>(in.cells->mask.size());
+}
+
 }  // namespace
 
+TP_PLUGIN(Loss, loss_hangs) {
+  return {.paper = "none", .formula = "none", .options = {}, .needs = {Column::kAdvantages}, .terms = Hangs};
+}
+TP_PLUGIN(Advantage, advantage_hangs) {
+  return {.paper = "none", .formula = "none", .compute = AdvantageHangs};
+}
+TP_PLUGIN(Algorithm, loss_hangs) {
+  return {.paper = "none", .doc = "hangs", .advantage = {"grpo", {}}, .loss = {"loss_hangs"}};
+}
 TP_PLUGIN(Loss, loss_throws) {
   return {.paper = "none", .formula = "none", .options = {}, .needs = {Column::kAdvantages}, .terms = Throws};
 }

@@ -23,6 +23,10 @@ Plan Throws(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
   DoWrong("throw");
   return {};
 }
+Plan Hangs(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
+  DoWrong("hang");
+  return {};
+}
 Plan Crashes(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
   DoWrong("crash");
   return {};
@@ -32,6 +36,9 @@ Plan Crashes(const PoolView&, const LedgerView&, const Forecast&, TimePoint) {
 
 TP_PLUGIN(Policy, throws) {
   return {.summary = "throws", .placement = PlacementKind::kMultiplexed, .decide = Throws};
+}
+TP_PLUGIN(Policy, hangs) {
+  return {.summary = "hangs", .placement = PlacementKind::kMultiplexed, .decide = Hangs};
 }
 TP_PLUGIN(Policy, crashes) {
   return {.summary = "crashes", .placement = PlacementKind::kMultiplexed, .decide = Crashes};

@@ -1,6 +1,7 @@
 // A reward that does not come back, or takes the process along; the argument says how.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "core/tasks/rewards/reward_plugin.h"
@@ -18,14 +19,14 @@ StatusOr<Reward> MakeFaulty(const std::string& how) {
       std::fprintf(stderr, "while it ran reward innocent (innocent.cc) on sample 0.0.0\n");
       std::_Exit(3);
     }
-    return Ok(1);
+    return Ok(how == "nan" ? NAN : 1);
   });
 }
 
 }  // namespace
 
 TP_PLUGIN(Reward, faulty) {
-  return {.argument = "crash, exit, hang, throw, slander, or make crash ...",
+  return {.argument = "crash, exit, hang, throw, nan, slander, or make crash ...",
           .doc = "does what its argument says",
           .make = MakeFaulty};
 }

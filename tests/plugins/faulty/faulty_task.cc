@@ -5,7 +5,7 @@
 namespace tidepool::tasks {
 namespace {
 
-const std::vector<std::string> kHow = {"no", "crash", "exit", "throw", "hang"};
+const std::vector<std::string> kHow = {"no", "crash", "exit", "throw", "hang", "late"};
 
 class FaultyTask : public Task {
  public:

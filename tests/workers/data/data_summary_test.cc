@@ -61,6 +61,20 @@ class DataSummaryTest : public testing::Test {
   JobConfig config_;
 };
 
+TEST_F(DataSummaryTest, EachRewardSaysWhatItMakesOfTheFirstRowThatCanBeUsed) {
+  Rows("{\"prompt\": \"abcdefghijkl\", \"answer\": \"x\"}\n{\"prompt\": \"ab\", \"answer\": \"c\"}\n");
+  config_.reward.functions = {{.name = "exact_answer"}, {.name = "contains:z"}, {.name = "countdown"}};
+  const auto s = SummarizeData(config_);
+  ASSERT_TRUE(s.ok()) << s.status().message();
+  ASSERT_EQ(s->rewards.size(), 3);
+  EXPECT_EQ(s->rewards[0].on, config_.data.path + ":2, answered by its own answer");
+  EXPECT_EQ(s->rewards[0].verdict, "1");
+  EXPECT_EQ(s->rewards[1].verdict, "0");
+  EXPECT_THAT(s->rewards[2].verdict, testing::StartsWith("no score, the row is at fault: "));
+  EXPECT_THAT(DataLines(*s),
+              testing::Contains(HasSubstr("reward exact_answer says of " + s->rewards[0].on + ": 1")));
+}
+
 TEST_F(DataSummaryTest, SaysHowManyRowsTheLongestPromptAndWhatIsLeftOutByFileAndLine) {
   std::string text;
   for (int i = 0; i < 200; ++i)
