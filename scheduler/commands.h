@@ -282,10 +282,9 @@ struct Log {
   std::vector<std::pair<std::string, std::string>> fields;
   WorkerRef about;
 };
-// A fault that ends a run; worker: which one broke it, if it was one (fault.actor names it too).
+// A fault that ends a run.
 struct Ending {
   record::Fault fault;
-  WorkerId worker;
   StepNumber step;
 };
 // End the children, exit with this code.

@@ -85,11 +85,11 @@ bool Lifecycle::Refuse() {
 }
 
 void Lifecycle::Fail(const std::string& kind, const std::string& actor, const std::string& what) {
-  FailBy({{kind, actor, {}, what}, {}, {}});
+  FailBy({{kind, actor, {}, what}, {}});
 }
 
 void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what) {
-  FailBy({{kind, ToString(worker.worker), worker.inc, what}, worker.worker, {}});
+  FailBy({{kind, ToString(worker.worker), worker.inc, what, worker.worker}, {}});
 }
 
 void Lifecycle::FailBy(command::Ending ending) {

@@ -44,7 +44,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   out_.Record(record::Fence{ref});
   // Whoever reads the fault learns who ended it.
   out_.Record(record::Fault{"worker_lost", ToString(ref.worker), ref.inc,
-                            by_exit ? why : "the controller ended it: " + why});
+                            by_exit ? why : "the controller ended it: " + why, ref.worker});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
   all_.rollouts.Lost(ref.worker);
@@ -79,8 +79,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
                      "the worker died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
-      out_.Record(
-          record::Fault{"retired", ToString(worker), {}, fleet_.workers.at(worker).vitals().last_why});
+      out_.Record(record::Fault{
+          "retired", ToString(worker), {}, fleet_.workers.at(worker).vitals().last_why, worker});
       break;
     case Health::Next::kWait:
       break;

@@ -178,7 +178,7 @@ void Workers::On(const event::WorkerStartFailed& e) {
     all_.life.Refuse();
     return;
   }
-  out_.Record(record::Fault{"worker_lost", ToString(e.worker), {}, e.why});
+  out_.Record(record::Fault{"worker_lost", ToString(e.worker), {}, e.why, e.worker});
   AfterDeath(e.worker, e.why);
 }
 
@@ -244,7 +244,7 @@ void Workers::Tick() {
           all_.life.Fail("start_failed", WorkerRef{v.worker, {}}, "the worker " + v.why);
           return;
         }
-        out_.Record(record::Fault{"worker_lost", ToString(v.worker), {}, v.why});
+        out_.Record(record::Fault{"worker_lost", ToString(v.worker), {}, v.why, v.worker});
         out_.Do(command::KillWorker{{v.worker, {}}, v.why});
         AfterDeath(v.worker, v.why);
         break;

@@ -68,9 +68,10 @@ struct Mention {
   void operator()(const char* /*name*/, const StepNumber& at) {
     step = step || (at.value >= filter.first_step && at.value <= filter.last_step);
   }
-  // The actor of a FAULT is a name: "w3".
+  void operator()(const char* /*name*/, const WorkerId& id) { worker = worker || id.value == filter.worker; }
+  // A FAULT of a program that did not write the worker has its place as the actor: "w3".
   void operator()(const char* name, const std::string& text) {
-    worker = worker || (std::string_view(name) == "actor" && text == ToString(WorkerId{filter.worker}));
+    worker = worker || (std::string_view(name) == "actor" && text == "w" + std::to_string(filter.worker));
   }
   template <typename T>
   void operator()(const char* name, const std::vector<T>& items) {

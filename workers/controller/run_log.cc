@@ -1,6 +1,5 @@
 #include "workers/controller/run_log.h"
 
-#include <charconv>
 #include <cstdio>
 
 namespace tidepool::workers {
@@ -29,14 +28,6 @@ std::string SlotsText(const std::vector<SlotId>& slots) {
   return out;
 }
 
-// "w3" of a FAULT's actor; -1: it is no worker.
-int64_t PlaceOfActor(const std::string& actor) {
-  int64_t place = -1;
-  if (actor.size() < 2 || actor[0] != 'w') return -1;
-  const auto end = std::from_chars(actor.data() + 1, actor.data() + actor.size(), place);
-  return end.ec == std::errc() && end.ptr == actor.data() + actor.size() ? place : -1;
-}
-
 struct Teller {
   const NameOfPlace& place_name;
   using Said = std::optional<LogEvent>;
@@ -52,10 +43,10 @@ struct Teller {
   }
 
   Said operator()(const record::Fault& r) const {
-    const int64_t place = PlaceOfActor(r.actor);
-    if (place < 0) return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"actor", r.actor}}, r.what);
-    const std::string name = place_name(place);
-    LogFields fields = {{"worker", r.inc.valid() ? ToString(WorkerRef{{place}, r.inc}) : r.actor},
+    if (!r.worker.valid())
+      return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"actor", r.actor}}, r.what);
+    const std::string name = place_name(r.worker.value);
+    LogFields fields = {{"worker", r.inc.valid() ? ToString(WorkerRef{r.worker, r.inc}) : r.actor},
                         {"place", name}};
     if (r.kind == "worker_lost") {
       return Event(LogLevel::kWarn, r.kind, std::move(fields), "worker " + name + ": " + r.what);
@@ -169,8 +160,8 @@ LogEvent EventOf(const scheduler::command::Log& c, const NameOfPlace& place_name
 }
 
 std::string WhyOf(const scheduler::command::Finish& c, const NameOfPlace& place_name) {
-  if (!c.ending || !c.ending->worker.valid()) return c.why;
-  return TextOf(*c.ending, place_name(c.ending->worker.value));
+  if (!c.ending || !c.ending->fault.worker.valid()) return c.why;
+  return TextOf(*c.ending, place_name(c.ending->fault.worker.value));
 }
 
 }  // namespace tidepool::workers

@@ -289,6 +289,20 @@ TEST_F(InspectTest, JournalFindsWhatItIsAskedFor) {
   }
 }
 
+TEST_F(InspectTest, JournalFindsFaultsOfAWorkerByItsFieldAndThoseOfOlderProgramsByItsName) {
+  WriteRun({{Lsn{0}, 1, 0, record::Fault{"worker_lost", "w2", {7}, "of a program without the field"}},
+            {Lsn{1}, 1, 0, record::Fault{"worker_lost", "device-2", {8}, "killed", {2}}},
+            {Lsn{2}, 1, 0, record::Fault{"retired", "device-3", {}, "killed w2", {3}}},
+            {Lsn{3}, 1, 0, record::Fault{"storage", "controller", {}, "full"}}});
+  const auto count = [](const char* worker) {
+    const std::string out = RunCli({"journal", "sim", "--worker", worker}).out;
+    return std::count(out.begin(), out.end(), '\n');
+  };
+  EXPECT_EQ(count("2"), 2);
+  EXPECT_EQ(count("3"), 1);
+  EXPECT_EQ(count("1"), 0);
+}
+
 TEST_F(InspectTest, JournalWritesIdsAsPeopleDo) {
   record::StepCommit commit{{3}, {0, 3}, 7, {{{12, 0, 3}, {0, 2}}}};
   record::Loaded loaded{{{2}, {7}}, {0, 3}, 7};

@@ -17,11 +17,14 @@ std::string LineOf(const JournalRecord& r) {
 }
 
 TEST(RunLogTest, SaysWhoDidWhat) {
-  EXPECT_EQ(LineOf(record::Fault{"worker_lost", "w2", {7}, "process 12 was killed by signal 9 (SIGKILL)"}),
-            "warn event=worker_lost worker=w2/inc7 place=device-2 "
-            "text=\"worker device-2: process 12 was killed by signal 9 (SIGKILL)\"");
+  EXPECT_EQ(
+      LineOf(record::Fault{"worker_lost", "w2", {7}, "process 12 was killed by signal 9 (SIGKILL)", {2}}),
+      "warn event=worker_lost worker=w2/inc7 place=device-2 "
+      "text=\"worker device-2: process 12 was killed by signal 9 (SIGKILL)\"");
   EXPECT_EQ(LineOf(record::Fault{"storage", "controller", {}, "no \"space\""}),
             "error event=fault class=storage actor=controller text=\"no 'space'\"");
+  EXPECT_EQ(LineOf(record::Fault{"train", "w2", {}, "a plug-in called w2 failed"}),
+            "error event=fault class=train actor=w2 text=\"a plug-in called w2 failed\"");
   EXPECT_EQ(LineOf(record::Join{{{0}, {1}}, "device-0", Role::kNone, {SlotId{0}, SlotId{1}}}),
             "info event=worker_joined worker=w0/inc1 place=device-0 slots=0,1");
   EXPECT_EQ(LineOf(record::CheckpointBegin{3, {40}}), "info event=checkpoint_begun ckpt=3 step=40");
@@ -54,7 +57,7 @@ TEST(RunLogTest, WhatAPlugInSaysOfAWorkerIsLeftAsItIs) {
   const std::string words = "the judge said: worker w1/inc3 is lazy, actor=w1";
   EXPECT_EQ(EventOf(scheduler::command::Log{LogLevel::kWarn, "reward_infra", words, {}, {}}, PlaceName).text,
             words);
-  const scheduler::command::Ending ending{{"train", "w1", {3}, words}, {1}, {7}};
+  const scheduler::command::Ending ending{{"train", "w1", {3}, words, {1}}, {7}};
   EXPECT_EQ(WhyOf({3, TextOf(ending, "w1"), false, ending}, PlaceName),
             "fault=train actor=reward-0 step=7: " + words);
   EXPECT_EQ(WhyOf({3, "fault=reward_infra actor=reward step=1: " + words, false, {}}, PlaceName),
