@@ -85,22 +85,22 @@ bool Lifecycle::Refuse() {
 }
 
 void Lifecycle::Fail(const std::string& kind, const std::string& actor, const std::string& what) {
-  FailBy({{kind, actor, {}, what}, {}});
+  FailBy({kind, actor, {}, what});
 }
 
 void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what) {
-  FailBy({{kind, ToString(worker.worker), worker.inc, what, worker.worker}, {}});
+  FailBy({kind, options_.NameOf(worker.worker), worker.inc, what, worker.worker});
 }
 
-void Lifecycle::FailBy(command::Ending ending) {
+void Lifecycle::FailBy(const record::Fault& fault) {
   if (finished_) return;
-  out_.Record(ending.fault);
-  ending.step = {std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0)};
-  std::string why = TextOf(ending, ending.fault.actor);
-  End({3, std::move(why), /*complete=*/false, std::move(ending)});
+  out_.Record(fault);
+  const int64_t step = std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0);
+  End({3, "fault=" + fault.kind + " actor=" + fault.actor + " step=" + std::to_string(step) + ": " +
+              fault.what});
 }
 
-void Lifecycle::Finish(const std::string& why, bool complete) { End({0, why, complete, {}}); }
+void Lifecycle::Finish(const std::string& why, bool complete) { End({0, why, complete}); }
 
 void Lifecycle::End(command::Finish finish) {
   if (finished_) return;
@@ -164,13 +164,14 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
   }
 }
 
-// "op=train waiting_for=w0/inc1 ...; rows_being_read=3; w2=restarting".
+// "op=train waiting_for=device-0/inc1 ...; rows_being_read=3; device-2=restarting".
 std::string Lifecycle::WhoIsWaitedFor() const {
-  std::string line = waits_.Describe(now_);
+  std::string line = waits_.Describe(now_, [this](const WorkerRef& who) { return options_.NameOf(who); });
   const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
   if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
   for (const auto& [id, w] : fleet_.workers) {
-    if (const Life life = w.vitals().life; life != Life::kHealthy) add(ToString(id) + "=" + Name(life));
+    if (const Life life = w.vitals().life; life != Life::kHealthy)
+      add(options_.NameOf(id) + "=" + Name(life));
   }
   return line;
 }

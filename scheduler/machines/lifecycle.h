@@ -42,7 +42,7 @@ class Lifecycle : public Machine {
   void WaitIsOver(const Waits::Key& key);
   [[nodiscard]] std::string WhoIsWaitedFor() const;
   void AdvanceFinal();
-  void FailBy(command::Ending ending);  // its step is filled in
+  void FailBy(const record::Fault& fault);
   void Finish(const std::string& why, bool complete = false);
   void End(command::Finish finish);
   void FinishStop();

@@ -101,7 +101,7 @@ void SampleFlow::On(const event::Graded& e) {
   if (result == Grading::Result::kRetry) {
     out_.Warn("reward_retry",
               "sample " + ToString(e.tid) + " is graded once more, its grader failed: " + e.why,
-              {{"tid", ToString(e.tid)}, {"worker", ToString(e.grader)}});
+              {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.grader)}});
     return;
   }
   event::Graded graded = e;
@@ -147,7 +147,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
                                  : "reward_infra",
             "sample " + ToString(tid) + " is dropped, " +
                 (infra ? "its grader failed: " : "it cannot be graded: ") + e.why + LostShare(e.outcome),
-            {{"tid", ToString(tid)}, {"worker", ToString(e.grader)}});
+            {{"tid", ToString(tid)}, {"worker", options_.NameOf(e.grader)}});
   DropSample(tid, !infra               ? DropReason::kDataInvalid
                   : facts_.environment ? DropReason::kEnvInfra
                                        : DropReason::kRewardInfra);

@@ -34,7 +34,7 @@ void SampleFlow::On(const event::EnvStepped& e) {
     out_.Warn("env_retry",
               "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +
                   " is played once more, its environment failed: " + e.why,
-              {{"tid", ToString(e.tid)}, {"worker", ToString(e.worker)}});
+              {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.worker)}});
     return;
   }
   event::EnvStepped step = e;

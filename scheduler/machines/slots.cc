@@ -138,7 +138,7 @@ void Slots::EndIfLeadsNowhere(const LedgerView& ledger) {
   const bool refused = !plan_refused_.empty();
   const std::string nobody = refused ? "" : NobodyToWork(ledger, plan_.plan());
   const bool idle = (refused || !nobody.empty()) && now_ >= pool_.avoid_until() &&
-                    all_.rollouts.requests().in_flight() == 0 && waits_.Describe(now_).empty() &&
+                    all_.rollouts.requests().in_flight() == 0 && waits_.empty() &&
                     all_.samples.Describe().empty() &&
                     std::ranges::all_of(fleet_.workers, [](const auto& item) {
                       const Life life = item.second.vitals().life;

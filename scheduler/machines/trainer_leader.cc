@@ -79,9 +79,9 @@ void TrainerState::Fetch(const command::GroupMember& member) {
   const int64_t request = fetching_[SlotOf(member)].request = ++requests_;
   all_.rollouts.Forget(member.slot);
   out_.Do(command::FetchState{member.worker, member.slot, member.epoch, leader_, step_, digest_, request});
-  waits_.Begin(
-      {WaitKind::kState, member.slot.value},
-      {member.worker, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_.worker)});
+  waits_.Begin({WaitKind::kState, member.slot.value},
+               {member.worker, now_, In(options_.fleet.start_timeout_s),
+                "fetch from " + options_.NameOf(leader_.worker.worker)});
 }
 
 void TrainerState::CountDeath(const event::WorkerLost& e) {

@@ -43,7 +43,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.life.Moved();
   out_.Record(record::Fence{ref});
   // Whoever reads the fault learns who ended it.
-  out_.Record(record::Fault{"worker_lost", ToString(ref.worker), ref.inc,
+  out_.Record(record::Fault{"worker_lost", options_.NameOf(ref.worker), ref.inc,
                             by_exit ? why : "the controller ended it: " + why, ref.worker});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
@@ -80,7 +80,7 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
       return;
     case Health::Next::kRetired:
       out_.Record(record::Fault{
-          "retired", ToString(worker), {}, fleet_.workers.at(worker).vitals().last_why, worker});
+          "retired", options_.NameOf(worker), {}, fleet_.workers.at(worker).vitals().last_why, worker});
       break;
     case Health::Next::kWait:
       break;
