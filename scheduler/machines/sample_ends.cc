@@ -134,7 +134,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
     return;
   }
   CountOutcome(e.outcome, e.why);
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
@@ -226,7 +226,7 @@ void SampleFlow::CountOutcome(GradeOutcome outcome, const std::string& why) {
   any_passed_ = any_passed_ || outcome == GradeOutcome::kOk;
   ungradable_ = outcome == GradeOutcome::kData ? ungradable_ + 1 : 0;
   EndIfNothingPasses(why);
-  if (!all_.life.finished()) EndIfTooManyFail();
+  if (!all_.life.over()) EndIfTooManyFail();
 }
 
 // Rows of which none can be graded would be generated for and dropped for ever. Where nothing has passed yet

@@ -165,7 +165,7 @@ void TrainerState::WaitForAbort(const SlotRef& ref, StepNumber step) {
 }
 
 void TrainerState::Publish() {
-  if (all_.life.finished() || phase_ != StatePhase::kReady) return;
+  if (all_.life.over() || phase_ != StatePhase::kReady) return;
   if (!all_.steps.open() && !publishing_ && published_ != state_.version() && state_.ever_checkpointed()) {
     publishing_ = true;
     out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_});
@@ -175,7 +175,7 @@ void TrainerState::Publish() {
   const int64_t every = options_.checkpoint.recovery_every_steps;
   if (every > 0 && !all_.steps.open() && !copying_ && recovery_ != state_.step() &&
       recovery_failed_ != state_.step() && state_.ever_checkpointed() &&
-      (state_.step().value % every == 0 || !recovery_.valid()) && !all_.life.shutdown().requested()) {
+      (state_.step().value % every == 0 || !recovery_.valid()) && all_.life.running()) {
     copying_ = true;
     out_.Do(command::CopyRecovery{leader_.worker, leader_.slot, state_.step()});
     waits_.Begin({WaitKind::kRecoveryCopy, 0},

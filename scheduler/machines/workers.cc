@@ -224,7 +224,7 @@ void Workers::Tick() {
   }
   if (now_ > reattach_until_ && SomeReattach()) ReattachOver();
   for (const Health::Verdict& v : health_.Tick(now_)) {
-    if (all_.life.finished()) return;
+    if (all_.life.over()) return;
     const Worker& w = fleet_.workers.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:

@@ -549,9 +549,7 @@ TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {
 }
 
 TEST(ShutdownTest, OneBudgetCountsEverything) {
-  Shutdown s;
-  s.Request("SIGTERM", T(100));
-  s.Request("later", T(110));
+  const Shutdown s("SIGTERM", T(100));
   EXPECT_EQ(s.why(), "SIGTERM");
   EXPECT_TRUE(s.MayFinishStep(T(105)));
   EXPECT_FALSE(s.MayFinishStep(T(112)));
