@@ -490,6 +490,26 @@ TEST(JournalTailTest, HandsOverEachRecordBeforeItDecodesTheNext) {
   EXPECT_EQ(took, 3);
 }
 
+TEST(JournalTailTest, DamageIsNoRecordThatIsBeingWritten) {
+  MemoryFileSystem fs;
+  auto writer = MustOpen(fs, {});
+  for (int i = 0; i < 3; ++i) {
+    writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Sync().ok());
+  }
+  JournalTail tail(fs, kDir, Lsn{0});
+  const std::string file = writer->current_file();
+  fs.FlipByte(file, fs.Stat(file)->bytes - 1);
+  EXPECT_EQ(Polled(tail)->size(), 2U) << "the last one may come yet";
+  fs.FlipByte(file, fs.Stat(file)->bytes - 1);
+  EXPECT_EQ(Polled(tail)->size(), 1U);
+  std::string frame;
+  EncodeFrame({.lsn = Lsn{0}, .record = record::Dup{}}, false, frame);
+  JournalTail other(fs, kDir, Lsn{0});
+  fs.FlipByte(file, fs.Stat(file)->bytes - static_cast<int64_t>(frame.size()) - 1);
+  EXPECT_EQ(Polled(other).status().code(), StatusCode::kDataLoss) << "one that was durable follows";
+}
+
 TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
   MemoryFileSystem fs;
   const auto write = [&](int64_t begun_unix_ms, int records) {
