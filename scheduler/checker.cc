@@ -40,12 +40,18 @@ void Checker::State::SetPath(const Version& v, uint64_t digest) {
   p[static_cast<size_t>(v.number)] = digest;
 }
 
+std::string Checker::State::Called(const WorkerRef& worker) const {
+  const auto name = names.find(worker.worker);
+  return WorkerName(name == names.end() ? "place " + std::to_string(worker.worker.value) : name->second,
+                    worker.inc);
+}
+
 bool Checker::State::Trusted(const WorkerRef& ref, const char* what) {
   const auto it = workers.find(ref);
   if (it == workers.end())
-    return Violation("Q8", std::string(what) + " from " + ToString(ref) + ", which never joined");
+    return Violation("Q8", std::string(what) + " from " + Called(ref) + ", which never joined");
   if (it->second.fenced)
-    return Violation("Q8", std::string(what) + " from " + ToString(ref) + " after its FENCE");
+    return Violation("Q8", std::string(what) + " from " + Called(ref) + " after its FENCE");
   return true;
 }
 

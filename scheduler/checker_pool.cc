@@ -12,7 +12,7 @@ constexpr int64_t kLongestMs = int64_t{1}
 
 bool Checker::State::On(const record::Fence& x) {
   const auto it = workers.find(x.worker);
-  if (it == workers.end()) return Violation("Q8", ToString(x.worker) + " never joined");
+  if (it == workers.end()) return Violation("Q8", Called(x.worker) + " never joined");
   it->second.fenced = true;
   if (const auto live = alive.find(x.worker.worker); live != alive.end() && live->second == x.worker)
     alive.erase(x.worker.worker);
@@ -31,8 +31,9 @@ bool Checker::State::On(const record::Join& x) {
     return Violation(
         "Q8", "incarnation " + std::to_string(x.worker.inc.value) + " follows " + std::to_string(last_inc));
   last_inc = x.worker.inc.value;
+  names[x.worker.worker] = x.name;
   if (const auto live = alive.find(x.worker.worker); live != alive.end()) {
-    return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(live->second));
+    return Violation("Q8", Called(x.worker) + " joins beside the live " + Called(live->second));
   }
   WorkerState& w = workers[x.worker] = {.fenced = false, .slots = x.slots};
   if (x.role == Role::kNone && w.slots.empty()) w.slots = {{x.worker.worker.value}};
@@ -41,8 +42,8 @@ bool Checker::State::On(const record::Join& x) {
     SlotState* s = Slot(slot);
     if (s == nullptr) return false;
     if (s->owner.inc.valid())
-      return Violation("G1", "slot " + std::to_string(slot.value) + " of " + ToString(x.worker) +
-                                 " is one of " + ToString(s->owner));
+      return Violation("G1", "slot " + std::to_string(slot.value) + " of " + Called(x.worker) +
+                                 " is one of " + Called(s->owner));
     s->owner = x.worker;
     s->quarantined = false;  // a new process has none of the memory that the old one kept
     s->loaded = s->admitted = {};
@@ -201,7 +202,7 @@ bool Checker::State::On(const record::Grant& x) {
                                std::to_string(s.epoch));
   if (s.quarantined) return Violation("G5", "slot " + std::to_string(x.slot.value) + " is quarantined");
   if (s.owner != x.worker)
-    return Violation("G1", ToString(x.worker) + " has no slot " + std::to_string(x.slot.value));
+    return Violation("G1", Called(x.worker) + " has no slot " + std::to_string(x.slot.value));
   const auto t = transitions.find(s.transition);
   const bool back = s.transition < 0 && s.owed != Role::kNone && s.owed == x.role;
   if (back && !s.released)

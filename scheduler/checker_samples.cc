@@ -107,15 +107,14 @@ bool Checker::State::On(const record::Start& x) {
   if (found == nullptr) return false;
   const SlotState& s = *found;
   if (s.holder != x.worker)
-    return Violation("G8", ToString(x.worker) + " does not hold slot " + std::to_string(slot.value));
+    return Violation("G8", Called(x.worker) + " does not hold slot " + std::to_string(slot.value));
   if (s.role != Role::kRollout)
-    return Violation("G8", "slot " + std::to_string(slot.value) + " of " + ToString(x.worker) +
-                               " is held by " + Name(s.role));
+    return Violation("G8", "slot " + std::to_string(slot.value) + " of " + Called(x.worker) + " is held by " +
+                               Name(s.role));
   if (s.transition >= 0 && !transitions.at(s.transition).committed)
-    return Violation("G8", ToString(x.worker) + " gets a chunk while its slot is being taken");
+    return Violation("G8", Called(x.worker) + " gets a chunk while its slot is being taken");
   if (!behind.empty()) Follow(slot.value);
-  if (s.admitted != x.wv)
-    return Violation("W3", ToString(x.worker) + " is not admitted at " + ToString(x.wv));
+  if (s.admitted != x.wv) return Violation("W3", Called(x.worker) + " is not admitted at " + ToString(x.wv));
   return true;
 }
 

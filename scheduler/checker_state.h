@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/choices.h"
+#include "core/base/places.h"
 #include "scheduler/checker.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/length_fairness.h"
@@ -89,7 +90,8 @@ struct Checker::State {
   std::map<int32_t, int64_t> last_published;
   std::map<Version, uint64_t> committed;  // STEP_COMMIT and what RESTORE carried over
   FlatTable<WorkerRef, WorkerState> workers;
-  FlatTable<WorkerId, WorkerRef> alive;  // joined and not fenced; one a place
+  std::map<WorkerId, std::string> names;  // of places
+  FlatTable<WorkerId, WorkerRef> alive;   // joined and not fenced; one a place
   FlatTable<int64_t, SlotState> slots;
   std::map<int64_t, TransitionState> transitions;  // open ones
   uint64_t transition_due_ns = 0;                  // none can be late before
@@ -122,6 +124,7 @@ struct Checker::State {
   [[nodiscard]] int64_t Lag(const Version& made, const Version& trained) const;
   void SetPath(const Version& v, uint64_t digest);
   bool Trusted(const WorkerRef& ref, const char* what);
+  [[nodiscard]] std::string Called(const WorkerRef& worker) const;  // "reward-0/inc3", by its JOIN
   // What time alone can violate: G4, G6, W7. Cheap; called at every record.
   bool OnTime();
   // mono_ns counts from another start in every life of the controller.

@@ -45,7 +45,7 @@ bool Checker::State::On(const record::StepBegin& x) {
   if (!published.contains(x.v)) return Violation("W5", ToString(x.v) + " is trained before it was published");
   const auto first = x.members.empty() ? slots.end() : slots.find(x.members.front().slot.value);
   if (first == slots.end() || first->second.holder != lease->holder)
-    return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
+    return Violation("G8", "the actor " + Called(lease->holder) + " does not hold its slot");
   for (const record::SlotPlan& m : x.members) {
     const SlotState* found = Slot(m.slot);
     if (found == nullptr) return false;

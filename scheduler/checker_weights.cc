@@ -29,7 +29,7 @@ Checker::State::SlotState* Checker::State::Engine(const SlotRef& place, const ch
   if (!Trusted(place.worker, what)) return nullptr;
   SlotState* s = Slot(place.slot);
   if (s == nullptr || s->owner == place.worker) return s;
-  Violation("G1", ToString(place.worker) + " has no slot " + std::to_string(place.slot.value));
+  Violation("G1", Called(place.worker) + " has no slot " + std::to_string(place.slot.value));
   return nullptr;
 }
 
@@ -42,9 +42,9 @@ bool Checker::State::On(const record::Loaded& x) {
   // then was nothing that could be trusted.
   const bool again = w.loaded == x.v && w.loaded_epoch != now->ctl_epoch;
   if (w.loaded.valid() && !(w.loaded < x.v) && !again)
-    return Violation("W2", ToString(x.worker) + " loads " + ToString(x.v) + " after " + ToString(w.loaded));
+    return Violation("W2", Called(x.worker) + " loads " + ToString(x.v) + " after " + ToString(w.loaded));
   if (At(x.v, x.v.number) != x.digest)
-    return Violation("W3", ToString(x.worker) + " loaded other weights than " + ToString(x.v));
+    return Violation("W3", Called(x.worker) + " loaded other weights than " + ToString(x.v));
   w.loaded = x.v;
   w.loaded_epoch = now->ctl_epoch;
   return true;
@@ -56,12 +56,12 @@ bool Checker::State::On(const record::Admit& x) {
   SlotState& w = *found;
   if (!w.loaded.valid())
     return Violation("W3",
-                     ToString(x.worker) + " is admitted at " + ToString(x.v) + " without having loaded it");
+                     Called(x.worker) + " is admitted at " + ToString(x.v) + " without having loaded it");
   // An engine is one process (its tensor-parallel ranks, if any, report through it), so its newest LOADED
   // stands for all shards.
   if (w.loaded != x.v)
-    return Violation("W4", ToString(x.worker) + " is admitted at " + ToString(x.v) +
-                               ", but its shards hold " + ToString(w.loaded));
+    return Violation("W4", Called(x.worker) + " is admitted at " + ToString(x.v) + ", but its shards hold " +
+                               ToString(w.loaded));
   w.admitted = x.v;
   Follow(PlaceOf(x).slot.value);
   return true;
@@ -87,7 +87,7 @@ bool Checker::State::EnginesFollow() {
   for (const auto& [slot, since] : behind) {
     if (Stuck(since)) {
       const SlotState& s = slots.at(slot);
-      return Violation("W7", ToString(s.holder) + " still serves " + ToString(s.admitted) + ", " +
+      return Violation("W7", Called(s.holder) + " still serves " + ToString(s.admitted) + ", " +
                                  ToString(newest) + " was published longer than " +
                                  std::to_string(config->stall_ms) + " ms ago");
     }

@@ -4,7 +4,6 @@
 // its incarnation, those about a slot its epoch; the worker refuses older ones.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -273,8 +272,7 @@ struct EvalReport {
 };
 // For people. event: its name in the log (docs/operating.md has the list), where the fields follow it. text:
 // the same as a sentence; the terminal shows that of the newest warning. about: the worker that the sentence
-// is of, if any. The text goes on behind its name, which is for the reader to put there: what people call a
-// place is not known here.
+// is of, if any; the text goes on behind its name, which is for the reader to put there.
 struct Log {
   LogLevel level = LogLevel::kWarn;
   std::string event;
@@ -282,24 +280,12 @@ struct Log {
   std::vector<std::pair<std::string, std::string>> fields;
   WorkerRef about;
 };
-// A fault that ends a run; worker: which one broke it, if it was one (fault.actor names it too).
-struct Ending {
-  record::Fault fault;
-  WorkerId worker;
-  StepNumber step;
-};
 // End the children, exit with this code.
 struct Finish {
   int code = 0;
   std::string why;
   bool complete = false;  // all steps, the last evaluation and final/ are done
-  std::optional<Ending> ending = {};
 };
-// What END_RUN says of it. actor: as the reader is to be told of it.
-inline std::string TextOf(const Ending& e, const std::string& actor) {
-  return "fault=" + e.fault.kind + " actor=" + actor + " step=" + std::to_string(e.step.value) + ": " +
-         e.fault.what;
-}
 
 }  // namespace command
 

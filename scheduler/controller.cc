@@ -46,10 +46,10 @@ struct Receiver {
   // What depends on nothing but the time.
   void operator()(const event::Tick&) const {
     m.workers.Tick();
-    if (!m.life.finished() && m.facts.environment) m.samples.Tick();
-    if (!m.life.finished()) m.life.CheckDeadlines();
-    if (!m.life.finished()) m.rollouts.Tick();
-    if (!m.life.finished()) m.slots.Advance(/*again=*/true);
+    if (!m.life.over() && m.facts.environment) m.samples.Tick();
+    if (!m.life.over()) m.life.CheckDeadlines();
+    if (!m.life.over()) m.rollouts.Tick();
+    if (!m.life.over()) m.slots.Advance(/*again=*/true);
   }
 };
 
@@ -67,7 +67,7 @@ void Advance(Machines& m) {
   m.samples.Assign();
   m.slots.Advance();
   m.life.Advance();
-  if (!m.life.finished()) m.rollouts.Dispatch();
+  if (!m.life.over()) m.rollouts.Dispatch();
 }
 
 // Tokens alone decide nothing.
@@ -105,10 +105,10 @@ Controller::~Controller() = default;
 std::vector<Command> Controller::Handle(const Event& event, TimePoint now) {
   Machines& m = *impl_;
   m.now = now;
-  if (m.life.finished()) return {};
-  if (!m.life.started() && !std::holds_alternative<event::Started>(event)) return {};
+  if (m.life.over()) return {};
+  if (!m.life.begun() && !std::holds_alternative<event::Started>(event)) return {};
   std::visit(Receiver{m}, event);
-  if (Decides(event) && !m.life.finished()) Advance(m);
+  if (Decides(event) && !m.life.over()) Advance(m);
   return m.out.Take();
 }
 

@@ -42,7 +42,6 @@ struct ControllerView {
   int64_t waiting_env = 0;  // samples whose environment works just now
   int64_t env_turns = 0,
           env_retries = 0;  // asked of environment workers so far; of them, again after a failure
-  bool finished = false;
   std::vector<Restarting> restarting;
   std::vector<WorkerId> absent;  // places that no process holds, and one is to
 };

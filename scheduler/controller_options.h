@@ -9,6 +9,7 @@
 
 #include "core/base/choices.h"
 #include "core/base/ids.h"
+#include "core/base/places.h"
 #include "scheduler/best_checkpoint.h"
 #include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
@@ -133,6 +134,13 @@ struct ControllerOptions {
     return environment.used ? environment.workers : reward.workers;
   }
   [[nodiscard]] WorkerId side_worker(int64_t i) const { return {device_workers() + i}; }
+  // As people read of it: "reward-0", and one life of it "reward-0/inc3".
+  [[nodiscard]] std::string NameOf(WorkerId worker) const {
+    return PlaceName(device_workers(), Name(side_kind()), worker.value);
+  }
+  [[nodiscard]] std::string NameOf(const WorkerRef& worker) const {
+    return WorkerName(NameOf(worker.worker), worker.inc);
+  }
 };
 
 }  // namespace tidepool::scheduler

@@ -30,7 +30,6 @@ ControllerView Controller::View() const {
   v.waiting_env = m.rollouts.requests().waiting_env();
   v.env_turns = m.samples.episodes().turns();
   v.env_retries = m.samples.episodes().retries();
-  v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
   for (const auto& [id, w] : m.fleet.workers) {
     const Vitals& vitals = w.vitals();
@@ -38,9 +37,9 @@ ControllerView Controller::View() const {
     if (vitals.life == Life::kRestarting)
       v.restarting.push_back({id, vitals.starting_since - m.now, m.workers.deaths(id), vitals.last_why});
   }
-  v.phase = m.life.finished()                          ? "done"
-            : !m.life.started() || !m.trainer.ready()  ? "starting"
-            : m.life.shutdown().requested()            ? "stopping"
+  v.phase = m.life.over()                              ? "done"
+            : !m.life.begun() || !m.trainer.ready()    ? "starting"
+            : m.life.stopping()                        ? "stopping"
             : m.evaluations.current().active()         ? "evaluating"
             : m.checkpoints.writing() == StepNumber{0} ? "checkpointing"
             : m.facts.StepsDone() ? (m.checkpoints.writing().valid() ? "checkpointing" : "stopping")

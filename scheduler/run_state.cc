@@ -22,7 +22,7 @@ struct RunState::Applier {
   Status operator()(const record::Config& config) {
     const record::RunTerms& r = *config;
     s.config_ = r;
-    s.ended_.reset();
+    s.end_run_.reset();
     s.ledger_.SetRules(
         {.groups_per_step = r.groups_per_step,
          .group_size = r.group_size,
@@ -197,7 +197,7 @@ struct RunState::Applier {
   }
   Status operator()(const record::Fault&) { return OkStatus(); }
   Status operator()(const record::EndRun& r) {
-    s.ended_ = r;
+    s.end_run_ = r;
     return OkStatus();
   }
   Status operator()(const record::EvalResult& r) {
@@ -264,7 +264,7 @@ uint64_t RunState::Digest() const {
     mix(id.value);
     for (const SlotId slot : slots) mix(slot.value);
   }
-  mix(ended_ ? 1 + ended_->code : 0);
+  mix(end_run_ ? 1 + end_run_->code : 0);
   for (const auto& [step, e] : evals_) {
     mix(step.value), version(e.v), mix(e.correct), mix(e.total);
     // Journals of before have neither these fields nor another digest for want of them.

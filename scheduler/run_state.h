@@ -91,7 +91,7 @@ class RunState {
   [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }
   [[nodiscard]] const HeldOutFigures& held_out() const { return held_out_; }
-  [[nodiscard]] const std::optional<record::EndRun>& ended() const { return ended_; }
+  [[nodiscard]] const std::optional<record::EndRun>& end_run() const { return end_run_; }
   // Hash of everything above that a decision depends on, apart from the terms of the run (CONFIG): what
   // SNAPSHOT records, so that a fold which differs is noticed.
   [[nodiscard]] uint64_t Digest() const;
@@ -116,7 +116,7 @@ class RunState {
   std::map<TransitionId, std::vector<SlotId>> transition_slots_;  // that began it
   std::map<StepNumber, record::EvalResult> evals_;
   HeldOutFigures held_out_;
-  std::optional<record::EndRun> ended_;
+  std::optional<record::EndRun> end_run_;  // no later CONFIG goes on
   int64_t steps_committed_ = 0;
 };
 

@@ -1,10 +1,11 @@
 #pragma once
-// How a run is stopped from outside: admission shuts, a running optimizer step may finish if that fits
+// How a run that is asked to stop ends: admission shuts, a running optimizer step may finish if that fits
 // the budget, a checkpoint is written, exit 0. Bounded by one deadline that counts everything; what does
 // not fit is left to the next life (steps since the last checkpoint are trained again from their
 // payload, so nothing is lost). Pure; not thread-safe.
 
 #include <string>
+#include <utility>
 
 #include "core/base/time.h"
 
@@ -16,13 +17,8 @@ class Shutdown {
   static constexpr double kCheckpointSeconds = 8;  // of it for the checkpoint
   static constexpr double kExitSeconds = 3;        // of it for ending the children
 
-  void Request(const std::string& why, TimePoint now) {
-    if (requested_) return;
-    requested_ = true;
-    why_ = why;
-    since_ = now;
-  }
-  [[nodiscard]] bool requested() const { return requested_; }
+  Shutdown() = default;
+  Shutdown(std::string why, TimePoint since) : why_(std::move(why)), since_(since) {}
   [[nodiscard]] const std::string& why() const { return why_; }
   // A running optimizer step is still waited for.
   [[nodiscard]] bool MayFinishStep(TimePoint now) const {
@@ -34,7 +30,6 @@ class Shutdown {
   }
 
  private:
-  bool requested_ = false;
   std::string why_;
   TimePoint since_;
 };

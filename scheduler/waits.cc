@@ -25,7 +25,7 @@ TimePoint Waits::Horizon(TimePoint now) const {
   return horizon;
 }
 
-std::string Waits::Describe(TimePoint now, int64_t n) const {
+std::string Waits::Describe(TimePoint now, const NameOf& name_of, int64_t n) const {
   std::vector<std::pair<TimePoint, Key>> order;
   for (const auto& [key, w] : waits_) order.emplace_back(w.since, key);
   std::sort(order.begin(), order.end());
@@ -37,7 +37,7 @@ std::string Waits::Describe(TimePoint now, int64_t n) const {
     std::snprintf(seconds, sizeof(seconds), "%.1f", Seconds(now - since));
     if (!text.empty()) text += "; ";
     text += std::string("op=") + Name(key.kind) +
-            " waiting_for=" + (w.who.worker.valid() ? ToString(w.who) : std::string("storage")) +
+            " waiting_for=" + (w.who.worker.valid() ? name_of(w.who) : std::string("storage")) +
             " for_s=" + seconds + (w.what.empty() ? "" : " what=" + w.what);
   }
   return text;

@@ -3,6 +3,7 @@
 // watchdog names when nothing moves any more. Pure; not thread-safe.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -61,8 +62,10 @@ class Waits {
   [[nodiscard]] std::vector<Key> Expired(TimePoint now) const;
   // The latest deadline of all waits; `now` if there is none.
   [[nodiscard]] TimePoint Horizon(TimePoint now) const;
-  // "op=train waiting_for=w0/inc1 for_s=31.2; ...", oldest first, at most `n`.
-  [[nodiscard]] std::string Describe(TimePoint now, int64_t n = 4) const;
+  // "op=train waiting_for=device-0/inc1 for_s=31.2; ...", oldest first, at most `n`.
+  using NameOf = std::function<std::string(const WorkerRef&)>;
+  [[nodiscard]] std::string Describe(TimePoint now, const NameOf& name_of, int64_t n = 4) const;
+  [[nodiscard]] bool empty() const { return waits_.empty(); }
   [[nodiscard]] const std::map<Key, Wait>& all() const { return waits_; }
 
  private:

@@ -225,6 +225,8 @@ std::string ToString(const SampleId& tid) {
                                                : std::to_string(tid.sample));
 }
 std::string ToString(const Version& v) { return std::to_string(v.lineage) + ":" + std::to_string(v.number); }
-std::string ToString(const WorkerRef& r) { return ToString(r.worker) + "/inc" + std::to_string(r.inc.value); }
+std::string ToString(const WorkerRef& r) {
+  return "w" + std::to_string(r.worker.value) + "/inc" + std::to_string(r.inc.value);
+}
 
 }  // namespace tidepool

@@ -4,16 +4,21 @@
 
 namespace tidepool {
 
-std::string ToString(WorkerId worker) { return "w" + std::to_string(worker.value); }
-
 std::string SideName(const JobConfig& config) {
   return config.environment() == nullptr ? "reward" : "environment";
 }
 
-std::string PlaceName(const JobConfig& config, int64_t place) {
-  const int64_t devices = config.cluster.slots;
+std::string PlaceName(int64_t devices, std::string_view side, int64_t place) {
   return place < devices ? "device-" + std::to_string(place)
-                         : SideName(config) + "-" + std::to_string(place - devices);
+                         : std::string(side) + "-" + std::to_string(place - devices);
+}
+
+std::string PlaceName(const JobConfig& config, int64_t place) {
+  return PlaceName(config.cluster.slots, SideName(config), place);
+}
+
+std::string WorkerName(const std::string& place, Incarnation inc) {
+  return inc.valid() ? place + "/inc" + std::to_string(inc.value) : place;
 }
 
 }  // namespace tidepool

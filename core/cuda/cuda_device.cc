@@ -109,7 +109,7 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
   return work;
 }
 
-#define TIDEPOOL_RUN(Kernel, Args)                                                 \
+#define TIDEPOOL_KERNEL(Kernel, Args)                                              \
   void CudaDevice::Kernel(const device::Args& a) {                                 \
     if constexpr (kHasKernel<device::Args>) {                                      \
       Run(#Kernel, [&](Launcher& launcher) { return cuda::Kernel(a, launcher); }); \
@@ -117,14 +117,7 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
       TorchDevice::Kernel(a);                                                      \
     }                                                                              \
   }
-#define TIDEPOOL_TYPED(Kernel)              \
-  TIDEPOOL_RUN(Kernel, Kernel##Args<float>) \
-  TIDEPOOL_RUN(Kernel, Kernel##Args<BF16>)
-#define TIDEPOOL_PLAIN(Kernel) TIDEPOOL_RUN(Kernel, Kernel##Args)
-TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
-TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
-#undef TIDEPOOL_RUN
-#undef TIDEPOOL_TYPED
-#undef TIDEPOOL_PLAIN
+TIDEPOOL_EVERY_KERNEL
+#undef TIDEPOOL_KERNEL
 
 }  // namespace tidepool::cuda

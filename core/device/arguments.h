@@ -724,3 +724,12 @@ struct SquareSumArgs {
 // clang-format on
 
 }  // namespace tidepool::device
+
+// TIDEPOOL_KERNEL(Kernel, Args), which whoever writes this has defined, for every kernel and type.
+#define TIDEPOOL_EVERY_KERNEL                    \
+  TIDEPOOL_TYPED_KERNELS(TIDEPOOL_KERNEL_TYPED_) \
+  TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_KERNEL_PLAIN_)
+#define TIDEPOOL_KERNEL_TYPED_(Kernel)         \
+  TIDEPOOL_KERNEL(Kernel, Kernel##Args<float>) \
+  TIDEPOOL_KERNEL(Kernel, Kernel##Args<BF16>)
+#define TIDEPOOL_KERNEL_PLAIN_(Kernel) TIDEPOOL_KERNEL(Kernel, Kernel##Args)

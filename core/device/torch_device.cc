@@ -574,19 +574,12 @@ std::unique_ptr<AttentionWork> TorchDevice::PlanAttentionBackward(
   return impl_->Plan(keys);
 }
 
-#define TIDEPOOL_RUN(Kernel, Args)             \
+#define TIDEPOOL_KERNEL(Kernel, Args)          \
   void TorchDevice::Kernel(const Args& args) { \
     const c10::InferenceMode inference;        \
     impl_->Kernel(args);                       \
   }
-#define TIDEPOOL_TYPED(Kernel)              \
-  TIDEPOOL_RUN(Kernel, Kernel##Args<float>) \
-  TIDEPOOL_RUN(Kernel, Kernel##Args<BF16>)
-#define TIDEPOOL_PLAIN(Kernel) TIDEPOOL_RUN(Kernel, Kernel##Args)
-TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
-TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
-#undef TIDEPOOL_RUN
-#undef TIDEPOOL_TYPED
-#undef TIDEPOOL_PLAIN
+TIDEPOOL_EVERY_KERNEL
+#undef TIDEPOOL_KERNEL
 
 }  // namespace tidepool::device

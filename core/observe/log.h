@@ -2,7 +2,8 @@
 // Logs of a run: one file a process in logs/, all with one format and the clock of the machine in UTC. A line
 // is key=value; a sentence for people stands last, as text:
 //
-//   2026-01-31T12:00:00.123Z level=warn role=controller event=worker_lost worker=w2/inc7 text="it was killed"
+//   2026-01-31T12:00:00.123Z level=warn role=controller event=worker_lost worker=reward-0/inc7 text="it was
+//   killed"
 //
 // spdlog stays behind this header. The logger is the process's one global. Thread-safe.
 
@@ -26,7 +27,7 @@ struct LogOptions {
   std::string path;  // file, appended to; empty: stderr
   LogLevel level = LogLevel::kInfo;
   std::string role = {};    // put into every line where not empty: "controller", "device"
-  std::string worker = {};  // "w2/inc7"
+  std::string worker = {};  // "reward-0/inc7"
 };
 // Before it is called, and after a failure, lines go to stderr from kWarn up. May be called again.
 Status SetUpLogging(const LogOptions& options);

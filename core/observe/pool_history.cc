@@ -181,4 +181,31 @@ StatusOr<PoolHistory> ReadPoolHistory(const std::string& run_dir) {
   return reader.Finish();
 }
 
+struct PoolFollower::Followed {
+  storage::JournalTail tail;
+  Reader reader;
+};
+
+PoolFollower::PoolFollower(FileSystem& fs, const std::string& run_dir)
+    : fs_(fs), journal_(storage::RunPaths(run_dir).journal()) {}
+PoolFollower::~PoolFollower() = default;
+
+StatusOr<PoolHistory> PoolFollower::Read() {
+  const auto poll = [&] {
+    if (followed_ == nullptr)
+      followed_ = std::make_unique<Followed>(Followed{storage::JournalTail(fs_, journal_, Lsn{0}), {}});
+    return followed_->tail.Poll([&](JournalEntry&& e) {
+      followed_->reader.Take(e);
+      return OkStatus();
+    });
+  };
+  Status polled = poll();
+  if (polled.code() == StatusCode::kAborted) {
+    followed_.reset();
+    polled = poll();
+  }
+  TP_RETURN_IF_ERROR(polled);
+  return Reader(followed_->reader).Finish();
+}
+
 }  // namespace tidepool::observe

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/file_system.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/observe/trace_reader.h"
@@ -47,5 +49,22 @@ struct PoolHistory {
 PoolHistory PoolHistoryOf(const std::vector<JournalEntry>& journal);
 // kNotFound: no journal there; otherwise as storage::ReadJournal.
 StatusOr<PoolHistory> ReadPoolHistory(const std::string& run_dir);
+
+// The same of a run that goes on: reads only what was added to the journal since the call before, so that a
+// page can ask every few seconds however long the run is. Not thread-safe.
+class PoolFollower {
+ public:
+  PoolFollower(FileSystem& fs, const std::string& run_dir);
+  ~PoolFollower();
+  // Up to the newest record. kNotFound: no journal there; kFailedPrecondition, kDataLoss as
+  // storage::JournalTail. Another run's journal in its place is read anew.
+  StatusOr<PoolHistory> Read();
+
+ private:
+  struct Followed;
+  FileSystem& fs_;
+  const std::string journal_;
+  std::unique_ptr<Followed> followed_;
+};
 
 }  // namespace tidepool::observe

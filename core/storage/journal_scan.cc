@@ -320,7 +320,9 @@ Status JournalTail::Poll(const std::function<Status(JournalEntry&&)>& take) {
       offset_ += static_cast<int64_t>(frame.size());
       ++next_.value;
     }
-    if (!next_exists) return OkStatus();
+    // Half a record is being written, or was left by a machine that went down; but not where more follows.
+    if (!next_exists && !DurableRecordFollows(rest, Lsn{next_.value + 1}, /*any_record=*/false))
+      return OkStatus();
     if (!rest.empty()) return DataLoss(At(path, static_cast<size_t>(offset_), next_) + why + kCorruptAdvice);
     ++segment_;
     offset_ = 0;

@@ -14,15 +14,15 @@ Checkpoints::Checkpoints(Machines& all)
       best_asked_(best_) {}
 
 bool Checkpoints::Due() const {
-  const bool must = facts_.StepsDone() || all_.life.shutdown().requested();
+  const bool must = facts_.StepsDone() || all_.life.stopping();
   return schedule_.Due(state_.step(), must, state_.checkpoints(), now_);
 }
 
 void Checkpoints::Advance() {
   // An earlier life may have recorded an evaluation and not come further.
   if (all_.trainer.ready() && !std::exchange(looked_for_best_, true)) KeepBest();
-  if (all_.life.finished() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
-  if (all_.life.shutdown().requested() && !all_.life.shutdown().MayCheckpoint(now_)) return;
+  if (all_.life.over() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
+  if (all_.life.stopping() && !all_.life.MayCheckpoint()) return;
   trouble_.clear();
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});

@@ -26,7 +26,7 @@ void Evaluations::Lost(const SampleId& tid, int32_t att, const std::string& why)
 void Evaluations::Plan() {
   const EvalOptions& c = options_.eval;
   const StepNumber step = state_.step();
-  if (facts_.eval_questions <= 0 || all_.life.shutdown().requested() || state_.evals().contains(step) ||
+  if (facts_.eval_questions <= 0 || !all_.life.running() || state_.evals().contains(step) ||
       evaluation_.Planned(step))
     return;
   const bool due = (c.before_train && step.value == 0) || (c.after_train && facts_.StepsDone()) ||
@@ -47,7 +47,7 @@ void Evaluations::Cancel(const std::string& why) {
 }
 
 void Evaluations::Advance() {
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   if (evaluation_.Finished()) {
     const record::EvalResult r = evaluation_.Take();
     const std::string step = std::to_string(r.step.value);

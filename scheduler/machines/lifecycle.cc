@@ -8,13 +8,13 @@ namespace tidepool::scheduler {
 Lifecycle::Lifecycle(Machines& all) : Machine(all), watchdog_(FromSeconds(options_.fleet.stall_timeout_s)) {}
 
 void Lifecycle::On(const event::Started&) {
-  if (started_) return;
-  started_ = true;
+  if (begun()) return;
+  phase_ = RunPhase::kRunning;
   Moved();
   const ControllerOptions& c = options_;
-  if (state_.ended() && state_.ended()->finished == 1 && facts_.StepsDone()) {
+  if (state_.end_run() && state_.end_run()->finished == 1 && facts_.StepsDone()) {
     out_.Do(command::Finish{0, "already finished", true});
-    finished_ = true;
+    phase_ = RunPhase::kOver;
     return;
   }
   all_.slots.Begin();
@@ -49,7 +49,7 @@ void Lifecycle::On(const event::Started&) {
     out_.Record(record::Config(terms));
   } else {
     // Also when nothing changed: it tells a reader of the journal that the run goes on after END_RUN.
-    if (state_.config()->digest != terms.digest || state_.ended()) out_.Record(record::Config(terms));
+    if (state_.config()->digest != terms.digest || state_.end_run()) out_.Record(record::Config(terms));
     Resume();
   }
   all_.samples.Start();
@@ -67,12 +67,13 @@ void Lifecycle::Resume() {
 }
 
 void Lifecycle::On(const event::StopRequested& e) {
-  if (e.now || shutdown_.requested()) {
+  if (e.now || stopping()) {
     Fail("stopped", "operator", e.why.empty() ? "stopped at once" : e.why);
     return;
   }
-  shutdown_.Request(e.why.empty() ? "stop requested" : e.why, now_);
-  stopped_step_ = state_.step();
+  phase_ = RunPhase::kStopping;
+  shutdown_ = Shutdown(e.why.empty() ? "stop requested" : e.why, now_);
+  step_to_save_ = state_.step();
   all_.evaluations.Cancel("the run is being stopped");
   all_.steps.EndEvaluation();
 }
@@ -85,37 +86,35 @@ bool Lifecycle::Refuse() {
 }
 
 void Lifecycle::Fail(const std::string& kind, const std::string& actor, const std::string& what) {
-  FailBy({{kind, actor, {}, what}, {}, {}});
+  EndBy({kind, actor, {}, what});
 }
 
 void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what) {
-  FailBy({{kind, ToString(worker.worker), worker.inc, what}, worker.worker, {}});
+  EndBy({kind, options_.NameOf(worker.worker), worker.inc, what, worker.worker});
 }
 
-void Lifecycle::FailBy(command::Ending ending) {
-  if (finished_) return;
-  out_.Record(ending.fault);
-  ending.step = {std::max(state_.step(), stopped_step_).value + (all_.steps.open() ? 1 : 0)};
-  std::string why = TextOf(ending, ending.fault.actor);
-  End({3, std::move(why), /*complete=*/false, std::move(ending)});
+void Lifecycle::EndBy(const record::Fault& fault) {
+  if (over()) return;
+  out_.Record(fault);
+  const int64_t step = std::max(state_.step(), step_to_save_).value + (all_.steps.open() ? 1 : 0);
+  End({3, "fault=" + fault.kind + " actor=" + fault.actor + " step=" + std::to_string(step) + ": " +
+              fault.what});
 }
-
-void Lifecycle::Finish(const std::string& why, bool complete) { End({0, why, complete, {}}); }
 
 void Lifecycle::End(command::Finish finish) {
-  if (finished_) return;
+  if (over()) return;
   all_.slots.Abandon("the run ends");
   out_.Record(record::EndRun{finish.code, finish.why, finish.complete ? 1 : 0});
   out_.Do(std::move(finish));
-  finished_ = true;
+  phase_ = RunPhase::kOver;
 }
 
 void Lifecycle::CheckDeadlines() {
   for (const Waits::Key& key : waits_.Expired(now_)) {
-    if (finished_) return;
+    if (over()) return;
     WaitIsOver(key);
   }
-  if (finished_ || !watchdog_.Stalled(waits_, now_)) return;
+  if (over() || !watchdog_.Stalled(waits_, now_)) return;
   // A turn of an episode, a grading, and a worker that starts have deadlines of their own.
   if (facts_.environment && now_ < all_.samples.episodes().Horizon(now_)) return;
   if (now_ < all_.samples.grading().Horizon(now_)) return;
@@ -164,13 +163,14 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
   }
 }
 
-// "op=train waiting_for=w0/inc1 ...; rows_being_read=3; w2=restarting".
+// "op=train waiting_for=device-0/inc1 ...; rows_being_read=3; device-2=restarting".
 std::string Lifecycle::WhoIsWaitedFor() const {
-  std::string line = waits_.Describe(now_);
+  std::string line = waits_.Describe(now_, [this](const WorkerRef& who) { return options_.NameOf(who); });
   const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
   if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
   for (const auto& [id, w] : fleet_.workers) {
-    if (const Life life = w.vitals().life; life != Life::kHealthy) add(ToString(id) + "=" + Name(life));
+    if (const Life life = w.vitals().life; life != Life::kHealthy)
+      add(options_.NameOf(id) + "=" + Name(life));
   }
   return line;
 }
@@ -178,43 +178,42 @@ std::string Lifecycle::WhoIsWaitedFor() const {
 bool Lifecycle::WantsTrainerBack() const {
   const int64_t newest = CheckpointSchedule::NewestStep(state_.checkpoints()).value;
   // Before any step nothing can be lost.
-  return !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest, 0) &&
-         shutdown_.MayCheckpoint(now_);
+  return !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest, 0) && MayCheckpoint();
 }
 
 void Lifecycle::Advance() {
-  if (finished_) return;
-  if (shutdown_.requested()) {
-    stopped_step_ = std::max(stopped_step_, state_.step());
+  if (over()) return;
+  if (stopping()) {
+    step_to_save_ = std::max(step_to_save_, state_.step());
     const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
     if (!step_over) return;
     const bool state_good = all_.trainer.ready() && !all_.steps.open();
     const bool saved = CheckpointSchedule::NewestStep(state_.checkpoints()) == state_.step();
     if (WantsTrainerBack()) return;
-    if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
+    if (state_good && !saved && MayCheckpoint()) return;  // Checkpoints::Advance is at it
     const bool all_steps = facts_.StepsDone();
     const bool evaluated =
         facts_.eval_questions <= 0 || !options_.eval.after_train || state_.evals().contains(state_.step());
-    if (all_steps && evaluated && state_good && shutdown_.MayCheckpoint(now_)) {
-      AdvanceFinal();  // there is time for the rest of the end
+    if (all_steps && evaluated && state_good && MayCheckpoint()) {
+      EndWhenComplete();  // there is time for the rest of the end
       return;
     }
-    FinishStop();
+    EndStopped();
     return;
   }
-  if (facts_.StepsDone()) AdvanceFinal();
+  if (facts_.StepsDone()) EndWhenComplete();
 }
 
 // Whoever asks for a stop takes exit code 0 for a promise that every step is kept.
-void Lifecycle::FinishStop() {
+void Lifecycle::EndStopped() {
   const std::string waited_for = WhoIsWaitedFor();
   const bool in_step = all_.steps.open().has_value();
   if (in_step) all_.steps.Abort("stopped before its end");
   if (facts_.StepsDone()) all_.samples.DropLeftovers();
   const int64_t newest = std::max<int64_t>(CheckpointSchedule::NewestStep(state_.checkpoints()).value, 0);
-  const int64_t lost = stopped_step_.value - newest;  // before any step nothing is lost
+  const int64_t lost = step_to_save_.value - newest;  // before any step nothing is lost
   if (lost <= 0) {
-    Finish(shutdown_.why());
+    End({0, shutdown_.why()});
     return;
   }
   std::string why = all_.checkpoints.trouble();
@@ -228,7 +227,7 @@ void Lifecycle::FinishStop() {
 }
 
 // All steps are done: last evaluation, last checkpoint, the model for others, the end.
-void Lifecycle::AdvanceFinal() {
+void Lifecycle::EndWhenComplete() {
   if (!all_.trainer.Idle() || all_.evaluations.current().Pending()) return;
   if (all_.trainer.published() != state_.version() || all_.checkpoints.Due()) return;
   if (options_.checkpoint.save_final && !all_.checkpoints.final_saved()) {
@@ -236,7 +235,7 @@ void Lifecycle::AdvanceFinal() {
     return;
   }
   all_.samples.DropLeftovers();
-  Finish(facts_.WhyDone(), /*complete=*/true);
+  End({0, facts_.WhyStepsDone(), /*complete=*/true});
 }
 
 }  // namespace tidepool::scheduler

@@ -1,7 +1,11 @@
 #pragma once
 // How a run begins, goes on, and ends: start and resume, a stop from outside, deadlines, the watchdog, faults
 // that end it.
+//
+//   kNew -> kRunning -> kStopping -> kOver
+//                  \________________/
 
+#include <cstdint>
 #include <string>
 
 #include "scheduler/commands.h"
@@ -10,6 +14,13 @@
 #include "scheduler/shutdown.h"
 
 namespace tidepool::scheduler {
+
+enum class RunPhase : uint8_t {
+  kNew,       // before event::Started
+  kRunning,   // until all steps are done and saved, or a fault
+  kStopping,  // a stop was asked for: nothing new begins, and what was done is saved while there is time
+  kOver,      // the caller was told to end it: no event is taken in any more
+};
 
 class Lifecycle : public Machine {
  public:
@@ -30,27 +41,28 @@ class Lifecycle : public Machine {
   // The same where a worker caused it. `worker.inc` is not valid where no single life of it is meant.
   void Fail(const std::string& kind, const WorkerRef& worker, const std::string& what);
 
-  [[nodiscard]] bool started() const { return started_; }
-  [[nodiscard]] bool finished() const { return finished_; }
+  [[nodiscard]] bool begun() const { return phase_ != RunPhase::kNew; }
+  [[nodiscard]] bool running() const { return phase_ == RunPhase::kRunning; }
+  [[nodiscard]] bool stopping() const { return phase_ == RunPhase::kStopping; }
+  [[nodiscard]] bool over() const { return phase_ == RunPhase::kOver; }
+  [[nodiscard]] bool MayCheckpoint() const { return shutdown_.MayCheckpoint(now_); }  // requires stopping()
   // A stop waits for a trainer that comes back with the recovery copy: its last steps are in no checkpoint.
   [[nodiscard]] bool WantsTrainerBack() const;
-  [[nodiscard]] const Shutdown& shutdown() const { return shutdown_; }
   [[nodiscard]] int64_t refused() const { return refused_; }
 
  private:
   void Resume();
   void WaitIsOver(const Waits::Key& key);
   [[nodiscard]] std::string WhoIsWaitedFor() const;
-  void AdvanceFinal();
-  void FailBy(command::Ending ending);  // its step is filled in
-  void Finish(const std::string& why, bool complete = false);
+  void EndWhenComplete();
+  void EndStopped();
+  void EndBy(const record::Fault& fault);
   void End(command::Finish finish);
-  void FinishStop();
 
   Watchdog watchdog_;
-  Shutdown shutdown_;
-  StepNumber stopped_step_;  // the last one that was done since the stop was asked for
-  bool started_ = false, finished_ = false;
+  RunPhase phase_ = RunPhase::kNew;
+  Shutdown shutdown_;        // once it is stopping
+  StepNumber step_to_save_;  // the last one that was done since the stop was asked for
   int64_t refused_ = 0;
 };
 

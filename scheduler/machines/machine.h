@@ -6,7 +6,6 @@
 // Every event changes facts; then Controller::Handle lets each machine look at all facts and do what is
 // possible now (`Advance`). So there is no script that a fault could interrupt half way.
 
-#include "core/base/places.h"
 #include "scheduler/controller_options.h"
 #include "scheduler/fleet/fleet.h"
 #include "scheduler/live_cost.h"

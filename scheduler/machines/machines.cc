@@ -44,7 +44,7 @@ bool Facts::TargetReached() const {
   return FirstThatReaches(options.eval.stop_at_accuracy, state.evals()) != nullptr;
 }
 
-std::string Facts::WhyDone() const {
+std::string Facts::WhyStepsDone() const {
   const record::EvalResult* r = FirstThatReaches(options.eval.stop_at_accuracy, state.evals());
   if (r == nullptr) return "all steps done";
   std::array<char, 160> text{};

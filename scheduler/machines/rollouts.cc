@@ -121,7 +121,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
   }
   const int32_t att = r.att;  // `r` goes with the request
   const std::string share = e.tid.is_eval() ? "" : all_.samples.CountUnplayable(e.why);
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   out_.Warn(data ? "data_invalid" : "poison",
             "sample " + ToString(e.tid) + " is dropped, it cannot be generated: " + e.why + share,
             {{"tid", ToString(e.tid)}});
@@ -135,7 +135,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
 }
 
 void Rollouts::Dispatch() {
-  if (all_.life.shutdown().requested()) return;
+  if (!all_.life.running()) return;
   if (options_.rollout.pin_version) DropOrphans();
   const bool early = TooEarly();
   for (const Dispatcher::Chunk& c :

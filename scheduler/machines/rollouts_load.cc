@@ -98,7 +98,7 @@ void Rollouts::WeighEngines() {
 // so that they can take the new ones.
 void Rollouts::Repack() {
   const RolloutOptions& r = options_.rollout;
-  if (!r.pin_version || r.repack_s <= 0 || all_.life.shutdown().requested()) return;
+  if (!r.pin_version || r.repack_s <= 0 || !all_.life.running()) return;
   const Version newest = state_.version();
   if (repacked_version_ == newest && now_ - repacked_at_ < FromSeconds(r.repack_s)) return;
   repacked_version_ = newest;

@@ -5,7 +5,7 @@
 namespace tidepool::scheduler {
 
 void Rollouts::RollWeights() {
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   const Version v = state_.version();
   const bool available =
       all_.trainer.ready() && all_.trainer.published() == v && state_.versions().IsPublished(v);

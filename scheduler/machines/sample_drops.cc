@@ -150,7 +150,7 @@ void SampleFlow::Expire() {
 // wait for ever with all places taken; then it expires and is generated anew.
 void SampleFlow::ReleaseAhead() {
   const Ledger& ledger = state_.ledger();
-  if (all_.life.finished() || ledger.queued().empty() || !preparing_.empty() ||
+  if (all_.life.over() || ledger.queued().empty() || !preparing_.empty() ||
       ledger.CountGroups(GroupPhase::kRunning) > 0 || ledger.CountGroups(GroupPhase::kAwaiting) > 0 ||
       !all_.steps.MayTrain() || !all_.batches.Choose().empty()) {
     return;

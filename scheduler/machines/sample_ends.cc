@@ -101,7 +101,7 @@ void SampleFlow::On(const event::Graded& e) {
   if (result == Grading::Result::kRetry) {
     out_.Warn("reward_retry",
               "sample " + ToString(e.tid) + " is graded once more, its grader failed: " + e.why,
-              {{"tid", ToString(e.tid)}, {"worker", ToString(e.grader)}});
+              {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.grader)}});
     return;
   }
   event::Graded graded = e;
@@ -134,7 +134,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
     return;
   }
   CountOutcome(e.outcome, e.why);
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
@@ -147,7 +147,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
                                  : "reward_infra",
             "sample " + ToString(tid) + " is dropped, " +
                 (infra ? "its grader failed: " : "it cannot be graded: ") + e.why + LostShare(e.outcome),
-            {{"tid", ToString(tid)}, {"worker", ToString(e.grader)}});
+            {{"tid", ToString(tid)}, {"worker", options_.NameOf(e.grader)}});
   DropSample(tid, !infra               ? DropReason::kDataInvalid
                   : facts_.environment ? DropReason::kEnvInfra
                                        : DropReason::kRewardInfra);
@@ -226,7 +226,7 @@ void SampleFlow::CountOutcome(GradeOutcome outcome, const std::string& why) {
   any_passed_ = any_passed_ || outcome == GradeOutcome::kOk;
   ungradable_ = outcome == GradeOutcome::kData ? ungradable_ + 1 : 0;
   EndIfNothingPasses(why);
-  if (!all_.life.finished()) EndIfTooManyFail();
+  if (!all_.life.over()) EndIfTooManyFail();
 }
 
 // Rows of which none can be graded would be generated for and dropped for ever. Where nothing has passed yet

@@ -34,7 +34,7 @@ void SampleFlow::On(const event::EnvStepped& e) {
     out_.Warn("env_retry",
               "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +
                   " is played once more, its environment failed: " + e.why,
-              {{"tid", ToString(e.tid)}, {"worker", ToString(e.worker)}});
+              {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.worker)}});
     return;
   }
   event::EnvStepped step = e;
@@ -79,7 +79,7 @@ void SampleFlow::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndS
 void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why) {
   const bool infra = outcome == GradeOutcome::kInfra;
   if (!r.tid.is_eval()) CountOutcome(outcome, why);
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   out_.Warn(infra ? "env_infra" : "data_invalid",
             "sample " + ToString(r.tid) + " is dropped in turn " + std::to_string(r.turn) +
                 (infra ? ", its environment failed: " : ", it cannot be played: ") + why +
@@ -99,10 +99,10 @@ void SampleFlow::Tick() {
     all_.workers.Replace(s.worker, "turn " + std::to_string(s.turn) + " of sample " + ToString(s.tid) +
                                        " did not end within its deadline (nothing came back for " +
                                        std::to_string(std::llround(Seconds(s.silent))) + " s)");
-    if (all_.life.finished()) return;
+    if (all_.life.over()) return;
   }
   for (const SampleId& tid : episodes_.GivenUp(now_)) {
-    if (all_.life.finished()) return;
+    if (all_.life.over()) return;
     EpisodeGivenUp(tid);
   }
 }
@@ -123,7 +123,7 @@ void SampleFlow::EpisodeGivenUp(const SampleId& tid) {
   const Sample* s = state_.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && !finishing_.contains(tid))) return;
   CountOutcome(GradeOutcome::kInfra, why);
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   out_.Warn("env_infra",
             "sample " + ToString(tid) + " is dropped, its environment failed: " + why +
                 LostShare(GradeOutcome::kInfra),

@@ -27,8 +27,7 @@ SampleFlow::SampleFlow(Machines& all)
       tokens_kept_(options_.batch.group_size) {}
 
 void SampleFlow::Admit() {
-  if (all_.life.finished() || all_.life.shutdown().requested() || !all_.trainer.ready() ||
-      !state_.ever_checkpointed() || facts_.TargetReached())
+  if (!all_.life.running() || !all_.trainer.ready() || !state_.ever_checkpointed() || facts_.TargetReached())
     return;
   // Accuracy before training comes first; later rows are read while weights are on their way.
   if (state_.step().value == 0 &&
@@ -162,7 +161,7 @@ void SampleFlow::RowStepped(const event::EnvStepped& e) {
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
   CountOutcome(e.outcome, e.why);
-  if (!all_.life.finished()) DropRow(key, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid, e.why);
+  if (!all_.life.over()) DropRow(key, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid, e.why);
 }
 
 void SampleFlow::Resume() {

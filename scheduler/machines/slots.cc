@@ -121,7 +121,7 @@ LedgerView Slots::ViewLedger(TrainerNeed need) const {
   LedgerView l;
   l.generates = facts_.needs_rollout;
   l.evaluation = all_.evaluations.current().Pending();
-  l.stopping = all_.life.shutdown().requested();
+  l.stopping = all_.life.stopping();
   l.groups_per_step = ledger.rules().groups_per_step;
   l.group_size = ledger.rules().group_size;
   l.ready_groups = ledger.CountGroups(GroupPhase::kQueued);
@@ -138,7 +138,7 @@ void Slots::EndIfLeadsNowhere(const LedgerView& ledger) {
   const bool refused = !plan_refused_.empty();
   const std::string nobody = refused ? "" : NobodyToWork(ledger, plan_.plan());
   const bool idle = (refused || !nobody.empty()) && now_ >= pool_.avoid_until() &&
-                    all_.rollouts.requests().in_flight() == 0 && waits_.Describe(now_).empty() &&
+                    all_.rollouts.requests().in_flight() == 0 && waits_.empty() &&
                     all_.samples.Describe().empty() &&
                     std::ranges::all_of(fleet_.workers, [](const auto& item) {
                       const Life life = item.second.vitals().life;
@@ -183,11 +183,11 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
 }
 
 void Slots::Advance(bool again) {
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   // Whoever is replaced may have parts of further gangs.
   for (auto fenced = pool_.TakeFenced(); !fenced.empty(); fenced = pool_.TakeFenced()) {
     for (const WorkerRef& ref : fenced) all_.workers.Replace(ref, "another part of its gang is gone");
-    if (all_.life.finished()) return;
+    if (all_.life.over()) return;
   }
   // A plan is made in every tick, for what depends on time, and when something it depends on has changed. If
   // only slots changed, only those are planned again.
@@ -202,7 +202,7 @@ void Slots::Advance(bool again) {
   }
   planned_ = key;
   const auto changed = DecidePlan(ledger, by_slot);
-  if (!all_.life.finished()) FollowPlan(changed);
+  if (!all_.life.over()) FollowPlan(changed);
 }
 
 void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {

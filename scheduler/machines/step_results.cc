@@ -52,7 +52,7 @@ bool Steps::ReplicasAgree(StepNumber step) {
       continue;
     all_.life.Fail("replicas_differ", ref.worker,
                    "after step " + std::to_string(step.value) + " its weights differ from those of " +
-                       ToString(first.worker) +
+                       options_.NameOf(first.worker.worker) +
                        "; restart from the newest checkpoint, and look at this device");
     return false;
   }
@@ -66,7 +66,7 @@ bool Steps::SameRows(StepNumber step) {
     if (done.rows_digest == digest) continue;
     all_.life.Fail("rows_differ", ref.worker,
                    "step " + std::to_string(step.value) + ": it was given other rows than " +
-                       ToString(first.worker) + " lists; nothing of this step is kept");
+                       options_.NameOf(first.worker.worker) + " lists; nothing of this step is kept");
     return false;
   }
   const std::string why = OtherRow(first.rows);

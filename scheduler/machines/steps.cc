@@ -12,7 +12,7 @@ constexpr double kTrainFactor = 20;
 }  // namespace
 
 void Steps::Advance() {
-  if (all_.life.finished() || !all_.trainer.ready()) return;
+  if (all_.life.over() || !all_.trainer.ready()) return;
   const bool wanted = MayTrain() && !all_.batches.Choose().empty() && !all_.batches.WaitForStraggler();
   // Members take the state and form their group as soon as their slots are theirs.
   if (!wanted && group_checked_ == all_.slots.pool().generation() && !all_.trainer.fetching() &&
@@ -26,8 +26,7 @@ void Steps::Advance() {
 }
 
 bool Steps::MayTrain() const {
-  if (all_.life.finished() || !all_.trainer.Idle() || all_.life.shutdown().requested() || facts_.StepsDone())
-    return false;
+  if (!all_.life.running() || !all_.trainer.Idle() || facts_.StepsDone()) return false;
   if (all_.trainer.published() != state_.version() || !state_.versions().IsPublished(state_.version()))
     return false;
   if (all_.checkpoints.Due()) return false;
@@ -41,7 +40,7 @@ bool Steps::MayTrain() const {
 TrainerNeed Steps::DecideNeed() {
   if (open_ || all_.trainer.electing() || all_.trainer.aborting()) return TrainerNeed::kStep;
   if (!all_.trainer.ready()) return TrainerNeed::kState;
-  if (facts_.StepsDone() || all_.life.shutdown().requested()) return TrainerNeed::kDone;
+  if (facts_.StepsDone() || !all_.life.running()) return TrainerNeed::kDone;
   if (!state_.versions().IsPublished(state_.version())) return TrainerNeed::kPublish;
   if (MayTrain() && !all_.batches.Choose().empty() && !all_.batches.WaitForStraggler())
     return TrainerNeed::kBatch;

@@ -79,9 +79,9 @@ void TrainerState::Fetch(const command::GroupMember& member) {
   const int64_t request = fetching_[SlotOf(member)].request = ++requests_;
   all_.rollouts.Forget(member.slot);
   out_.Do(command::FetchState{member.worker, member.slot, member.epoch, leader_, step_, digest_, request});
-  waits_.Begin(
-      {WaitKind::kState, member.slot.value},
-      {member.worker, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_.worker)});
+  waits_.Begin({WaitKind::kState, member.slot.value},
+               {member.worker, now_, In(options_.fleet.start_timeout_s),
+                "fetch from " + options_.NameOf(leader_.worker.worker)});
 }
 
 void TrainerState::CountDeath(const event::WorkerLost& e) {
@@ -165,7 +165,7 @@ void TrainerState::WaitForAbort(const SlotRef& ref, StepNumber step) {
 }
 
 void TrainerState::Publish() {
-  if (all_.life.finished() || phase_ != StatePhase::kReady) return;
+  if (all_.life.over() || phase_ != StatePhase::kReady) return;
   if (!all_.steps.open() && !publishing_ && published_ != state_.version() && state_.ever_checkpointed()) {
     publishing_ = true;
     out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_});
@@ -175,7 +175,7 @@ void TrainerState::Publish() {
   const int64_t every = options_.checkpoint.recovery_every_steps;
   if (every > 0 && !all_.steps.open() && !copying_ && recovery_ != state_.step() &&
       recovery_failed_ != state_.step() && state_.ever_checkpointed() &&
-      (state_.step().value % every == 0 || !recovery_.valid()) && !all_.life.shutdown().requested()) {
+      (state_.step().value % every == 0 || !recovery_.valid()) && all_.life.running()) {
     copying_ = true;
     out_.Do(command::CopyRecovery{leader_.worker, leader_.slot, state_.step()});
     waits_.Begin({WaitKind::kRecoveryCopy, 0},

@@ -104,7 +104,7 @@ void TrainerState::Restore(int64_t ckpt, StepNumber step) {
 
 void TrainerState::Advance() {
   if (phase_ == StatePhase::kReattaching) ElectAdopted();
-  if (all_.life.finished() || phase_ != StatePhase::kPlanned) return;
+  if (all_.life.over() || phase_ != StatePhase::kPlanned) return;
   // The holder of a slot may be one of an earlier life that has not come back.
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return;

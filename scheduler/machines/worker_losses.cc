@@ -29,9 +29,9 @@ void Workers::Crashed(const event::WorkerLost& e) {
   for (const SampleId& tid : all_.samples.Blame(e.worker.worker)) poison.push_back(tid);
   Lose(e.worker, e.why, e.by_exit);
   for (const SampleId& tid : poison) {
-    if (!all_.life.finished()) all_.samples.DropPoison(tid, e.why);
+    if (!all_.life.over()) all_.samples.DropPoison(tid, e.why);
   }
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   if (fleet_.workers.at(e.worker.worker).kind() == options_.side_kind()) {
     all_.samples.CountDeath(e);
   } else {
@@ -43,8 +43,8 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.life.Moved();
   out_.Record(record::Fence{ref});
   // Whoever reads the fault learns who ended it.
-  out_.Record(record::Fault{"worker_lost", ToString(ref.worker), ref.inc,
-                            by_exit ? why : "the controller ended it: " + why});
+  out_.Record(record::Fault{"worker_lost", options_.NameOf(ref.worker), ref.inc,
+                            by_exit ? why : "the controller ended it: " + why, ref.worker});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
   all_.rollouts.Lost(ref.worker);
@@ -64,14 +64,13 @@ void Workers::Replace(const WorkerRef& ref, const std::string& why) {
 }
 
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
-  if (all_.life.finished()) return;
+  if (all_.life.over()) return;
   const Health::Next next =
       health_.Died(worker, why, now_, Forgiven() ? Health::Death::kForgiven : Health::Death::kCounts);
   switch (next.kind) {
     case Health::Next::kRestart:
-      if (!all_.life.shutdown().requested() ||
-          (all_.life.WantsTrainerBack() &&
-           all_.slots.Eligible(fleet_.workers.at(worker).slots(), Role::kActor)))
+      if (all_.life.running() || (all_.life.WantsTrainerBack() &&
+                                  all_.slots.Eligible(fleet_.workers.at(worker).slots(), Role::kActor)))
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
@@ -79,8 +78,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
                      "the worker died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
-      out_.Record(
-          record::Fault{"retired", ToString(worker), {}, fleet_.workers.at(worker).vitals().last_why});
+      out_.Record(record::Fault{
+          "retired", options_.NameOf(worker), {}, fleet_.workers.at(worker).vitals().last_why, worker});
       break;
     case Health::Next::kWait:
       break;

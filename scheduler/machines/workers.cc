@@ -23,9 +23,9 @@ Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(options_), all.
 // Empty: it may join.
 std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
   const Worker* w = fleet_.workers.Find(e.worker);
-  const std::string name = "worker place " + std::to_string(e.worker.value);
   if (w == nullptr || e.kind != w->kind()) return "this run has no such worker place";
-  if (w->live()) return name + " is taken by " + ToString(w->ref());
+  const std::string name = options_.NameOf(e.worker);
+  if (w->live()) return name + " is taken by another process (" + options_.NameOf(w->ref()) + ")";
   if (w->vitals().life == Life::kRetired) return name + " is retired: " + w->vitals().last_why;
   for (const event::OfferedSlot& offered : e.slots) {
     if (std::ranges::find(w->slots(), offered.slot) == w->slots().end())
@@ -178,7 +178,7 @@ void Workers::On(const event::WorkerStartFailed& e) {
     all_.life.Refuse();
     return;
   }
-  out_.Record(record::Fault{"worker_lost", ToString(e.worker), {}, e.why});
+  out_.Record(record::Fault{"worker_lost", options_.NameOf(e.worker), {}, e.why, e.worker});
   AfterDeath(e.worker, e.why);
 }
 
@@ -224,7 +224,7 @@ void Workers::Tick() {
   }
   if (now_ > reattach_until_ && SomeReattach()) ReattachOver();
   for (const Health::Verdict& v : health_.Tick(now_)) {
-    if (all_.life.finished()) return;
+    if (all_.life.over()) return;
     const Worker& w = fleet_.workers.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
@@ -244,7 +244,7 @@ void Workers::Tick() {
           all_.life.Fail("start_failed", WorkerRef{v.worker, {}}, "the worker " + v.why);
           return;
         }
-        out_.Record(record::Fault{"worker_lost", ToString(v.worker), {}, v.why});
+        out_.Record(record::Fault{"worker_lost", options_.NameOf(v.worker), {}, v.why, v.worker});
         out_.Do(command::KillWorker{{v.worker, {}}, v.why});
         AfterDeath(v.worker, v.why);
         break;

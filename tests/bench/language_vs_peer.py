@@ -22,16 +22,11 @@ import statistics
 import subprocess
 import sys
 
+from provenance import commit, processor
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TRAIN_VARIANTS = [(weights, micro) for weights in ("float32", "bfloat16") for micro in (4096, 1024)]
-
-
-def cpu():
-    lines = open("/proc/cpuinfo").read().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    return model, flags
 
 
 def output_of(command):
@@ -48,11 +43,11 @@ def json_lines(text):
 class Comparison:
     def __init__(self, args):
         self.args = args
-        self.model, flags = cpu()
+        self.model, flags = processor()
         self.amx = "amx_bf16" in flags
         self.sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
         self.missed = []
-        self.commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        self.commit = commit()
 
     def say(self, text):
         print(text, file=sys.stderr, flush=True)

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,6 +25,8 @@ import sys
 import tempfile
 import threading
 import time
+
+from provenance import commit, processor
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -144,18 +145,6 @@ def mean(values):
     return sum(values) / len(values) if values else float("nan")
 
 
-def machine():
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return f"{model}, {os.cpu_count()} cores"
-
-
-def commit():
-    try:
-        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
@@ -187,7 +176,8 @@ def main():
         path.mkdir()
         return path
 
-    say(f"machine: {machine()}; threads: {args.threads}; commit: {commit()}")
+    machine = f"{processor()[0]}, {os.cpu_count()} cores"
+    say(f"machine: {machine}; threads: {args.threads}; commit: {commit()}")
     best = (args.peer.split(":")[0], int(args.peer.split(":")[1]))
     lines = []
 
@@ -196,7 +186,7 @@ def main():
         if baseline_value:
             ratio = baseline_value / value if better == "lower" else value / baseline_value
         line = {"bench": "smollm2_vs_peer", "case": case, "value": value, "unit": unit, "better": better, "baseline": baseline,
-                "baseline_value": baseline_value, "ratio": ratio, "repeats": repeats, "spread": spread, "machine": machine(),
+                "baseline_value": baseline_value, "ratio": ratio, "repeats": repeats, "spread": spread, "machine": machine,
                 "commit": commit(), "config": {"threads": args.threads, "steps": args.steps, "seeds": args.seeds, **config}}
         lines.append(line)
         print(json.dumps(line), flush=True)

@@ -457,14 +457,15 @@ TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit
     const SimResult r = cluster.Run();
     EXPECT_NE(r.code, 0);
     EXPECT_NE(r.why.find(why), std::string::npos) << r.why;
+    EXPECT_TRUE(r.why.starts_with("fault=rows_differ actor=device-")) << r.why;
     for (const JournalEntry& e : cluster.journal())
       EXPECT_FALSE(std::holds_alternative<record::StepCommit>(e.record));
     ExpectProven(cluster);
   };
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0},
-             "given other rows than w");
+             "given other rows than device-");
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 1},
-             "given other rows than w");
+             "given other rows than device-");
   job.fleet.actor_slots = 1;
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0}, "other bytes of sample");
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_mask = 0}, "tokens of sample");
@@ -593,14 +594,14 @@ TEST(ControllerSimTest, AStopThatCannotKeepTheLastStepsSaysWhyAndWhereAResumeBeg
       if (write != nullptr && write->step.value > 0) cluster.KillWorker(write->worker.worker);
     };
   });
-  stopped("the step that the trainer was at did not end in time (op=train waiting_for=w0/",
+  stopped("the step that the trainer was at did not end in time (op=train waiting_for=device-0/",
           [&](SimCluster& cluster) {
             cluster.on_event = [&](const Event& e) {
               const auto* trained = std::get_if<event::TrainDone>(&e);
               return trained == nullptr || trained->step.value < 3;
             };
           });
-  stopped("it was not written in time (op=checkpoint waiting_for=w0/", [](SimCluster& cluster) {
+  stopped("it was not written in time (op=checkpoint waiting_for=device-0/", [](SimCluster& cluster) {
     cluster.on_event = [](const Event& e) {
       const auto* written = std::get_if<event::CheckpointWritten>(&e);
       return written == nullptr || written->ckpt == 0;

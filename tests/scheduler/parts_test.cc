@@ -9,6 +9,7 @@
 #include "core/base/rng.h"
 #include "scheduler/best_checkpoint.h"
 #include "scheduler/checkpoint_schedule.h"
+#include "scheduler/controller_options.h"
 #include "scheduler/evaluation.h"
 #include "scheduler/fleet/health.h"
 #include "scheduler/fleet/weight_roll.h"
@@ -540,14 +541,15 @@ TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {
   waits.Begin({WaitKind::kTrain, 0}, {{{0}, {7}}, T(1), T(600), "step=57"});
   EXPECT_FALSE(dog.Stalled(waits, T(100)));
   EXPECT_TRUE(dog.Stalled(waits, T(601)));
-  EXPECT_EQ(waits.Describe(T(601)), "op=train waiting_for=w0/inc7 for_s=600.0 what=step=57");
+  const ControllerOptions two{.fleet = {.slots = 2}};
+  const auto name_of = [&](const WorkerRef& who) { return two.NameOf(who); };
+  EXPECT_EQ(waits.Describe(T(601), name_of), "op=train waiting_for=device-0/inc7 for_s=600.0 what=step=57");
+  EXPECT_EQ(two.NameOf(WorkerId{2}), "reward-0");
   EXPECT_EQ(waits.Expired(T(601)).size(), 1U);
 }
 
 TEST(ShutdownTest, OneBudgetCountsEverything) {
-  Shutdown s;
-  s.Request("SIGTERM", T(100));
-  s.Request("later", T(110));
+  const Shutdown s("SIGTERM", T(100));
   EXPECT_EQ(s.why(), "SIGTERM");
   EXPECT_TRUE(s.MayFinishStep(T(105)));
   EXPECT_FALSE(s.MayFinishStep(T(112)));

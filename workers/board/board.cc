@@ -96,11 +96,13 @@ struct Briefed {
 
 // What is kept of a run that somebody looks at.
 struct Watched {
-  explicit Watched(const std::string& dir) : curves(storage::RunPaths(dir).metrics()) {}
+  explicit Watched(const std::string& dir) : curves(storage::RunPaths(dir).metrics()), journal(files, dir) {}
   Mutex mu;
   observe::LiveCurves curves TP_GUARDED_BY(mu);
   Kept<std::vector<int64_t>> sample_steps TP_GUARDED_BY(mu);
-  Mutex pool_mu;  // mu is held while curves are read
+  RealFileSystem files;
+  observe::PoolFollower journal;  // of whoever has the look at the journal
+  Mutex pool_mu;                  // mu is held while curves are read
   Kept<json> pool TP_GUARDED_BY(pool_mu);
 };
 
@@ -327,7 +329,7 @@ struct Board::Impl {
       if (!look || !kept->pool.Due(stamp)) return Json(kept->pool.value);
     }
     fresh.Renew(stamp, [&] {
-      auto pool = observe::ReadPoolHistory(dir);
+      auto pool = kept->journal.Read();
       json data = observe::PoolData(pool.ok() ? *pool : observe::PoolHistory{});
       data["faults"] = pool.ok() ? pool->faults : std::map<std::string, int64_t>{};
       if (!pool.ok() && pool.status().code() != StatusCode::kNotFound)

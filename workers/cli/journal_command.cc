@@ -68,9 +68,10 @@ struct Mention {
   void operator()(const char* /*name*/, const StepNumber& at) {
     step = step || (at.value >= filter.first_step && at.value <= filter.last_step);
   }
-  // The actor of a FAULT is a name: "w3".
+  void operator()(const char* /*name*/, const WorkerId& id) { worker = worker || id.value == filter.worker; }
+  // A FAULT of a program that did not write the worker has its place as the actor: "w3".
   void operator()(const char* name, const std::string& text) {
-    worker = worker || (std::string_view(name) == "actor" && text == ToString(WorkerId{filter.worker}));
+    worker = worker || (std::string_view(name) == "actor" && text == "w" + std::to_string(filter.worker));
   }
   template <typename T>
   void operator()(const char* name, const std::vector<T>& items) {
@@ -149,7 +150,20 @@ StatusOr<Moment> ParseMoment(const char* option, const std::string& text) {
   return Wrong(option, text, "a time in UTC such as 2026-01-31T12:00:00, or seconds of the run such as 12.5");
 }
 
-StatusOr<JournalFilter> ParseFilter(const JournalWords& words) {
+// "reward-0", or the number of a place; -1: there is none of that name.
+int64_t PlaceOf(const std::string& worker, const std::optional<JobConfig>& config) {
+  const auto number = Numbers(std::string_view(worker).substr(worker.front() == 'w' ? 1 : 0), '.', 1);
+  if (!number.empty()) return number[0];
+  if (!config) return -1;
+  const EnvironmentConfig* plays = config->environment();
+  const int64_t beside = plays == nullptr ? config->reward.workers : plays->workers;
+  for (int64_t place = 0; place < config->cluster.slots + beside; ++place) {
+    if (PlaceName(*config, place) == worker) return place;
+  }
+  return -1;
+}
+
+StatusOr<JournalFilter> ParseFilter(const JournalWords& words, const std::optional<JobConfig>& config) {
   JournalFilter filter;
   const std::vector<std::string> known = KindNames();
   for (std::string kind : words.kinds) {
@@ -164,11 +178,9 @@ StatusOr<JournalFilter> ParseFilter(const JournalWords& words) {
       return Wrong("--sample", words.sample, "a sample such as 12.0.3, or the group 12.0, or the row 12");
   }
   if (!words.worker.empty()) {
-    const std::string_view digits =
-        std::string_view(words.worker).substr(words.worker.front() == 'w' ? 1 : 0);
-    const auto number = Numbers(digits, '.', 1);
-    if (number.empty() || number[0] < 0) return Wrong("--worker", words.worker, "a worker's place such as 2");
-    filter.worker = number[0];
+    filter.worker = PlaceOf(words.worker, config);
+    if (filter.worker < 0)
+      return Wrong("--worker", words.worker, "a worker of this run such as device-0, or its place such as 0");
   }
   if (!words.step.empty()) {
     const auto range = Numbers(words.step, '-', 2);
@@ -190,8 +202,14 @@ StatusOr<JournalFilter> ParseFilter(const JournalWords& words) {
 // Bytes that are no UTF-8 become U+FFFD.
 std::string OneLine(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+// "reward-0/inc3" of {"w", "inc"}.
+std::string Worker(const Json& at, const std::optional<JobConfig>& config) {
+  const auto place = at["w"].get<int64_t>();
+  return place < 0 ? "none" : WorkerName(NameOfPlace(place, config), Incarnation{at["inc"].get<int64_t>()});
+}
+
 // A value of a record for people: sample ids, versions and workers as they are written elsewhere.
-std::string Plain(const Json& value) {
+std::string Plain(const Json& value, const std::optional<JobConfig>& config) {
   const auto number = [&](const char* key) { return value[key].dump(); };
   if (value.is_string()) {
     const std::string text = OneLine(value);
@@ -207,24 +225,25 @@ std::string Plain(const Json& value) {
     }
     if (value.contains("lineage") && value.contains("number"))
       return number("lineage") + ":" + number("number");
-    if (value.size() == 2 && value.contains("w") && value.contains("inc"))
-      return "w" + number("w") + "/inc" + number("inc");
+    if (value.size() == 2 && value.contains("w") && value.contains("inc")) return Worker(value, config);
     if (value.contains("tid") && value.contains("oldest"))  // a row of STEP_COMMIT
-      return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
+      return Plain(value["tid"], config) + "@" + Plain(value["oldest"], config);
     std::string out;
-    for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : " ") + key + "=" + Plain(item);
+    for (const auto& [key, item] : value.items())
+      out += (out.empty() ? "" : " ") + key + "=" + Plain(item, config);
     return "{" + out + "}";
   }
   if (value.is_array()) {
     constexpr size_t kShown = 4;
     std::string out = std::to_string(value.size()) + "[";
-    for (size_t i = 0; i < std::min(value.size(), kShown); ++i) out += (i == 0 ? "" : " ") + Plain(value[i]);
+    for (size_t i = 0; i < std::min(value.size(), kShown); ++i)
+      out += (i == 0 ? "" : " ") + Plain(value[i], config);
     return out + (value.size() > kShown ? " ...]" : "]");
   }
   return value.dump();
 }
 
-std::string RecordLine(const JournalEntry& entry) {
+std::string RecordLine(const JournalEntry& entry, const std::optional<JobConfig>& config) {
   const Json json = storage::JournalEntryToJson(entry);
   char head[128];
   std::snprintf(head, sizeof(head), "%8lld  %s%se%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value),
@@ -234,9 +253,9 @@ std::string RecordLine(const JournalEntry& entry) {
   for (const auto& [key, value] : json.items()) {
     if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "time" || key == "kind") continue;
     if (key == "w" && json.contains("inc")) {
-      line += " worker=w" + value.dump() + "/inc" + json["inc"].dump();
+      if (value != -1) line += " worker=" + Worker(json, config);  // a FAULT may be of none
     } else if (key != "inc" || !json.contains("w")) {
-      line += " " + key + "=" + Plain(value);
+      line += " " + key + "=" + Plain(value, config);
     }
   }
   return line;
@@ -245,8 +264,8 @@ std::string RecordLine(const JournalEntry& entry) {
 // Prints what passes; with a tail, the last of it once the end is reached.
 class Printer {
  public:
-  Printer(const JournalFilter& filter, const JournalWords& words)
-      : filter_(filter), json_(words.json), tail_(words.tail) {}
+  Printer(const JournalFilter& filter, const JournalWords& words, const std::optional<JobConfig>& config)
+      : filter_(filter), config_(config), json_(words.json), tail_(words.tail) {}
 
   void Take(const JournalEntry& entry) {
     if (!filter_.Passes(entry)) return;
@@ -266,9 +285,11 @@ class Printer {
 
  private:
   void Print(const JournalEntry& entry) const {
-    std::printf("%s\n", (json_ ? OneLine(storage::JournalEntryToJson(entry)) : RecordLine(entry)).c_str());
+    std::printf("%s\n",
+                (json_ ? OneLine(storage::JournalEntryToJson(entry)) : RecordLine(entry, config_)).c_str());
   }
   const JournalFilter& filter_;
+  const std::optional<JobConfig>& config_;
   const bool json_;
   int64_t tail_;
   int64_t passed_ = 0;
@@ -316,10 +337,11 @@ Status Follow(RealFileSystem& real, const RunPlace& place, Lsn from, Printer& pr
 void Journal(CommandContext& context, const JournalWords& words) {
   const auto place = FindRun(words.run);
   if (!place.ok()) return Fail(context, place.status());
-  const auto filter = ParseFilter(words);
+  const auto config = place->dir.empty() ? std::nullopt : ConfigOf(place->dir);
+  const auto filter = ParseFilter(words, config);
   if (!filter.ok()) return Fail(context, filter.status());
   RealFileSystem real;
-  Printer printer(*filter, words);
+  Printer printer(*filter, words, config);
   if (words.follow) {
     const Status followed = Follow(real, *place, Lsn{words.from}, printer);
     if (!followed.ok()) Fail(context, followed, followed.code() == StatusCode::kNotFound ? 2 : 4);
@@ -387,7 +409,8 @@ void AddJournalCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--kind", words->kinds, "Records of this kind: FAULT, STEP_COMMIT; several: A,B")
       ->delimiter(',');
   command->add_option("--sample", words->sample, "About this sample (12.0.3), group (12.0) or row (12)");
-  command->add_option("--worker", words->worker, "About the worker in this place: 2");
+  command->add_option("--worker", words->worker,
+                      "About this worker, whatever its incarnation: device-0, or its place: 0");
   command->add_option("--step", words->step, "About this step (7), or these (7-12)");
   command->add_option("--since", words->since,
                       "Not before: UTC (2026-01-31T12:00:00), or seconds since the controller began");

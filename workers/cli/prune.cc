@@ -63,7 +63,7 @@ class Planner {
       if (!summary.ok() && summary.status().code() != StatusCode::kNotFound) return summary.status();
     }
     if (options_.final_only) {
-      if (!state.ended() || state.ended()->finished != 1)
+      if (!state.end_run() || state.end_run()->finished != 1)
         return FailedPrecondition(dir +
                                   ": it is not finished, --final-only would leave nothing to go on from; "
                                   "leave --final-only out");
@@ -114,7 +114,7 @@ class Planner {
         d.half_tidy = true;
         const std::string place = name.substr(0, name.size() - 4);
         if (!real_.Exists(JoinPath(paths.checkpoints(), place))) continue;
-      } else if (!name.ends_with(".tmp") && real_.Exists(paths.summary()) && !state.ended()) {
+      } else if (!name.ends_with(".tmp") && real_.Exists(paths.summary()) && !state.end_run()) {
         plan_.stays.push_back(below + "checkpoints/" + name +
                               " (the journal does not name it, but lacks the end of the run)");
         continue;
@@ -147,7 +147,7 @@ class Planner {
       }
       if (name != "offload") continue;
       // Workers that outlived a controller which was killed may hold it (cluster.reattach_grace_s).
-      if (state.ended()) {
+      if (state.end_run()) {
         plan_.items.push_back({.path = below + name, .what = "parked state of trainers that are gone"});
       } else {
         plan_.stays.push_back(below +

@@ -56,10 +56,6 @@ double AgeSeconds(const fs::path& path) {
   return std::chrono::duration<double>(fs::file_time_type::clock::now() - time).count();
 }
 
-std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config) {
-  return config ? PlaceName(*config, place) : "place-" + std::to_string(place);
-}
-
 Json Workers(const observe::StatusFile& live, const std::optional<JobConfig>& config) {
   Json workers = Json::array();
   for (const observe::WorkerFacts& worker : live.workers) {
@@ -219,6 +215,16 @@ std::string ShellWord(const std::string& text) {
   return quoted + "'";
 }
 
+std::optional<JobConfig> ConfigOf(const std::string& run_dir) {
+  auto loaded = config::LoadConfig(storage::RunPaths(run_dir).config());
+  if (!loaded.ok()) return std::nullopt;
+  return std::move(loaded->config);
+}
+
+std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config) {
+  return config ? PlaceName(*config, place) : "place-" + std::to_string(place);
+}
+
 bool HasController(const std::string& run_dir) {
   const storage::RunPaths paths(run_dir);
   return RealFileSystem().Exists(paths.control()) &&
@@ -331,8 +337,7 @@ Json RunStatus(const std::string& run_dir) {
   Json s;
   s["run"] = run_dir;
   s["state"] = state.state;
-  std::optional<JobConfig> config;
-  if (auto loaded = config::LoadConfig(paths.config()); loaded.ok()) config = loaded->config;
+  const std::optional<JobConfig> config = ConfigOf(run_dir);
   // A config of another version of the program is no reason not to tell the rest.
   if (config) {
     s["name"] = config->name;

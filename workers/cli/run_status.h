@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/config.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -15,6 +16,10 @@ namespace tidepool::workers {
 std::string ProgramAsTyped();
 // `text` as one word of a shell, quoted where it must be.
 std::string ShellWord(const std::string& text);
+// As the run keeps it; nullopt where it cannot be read: none there, or of another version of the program.
+std::optional<JobConfig> ConfigOf(const std::string& run_dir);
+// "reward-0" (core/base/places.h); "place-2" where the config cannot be read.
+std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config);
 // Whether a controller is at work: control.json is there, which goes when one ends in order, and the journal
 // is locked, which ends with any process. So a number of a process that is used again, or a copy of a live
 // run, says nothing. False also in the moments before a controller listens.

@@ -30,9 +30,7 @@ void ControllerProcess::StartDueWorkers() {
       continue;
     }
     Log(LogLevel::kInfo, started_.insert(place).second ? "worker_started" : "worker_restarted",
-        {{"worker", ToString(WorkerId{place})},
-         {"place", PlaceName(place)},
-         {"pid", std::to_string(launcher_.Pid(place))}});
+        {{"worker", PlaceName(place)}, {"pid", std::to_string(launcher_.Pid(place))}});
   }
 }
 
@@ -65,7 +63,7 @@ void ControllerProcess::NameMissing(const std::vector<WorkerId>& absent) {
     for (const std::string& word : WorkerCommand(place.value)) command += " " + word;
     Tell("nobody is " + PlaceName(place.value) +
              " (cluster.launch_workers is false); start it with:" + command,
-         "worker_missing", {{"place", PlaceName(place.value)}});
+         "worker_missing", {{"worker", PlaceName(place.value)}});
   }
 }
 
@@ -83,9 +81,7 @@ void ControllerProcess::CheckChildren() {
 void ControllerProcess::Do(const cmd::KillWorker& c) {
   const int64_t place = c.worker.worker.value;  // its FAULT says why
   Log(LogLevel::kInfo, "worker_killed",
-      {{"worker", ToString(WorkerId{place})},
-       {"place", PlaceName(place)},
-       {"pid", std::to_string(launcher_.Pid(place))}});
+      {{"worker", PlaceName(place)}, {"pid", std::to_string(launcher_.Pid(place))}});
   launcher_.Kill(place, SIGKILL);
   places_->Kill(c);
 }
@@ -108,9 +104,7 @@ void ControllerProcess::OnArrived(Attachments::Arrived& e) {
   if (config_.cluster.launch_workers && launcher_.Pid(e.place) == 0) {
     launcher_.Adopt(e.place, static_cast<pid_t>(e.hello.pid));
     Log(LogLevel::kInfo, "worker_adopted",
-        {{"worker", ToString(WorkerId{e.place})},
-         {"place", PlaceName(e.place)},
-         {"pid", std::to_string(e.hello.pid)}});
+        {{"worker", PlaceName(e.place)}, {"pid", std::to_string(e.hello.pid)}});
   }
   places_->Arrived(e, PlaceName(e.place));
 }

@@ -76,7 +76,7 @@ void ControllerProcess::OnGradeEnded(const up::Graded& graded) {
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit = c.code;
-  result_.why = WhyOf(c, [this](int64_t place) { return PlaceName(place); });
+  result_.why = c.why;
   result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }

@@ -234,7 +234,7 @@ void ControllerProcess::Close() {
       metrics_->OnEnded(ended.place, ended.peak_bytes);
       if (!ended.blames.empty() && !ended.in_order)
         Log(LogLevel::kWarn, "end_waits",
-            {{"place", PlaceName(ended.place)},
+            {{"worker", PlaceName(ended.place)},
              {"text", "the end did not wait for " + ended.blames + " to come back"}});
     }
   }

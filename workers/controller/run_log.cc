@@ -1,7 +1,8 @@
 #include "workers/controller/run_log.h"
 
-#include <charconv>
 #include <cstdio>
+
+#include "core/base/places.h"
 
 namespace tidepool::workers {
 namespace {
@@ -29,17 +30,13 @@ std::string SlotsText(const std::vector<SlotId>& slots) {
   return out;
 }
 
-// "w3" of a FAULT's actor; -1: it is no worker.
-int64_t PlaceOfActor(const std::string& actor) {
-  int64_t place = -1;
-  if (actor.size() < 2 || actor[0] != 'w') return -1;
-  const auto end = std::from_chars(actor.data() + 1, actor.data() + actor.size(), place);
-  return end.ec == std::errc() && end.ptr == actor.data() + actor.size() ? place : -1;
-}
-
 struct Teller {
   const NameOfPlace& place_name;
   using Said = std::optional<LogEvent>;
+
+  [[nodiscard]] std::string Who(const WorkerRef& worker) const {
+    return WorkerName(place_name(worker.worker.value), worker.inc);
+  }
 
   static Said Event(LogLevel level, std::string event, LogFields fields, std::string text = "") {
     return LogEvent{level, std::move(event), std::move(fields), std::move(text)};
@@ -52,23 +49,19 @@ struct Teller {
   }
 
   Said operator()(const record::Fault& r) const {
-    const int64_t place = PlaceOfActor(r.actor);
-    if (place < 0) return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"actor", r.actor}}, r.what);
-    const std::string name = place_name(place);
-    LogFields fields = {{"worker", r.inc.valid() ? ToString(WorkerRef{{place}, r.inc}) : r.actor},
-                        {"place", name}};
-    if (r.kind == "worker_lost") {
-      return Event(LogLevel::kWarn, r.kind, std::move(fields), "worker " + name + ": " + r.what);
-    }
+    if (!r.worker.valid())
+      return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"actor", r.actor}}, r.what);
+    const std::string worker = WorkerName(r.actor, r.inc);
+    if (r.kind == "worker_lost")
+      return Event(LogLevel::kWarn, r.kind, {{"worker", worker}}, "worker " + r.actor + ": " + r.what);
     if (r.kind == "retired") {
-      return Event(LogLevel::kWarn, "worker_retired", std::move(fields),
-                   "worker " + name + " is not started again: " + r.what);
+      return Event(LogLevel::kWarn, "worker_retired", {{"worker", worker}},
+                   "worker " + r.actor + " is not started again: " + r.what);
     }
-    fields.insert(fields.begin(), {"class", r.kind});
-    return Event(LogLevel::kError, "fault", std::move(fields), r.what);
+    return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"worker", worker}}, r.what);
   }
   Said operator()(const record::Fence& r) const {
-    return Debug("worker_fenced", {{"worker", Text(r.worker)}});
+    return Debug("worker_fenced", {{"worker", Who(r.worker)}});
   }
   Said operator()(const record::CheckpointBegin& r) const {
     return Info("checkpoint_begun", {{"ckpt", Text(r.ckpt)}, {"step", Text(r.step)}});
@@ -109,7 +102,7 @@ struct Teller {
     return Debug("weights_published", {{"version", Text(r.v)}});
   }
   Said operator()(const record::Loaded& r) const {
-    return Debug("weights_loaded", {{"worker", Text(r.worker)}, {"version", Text(r.v)}});
+    return Debug("weights_loaded", {{"worker", Who(r.worker)}, {"version", Text(r.v)}});
   }
   Said operator()(const record::TransitionBegin& r) const {
     std::string slots;
@@ -124,8 +117,7 @@ struct Teller {
     return Debug("transition_rolled_back", {{"t", Text(r.t)}}, r.why);
   }
   Said operator()(const record::Grant& r) const {
-    return Debug("role_granted",
-                 {{"slot", Text(r.slot)}, {"role", Name(r.role)}, {"worker", Text(r.worker)}});
+    return Debug("role_granted", {{"slot", Text(r.slot)}, {"role", Name(r.role)}, {"worker", Who(r.worker)}});
   }
   Said operator()(const record::Quarantine& r) const {
     return Event(LogLevel::kWarn, "slot_quarantined", {{"slot", Text(r.slot)}},
@@ -139,7 +131,7 @@ struct Teller {
   }
   // The caller knows more of it.
   Said operator()(const record::Join& r) const {
-    LogFields fields = {{"worker", Text(r.worker)}, {"place", r.name}};
+    LogFields fields = {{"worker", WorkerName(r.name, r.worker.inc)}};
     if (!r.slots.empty()) fields.emplace_back("slots", SlotsText(r.slots));
     return Info("worker_joined", std::move(fields));
   }
@@ -162,15 +154,10 @@ std::optional<LogEvent> EventOf(const JournalRecord& r, const NameOfPlace& place
 LogEvent EventOf(const scheduler::command::Log& c, const NameOfPlace& place_name) {
   LogEvent e{c.level, c.event, c.fields, c.text};
   if (!c.about.worker.valid()) return e;
-  const std::string worker = ToString(c.about);
-  e.fields.insert(e.fields.begin(), {"worker", worker});
-  e.text = "worker " + place_name(c.about.worker.value) + " (" + worker + ") " + c.text;
+  const std::string place = place_name(c.about.worker.value);
+  e.fields.insert(e.fields.begin(), {"worker", WorkerName(place, c.about.inc)});
+  e.text = "worker " + place + " " + c.text;
   return e;
-}
-
-std::string WhyOf(const scheduler::command::Finish& c, const NameOfPlace& place_name) {
-  if (!c.ending || !c.ending->worker.valid()) return c.why;
-  return TextOf(*c.ending, place_name(c.ending->worker.value));
 }
 
 }  // namespace tidepool::workers

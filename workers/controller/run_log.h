@@ -28,9 +28,7 @@ using NameOfPlace = std::function<std::string(int64_t)>;  // "device-0", as the 
 // Nothing of records that say what became of a sample, and of those that are told otherwise (CONFIG,
 // END_RUN).
 std::optional<LogEvent> EventOf(const JournalRecord& r, const NameOfPlace& place_name);
-// "worker reward-0 (w1/inc3) does not get on".
+// "worker reward-0 does not get on".
 LogEvent EventOf(const scheduler::command::Log& c, const NameOfPlace& place_name);
-// Why the run ended: "fault=start_failed actor=reward-0 step=1: ..." where it was a worker that broke it.
-std::string WhyOf(const scheduler::command::Finish& c, const NameOfPlace& place_name);
 
 }  // namespace tidepool::workers

@@ -23,7 +23,7 @@ class DeviceWorker {
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
 
   int Run() {
-    LogWorkerStart("device", options_.place, options_.address);
+    LogWorkerStart("device", options_.address);
     const Status attached = Attach();
     if (!attached.ok()) {
       LogWorkerFailure("attach_failed", attached.message());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/base/places.h"
 #include "core/base/process_memory.h"
 #include "core/config/load.h"
 #include "core/observe/log.h"
@@ -55,13 +56,12 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
       shared_memory_ = plan->shared_memory_bytes;
     }
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory,
-                                           storage::RunPaths(welcome.run_dir).offload() + "/device-" +
-                                               std::to_string(welcome.place) + "-inc" +
+                                           storage::RunPaths(welcome.run_dir).offload() + "/" +
+                                               PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
                                            MakeCpuDevice, welcome.trains);
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, "device-" + std::to_string(welcome.place),
-                               {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+      trace_ = OpenWorkerTrace(config_, welcome, {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
   link_->SetPermit(welcome.permit_s,
                    std::max(LostAfterSeconds(welcome.permit_s), config_.cluster.reattach_grace_s));

@@ -9,9 +9,8 @@
 namespace tidepool::workers {
 
 // Setting up a log of stderr does not fail.
-void LogWorkerStart(const std::string& kind, int64_t place, const std::string& controller) {
-  (void)observe::SetUpLogging(
-      {.path = "", .role = kind, .worker = place < 0 ? "" : ToString(WorkerId{place})});
+void LogWorkerStart(const std::string& kind, const std::string& controller) {
+  (void)observe::SetUpLogging({.path = "", .role = kind});
   observe::Log(LogLevel::kInfo, "start",
                {{"version", BuildVersion()},
                 {"commit", BuildCommit()},
@@ -23,7 +22,7 @@ void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, cons
   (void)observe::SetUpLogging({.path = "",
                                .level = config.observe.log_level,
                                .role = kind,
-                               .worker = ToString(WorkerRef{{welcome.place}, welcome.inc})});
+                               .worker = WorkerName(PlaceName(config, welcome.place), welcome.inc)});
   observe::Log(LogLevel::kInfo, "joined", {{"run_id", welcome.run_id}, {"dir", welcome.run_dir}});
 }
 

@@ -10,9 +10,8 @@
 
 namespace tidepool::workers {
 
-// place -1: not known yet.
-void LogWorkerStart(const std::string& kind, int64_t place, const std::string& controller);
-// From here on lines have the worker's name and incarnation, and the level of the config counts.
+void LogWorkerStart(const std::string& kind, const std::string& controller);
+// From here on lines have the worker's name ("reward-0/inc3"), and the level of the config counts.
 void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config);
 // Why it is about to end: the controller that started this process tells it (observe::LastWords).
 void LogWorkerFailure(const std::string& event, const std::string& why);

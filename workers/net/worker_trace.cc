@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "core/base/places.h"
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
 
@@ -11,16 +12,15 @@ TimePoint TraceNow() {
   return {std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())};
 }
 
-std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welcome, Incarnation inc,
-                                                      const std::string& name,
+std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const JobConfig& config, const down::Welcome& welcome,
                                                       const std::vector<std::pair<int, std::string>>& rows) {
   observe::TraceOptions options;
   options.worker = welcome.place + 1;
-  options.worker_name = name;
+  options.worker_name = PlaceName(config, welcome.place);
   options.clock_offset = Duration(welcome.run_clock_ns) - TraceNow().since_start;
   auto trace =
       observe::TraceWriter::Create(storage::RunPaths(welcome.run_dir).trace() + "/" + options.worker_name +
-                                       "-inc" + std::to_string(inc.value) + ".json.gz",
+                                       "-inc" + std::to_string(welcome.inc.value) + ".json.gz",
                                    options);
   if (!trace.ok()) {
     observe::Log(LogLevel::kWarn, "trace_failed", {{"text", trace.status().message()}});

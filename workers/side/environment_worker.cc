@@ -46,9 +46,7 @@ class EnvironmentWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
-    if (config_.observe.trace)
-      trace_ =
-          OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), {{0, config_.environment()->name}});
+    if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
     StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
   }

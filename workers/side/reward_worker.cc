@@ -139,7 +139,7 @@ class RewardWorker : public SideWorker {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)
         rows.emplace_back(i, "grading " + std::to_string(i));
-      trace_ = OpenWorkerTrace(welcome, welcome.inc, LogName(config, welcome), rows);
+      trace_ = OpenWorkerTrace(config, welcome, rows);
     }
     for (int i = 0; i < config.reward.concurrency; ++i)
       StartCaller([this, i](const std::stop_token& stop) { Work(i, stop); });

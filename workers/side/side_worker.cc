@@ -17,7 +17,7 @@ namespace tidepool::workers {
 
 int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind) {
   kind_ = kind == scheduler::WorkerKind::kReward ? "reward" : "environment";
-  LogWorkerStart(kind_, options.place, options.address);
+  LogWorkerStart(kind_, options.address);
   const auto connect = [&]() -> Status {
     LinkOptions link;
     TP_ASSIGN_OR_RETURN(link.token, ReadTokenFile(options.token_file));

@@ -56,10 +56,6 @@ class SideWorker : private SideWork {
   [[nodiscard]] bool ending() const { return exit_code_.has_value(); }  // End() is the last one
 
   void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
-  // Of this worker's log: "reward-0".
-  [[nodiscard]] std::string LogName(const JobConfig& config, const down::Welcome& welcome) const {
-    return kind_ + "-" + std::to_string(welcome.place - config.cluster.slots);
-  }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Anew, or never
 
  private:

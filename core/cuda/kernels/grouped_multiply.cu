@@ -14,19 +14,12 @@ namespace tidepool::cuda {
 namespace {
 
 enum class Product { kForward, kInput, kWeight };
-
-// The arguments of all three; those that a product does not have are null.
+template <typename Args>
+constexpr Product kProduct = Product::kForward;
 template <typename T>
-struct GroupedArgs {
-  int64_t groups = 0, rows = 0, n = 0, k = 0;
-  const int32_t* begin = nullptr;
-  const T* x = nullptr;
-  const T* w = nullptr;
-  T* y = nullptr;
-  const T* dy = nullptr;
-  T* dx = nullptr;
-  float* dw = nullptr;
-};
+constexpr Product kProduct<device::GroupedMultiplyBackArgs<T>> = Product::kInput;
+template <typename T>
+constexpr Product kProduct<device::GroupedMultiplyBackWeightArgs<T>> = Product::kWeight;
 
 // One product as c[i, j] = sum over l of left(i, l) right(l, j), all for one group.
 struct Part {
@@ -35,14 +28,15 @@ struct Part {
 
 constexpr int kSide = 64;  // of a block's tile
 // Blocks along i: groups' rows are cut into tiles apart, so at most one more a group.
-template <Product kWhich, typename T>
-__host__ __device__ int64_t TilesAlong(const GroupedArgs<T>& a, int64_t side) {
-  return kWhich == Product::kWeight ? CeilDiv(a.n, side) : CeilDiv(a.rows, side) + a.groups;
+template <typename Args>
+__host__ __device__ int64_t TilesAlong(const Args& a, int64_t side) {
+  return kProduct<Args> == Product::kWeight ? CeilDiv(a.n, side) : CeilDiv(a.rows, side) + a.groups;
 }
 
 // The block's tile of rows: its group, and the rows of it. False: past the last.
-template <Product kWhich, typename T>
-__device__ inline bool FindPart(const GroupedArgs<T>& a, int64_t side, int64_t* group, Part* part) {
+template <typename Args>
+__device__ inline bool FindPart(const Args& a, int64_t side, int64_t* group, Part* part) {
+  constexpr Product kWhich = kProduct<Args>;
   const Global<const int32_t> begin = View(a.begin);
   if (kWhich == Product::kWeight) {
     *group = blockIdx.z;
@@ -70,6 +64,21 @@ __device__ inline bool FindPart(const GroupedArgs<T>& a, int64_t side, int64_t* 
   return true;
 }
 
+template <typename Args>
+__device__ inline auto MatrixOf(const Args& a, int64_t group) {
+  return View(a.w) + group * a.n * a.k;
+}
+
+// Where the rows of a product that gives rows go.
+template <typename Args>
+__device__ inline auto RowsOut(const Args& a) {
+  if constexpr (kProduct<Args> == Product::kForward) {
+    return View(a.y);
+  } else {
+    return View(a.dx);
+  }
+}
+
 constexpr int kGroupedThreads = 128;
 constexpr int kDepth = 32;  // terms of a step
 constexpr int kLong = kSide + 8,
@@ -89,26 +98,26 @@ __device__ inline void LoadTile(Shared<BF16> to, Global<const BF16> from, int64_
   }
 }
 
-template <Product kWhich>
-__global__ void __launch_bounds__(kGroupedThreads) GroupedTilesKernel(GroupedArgs<BF16> a) {
+template <typename Args>
+__global__ void __launch_bounds__(kGroupedThreads) GroupedTilesKernel(Args a) {
+  constexpr Product kWhich = kProduct<Args>;
   TP_SHARED(BF16, left, 2 * kTileElements);
   TP_SHARED(BF16, right, 2 * kTileElements);
   int64_t group = 0;
   Part part;
-  if (!FindPart<kWhich>(a, kSide, &group, &part)) return;
+  if (!FindPart(a, kSide, &group, &part)) return;
   const int64_t j0 = static_cast<int64_t>(blockIdx.y) * kSide;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const Global<const BF16> w = View(a.w) + group * a.n * a.k;
   const auto load = [&](int64_t step) {
     const int64_t l = part.l_begin + step * kDepth;
     const Shared<BF16> to_left = left + step % 2 * kTileElements, to_right = right + step % 2 * kTileElements;
     if (l < part.l_end) {
       if constexpr (kWhich == Product::kForward) {
         LoadTile<kSide, kDepth>(to_left, View(a.x), a.k, part.i_begin, part.i_end, l, part.l_end);
-        LoadTile<kSide, kDepth>(to_right, w, a.k, j0, part.j_end, l, part.l_end);
+        LoadTile<kSide, kDepth>(to_right, MatrixOf(a, group), a.k, j0, part.j_end, l, part.l_end);
       } else if constexpr (kWhich == Product::kInput) {
         LoadTile<kSide, kDepth>(to_left, View(a.dy), a.n, part.i_begin, part.i_end, l, part.l_end);
-        LoadTile<kDepth, kSide>(to_right, w, a.k, l, part.l_end, j0, part.j_end);
+        LoadTile<kDepth, kSide>(to_right, MatrixOf(a, group), a.k, l, part.l_end, j0, part.j_end);
       } else {
         LoadTile<kDepth, kSide>(to_left, View(a.dy), a.n, l, part.l_end, part.i_begin, part.i_end);
         LoadTile<kDepth, kSide>(to_right, View(a.x), a.k, l, part.l_end, j0, part.j_end);
@@ -158,8 +167,7 @@ __global__ void __launch_bounds__(kGroupedThreads) GroupedTilesKernel(GroupedArg
         const Global<float> to = View(a.dw) + (group * a.n + i) * a.k + j;
         Put2(to, 0, float{to[0]} + c[n][2 * h], float{to[1]} + c[n][2 * h + 1]);
       } else {
-        Put2(View(kWhich == Product::kForward ? a.y : a.dx) + i * part.j_end, j, c[n][2 * h],
-             c[n][2 * h + 1]);
+        Put2(RowsOut(a) + i * part.j_end, j, c[n][2 * h], c[n][2 * h + 1]);
       }
     }
   }
@@ -167,17 +175,17 @@ __global__ void __launch_bounds__(kGroupedThreads) GroupedTilesKernel(GroupedArg
 
 constexpr int kPlainSide = 16;  // 256 threads, an element each
 
-template <Product kWhich, typename T>
-__global__ void __launch_bounds__(kPlainSide* kPlainSide) GroupedPlainKernel(GroupedArgs<T> a) {
+template <typename Args>
+__global__ void __launch_bounds__(kPlainSide* kPlainSide) GroupedPlainKernel(Args a) {
+  constexpr Product kWhich = kProduct<Args>;
   TP_SHARED(float, left, kPlainSide*(kPlainSide + 1));   // [i, l]
   TP_SHARED(float, right, kPlainSide*(kPlainSide + 1));  // [l, j]
   int64_t group = 0;
   Part part;
-  if (!FindPart<kWhich>(a, kPlainSide, &group, &part)) return;
+  if (!FindPart(a, kPlainSide, &group, &part)) return;
   const int row = static_cast<int>(threadIdx.x) / kPlainSide,
             column = static_cast<int>(threadIdx.x) % kPlainSide;
   const int64_t i = part.i_begin + row, j = static_cast<int64_t>(blockIdx.y) * kPlainSide + column;
-  const Global<const T> w = View(a.w) + group * a.n * a.k;
   float sum = 0.0F;
   for (int64_t l0 = part.l_begin; l0 < part.l_end; l0 += kPlainSide) {
     const int64_t l_left = l0 + column, l_right = l0 + row;
@@ -188,8 +196,8 @@ __global__ void __launch_bounds__(kPlainSide* kPlainSide) GroupedPlainKernel(Gro
       if constexpr (kWhich == Product::kWeight) x = Get(View(a.dy), l_left * a.n + i);
     }
     if (j < part.j_end && l_right < part.l_end) {
-      if constexpr (kWhich == Product::kForward) y = Get(w, j * a.k + l_right);
-      if constexpr (kWhich == Product::kInput) y = Get(w, l_right * a.k + j);
+      if constexpr (kWhich == Product::kForward) y = Get(MatrixOf(a, group), j * a.k + l_right);
+      if constexpr (kWhich == Product::kInput) y = Get(MatrixOf(a, group), l_right * a.k + j);
       if constexpr (kWhich == Product::kWeight) y = Get(View(a.x), l_right * a.k + j);
     }
     left[row * (kPlainSide + 1) + column] = x;
@@ -205,73 +213,59 @@ __global__ void __launch_bounds__(kPlainSide* kPlainSide) GroupedPlainKernel(Gro
   if constexpr (kWhich == Product::kWeight) {
     View(a.dw)[(group * a.n + i) * a.k + j] += sum;
   } else {
-    Put(View(kWhich == Product::kForward ? a.y : a.dx), i * part.j_end + j, sum);
+    Put(RowsOut(a), i * part.j_end + j, sum);
   }
 }
 
-template <Product kWhich, typename T>
-int GroupedProduct(const char* name, const GroupedArgs<T>& a, Launcher& launcher) {
+// What the tensor cores read has to lie on 16 bytes.
+template <typename Args>
+bool InputsOn16Bytes(const Args& a) {
+  if constexpr (kProduct<Args> == Product::kForward) {
+    return On16Bytes(a.x) && On16Bytes(a.w);
+  } else if constexpr (kProduct<Args> == Product::kInput) {
+    return On16Bytes(a.dy) && On16Bytes(a.w);
+  } else {
+    return On16Bytes(a.dy) && On16Bytes(a.x);
+  }
+}
+
+template <template <typename> typename ArgsOf, typename T>
+int GroupedProduct(const char* name, const ArgsOf<T>& a, Launcher& launcher) {
+  constexpr Product kWhich = kProduct<ArgsOf<T>>;
   if (a.groups < 1 || a.rows < 0 || a.n < 1 || a.k < 1) return static_cast<int>(cudaErrorInvalidValue);
   const int64_t columns = kWhich == Product::kForward ? a.n : a.k,
                 groups = kWhich == Product::kWeight ? a.groups : 1;
   if constexpr (sizeof(T) == 2) {
-    if (a.n % 8 == 0 && a.k % 8 == 0 && On16Bytes(a.x) && On16Bytes(a.w) && On16Bytes(a.dy)) {
+    if (a.n % 8 == 0 && a.k % 8 == 0 && InputsOn16Bytes(a)) {
       return Launch({.name = name,
-                     .x = TilesAlong<kWhich>(a, kSide),
+                     .x = TilesAlong(a, kSide),
                      .y = CeilDiv<int64_t>(columns, kSide),
                      .z = groups,
                      .threads = kGroupedThreads},
-                    launcher.stream(), GroupedTilesKernel<kWhich>, a);
+                    launcher.stream(), GroupedTilesKernel<ArgsOf<T>>, a);
     }
   }
   return Launch({.name = name,
-                 .x = TilesAlong<kWhich>(a, kPlainSide),
+                 .x = TilesAlong(a, kPlainSide),
                  .y = CeilDiv<int64_t>(columns, kPlainSide),
                  .z = groups,
                  .threads = kPlainSide * kPlainSide},
-                launcher.stream(), GroupedPlainKernel<kWhich, T>, a);
+                launcher.stream(), GroupedPlainKernel<ArgsOf<T>>, a);
 }
 
 }  // namespace
 
 template <typename T>
 int GroupedMultiply(const device::GroupedMultiplyArgs<T>& a, Launcher& launcher) {
-  return GroupedProduct<Product::kForward, T>("grouped_multiply",
-                                              {.groups = a.groups,
-                                               .rows = a.rows,
-                                               .n = a.n,
-                                               .k = a.k,
-                                               .begin = a.begin,
-                                               .x = a.x,
-                                               .w = a.w,
-                                               .y = a.y},
-                                              launcher);
+  return GroupedProduct("grouped_multiply", a, launcher);
 }
 template <typename T>
 int GroupedMultiplyBack(const device::GroupedMultiplyBackArgs<T>& a, Launcher& launcher) {
-  return GroupedProduct<Product::kInput, T>("grouped_multiply_back",
-                                            {.groups = a.groups,
-                                             .rows = a.rows,
-                                             .n = a.n,
-                                             .k = a.k,
-                                             .begin = a.begin,
-                                             .w = a.w,
-                                             .dy = a.dy,
-                                             .dx = a.dx},
-                                            launcher);
+  return GroupedProduct("grouped_multiply_back", a, launcher);
 }
 template <typename T>
 int GroupedMultiplyBackWeight(const device::GroupedMultiplyBackWeightArgs<T>& a, Launcher& launcher) {
-  return GroupedProduct<Product::kWeight, T>("grouped_multiply_back_weight",
-                                             {.groups = a.groups,
-                                              .rows = a.rows,
-                                              .n = a.n,
-                                              .k = a.k,
-                                              .begin = a.begin,
-                                              .x = a.x,
-                                              .dy = a.dy,
-                                              .dw = a.dw},
-                                             launcher);
+  return GroupedProduct("grouped_multiply_back_weight", a, launcher);
 }
 
 TP_INSTANTIATE(GroupedMultiply)

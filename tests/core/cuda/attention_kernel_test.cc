@@ -180,10 +180,7 @@ Bytes RunAttention(const Problem<T>& p, const Batch& b, const OnDevice<T>& d, co
   RunKernel(what, [&](Launcher& l) { return Attention(a, l); });
   *out_values = out.Read();
   *lse_values = lse.Read();
-  Bytes bytes;
-  Append(&bytes, *out_values);
-  Append(&bytes, *lse_values);
-  return bytes;
+  return BytesOf(*out_values, *lse_values);
 }
 template <typename T>
 Bytes RunDecode(const Problem<T>& p, const Batch& b, const OnDevice<T>& d, const std::string& what,
@@ -410,9 +407,7 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
     a.work = &work;
     RunKernel(what, [&](Launcher& l) { return AttentionBackward(a, l); });
     got = d_dqkv.Read();
-    Bytes bytes;
-    Append(&bytes, got);
-    return bytes;
+    return BytesOf(got);
   });
   float largest = 0;
   for (const T& v : dqkv) largest = std::max(largest, std::abs(AsFloat(v)));

@@ -188,10 +188,15 @@ constexpr const char* TypeName() {
 }
 
 using Bytes = std::vector<unsigned char>;
-template <typename T>
-void Append(Bytes* out, const std::vector<T>& values) {
-  const auto* p = reinterpret_cast<const unsigned char*>(values.data());
-  out->insert(out->end(), p, p + values.size() * sizeof(T));
+template <typename... T>
+Bytes BytesOf(const std::vector<T>&... values) {
+  Bytes out;
+  const auto append = [&](const void* from, size_t bytes) {
+    const auto* p = static_cast<const unsigned char*>(from);
+    out.insert(out.end(), p, p + bytes);
+  };
+  (append(values.data(), values.size() * sizeof(T)), ...);
+  return out;
 }
 // Orders of threads that each case is run in.
 constexpr int kOrders = 3;

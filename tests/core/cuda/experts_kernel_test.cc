@@ -128,9 +128,7 @@ void CompareRouting(uint64_t seed) {
                                       .dlogits = dlogits.data()};
     RunKernel(what, [&](Launcher& l) { return RouteBackward(a, l); });
     got = dlogits.Read();
-    Bytes bytes;
-    Append(&bytes, got);
-    return bytes;
+    return BytesOf(got);
   });
   constexpr double kStep = 1e-4;  // the difference errs by its square
   for (int64_t r = 0; r < s.rows; ++r) {
@@ -214,10 +212,7 @@ void CompareSums(uint64_t seed) {
     RunKernel(what, [&](Launcher& l) { return AddProbs(add, l); });
     const std::vector<double> got = d_of_experts.Read();
     for (size_t e = 0; e < got.size(); ++e) EXPECT_NEAR(got[e], of_experts[e], 1e-13) << what;
-    Bytes bytes;
-    Append(&bytes, d_dx.Read());
-    Append(&bytes, got);
-    return bytes;
+    return BytesOf(d_dx.Read(), got);
   });
 }
 TEST(ExpertsKernelTest, SumsAndGatesAreTheirFormulas) {

@@ -77,11 +77,7 @@ void CompareProducts(uint64_t seed) {
     ExpectNear(got_y, y, 2e-5F, Relative<T>(), what + " y");
     ExpectNear(d_dx.Read(), dx, 2e-5F, Relative<T>(), what + " dx");
     ExpectNear(d_dw.Read(), dw, 5e-5F, 2e-5F, what + " dw");
-    Bytes bytes;
-    Append(&bytes, got_y);
-    Append(&bytes, d_dx.Read());
-    Append(&bytes, d_dw.Read());
-    return bytes;
+    return BytesOf(got_y, d_dx.Read(), d_dw.Read());
   });
   if (used == 0) return;
   // A row alone, as the only one of its group, has the same bits.

@@ -77,10 +77,7 @@ struct Norm {
       ExpectNear(d_out.Read(), out, 1e-6F, Relative<T>(), what + " norm");
       ExpectNear(d_rstd.Read(), rstd, 0.0F, 1e-5F, what + " rstd");
       if (add) ExpectNear(in_place ? d_x.Read() : d_other.Read(), sum, 0.0F, 0.0F, what + " sum");
-      Bytes bytes;
-      Append(&bytes, d_out.Read());
-      Append(&bytes, d_rstd.Read());
-      return bytes;
+      return BytesOf(d_out.Read(), d_rstd.Read());
     });
 
     const std::vector<float> dx0 = RandomValues<float>(rng, rows * d), dw0 = RandomValues<float>(rng, d);
@@ -110,10 +107,7 @@ struct Norm {
       ExpectNear(d_dx.Read(), dx, 1e-5F, 2e-5F, what + " dx");
       ExpectNear(d_dw.Read(), dw, 1e-5F, 2e-5F, what + " dweight");
       if (with_copy) ExpectNear(d_copy.Read(), copy, 1e-5F, Relative<T>(), what + " copy of dx");
-      Bytes bytes;
-      Append(&bytes, d_dx.Read());
-      Append(&bytes, d_dw.Read());
-      return bytes;
+      return BytesOf(d_dx.Read(), d_dw.Read());
     });
   }
 };
@@ -189,10 +183,7 @@ struct Heads {
       ExpectNear(d_q.Read(), q, 2e-6F, Relative<T>(), what + " q");
       ExpectNear(d_k.Read(), k, 2e-6F, Relative<T>(), what + " k");
       ExpectNear(d_v.Read(), v, 0.0F, 0.0F, what + " v");
-      Bytes bytes;
-      Append(&bytes, d_q.Read());
-      Append(&bytes, d_k.Read());
-      return bytes;
+      return BytesOf(d_q.Read(), d_k.Read());
     });
 
     const std::vector<T> dqkv0 = RandomValues<T>(rng, rows * width);
@@ -229,10 +220,7 @@ struct Heads {
       RunKernel(what, [&](Launcher& l) { return HeadNormBackward(b, l); });
       ExpectNear(d_dqkv.Read(), dqkv, 2e-5F, Relative<T>(), what + " dqkv");
       ExpectNear(d_dw.Read(), dw, 1e-4F, 2e-5F, what + " dweight");
-      Bytes bytes;
-      Append(&bytes, d_dqkv.Read());
-      Append(&bytes, d_dw.Read());
-      return bytes;
+      return BytesOf(d_dqkv.Read(), d_dw.Read());
     });
   }
 };
@@ -264,10 +252,7 @@ struct Glu {
       RunKernel(c.what, [&](Launcher& l) { return SwiGluBackward(back, l); });
       ExpectNear(d_act.Read(), act, 1e-6F, Relative<T>(), c.what + " act");
       ExpectNear(d_gate_up.Read(), dgate_up, 5e-6F, Relative<T>(), c.what + " dgate_up");
-      Bytes bytes;
-      Append(&bytes, d_act.Read());
-      Append(&bytes, d_gate_up.Read());
-      return bytes;
+      return BytesOf(d_act.Read(), d_gate_up.Read());
     });
   }
 };
@@ -304,9 +289,7 @@ struct Rest {
       ExpectNear(d_y.Read(), y, 0.0F, 0.0F, c.what + " bias");
       ExpectNear(d_wide.Read(), wide, 0.0F, 0.0F, c.what + " widen");
       ExpectNear(d_narrow.Read(), narrow, 0.0F, 0.0F, c.what + " narrow");
-      Bytes bytes;
-      Append(&bytes, d_column.Read());
-      return bytes;
+      return BytesOf(d_column.Read());
     });
   }
 };

@@ -67,10 +67,7 @@ void CompareDraws(uint64_t seed) {
       EXPECT_EQ(got[i], want[i].id) << what << ", row " << i << ", " << got[i] << " for " << want[i].id;
       EXPECT_NEAR(kept.Read()[i], want[i].log_kept, 2e-7F * (1 + std::abs(want[i].log_kept))) << what;
     }
-    Bytes bytes;
-    Append(&bytes, got);
-    Append(&bytes, kept.Read());
-    return bytes;
+    return BytesOf(got, kept.Read());
   });
 }
 

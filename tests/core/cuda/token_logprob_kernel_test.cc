@@ -41,11 +41,7 @@ void Compare(uint64_t seed) {
     ExpectNear(a.Read(), logprob, 2e-5F, 2e-5F, what + " logprob");
     ExpectNear(b.Read(), entropy, 1e-4F, 2e-5F, what + " entropy");
     ExpectNear(c.Read(), lse, 2e-5F, 2e-5F, what + " lse");
-    Bytes out;
-    Append(&out, a.Read());
-    Append(&out, b.Read());
-    Append(&out, c.Read());
-    return out;
+    return BytesOf(a.Read(), b.Read(), c.Read());
   });
 
   std::vector<float> dlogprob = RandomValues<float>(rng, rows),
@@ -69,9 +65,7 @@ void Compare(uint64_t seed) {
     RunKernel(what, [&](Launcher& l) { return TokenLogProbBackward(args, l); });
     // log p is a difference of numbers of up to 20, half an ulp of which is 1e-6; where p is 1, so is 1 - p.
     ExpectNear(d_logits.Read(), dlogits, 4e-6F, 2 * Relative<T>(), what + " backward");
-    Bytes out;
-    Append(&out, d_logits.Read());
-    return out;
+    return BytesOf(d_logits.Read());
   });
 }
 

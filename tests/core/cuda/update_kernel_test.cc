@@ -85,12 +85,7 @@ void CompareAdamW(uint64_t seed) {
             << what << " weight " << i;
       }
     }
-    Bytes bytes;
-    Append(&bytes, m.Read());
-    Append(&bytes, v.Read());
-    Append(&bytes, w.Read());
-    Append(&bytes, rest.Read());
-    return bytes;
+    return BytesOf(m.Read(), v.Read(), w.Read(), rest.Read());
   });
   // Gradients that are not finite change nothing.
   const DeviceArray<T> w(w0);
@@ -148,9 +143,7 @@ void CompareEmbedding(uint64_t seed) {
           << what;
     }
     ExpectNear(d_dtable.Read(), dtable, 0.0F, 0.0F, what + " gradient");  // rows in order on both: equal bits
-    Bytes bytes;
-    Append(&bytes, d_dtable.Read());
-    return bytes;
+    return BytesOf(d_dtable.Read());
   });
 }
 TEST(UpdateKernelTest, TheEmbeddingsGradientIsTheCpusBitForBit) {
@@ -230,12 +223,7 @@ void CompareExperts(uint64_t seed) {
         EXPECT_NEAR(got[static_cast<size_t>(r * k + i)], want, 1e-5) << what;
       }
     }
-    Bytes bytes;
-    Append(&bytes, z);
-    Append(&bytes, p);
-    Append(&bytes, ids);
-    Append(&bytes, got);
-    return bytes;
+    return BytesOf(z, p, ids, got);
   });
 
   const int64_t gathered = rows * k + 3;
@@ -312,10 +300,7 @@ void CompareExperts(uint64_t seed) {
       ExpectNear(d_dshared.Read(), dshared, 0.0F, 0.0F, what + " dshared");
       ExpectNear(d_dgate.Read(), dgate, 1e-4F, 2e-5F, what + " dgate");
     }
-    Bytes bytes;
-    Append(&bytes, d_out.Read());
-    Append(&bytes, d_dweights.Read());
-    return bytes;
+    return BytesOf(d_out.Read(), d_dweights.Read());
   });
 }
 TEST(UpdateKernelTest, ExpertsAgreeWithTheCpu) {

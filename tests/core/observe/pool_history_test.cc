@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/observe/report.h"
+#include "core/storage/journal.h"
+#include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::observe {
 namespace {
@@ -126,6 +128,86 @@ TEST(PoolHistoryTest, FaultsAreCountedByKind) {
   for (const char* kind : {"worker", "payload", "worker"})
     journal.push_back({.ctl_epoch = 1, .record = record::Fault{.kind = kind}});
   EXPECT_EQ(PoolHistoryOf(journal).faults, (std::map<std::string, int64_t>{{"payload", 1}, {"worker", 2}}));
+}
+
+// Counts what is read.
+class CountedFiles : public MemoryFileSystem {
+ public:
+  StatusOr<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& path) override {
+    TP_ASSIGN_OR_RETURN(auto file, MemoryFileSystem::OpenForRead(path));
+    return std::unique_ptr<ReadableFile>(std::make_unique<Counted>(std::move(file), bytes_read));
+  }
+  int64_t bytes_read = 0;
+
+ private:
+  struct Counted : ReadableFile {
+    Counted(std::unique_ptr<ReadableFile> inner, int64_t& count) : file(std::move(inner)), bytes(count) {}
+    StatusOr<std::string> ReadAt(int64_t offset, int64_t most) override {
+      auto text = file->ReadAt(offset, most);
+      if (text.ok()) bytes += static_cast<int64_t>(text->size());
+      return text;
+    }
+    StatusOr<int64_t> Size() override { return file->Size(); }
+    std::unique_ptr<ReadableFile> file;
+    int64_t& bytes;
+  };
+};
+
+std::unique_ptr<storage::JournalWriter> OpenJournal(FileSystem& fs) {
+  auto writer = storage::JournalWriter::Open(fs, "run/journal", "run", {.segment_bytes = 100'000});
+  EXPECT_TRUE(writer.ok()) << writer.status().ToString();
+  return *std::move(writer);
+}
+
+TEST(PoolFollowerTest, ALookReadsWhatWasAddedAndShowsTheWhole) {
+  CountedFiles fs;
+  PoolFollower follower(fs, "run");
+  EXPECT_EQ(follower.Read().status().code(), StatusCode::kNotFound);
+  auto writer = OpenJournal(fs);
+  writer->Append(record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}}, 1'000'000'000);
+  for (int i = 0; i < 20'000; ++i) writer->Append(record::Dup{.tid = {i, 0, 0}}, 2'000'000'000);
+  ASSERT_TRUE(writer->Flush().ok());
+  ASSERT_TRUE(follower.Read().ok());
+  EXPECT_GT(fs.bytes_read, 500'000);
+
+  for (int step = 1; step <= 3; ++step) {
+    writer->Append(record::StepCommit{{step}, {0, step}, 0, {}}, 3'000'000'000);
+    ASSERT_TRUE(writer->Flush().ok());
+    fs.bytes_read = 0;
+    const auto pool = follower.Read();
+    ASSERT_TRUE(pool.ok()) << pool.status().ToString();
+    EXPECT_LT(fs.bytes_read, 1000);
+    EXPECT_EQ(Lane(*pool, 0), Lanes{"rollout 1-3"});
+    EXPECT_EQ(static_cast<int>(pool->steps.size()), step);
+  }
+  writer.reset();
+  writer = OpenJournal(fs);  // another controller, whose clock begins anew
+  writer->Append(record::Grant{kSlot, Role::kRollout, {2}, {{0}, {1}}}, 1'000'000'000);
+  writer->Append(record::EndRun{0, "", 1}, 5'000'000'000);
+  ASSERT_TRUE(writer->Flush().ok());
+  EXPECT_EQ(Lane(*follower.Read(), 0), (Lanes{"rollout 1-3", "rollout 4-8"}));
+
+  writer.reset();
+  ASSERT_TRUE(fs.Rename("run/journal", "run/old").ok());
+  EXPECT_EQ(follower.Read().status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(OpenJournal(fs)->Flush().ok());
+  EXPECT_TRUE(follower.Read()->empty()) << "the journal of a run that was begun anew";
+}
+
+TEST(PoolFollowerTest, DamageIsSaidAndSoIsThatItIsGone) {
+  MemoryFileSystem fs;
+  auto writer = OpenJournal(fs);
+  for (int i = 0; i < 3; ++i) {
+    writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Sync().ok());
+  }
+  const std::string file = writer->current_file();
+  const int64_t second = fs.Stat(file)->bytes - int64_t{2} * 50;  // a record has 50 bytes
+  PoolFollower follower(fs, "run");
+  fs.FlipByte(file, second);
+  EXPECT_EQ(follower.Read().status().code(), StatusCode::kDataLoss);
+  fs.FlipByte(file, second);
+  EXPECT_TRUE(follower.Read().ok());
 }
 
 TEST(PoolHistoryTest, TheReportShowsTheSlots) {

@@ -93,6 +93,15 @@ TEST(JournalCodecTest, RecordOfAnOlderProgramKeepsDefaultsForNewFields) {
   EXPECT_EQ(std::get<record::EndRun>(*back).why, "");
   EXPECT_FALSE(DecodeFields(KindOf(record::EndRun{}), bytes + "y").ok())
       << "a newer program's field is not dropped silently";
+
+  // A FAULT as it was before it had its worker in a field: that is 8 bytes at its end.
+  bytes.clear();
+  EncodeFields(record::Fault{"worker_lost", "w2", {7}, "killed", {2}}, bytes);
+  const auto fault =
+      DecodeFields(KindOf(record::Fault{}), std::string_view(bytes).substr(0, bytes.size() - 8));
+  ASSERT_TRUE(fault.ok()) << fault.status().message();
+  EXPECT_EQ(std::get<record::Fault>(*fault).what, "killed");
+  EXPECT_FALSE(std::get<record::Fault>(*fault).worker.valid());
 }
 
 // As `tidepool journal --json` prints it.
@@ -116,10 +125,12 @@ TEST(JournalCodecTest, JsonNamesEveryField) {
       R"("digest":"0x000000000000feed","rows":[{"tid":{"ordinal":5,"issue":0,"sample":1},"oldest":{"lineage":0,"number":2},"digest":"0x000000000000beef","masked":4},)"
       R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}],"held_out":{"eval/loss":0.5}})");
   const JournalEntry fault{
-      .record = record::Fault{.kind = "oom", .actor = "actor/0", .inc = {4}, .what = "say \"no\"\n\xff"}};
+      .record = record::Fault{
+          .kind = "oom", .actor = "actor/0", .inc = {4}, .what = "say \"no\"\n\xff", .worker = {2}}};
   const auto parsed = nlohmann::json::parse(Line(fault));
   EXPECT_EQ(parsed["kind"], "FAULT");
   EXPECT_EQ(parsed["class"], "oom");
+  EXPECT_EQ(parsed["w"], 2);
   EXPECT_EQ(parsed["what"], "say \"no\"\n\xEF\xBF\xBD");
   const JournalEntry start{.record = record::Start{.tid = {1, 0, 2}, .worker = {{2}, {7}}, .wv = {0, 4}}};
   const auto start_json = JournalEntryToJson(start);
@@ -477,6 +488,26 @@ TEST(JournalTailTest, HandsOverEachRecordBeforeItDecodesTheNext) {
       tail.Poll([&](JournalEntry&&) { return ++took < 3 ? OkStatus() : Internal("enough"); });
   EXPECT_EQ(polled.message(), "enough");
   EXPECT_EQ(took, 3);
+}
+
+TEST(JournalTailTest, DamageIsNoRecordThatIsBeingWritten) {
+  MemoryFileSystem fs;
+  auto writer = MustOpen(fs, {});
+  for (int i = 0; i < 3; ++i) {
+    writer->Append(record::Dup{.tid = {i, 0, 0}}, 0);
+    ASSERT_TRUE(writer->Sync().ok());
+  }
+  JournalTail tail(fs, kDir, Lsn{0});
+  const std::string file = writer->current_file();
+  fs.FlipByte(file, fs.Stat(file)->bytes - 1);
+  EXPECT_EQ(Polled(tail)->size(), 2U) << "the last one may come yet";
+  fs.FlipByte(file, fs.Stat(file)->bytes - 1);
+  EXPECT_EQ(Polled(tail)->size(), 1U);
+  std::string frame;
+  EncodeFrame({.lsn = Lsn{0}, .record = record::Dup{}}, false, frame);
+  JournalTail other(fs, kDir, Lsn{0});
+  fs.FlipByte(file, fs.Stat(file)->bytes - static_cast<int64_t>(frame.size()) - 1);
+  EXPECT_EQ(Polled(other).status().code(), StatusCode::kDataLoss) << "one that was durable follows";
 }
 
 TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {

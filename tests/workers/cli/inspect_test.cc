@@ -289,13 +289,33 @@ TEST_F(InspectTest, JournalFindsWhatItIsAskedFor) {
   }
 }
 
+TEST_F(InspectTest, JournalFindsFaultsOfAWorkerByItsFieldAndThoseOfOlderProgramsByItsName) {
+  WriteRun({{Lsn{0}, 1, 0, record::Fault{"worker_lost", "w1", {7}, "of a program without the field"}},
+            {Lsn{1}, 1, 0, record::Fault{"worker_lost", "reward-0", {8}, "killed", {1}}},
+            {Lsn{2}, 1, 0, record::Fault{"retired", "reward-1", {}, "killed w1", {2}}},
+            {Lsn{3}, 1, 0, record::Fault{"storage", "controller", {}, "full"}}});
+  const auto count = [](const char* worker) {
+    const std::string out = RunCli({"journal", "sim", "--worker", worker}).out;
+    return std::count(out.begin(), out.end(), '\n');
+  };
+  EXPECT_EQ(count("1"), 2);
+  EXPECT_EQ(count("reward-0"), 2);
+  EXPECT_EQ(count("2"), 1);
+  EXPECT_EQ(count("device-0"), 0);
+  const std::string out = RunCli({"journal", "sim", "--kind", "FAULT"}).out;
+  EXPECT_NE(out.find("actor=reward-0 what=killed worker=reward-0/inc8"), std::string::npos) << out;
+  EXPECT_NE(out.find("actor=controller what=full\n"), std::string::npos) << out;
+}
+
 TEST_F(InspectTest, JournalWritesIdsAsPeopleDo) {
   record::StepCommit commit{{3}, {0, 3}, 7, {{{12, 0, 3}, {0, 2}}}};
   record::Loaded loaded{{{2}, {7}}, {0, 3}, 7};
   WriteRun({{Lsn{0}, 1, 0, commit}, {Lsn{1}, 1, 0, loaded}});
   const CliResult r = RunCli({"journal", "sim"});
   EXPECT_NE(r.out.find("rows=1[12.0.3@0:2]"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("worker=w2/inc7 v=0:3"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("worker=reward-1/inc7 v=0:3"), std::string::npos) << r.out;
+  const CliResult bare = RunCli({"journal", run_ + "/journal"});  // without the config
+  EXPECT_NE(bare.out.find("worker=place-2/inc7 v=0:3"), std::string::npos) << bare.out;
 }
 
 observe::SampleRow SomeSample(const SampleId& tid, const std::string& text, double reward) {

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "core/base/places.h"
 #include "core/observe/log.h"
+#include "workers/controller/scheduler_options.h"
 
 namespace tidepool::workers {
 namespace {
@@ -17,13 +19,18 @@ std::string LineOf(const JournalRecord& r) {
 }
 
 TEST(RunLogTest, SaysWhoDidWhat) {
-  EXPECT_EQ(LineOf(record::Fault{"worker_lost", "w2", {7}, "process 12 was killed by signal 9 (SIGKILL)"}),
-            "warn event=worker_lost worker=w2/inc7 place=device-2 "
+  EXPECT_EQ(LineOf(record::Fault{
+                "worker_lost", "device-2", {7}, "process 12 was killed by signal 9 (SIGKILL)", {2}}),
+            "warn event=worker_lost worker=device-2/inc7 "
             "text=\"worker device-2: process 12 was killed by signal 9 (SIGKILL)\"");
   EXPECT_EQ(LineOf(record::Fault{"storage", "controller", {}, "no \"space\""}),
             "error event=fault class=storage actor=controller text=\"no 'space'\"");
+  EXPECT_EQ(LineOf(record::Fault{"train", "w2", {}, "a plug-in called w2 failed"}),
+            "error event=fault class=train actor=w2 text=\"a plug-in called w2 failed\"");
   EXPECT_EQ(LineOf(record::Join{{{0}, {1}}, "device-0", Role::kNone, {SlotId{0}, SlotId{1}}}),
-            "info event=worker_joined worker=w0/inc1 place=device-0 slots=0,1");
+            "info event=worker_joined worker=device-0/inc1 slots=0,1");
+  EXPECT_EQ(LineOf(record::Loaded{{{2}, {7}}, {0, 3}, 7}),
+            "debug event=weights_loaded worker=device-2/inc7 version=0:3");
   EXPECT_EQ(LineOf(record::CheckpointBegin{3, {40}}), "info event=checkpoint_begun ckpt=3 step=40");
   EXPECT_EQ(LineOf(record::EvalResult{{5}, {0, 5}, 3, 4, 0, 0.75, 0.5, {{"exact_answer", 0.75, 0.5}}}),
             "info event=evaluation step=5 version=0:5 correct=3 total=4 reward_mean=0.75 exact_answer=0.75");
@@ -46,19 +53,30 @@ TEST(RunLogTest, AWorkerHasOneNameInWhatTheSchedulerSays) {
   using scheduler::command::Log;
   const LogEvent said =
       EventOf(Log{LogLevel::kInfo, "hedged", "does not get on", {{"chunks", "2"}}, {{1}, {3}}}, PlaceName);
-  EXPECT_EQ(said.text, "worker reward-0 (w1/inc3) does not get on");
-  EXPECT_EQ(observe::LogLine(said.event, said.fields), "event=hedged worker=w1/inc3 chunks=2");
+  EXPECT_EQ(said.text, "worker reward-0 does not get on");
+  EXPECT_EQ(observe::LogLine(said.event, said.fields), "event=hedged worker=reward-0/inc3 chunks=2");
+}
+
+TEST(RunLogTest, TheSchedulerCallsWorkersAsTheirLogsAreCalled) {
+  JobConfig config;
+  config.cluster.slots = 2;
+  for (const char* game : {"", "guess"}) {
+    RlJob job;
+    job.environment.name = game;
+    config.job = job;
+    const scheduler::ControllerOptions options = SchedulerOptions(config, /*held_out=*/0);
+    for (const int64_t place : {0, 1, 2, 3})
+      EXPECT_EQ(options.NameOf(WorkerId{place}), tidepool::PlaceName(config, place));
+    EXPECT_EQ(options.NameOf(WorkerRef{{2}, {5}}), *game == '\0' ? "reward-0/inc5" : "environment-0/inc5");
+  }
 }
 
 TEST(RunLogTest, WhatAPlugInSaysOfAWorkerIsLeftAsItIs) {
   const std::string words = "the judge said: worker w1/inc3 is lazy, actor=w1";
   EXPECT_EQ(EventOf(scheduler::command::Log{LogLevel::kWarn, "reward_infra", words, {}, {}}, PlaceName).text,
             words);
-  const scheduler::command::Ending ending{{"train", "w1", {3}, words}, {1}, {7}};
-  EXPECT_EQ(WhyOf({3, TextOf(ending, "w1"), false, ending}, PlaceName),
-            "fault=train actor=reward-0 step=7: " + words);
-  EXPECT_EQ(WhyOf({3, "fault=reward_infra actor=reward step=1: " + words, false, {}}, PlaceName),
-            "fault=reward_infra actor=reward step=1: " + words);
+  EXPECT_EQ(LineOf(record::Fault{"train", "device-1", {3}, words, {1}}),
+            "error event=fault class=train worker=device-1/inc3 text=\"" + words + "\"");
 }
 
 TEST(RunLogTest, SamplesAreInTheJournalAlone) {
