@@ -216,7 +216,7 @@ void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
 
 template <typename T>
 void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBuffers& b, const T* x_before,
-                          const T* add, T* k, T* v) {
+                          const T* add, T* k, T* v, bool for_backward) {
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const int64_t rows = batch.rows, d = spec.hidden_size;
   const auto eps = static_cast<float>(spec.rms_norm_eps);
@@ -275,6 +275,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   AddBias<T>(w.gate_up_bias, b.gate_up);
   device.SwiGlu(device::SwiGluArgs<T>{
       .rows = rows, .ff = spec.intermediate_size, .gate_up = b.gate_up.As<T>(), .act = b.act.As<T>()});
+  if (for_backward) return;
   Multiply<T>(b.out, b.act, w.down);
   AddBias<T>(w.down_bias, b.out);
 }
@@ -282,7 +283,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
 // Others use these.
 #define TIDEPOOL_INSTANTIATE(T)                                                                     \
   template void Decoder::Impl::Block<T>(int64_t, const DeviceBatch&, const BlockBuffers&, const T*, \
-                                        const T*, T*, T*);                                          \
+                                        const T*, T*, T*, bool);                                    \
   template void Decoder::Impl::Multiply<T>(const View&, const View&, int64_t) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)

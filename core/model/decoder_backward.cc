@@ -202,7 +202,7 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
     if (saved.recompute) {
       b.x = saved.blocks[static_cast<size_t>(l)].x;
       b.moe.chosen = ChosenOf(l, rows, const_cast<int32_t*>(saved.batch.experts));
-      Block<T>(l, saved.batch, b, b.x.As<T>(), nullptr, b.k.As<T>(), b.v.As<T>());
+      Block<T>(l, saved.batch, b, b.x.As<T>(), nullptr, b.k.As<T>(), b.v.As<T>(), /*for_backward=*/true);
     }
     BlockBackward<T>(l, saved, b, dx, dx_narrow, balance_scale, grads);
   }

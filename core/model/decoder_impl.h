@@ -166,9 +166,10 @@ struct Decoder::Impl {
   template <typename T>
   void Embed(const DeviceBatch& batch, const View& x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
+  // for_backward: what the backward reads, so a dense block without its last product.
   template <typename T>
   void Block(int64_t layer, const DeviceBatch& batch, const BlockBuffers& b, const T* x_before, const T* add,
-             T* k, T* v);
+             T* k, T* v, bool for_backward = false);
   template <typename T>
   Array FinalNorm(int64_t rows, const T* x, const T* add, T* x_out, float* rstd) const;
   template <typename T>
