@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -117,6 +118,9 @@ class Device {
   // Gives back what kernels keep between calls; they take it again.
   virtual void ReleaseScratch() = 0;
   [[nodiscard]] virtual int64_t scratch_bytes() const = 0;
+  // Bytes of its memory that nobody has, this process included: what is kept for later goes back first.
+  // Nothing where its memory is the host's.
+  [[nodiscard]] virtual std::optional<int64_t> free_bytes() { return std::nullopt; }
 
   // How the attention of a batch is divided, for any number of layers.
   virtual std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) = 0;

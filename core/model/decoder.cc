@@ -17,7 +17,8 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d)
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
-      on_device(w, device),
+      shared_weights(w.On(shared_device)),
+      on_device(*shared_weights),
       scratch(device) {
   const std::vector<Parameter>& layout = w.layout();
   auto* arena = static_cast<std::byte*>(on_device.data());

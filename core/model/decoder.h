@@ -55,7 +55,8 @@ using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
 class Decoder {
  public:
   // `weights` are the host's and outlive the decoder. A device that cannot read them where they stand gets a
-  // copy. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
+  // copy, one for all decoders of these weights on it: what an optimizer writes there, all of them compute
+  // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device);
   ~Decoder();
 

@@ -101,7 +101,8 @@ struct Decoder::Impl {
   const std::shared_ptr<device::Device> shared_device;
   device::Device& device;
   const DType dtype;
-  DeviceWeights on_device;
+  const std::shared_ptr<DeviceWeights> shared_weights;  // with other decoders of these weights on the device
+  DeviceWeights& on_device;
   std::vector<View> parameters;  // by index of the layout: [first of its shape, the others]
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;

@@ -21,6 +21,7 @@ struct Weights::Impl {
   int64_t elements = 0;
   device::PageBuffer owned;
   std::span<std::byte> arena;
+  std::vector<std::weak_ptr<DeviceWeights>> on_devices;
 };
 
 Weights::Weights() : impl_(std::make_unique<Impl>()) {}
@@ -167,6 +168,17 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
                 static_cast<size_t>(p.numel()) * size);
   }
   return weights;
+}
+
+std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>& device) const {
+  auto& copies = impl_->on_devices;
+  std::erase_if(copies, [](const auto& copy) { return copy.expired(); });
+  for (const auto& copy : copies) {
+    if (std::shared_ptr<DeviceWeights> there = copy.lock(); &there->device() == device.get()) return there;
+  }
+  auto made = std::make_shared<DeviceWeights>(*this, *device);
+  copies.push_back(made);
+  return made;
 }
 
 DeviceWeights::DeviceWeights(const Weights& host, device::Device& device) : host_(host), device_(device) {

@@ -23,6 +23,8 @@
 
 namespace tidepool::model {
 
+class DeviceWeights;
+
 class Weights {
  public:
   // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
@@ -41,6 +43,10 @@ class Weights {
   [[nodiscard]] std::span<const std::byte> bytes() const;
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
+
+  // These weights where `device` computes with them: one copy for all who hold it. From the thread that owns
+  // the device.
+  [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device) const;
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
   // 1/sqrt(2 L). A pure function of (spec, seed, std).
