@@ -1,4 +1,4 @@
-# libtidepool_cuda.so: GPUs as devices where LibTorch has its CUDA part, and the NCCL process group where nccl.h is, too. Built where
+# libtidepool_cuda.so: GPUs as devices where LibTorch has its CUDA part, and sums over them by NCCL where nccl.h is, too. Built where
 # nvcc is found; a machine without it configures and builds all the same. nvcc is called directly, so that a
 # compiler that CMake cannot use as a language costs a message and not the configuration.
 find_program(TIDEPOOL_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
@@ -22,7 +22,8 @@ endif()
 set(TIDEPOOL_GENCODE -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
   CACHE STRING "nvcc -gencode arguments")
 file(GLOB kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/kernels/*.cu)
-file(GLOB kernel_headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/*.h ${CMAKE_SOURCE_DIR}/core/cuda/kernels/*.h)
+file(GLOB kernel_headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/kernels/*.h)
+list(APPEND kernel_headers ${CMAKE_SOURCE_DIR}/core/cuda/attention_plan.h ${CMAKE_SOURCE_DIR}/core/cuda/device_code.h ${CMAKE_SOURCE_DIR}/core/cuda/limits.h)
 set(kernel_objects)
 foreach(source ${kernel_sources})
   get_filename_component(name ${source} NAME_WE)
@@ -40,14 +41,14 @@ endforeach()
 
 set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${kernel_objects})
 set(module_has_device OFF)
-set(TIDEPOOL_CUDA_HAVE_NCCL OFF CACHE INTERNAL "the module has the NCCL process group")
+set(TIDEPOOL_CUDA_HAVE_NCCL OFF CACHE INTERNAL "the module sums by NCCL")
 if(TIDEPOOL_HAVE_TORCH AND EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so)
   set(module_has_device ON)
   list(APPEND module_sources ${CMAKE_SOURCE_DIR}/core/cuda/device_entry.cc)
   find_path(TIDEPOOL_NCCL_INCLUDE nccl.h HINTS ${TORCH_ROOT}/../nvidia/nccl/include ${TIDEPOOL_CUDA_INCLUDE})
   if(TIDEPOOL_NCCL_INCLUDE AND EXISTS ${TIDEPOOL_CUDA_INCLUDE}/cusolverDn.h)
-    set(TIDEPOOL_CUDA_HAVE_NCCL ON CACHE INTERNAL "the module has the NCCL process group")
-    list(APPEND module_sources ${CMAKE_SOURCE_DIR}/core/cuda/nccl_group.cc)
+    set(TIDEPOOL_CUDA_HAVE_NCCL ON CACHE INTERNAL "the module sums by NCCL")
+    list(APPEND module_sources ${CMAKE_SOURCE_DIR}/core/cuda/nccl_sum.cc)
   else()
     message(STATUS "CUDA module: without NCCL, nccl.h or cusolverDn.h was not found (packages libnccl-dev, libcusolver-dev of the toolkit)")
   endif()
@@ -59,6 +60,12 @@ endif()
 add_library(tidepool_cuda_module SHARED ${module_sources})
 set_target_properties(tidepool_cuda_module PROPERTIES OUTPUT_NAME tidepool_cuda CXX_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+# The oldest GPU that this code runs on.
+string(REGEX MATCHALL "compute_[0-9]+" oldest "${TIDEPOOL_GENCODE}")
+list(TRANSFORM oldest REPLACE "compute_" "")
+list(SORT oldest COMPARE NATURAL)
+list(GET oldest 0 oldest)
+target_compile_definitions(tidepool_cuda_module PRIVATE TIDEPOOL_CUDA_OLDEST=${oldest})
 target_include_directories(tidepool_cuda_module PRIVATE ${CMAKE_SOURCE_DIR})
 target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_CUDA_INCLUDE})
 target_link_libraries(tidepool_cuda_module PRIVATE ${TIDEPOOL_CUDART})

@@ -26,8 +26,8 @@ constexpr auto WordsOf(LogLevel) {
   return std::to_array<const char*>({"trace", "debug", "info", "warn", "error"});
 }
 
-enum class DeviceKind : uint8_t { kCpu };
-constexpr auto WordsOf(DeviceKind) { return std::to_array<const char*>({"cpu"}); }
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+constexpr auto WordsOf(DeviceKind) { return std::to_array<const char*>({"cpu", "cuda"}); }
 
 // Who generates and who trains when (scheduler/placement.h).
 enum class PlacementKind : uint8_t { kColocated, kSplit, kMultiplexed, kElastic };

@@ -11,11 +11,20 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
 
 namespace tidepool::comm {
+
+// Sums memory of a device where it is (NCCL). The same rules hold.
+class DeviceSum {
+ public:
+  virtual ~DeviceSum() = default;
+  // In place, over all ranks: n elements from `values` on, which the device's kernels wrote and read.
+  virtual Status AllReduceSum(float* values, int64_t n, const std::string& tag) = 0;
+};
 
 // One thread of the process uses it at a time.
 class Collective {
@@ -30,6 +39,13 @@ class Collective {
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
   // One number from each rank, by rank.
   virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
+
+  // Of the same ranks; null: memory of a device comes to the host to be summed.
+  void SumOnDevices(std::unique_ptr<DeviceSum> sum) { device_sum_ = std::move(sum); }
+  [[nodiscard]] DeviceSum* device_sum() const { return device_sum_.get(); }
+
+ private:
+  std::unique_ptr<DeviceSum> device_sum_;
 };
 
 struct GroupOptions {

@@ -480,6 +480,16 @@ void CheckCluster(Binder& b, const JobConfig& c) {
          "the stall time-out is shorter than four heartbeats; every run would look stalled");
 }
 
+// What a GPU does not do.
+void CheckDevice(Binder& b, const JobConfig& c) {
+  if (!b.Good("cluster.device") || c.cluster.device != DeviceKind::kCuda) return;
+  b.Rule({"deterministic"}, c.deterministic,
+         "is on, but with cluster.device: cuda products are cuBLAS', which promises no row the same bits in "
+         "every batch; turn it off, or write cluster.device: cpu");
+  b.Rule({"cluster.device"}, c.model.is_policy(),
+         "is cuda, but a policy of control tasks (model.policy) is computed on the CPU; write cpu");
+}
+
 // A pace that cannot be kept to is found before a process starts.
 void CheckPace(Binder& b, const JobConfig& c) {
   if (!b.Good("cluster.pace")) return;
@@ -677,6 +687,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckOffload(b, c);
   CheckBest(b, c);
   CheckCluster(b, c);
+  CheckDevice(b, c);
   CheckName(b, c);
 }
 

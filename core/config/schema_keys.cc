@@ -242,7 +242,9 @@ std::vector<Key> SystemKeys() {
       TP_KEY(scheduler.infra_drop_stop,
              "the run stops when more than this share of 20 steps' samples is lost", Between(0, 1),
              JobKind::kRl, kFree),
-      TP_KEY(cluster.device, "what a slot is: a share of the CPU cores"),
+      TP_KEY(cluster.device,
+             "what a slot is: a share of the CPU cores, or a GPU: slot 0 the first that the driver shows, "
+             "and so on"),
       TP_KEY(cluster.slots, "devices; one worker process each", Between(1, 65536)),
       TP_KEY(cluster.threads_per_slot, "CPU threads of a worker", Between(1, 1024)),
       TP_KEY(cluster.bind, "address the controller listens on; loopback until mutual TLS exists"),

@@ -1,24 +1,35 @@
 #pragma once
 // The C interface of libtidepool_cuda.so, looked up by name at run time. Included by both sides, so it
 // names neither CUDA nor LibTorch types. Raise kAbi with every change that an older caller would misread;
-// device::Device and the structs of core/device/arguments.h are part of it.
+// device::Device, comm::DeviceSum and the structs of core/device/arguments.h are part of it.
 
 #include <cstdint>
 
 namespace tidepool::cuda {
 
-inline constexpr int kAbi = 3;
+inline constexpr int kAbi = 4;
+
+// A GPU, as its driver describes it.
+struct GpuFacts {
+  char name[256];
+  int32_t capability;  // 10 major + minor
+  int64_t free_bytes;  // beside a context of this process, which asking makes
+  int64_t total_bytes;
+};
 
 extern "C" {
 using AbiFunction = int();
-using ErrorFunction = const char*(int code);  // what a cudaError_t says
-using DeviceCountFunction = int(int* count);  // 0 or a cudaError_t
+using ErrorFunction = const char*(int code);               // what a cudaError_t says
+using DeviceCountFunction = int(int* count);               // 0 or a cudaError_t
+using GpuFactsFunction = int(int index, GpuFacts* facts);  // 0 or a cudaError_t
+using OldestFunction = int();  // the oldest compute capability that the kernels were built for
 // The two below write a message of at most error_bytes - 1 characters on failure and return non-zero.
 // device (out): std::unique_ptr<device::Device>*.
 using DeviceFunction = int(int index, void* device, char* error, int64_t error_bytes);
-// store: const c10::intrusive_ptr<c10d::Store>*;  backend (out): c10::intrusive_ptr<c10d::Backend>*.
-using NcclGroupFunction = int(const void* store, int rank, int size, int64_t timeout_ms, void* backend,
-                              char* error, int64_t error_bytes);
+// Meets the other ranks in the file `store`, which does not exist yet and is the same for all.
+// sum (out): std::unique_ptr<comm::DeviceSum>*, of memory of GPU `index`.
+using NcclSumFunction = int(int index, const char* store, int rank, int size, int64_t timeout_ms, void* sum,
+                            char* error, int64_t error_bytes);
 }
 
 }  // namespace tidepool::cuda

@@ -2,8 +2,8 @@
 // A GPU: the memory, copies and matrix products of LibTorch, every other kernel ours (kernels/launch.h).
 //
 // Kernels go to the stream that LibTorch's operations use, so the two run in the order of their calls. Of the
-// CUDA module, as it needs LibTorch's CUDA part where it runs; nothing of CUDA to compile. No job uses it
-// yet, and it has not run on a GPU: tests run it on the CPU over emulated kernels
+// CUDA module, as it needs LibTorch's CUDA part where it runs; nothing of CUDA to compile. It has
+// not run on a GPU yet: tests run it, and whole jobs on it, on the CPU over emulated kernels
 // (tests/core/cuda/emulation).
 
 #include <c10/core/Device.h>

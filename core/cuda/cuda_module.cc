@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "core/base/check.h"
+
 namespace tidepool::cuda {
 namespace {
 
@@ -25,11 +27,21 @@ Status Call(const std::string& what, F call) {
   return Internal(what + ": " + error.data());
 }
 
+constexpr const char* kNoTorch =
+    "libtidepool_cuda.so was built without LibTorch's CUDA part; build it with a LibTorch that has "
+    "libtorch_cuda.so";
+
 }  // namespace
+
+std::string CapabilityText(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
 
 StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   if (access(path.c_str(), R_OK) != 0) {
-    return NotFound(path + ": no such module; build it on a machine with nvcc (target tidepool_cuda_module)");
+    return NotFound(path +
+                    ": no such module; build it on a machine with nvcc (target tidepool_cuda_module), or use "
+                    "cluster.device: cpu");
   }
   // The driver stays loaded, as the module's run time wants it anyway.
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr) {
@@ -51,8 +63,10 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   DeviceCountFunction* device_count = nullptr;
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_error", &entry.error));
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_device_count", &device_count));
+  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_gpu_facts", &entry.gpu_facts));
+  TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_oldest", &entry.oldest));
   entry.device = reinterpret_cast<DeviceFunction*>(dlsym(library, "tidepool_cuda_device"));
-  entry.nccl_group = reinterpret_cast<NcclGroupFunction*>(dlsym(library, "tidepool_cuda_nccl_group"));
+  entry.nccl_sum = reinterpret_cast<NcclSumFunction*>(dlsym(library, "tidepool_cuda_nccl_sum"));
   int count = 0;
   if (const int code = device_count(&count); code != 0 || count == 0) {
     return FailedPrecondition(std::string("the NVIDIA driver shows no GPU") +
@@ -62,12 +76,26 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   return CudaModule(entry, count);
 }
 
-StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index) const {
-  if (entry_.device == nullptr) {
-    return Unimplemented(
-        "libtidepool_cuda.so was built without LibTorch's CUDA part; build it with a LibTorch that has "
-        "libtorch_cuda.so");
+StatusOr<Gpu> CudaModule::Describe(int index) const {
+  TP_CHECK(index >= 0 && index < device_count_) << "GPU " << index << " of " << device_count_;
+  GpuFacts facts{};
+  if (const int code = entry_.gpu_facts(index, &facts); code != 0)
+    return Internal("GPU " + std::to_string(index) + ": " + entry_.error(code));
+  return Gpu{facts.name, facts.capability, facts.free_bytes, facts.total_bytes};
+}
+
+Status CudaModule::CheckUsable(const Gpu& gpu) const {
+  if (entry_.device == nullptr) return Unimplemented(kNoTorch);
+  if (const int oldest = entry_.oldest(); gpu.capability < oldest) {
+    return FailedPrecondition("has compute capability " + CapabilityText(gpu.capability) +
+                              ", and the kernels need " + CapabilityText(oldest) +
+                              " or newer; take another GPU, or use cluster.device: cpu");
   }
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index) const {
+  if (entry_.device == nullptr) return Unimplemented(kNoTorch);
   std::unique_ptr<device::Device> made;
   TP_RETURN_IF_ERROR(Call("GPU " + std::to_string(index), [&](char* error, int64_t bytes) {
     return entry_.device(index, &made, error, bytes);
@@ -75,17 +103,21 @@ StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index) cons
   return made;
 }
 
-Status CudaModule::MakeNcclGroup(const void* store, int rank, int size, std::chrono::milliseconds timeout,
-                                 void* backend) const {
+StatusOr<std::unique_ptr<comm::DeviceSum>> CudaModule::MakeNcclSum(int index, const std::string& store,
+                                                                   int rank, int size,
+                                                                   std::chrono::milliseconds timeout) const {
   if (!has_nccl()) {
     return Unimplemented(
         "libtidepool_cuda.so was built without NCCL; build it with a LibTorch that has libtorch_cuda.so and "
         "with nccl.h");
   }
-  return Call("NCCL process group, rank " + std::to_string(rank) + " of " + std::to_string(size),
-              [&](char* error, int64_t bytes) {
-                return entry_.nccl_group(store, rank, size, timeout.count(), backend, error, bytes);
-              });
+  std::unique_ptr<comm::DeviceSum> made;
+  TP_RETURN_IF_ERROR(Call("NCCL group, rank " + std::to_string(rank) + " of " + std::to_string(size),
+                          [&](char* error, int64_t bytes) {
+                            return entry_.nccl_sum(index, store.c_str(), rank, size, timeout.count(), &made,
+                                                   error, bytes);
+                          }));
+  return made;
 }
 
 }  // namespace tidepool::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// libtidepool_cuda.so: GPUs as devices and the NCCL process group, loaded at run time where a GPU is, so that
+// libtidepool_cuda.so: GPUs as devices and sums over them by NCCL, loaded at run time where a GPU is, so that
 // one build of tidepool-worker runs on machines with and without one and never needs CUDA libraries on the
 // latter. No CUDA or LibTorch header is needed to use it.
 //
@@ -10,17 +10,28 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/comm/collective.h"
 #include "core/cuda/abi.h"
 #include "core/device/device.h"
 
 namespace tidepool::cuda {
 
-// Looked up by Load(); null where the module was built without them (device and nccl_group only).
+// Looked up by Load(); null where the module was built without them (device and nccl_sum only).
 struct Entry {
   ErrorFunction* error = nullptr;
+  GpuFactsFunction* gpu_facts = nullptr;
+  OldestFunction* oldest = nullptr;
   DeviceFunction* device = nullptr;
-  NcclGroupFunction* nccl_group = nullptr;
+  NcclSumFunction* nccl_sum = nullptr;
 };
+
+struct Gpu {
+  std::string name;
+  int capability = 0;      // compute capability, 10 major + minor
+  int64_t free_bytes = 0;  // beside a context of this process
+  int64_t total_bytes = 0;
+};
+std::string CapabilityText(int capability);  // "9.0"
 
 class CudaModule {
  public:
@@ -30,17 +41,23 @@ class CudaModule {
   static StatusOr<CudaModule> Load(const std::string& path);
 
   [[nodiscard]] int device_count() const { return device_count_; }
-  [[nodiscard]] bool has_nccl() const { return entry_.nccl_group != nullptr; }
+  [[nodiscard]] bool has_nccl() const { return entry_.nccl_sum != nullptr; }
+
+  // kInternal: with CUDA's message.  requires index in [0, device_count())
+  [[nodiscard]] StatusOr<Gpu> Describe(int index) const;
+  // Whether this module makes a device of such a GPU. kUnimplemented: it was built without LibTorch's CUDA
+  // part. kFailedPrecondition: the GPU is older than what the kernels were built for.
+  [[nodiscard]] Status CheckUsable(const Gpu& gpu) const;
 
   // GPU `index`. kUnimplemented: the module was built without LibTorch's CUDA part; kInternal: with
   // LibTorch's message.
   [[nodiscard]] StatusOr<std::unique_ptr<device::Device>> MakeDevice(int index) const;
 
-  // c10d's NCCL backend for the calling thread's device. `store` is a const c10::intrusive_ptr<c10d::Store>*,
-  // `backend` a c10::intrusive_ptr<c10d::Backend>* that is set. kUnimplemented: the module was built without
-  // NCCL; kInternal: with LibTorch's message.
-  Status MakeNcclGroup(const void* store, int rank, int size, std::chrono::milliseconds timeout,
-                       void* backend) const;
+  // Meets the other ranks in the file `store`, which does not exist yet and is the same for all: sums memory
+  // of GPU `index` by NCCL. kUnimplemented: the module was built without it; kInternal: with LibTorch's
+  // message.
+  [[nodiscard]] StatusOr<std::unique_ptr<comm::DeviceSum>> MakeNcclSum(
+      int index, const std::string& store, int rank, int size, std::chrono::milliseconds timeout) const;
 
  private:
   CudaModule(const Entry& entry, int device_count) : entry_(entry), device_count_(device_count) {}

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -117,6 +118,9 @@ class Device {
   // Gives back what kernels keep between calls; they take it again.
   virtual void ReleaseScratch() = 0;
   [[nodiscard]] virtual int64_t scratch_bytes() const = 0;
+  // Bytes of its memory that nobody has, this process included: what is kept for later goes back first.
+  // Nothing where its memory is the host's.
+  [[nodiscard]] virtual std::optional<int64_t> free_bytes() { return std::nullopt; }
 
   // Whether Multiply is faster with a matrix [n, k] that was laid out for it.
   [[nodiscard]] virtual bool lays_out(int64_t /*n*/, int64_t /*k*/, DType) const { return false; }

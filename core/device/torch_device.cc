@@ -21,6 +21,7 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -562,6 +563,14 @@ void TorchDevice::Zero(void* to, int64_t bytes) {
 void TorchDevice::Synchronize() {
   if (!host_memory())
     c10::impl::VirtualGuardImpl(impl_->device.type()).synchronizeDevice(impl_->device.index());
+}
+
+std::optional<int64_t> TorchDevice::free_bytes() {
+  if (impl_->device.is_cpu()) return std::nullopt;
+  Synchronize();
+  c10::DeviceAllocator* allocator = c10::getDeviceAllocator(impl_->device.type());
+  allocator->emptyCache();
+  return static_cast<int64_t>(allocator->getMemoryInfo(impl_->device.index()).first);
 }
 
 std::unique_ptr<AttentionWork> TorchDevice::PlanAttention(const RowRunsOfHost& keys, const HeadShape&) {

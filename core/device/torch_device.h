@@ -1,7 +1,6 @@
 #pragma once
 // A device of LibTorch's: every kernel as plain tensor operations in float32, results rounded once. Written
-// to be right rather than fast, as what other devices are compared with. CudaDevice (core/cuda) builds on it;
-// no job uses either until a GPU is offered, tests use both on the CPU.
+// to be right rather than fast, as what other devices are compared with. CudaDevice (core/cuda) builds on it.
 //
 // Whatever a kernel computes or looks up stays on the device, except where the experts of a grouped product
 // begin.
@@ -33,6 +32,7 @@ class TorchDevice : public Device {
   void Synchronize() override;
   void ReleaseScratch() override {}  // what kernels need goes back to LibTorch's allocator with each call
   [[nodiscard]] int64_t scratch_bytes() const override { return 0; }
+  [[nodiscard]] std::optional<int64_t> free_bytes() override;
   std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) override;
   std::unique_ptr<AttentionWork> PlanAttentionBackward(const RowRunsOfHost& keys,
                                                        std::span<const std::pair<int64_t, int64_t>> ranges,

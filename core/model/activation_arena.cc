@@ -14,8 +14,7 @@ void* ActivationArena::TakeBytes(int64_t bytes) {
   bytes = std::max<int64_t>(64, (bytes + 63) / 64 * 64);
   while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_]->bytes()) ++chunk_, used_ = 0;
   if (chunk_ == chunks_.size()) {
-    constexpr int64_t kChunk = int64_t{32} << 20;
-    StatusOr<std::shared_ptr<device::Buffer>> chunk = device_->Allocate(std::max(bytes, kChunk));
+    StatusOr<std::shared_ptr<device::Buffer>> chunk = device_->Allocate(std::max(bytes, kChunkBytes));
     TP_CHECK(chunk.ok()) << "activations: " << chunk.status().ToString();
     chunks_.push_back(std::move(chunk).value());
     used_ = 0;

@@ -13,6 +13,8 @@ namespace tidepool::model {
 // Not thread-safe. The device outlives it.
 class ActivationArena {
  public:
+  // Memory is taken in chunks of so many bytes or more.
+  static constexpr int64_t kChunkBytes = int64_t{32} << 20;
   explicit ActivationArena(device::Device& device) : device_(&device) {}
 
   // Uninitialised, 64-byte aligned; valid until Reset().

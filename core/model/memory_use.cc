@@ -1,10 +1,13 @@
 #include "core/model/memory_use.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/activation_arena.h"
 #include "core/model/layout.h"
+#include "core/model/products.h"
 
 namespace tidepool::model {
 namespace {
@@ -37,6 +40,23 @@ int64_t ScratchBytes(const ModelSpec& s, int64_t w) {
   return w *
          (2 * s.hidden_size + dense + (s.heads + 2 * s.kv_heads) * s.head_size +
           k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0));
+}
+
+// What the largest product takes on a GPU, where LibTorch makes it of float32 copies
+// (core/device/torch_device.cc). Those of experts are kernels of ours.
+int64_t GpuProductBytes(const ModelSpec& s, int64_t rows, int64_t head_rows) {
+  int64_t largest = 0;
+  for (const device::ProductShape& p : ProductsOf(s)) {
+    if (std::string_view(p.name).starts_with("experts_")) continue;
+    const int64_t m = p.head ? std::min(rows, head_rows) : rows;
+    largest = std::max(largest, 4 * (m * p.k + p.n * p.k + m * p.n));
+  }
+  return largest;
+}
+// Of rows whose keys are `keys`: parts of 256 keys, each with a maximum and a sum
+// (core/cuda/attention_plan.h).
+int64_t GpuAttentionPartBytes(const ModelSpec& s, int64_t rows, int64_t keys) {
+  return rows * ((keys + 255) / 256) * s.heads * (s.head_size + 2) * 4;
 }
 
 }  // namespace
@@ -80,7 +100,7 @@ int64_t LaidOutBytes(const ModelSpec& s, DType dtype) {
 
 MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& sizes) {
   const int64_t w = Bytes(dtype), d = s.hidden_size, sparse = s.sparse_layers();
-  MemoryUse use{.weights = WeightBytes(s, dtype) + LaidOutBytes(s, dtype),
+  MemoryUse use{.weights = WeightBytes(s, dtype) + (sizes.gpu ? 0 : LaidOutBytes(s, dtype)),
                 .optimizer = OptimizerBytes(s, dtype),
                 .gradients = 4 * LayoutElements(s)};
   const int64_t attention = AttentionActivationBytes(s, dtype), block = attention + LargestMlpBytes(s, w);
@@ -98,6 +118,12 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   int64_t largest = 0;
   for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
+  if (sizes.gpu) {  // a sum a row and head for attention's backward, or the parts of short rows
+    use.activations += 2 * ActivationArena::kChunkBytes;  // memory is there as soon as it is taken
+    use.workspace +=
+        GpuProductBytes(s, sizes.tokens, sizes.head_rows) + GpuAttentionPartBytes(s, sizes.tokens, 256);
+    return use;
+  }
   int64_t space =
       std::max(device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size));
   if (device::OwnProducts(w == 4)) {
@@ -124,8 +150,13 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
   const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
-  use.workspace =
-      rows * row + kEngineHeadRows * s.vocab_size * (w + 4) +
+  use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4);
+  if (sizes.gpu) {
+    use.workspace += ActivationArena::kChunkBytes + GpuProductBytes(s, rows, kEngineHeadRows) +
+                     GpuAttentionPartBytes(s, std::min(rows, sizes.running), sizes.keys);
+    return use;
+  }
+  use.workspace +=
       4 * sizes.threads * device::AttentionScratch(s.head_size) +
       device::AttentionPartBytes(ShapeOf(s, sizes.threads), rows, std::min(sizes.keys, sizes.kv_tokens));
   return use;

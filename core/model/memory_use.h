@@ -17,6 +17,8 @@
 //   workspace    logits of some rows, and what products take: blocks of both operands for each thread
 //                (LibTorch's: a matrix laid out anew and a gradient of one); what attention takes for each
 //                thread, and parts of rows that threads share
+//                On a GPU what LibTorch's products take, which work on float32 copies, and partial sums of
+//                attention. No GPU has confirmed this yet.
 //   kv           2 L kv w for each token of the cache,
 //                and the experts that were chosen where they are recorded
 
@@ -49,7 +51,8 @@ struct TrainingSizes {
   int64_t tokens = 0;  // computed together: train.micro_batch_tokens or less
   bool recompute = false;
   int64_t head_rows = 256;  // rows of logits held at a time
-  int64_t threads = 1;
+  int64_t threads = 1;      // of the CPU
+  bool gpu = false;
 };
 // Of the trained model: weights, optimizer, gradients, activations, workspace.
 MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes& sizes);
@@ -59,7 +62,9 @@ struct GenerationSizes {
   int64_t rows = 0;       // of an engine step, at most
   int64_t keys = 0;       // of a sample, at most
   bool record_routing = false;
-  int64_t threads = 1;
+  int64_t threads = 1;  // of the CPU
+  bool gpu = false;
+  int64_t running = 0;  // samples at a time, at most; where it is a GPU
 };
 // Of the engine alone: kv, workspace.
 MemoryUse GenerationMemory(const ModelSpec& spec, DType dtype, const GenerationSizes& sizes);

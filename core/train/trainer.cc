@@ -39,10 +39,11 @@ Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, si
 }
 
 // Adds up the gradients of all ranks. Gloo works on the host's memory, so those of another device come to the
-// host and go back, a piece at a time; a group that reduces device memory (NCCL) will take them where they
-// are.
+// host and go back, a piece at a time, unless the group has a sum of device memory (NCCL).
 Status AddOtherRanks(model::Gradients& gradients, device::Device& device, comm::Collective& group) {
   if (device.host_memory()) return group.AllReduceSum(gradients.values(), "gradients");
+  if (comm::DeviceSum* sum = group.device_sum(); sum != nullptr)
+    return sum->AllReduceSum(gradients.data(), gradients.elements(), "gradients");
   constexpr int64_t kPiece = int64_t{16} << 20;  // elements, the same on all ranks
   for (int64_t at = 0; at < gradients.elements(); at += kPiece) {
     float* of_device = gradients.data() + at;

@@ -520,18 +520,6 @@ class OperationsTest(RunTest):
         self.assert_done(said, 2)
         self.assertIn("rows.jsonl:1: no prompt", said.stderr)
 
-    def test_devices_that_do_not_exist_yet_are_refused(self):
-        job = self.dir / "job.yaml"
-        job.write_text((ROOT / CONFIG).read_text())
-        result = self.command("validate", str(job))
-        self.assert_done(result)
-        text = (ROOT / CONFIG).read_text()
-        self.assertIn("device: cpu", text)
-        job.write_text(text.replace("device: cpu", "device: cuda"))
-        result = self.command("validate", str(job))
-        self.assert_done(result, 2)
-        self.assertRegex(result.stderr, r"job.yaml:\d+: cluster.device: found text 'cuda'; expected cpu")
-
     def test_a_scheduling_policy_that_is_not_there_is_refused_where_it_is_written(self):
         job = self.dir / "job.yaml"
         job.write_text((ROOT / CONFIG).read_text())

@@ -11,31 +11,36 @@
 #include "core/config/render.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
+#include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
 
 namespace tidepool::workers {
 namespace {
 
 // With what it names checked, too. Warnings go to stderr.
-StatusOr<config::LoadedConfig> Loaded(const std::string& file, const std::vector<std::string>& overrides) {
+StatusOr<config::LoadedConfig> Loaded(const std::string& file, const std::vector<std::string>& overrides,
+                                      const std::string& self_path) {
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(config::TryGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
+  WarnOfGpus(loaded, self_path);
   return loaded;
 }
 
-Status Validate(const std::string& file, const std::vector<std::string>& overrides) {
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file, overrides));
+Status Validate(const std::string& file, const std::vector<std::string>& overrides,
+                const std::string& self_path) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file, overrides, self_path));
   TP_ASSIGN_OR_RETURN(const JobData data, DataOf(loaded.config));
   std::printf("%s: ok\n", file.c_str());
   PrintData(data);
   return OkStatus();
 }
 
-Status ValidateJson(const std::string& file, const std::vector<std::string>& overrides) {
+Status ValidateJson(const std::string& file, const std::vector<std::string>& overrides,
+                    const std::string& self_path) {
   nlohmann::ordered_json out = {{"config", file}, {"ok", true}};
-  const auto loaded = Loaded(file, overrides);
+  const auto loaded = Loaded(file, overrides, self_path);
   const auto data = loaded.ok() ? DataOf(loaded->config) : StatusOr<JobData>(loaded.status());
   if (data.ok()) {
     for (const auto& [of, summary] : *data)
@@ -74,8 +79,8 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
     if (options->files.empty())
       Fail(context, InvalidArgument("validate: only overrides are given (a.b=c); name a config, too"));
     for (const std::string& file : options->files) {
-      const Status status =
-          options->json ? ValidateJson(file, options->overrides) : Validate(file, options->overrides);
+      const Status status = options->json ? ValidateJson(file, options->overrides, context.self_path)
+                                          : Validate(file, options->overrides, context.self_path);
       if (!status.ok()) Fail(context, status);
     }
   });

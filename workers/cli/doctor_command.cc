@@ -1,6 +1,6 @@
 // `tidepool doctor`: what this machine has, what is missing, and a text to paste into a bug report.
-// Looks only; the one program of ours that it starts is `tidepool-worker --version`, because whether
-// its libraries load is what most installations fail at.
+// Looks only; of our programs it starts `tidepool-worker --version`, because whether its libraries load is
+// what most installations fail at, and `tidepool-worker gpus`.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +21,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -32,7 +30,9 @@
 #include "workers/cli/command.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
+#include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
+#include "workers/controller/program_output.h"
 #include "workers/device/file_plan.h"
 #include "workers/device/memory_plan.h"
 #include "workers/device/memory_proof.h"
@@ -73,30 +73,6 @@ std::string Field(const std::string& path, const std::string& key, char separato
 
 int64_t KiBField(const std::string& path, const std::string& key) {
   return std::strtoll(Field(path, key, ':').c_str(), nullptr, 10) * 1024;
-}
-
-struct Output {
-  int status = -1;   // exit status; -1: not started, killed or timed out
-  std::string text;  // stdout and stderr, at most 64 KiB
-};
-
-// Runs a program; coreutils' timeout kills it after `seconds`.
-Output RunProgram(const std::vector<std::string>& argv, int seconds) {
-  std::string command = "exec timeout --signal=KILL " + std::to_string(seconds);
-  for (const std::string& word : argv)
-    command += " '" + std::regex_replace(word, std::regex("'"), R"('\'')") + "'";
-  Output out;
-  // waits: `seconds` at most, then timeout ends it
-  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return out;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof(buffer), pipe)) {
-    if (out.text.size() < (64U << 10)) out.text.append(buffer, n);
-  }
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) out.status = WEXITSTATUS(status);
-  while (!out.text.empty() && out.text.back() == '\n') out.text.pop_back();
-  return out;
 }
 
 // --- what there is ---
@@ -276,7 +252,7 @@ class Doctor {
               "make build; it needs LibTorch (scripts/setup fetches it, or set TIDEPOOL_LIBTORCH)");
       return;
     }
-    const Output version = RunProgram({path, "--version"}, 30);
+    const ProgramOutput version = RunProgram({path, "--version"}, 30);
     fact["starts"] = version.status == 0;
     fact["says"] = version.text.substr(0, 400);
     if (version.status != 0) {
@@ -292,7 +268,7 @@ class Doctor {
 
   // Folder that the worker's loader finds LibTorch in, as the loader says it.
   static std::optional<std::string> LibTorchOf(const std::string& worker) {
-    const Output list = RunProgram({"ldd", worker}, 10);
+    const ProgramOutput list = RunProgram({"ldd", worker}, 10);
     std::istringstream lines(list.text);
     std::string line;
     while (std::getline(lines, line)) {
@@ -307,7 +283,7 @@ class Doctor {
 
   void Gpu() {
     Json& gpus = facts_["gpus"] = Json::array();
-    const Output smi = RunProgram(
+    const ProgramOutput smi = RunProgram(
         {"nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"},
         10);
     if (smi.status == 0) {
@@ -319,8 +295,25 @@ class Doctor {
     if (devices && smi.status != 0)
       Note("/dev/nvidiactl is there but nvidia-smi does not answer",
            "look after the driver; cluster.device: cpu works without it");
-    std::error_code error;
-    facts_["cuda_module"] = fs::exists(fs::path(self_path_).parent_path() / "libtidepool_cuda.so", error);
+    const std::string worker = (fs::path(self_path_).parent_path() / "tidepool-worker").string();
+    if (access(worker.c_str(), X_OK) != 0) return;  // Worker() has said so
+    const FoundGpus found = FindGpus(worker);
+    Json& cuda = facts_["cuda"] = Json::object();
+    cuda["available"] = std::ranges::any_of(found.gpus, [](const FoundGpu& g) { return g.problem.empty(); });
+    if (!found.problem.empty()) cuda["problem"] = found.problem;
+    for (size_t i = 0; i < found.gpus.size(); ++i) {
+      const FoundGpu& gpu = found.gpus[i];
+      const std::string name = "GPU " + std::to_string(i);
+      cuda[name] = gpu.name + ", " + BytesText(gpu.free_bytes) + " of " + BytesText(gpu.total_bytes) +
+                   " free" + (gpu.problem.empty() ? "" : ", not usable");
+      if (!gpu.problem.empty())
+        Note(name + " (" + gpu.name + "): " + gpu.problem, "see docs/operating.md, GPUs");
+    }
+    if (!found.gpus.empty() && !found.sums)
+      Note("libtidepool_cuda.so was built without NCCL", "gradients of several GPUs add up through the host");
+    // Without a GPU there is nothing to mend.
+    if (!found.problem.empty() && (devices || smi.status == 0))
+      Note("cluster.device: cuda cannot be used: " + found.problem, "see docs/operating.md, GPUs");
   }
 
   void Network() {

@@ -474,11 +474,11 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
 }
 
 // Options that mean nothing to the kind of model that is evaluated.
-constexpr const char* kOfText[] = {"--data",          "--reward",  "--held-out",      "--limit",
-                                   "--samples",       "--pass-at", "--dtype",         "--max-new-tokens",
-                                   "--temperature",   "--top-k",   "--top-p",         "--min-p",
-                                   "--stop",          "--threads", "--deterministic", "--max-prompt-tokens",
-                                   "--max-concurrent"};
+constexpr const char* kOfText[] = {"--data",           "--reward",  "--held-out",      "--limit",
+                                   "--samples",        "--pass-at", "--dtype",         "--max-new-tokens",
+                                   "--temperature",    "--top-k",   "--top-p",         "--min-p",
+                                   "--stop",           "--threads", "--deterministic", "--max-prompt-tokens",
+                                   "--max-concurrent", "--device"};
 constexpr const char* kOfPolicies[] = {"--episodes", "--sampled", "--render", "--episode"};
 
 Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions& o) {

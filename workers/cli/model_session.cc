@@ -8,7 +8,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/cuda/model_check.h"
 #include "core/model/hugging_face.h"
+#include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/file_plan.h"
@@ -66,6 +68,11 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
   command->add_option("--seed", o->job.seed, "Of the sampling noise");
   command->add_option("--threads", o->job.cluster.threads_per_slot, "Cores to use")
       ->check(CLI::Range(1, 1024));
+  command
+      ->add_option_function<std::string>(
+          "--device", [o](const std::string& word) { o->job.cluster.device = *FromWord<DeviceKind>(word); },
+          "cpu (default) or cuda, the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_flag("--deterministic", o->job.deterministic, "Results do not depend on the batch");
 }
 
@@ -83,6 +90,8 @@ Status CheckSampling(const SamplingOptions& o) {
                                        : r.top_p != 1 ? "--top-p"
                                                       : "--min-p") +
                            ": is for sampling, and --temperature is 0 (greedy); give one above 0");
+  if (o.job.deterministic && o.job.cluster.device == DeviceKind::kCuda)
+    return InvalidArgument("--deterministic: products on a GPU depend on the batch; use --device cpu");
   return OkStatus();
 }
 
@@ -101,6 +110,7 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   TP_RETURN_IF_ERROR(
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
+  if (o.job.cluster.device == DeviceKind::kCuda) TP_RETURN_IF_ERROR(cuda::CheckModel(spec).At("--model"));
   TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain
   InferenceOptions options = o;
   options.max_position = spec.max_position;
@@ -109,6 +119,9 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   if (o.job.rollout.temperature == 0)
     options.job.rollout.temperature = 1;  // requests say that they are greedy
   TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
+  config::LoadedConfig job;
+  job.config = options.job;
+  if (const Status gpus = CheckGpus(job, options.worker_path); !gpus.ok()) return gpus.At("--device");
   options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
   return InferenceSession::Start(options);
 }

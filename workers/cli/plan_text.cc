@@ -8,6 +8,8 @@
 
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
+#include "workers/controller/found_gpus.h"
+#include "workers/controller/job.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/memory_plan.h"
 
@@ -71,26 +73,27 @@ std::string DescribePlan(const JobConfig& c) {
   if (plan->kv_cache_tokens > 0)
     out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
   out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
-  for (const ProcessMemory& p : plan->processes) {
-    std::vector<std::pair<std::string, int64_t>> list = {
-        {"process", p.process},
-        {"weights", std::max(p.rollout.weights, p.actor.weights)},
-        {"optimizer", p.actor.optimizer},
-        {"gradients", p.actor.gradients},
-        {"activations", p.actor.activations},
-        {"training workspace", p.actor.workspace},
-        {"kv_cache", p.rollout.kv},
-        {"engine workspace", p.rollout.workspace},
-        {"published", p.published}};
-    list.insert(list.end(), p.further.begin(), p.further.end());
+  const auto line = [&](const std::string& name, int64_t bytes, const std::string& roles,
+                        const std::vector<ProcessMemory::Part>& list) {
     std::string parts;
-    for (const auto& [name, bytes] : list) {
-      if (bytes > 0 && p.total() > p.process)
-        parts += (parts.empty() ? ": " : ", ") + name + " " + BytesText(bytes);
-    }
+    for (const ProcessMemory::Part& part : list)
+      parts += (parts.empty() ? ": " : ", ") + part.name + " " + BytesText(part.bytes);
     char head[64];
-    std::snprintf(head, sizeof(head), "  %-14s %-10s", p.name.c_str(), BytesText(p.total()).c_str());
-    out << head << " " << p.roles << (p.offloads ? ", one at a time" : "") << parts << "\n";
+    std::snprintf(head, sizeof(head), "  %-14s %-10s", name.c_str(), BytesText(bytes).c_str());
+    out << head << " " << roles << parts << "\n";
+  };
+  for (const ProcessMemory& p : plan->processes) {
+    std::vector<ProcessMemory::Part> list;
+    if (p.total() > p.process) list = {{"process", p.process}};
+    if (p.on_gpu) {
+      list.push_back({"weights", p.host_weights});
+      if (p.published > 0) list.push_back({"published", p.published});
+    } else {
+      const auto parts = p.parts();
+      list.insert(list.end(), parts.begin(), parts.end());
+    }
+    line(p.name, p.total(), p.roles + (p.offloads ? ", one at a time" : ""), list);
+    if (p.on_gpu) line("  its GPU", p.gpu(), "memory of the GPU", p.parts());
   }
   if (plan->shared_memory_bytes > 0)
     out << "  /dev/shm       " << BytesText(plan->shared_memory_bytes) << "\n";
@@ -105,6 +108,14 @@ std::string DescribePlan(const JobConfig& c) {
     out << "disk         not predicted: " << disk.status().message() << "\n";
   }
   return out.str();
+}
+
+void WarnOfGpus(const config::LoadedConfig& loaded, const std::string& self_path) {
+  if (loaded.config.cluster.device != DeviceKind::kCuda) return;
+  const auto worker = FindWorker(loaded.config.cluster, self_path);
+  const Status status = worker.ok() ? CheckGpus(loaded, *worker) : worker.status();
+  if (!status.ok())
+    std::fprintf(stderr, "warning: this run would be refused: %s\n", status.message().c_str());
 }
 
 }  // namespace tidepool::workers

@@ -164,6 +164,7 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
   DescribeDisk(options, loaded.config);
   if (const Status files = CheckFileLimit(loaded.config); !files.ok())
     std::fprintf(stderr, "warning: this run would be refused: %s\n", files.message().c_str());
+  WarnOfGpus(loaded, context.self_path);
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());
   PrintData(*data);

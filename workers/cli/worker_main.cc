@@ -8,6 +8,7 @@
 #include "workers/build_info.h"
 #include "workers/controller/launcher.h"
 #include "workers/device/device_worker.h"
+#include "workers/device/gpus.h"
 #include "workers/device/play_policy.h"
 
 int main(int argc, char** argv) {
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");
   play->add_option("--out", play_options.out, "JSONL to write")->required();
+  CLI::App* gpus = app.add_subcommand("gpus", "Say as JSON which GPUs a job can use (`tidepool` asks)");
   for (CLI::App* command : {run, play}) {
     command->add_option("--parent", by.parent, "Process whose death ends this one; 0: none");
     command->add_option("--report", by.report,
@@ -50,6 +52,10 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
+  }
+  if (gpus->parsed()) {
+    std::printf("%s\n", DescribeGpus().c_str());
+    return 0;
   }
   BeginWorker(by);
   if (play->parsed()) {

@@ -18,18 +18,21 @@
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
 #include "core/config/resume.h"
+#include "core/cuda/model_check.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
+#include "workers/controller/found_gpus.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/row_answers.h"
 #include "workers/data/row_source.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/file_plan.h"
+#include "workers/device/memory_plan.h"
 #include "workers/net/hub.h"
 
 namespace tidepool::workers {
@@ -94,6 +97,7 @@ class Job {
     TP_RETURN_IF_ERROR(CheckFileLimit(config));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
+    TP_RETURN_IF_ERROR(CheckGpus(request_.loaded, worker_path_));
     if (config.model.init && !config.model.init->warm_start.empty()) {
       TP_ASSIGN_OR_RETURN(warm_, WarmStartOf(request_.loaded.config));
     }
@@ -473,13 +477,21 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
         wrong.ok() ? Status(status.code(), message) : Status(wrong.code(), wrong.message() + "\n" + message);
     return false;
   };
+  // Where the device is a GPU: whether its kernels have the sizes of the model.
+  const auto fits_kernels = [&](const char* key, const ModelConfig& model) {
+    if (config.cluster.device != DeviceKind::kCuda) return true;
+    const auto spec = SpecOf(model);
+    return !spec.ok() || look(key, cuda::CheckModel(*spec).At(key));
+  };
   const auto folder = [&](const char* key, const std::string& dir) {
     const Status status = CheckModelFolder(dir, key);
-    return look(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
+    return look(key, status.ok() ? model::CheckHuggingFace(dir) : status) &&  // shapes and sizes, no tensor
+           fits_kernels(key, {.path = dir});
   };
   TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
+  if (config.model.init) fits_kernels("model.init", config.model);
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.
     TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));

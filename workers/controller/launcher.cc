@@ -46,8 +46,9 @@ constexpr char kSpin[] = "GOMP_SPINCOUNT=1000";
 // code of others on text of a model, and keys of clouds and registries are often in the environment.
 constexpr std::string_view kNames[] = {"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"};
 // Sanitizers and the allocator read theirs in builds for tests.
-constexpr std::string_view kPrefixes[] = {"LC_",       "OMP_",  "GOMP_", "KMP_",  "MKL_",   "ONEDNN_",
-                                          "TIDEPOOL_", "GRPC_", "ASAN_", "LSAN_", "UBSAN_", "TSAN_"};
+constexpr std::string_view kPrefixes[] = {"LC_",       "OMP_",  "GOMP_",   "KMP_",  "MKL_",     "ONEDNN_",
+                                          "TIDEPOOL_", "CUDA_", "NVIDIA_", "NCCL_", "PYTORCH_", "GRPC_",
+                                          "ASAN_",     "LSAN_", "UBSAN_",  "TSAN_"};
 
 bool ForWorkers(std::string_view entry) {
   const std::string_view name = entry.substr(0, entry.find('='));

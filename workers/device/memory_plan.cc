@@ -5,6 +5,7 @@
 #include "core/algorithms/registry.h"
 #include "core/base/places.h"
 #include "core/base/utf8.h"
+#include "core/model/activation_arena.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
@@ -18,7 +19,13 @@ constexpr int64_t kDeviceProcess = 150 * kMiB;
 constexpr int64_t kRewardProcess = 35 * kMiB;
 constexpr int64_t kControllerProcess = 64 * kMiB;  // after 300 steps
 
-constexpr int64_t kCpuKvBytes = 256 * kMiB;
+// Not measured: with LibTorch's CUDA libraries, and a context with its kernels and cuBLAS' workspaces.
+constexpr int64_t kGpuProcess = 2048 * kMiB;
+constexpr int64_t kGpuContext = 600 * kMiB;
+
+constexpr int64_t kCpuKvBytes = 256 * kMiB, kGpuKvBytes = 4096 * kMiB;
+
+bool OnGpu(const JobConfig& c) { return c.cluster.device == DeviceKind::kCuda; }
 
 // Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
 bool Generates(const JobConfig& c) { return AnswersHeldOut(c); }
@@ -64,12 +71,15 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   p.actor = model::TrainingMemory(m, dtype,
                                   {.tokens = (tokens + 15) / 16 * 16,
                                    .recompute = c.train.recompute,
-                                   .threads = c.cluster.threads_per_slot});
+                                   .threads = c.cluster.threads_per_slot,
+                                   .gpu = OnGpu(c)});
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
         folder.empty() ? StatusOr<model::ModelSpec>(m) : SpecOf(ModelConfig{.path = folder});
     p.further.emplace_back(name, model::WeightBytes(other.ok() ? *other : m, dtype));
+    p.host_weights += p.further.back().second;
+    if (OnGpu(c)) p.actor.activations += model::ActivationArena::kChunkBytes;
     // Its logits beside those of the student.
     if (name == "teacher" && c.kind() == JobKind::kDistill)
       p.actor.workspace += model::TrainingSizes{}.head_rows * m.vocab_size * model::Bytes(dtype);
@@ -77,8 +87,10 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   if (!further.critic) return;
   // Weights and optimizer; its gradients and activations take the place of the policy's.
   const model::ModelSpec critic = WithValueHead(m);
-  p.further.emplace_back("critic", model::WeightBytes(critic, dtype) + model::LaidOutBytes(critic, dtype) +
+  p.further.emplace_back("critic", model::WeightBytes(critic, dtype) +
+                                       (OnGpu(c) ? 0 : model::LaidOutBytes(critic, dtype)) +
                                        model::OptimizerBytes(critic, dtype));
+  p.host_weights += model::WeightBytes(critic, dtype);
 }
 
 // Of the roles of a policy of control tasks.
@@ -117,16 +129,38 @@ int64_t ProcessMemory::kept() const {
 }
 
 int64_t ProcessMemory::resident() const {
-  return std::max(rollout.weights, actor.weights) + published + (offloads ? 0 : kept());
+  return std::max(rollout.weights, actor.weights) + (on_gpu ? 0 : published) + (offloads ? 0 : kept());
 }
 
 int64_t ProcessMemory::need(Role role) const {
   return role == Role::kRollout ? rollout.passing() : actor.passing() + (offloads ? kept() : 0);
 }
 
-int64_t ProcessMemory::total() const {
+int64_t ProcessMemory::total() const { return process + (on_gpu ? host_weights + published : of_slot()); }
+int64_t ProcessMemory::gpu() const { return on_gpu ? context + of_slot() : 0; }
+int64_t ProcessMemory::of_slot() const {
   const int64_t generates = need(Role::kRollout), trains = need(Role::kActor);
-  return process + resident() + (offloads ? std::max(generates, trains) : generates + trains);
+  return resident() + (offloads ? std::max(generates, trains) : generates + trains);
+}
+
+std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
+  constexpr const char* kModel = "take a smaller model, or model.dtype: bfloat16";
+  constexpr const char* kTrained =
+      "take a smaller model, or separate the roles (scheduler.placement: split, or train.offload_optimizer: "
+      "disk)";
+  std::vector<Part> list = {
+      {"context", context},
+      {"weights", std::max(rollout.weights, actor.weights), kModel},
+      {"optimizer", actor.optimizer, kTrained},
+      {"gradients", actor.gradients, kTrained},
+      {"activations", actor.activations, "lower train.micro_batch_tokens, or set train.recompute: true"},
+      {"training workspace", actor.workspace, "lower train.micro_batch_tokens"},
+      {"kv_cache", rollout.kv, "lower rollout.kv_cache_tokens"},
+      {"engine workspace", rollout.workspace, "lower rollout.max_batched_tokens"}};
+  if (!on_gpu) list.push_back({"published", published});
+  for (const auto& [name, bytes] : further) list.push_back({name, bytes, kModel});
+  std::erase_if(list, [](const Part& part) { return part.bytes == 0; });
+  return list;
 }
 
 int64_t MemoryPlan::total() const {
@@ -166,7 +200,8 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
         std::min(c.data.max_prompt_tokens + r.max_new_tokens, m.max_position) + r.block_tokens;
     const int64_t concurrent = std::min(
         r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
-    tokens = std::max(row, std::min(concurrent * row, kCpuKvBytes / model::KvTokenBytes(m, c.model.dtype)));
+    const int64_t most = OnGpu(c) ? kGpuKvBytes : kCpuKvBytes;
+    tokens = std::max(row, std::min(concurrent * row, most / model::KvTokenBytes(m, c.model.dtype)));
   }
   return tokens / r.block_tokens * r.block_tokens;
 }
@@ -192,10 +227,13 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                     .roles = actor && rollout ? "rollout and actor"
                              : actor          ? "actor"
                                               : "rollout",
-                    .process = kDeviceProcess,
+                    .process = OnGpu(c) ? kGpuProcess : kDeviceProcess,
                     .rollout = {.weights = weights},
                     .actor = {},
-                    .offloads = c.train.offload_optimizer == Offload::kDisk};
+                    .offloads = c.train.offload_optimizer == Offload::kDisk,
+                    .on_gpu = OnGpu(c),
+                    .context = OnGpu(c) ? kGpuContext : 0,
+                    .host_weights = weights};
     if (policy) {
       if (actor) p.actor = of_policy.actor;
       if (rollout) p.rollout = of_policy.rollout;
@@ -209,7 +247,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                                    .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
                                    .keys = RowTokens(c, m),
                                    .record_routing = c.rollout.record_routing,
-                                   .threads = c.cluster.threads_per_slot});
+                                   .threads = c.cluster.threads_per_slot,
+                                   .gpu = OnGpu(c),
+                                   .running = c.rollout.max_concurrent});
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)

@@ -1,13 +1,13 @@
 #pragma once
-// How much memory a job will take on CPU slots, before anything is started: `tidepool train --dry-run`, and
+// How much memory a job will take on its slots, before anything is started: `tidepool train --dry-run`, and
 // what a role needs when a slot changes hands. Formulas of a model's arenas are in core/model/memory_use.h
 // and core/policy/memory_use.h. Here are those of a job: which slot may hold which role, how large caches and
 // micro-batches are, which further models (reference, teacher, critic) stand beside the trained one, and what
 // processes take that hold no model (measured).
 //
 // A slot that may hold both roles is planned for both at a time, or with train.offload_optimizer for the
-// larger of them. Measured against predicted: docs/design.md,
-// Memory. Pure apart from reading config.json; any thread.
+// larger of them. Measured against predicted on the CPU: docs/design.md, Memory; a GPU has confirmed nothing
+// yet. Pure apart from reading config.json; any thread.
 
 #include <cstdint>
 #include <string>
@@ -35,13 +35,29 @@ struct ProcessMemory {
   std::vector<std::pair<std::string, int64_t>> further = {};  // models beside the trained one
   int64_t published = 0;                                      // copies of weights that others fetch
   bool offloads = false;  // train.offload_optimizer: the roles take turns in memory
+  // A slot that is a GPU: `rollout`, `actor` and `further` are in its memory, beside its context; weights of
+  // all models are with the host, too.
+  bool on_gpu = false;
+  int64_t context = 0;
+  int64_t host_weights = 0;
   // What the trainer keeps between its steps beside the weights: optimizer, further models.
   [[nodiscard]] int64_t kept() const;
   // What stays when its roles are released: weights, and unless they are offloaded what the trainer keeps.
   [[nodiscard]] int64_t resident() const;
   // What the role takes beyond that when it is granted.
   [[nodiscard]] int64_t need(Role role) const;
-  [[nodiscard]] int64_t total() const;
+  [[nodiscard]] int64_t gpu() const;    // of the GPU's memory; 0 on the CPU
+  [[nodiscard]] int64_t total() const;  // of the machine's memory
+  // By part, in the slot's memory: what it is for, bytes, and what makes it smaller. Parts of 0 are left out.
+  struct Part {
+    std::string name;
+    int64_t bytes = 0;
+    const char* smaller = "";
+  };
+  [[nodiscard]] std::vector<Part> parts() const;
+
+ private:
+  [[nodiscard]] int64_t of_slot() const;
 };
 struct MemoryPlan {
   model::ModelSpec model;       // of a language model
@@ -60,7 +76,8 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
 bool MayTrain(const JobConfig& config, int64_t slot);
 
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of
-// concurrent samples needs, up to 256 MiB; past it requests wait for room. A whole number of blocks.
+// concurrent samples needs, up to 256 MiB (4 GiB on a GPU); past it requests wait for room. A whole number of
+// blocks.
 int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec);
 
 // Bytes that a role takes when a slot is granted it, beyond what is resident on the slot at all times.

@@ -27,6 +27,10 @@ int64_t ProvenFree(int64_t capacity, const ProcessMemory& plan, const HeldMemory
          std::max<int64_t>(0, plan.resident() - resident) + held.of_next;
 }
 
+int64_t ProvenFreeOnGpu(int64_t free, const ProcessMemory& plan, const HeldMemory& held) {
+  return free - std::max<int64_t>(0, plan.resident() - held.roles.resident() - held.further) + held.of_next;
+}
+
 int64_t MachineMemory() {
   int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   const auto take = [&](int64_t limit) {

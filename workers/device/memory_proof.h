@@ -24,6 +24,9 @@ struct HeldMemory {
   int64_t of_next = 0;           // of all this, what the role that is granted next needs and has
 };
 
+// On a GPU, whose driver says what is free: bytes that its next role may use of them.
+int64_t ProvenFreeOnGpu(int64_t free, const ProcessMemory& plan, const HeldMemory& held);
+
 // Bytes that are free on a slot of `capacity` bytes; `plan` is its process. Below 0: more is held than there
 // is.
 int64_t ProvenFree(int64_t capacity, const ProcessMemory& plan, const HeldMemory& held);

@@ -76,6 +76,15 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
                                                    .rank = static_cast<int>(c.rank),
                                                    .size = static_cast<int>(c.world),
                                                    .timeout_s = c.timeout_s}));
+  if (device_.make_sum != nullptr) {
+    auto sum = device_.make_sum(c.store + ".nccl", static_cast<int>(c.rank), static_cast<int>(c.world),
+                                std::chrono::milliseconds(static_cast<int64_t>(c.timeout_s * 1000)));
+    if (!sum.ok()) {
+      LeaveGroup();
+      return sum.status();
+    }
+    group_->SumOnDevices(std::move(*sum));
+  }
   group_epoch_ = c.group_epoch;
   return OkStatus();
 }

@@ -43,6 +43,12 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
+    StatusOr<SlotDevice> device = DeviceOfSlot(config_.cluster.device, welcome.place);
+    if (!device.ok()) return Told("device", device.status());
+    device_ = std::move(*device);
+    if (device_.gpu != nullptr)
+      observe::Log(LogLevel::kInfo, "gpu",
+                   {{"name", device_.gpu->name()}, {"free_bytes", device_.gpu->free_bytes().value_or(0)}});
     auto pacer = Pacer::Create(config_.cluster);
     if (!pacer.ok()) return Told("pace", pacer.status());
     pacer_ = std::move(*pacer);
@@ -59,7 +65,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
-                                           MakeCpuDevice, welcome.trains);
+                                           device_.make, welcome.trains);
     if (config_.observe.trace)
       trace_ = OpenWorkerTrace(config_, welcome, {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
@@ -152,6 +158,9 @@ int64_t RolesWork::FreeBytes(Role next) {
                   .resident_private = PrivateResidentBytes(),
                   .of_next = of_next.passing()};
   if (next == Role::kActor && offloads()) held.of_next += of_next.optimizer + roles_->further_bytes();
+  if (device_.gpu != nullptr) {
+    if (const auto free = device_.gpu->free_bytes()) return ProvenFreeOnGpu(*free, plan_, held);
+  }
   const MutexLock lock(published_mu_);
   for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.

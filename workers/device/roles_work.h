@@ -22,6 +22,7 @@
 #include "workers/data/weights_service.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/device_roles.h"
+#include "workers/device/gpus.h"
 #include "workers/device/memory_plan.h"
 #include "workers/device/pacer.h"
 #include "workers/device/pulse.h"
@@ -117,6 +118,7 @@ class RolesWork : public DeviceWork {
   SlotId slot_;                // this incarnation's
   ProcessMemory plan_;         // of this slot
   int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
+  SlotDevice device_;
   std::unique_ptr<DeviceRoles> roles_;
 
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way

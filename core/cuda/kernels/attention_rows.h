@@ -4,6 +4,7 @@
 
 #include "core/cuda/kernels/attention_tiles.h"
 #include "core/cuda/kernels/launch.h"
+#include "core/cuda/limits.h"
 
 namespace tidepool::cuda {
 
@@ -14,7 +15,7 @@ template <typename T>
 int PrefillAttention(const device::AttentionArgs<T>&, const PrefillWork&, Launcher&);
 
 constexpr int kAttendThreads = 128;
-constexpr int kAttendHeadMax = 512;
+constexpr int kAttendHeadMax = kHeadSizeMax;
 constexpr int kAttendDims = kAttendHeadMax / kAttendThreads;
 
 // max and sum of exp(s - max) of the keys, and the sum of exp(s - max) v: element threadIdx.x + 128 i in

@@ -2,6 +2,7 @@
 // the weighted sum of the chosen experts' outputs, and their backward.
 #include "core/cuda/kernels/block.h"
 #include "core/cuda/kernels/launch.h"
+#include "core/cuda/limits.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -9,7 +10,6 @@ namespace {
 constexpr int kExpertThreads = 256;
 constexpr int kExpertWarps = kExpertThreads / 32;
 constexpr int64_t kExpertStep = kExpertThreads * 8;
-constexpr int64_t kExpertsMax = 1024;  // 32 lanes with a word of bits each
 
 // A warp computes one logit: lanes take eight elements at a time.
 template <typename T>

@@ -3,13 +3,14 @@
 // together.
 #include "core/cuda/kernels/block.h"
 #include "core/cuda/kernels/launch.h"
+#include "core/cuda/limits.h"
 
 namespace tidepool::cuda {
 namespace {
 
 constexpr int kHeadThreads = 256;
 constexpr int kHeadWarps = kHeadThreads / 32;
-constexpr int64_t kHeadMax = 512;
+constexpr int64_t kHeadMax = kHeadSizeMax;
 constexpr int64_t kHeadNormRows = 32;  // whose gradients of the head norms are added up by one block
 constexpr int kPairs = static_cast<int>(kHeadMax) / 64;  // a lane's pairs (c, c + half) in the largest head
 

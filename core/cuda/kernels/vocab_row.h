@@ -7,13 +7,13 @@
 // the same bits here and there.
 
 #include "core/cuda/kernels/block.h"
+#include "core/cuda/limits.h"
 
 namespace tidepool::cuda {
 
 constexpr int kVocabThreads = 512;
 constexpr int kVocabTile = 256;
-constexpr int kVocabTilesMax =
-    1280;  // 327 680 tokens; what shared memory holds beside the sampler's counters
+constexpr int kVocabTilesMax = kVocabSizeMax / kVocabTile;
 
 // exp(x) for x <= 0, within 2 ulp; 0 below -87; NaN stays NaN.
 __device__ inline float ExpNonPositive(float x) {

@@ -3,18 +3,30 @@
 // Accesses of kernels are checked as the emulation does it, but for reads of what nobody wrote: device memory
 // is zeroed.
 
+#include <atomic>
+#include <memory>
+#include <optional>
+
 #include "core/cuda/cuda_device.h"
 
 namespace tidepool::cuda {
 
 class EmulatedCudaDevice : public CudaDevice {
  public:
-  EmulatedCudaDevice() : CudaDevice(c10::kCPU) {}
+  // memory_bytes: what it has in all.
+  explicit EmulatedCudaDevice(int64_t memory_bytes = int64_t{1} << 40)
+      : CudaDevice(c10::kCPU), memory_bytes_(memory_bytes) {}
   [[nodiscard]] std::string name() const override { return "emulated cuda"; }
   // Kernels find what Allocate gave alone, as on a GPU.
   [[nodiscard]] bool host_memory() const override { return false; }
   void Synchronize() override {}
   StatusOr<std::shared_ptr<device::Buffer>> Allocate(int64_t bytes) override;
+  [[nodiscard]] std::optional<int64_t> free_bytes() override { return memory_bytes_ - *held_; }
+
+ private:
+  const int64_t memory_bytes_;
+  // Shared with buffers, which may outlive the device. Atomic: they are freed beside it.
+  std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 }  // namespace tidepool::cuda

@@ -1,12 +1,12 @@
 // One rank on one GPU: the group is made, sums, and refuses what it should. Needs a GPU and LibTorch's CUDA
 // part.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <unistd.h>
 
 #include <chrono>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
 
 #include "core/cuda/cuda_module.h"
 #include "tests/core/cuda/test_framework.h"
@@ -18,16 +18,18 @@ TEST(NcclGroupTest, AGroupOfOneSumsToItself) {
   const auto module = CudaModule::Load(TIDEPOOL_CUDA_MODULE);
   if (!module.ok()) GTEST_SKIP() << module.status().ToString();
   if (!module->has_nccl()) GTEST_SKIP() << "the module was built without NCCL";
-  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  c10::intrusive_ptr<c10d::Backend> group;
-  const Status status = module->MakeNcclGroup(&store, 0, 1, std::chrono::seconds(30), &group);
-  ASSERT_TRUE(status.ok()) << status.ToString();
-  at::Tensor x = at::empty({1000}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0));
-  x.fill_(3.0);
-  std::vector<at::Tensor> tensors = {x};
-  group->allreduce(tensors)->wait();
-  EXPECT_EQ(x.sum().item<double>(), 3000.0);
-  EXPECT_FALSE(module->MakeNcclGroup(&store, 2, 1, std::chrono::seconds(1), &group).ok());
+  const auto device = module->MakeDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status().ToString();
+  const std::string store = "/tmp/tidepool-nccl-" + std::to_string(getpid());
+  const auto sum = module->MakeNcclSum(0, store, 0, 1, std::chrono::seconds(30));
+  ASSERT_TRUE(sum.ok()) << sum.status().ToString();
+  const std::vector<float> values(1000, 3.0F);
+  const auto memory = (*device)->Put(std::span<const float>(values));
+  auto* data = static_cast<float*>(memory->data());
+  ASSERT_TRUE((*sum)->AllReduceSum(data, 1000, "test").ok());
+  EXPECT_TRUE((*device)->Read(data, 1000) == values);
+  EXPECT_FALSE(module->MakeNcclSum(0, store + "-2", 2, 1, std::chrono::seconds(1)).ok());
+  for (const char* end : {"", "-2"}) std::remove((store + end).c_str());
 }
 
 }  // namespace

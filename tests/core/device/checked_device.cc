@@ -49,6 +49,13 @@ StatusOr<std::shared_ptr<Buffer>> CheckedDevice::Allocate(int64_t bytes) {
       static_cast<std::byte*>(host), static_cast<std::byte*>(kernels), pages - size, bytes, pages, live_));
 }
 
+int64_t CheckedDevice::held_bytes() const {
+  const std::lock_guard lock(live_->mu);
+  int64_t sum = 0;
+  for (const auto& [address, of] : live_->by_address) sum += of.first;
+  return sum;
+}
+
 std::byte* CheckedDevice::Find(const void* p, int64_t bytes, const char* kernel, int field) const {
   const auto* address = static_cast<const std::byte*>(p);
   const std::lock_guard lock(live_->mu);

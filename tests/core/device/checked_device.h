@@ -39,6 +39,7 @@ class CheckedDevice : public Device {
   void Synchronize() override {}
   void ReleaseScratch() override { cpu_.ReleaseScratch(); }
   [[nodiscard]] int64_t scratch_bytes() const override { return cpu_.scratch_bytes(); }
+  [[nodiscard]] int64_t held_bytes() const;  // of all buffers
   std::unique_ptr<AttentionWork> PlanAttention(const RowRunsOfHost& keys, const HeadShape& shape) override {
     return cpu_.PlanAttention(keys, shape);
   }

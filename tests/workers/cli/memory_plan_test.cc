@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/config/load.h"
+#include "core/cuda/model_check.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
 #include "core/storage/disk_use.h"
@@ -133,6 +134,45 @@ TEST(MemoryPlanTest, TheKvCacheFollowsItsKeyOrItsRule) {
   EXPECT_EQ(PlanMemory(c)->kv_cache_tokens, 8 * (64 + 16 + 16));
 }
 
+TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  c.model.dtype = DType::kBFloat16;
+  c.cluster.slots = 2;
+  c.cluster.weight_transport = WeightTransport::kStream;
+  const ProcessMemory cpu = PlanMemory(c)->processes[0];
+  EXPECT_EQ(cpu.gpu(), 0);
+  c.cluster.device = DeviceKind::kCuda;
+  const auto plan = PlanMemory(c);
+  const ProcessMemory& gpu = plan->processes[0];
+  const int64_t weights = cpu.actor.weights;
+  EXPECT_EQ(gpu.total(), gpu.process + weights + gpu.published);
+  EXPECT_EQ(gpu.resident(), weights + gpu.actor.optimizer) << "copies for others are with the host";
+  EXPECT_EQ(gpu.gpu(), gpu.context + gpu.resident() + gpu.rollout.passing() + gpu.actor.passing());
+  EXPECT_EQ(gpu.actor.optimizer, cpu.actor.optimizer);
+  EXPECT_EQ(gpu.rollout.kv, cpu.rollout.kv) << "what the samples need is below either limit";
+  int64_t parts = 0;
+  for (const ProcessMemory::Part& part : gpu.parts()) parts += part.bytes;
+  EXPECT_EQ(parts, gpu.gpu());
+  EXPECT_EQ(NeedsOfRoles(*plan).actor, gpu.actor.passing());
+  EXPECT_NE(DescribePlan(c).find("its GPU"), std::string::npos) << DescribePlan(c);
+  // The threads of the CPU take nothing there.
+  c.cluster.threads_per_slot = 64;
+  EXPECT_EQ(PlanMemory(c)->processes[0].gpu(), gpu.gpu());
+}
+
+TEST(MemoryPlanTest, KernelsOfAGpuHaveLimits) {
+  model::ModelSpec spec{.vocab_size = 327'680, .head_size = 512};
+  spec.moe.experts = 1024;
+  EXPECT_EQ(cuda::CheckModel(spec), OkStatus());
+  spec.moe.experts = 1025;
+  EXPECT_NE(cuda::CheckModel(spec).message().find("the number of experts is 1025"), std::string::npos);
+  spec.vocab_size = 327'681;
+  EXPECT_NE(cuda::CheckModel(spec).message().find(
+                "(vocab_size) is 327681, and the CUDA kernels have it up to 327680"),
+            std::string::npos);
+}
+
 TEST(MemoryPlanTest, CountsAPolicyOfControlTasks) {
   const auto loaded = config::LoadConfig("configs/control/cartpole.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
@@ -147,6 +187,21 @@ TEST(MemoryPlanTest, CountsAPolicyOfControlTasks) {
   EXPECT_GT(NeedsOfRoles(*plan).rollout, 0) << "a role that needs nothing proves nothing";
   EXPECT_GT(NeedsOfRoles(*plan).actor, device.actor.gradients);
   EXPECT_NE(DescribePlan(loaded->config).find("mlp policy"), std::string::npos);
+}
+
+TEST(MemoryProofTest, AGpusDriverSaysWhatIsFree) {
+  const ProcessMemory plan{.name = "device-0",
+                           .roles = "rollout and actor",
+                           .process = 10,
+                           .rollout = {.weights = 100, .kv = 50},
+                           .actor = {.weights = 100, .optimizer = 400, .gradients = 200},
+                           .on_gpu = true};
+  // The trainer is not there yet: its optimizer's room is set aside.
+  EXPECT_EQ(ProvenFreeOnGpu(1000, plan, {.roles = {.weights = 100, .kv = 50}}), 600);
+  // Both are there, and the rollout has kept what it is about to need.
+  EXPECT_EQ(
+      ProvenFreeOnGpu(300, plan, {.roles = {.weights = 100, .optimizer = 400, .kv = 50}, .of_next = 50}),
+      350);
 }
 
 TEST(MemoryProofTest, SetsAsideWhatStaysAndIsNotThereYet) {

@@ -119,6 +119,26 @@ class DeviceRolesTest : public testing::Test {
   std::unique_ptr<DeviceRoles> roles_;
 };
 
+// As on a GPU, whose memory has room for the weights once.
+TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {
+  const auto device = std::make_shared<device::CheckedDevice>();
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(),
+                                         [&](const device::CpuDeviceOptions&) { return device; });
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
+  const int64_t generates = device->held_bytes();
+  Train(1);
+  const int64_t adds = roles_->held(Role::kActor).total();
+  EXPECT_LE(device->held_bytes() - generates, adds + roles_->weight_bytes() / 4)
+      << "a second copy of the weights";
+  // What the trainer wrote is what the engine computes with, also after the trainer has gone.
+  const auto trained = roles_->WeightsDigest();
+  ASSERT_TRUE(trained.ok());
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  Train(2);
+  EXPECT_NE(*roles_->WeightsDigest(), *trained);
+}
+
 TEST_F(DeviceRolesTest, ARoleThatKeepsItsMemoryProvesTooLittle) {
   ASSERT_GT(needs_.rollout, 0);
   ASSERT_GT(needs_.actor, 0);

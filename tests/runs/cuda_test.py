@@ -1,0 +1,168 @@
+"""Whole jobs on cluster.device: cuda, on emulated GPUs: programs of the build beside a stand-in for libtidepool_cuda.so
+(tests/core/cuda/emulated_module.cc). What is refused, and why; RL and SFT from config to model; a run that was killed
+goes on; what it leaves is of use on the CPU."""
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import unittest
+import unittest.mock
+
+import harness
+from harness import BIN, ROOT, RunTest
+
+EMULATED = pathlib.Path(os.environ.get("TIDEPOOL_EMULATED_CUDA", BIN.parent / "emulated_cuda"))
+MODULE, DRIVER = EMULATED / "libtidepool_cuda.so", EMULATED / "libcuda.so.1"
+RL, SFT = "configs/test/rl_colocated.yaml", "configs/test/sft.yaml"
+# An emulated kernel takes milliseconds where the CPU's takes microseconds.
+SMALL = ["cluster.device=cuda", "model.init.hidden_size=16", "model.init.intermediate_size=32", "model.init.layers=1",
+         "data.size=8", "data.held_out=2", "eval.samples=2", "checkpoint.every_steps=1"]
+SMALL_RL = [*SMALL, "rollout.group_size=2", "train.groups_per_step=2", "rollout.max_new_tokens=4"]
+SMALL_SFT = [*SMALL, "train.groups_per_step=4"]
+
+
+def link(file, folder):
+    """A name of its own for the same file: programs look for the module where they themselves are."""
+    try:
+        os.link(file, folder / file.name)
+    except OSError:
+        shutil.copy2(file, folder / file.name)
+
+
+class CudaTest(RunTest):
+    MODULE = True
+
+    @classmethod
+    def setUpClass(cls):
+        cls.bin = pathlib.Path(tempfile.mkdtemp(prefix="programs-", dir=EMULATED))
+        for name in ["tidepool", "tidepool-worker"]:
+            link(BIN / name, cls.bin)
+        if cls.MODULE:
+            link(MODULE, cls.bin)
+        harness.TIDEPOOL = str(cls.bin / "tidepool")
+        os.environ["LD_LIBRARY_PATH"] = str(EMULATED)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.bin, ignore_errors=True)
+
+    def assert_refused(self, what, *overrides, config=RL, env=None):
+        """`train` refuses before anything is made; `--dry-run` and `validate` warn."""
+        result = self.command("train", config, "--run-dir", str(self.dir / "refused"), "cluster.device=cuda",
+                              *overrides, env=env)
+        self.assert_done(result, 2)
+        self.assertIn(what, result.stderr)
+        self.assertFalse((self.dir / "refused").exists())
+        for command in [["train", config, "--dry-run"], ["validate", config]]:
+            result = self.command(*command, "cluster.device=cuda", *overrides, env=env)
+            self.assert_done(result)
+            self.assertIn("warning: this run would be refused: ", result.stderr)
+            self.assertIn(what, result.stderr)
+
+
+class RefusalTest(CudaTest):
+    def test_a_machine_without_what_is_asked_for_is_told_what_is_missing(self):
+        for what, overrides, env in [
+                ("cluster.slots: is 2, and each slot of cluster.device: cuda is a GPU of its own, but the driver shows 1",
+                 ["cluster.slots=2"], {}),
+                ("cluster.device: GPU 0 (Emulated GPU): has compute capability 7.0, and the kernels need 8.0 or newer", [],
+                 {"TIDEPOOL_EMULATED_CAPABILITY": "70"}),
+                ("speaks interface 1, expected ", [], {"TIDEPOOL_EMULATED_ABI": "1"}),
+                ("free for device-0, which needs about", [], {"TIDEPOOL_EMULATED_MEMORY": "100000"}),
+                ("; lower rollout.kv_cache_tokens", ["rollout.kv_cache_tokens=8000000"], {}),
+                ("cluster.device: the NVIDIA driver shows no GPU; check nvidia-smi", [], {"TIDEPOOL_EMULATED_GPUS": "0"}),
+        ]:
+            with self.subTest(what):
+                self.assert_refused(what, *overrides, env=env)
+
+    def test_a_machine_without_a_driver_is_told_so(self):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+            self.skipTest("this machine has a driver")
+        except OSError:
+            pass
+        self.assert_refused("cluster.device: this machine has no NVIDIA driver", env={"LD_LIBRARY_PATH": ""})
+        doctor = json.loads(self.command("doctor", "--json", env={"LD_LIBRARY_PATH": ""}).stdout)
+        self.assertFalse(doctor["cuda"]["available"])
+        self.assertIn("no NVIDIA driver", doctor["cuda"]["problem"])
+
+    def test_sizes_that_the_kernels_do_not_have_are_refused_with_the_config(self):
+        for command in [["validate", RL], ["train", RL, "--run-dir", str(self.dir / "refused")]]:
+            result = self.command(*command, "cluster.device=cuda", "model.init.head_size=1024")
+            self.assert_done(result, 2)
+            self.assertIn("model.init: the size of a head (head_dim) is 1024, and the CUDA kernels have it up to 512",
+                          result.stderr)
+
+    def test_doctor_shows_the_gpus(self):
+        doctor = json.loads(self.command("doctor", "--json", env={"TIDEPOOL_EMULATED_GPUS": "2"}).stdout)
+        self.assertTrue(doctor["cuda"]["available"])
+        self.assertIn("Emulated GPU, 1.0 GiB of 1.0 GiB free", doctor["cuda"]["GPU 1"])
+        doctor = json.loads(self.command("doctor", "--json", env={"TIDEPOOL_EMULATED_CAPABILITY": "75"}).stdout)
+        self.assertFalse(doctor["cuda"]["available"])
+        self.assertTrue([f for f in doctor["findings"] if "compute capability 7.5" in f["what"] and not f["blocks"]])
+
+
+class NoModuleTest(CudaTest):
+    MODULE = False
+
+    def test_a_build_without_the_module_is_told_so(self):
+        self.assert_refused("libtidepool_cuda.so: no such module; build it on a machine with nvcc")
+
+
+class JobTest(CudaTest):
+    def test_an_rl_job_is_killed_goes_on_and_its_model_is_of_use_on_the_cpu(self):
+        process = self.start(RL, *SMALL_RL, "train.steps=3")
+        self.wait_step(1, process)
+        self.kill_controller(process)
+        self.assert_done(self.train(RL, *SMALL_RL, "train.steps=3", "--resume"))
+        self.assert_checked()
+        self.assertEqual(self.summary()["steps"], 3)
+        self.assertEqual(len(set(self.digests().values())), 3, "a step left the weights as they were")
+        said = {device: self.command("generate", str(self.path("final")), "--prompt", "ab=", "--max-new-tokens", "4",
+                                     "--device", device) for device in ["cpu", "cuda"]}
+        for result in said.values():
+            self.assert_done(result)
+        self.assertEqual(said["cpu"].stdout, said["cuda"].stdout)
+        # The run itself goes on on the CPU, from its checkpoint.
+        self.assert_done(self.train(RL, *SMALL_RL, "train.steps=4", "--resume", "cluster.device=cpu"))
+        self.assertEqual(self.summary()["steps"], 4)
+
+    def test_an_sft_job_gives_the_losses_of_the_cpu(self):
+        for run, device in [("gpu", "cuda"), ("cpu", "cpu")]:
+            self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=3", f"cluster.device={device}", run=run))
+        for step in range(1, 4):
+            gpu, cpu = (self.metrics(run)[step]["sft/loss"] for run in ["gpu", "cpu"])
+            self.assertAlmostEqual(gpu, cpu, places=4)
+
+    def test_roles_that_do_not_fit_beside_each_other_take_turns_in_the_gpus_memory(self):
+        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_MEMORY="90000000"):
+            refused = self.train(RL, *SMALL_RL, "train.steps=2")
+            self.assert_done(refused, 2)
+            self.assertIn("free for device-0, which needs about", refused.stderr)
+            self.assert_done(self.train(RL, *SMALL_RL, "train.steps=2", "train.offload_optimizer=disk"))
+        self.assertEqual(self.summary()["steps"], 2)
+        self.assertNotIn("event=memory_kept", self.path("logs", "device-0.log").read_text())
+
+    def test_weights_reach_a_gpu_that_only_generates(self):
+        for transport in ["shared_memory", "stream"]:
+            with self.subTest(transport), unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GPUS="2"):
+                self.assert_done(self.train("configs/test/rl_split.yaml", *SMALL_RL, "train.steps=2",
+                                            f"cluster.weight_transport={transport}", run=transport))
+                self.assertEqual(self.summary(transport)["steps"], 2)
+                self.assertIn("event=gpu name=\"emulated cuda\"", self.path("logs", "device-1.log", run=transport).read_text())
+
+    def test_slots_that_train_together_add_up_gradients_where_they_are(self):
+        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GPUS="2"):
+            self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.slots=2", "cluster.threads_per_slot=1"))
+        self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.device=cpu", run="cpu"))
+        logs = "".join(log.read_text() for log in self.path("logs").iterdir())
+        self.assertIn("emulated all_reduce of ", logs)
+        for step in [1, 2]:
+            gpus, cpu = (self.metrics(run)[step]["sft/loss"] for run in ["run", "cpu"])
+            self.assertAlmostEqual(gpus, cpu, places=4)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,99 @@
+#include "workers/controller/found_gpus.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "workers/controller/program_output.h"
+#include "workers/device/disk_plan.h"
+#include "workers/device/memory_plan.h"
+
+namespace tidepool::workers {
+namespace {
+
+constexpr int kPatienceSeconds = 120;  // LibTorch's CUDA libraries are gigabytes, and a disk may be slow
+
+}  // namespace
+
+std::string ToJson(const FoundGpus& found) {
+  nlohmann::ordered_json gpus = nlohmann::ordered_json::array();
+  for (const FoundGpu& gpu : found.gpus) {
+    gpus.push_back({{"name", gpu.name},
+                    {"capability", gpu.capability},
+                    {"free_bytes", gpu.free_bytes},
+                    {"total_bytes", gpu.total_bytes},
+                    {"problem", gpu.problem}});
+  }
+  const nlohmann::ordered_json all = {{"gpus", gpus}, {"problem", found.problem}, {"sums", found.sums}};
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+FoundGpus FindGpus(const std::string& worker_path) {
+  const ProgramOutput said = RunProgram({worker_path, "gpus"}, kPatienceSeconds);
+  // Libraries may have said something before it.
+  const std::string line = said.text.substr(said.text.rfind('\n') + 1);
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  FoundGpus found;
+  if (said.status != 0 || !json.is_object()) {
+    found.problem = "tidepool-worker does not say which GPUs there are" +
+                    (said.text.empty() ? " within " + std::to_string(kPatienceSeconds) + " s"
+                                       : ": " + said.text.substr(0, 400)) +
+                    "; use cluster.device: cpu";
+    return found;
+  }
+  for (const auto& gpu : json.value("gpus", nlohmann::json::array())) {
+    found.gpus.push_back({gpu.value("name", ""), gpu.value("capability", ""),
+                          gpu.value("free_bytes", int64_t{0}), gpu.value("total_bytes", int64_t{0}),
+                          gpu.value("problem", "")});
+  }
+  found.problem = json.value("problem", "");
+  found.sums = json.value("sums", false);
+  return found;
+}
+
+Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path) {
+  const ClusterConfig& cluster = loaded.config.cluster;
+  // Workers that are started by hand look for themselves.
+  if (cluster.device != DeviceKind::kCuda || !cluster.launch_workers) return OkStatus();
+  const auto refuse = [&](const char* key, const std::string& what) {
+    const Status status = FailedPrecondition(std::string(key) + ": " + what);
+    const config::Origin origin = loaded.OriginOf(key);
+    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());
+  };
+  const FoundGpus found = FindGpus(worker_path);
+  if (!found.problem.empty()) return refuse("cluster.device", found.problem);
+  const auto count = static_cast<int64_t>(found.gpus.size());
+  if (cluster.slots > count) {
+    return refuse("cluster.slots", "is " + std::to_string(cluster.slots) +
+                                       ", and each slot of cluster.device: cuda is a GPU of its own, but the "
+                                       "driver shows " +
+                                       std::to_string(count) + "; lower it, or see CUDA_VISIBLE_DEVICES");
+  }
+  for (int64_t slot = 0; slot < cluster.slots; ++slot) {
+    const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
+    if (!gpu.problem.empty())
+      return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + "): " + gpu.problem);
+  }
+  const auto plan = PlanMemory(loaded.config);
+  if (!plan.ok()) return OkStatus();  // a worker says what is wrong
+  for (int64_t slot = 0; slot < cluster.slots; ++slot) {
+    const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
+    const ProcessMemory& process = plan->processes[static_cast<size_t>(slot)];
+    if (process.gpu() - process.context <= gpu.free_bytes) continue;  // free beside a context
+    std::vector<ProcessMemory::Part> parts = process.parts();
+    std::ranges::stable_sort(parts, std::greater(), &ProcessMemory::Part::bytes);
+    std::string text;
+    for (const ProcessMemory::Part& part : parts)
+      text += (text.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
+    // The context alone is nobody's choice.
+    const auto largest = std::ranges::find_if(parts, [](const auto& part) { return *part.smaller != 0; });
+    return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + ") has " +
+                                        BytesText(gpu.free_bytes + process.context) + " free for " +
+                                        process.name + ", which needs about " + BytesText(process.gpu()) +
+                                        " there: " + text +
+                                        (largest == parts.end() ? "" : std::string("; ") + largest->smaller));
+  }
+  return OkStatus();
+}
+
+}  // namespace tidepool::workers

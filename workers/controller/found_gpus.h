@@ -1,0 +1,35 @@
+#pragma once
+// What `tidepool-worker gpus` says of the GPUs of this machine. Asked by processes that have no tensors: the
+// worker loads LibTorch's CUDA libraries and makes contexts, and both are gone with it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/config/load.h"
+
+namespace tidepool::workers {
+
+struct FoundGpu {
+  std::string name;
+  std::string capability;  // compute capability, "9.0"
+  int64_t free_bytes = 0;  // beside the context of a process
+  int64_t total_bytes = 0;
+  std::string problem;  // why no job can use it; empty: one can
+};
+struct FoundGpus {
+  std::vector<FoundGpu> gpus;  // in the driver's order
+  std::string problem;         // why there are none
+  bool sums = false;           // several of them add up without the host (NCCL)
+};
+std::string ToJson(const FoundGpus& found);  // one line
+
+// Runs `worker_path gpus`. Never fails: what goes wrong is the problem.
+FoundGpus FindGpus(const std::string& worker_path);
+
+// Whether this machine has what cluster.device asks for: a GPU for each slot, with enough memory. Errors
+// begin with the place of the key. kFailedPrecondition.
+Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path);
+
+}  // namespace tidepool::workers

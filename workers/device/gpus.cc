@@ -1,0 +1,64 @@
+#include "workers/device/gpus.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "workers/controller/found_gpus.h"
+
+namespace tidepool::workers {
+namespace {
+
+StatusOr<cuda::CudaModule> LoadModule() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return cuda::CudaModule::Load((self.parent_path() / "libtidepool_cuda.so").string());
+}
+
+}  // namespace
+
+std::string DescribeGpus() {
+  FoundGpus found;
+  const StatusOr<cuda::CudaModule> module = LoadModule();
+  if (!module.ok()) {
+    found.problem = module.status().message();
+    return ToJson(found);
+  }
+  for (int i = 0; i < module->device_count(); ++i) {
+    FoundGpu gpu;
+    if (const StatusOr<cuda::Gpu> facts = module->Describe(i); facts.ok()) {
+      gpu = {facts->name, cuda::CapabilityText(facts->capability), facts->free_bytes, facts->total_bytes,
+             module->CheckUsable(*facts).message()};
+    } else {
+      gpu.problem = facts.status().message();
+    }
+    found.gpus.push_back(std::move(gpu));
+  }
+  found.sums = module->has_nccl();
+  return ToJson(found);
+}
+
+StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place) {
+  SlotDevice slot;
+  if (kind == DeviceKind::kCpu) return slot;
+  TP_ASSIGN_OR_RETURN(const cuda::CudaModule module, LoadModule());
+  if (place < 0 || place >= module.device_count()) {
+    return FailedPrecondition("slot " + std::to_string(place) + " has no GPU: the driver shows " +
+                              std::to_string(module.device_count()) +
+                              "; lower cluster.slots, or see CUDA_VISIBLE_DEVICES");
+  }
+  const int index = static_cast<int>(place);
+  TP_ASSIGN_OR_RETURN(const cuda::Gpu facts, module.Describe(index));
+  TP_RETURN_IF_ERROR(module.CheckUsable(facts).At("GPU " + std::to_string(index) + " (" + facts.name + ")"));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> made, module.MakeDevice(index));
+  slot.gpu = std::move(made);
+  slot.make = [gpu = slot.gpu](const device::CpuDeviceOptions&) { return gpu; };
+  if (module.has_nccl()) {
+    slot.make_sum = [module, index](const std::string& store, int rank, int size,
+                                    std::chrono::milliseconds timeout) {
+      return module.MakeNcclSum(index, store, rank, size, timeout);
+    };
+  }
+  return slot;
+}
+
+}  // namespace tidepool::workers
