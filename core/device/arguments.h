@@ -334,7 +334,7 @@ struct GatherRowsArgs {
   const int32_t* ids = nullptr;  // [rows]
   const T* table = nullptr;      // [table_rows, d]
   T* out = nullptr;              // [rows, d]
-  bool strips = false;           // table is what Device::LayOut made of it
+  bool strips = false;           // as in MultiplyArgs
   template <typename V>
   void Fields(V& v) {
     v.In(ids, rows);
@@ -387,9 +387,9 @@ template <typename T>
 struct MultiplyArgs {
   int64_t rows = 0, n = 0, k = 0;
   const T* x = nullptr;  // [rows, k]
-  const T* w = nullptr;  // [n, k]
+  const T* w = nullptr;  // [n, k], or with `strips` as Device::LayOut lays that out
   T* y = nullptr;        // [rows, n]; not x
-  bool strips = false;   // w is what Device::LayOut made of the matrix
+  bool strips = false;
   template <typename V>
   void Fields(V& v) {
     v.In(x, rows * k);

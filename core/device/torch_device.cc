@@ -356,6 +356,7 @@ struct TorchDevice::Impl {
   }
   template <typename T>
   void GatherRows(const GatherRowsArgs<T>& a) const {
+    TP_CHECK(!a.strips) << "this device reads no strips";
     Store(a.out, Raw(a.table, {a.table_rows, a.d}).index_select(0, Ids(a.ids, {a.rows})));
   }
   template <typename T>
@@ -373,6 +374,7 @@ struct TorchDevice::Impl {
 
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) const {
+    TP_CHECK(!a.strips) << "this device reads no strips";
     Store(a.y, at::mm(Wide(a.x, {a.rows, a.k}), Wide(a.w, {a.n, a.k}).t()));
   }
   template <typename T>

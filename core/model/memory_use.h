@@ -6,9 +6,8 @@
 // P: elements of the flat parameter space (layout.h), w: bytes of the model's dtype, T: tokens computed
 // together, L: layers, V: vocabulary. d, q, kv: widths of the residual stream, of all query heads, of all key
 // heads.
-//   weights      w P                        one arena, shared by both roles of a process; where it is trained
-//   on the
-//                                           CPU once more, laid out for products, which both roles share
+//   weights      w P                        one arena, shared by both roles of a process
+//                + w P                      where the CPU trains it: laid out for products, for both roles
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
 //   gradients    4 P                        float32
 //   activations  T (L A + S)                A: what a training forward keeps of a block,

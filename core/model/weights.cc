@@ -21,8 +21,9 @@ struct Weights::Impl {
   int64_t elements = 0;
   device::PageBuffer owned;
   std::span<std::byte> arena;
-  bool laid_out = false;
-  uint64_t digest = 0;  // before it was
+  std::vector<bool> in_strips;  // by parameter; empty: the arena is not laid out
+  uint64_t digest = 0;          // before it was
+  int64_t overwritten = 0;      // times
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
 };
 
@@ -75,14 +76,14 @@ DType Weights::dtype() const { return impl_->dtype; }
 const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }
 int64_t Weights::elements() const { return impl_->elements; }
 std::span<std::byte> Weights::bytes() {
-  TP_CHECK(!impl_->laid_out) << "these weights are laid out for products";
+  TP_CHECK(!laid_out()) << "these weights are laid out for products";
   return impl_->arena;
 }
 std::span<const std::byte> Weights::bytes() const { return const_cast<Weights*>(this)->bytes(); }
 
 at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
-  TP_CHECK(!impl_->laid_out) << "these weights are laid out for products";
+  TP_CHECK(!laid_out()) << "these weights are laid out for products";
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
   return at::from_blob(
       impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
@@ -155,7 +156,7 @@ std::vector<uint64_t> Weights::BucketDigests() const {
 }
 
 uint64_t Weights::Digest() const {
-  if (impl_->laid_out) return impl_->digest;
+  if (laid_out()) return impl_->digest;
   const std::vector<uint64_t> buckets = BucketDigests();
   return SaltedSum(std::as_bytes(std::span(buckets)), /*salt=*/buckets.size());
 }
@@ -190,17 +191,20 @@ device::View Matrix(void* arena, const Parameter& p, DType dtype) {
 
 }  // namespace
 
-void Weights::LayOutFor(device::Device& device) {
-  if (impl_->laid_out || !device.host_memory()) return;
-  impl_->digest = Digest();
-  for (const Parameter& p : impl_->layout) {
-    if (!LaysOut(device, p, impl_->dtype)) continue;
-    const device::View matrix = Matrix(impl_->arena.data(), p, impl_->dtype);
-    device.LayOut(matrix, matrix.data);
-    impl_->laid_out = true;
+void Weights::LayOutFor(device::Device& device, std::optional<uint64_t> digest) {
+  Impl& m = *impl_;
+  if (laid_out() || !device.host_memory()) return;
+  std::vector<bool> in_strips;
+  for (const Parameter& p : m.layout) in_strips.push_back(LaysOut(device, p, m.dtype));
+  if (std::ranges::find(in_strips, true) == in_strips.end()) return;
+  m.digest = digest ? *digest : Digest();
+  for (size_t i = 0; i < in_strips.size(); ++i) {
+    const device::View matrix = Matrix(m.arena.data(), m.layout[i], m.dtype);
+    if (in_strips[i]) device.LayOut(matrix, matrix.data);
   }
+  m.in_strips = std::move(in_strips);
 }
-bool Weights::laid_out() const { return impl_->laid_out; }
+bool Weights::laid_out() const { return !impl_->in_strips.empty(); }
 int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
 int64_t Weights::strips_bytes() const {
   int64_t sum = 0;
@@ -210,7 +214,8 @@ int64_t Weights::strips_bytes() const {
   return sum;
 }
 std::span<std::byte> Weights::Overwrite() {
-  impl_->laid_out = false;
+  impl_->in_strips.clear();
+  ++impl_->overwritten;
   return impl_->arena;
 }
 
@@ -220,14 +225,13 @@ std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>
   for (const auto& one : all) {
     std::shared_ptr<DeviceWeights> there = one.lock();
     const device::Device& other = there->device();
-    if (&other == device.get()) return there;
     // Devices that compute in the host's memory share it, if they read the weights alike.
-    if (!other.host_memory() || !device->host_memory() ||
-        std::ranges::any_of(layout(), [&](const Parameter& p) {
-          return LaysOut(other, p, dtype()) != LaysOut(*device, p, dtype());
-        }))
-      continue;
-    there->Written();
+    const bool alike = other.host_memory() && device->host_memory() &&
+                       std::ranges::all_of(layout(), [&](const Parameter& p) {
+                         return LaysOut(other, p, dtype()) == LaysOut(*device, p, dtype());
+                       });
+    if (!alike && &other != device.get()) continue;
+    there->Written();  // who comes new finds the arena as it is now
     return there;
   }
   auto made = std::make_shared<DeviceWeights>(*this, device);
@@ -243,38 +247,43 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
     copy_ = device_->Put(host.bytes());
     data_ = copy_->data();
   }
-  Written();
 }
-bool DeviceWeights::InStrips(const Parameter& p) const { return LaysOut(*device_, p, host_.dtype()); }
 device::View DeviceWeights::In(void* arena, const Parameter& p) const {
   return Matrix(arena, p, host_.dtype());
 }
 
 device::View DeviceWeights::parameter(int64_t i) const {
-  const Parameter& p = host_.layout()[static_cast<size_t>(i)];
-  TP_CHECK(!host_.laid_out() || !InStrips(p)) << p.name << " is laid out for products";
-  return In(data_, p);
+  const auto index = static_cast<size_t>(i);
+  TP_CHECK(!host_.laid_out() || !host_.impl_->in_strips[index])
+      << host_.layout()[index].name << " is laid out for products";
+  return In(data_, host_.layout()[index]);
 }
-DeviceWeights::Matrices DeviceWeights::product(int64_t i) const {
-  const Parameter& p = host_.layout()[static_cast<size_t>(i)];
-  if (!InStrips(p)) return {In(data_, p), false};
-  return {In(host_.laid_out() ? data_ : strips_->data(), p), true};
+DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
+  const auto index = static_cast<size_t>(i);
+  const Parameter& p = host_.layout()[index];
+  if (host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
+  if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
+  if (made_of_ != host_.impl_->overwritten) MakeStrips();
+  return {In(strips_->data(), p), true};
 }
-DeviceWeights::Matrices DeviceWeights::table(int64_t i) const {
+DeviceWeights::Matrices DeviceWeights::table(int64_t i) {
   return host_.laid_out() ? product(i) : Matrices{parameter(i), false};
 }
 int64_t DeviceWeights::strips_bytes() const { return strips_ == nullptr ? 0 : strips_->bytes(); }
+void DeviceWeights::MakeStrips() {
+  if (strips_ == nullptr) strips_ = device_->Take(1, host_.elements(), host_.dtype()).memory;
+  for (const Parameter& p : host_.layout()) {
+    if (LaysOut(*device_, p, host_.dtype())) device_->LayOut(In(data_, p), In(strips_->data(), p).data);
+  }
+  made_of_ = host_.impl_->overwritten;
+}
 void DeviceWeights::Upload() {
   if (copy_ != nullptr) device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
   Written();
 }
 void DeviceWeights::Written() {
-  if (host_.laid_out()) return strips_.reset();
-  for (const Parameter& p : host_.layout()) {
-    if (!InStrips(p)) continue;
-    if (strips_ == nullptr) strips_ = device_->Take(1, host_.elements(), host_.dtype()).memory;
-    device_->LayOut(In(data_, p), In(strips_->data(), p).data);
-  }
+  made_of_ = -1;
+  if (host_.laid_out()) strips_.reset();
 }
 void DeviceWeights::Download(Weights& host) const {
   TP_CHECK(&host == &host_) << "weights of a device are those of other weights of the host";

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,21 +40,21 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;
   [[nodiscard]] int64_t elements() const;
-  // The whole arena, a parameter of it: require that it is not laid out.
+  // The whole arena. These four require that it is not laid out (LayOutFor).
   [[nodiscard]] std::span<std::byte> bytes();
   [[nodiscard]] std::span<const std::byte> bytes() const;
-  [[nodiscard]] at::Tensor Get(int64_t index) const;  // requires in range
+  [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
 
   // For weights that nothing but decoders on the CPU will read, none of them in training: lays the arena
   // itself out for `device`, so that no second copy is needed. Nothing on a device that takes matrices as
-  // they are, or that has memory of its own.
-  void LayOutFor(device::Device& device);
+  // they are, or that has memory of its own. `digest`: Digest(), where it is known.
+  void LayOutFor(device::Device& device, std::optional<uint64_t> digest = std::nullopt);
   [[nodiscard]] bool laid_out() const;
-  // The whole arena to be written anew, laid out no more.
+  // For writing the whole arena anew: it is laid out no more, what decoders made of it is out of date.
   [[nodiscard]] std::span<std::byte> Overwrite();
-  // These weights where `device` computes with them: one copy for all who hold it. From the thread that owns
-  // the device.
+  // These weights where `device` computes with them: one copy for all who hold it, which optimizers write.
+  // From the thread that owns the device.
   [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device) const;
   [[nodiscard]] int64_t size() const;          // of the arena in bytes
   [[nodiscard]] int64_t strips_bytes() const;  // that are laid out beside it for decoders
@@ -62,8 +63,8 @@ class Weights {
   // 1/sqrt(2 L). A pure function of (spec, seed, std).
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
-  // digest. That
-  // of an arena that is laid out is of what it was before.
+  // digest.
+  // Where the arena is laid out: the digest from before that.
   [[nodiscard]] uint64_t Digest() const;
   // One digest per bucket of kBucketBytes, salted with the bucket's number.
   static constexpr size_t kBucketBytes = size_t{64} << 20;
@@ -80,10 +81,11 @@ class Weights {
 // as.
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
-// The weights where a device computes with them, with the same index: the arena itself if its memory is the
-// host's, else a copy; and, where the device is faster so, once more what products read, laid out for them,
-// unless the arena is. The host's stay what publications, digests and folders see; whoever writes one of the
-// three brings it to the others.
+// The weights where a device computes with them, with the same index: data(), which is the arena if the
+// device's memory is the host's, else a copy; and strips, which are data() laid out for products where the
+// device is faster so. Publications, digests and folders see the host's arena. Who writes the arena calls
+// Upload(), a kernel that writes data() is followed by Written() and, before the host reads, by Download().
+// Strips follow by themselves.
 class DeviceWeights {
  public:
   // `host` outlives it. requires memory for the copies: TP_CHECK.
@@ -99,22 +101,23 @@ class DeviceWeights {
     device::View w;
     bool strips = false;
   };
-  [[nodiscard]] Matrices product(int64_t i) const;  // for products
-  [[nodiscard]] Matrices table(int64_t i) const;    // for GatherRows
-  [[nodiscard]] int64_t strips_bytes() const;       // laid out beside data()
-  void Upload();                                    // the host's were written
-  void Written();                                   // data() was, by kernels
+  [[nodiscard]] Matrices product(int64_t i);   // for products; makes the strips where they are out of date
+  [[nodiscard]] Matrices table(int64_t i);     // for GatherRows
+  [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
+  void Upload();                               // the host's were written
+  void Written();                              // data() was, by kernels
   void Download(Weights& host) const;  // brings data() to the host. requires the weights that it was made of
 
  private:
-  [[nodiscard]] bool InStrips(const Parameter& p) const;
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
+  void MakeStrips();
 
   const Weights& host_;
   const std::shared_ptr<device::Device> device_;
   std::shared_ptr<device::Buffer> copy_;  // null: data_ is the arena
   void* data_;
-  std::shared_ptr<device::Buffer> strips_;  // with the same index; null: nothing is laid out, or the arena is
+  std::shared_ptr<device::Buffer> strips_;  // with the same index; null: not made, or the arena is laid out
+  int64_t made_of_ = -1;  // the arena's Overwrite() that strips_ were made after; -1: out of date
 };
 
 // Flat float32 gradients with the weights' index, in memory of a device; zero at the start.

@@ -69,6 +69,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
 
 Status DeviceRoles::MakeActor() {
   if (actor_ != nullptr) return OkStatus();
+  if (!trains_) return FailedPrecondition("this slot generates only: it keeps no state of training");
   TP_RETURN_IF_ERROR(Caught("trainer", [&]() -> Status {
     TP_ASSIGN_OR_RETURN(actor_, policy_ ? PolicyActor::Create(config_, *weights_)
                                         : TextActor::Create(config_, *weights_, models_));
@@ -109,7 +110,7 @@ Status DeviceRoles::Whole(uint64_t want, const std::string& what) {
 }
 
 void DeviceRoles::LayOut() {
-  if (!trains_ && !torn_ && engine_device_ != nullptr) weights_->LayOutFor(*engine_device_);
+  if (!trains_ && !torn_ && engine_device_ != nullptr) weights_->LayOutFor(*engine_device_, digest_);
 }
 
 void DeviceRoles::OwnState(StepNumber step) {
@@ -247,7 +248,12 @@ Status DeviceRoles::Park() {
 
 model::MemoryUse DeviceRoles::held() const {
   model::MemoryUse use;
-  use.weights = weight_bytes();
+  if (weights_ != nullptr) {
+    // What a trained model's products read counts as held before it is made, as it does in the plan.
+    const bool twice = trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu;
+    use.weights = weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
+                                            : weights_->strips_bytes());
+  }
   use += held(Role::kActor);
   use += held(Role::kRollout);
   return use;
@@ -259,9 +265,7 @@ model::MemoryUse DeviceRoles::held(Role role) const {
   return {};
 }
 
-int64_t DeviceRoles::weight_bytes() const {
-  return weights_ == nullptr ? 0 : weights_->size() + weights_->strips_bytes();
-}
+int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : weights_->size(); }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));

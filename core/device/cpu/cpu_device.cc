@@ -93,6 +93,8 @@ struct CpuDevice::Impl {
   template <template <typename> class Args, typename T>
   bool ByTorch(const Args<T>& args, void (TorchProducts::*product)(const Args<BF16>&)) {
     if constexpr (std::is_same_v<T, BF16>) {
+      if constexpr (requires { args.strips; })
+        TP_CHECK(!options.torch_products || !args.strips) << "LibTorch's products read no strips";
       if (options.torch_products) (torch.*product)(args);
       return options.torch_products;
     }
@@ -160,15 +162,18 @@ struct CpuDevice::Impl {
     });
   }
 
-  // Columns of a product that are not parted: those of a tile.
-  static int64_t Unit(bool strips) { return strips ? 3 * kStripRows : 8; }
+  // Columns of a product of so many rows that are not parted: those of a tile.
+  template <typename T>
+  static int64_t Unit(bool strips, int64_t rows) {
+    return strips ? Kernels<T>().product.strip_columns(rows) : 8;
+  }
 
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
     if (ByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
     const auto multiply = a.strips ? product.multiply_strips : product.multiply;
-    ParallelProduct(a.n, Unit(a.strips), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
+    ParallelProduct(a.n, Unit<T>(a.strips, a.rows), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
                     /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { multiply(begin, end, a, s); });
   }
@@ -366,7 +371,7 @@ struct CpuDevice::Impl {
     for (int64_t g = 0; g < a.groups; ++g)
       floats = std::max(floats, product.multiply_scratch(Group(a, g).rows, a.k));
     ParallelGroups(
-        a.groups, Unit(a.strips), [&](int64_t) { return a.n; },
+        a.groups, Unit<T>(a.strips, a.rows / std::max<int64_t>(a.groups, 1)), [&](int64_t) { return a.n; },
         [&](int64_t g) { return Group(a, g).rows * a.k; }, floats,
         [&](int64_t g, int64_t begin, int64_t end, float* s) { multiply(begin, end, Group(a, g), s); });
   }

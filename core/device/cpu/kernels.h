@@ -70,8 +70,10 @@ struct ProductTable {
   // Columns [begin, end) of y. scratch: multiply_scratch(rows, k) floats, which may be none.
   void (*multiply)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
   int64_t (*multiply_scratch)(int64_t rows, int64_t k);
-  // The same where the arguments say `strips`; begin and end: multiples of kStripRows.
+  // The same where the arguments say `strips`; begin and end: multiples of kStripRows. Best in whole tiles of
+  // strip_columns(rows).
   void (*multiply_strips)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
+  int64_t (*strip_columns)(int64_t rows);
   // Strips [begin, end) of a matrix whose rows have `words` of 32 bits.
   void (*lay_out)(int64_t begin, int64_t end, int64_t words, const uint32_t* w, uint32_t* strips);
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "core/device/torch_device.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -223,46 +224,65 @@ TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
 }
 
 // A slot that generates and trains holds the weights twice, one that only generates once; and both multiply
-// alike.
+// alike, also with an embedding in strips.
 TEST_P(DecoderFamilyTest, OneCopyIsLaidOutForAllOrTheArenaItself) {
-  const ModelSpec s = TinySpec(GetParam());
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const auto weights = Make(s, dtype), alone = Make(s, dtype);
-    const auto device = std::make_shared<device::CpuDevice>();
-    const Decoder engine(*weights, device);
-    Decoder trainer(*weights, std::make_shared<device::CpuDevice>());
-    if (!device::OwnProducts(dtype == DType::kFloat32)) GTEST_SKIP() << "products are LibTorch's here";
-    EXPECT_EQ(weights->strips_bytes(), weights->size());
+  ModelSpec s = TinySpec(GetParam());
+  for (const auto& [vocab, tied] : {std::pair<int64_t, bool>{61, false}, {64, true}, {64, false}}) {
+    s.vocab_size = vocab, s.tie_embeddings = tied;
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      if (!device::OwnProducts(dtype == DType::kFloat32)) continue;  // LibTorch's take the arena as it is
+      SCOPED_TRACE(testing::Message() << vocab << (tied ? " tied " : " ") << Name(dtype));
+      const auto weights = Make(s, dtype), alone = Make(s, dtype);
+      const auto device = std::make_shared<device::CpuDevice>();
+      Rng rng(5);
+      const BatchArrays b = PackWhole({RandomIds(rng, 11, vocab), RandomIds(rng, 3, vocab)});
+      const auto logits = [&](const Decoder& decoder) {
+        return LogitsTensor(decoder, Prefill(decoder, s, dtype, b).view);
+      };
+      const Decoder engine(*weights, device);
+      const Decoder trainer(*weights, std::make_shared<device::CpuDevice>());
+      EXPECT_EQ(weights->strips_bytes(), 0) << "there may be no weights yet";
+      const at::Tensor want = logits(engine);
+      EXPECT_TRUE(logits(trainer).equal(want));
+      EXPECT_EQ(weights->strips_bytes(), weights->size()) << "once for both";
 
-    const uint64_t digest = alone->Digest();
-    alone->LayOutFor(*device);
-    ASSERT_TRUE(alone->laid_out());
-    EXPECT_EQ(alone->Digest(), digest);
-    Decoder only(*alone, device);
-    EXPECT_EQ(alone->strips_bytes(), 0);
+      const uint64_t digest = alone->Digest();
+      alone->LayOutFor(*device);
+      ASSERT_TRUE(alone->laid_out());
+      EXPECT_EQ(alone->Digest(), digest);
+      Decoder only(*alone, device);
+      EXPECT_TRUE(logits(only).equal(want));
+      EXPECT_EQ(alone->strips_bytes(), 0);
 
-    Rng rng(5);
-    const BatchArrays b = PackWhole({RandomIds(rng, 11, s.vocab_size), RandomIds(rng, 3, s.vocab_size)});
-    const auto logits = [&](const Decoder& decoder) {
-      return LogitsTensor(decoder, Prefill(decoder, s, dtype, b).view);
-    };
-    const at::Tensor want = logits(engine);
-    EXPECT_TRUE(logits(trainer).equal(want));
-    EXPECT_TRUE(logits(only).equal(want));
-
-    // Other weights come into the arena.
-    Randomize(*weights, 8, 0.2);
-    const std::span<const std::byte> other = std::as_const(*weights).bytes();
-    std::ranges::copy(other, alone->Overwrite().begin());
-    trainer.WeightsChanged();
-    only.WeightsChanged();  // not laid out yet: a copy is
-    EXPECT_EQ(alone->strips_bytes(), alone->size());
-    const at::Tensor next = logits(engine);
-    EXPECT_FALSE(next.equal(want));
-    EXPECT_TRUE(logits(only).equal(next));
-    alone->LayOutFor(*device);
-    EXPECT_TRUE(logits(only).equal(next));
+      // Other weights come into the arena, and nobody tells the decoders.
+      Randomize(*weights, 8, 0.2);
+      std::ranges::copy(std::as_const(*weights).bytes(), weights->Overwrite().begin());
+      const at::Tensor next = logits(engine);
+      EXPECT_FALSE(next.equal(want));
+      EXPECT_TRUE(logits(trainer).equal(next));
+      std::ranges::copy(std::as_const(*weights).bytes(), alone->Overwrite().begin());
+      EXPECT_TRUE(logits(only).equal(next)) << "by a copy, until the arena is laid out";
+      alone->LayOutFor(*device);
+      only.WeightsChanged();
+      EXPECT_TRUE(logits(only).equal(next));
+      EXPECT_EQ(alone->strips_bytes(), 0);
+    }
   }
+}
+
+// A device that takes matrices as they are does not read strips as rows.
+TEST(DecoderDeathTest, AnotherDeviceDoesNotReadALaidOutArena) {
+  if (!device::OwnProducts(/*wide=*/true)) GTEST_SKIP();
+  const auto weights = Make(TinySpec(), DType::kFloat32);
+  const auto cpu = std::make_shared<device::CpuDevice>();
+  weights->LayOutFor(*cpu);
+  EXPECT_DEATH((void)weights->bytes(), "laid out");
+  EXPECT_DEATH(
+      {
+        const Decoder other(*weights, std::make_shared<device::TorchDevice>(c10::Device(c10::kCPU)));
+        Prefill(other, TinySpec(), DType::kFloat32, PackWhole({{1, 2, 3}}));
+      },
+      "strips");
 }
 
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {

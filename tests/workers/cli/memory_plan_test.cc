@@ -4,6 +4,7 @@
 
 #include "core/config/load.h"
 #include "core/cuda/model_check.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
 #include "core/storage/disk_use.h"
@@ -74,9 +75,9 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   ASSERT_EQ(colocated->processes.size(), 3U);  // device, reward, controller
   EXPECT_EQ(colocated->shared_memory_bytes, 0);
   const int64_t elements = model::WeightBytes(colocated->model, model::DType::kBFloat16) / 2;
-  // Once more for the CPU's products, where it trains.
-  const int64_t laid_out = model::LaidOutBytes(colocated->model, model::DType::kBFloat16);
-  EXPECT_EQ(colocated->processes[0].actor.weights, 2 * elements + laid_out);
+  // Twice where it trains on the CPU: once more for its products.
+  EXPECT_EQ(colocated->processes[0].actor.weights,
+            (device::OwnProducts(/*wide=*/false) ? 2 : 1) * 2 * elements);
   EXPECT_EQ(colocated->processes[0].actor.gradients, 4 * elements);
   EXPECT_EQ(colocated->processes[0].actor.optimizer, 10 * elements);
 
@@ -145,7 +146,7 @@ TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
   c.cluster.device = DeviceKind::kCuda;
   const auto plan = PlanMemory(c);
   const ProcessMemory& gpu = plan->processes[0];
-  const int64_t weights = cpu.actor.weights;
+  const int64_t weights = cpu.rollout.weights;
   EXPECT_EQ(gpu.total(), gpu.process + weights + gpu.published);
   EXPECT_EQ(gpu.resident(), weights + gpu.actor.optimizer) << "copies for others are with the host";
   EXPECT_EQ(gpu.gpu(), gpu.context + gpu.resident() + gpu.rollout.passing() + gpu.actor.passing());

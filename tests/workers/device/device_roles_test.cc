@@ -128,7 +128,8 @@ TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {
   ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
   const int64_t generates = device->held_bytes();
   Train(1);
-  const int64_t adds = roles_->held(Role::kActor).total();
+  const int64_t strips = roles_->held().weights - roles_->weight_bytes();  // for both roles' products
+  const int64_t adds = roles_->held(Role::kActor).total() + strips;
   EXPECT_LE(device->held_bytes() - generates, adds + roles_->weight_bytes() / 4)
       << "a second copy of the weights";
   // What the trainer wrote is what the engine computes with, also after the trainer has gone.
@@ -207,6 +208,32 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
   ASSERT_TRUE(roles_->state());
   EXPECT_EQ(roles_->state()->step, StepNumber{1});
   EXPECT_EQ(roles_->state()->digest, *roles_->WeightsDigest());
+}
+
+TEST_F(DeviceRolesTest, ASlotThatOnlyGeneratesHoldsItsWeightsOnceAndDoesNotTrain) {
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  const uint64_t digest = *roles_->WeightsDigest();
+  const auto publish = [&](int64_t version) {
+    ASSERT_EQ(roles_->PublishToSharedMemory({0, version}, digest), OkStatus());
+  };
+  publish(1);
+  DeviceRoles engine(config_, dir_, Folder(), dir_ + "/offload/engine", MakeCpuDevice, /*trains=*/false);
+  const auto held = [&] { return engine.held().weights; };
+  ASSERT_EQ(engine.PrepareRollout(), OkStatus());
+  EXPECT_EQ(held(), engine.weight_bytes()) << "before any have come";
+  for (const int64_t version : {1, 2}) {
+    if (version == 2) publish(2);
+    const auto loaded = engine.LoadFromSharedMemory({0, version});
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_EQ(*loaded, digest);
+    engine.UseVersion({0, version});
+    EXPECT_EQ(held(), engine.weight_bytes());
+    EXPECT_EQ(engine.loaded()->digest, digest);
+    EXPECT_FALSE(engine.LoadFromSharedMemory({0, 9}).ok());  // a load that fails between two that do not
+    EXPECT_FALSE(engine.loaded());
+  }
+  EXPECT_EQ(engine.RestoreFromCheckpoint(dir_, {1}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine.FetchState("127.0.0.1:1", "", {1}).code(), StatusCode::kFailedPrecondition);
 }
 
 TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom) {
