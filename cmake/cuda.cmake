@@ -68,7 +68,7 @@ list(GET oldest 0 oldest)
 target_compile_definitions(tidepool_cuda_module PRIVATE TIDEPOOL_CUDA_OLDEST=${oldest})
 target_include_directories(tidepool_cuda_module PRIVATE ${CMAKE_SOURCE_DIR})
 target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_CUDA_INCLUDE})
-target_link_libraries(tidepool_cuda_module PRIVATE ${TIDEPOOL_CUDART})
+target_link_libraries(tidepool_cuda_module PRIVATE tidepool_cuda_interface ${TIDEPOOL_CUDART})
 if(module_has_device)
   # What libtorch_cuda itself needs (cuDNN, cuBLAS, ...) is looked up where it runs, not here. No symbol of it need be
   # named: it registers itself.

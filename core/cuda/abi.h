@@ -1,13 +1,19 @@
 #pragma once
 // The C interface of libtidepool_cuda.so, looked up by name at run time. Included by both sides, so it
-// names neither CUDA nor LibTorch types. Raise kAbi with every change that an older caller would misread;
-// device::Device, comm::DeviceSum and the structs of core/device/arguments.h are part of it.
+// names neither CUDA nor LibTorch types. device::Device, comm::DeviceSum and the structs of
+// core/device/arguments.h are part of it.
 
 #include <cstdint>
 
 namespace tidepool::cuda {
 
-inline constexpr int kAbi = 4;
+// A number of the text of all headers that both sides have to agree on (core/cuda/CMakeLists.txt); a build by
+// scripts/cuda-test compiles both sides at once and needs none.
+#ifdef TIDEPOOL_CUDA_INTERFACE
+inline constexpr int kAbi = TIDEPOOL_CUDA_INTERFACE;
+#else
+inline constexpr int kAbi = 0;
+#endif
 
 // A GPU, as its driver describes it.
 struct GpuFacts {

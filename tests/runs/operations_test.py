@@ -40,12 +40,12 @@ class OperationsTest(RunTest):
         run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=100000"], cwd=ROOT,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1",
-                                    "AWS_SECRET_ACCESS_KEY": "hidden-1", "HF_TOKEN": "hidden-2"})
+                                    "CUDA_VISIBLE_DEVICES": "0", "AWS_SECRET_ACCESS_KEY": "hidden-1", "HF_TOKEN": "hidden-2"})
         self.started.append(run)
         for place in [0, 1]:  # a device worker and a grader
             environ = pathlib.Path(f"/proc/{self.worker_pid(place, run)}/environ").read_text()
             self.assertNotIn("hidden", environ)
-            for name in ["PATH=", "HOME=", "LC_ALL=", "OMP_NUM_THREADS="]:
+            for name in ["PATH=", "HOME=", "LC_ALL=", "OMP_NUM_THREADS=", "CUDA_VISIBLE_DEVICES="]:
                 self.assertIn(name, environ)
         run.send_signal(signal.SIGINT)
         self.finish(run)
