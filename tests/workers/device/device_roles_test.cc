@@ -267,7 +267,7 @@ TEST_F(DeviceRolesTest, AParkedTrainerHoldsNothingAndTrainsOnBitForBit) {
 
   ASSERT_EQ(roles_->Park(), OkStatus());
   EXPECT_TRUE(roles_->parked());
-  EXPECT_EQ(roles_->held().total(), roles_->weight_bytes());
+  EXPECT_EQ(roles_->held().total(), roles_->held().weights);
   EXPECT_EQ(roles_->further_bytes(), 0);
   EXPECT_FALSE(std::filesystem::is_empty(Parked()));
   ASSERT_TRUE(roles_->state()) << "it is elsewhere, but not lost";
@@ -334,7 +334,7 @@ TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
   EXPECT_EQ(*parked, *files);
   for (const std::string& file : *files)
     EXPECT_EQ(Bytes(dir_ + "/parked/" + file), Bytes(dir_ + "/held/" + file)) << file;
-  EXPECT_EQ(roles_->held().total(), roles_->weight_bytes()) << "it took the memory of another role";
+  EXPECT_EQ(roles_->held().total(), roles_->held().weights) << "it took the memory of another role";
   Train(3);
 }
 
