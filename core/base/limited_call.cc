@@ -59,25 +59,21 @@ ProcessWatch& Watch() {
 // Apart from the thread that watches: a config is read before there is anything to watch.
 class Usual {
  public:
-  void AtLeast(double limit_s, const std::string& key) {
+  UsualLimit Set(UsualLimit limit) {
     const MutexLock lock(mu_);
-    if (limit_s <= given_s_) return;
-    given_s_ = limit_s;
-    key_ = key;
+    return std::exchange(limit_, std::move(limit));
   }
   PluginCall Of(PluginCall call) {
     if (call.limit_s) return call;
     const MutexLock lock(mu_);
-    if (given_s_ == 0) return call;
-    call.limit_s = given_s_;
-    call.key = key_;
+    call.limit_s = limit_.limit_s;
+    if (limit_.limit_s) call.key = limit_.key;
     return call;
   }
 
  private:
   Mutex mu_;
-  double given_s_ TP_GUARDED_BY(mu_) = 0;
-  std::string key_ TP_GUARDED_BY(mu_);
+  UsualLimit limit_ TP_GUARDED_BY(mu_);
 };
 Usual& UsualOne() {
   static Usual* const usual = std::make_unique<Usual>().release();
@@ -90,7 +86,7 @@ LimitedCall::LimitedCall(const PluginCall& call) : call_(call), running_(call_.w
   if (Watch().MineAlone()) watched_.emplace(Watch().watch(), UsualOne().Of(call));
 }
 
-void LimitedCall::UsualLimit(double limit_s, const std::string& key) { UsualOne().AtLeast(limit_s, key); }
+UsualLimit LimitedCall::Usual(UsualLimit limit) { return UsualOne().Set(std::move(limit)); }
 
 void LimitedCall::StopIf(std::function<bool()> stop) { Watch().StopIf(std::move(stop)); }
 

@@ -252,7 +252,7 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   Binder binder(loaded, problems);
   binder.Bind(root);
   if (checked && !problems.empty()) return ToStatus(std::move(problems));
-  LimitedCall::UsualLimit(loaded.config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s");
+  const UsualLimitFor limit(UsualLimitOf(loaded.config));
   CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
   if (!checked && !problems.empty()) return ToStatus(std::move(problems));
   return loaded;
@@ -260,14 +260,20 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
 
 }  // namespace
 
+UsualLimit UsualLimitOf(const JobConfig& config) {
+  return {config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s"};
+}
+
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides) {
-  return Load(text, name, overrides, /*checked=*/false);
+  TP_ASSIGN_OR_RETURN(LoadedConfig loaded, Load(text, name, overrides, /*checked=*/false));
+  LimitedCall::Usual(UsualLimitOf(loaded.config));
+  return loaded;
 }
 
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  return Load(text, path, overrides, /*checked=*/false);
+  return LoadConfigText(text, path, overrides);
 }
 
 StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path) {
@@ -281,7 +287,8 @@ StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {
   }
   std::vector<std::string> overrides = {"seed=" + std::to_string(config.seed)};
   if (config.deterministic) overrides.emplace_back("deterministic=true");
-  return LoadConfig(config.model.init->warm_start, overrides);
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(config.model.init->warm_start));
+  return Load(text, config.model.init->warm_start, overrides, /*checked=*/false);
 }
 
 }  // namespace tidepool::config

@@ -200,6 +200,16 @@ class FaultyPluginsTest(RunTest):
         self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
         self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
 
+    def test_the_limit_is_that_of_the_config_that_is_validated_or_run(self):
+        # In either order: a longer limit of another config, and of the run that is gone on with.
+        file = self.dir / "late.yaml"
+        file.write_text(f"extends: {ROOT / REWARD}\ncluster: {{plugin_timeout_s: 1}}\n"
+                        "data: {task: faulty_task, make: late, size: 8, held_out: 8}\n")
+        self.ends_with(self.command("validate", REWARD, str(file)), FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s)")
+        self.assert_done(self.train(POLICIES, "cluster.plugin_timeout_s=12", "train.steps=1"))
+        resumed = self.command("train", str(self.path()), "--resume", "scheduler.policy=hangs", SOON, "train.steps=2")
+        self.ends_with(resumed, f"policy hangs ({HERE}faulty_policy.cc)" + LATE + "a plan" + RAISE)
+
     def test_validate_calls_each_reward_on_a_row_and_names_one_that_does_wrong(self):
         made = self.command("validate", REWARD, reward("fine"))
         self.assert_done(made)

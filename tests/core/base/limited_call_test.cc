@@ -62,11 +62,12 @@ TEST(LimitedCallDeathTest, OneThatComesBackJustInTimeEndsNothing) {
   EXPECT_EXIT(in_time(), testing::ExitedWithCode(5), "^$");
 }
 
-TEST(LimitedCallDeathTest, OneWithoutALimitHasTheLongestOfTheUsualOnes) {
+TEST(LimitedCallDeathTest, OneWithoutALimitHasTheUsualOneThatIsSetLast) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto hangs = [] {
-    LimitedCall::UsualLimit(0.5, "cluster.plugin_timeout_s");
-    LimitedCall::UsualLimit(0.2, "another");
+    LimitedCall::Usual({20, "of the run before"});
+    LimitedCall::Usual({0.5, "cluster.plugin_timeout_s"});
+    { const UsualLimitFor beside({0.2, "of a config that is read beside it"}); }
     { const LimitedCall quick(kCall); }
     const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
     Hang();
