@@ -173,6 +173,14 @@ class FaultyPluginsTest(RunTest):
                     self.ends_with(made, words, code=code)
                     self.assertNotIn("internal error", made.stderr)
 
+    def test_a_question_that_does_wrong_where_a_task_is_shown_is_named(self):
+        for how, words, code in [("crash", f"error: the process was killed by SIGSEGV while it ran {FAULTY_TASK} on question 10000", -signal.SIGSEGV),
+                                 ("throw", f"{FAULTY_TASK} threw an exception on question 10000: no such place", 2)]:
+            with self.subTest(how):
+                shown = self.command("tasks", "faulty_task", "--samples", "10001", "--option", "question=" + how)
+                self.ends_with(shown, words, code=code)
+                self.assertNotIn("internal error", shown.stderr)
+
     def test_a_call_that_hangs_before_a_run_ends_the_command_by_name(self):
         self.assert_done(self.train(GAME, game("no"), DIGITS, SOON, "train.steps=1", "eval.samples=0"))
         config = self.path("config.yaml")
