@@ -228,6 +228,12 @@ class FaultyPluginsTest(RunTest):
                 made = self.command("validate", REWARD, reward(how, 1))
                 self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " on ", ", answered by its own answer: ", words, code=2)
 
+    def test_a_reward_that_hangs_on_a_row_without_an_answer_is_ended_by_its_own_limit(self):
+        rows = self.dir / "rows.jsonl"
+        rows.write_text('{"prompt": "a"}\n' * 40)
+        made = self.command("validate", REWARD, reward("look hang", 1), f"data={{path: {rows}, held_out: 0}}", "eval.samples=0")
+        self.ends_with(made, "error: " + FAULTY_REWARD + f" did not return within 1 s (its timeout_s) on {rows}:1; correct it, or raise its timeout_s")
+
     def test_status_says_which_call_ended_the_controller(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
         for policy, code, words in [("hangs", 3, label.format("hangs") + LATE + "a plan" + RAISE),
