@@ -223,10 +223,13 @@ class FaultyPluginsTest(RunTest):
         self.assert_done(made)
         self.assertRegex(made.stdout, r"reward faulty:fine says of .*, answered by its own answer: 1\n")
         for how, words in [("crash", "was killed by signal 11"), ("exit", "ended its process with exit status 0"),
-                           ("hang", "did not end within 1 s"), ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
+                           ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
             with self.subTest(how):
                 made = self.command("validate", REWARD, reward(how, 1))
                 self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " on ", ", answered by its own answer: ", words, code=2)
+        made = self.command("validate", REWARD, reward("hang", 1))
+        self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " did not return within 1 s (its timeout_s) on ",
+                       ", answered by its own answer; correct it, or raise its timeout_s", code=2)
 
     def test_a_reward_that_hangs_on_a_row_without_an_answer_is_ended_by_its_own_limit(self):
         rows = self.dir / "rows.jsonl"
