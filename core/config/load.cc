@@ -77,6 +77,7 @@ struct LeftOut {
   Place place;  // of the new name
   const Optioned* of = nullptr;
   std::string was;
+  bool none_now = false;  // it was taken away, and no other one took its place
   std::vector<std::string> names;
 };
 
@@ -86,7 +87,11 @@ void DropOptions(const Optioned& of, Node& in, const Node& now, std::vector<Left
   const Node* was = in.Find(of.name);
   if (was == nullptr || was->kind != Node::Kind::kScalar || was->text.empty()) return;
   if (now.kind == Node::Kind::kScalar && now.text == was->text) return;
-  LeftOut left{.place = now.place, .of = &of, .was = was->text, .names = {}};
+  LeftOut left{.place = now.place,
+               .of = &of,
+               .was = was->text,
+               .none_now = now.kind == Node::Kind::kNull,
+               .names = {}};
   std::erase_if(in.members, [&](const auto& member) {
     const std::string key = std::string(of.section) + "." + member.first;
     const bool goes =
@@ -118,9 +123,10 @@ void WarnOfLeftOut(const std::vector<LeftOut>& left_out, const Node& root, Loade
       if (in == nullptr || in->Find(name) == nullptr) keys.push_back(section + "." + name);
     }
     if (keys.empty()) continue;
-    loaded.warnings.push_back(left.place.ToString() + ": " + section + "." + left.of->name + ": " +
-                              Listed(keys) + " of " + left.was + (keys.size() == 1 ? " is" : " are") +
-                              " left out, because another one takes its place");
+    loaded.warnings.push_back(
+        left.place.ToString() + ": " + section + "." + left.of->name + ": " + Listed(keys) + " of " +
+        left.was + (keys.size() == 1 ? " is" : " are") + " left out, because " +
+        (left.none_now ? section + "." + left.of->name + " is taken away" : "another one takes its place"));
   }
 }
 
