@@ -70,10 +70,14 @@ StatusOr<std::vector<TriedReward>> TryRewards(const JobConfig& config, const Row
       const tasks::Verdict verdict = reward(input);
       return verdict.outcome == Outcome::kInfra ? kCannot + verdict.detail : kSaid + TextOf(verdict);
     });
+    if (said.status().code() == StatusCode::kUnavailable) {  // this machine's fault, not the reward's
+      tried.push_back({.reward = f.name, .on = on, .verdict = {}, .not_tried = said.status().message()});
+      continue;
+    }
     if (said.status().code() == StatusCode::kDeadlineExceeded) return InvalidArgument(key + limited.Late());
     if (!said.ok()) return InvalidArgument(key + said.status().message() + "; correct it and build again");
     if (said->front() == kCannot) return InvalidArgument(key + call + ": " + said->substr(1));
-    tried.push_back({f.name, on, said->substr(1)});
+    tried.push_back({.reward = f.name, .on = on, .verdict = said->substr(1)});
   }
   return tried;
 }
