@@ -10,6 +10,7 @@
 //
 // Where a loop watches the calls of other threads, it has a CallWatch of its own.
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -39,9 +40,11 @@ class LimitedCall {
   // Sets the usual limit, and returns the one before. A process reads several configs (of a run, of its warm
   // start, of the run that is gone on with): the limit is that of the config whose plug-ins are called.
   static UsualLimit Usual(UsualLimit limit);
-  // `stop`, for any thread, true: a call that is under way ends the process now. For a program that hears
-  // signals on the thread that the call holds.
-  static void StopIf(std::function<bool()> stop);
+  // For a program that hears signals on the thread that a call may hold. `signals`, for any thread: how many
+  // came. After one, the call that holds it up is told on stderr, and ends the process when it has been under
+  // way for `patience` since; after two it does so now.
+  static void StopAt(std::function<int()> signals,
+                     std::chrono::milliseconds patience = std::chrono::seconds(20));
 
  private:
   const PluginCall call_;
