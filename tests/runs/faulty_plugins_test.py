@@ -202,6 +202,27 @@ class FaultyPluginsTest(RunTest):
                 self.assertIn("error: " + words, err)
                 self.assertEqual(process.returncode, 3)
 
+    def test_a_config_whose_plug_in_hangs_or_ends_its_process_is_named_and_the_others_are_validated(self):
+        files = {"good": ROOT / REWARD}
+        for how in ("hang", "crash", "exit"):
+            files[how] = self.dir / f"{how}.yaml"
+            files[how].write_text(f"extends: {ROOT / REWARD}\ncluster: {{plugin_timeout_s: 1}}\n"
+                                  f"data: {{task: faulty_task, make: {how}, size: 8, held_out: 8}}\n")
+        words = {"hang": FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s)",
+                 "exit": "the process was ended by a call of exit() while it ran " + FAULTY_TASK,
+                 "crash": "the process was killed by SIGSEGV while it ran " + FAULTY_TASK}
+        paths = [str(files[how]) for how in ("hang", "exit", "good")]
+        made = self.command("validate", *paths)
+        self.ends_with(made, *(f"{files[how]}: cannot be used: {words[how]}" for how in ("hang", "exit")), f"{files['good']}: ok")
+        made = self.command("validate", "--json", *paths, str(files["crash"]), str(files["good"]))
+        self.assertEqual(made.returncode, -signal.SIGSEGV)
+        told = [json.loads(line) for line in made.stdout.splitlines()]
+        self.assertEqual([(entry["config"], entry["ok"]) for entry in told],
+                         [(str(files[how]), how == "good") for how in ("hang", "exit", "good", "crash", "good")])
+        for entry, how in zip(told, ("hang", "exit", "good", "crash")):
+            if how != "good":
+                self.assertTrue(entry["error"].startswith(words[how]), entry)
+
     def test_a_factory_may_take_as_long_as_the_config_gives_it(self):
         slow = ["validate", REWARD, task(make="late", size=8, held_out=8)]
         made = self.command(*slow, "cluster.plugin_timeout_s=1")
