@@ -80,7 +80,8 @@ TEST_F(DataSummaryTest, EachRewardSaysWhatItMakesOfTheFirstRowThatCanBeUsed) {
 TEST_F(DataSummaryTest, ARewardThatThisMachineHasNoProcessForWasNotTriedAndIsNotAtFault) {
   Rows("{\"prompt\": \"ab\", \"answer\": \"c\"}\n");
   config_.reward.functions = {{.name = "exact_answer"}};
-  const auto rows = Chat();
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_ + "/model").ok());
+  const auto rows = RowSource::Create(config_, dir_ + "/model");
   ASSERT_TRUE(rows.ok()) << rows.status().message();
   rlimit files{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
