@@ -225,15 +225,10 @@ std::string NameOfPlace(int64_t place, const std::optional<JobConfig>& config) {
   return config ? PlaceName(*config, place) : "place-" + std::to_string(place);
 }
 
-namespace {
-bool IsHeld(const storage::RunPaths& paths) {
-  return RealFileSystem::IsLocked(JoinPath(paths.journal(), "lock"));
-}
-}  // namespace
-
 bool HasController(const std::string& run_dir) {
   const storage::RunPaths paths(run_dir);
-  return RealFileSystem().Exists(paths.control()) && IsHeld(paths);
+  return RealFileSystem().Exists(paths.control()) &&
+         RealFileSystem::IsLocked(JoinPath(paths.journal(), "lock"));
 }
 
 std::string ResumeHint(const std::string& dir) {
@@ -333,7 +328,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
       s.why = first.why;
     }
   }
-  if (s.state == "new" && IsHeld(paths)) {
+  if (s.state == "new" && RealFileSystem::IsLocked(paths.lock())) {
     s.begins = true;
     s.why = "its controller begins, and has said nothing yet";
   }
