@@ -79,9 +79,14 @@ class CallWatch {
     return std::nullopt;
   }
   // The one that began first of those that are under way.
-  std::optional<PluginCall> Oldest() {
+  struct UnderWay {
+    PluginCall call;
+    Clock::time_point begun;
+  };
+  std::optional<UnderWay> Oldest() {
     const MutexLock lock(mu_);
-    return calls_.empty() ? std::nullopt : std::optional(calls_.front().call);
+    if (calls_.empty()) return std::nullopt;
+    return UnderWay{calls_.front().call, calls_.front().begun};
   }
 
  private:

@@ -1,9 +1,11 @@
 #include "core/base/limited_call.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,28 +27,52 @@ class ProcessWatch {
   }
   [[nodiscard]] bool MineAlone() const { return ::getpid() == process_; }
   CallWatch& watch() { return watch_; }
-  void StopIf(std::function<bool()> stop) {
+  void StopAt(std::function<int()> signals, std::chrono::milliseconds patience) {
     const MutexLock lock(mu_);
-    stop_ = std::move(stop);
+    signals_ = std::move(signals);
+    patience_ = patience;
   }
 
  private:
   [[noreturn]] void Look() {
-    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
+    for (;; std::this_thread::sleep_for(kLook)) {
       if (const auto late = watch_.Overdue(CallWatch::Clock::now()))
         RunningCall::End(late->what, late->Late());
       const MutexLock lock(mu_);
-      if (stop_ && stop_()) {
-        if (const auto call = watch_.Oldest())
-          RunningCall::End(call->what, "stopped by a signal while it ran " + call->what + " on " + call->on);
-      }
+      if (signals_) Hear(signals_());
     }
   }
+  void Hear(int signals) TP_REQUIRES(mu_) {
+    const auto held = signals > 0 ? watch_.Oldest() : std::nullopt;
+    if (!held) return;
+    const auto& [call, begun] = *held;
+    const std::string what = call.what + " on " + call.on;
+    if (signals > 1) RunningCall::End(call.what, "stopped by a signal while it ran " + what);
+    // Looks, not time: that in which the process was stopped does not count.
+    waited_ = std::exchange(begun_, begun) == begun ? waited_ + kLook : kLook;
+    if (waited_ == kTold) Say("the end waits for " + what + " to come back; a second signal ends it now\n");
+    if (waited_ < patience_) return;
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%g s", std::chrono::duration<double>(patience_).count());
+    RunningCall::End(call.what, "stopped by a signal, and did not wait longer than " + std::string(seconds) +
+                                    " for " + what + " to come back");
+  }
+  // Not where it would be held up: a terminal that is held, a pipe that nobody reads.
+  static void Say(const std::string& line) {
+    pollfd ready{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+    if (::poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0) return;
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+
+  static constexpr std::chrono::milliseconds kLook{100};
+  static constexpr std::chrono::milliseconds kTold{500};  // most come back before
 
   const pid_t process_ = ::getpid();
   CallWatch watch_;
   Mutex mu_;
-  std::function<bool()> stop_ TP_GUARDED_BY(mu_);
+  std::function<int()> signals_ TP_GUARDED_BY(mu_);
+  std::chrono::milliseconds patience_ TP_GUARDED_BY(mu_){}, waited_ TP_GUARDED_BY(mu_){};
+  CallWatch::Clock::time_point begun_ TP_GUARDED_BY(mu_){};  // of the call that was waited for
 };
 
 // One for a process, as a signal's handler is: who calls a plug-in is deep in code that is given nothing. It
@@ -59,25 +85,21 @@ ProcessWatch& Watch() {
 // Apart from the thread that watches: a config is read before there is anything to watch.
 class Usual {
  public:
-  void AtLeast(double limit_s, const std::string& key) {
+  UsualLimit Set(UsualLimit limit) {
     const MutexLock lock(mu_);
-    if (limit_s <= given_s_) return;
-    given_s_ = limit_s;
-    key_ = key;
+    return std::exchange(limit_, std::move(limit));
   }
   PluginCall Of(PluginCall call) {
     if (call.limit_s) return call;
     const MutexLock lock(mu_);
-    if (given_s_ == 0) return call;
-    call.limit_s = given_s_;
-    call.key = key_;
+    call.limit_s = limit_.limit_s;
+    if (limit_.limit_s) call.key = limit_.key;
     return call;
   }
 
  private:
   Mutex mu_;
-  double given_s_ TP_GUARDED_BY(mu_) = 0;
-  std::string key_ TP_GUARDED_BY(mu_);
+  UsualLimit limit_ TP_GUARDED_BY(mu_);
 };
 Usual& UsualOne() {
   static Usual* const usual = std::make_unique<Usual>().release();
@@ -90,8 +112,10 @@ LimitedCall::LimitedCall(const PluginCall& call) : call_(call), running_(call_.w
   if (Watch().MineAlone()) watched_.emplace(Watch().watch(), UsualOne().Of(call));
 }
 
-void LimitedCall::UsualLimit(double limit_s, const std::string& key) { UsualOne().AtLeast(limit_s, key); }
+UsualLimit LimitedCall::Usual(UsualLimit limit) { return UsualOne().Set(std::move(limit)); }
 
-void LimitedCall::StopIf(std::function<bool()> stop) { Watch().StopIf(std::move(stop)); }
+void LimitedCall::StopAt(std::function<int()> signals, std::chrono::milliseconds patience) {
+  Watch().StopAt(std::move(signals), patience);
+}
 
 }  // namespace tidepool

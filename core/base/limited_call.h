@@ -10,15 +10,24 @@
 //
 // Where a loop watches the calls of other threads, it has a CallWatch of its own.
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "core/base/call_watch.h"
 #include "core/base/running_call.h"
 
 namespace tidepool {
+
+// How long a call without a limit of its own may take, and the key that says so.
+struct UsualLimit {
+  std::optional<double> limit_s = {};  // none: 30 s
+  std::string key = {};
+};
 
 // A RunningCall, so that a crash is told too. The first one of a process starts the thread that watches them
 // all, and looks ten times a second.
@@ -28,17 +37,31 @@ class LimitedCall {
   LimitedCall(const LimitedCall&) = delete;
   LimitedCall& operator=(const LimitedCall&) = delete;
 
-  // The usual limit, and the key that says so: the longest that was given here, 30 s before. A process reads
-  // several configs (of a run, of its warm start, of the run that is gone on with), and a call is of none.
-  static void UsualLimit(double limit_s, const std::string& key);
-  // `stop`, for any thread, true: a call that is under way ends the process now. For a program that hears
-  // signals on the thread that the call holds.
-  static void StopIf(std::function<bool()> stop);
+  // Sets the usual limit, and returns the one before. A process reads several configs (of a run, of its warm
+  // start, of the run that is gone on with): the limit is that of the config whose plug-ins are called.
+  static UsualLimit Usual(UsualLimit limit);
+  // For a program that hears signals on the thread that a call may hold. `signals`, for any thread: how many
+  // came. After one, the call that holds it up is told on stderr, and ends the process when it has been under
+  // way for `patience` since; after two it does so now.
+  static void StopAt(std::function<int()> signals,
+                     std::chrono::milliseconds patience = std::chrono::seconds(20));
 
  private:
   const PluginCall call_;
   const RunningCall running_;
   std::optional<CallWatch::Call> watched_;  // null: in a child that was forked, which has no such thread
+};
+
+// Another usual limit for as long as this lives.
+class UsualLimitFor {
+ public:
+  explicit UsualLimitFor(UsualLimit limit) : before_(LimitedCall::Usual(std::move(limit))) {}
+  ~UsualLimitFor() { LimitedCall::Usual(std::move(before_)); }
+  UsualLimitFor(const UsualLimitFor&) = delete;
+  UsualLimitFor& operator=(const UsualLimitFor&) = delete;
+
+ private:
+  UsualLimit before_;
 };
 
 // What a plug-in threw, with the plug-in and what it was given: "task gcd (gcd.cc) threw an exception on

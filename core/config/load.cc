@@ -77,6 +77,7 @@ struct LeftOut {
   Place place;  // of the new name
   const Optioned* of = nullptr;
   std::string was;
+  bool none_now = false;  // it was taken away, and no other one took its place
   std::vector<std::string> names;
 };
 
@@ -86,7 +87,11 @@ void DropOptions(const Optioned& of, Node& in, const Node& now, std::vector<Left
   const Node* was = in.Find(of.name);
   if (was == nullptr || was->kind != Node::Kind::kScalar || was->text.empty()) return;
   if (now.kind == Node::Kind::kScalar && now.text == was->text) return;
-  LeftOut left{.place = now.place, .of = &of, .was = was->text, .names = {}};
+  LeftOut left{.place = now.place,
+               .of = &of,
+               .was = was->text,
+               .none_now = now.kind == Node::Kind::kNull,
+               .names = {}};
   std::erase_if(in.members, [&](const auto& member) {
     const std::string key = std::string(of.section) + "." + member.first;
     const bool goes =
@@ -118,9 +123,10 @@ void WarnOfLeftOut(const std::vector<LeftOut>& left_out, const Node& root, Loade
       if (in == nullptr || in->Find(name) == nullptr) keys.push_back(section + "." + name);
     }
     if (keys.empty()) continue;
-    loaded.warnings.push_back(left.place.ToString() + ": " + section + "." + left.of->name + ": " +
-                              Listed(keys) + " of " + left.was + (keys.size() == 1 ? " is" : " are") +
-                              " left out, because another one takes its place");
+    loaded.warnings.push_back(
+        left.place.ToString() + ": " + section + "." + left.of->name + ": " + Listed(keys) + " of " +
+        left.was + (keys.size() == 1 ? " is" : " are") + " left out, because " +
+        (left.none_now ? section + "." + left.of->name + " is taken away" : "another one takes its place"));
   }
 }
 
@@ -252,7 +258,7 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   Binder binder(loaded, problems);
   binder.Bind(root);
   if (checked && !problems.empty()) return ToStatus(std::move(problems));
-  LimitedCall::UsualLimit(loaded.config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s");
+  const UsualLimitFor limit(UsualLimitOf(loaded.config));
   CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
   if (!checked && !problems.empty()) return ToStatus(std::move(problems));
   return loaded;
@@ -260,14 +266,20 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
 
 }  // namespace
 
+UsualLimit UsualLimitOf(const JobConfig& config) {
+  return {config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s"};
+}
+
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides) {
-  return Load(text, name, overrides, /*checked=*/false);
+  TP_ASSIGN_OR_RETURN(LoadedConfig loaded, Load(text, name, overrides, /*checked=*/false));
+  LimitedCall::Usual(UsualLimitOf(loaded.config));
+  return loaded;
 }
 
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  return Load(text, path, overrides, /*checked=*/false);
+  return LoadConfigText(text, path, overrides);
 }
 
 StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path) {
@@ -281,7 +293,8 @@ StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {
   }
   std::vector<std::string> overrides = {"seed=" + std::to_string(config.seed)};
   if (config.deterministic) overrides.emplace_back("deterministic=true");
-  return LoadConfig(config.model.init->warm_start, overrides);
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(config.model.init->warm_start));
+  return Load(text, config.model.init->warm_start, overrides, /*checked=*/false);
 }
 
 }  // namespace tidepool::config

@@ -11,14 +11,16 @@
 // means the same in another directory; what is not there stays as it was written, with a warning that names
 // both. No exceptions leave this module; reads files, writes nothing; any thread.
 //
-// Factories of plug-ins are called with the time that cluster.plugin_timeout_s gives them, and so is what the
-// process calls of plug-ins from then on (LimitedCall::UsualLimit).
+// Factories of plug-ins are called with the time that cluster.plugin_timeout_s gives them. What LoadConfig or
+// LoadConfigText has read is what the process works on next: its limit is the usual one from then on
+// (LimitedCall::Usual), which a config that is read beside it, as of a warm start, does not change.
 
 #include <map>
 #include <string>
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/limited_call.h"
 #include "core/base/status.h"
 #include "core/config/yaml_tree.h"
 
@@ -49,6 +51,9 @@ struct LoadedConfig {
   std::vector<std::string> history;       // of a run: what its resumes have changed, lines of resume.h
   [[nodiscard]] Origin OriginOf(const std::string& key) const;
 };
+
+// What a call of a plug-in may take that has no limit of its own, for LimitedCall::Usual.
+UsualLimit UsualLimitOf(const JobConfig& config);
 
 // Sets `value`, the value of `key`, to `to`; `why` stands as its origin.
 void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to, const std::string& why);

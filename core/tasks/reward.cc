@@ -83,6 +83,10 @@ std::string NameOf(const RewardInput& in) {
   return std::string(name.text());
 }
 
+PluginCall RewardCall(std::string_view spec, double timeout_s) {
+  return {.what = RewardLabel(spec), .on = {}, .limit_s = timeout_s, .key = "its timeout_s"};
+}
+
 Reward Guarded(const std::string& name, Reward reward) {
   return [name, label = "reward " + name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
     const auto failed = [&](const std::string& how) {

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/status.h"
 #include "core/tasks/task.h"
 
@@ -69,6 +70,8 @@ const std::vector<RewardInfo>& ListRewards();
 
 // "reward NAME (FILE)" of a `spec` that is known, for messages.
 std::string RewardLabel(std::string_view spec);
+// A call of it that may take `timeout_s`, the key of the reward; on what is for who calls.
+PluginCall RewardCall(std::string_view spec, double timeout_s);
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
 // argument. What it returns is Guarded.
 StatusOr<Reward> MakeReward(std::string_view spec);

@@ -173,6 +173,14 @@ class FaultyPluginsTest(RunTest):
                     self.ends_with(made, words, code=code)
                     self.assertNotIn("internal error", made.stderr)
 
+    def test_a_question_that_does_wrong_where_a_task_is_shown_is_named(self):
+        for how, words, code in [("crash", f"error: the process was killed by SIGSEGV while it ran {FAULTY_TASK} on question 10000", -signal.SIGSEGV),
+                                 ("throw", f"{FAULTY_TASK} threw an exception on question 10000: no such place", 2)]:
+            with self.subTest(how):
+                shown = self.command("tasks", "faulty_task", "--samples", "10001", "--option", "question=" + how)
+                self.ends_with(shown, words, code=code)
+                self.assertNotIn("internal error", shown.stderr)
+
     def test_a_call_that_hangs_before_a_run_ends_the_command_by_name(self):
         self.assert_done(self.train(GAME, game("no"), DIGITS, SOON, "train.steps=1", "eval.samples=0"))
         config = self.path("config.yaml")
@@ -194,21 +202,61 @@ class FaultyPluginsTest(RunTest):
                 self.assertIn("error: " + words, err)
                 self.assertEqual(process.returncode, 3)
 
+    def test_a_config_whose_plug_in_hangs_or_ends_its_process_is_named_and_the_others_are_validated(self):
+        files = {"good": ROOT / REWARD}
+        for how in ("hang", "crash", "exit"):
+            files[how] = self.dir / f"{how}.yaml"
+            files[how].write_text(f"extends: {ROOT / REWARD}\ncluster: {{plugin_timeout_s: 1}}\n"
+                                  f"data: {{task: faulty_task, make: {how}, size: 8, held_out: 8}}\n")
+        words = {"hang": FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s)",
+                 "exit": "the process was ended by a call of exit() while it ran " + FAULTY_TASK,
+                 "crash": "the process was killed by SIGSEGV while it ran " + FAULTY_TASK}
+        paths = [str(files[how]) for how in ("hang", "exit", "good")]
+        made = self.command("validate", *paths)
+        self.ends_with(made, *(f"{files[how]}: cannot be used: {words[how]}" for how in ("hang", "exit")), f"{files['good']}: ok")
+        made = self.command("validate", "--json", *paths, str(files["crash"]), str(files["good"]))
+        self.assertEqual(made.returncode, -signal.SIGSEGV)
+        told = [json.loads(line) for line in made.stdout.splitlines()]
+        self.assertEqual([(entry["config"], entry["ok"]) for entry in told],
+                         [(str(files[how]), how == "good") for how in ("hang", "exit", "good", "crash", "good")])
+        for entry, how in zip(told, ("hang", "exit", "good", "crash")):
+            if how != "good":
+                self.assertTrue(entry["error"].startswith(words[how]), entry)
+
     def test_a_factory_may_take_as_long_as_the_config_gives_it(self):
         slow = ["validate", REWARD, task(make="late", size=8, held_out=8)]
         made = self.command(*slow, "cluster.plugin_timeout_s=1")
         self.ends_with(made, FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s) on the options of the job (its .make)" + RAISE)
         self.assert_done(self.command(*slow, "cluster.plugin_timeout_s=20"))
 
+    def test_the_limit_is_that_of_the_config_that_is_validated_or_run(self):
+        # In either order: a longer limit of another config, and of the run that is gone on with.
+        file = self.dir / "late.yaml"
+        file.write_text(f"extends: {ROOT / REWARD}\ncluster: {{plugin_timeout_s: 1}}\n"
+                        "data: {task: faulty_task, make: late, size: 8, held_out: 8}\n")
+        self.ends_with(self.command("validate", REWARD, str(file)), FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s)")
+        self.assert_done(self.train(POLICIES, "cluster.plugin_timeout_s=12", "train.steps=1"))
+        resumed = self.command("train", str(self.path()), "--resume", "scheduler.policy=hangs", SOON, "train.steps=2")
+        self.ends_with(resumed, f"policy hangs ({HERE}faulty_policy.cc)" + LATE + "a plan" + RAISE)
+
     def test_validate_calls_each_reward_on_a_row_and_names_one_that_does_wrong(self):
         made = self.command("validate", REWARD, reward("fine"))
         self.assert_done(made)
         self.assertRegex(made.stdout, r"reward faulty:fine says of .*, answered by its own answer: 1\n")
         for how, words in [("crash", "was killed by signal 11"), ("exit", "ended its process with exit status 0"),
-                           ("hang", "did not end within 1 s"), ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
+                           ("throw", "threw an exception: no such place"), ("nan", "gave the score nan")]:
             with self.subTest(how):
                 made = self.command("validate", REWARD, reward(how, 1))
                 self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " on ", ", answered by its own answer: ", words, code=2)
+        made = self.command("validate", REWARD, reward("hang", 1))
+        self.ends_with(made, "reward.functions[0]: " + FAULTY_REWARD + " did not return within 1 s (its timeout_s) on ",
+                       ", answered by its own answer; correct it, or raise its timeout_s", code=2)
+
+    def test_a_reward_that_hangs_on_a_row_without_an_answer_is_ended_by_its_own_limit(self):
+        rows = self.dir / "rows.jsonl"
+        rows.write_text('{"prompt": "a"}\n' * 40)
+        made = self.command("validate", REWARD, reward("look hang", 1), f"data={{path: {rows}, held_out: 0}}", "eval.samples=0")
+        self.ends_with(made, "error: " + FAULTY_REWARD + f" did not return within 1 s (its timeout_s) on {rows}:1; correct it, or raise its timeout_s")
 
     def test_status_says_which_call_ended_the_controller(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
@@ -245,7 +293,8 @@ class FaultyPluginsTest(RunTest):
         self.started.append(run)
         self.wait_for_words(errors, "it hangs", run)
         run.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of sample ", run)
+        self.assertIn("to come back; a second signal ends it now\n", errors.read_text())
         run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(timeout=10), 3)
         self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())

@@ -1,56 +1,75 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/json_fields.h"
+#include "core/base/limited_call.h"
 #include "core/config/load.h"
 #include "core/config/render.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
+#include "workers/cli/own_process.h"
 #include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
 
 namespace tidepool::workers {
 namespace {
 
-// With what it names checked, too. Warnings go to stderr.
-StatusOr<config::LoadedConfig> Loaded(const std::string& file, const std::vector<std::string>& overrides,
-                                      const std::string& self_path) {
-  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, overrides));
+// With what the config names checked, too. Warnings go to stderr.
+StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string>& overrides,
+                          const std::string& self_path) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(config::TryGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
   WarnOfGpus(loaded, self_path);
-  return loaded;
+  return DataOf(loaded.config);
 }
 
-Status Validate(const std::string& file, const std::vector<std::string>& overrides,
-                const std::string& self_path) {
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file, overrides, self_path));
-  TP_ASSIGN_OR_RETURN(const JobData data, DataOf(loaded.config));
-  std::printf("%s: ok\n", file.c_str());
-  PrintData(data);
-  return OkStatus();
-}
-
-Status ValidateJson(const std::string& file, const std::vector<std::string>& overrides,
-                    const std::string& self_path) {
-  nlohmann::ordered_json out = {{"config", file}, {"ok", true}};
-  const auto loaded = Loaded(file, overrides, self_path);
-  const auto data = loaded.ok() ? DataOf(loaded->config) : StatusOr<JobData>(loaded.status());
-  if (data.ok()) {
-    for (const auto& [of, summary] : *data)
-      out[of.empty() ? "data" : "warm_start"] = JsonOf<nlohmann::ordered_json>(summary);
-  } else {
-    out["ok"] = false;
-    out["error"] = data.status().message();
-  }
+void PrintJson(const nlohmann::ordered_json& out) {
   std::printf("%s\n", out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
-  return data.status();
+}
+void PrintJsonError(const std::string& file, const std::string& error) {
+  PrintJson({{"config", file}, {"ok", false}, {"error", error}});
+}
+
+void PrintSummary(const std::string& file, const JobData& data, bool as_json) {
+  if (!as_json) {
+    std::printf("%s: ok\n", file.c_str());
+    return PrintData(data);
+  }
+  nlohmann::ordered_json out = {{"config", file}, {"ok", true}};
+  for (const auto& [of, summary] : data)
+    out[of.empty() ? "data" : "warm_start"] = JsonOf<nlohmann::ordered_json>(summary);
+  PrintJson(out);
+}
+
+// The exit code.
+int Validate(const std::string& file, const std::vector<std::string>& overrides, const std::string& self_path,
+             bool as_json) {
+  const auto failed = [&](const std::string& error, int code) {
+    if (as_json) PrintJsonError(file, error);
+    std::fprintf(stderr, "%s\n", error.c_str());
+    return code;
+  };
+  try {
+    const auto data = Checked(file, overrides, self_path);
+    if (!data.ok()) return failed(data.status().message(), 2);
+    PrintSummary(file, *data, as_json);
+    return 0;
+  } catch (const PluginThrew& threw) {
+    return failed(file + ": " + threw.what() + "; correct it and build again", 2);
+  } catch (const std::exception& e) {
+    return failed(file + ": internal error: " + e.what() + "; please report it", 1);
+  }
 }
 
 }  // namespace
@@ -78,11 +97,18 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
     options->files.erase(overrides.begin(), overrides.end());
     if (options->files.empty())
       Fail(context, InvalidArgument("validate: only overrides are given (a.b=c); name a config, too"));
+    std::optional<int> signal;
     for (const std::string& file : options->files) {
-      const Status status = options->json ? ValidateJson(file, options->overrides, context.self_path)
-                                          : Validate(file, options->overrides, context.self_path);
-      if (!status.ok()) Fail(context, status);
+      const PartEnd end =
+          InOwnProcess([&] { return Validate(file, options->overrides, context.self_path, options->json); });
+      context.exit_code = std::max(context.exit_code, end.code);
+      if (end.signal) signal = end.signal;
+      if (end.words.empty()) continue;
+      if (options->json) PrintJsonError(file, end.words);
+      std::fprintf(stderr, "%s: cannot be used: %s\n", file.c_str(), end.words.c_str());
     }
+    std::fflush(nullptr);
+    if (signal) ::raise(*signal);  // whoever waits for this process sees a crash as one
   });
   CLI::App* group = app.add_subcommand("config", "The schema of configs, and what one resolves to");
   group->require_subcommand(1);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/algorithms/registry.h"
+#include "core/base/limited_call.h"
 #include "core/base/names.h"
 #include "core/environments/text_game.h"
 #include "core/environments/trial.h"
@@ -167,9 +168,13 @@ Status DescribeTask(const RegistryOptions& o) {
   Json json = TaskJson(*info);
   json["units"] = units;
   json["samples"] = Json::array();
-  for (int64_t i = 0; i < std::min(o.samples, task->train_size()); ++i) {
-    const tasks::Question q = task->Train(i);
-    json["samples"].push_back({{"prompt", q.prompt}, {"answer", q.answer}, {"fields", q.fields}});
+  try {
+    for (int64_t i = 0; i < std::min(o.samples, task->train_size()); ++i) {
+      const tasks::Question q = tasks::Ask(*task, o.name, i, /*held_out=*/false);
+      json["samples"].push_back({{"prompt", q.prompt}, {"answer", q.answer}, {"fields", q.fields}});
+    }
+  } catch (const PluginThrew& threw) {
+    return InvalidArgument(threw.what());
   }
   if (o.json) {
     std::printf("%s\n", json.dump().c_str());

@@ -328,6 +328,10 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
       s.why = first.why;
     }
   }
+  if (s.state == "new" && RealFileSystem::IsLocked(paths.lock())) {
+    s.begins = true;
+    s.why = "its controller begins, and has said nothing yet";
+  }
   return s;
 }
 
@@ -343,6 +347,7 @@ Json RunStatus(const std::string& run_dir) {
     s["name"] = config->name;
     s["job"] = Name(config->kind());
   }
+  if (state.begins) s["begins"] = true;
   if (state.pid > 0) {
     s["controller"] = {{"pid", state.pid}, {"alive", state.alive}};
     if (state.alive) {
@@ -392,7 +397,11 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   if (state == "running") line += ", controller pid " + status["controller"]["pid"].dump();
   if (state == "warm_start")
     line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
-  if (state == "new") line = "nothing has happened yet";
+  if (state == "new") {
+    line = status.contains("begins") ? "its controller begins, and has said nothing yet; its log is " +
+                                           storage::RunPaths(dir).logs() + "/controller.log"
+                                     : "nothing has happened yet";
+  }
   if (state == "unreadable") line = "unreadable, and it did not say how it ended";
   if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
   if (state == "stopped") line = "stopped before its last step" + go_on;

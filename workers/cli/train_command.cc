@@ -217,7 +217,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
   // The second signal says: now. The controller's thread would hear it after the call that holds it.
-  LimitedCall::StopIf([] { return stop_signals.count > 1; });
+  LimitedCall::StopAt([] { return stop_signals.count.load(); });
 
   const auto start = std::chrono::steady_clock::now();
   // A terminal that is held (Ctrl-S), or a pipe that nobody reads, holds up what is shown, and not the run.

@@ -45,6 +45,7 @@ Status ControllerProcess::Open() {
   LogStart();
   // What a call of a plug-in does to this process is told by whoever watches it, without the loop.
   RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words());
+  LimitedCall::Usual(config::UsualLimitOf(config_));  // a warm start has its own
   TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir, {"config.yaml", "journal/lock",
                                                                              "journal/0000.tpj"}));
   folder_ = std::make_shared<const HeldFolder>(std::move(folder));

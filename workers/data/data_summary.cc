@@ -162,7 +162,9 @@ std::vector<std::string> DataLines(const DataSummary& s) {
   left_out(s.bad_lines, "bad lines", true);
   for (const std::string& line : s.ungraded.first) add("warning: " + line);
   for (const TriedReward& t : s.rewards)
-    add("reward " + t.reward + " says of " + t.on + ": " + Shown(t.verdict));
+    add(t.not_tried.empty()
+            ? "reward " + t.reward + " says of " + t.on + ": " + Shown(t.verdict)
+            : "warning: reward " + t.reward + " was not tried on " + t.on + ": " + t.not_tried);
   if (s.like_held_out > 0)
     add(Number(s.like_held_out, "more row has", "more rows have") +
         " the prompt of a held-out row, left out");

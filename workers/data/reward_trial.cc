@@ -58,8 +58,10 @@ StatusOr<std::vector<TriedReward>> TryRewards(const JobConfig& config, const Row
   for (size_t i = 0; i < config.reward.functions.size(); ++i) {
     const RewardFunction& f = config.reward.functions[i];
     if (!f.endpoint.empty()) continue;
-    const std::string key = "reward.functions[" + std::to_string(i) + "]: ",
-                      call = tasks::RewardLabel(f.name) + " on " + on;
+    const std::string key = "reward.functions[" + std::to_string(i) + "]: ";
+    PluginCall limited = tasks::RewardCall(f.name, f.timeout_s);
+    limited.on = on;
+    const std::string call = limited.what + " on " + on;
     TP_ASSIGN_OR_RETURN(const tasks::Reward reward, tasks::MakeReward(f.name));
     // What comes back begins with one of these.
     constexpr char kCannot = '!', kSaid = '=';
@@ -68,9 +70,14 @@ StatusOr<std::vector<TriedReward>> TryRewards(const JobConfig& config, const Row
       const tasks::Verdict verdict = reward(input);
       return verdict.outcome == Outcome::kInfra ? kCannot + verdict.detail : kSaid + TextOf(verdict);
     });
+    if (said.status().code() == StatusCode::kUnavailable) {  // this machine's fault, not the reward's
+      tried.push_back({.reward = f.name, .on = on, .verdict = {}, .not_tried = said.status().message()});
+      continue;
+    }
+    if (said.status().code() == StatusCode::kDeadlineExceeded) return InvalidArgument(key + limited.Late());
     if (!said.ok()) return InvalidArgument(key + said.status().message() + "; correct it and build again");
     if (said->front() == kCannot) return InvalidArgument(key + call + ": " + said->substr(1));
-    tried.push_back({f.name, on, said->substr(1)});
+    tried.push_back({.reward = f.name, .on = on, .verdict = said->substr(1)});
   }
   return tried;
 }

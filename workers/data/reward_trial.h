@@ -17,8 +17,10 @@ struct TriedReward {
   std::string reward;   // as the config names it
   std::string on;       // "train.jsonl:12, answered by its own answer"; by 0 where the row has none
   std::string verdict;  // "1", "no score, the row is at fault: ..."
+  // Why it was not, in which case nothing is known of it: "no child process: fork: ..."; else empty.
+  std::string not_tried = {};
 };
-TP_FIELDS(TriedReward, reward, on, verdict)
+TP_FIELDS(TriedReward, reward, on, verdict, not_tried)
 
 // Nothing of jobs other than rl, of those with an environment, and of rewards behind an endpoint; nothing
 // where no row can be used. kInvalidArgument: a reward cannot be made, is killed, ends its process, does not

@@ -15,25 +15,31 @@ StatusOr<RowsWithoutAnswer> CountRowsWithoutAnswer(const JobConfig& config, cons
   if (config.rl() == nullptr || config.environment() != nullptr || config.model.is_policy() ||
       !config.data.task.empty())
     return without;
-  std::vector<std::pair<std::string, tasks::Reward>> rewards;
+  struct Asked {
+    std::string name;
+    tasks::Reward reward;
+    PluginCall call;  // on: each time anew
+  };
+  std::vector<Asked> rewards;
   for (const RewardFunction& f : config.reward.functions) {
     if (!f.endpoint.empty()) continue;
     TP_ASSIGN_OR_RETURN(tasks::Reward reward, tasks::MakeReward(f.name));
-    rewards.emplace_back(f.name, std::move(reward));
+    rewards.push_back({f.name, std::move(reward), tasks::RewardCall(f.name, f.timeout_s)});
   }
   for (const bool held_out : {false, true}) {
     const int64_t count = held_out ? rows.held_out_size() : rows.size();
     int64_t looked = 0, lacking = 0, first_line = 0;
     for (int64_t i = 0; i < count; i += 1 + count / kLooked, ++looked) {
       const tasks::Question q = held_out ? rows.data().HeldOut(i) : rows.data().Row(i);
-      for (const auto& [name, reward] : rewards) {
-        const LimitedCall call({.what = tasks::RewardLabel(name), .on = rows.Place({i, held_out})});
+      for (auto& [name, reward, named] : rewards) {
+        named.on = rows.Place({i, held_out});
+        const LimitedCall call(named);
         if (!tasks::LacksAnswer(reward, {.prompt = q.prompt, .answer = q.answer, .fields = q.fields}))
           continue;
         const int64_t line = held_out ? rows.data().HeldOutOrigin(i).line : rows.data().Origin(i).line;
         if (without.count == 0 && (lacking == 0 || line < first_line)) {
           first_line = line;
-          without.first = rows.Place({i, held_out});
+          without.first = named.on;
           without.reward = name;
         }
         ++lacking;

@@ -55,8 +55,7 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
-      function.call = {
-          .what = tasks::RewardLabel(f.name), .on = {}, .limit_s = f.timeout_s, .key = "its timeout_s"};
+      function.call = tasks::RewardCall(f.name, f.timeout_s);
     } else {
       TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }

@@ -87,8 +87,8 @@ void SideWorker::Await(const std::future<void>& over) {
     said = true;
     const auto oldest = Watch() == nullptr ? std::nullopt : Watch()->Oldest();
     if (!oldest) continue;
-    LogWorkerFailure("end_waits", "the end waits for " + oldest->what + " on " + oldest->on);
-    if (ending()) RunningCall::Blame(oldest->what);  // whoever has no patience and kills this process
+    LogWorkerFailure("end_waits", "the end waits for " + oldest->call.what + " on " + oldest->call.on);
+    if (ending()) RunningCall::Blame(oldest->call.what);  // whoever has no patience and kills this process
   }
 }
 

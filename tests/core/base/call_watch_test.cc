@@ -22,7 +22,7 @@ TEST(CallWatchTest, ACallThatIsNotBackInTimeIsNamedAndOneThatIsBackIsNot) {
   const CallWatch::Call slow(watch, Named("slow"), now);
   { const CallWatch::Call quick(watch, Named("quick", 1), now); }
   for (const auto end = now + 3900ms; now < end; now += 100ms) EXPECT_EQ(Overdue(watch, now), "");
-  EXPECT_EQ(watch.Oldest()->what, "slow");
+  EXPECT_EQ(watch.Oldest()->call.what, "slow");
   EXPECT_EQ(Overdue(watch, now + 100ms), "slow did not return within 4 s on sample 1; correct it");
 }
 
@@ -35,7 +35,7 @@ TEST(CallWatchTest, OfSeveralCallsTheOneThatIsLateIsNamedWhereverItStands) {
   const CallWatch::Call third(watch, Named("third", 9), now);
   for (auto at = now; at < now + 2s; at += step) EXPECT_EQ(Overdue(watch, at), "");
   EXPECT_EQ(Overdue(watch, now + 2s), "second did not return within 2 s on sample 1; correct it");
-  EXPECT_EQ(watch.Oldest()->what, "first");
+  EXPECT_EQ(watch.Oldest()->call.what, "first");
 }
 
 // A command looks during its calls alone: that nobody looked before says nothing of them.

@@ -62,11 +62,12 @@ TEST(LimitedCallDeathTest, OneThatComesBackJustInTimeEndsNothing) {
   EXPECT_EXIT(in_time(), testing::ExitedWithCode(5), "^$");
 }
 
-TEST(LimitedCallDeathTest, OneWithoutALimitHasTheLongestOfTheUsualOnes) {
+TEST(LimitedCallDeathTest, OneWithoutALimitHasTheUsualOneThatIsSetLast) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto hangs = [] {
-    LimitedCall::UsualLimit(0.5, "cluster.plugin_timeout_s");
-    LimitedCall::UsualLimit(0.2, "another");
+    LimitedCall::Usual({20, "of the run before"});
+    LimitedCall::Usual({0.5, "cluster.plugin_timeout_s"});
+    { const UsualLimitFor beside({0.2, "of a config that is read beside it"}); }
     { const LimitedCall quick(kCall); }
     const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
     Hang();
@@ -109,7 +110,7 @@ TEST(LimitedCallDeathTest, OutputThatNobodyReadsDoesNotHoldTheEndUp) {
 TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto stopped = [] {
-    LimitedCall::StopIf([] { return true; });
+    LimitedCall::StopAt([] { return 2; });
     std::this_thread::sleep_for(300ms);  // no call is under way
     const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
     Hang();
@@ -117,6 +118,25 @@ TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {
   };
   EXPECT_EXIT(stopped(), testing::ExitedWithCode(3),
               "^error: stopped by a signal while it ran task mine \\(mine.cc\\) on question 7\n$");
+}
+
+TEST(LimitedCallDeathTest, AfterOneSignalACallIsToldAndWaitedForForAWhile) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto stopped = [] {
+    LimitedCall::StopAt([] { return 1; }, 1s);
+    for (int i = 0; i < 15; ++i) {
+      const LimitedCall quick({.what = "task quick (quick.cc)", .on = "question 1"});
+      std::this_thread::sleep_for(100ms);  // together longer than one is waited for
+    }
+    const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
+    Hang();
+    std::exit(0);
+  };
+  EXPECT_EXIT(
+      stopped(), testing::ExitedWithCode(3),
+      "^the end waits for task mine \\(mine.cc\\) on question 7 to come back; a second signal ends it "
+      "now\nerror: stopped by a signal, and did not wait longer than 1 s for task mine \\(mine.cc\\) on "
+      "question 7 to come back\n$");
 }
 
 TEST(LimitedCallDeathTest, AChildThatIsForkedHasNoLimitOfThisProcess) {

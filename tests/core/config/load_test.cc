@@ -273,6 +273,9 @@ TEST(LoadConfigTest, AWarningNamesTheOptionsThatWentWithTheirTask) {
       child("task: reverse, length: 3", {"data.task=products"}),
       testing::ElementsAre(HasSubstr("data.factors of products is left out"),
                            HasSubstr("override 'data.task=products': data.task: data.length of reverse")));
+  folder.Write("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  EXPECT_THAT(child("task: null, path: rows.jsonl, held_out: 0"),
+              testing::ElementsAre(testing::EndsWith("left out, because data.task is taken away")));
 }
 
 TEST(LoadConfigTest, ExtendsInACircleIsRefused) {

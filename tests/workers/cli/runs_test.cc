@@ -6,8 +6,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/real_file_system.h"
+#include "core/storage/run_directory.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/run_list.h"
+#include "workers/cli/run_status.h"
 
 namespace tidepool::workers {
 namespace {
@@ -160,6 +163,18 @@ TEST(RunsTest, FolderWithoutRunsAndOneThatIsNotThere) {
   const CliResult empty = RunCli({"runs"});
   EXPECT_EQ(empty.exit_code, 0);
   EXPECT_NE(empty.out.find("runs holds no run"), std::string::npos) << empty.out;
+}
+
+TEST(RunsTest, ARunWhoseControllerHasSaidNothingYetIsToldFromOneWhereNothingHappened) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  EXPECT_NE(DescribeStatus(RunStatus("runs/a")).find("nothing has happened yet"), std::string::npos);
+  RealFileSystem files;
+  const auto lock = storage::LockRun(files, "runs/a");
+  ASSERT_TRUE(lock.ok()) << lock.status().message();
+  const std::string begins = "its controller begins, and has said nothing yet";
+  EXPECT_NE(DescribeStatus(RunStatus("runs/a")).find(begins), std::string::npos);
+  EXPECT_EQ(BriefOf("runs/a")->last_line, begins);
 }
 
 TEST(RunsTest, DamagedJournalIsListedAsUnreadable) {

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -73,6 +75,29 @@ TEST_F(DataSummaryTest, EachRewardSaysWhatItMakesOfTheFirstRowThatCanBeUsed) {
   EXPECT_THAT(s->rewards[2].verdict, testing::StartsWith("no score, the row is at fault: "));
   EXPECT_THAT(DataLines(*s),
               testing::Contains(HasSubstr("reward exact_answer says of " + s->rewards[0].on + ": 1")));
+}
+
+TEST_F(DataSummaryTest, ARewardThatThisMachineHasNoProcessForWasNotTriedAndIsNotAtFault) {
+  Rows("{\"prompt\": \"ab\", \"answer\": \"c\"}\n");
+  config_.reward.functions = {{.name = "exact_answer"}};
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_ + "/model").ok());
+  const auto rows = RowSource::Create(config_, dir_ + "/model");
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const int free = dup(STDERR_FILENO);
+  close(free);
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(free), .rlim_max = files.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const auto tried = TryRewards(config_, **rows);
+  setrlimit(RLIMIT_NOFILE, &files);
+  ASSERT_TRUE(tried.ok()) << tried.status().message();
+  ASSERT_EQ(tried->size(), 1);
+  EXPECT_THAT(tried->front().not_tried, HasSubstr("no child process: pipe2: "));
+  EXPECT_THAT(
+      DataLines({.rewards = *tried}),
+      testing::Contains(HasSubstr("warning: reward exact_answer was not tried on " + config_.data.path +
+                                  ":1, answered by its own answer: no child process: ")));
 }
 
 TEST_F(DataSummaryTest, SaysHowManyRowsTheLongestPromptAndWhatIsLeftOutByFileAndLine) {
