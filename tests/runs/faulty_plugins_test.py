@@ -219,9 +219,11 @@ class FaultyPluginsTest(RunTest):
                 self.ends_with(made, "error: " + words, code=code)
                 run = str(self.path(run=policy))
                 said = self.told(policy)
-                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", 3))
+                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", code if code > 0 else 128 - code))
                 self.assertTrue(said["summary"]["why"].startswith(words), said["summary"])
-                self.assertIn(words, self.command("status", run).stdout)
+                shown = self.command("status", run).stdout
+                self.assertIn(words, shown)
+                self.assertNotRegex(shown, r"(?m)[:,]\s*$|weights *$")  # no line, and no part of one, without a value
                 self.assertIn("error: " + words, self.path("logs", "controller.log", run=policy).read_text())
                 self.assert_done(self.command("check", run))
                 self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
