@@ -233,7 +233,7 @@ class FaultyPluginsTest(RunTest):
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
         result = self.train(GAME, begin, DIGITS, "eval.samples=0", run="game")
-        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of sample ",
+        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of row 0; ",
                        "correct it, or raise environment.reset_timeout_s")
         result = self.train(CONTROL, control("Start", "hang"), run="control")
         self.ends_with(result, "error: " + FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the start of its instances")
