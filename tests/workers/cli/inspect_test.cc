@@ -319,7 +319,7 @@ TEST_F(InspectTest, JournalFindsFaultsOfAWorkerByItsFieldAndThoseOfOlderPrograms
   const std::string out = RunCli({"journal", "sim", "--kind", "FAULT"}).out;
   EXPECT_NE(out.find(" what=killed worker=reward-0/inc8"), std::string::npos) << out;
   EXPECT_EQ(out.find("actor=reward-0"), std::string::npos) << "the worker is said once: " << out;
-  EXPECT_NE(out.find("actor=w1 what=of a program"), std::string::npos) << out;
+  EXPECT_NE(out.find("actor=w1 what=\"of a program"), std::string::npos) << out;
   EXPECT_NE(out.find("actor=controller what=full\n"), std::string::npos) << out;
 }
 
