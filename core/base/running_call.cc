@@ -127,6 +127,14 @@ std::string WithoutHow(std::string line) {
   return ran == std::string::npos ? line : line.substr(ran);
 }
 
+int ExitCodeOf(std::string_view line) {
+  if (!line.starts_with(kProcess)) return 3;
+  line.remove_prefix(kProcess.size());
+  const auto by =
+      std::ranges::find_if(kSignals, [&](const Deadly& signal) { return line.starts_with(signal.killed); });
+  return by == kSignals.end() ? 3 : 128 + by->number;
+}
+
 LineBuffer& LineBuffer::Add(std::string_view text) {
   const size_t n = std::min(text.size(), text_.size() - 1 - size_);  // the line feed has room
   std::copy_n(text.data(), n, text_.data() + size_);

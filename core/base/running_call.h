@@ -28,6 +28,9 @@ std::string WhileItRan(std::string_view what, std::string_view on);
 // A last line without how the process ended, for whoever saw that: "while it ran ...".
 std::string WithoutHow(std::string line);
 
+// What a shell says of a process that ended with this last line: 128 and the signal, or else 3.
+int ExitCodeOf(std::string_view line);
+
 // A line that is put together where no memory may be allocated, as in a signal handler. What does not fit is
 // cut.
 class LineBuffer {

@@ -56,7 +56,7 @@ struct StatusFile {
   std::optional<double> ranked_right, margin;  // of pairs: share, and chosen less rejected; last step
   std::optional<HeldOut> held_out;
   std::optional<double> response_tokens;  // mean of the last step
-  std::optional<double> tokens_per_s;     // of the last step, as metrics.jsonl has it
+  std::optional<double> tokens_per_s;     // of the last step, as metrics.jsonl has it; in the end of all
   std::string speed_of =
       "tok/s";  // what that counts: "tok/s generated", "steps/s generated", "tok/s trained"
   std::optional<double> lag_mean;  // versions

@@ -89,14 +89,16 @@ void Lifecycle::Fail(const std::string& kind, const std::string& actor, const st
   EndBy({kind, actor, {}, what});
 }
 
-void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what) {
-  EndBy({kind, options_.NameOf(worker.worker), worker.inc, what, worker.worker});
+void Lifecycle::Fail(const std::string& kind, const WorkerRef& worker, const std::string& what,
+                     StepNumber in) {
+  EndBy({kind, options_.NameOf(worker.worker), worker.inc, what, worker.worker}, in);
 }
 
-void Lifecycle::EndBy(const record::Fault& fault) {
+void Lifecycle::EndBy(const record::Fault& fault, StepNumber in) {
   if (over()) return;
   out_.Record(fault);
-  const int64_t step = std::max(state_.step(), step_to_save_).value + (all_.steps.open() ? 1 : 0);
+  const int64_t step =
+      in.valid() ? in.value : std::max(state_.step(), step_to_save_).value + (all_.steps.open() ? 1 : 0);
   End({3, "fault=" + fault.kind + " actor=" + fault.actor + " step=" + std::to_string(step) + ": " +
               fault.what});
 }

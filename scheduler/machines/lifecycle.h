@@ -39,7 +39,9 @@ class Lifecycle : public Machine {
   // "controller".
   void Fail(const std::string& kind, const std::string& actor, const std::string& what);
   // The same where a worker caused it. `worker.inc` is not valid where no single life of it is meant.
-  void Fail(const std::string& kind, const WorkerRef& worker, const std::string& what);
+  // `in`: the step in which it did, where that is closed by now; none: the one that is open, or else the
+  // last.
+  void Fail(const std::string& kind, const WorkerRef& worker, const std::string& what, StepNumber in = {});
 
   [[nodiscard]] bool begun() const { return phase_ != RunPhase::kNew; }
   [[nodiscard]] bool running() const { return phase_ == RunPhase::kRunning; }
@@ -56,7 +58,7 @@ class Lifecycle : public Machine {
   [[nodiscard]] std::string WhoIsWaitedFor() const;
   void EndWhenComplete();
   void EndStopped();
-  void EndBy(const record::Fault& fault);
+  void EndBy(const record::Fault& fault, StepNumber in = {});
   void End(command::Finish finish);
 
   Watchdog watchdog_;

@@ -132,7 +132,8 @@ void Steps::On(const event::TrainFailed& e) {
   if (++train_failures_ >= kTries) {
     all_.life.Fail("train", e.worker,
                    "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures_) +
-                       " times: " + e.why);
+                       " times: " + e.why,
+                   e.step);
     return;
   }
   if (e.data) SetAside(keys, DropReason::kDataInvalid);

@@ -84,14 +84,15 @@ void TrainerState::Fetch(const command::GroupMember& member) {
                 "fetch from " + options_.NameOf(leader_.worker.worker)});
 }
 
-void TrainerState::CountDeath(const event::WorkerLost& e) {
+void TrainerState::CountDeath(const event::WorkerLost& e, StepNumber in) {
   constexpr int64_t kMost = 3;  // as of those who grade
   if (e.blames.empty()) return;
   if (std::exchange(blamed_, e.blames) != e.blames) deaths_ = 0;
   if (++deaths_ < kMost) return;
   all_.life.Fail("train", e.worker,
                  std::to_string(deaths_) + " workers in a row died in " + blamed_ +
-                     ", and no step was trained in between; correct it and build again; the last: " + e.why);
+                     ", and no step was trained in between; correct it and build again; the last: " + e.why,
+                 in);
 }
 
 void TrainerState::Committed(StepNumber step, uint64_t digest,

@@ -51,7 +51,8 @@ class TrainerState : public Machine {
   void Forget(const WorkerRef& ref);  // a device worker is gone, and its copies
   void Lost(const WorkerRef& ref, const std::string& why);  // and with it, maybe, the leader
   // A device worker died in a plug-in, a loss say: the same step would take the next one along.
-  void CountDeath(const event::WorkerLost& e);
+  // `in`: the step that it died in; none: in none.
+  void CountDeath(const event::WorkerLost& e, StepNumber in);
 
   [[nodiscard]] bool Has(const SlotRef& ref) const;  // the committed state
   [[nodiscard]] bool Idle() const;                   // ready, and nobody reads or changes it

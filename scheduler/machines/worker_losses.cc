@@ -27,7 +27,8 @@ void Workers::On(const event::WorkerLost& e) {
 void Workers::Crashed(const event::WorkerLost& e) {
   std::vector<SampleId> poison = all_.rollouts.Blame(e.worker.worker);
   for (const SampleId& tid : all_.samples.Blame(e.worker.worker)) poison.push_back(tid);
-  Lose(e.worker, e.why, e.by_exit);
+  const StepNumber in = all_.steps.open() ? all_.steps.open()->step : StepNumber{};
+  Lose(e.worker, e.why, e.by_exit);  // closes it
   for (const SampleId& tid : poison) {
     if (!all_.life.over()) all_.samples.DropPoison(tid, e.why);
   }
@@ -35,7 +36,7 @@ void Workers::Crashed(const event::WorkerLost& e) {
   if (fleet_.workers.at(e.worker.worker).kind() == options_.side_kind()) {
     all_.samples.CountDeath(e);
   } else {
-    all_.trainer.CountDeath(e);
+    all_.trainer.CountDeath(e, in);
   }
 }
 

@@ -46,7 +46,9 @@ class ReportPage(unittest.TestCase):
             self.assertIn(title, shown.titles())
         self.assertIn("95 % interval 0.3 to 0.5", shown.dom())
         self.assertIn("57 of 64 answers, the others are lost", shown.dom())
-        self.assertIn("1020", shown.dom(), "the terminal's figure: generated tokens a second of the last step")
+        tile = shown.evaluate("[...document.querySelectorAll('.tile')].find(t => t.textContent.startsWith('throughput')).textContent")
+        self.assertRegex(tile, r"^throughput1,?01[01]", "generated tokens a second, of all steps")
+        self.assertRegex(tile, r"generated, median; last step 1,?020$")
         self.assertIn("first reward is above 0.5", shown.dom())
         self.assertNotIn("Margin", shown.titles())
 

@@ -267,9 +267,11 @@ class FaultyPluginsTest(RunTest):
                 self.ends_with(made, "error: " + words, code=code)
                 run = str(self.path(run=policy))
                 said = self.told(policy)
-                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", 3))
+                self.assertEqual((said["state"], said["summary"]["exit"]), ("failed", code if code > 0 else 128 - code))
                 self.assertTrue(said["summary"]["why"].startswith(words), said["summary"])
-                self.assertIn(words, self.command("status", run).stdout)
+                shown = self.command("status", run).stdout
+                self.assertIn(words, shown)
+                self.assertNotRegex(shown, r"(?m)[:,]\s*$|weights *$")  # no line, and no part of one, without a value
                 self.assertIn("error: " + words, self.path("logs", "controller.log", run=policy).read_text())
                 self.assert_done(self.command("check", run))
                 self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
@@ -279,7 +281,7 @@ class FaultyPluginsTest(RunTest):
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
         result = self.train(GAME, begin, DIGITS, "eval.samples=0", run="game")
-        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of sample ",
+        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of row 0; ",
                        "correct it, or raise environment.reset_timeout_s")
         result = self.train(CONTROL, control("Start", "hang"), run="control")
         self.ends_with(result, "error: " + FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the start of its instances")

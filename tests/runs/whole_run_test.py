@@ -40,6 +40,11 @@ class WholeRunTest(RunTest):
         self.assertEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 0)
         self.assertIn("eval/accuracy", rows[0])
         self.assertIn("eval/accuracy", rows[4])
+        # The speed in the end is that of all steps, not of the last one.
+        timed = [r for r in rows.values() if "rollout/tok_s" in r]
+        mean = sum(r["rollout/tok_s"] * r["timing_s/step"] for r in timed) / sum(r["timing_s/step"] for r in timed)
+        self.assertAlmostEqual(self.status()["tokens_per_s"] / mean, 1, places=3)
+        self.assertIn(" tok/s generated, mean of the steps", result.stdout + result.stderr)
         samples = [json.loads(line) for line in self.path("samples", "step_1.jsonl").read_text().splitlines()]
         self.assertEqual(len(samples), 4)
         for sample in samples:

@@ -826,7 +826,7 @@ TEST(ControllerSimTest, ThreeTrainersThatDieInARowInOneLossEndTheRun) {
                        "correct it and build again; the last: killed by signal 11 (SIGSEGV)"),
             std::string::npos)
       << r.why;
-  EXPECT_TRUE(r.why.starts_with("fault=train ")) << r.why;
+  EXPECT_TRUE(r.why.starts_with("fault=train ") && r.why.find(" step=1: ") != std::string::npos) << r.why;
 }
 
 // A control task that gives NaN, say, or does not come back from a call: no fragment of it becomes a sample.

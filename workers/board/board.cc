@@ -215,8 +215,10 @@ struct Board::Impl {
     }
     Kept<RunBrief>& kept = known.brief;
     const std::string stamp = StampOf({paths.config(), paths.metrics(), paths.summary(), paths.status(),
-                                       paths.control(), paths.warm_start()});
-    const bool restless = kept.value.state == "running" || kept.value.state == "warm_start";
+                                       paths.control(), paths.warm_start(), paths.last_words()});
+    // One that is new may be about to begin: its controller holds a lock, and no file changes.
+    const std::string& state = kept.value.state;
+    const bool restless = state == "running" || state == "warm_start" || state == "new";
     if (!kept.Due(stamp, restless)) return kept.value;
     Status failed;
     kept.Renew(stamp, [&] {
@@ -297,7 +299,7 @@ struct Board::Impl {
       if (const auto more = kept->curves.Read(); more.ok()) out["more"] = *more;
       out["curves"] = kept->curves.Since(request.Query("cursor"));
     }
-    const std::string seen = StampOf({paths.config(), paths.summary()});
+    const std::string seen = StampOf({paths.config(), paths.summary(), paths.last_words()});
     out["seen"] = seen;
     out["steps"] = json::array();
     const size_t offered = std::min(steps.size(), kSampleStepsMax);

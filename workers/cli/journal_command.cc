@@ -44,7 +44,7 @@ struct Moment {
 struct JournalFilter {
   std::vector<std::string> kinds;  // empty: all
   std::vector<int64_t> sample;     // ordinal, issue, sample: as many as were given
-  int64_t worker = -1;
+  WorkerRef worker;                // without a life: whatever its incarnation; without a place: any
   int64_t first_step = -1, last_step = -1;
   std::optional<Moment> since, until;
 
@@ -54,8 +54,12 @@ struct JournalFilter {
 // Whether a field of a record, or of an item of its lists, is about what is looked for.
 struct Mention {
   const JournalFilter& filter;
-  bool sample = false, worker = false, step = false;
+  bool sample = false, worker = false, old_actor = false, step = false;
+  Incarnation life;  // that stands apart from the worker whose it is, in a FAULT
 
+  [[nodiscard]] bool Life(Incarnation inc) const {
+    return !filter.worker.inc.valid() || inc == filter.worker.inc;
+  }
   void operator()(const char* /*name*/, const SampleId& id) {
     const int64_t parts[] = {id.ordinal, id.issue, id.sample};
     bool same = true;
@@ -63,15 +67,19 @@ struct Mention {
     sample = sample || same;
   }
   void operator()(const char* /*name*/, const WorkerRef& ref) {
-    worker = worker || ref.worker.value == filter.worker;
+    worker = worker || (ref.worker == filter.worker.worker && Life(ref.inc));
   }
   void operator()(const char* /*name*/, const StepNumber& at) {
     step = step || (at.value >= filter.first_step && at.value <= filter.last_step);
   }
-  void operator()(const char* /*name*/, const WorkerId& id) { worker = worker || id.value == filter.worker; }
+  void operator()(const char* /*name*/, const Incarnation& inc) { life = inc; }
+  void operator()(const char* /*name*/, const WorkerId& id) {
+    worker = worker || (id == filter.worker.worker && Life(life));
+  }
   // A FAULT of a program that did not write the worker has its place as the actor: "w3".
   void operator()(const char* name, const std::string& text) {
-    worker = worker || (std::string_view(name) == "actor" && text == "w" + std::to_string(filter.worker));
+    old_actor = old_actor || (std::string_view(name) == "actor" &&
+                              text == "w" + std::to_string(filter.worker.worker.value));
   }
   template <typename T>
   void operator()(const char* name, const std::vector<T>& items) {
@@ -96,11 +104,12 @@ bool After(const JournalEntry& entry, const Moment& moment) {
 bool JournalFilter::Passes(const JournalEntry& entry) const {
   if (!kinds.empty() && std::ranges::find(kinds, RecordName(entry.record)) == kinds.end()) return false;
   if ((since && Before(entry, *since)) || (until && After(entry, *until))) return false;
-  if (sample.empty() && worker < 0 && first_step < 0) return true;
+  const bool any_worker = !worker.worker.valid();
+  if (sample.empty() && any_worker && first_step < 0) return true;
   Mention mention{*this};
   std::visit([&](const auto& r) { VisitFields(r, mention); }, entry.record);
-  return (sample.empty() || mention.sample) && (worker < 0 || mention.worker) &&
-         (first_step < 0 || mention.step);
+  const bool worked = mention.worker || (mention.old_actor && mention.Life(mention.life));
+  return (sample.empty() || mention.sample) && (any_worker || worked) && (first_step < 0 || mention.step);
 }
 
 std::vector<std::string> KindNames() {
@@ -150,7 +159,7 @@ StatusOr<Moment> ParseMoment(const char* option, const std::string& text) {
   return Wrong(option, text, "a time in UTC such as 2026-01-31T12:00:00, or seconds of the run such as 12.5");
 }
 
-// "reward-0", or the number of a place; -1: there is none of that name.
+// "reward-0", or the number of a place; -1: there is none of that name. requires one that is not empty
 int64_t PlaceOf(const std::string& worker, const std::optional<JobConfig>& config) {
   const auto number = Numbers(std::string_view(worker).substr(worker.front() == 'w' ? 1 : 0), '.', 1);
   if (!number.empty()) return number[0];
@@ -178,9 +187,23 @@ StatusOr<JournalFilter> ParseFilter(const JournalWords& words, const std::option
       return Wrong("--sample", words.sample, "a sample such as 12.0.3, or the group 12.0, or the row 12");
   }
   if (!words.worker.empty()) {
-    filter.worker = PlaceOf(words.worker, config);
-    if (filter.worker < 0)
-      return Wrong("--worker", words.worker, "a worker of this run such as device-0, or its place such as 0");
+    const size_t slash = words.worker.find('/');
+    const std::string place = words.worker.substr(0, slash);
+    filter.worker.worker = {place.empty() ? -1 : PlaceOf(place, config)};
+    bool wrong = !filter.worker.worker.valid();
+    if (slash != std::string::npos) {
+      constexpr std::string_view kInc = "/inc";
+      const std::string_view life = std::string_view(words.worker).substr(slash);
+      const auto number =
+          life.starts_with(kInc) ? Numbers(life.substr(kInc.size()), '.', 1) : std::vector<int64_t>{};
+      wrong = wrong || number.empty() || number[0] < 0;
+      if (!wrong) filter.worker.inc = {number[0]};
+    }
+    if (wrong) {
+      return Wrong("--worker", words.worker,
+                   "a worker of this run such as device-0, its place such as 0, or one life of it such as "
+                   "device-0/inc1");
+    }
   }
   if (!words.step.empty()) {
     const auto range = Numbers(words.step, '-', 2);
@@ -252,6 +275,10 @@ std::string RecordLine(const JournalEntry& entry, const std::optional<JobConfig>
   std::string line = head;
   for (const auto& [key, value] : json.items()) {
     if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "time" || key == "kind") continue;
+    // A FAULT of a worker has it as `w`, too.
+    if (key == "actor" && json.contains("w") && json["w"] != -1 &&
+        value == NameOfPlace(json["w"].get<int64_t>(), config))
+      continue;
     if (key == "w" && json.contains("inc")) {
       if (value != -1) line += " worker=" + Worker(json, config);  // a FAULT may be of none
     } else if (key != "inc" || !json.contains("w")) {
@@ -397,6 +424,8 @@ void AddJournalCommand(CLI::App& app, CommandContext& context) {
         return text.starts_with('-') ? "is " + text + "; expected 0 or more" : "";
       },
       "");
+  const CLI::Validator not_empty(
+      [](const std::string& text) { return text.empty() ? "is empty; expected a value" : ""; }, "");
   auto words = std::make_shared<JournalWords>();
   CLI::App* command =
       app.add_subcommand("journal", "Every record of what happened, or those that you ask for");
@@ -408,13 +437,18 @@ void AddJournalCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--from", words->from, "First record (lsn)")->check(not_negative);
   command->add_option("--kind", words->kinds, "Records of this kind: FAULT, STEP_COMMIT; several: A,B")
       ->delimiter(',');
-  command->add_option("--sample", words->sample, "About this sample (12.0.3), group (12.0) or row (12)");
-  command->add_option("--worker", words->worker,
-                      "About this worker, whatever its incarnation: device-0, or its place: 0");
-  command->add_option("--step", words->step, "About this step (7), or these (7-12)");
-  command->add_option("--since", words->since,
-                      "Not before: UTC (2026-01-31T12:00:00), or seconds since the controller began");
-  command->add_option("--until", words->until, "Not after, likewise");
+  command->add_option("--sample", words->sample, "About this sample (12.0.3), group (12.0) or row (12)")
+      ->check(not_empty);
+  command
+      ->add_option("--worker", words->worker,
+                   "About this worker: device-0, or its place: 0; or one life of it: device-0/inc1")
+      ->check(not_empty);
+  command->add_option("--step", words->step, "About this step (7), or these (7-12)")->check(not_empty);
+  command
+      ->add_option("--since", words->since,
+                   "Not before: UTC (2026-01-31T12:00:00), or seconds since the controller began")
+      ->check(not_empty);
+  command->add_option("--until", words->until, "Not after, likewise")->check(not_empty);
   command->add_option("--tail", words->tail, "The last so many of them")->check(not_negative);
   command->add_flag("--follow", words->follow, "Go on until the run ends");
   command->footer(

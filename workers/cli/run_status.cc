@@ -16,6 +16,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/places.h"
 #include "core/base/real_file_system.h"
+#include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/observe/progress.h"
 #include "core/observe/run_files.h"
@@ -38,15 +39,20 @@ std::optional<Json> ReadObject(const fs::path& path) {
   return json;
 }
 
-// What ended a controller in a call of a plug-in, newer than all else that it said; empty: nothing did.
+// The line that tells what ended a controller in a call of a plug-in, newer than all else that it said;
+// empty: nothing did.
 std::string LastWordsOf(const storage::RunPaths& paths) {
   std::ifstream in(paths.last_words());
   std::string line, last;
   while (std::getline(in, line)) {
     if (!line.empty()) last = line;
   }
+  return last;
+}
+
+std::string WithoutError(const std::string& line) {
   constexpr std::string_view kError = "error: ";
-  return last.starts_with(kError) ? last.substr(kError.size()) : last;
+  return line.starts_with(kError) ? line.substr(kError.size()) : line;
 }
 
 double AgeSeconds(const fs::path& path) {
@@ -164,10 +170,10 @@ std::string Listed(const std::map<std::string, T>& items, std::string (*text)(T)
 
 void DescribeSummary(const Json& json, std::ostringstream& out) {
   const Row row{out};
-  observe::SummaryFile s{.exit = -1, .policy_version = "?"};
+  observe::SummaryFile s{.exit = -1};
   FromJson(json, s);
-  row("ended", "exit code " + std::to_string(s.exit) + " after " + std::to_string(s.steps) +
-                   " steps, weights " + s.policy_version);
+  row("ended", Joined({"exit code " + std::to_string(s.exit) + " after " + std::to_string(s.steps) + " steps",
+                       s.policy_version.empty() ? "" : "weights " + s.policy_version}));
   row("why", s.why);
   row("note", s.paced_note.value_or(""));
   if (s.held_out) {
@@ -180,8 +186,8 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
       accuracy = Joined({accuracy, when + Number(100 * it->second, " %.1f %%")});
   }
   row("held out", accuracy);
-  row("seconds",
-      "since its last start: " + Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); }));
+  const std::string seconds = Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); });
+  row("seconds", seconds.empty() ? "" : "since its last start: " + seconds);
   row("peak memory", Listed<int64_t>(s.peak_bytes, BytesText));
   // What was begun for a step that was not needed any more is no loss.
   const std::string leftover = Name(DropReason::kOperator);
@@ -281,7 +287,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
                 {"finished", live.state == "finished"}};
   };
   if (const std::string words = LastWordsOf(paths); !words.empty()) {
-    s.summary = said_live(3, words);
+    s.summary = said_live(ExitCodeOf(words), WithoutError(words));
   } else if (auto json = ReadObject(paths.summary())) {
     s.summary = *std::move(json);
   } else if (!live.state.empty() && live.state != "running") {

@@ -309,6 +309,9 @@ void ControllerProcess::WriteSummary() {
   status_.step = s.steps;
   status_.steps = s.steps_wanted;
   TakeFigures();  // the last steps may have ended since the last picture
+  // The last step alone says little: what it was trained on was often generated in the steps before.
+  status_.tokens_per_s = metrics_->MeanRate(config_.rl() != nullptr ? "rollout/tok_s" : "perf/throughput");
+  status_.speed_of += ", mean of the steps";
   status_.workers.clear();
   status_.restarting.clear();
   status_.left_s.reset();

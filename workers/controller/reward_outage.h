@@ -10,9 +10,9 @@
 
 namespace tidepool::workers {
 
-// "judge at unix:/x: Connection refused; ...".
 // Those that are of a function of the config: others are said by a worker with another config.
 std::vector<up::Unreachable> ServersOf(const RewardConfig& config, std::span<const up::Unreachable> servers);
+// "judge at unix:/x: Connection refused; ...".
 std::string ServersText(const RewardConfig& config, std::span<const up::Unreachable> servers);
 // Nobody answers there. `any_graded`: a sample of this life was graded before.
 std::string UnreachableText(const JobConfig& config, std::span<const up::Unreachable> servers,

@@ -246,6 +246,12 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
     m["rollout/tok_s"] = static_cast<double>(tokens_) / wall;
     const auto trained = m.find("perf/total_num_tokens");
     if (trained != m.end()) m["perf/throughput"] = trained->second / wall;
+    for (const char* rate : {"rollout/tok_s", "perf/throughput"}) {
+      const auto now_per_s = m.find(rate);
+      if (now_per_s == m.end()) continue;
+      rates_[rate].sum += now_per_s->second * wall;
+      rates_[rate].seconds += wall;
+    }
     const auto update = m.find("timing_s/update_actor");
     const double busy = gen_s_ + (update == m.end() ? 0 : update->second);
     // Share of the step that neither engine nor trainer had: what the framework itself costs. With both
@@ -269,6 +275,11 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   last_ = std::move(m);
   observe::AddFigures(report.step, last_, figures_);
   return written;
+}
+
+std::optional<double> RunMetrics::MeanRate(const std::string& name) const {
+  const auto rate = rates_.find(name);
+  return rate == rates_.end() ? std::nullopt : std::optional(rate->second.sum / rate->second.seconds);
 }
 
 Status RunMetrics::WriteEval(const record::EvalResult& result, TimePoint now) {

@@ -51,6 +51,8 @@ class RunMetrics {
   Status WriteEval(const record::EvalResult& result, TimePoint now);
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
+  // Of something per second: over the steps of this life that have a duration; none: no such step.
+  [[nodiscard]] std::optional<double> MeanRate(const std::string& name) const;
   // Of all slots and their incarnations so far; steps 0: nothing is paced.
   [[nodiscard]] PaceCount paced() const;
   void OnEnded(int64_t place, int64_t peak_bytes) {
@@ -92,6 +94,10 @@ class RunMetrics {
   int64_t env_turns_ = 0, env_retries_ = 0;  // up to the last step, over the whole run
   bool environment_ = false;
   std::map<std::string, double> last_;
+  struct Rate {
+    double sum = 0, seconds = 0;
+  };
+  std::map<std::string, Rate> rates_;  // MeanRate()
   observe::TrainerFigures figures_;
 };
 

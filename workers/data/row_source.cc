@@ -277,7 +277,8 @@ StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
   tasks::Question question;
   uint64_t state = 0;
   Limited({.what = episodes_->label(),
-           .on = "the begin of sample " + ToString(tid),
+           .on = std::string("the begin of ") + (tid.is_eval() ? "held-out row " : "row ") +
+                 std::to_string(tid.ordinal),
            .limit_s = reset_timeout_s_,
            .key = "environment.reset_timeout_s"},
           [&] {

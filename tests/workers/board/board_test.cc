@@ -83,6 +83,19 @@ TEST_F(BoardTest, SaysWhatARunWaitsFor) {
                   "last): process 12 was killed"}));
 }
 
+// A controller that died before it wrote a summary has left its last words and nothing else.
+TEST_F(BoardTest, ARunThatEndedByLastWordsIsNotNewAnyMore) {
+  EXPECT_EQ(Ask("/api/run", {{"run", "b c"}})["brief"]["state"], "new");
+  Write("runs/b c/last_words", "error: reward x did not return within 2 s\n");
+  // Not before twenty times what the look before cost has gone by.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  json brief;
+  do brief = Ask("/api/run", {{"run", "b c"}})["brief"];
+  while (brief["state"] == "new" && std::chrono::steady_clock::now() < end);
+  EXPECT_EQ(brief["state"], "failed");
+  EXPECT_EQ(brief["last_line"], "reward x did not return within 2 s");
+}
+
 TEST_F(BoardTest, NoNameLeadsOutOfTheFolder) {
   for (const std::string& run :
        {std::string(), std::string("."), std::string(".."), std::string("../runs/b c"), std::string("/etc"),

@@ -267,6 +267,9 @@ TEST_F(InspectTest, JournalFindsWhatItIsAskedFor) {
   EXPECT_EQ(lsns({"--sample", "12.1"}), "");
   EXPECT_EQ(lsns({"--worker", "2"}), "12");
   EXPECT_EQ(lsns({"--worker", "w2", "--kind", "LOADED"}), "2");
+  EXPECT_EQ(lsns({"--worker", "w2/inc7"}), "1");
+  EXPECT_EQ(lsns({"--worker", "2/inc8"}), "2");
+  EXPECT_EQ(lsns({"--worker", "2/inc9"}), "");
   EXPECT_EQ(lsns({"--step", "4"}), "4");
   EXPECT_EQ(lsns({"--step", "3-4"}), "34");
   EXPECT_EQ(lsns({"--since", "3"}), "34");
@@ -281,11 +284,18 @@ TEST_F(InspectTest, JournalFindsWhatItIsAskedFor) {
   EXPECT_NE(RunCli({"journal", "sim", "--kind", "DROP"}).err.find("none of the 5 records"),
             std::string::npos);
   EXPECT_NE(RunCli({"journal", "sim", "--kind", "FALT"}).err.find("FAULT"), std::string::npos);
-  for (const auto& [option, value] : {std::pair("--sample", "x"), std::pair("--worker", "w"),
-                                      std::pair("--step", "4-3"), std::pair("--since", "noon")}) {
+  for (const auto& [option, value] :
+       {std::pair("--sample", "x"), std::pair("--worker", "w"), std::pair("--worker", "2/inc"),
+        std::pair("--worker", "2/7"), std::pair("--worker", "/inc7"), std::pair("--step", "4-3"),
+        std::pair("--since", "noon")}) {
     const CliResult wrong = RunCli({"journal", "sim", option, value});
     EXPECT_EQ(wrong.exit_code, 2) << option;
     EXPECT_NE(wrong.err.find(std::string(option) + ": is " + value), std::string::npos) << wrong.err;
+  }
+  for (const char* option : {"--sample", "--worker", "--step", "--since", "--until"}) {
+    const CliResult wrong = RunCli({"journal", "sim", option, ""});
+    EXPECT_EQ(wrong.exit_code, 2) << option << wrong.out;
+    EXPECT_NE(wrong.err.find("is empty"), std::string::npos) << wrong.err;
   }
 }
 
@@ -301,9 +311,15 @@ TEST_F(InspectTest, JournalFindsFaultsOfAWorkerByItsFieldAndThoseOfOlderPrograms
   EXPECT_EQ(count("1"), 2);
   EXPECT_EQ(count("reward-0"), 2);
   EXPECT_EQ(count("2"), 1);
+  EXPECT_EQ(count("reward-0/inc8"), 1);
+  EXPECT_EQ(count("w1/inc7"), 1);
+  EXPECT_EQ(count("reward-0/inc9"), 0);
+  EXPECT_EQ(count("reward-1/inc1"), 0);
   EXPECT_EQ(count("device-0"), 0);
   const std::string out = RunCli({"journal", "sim", "--kind", "FAULT"}).out;
-  EXPECT_NE(out.find("actor=reward-0 what=killed worker=reward-0/inc8"), std::string::npos) << out;
+  EXPECT_NE(out.find(" what=killed worker=reward-0/inc8"), std::string::npos) << out;
+  EXPECT_EQ(out.find("actor=reward-0"), std::string::npos) << "the worker is said once: " << out;
+  EXPECT_NE(out.find("actor=w1 what=\"of a program"), std::string::npos) << out;
   EXPECT_NE(out.find("actor=controller what=full\n"), std::string::npos) << out;
 }
 

@@ -59,6 +59,27 @@ TEST(RunsTest, ListsNewestFirstWithFirstLastAndBestFigures) {
   EXPECT_NE(table.find("2 runs in runs"), std::string::npos) << table;
 }
 
+// The controller died in a call of a plug-in: last_words is all that it left of its end.
+TEST(RunsTest, AnEndThatLastWordsTellHasTheCodeOfTheProcessAndNoEmptyParts) {
+  const ScratchFolder scratch;
+  for (const auto& [words, code] :
+       {std::pair("error: the process was killed by SIGSEGV while it ran policy x on a plan", 139),
+        std::pair("error: the process was killed by SIGABRT while it ran policy x on a plan", 134),
+        std::pair("error: the process was ended by a call of exit() while it ran policy x on a plan", 3),
+        std::pair("error: policy x did not return within 2 s on a plan", 3)}) {
+    scratch.Write("runs/quick/config.yaml", kConfig);
+    scratch.Write("runs/quick/last_words", std::string(words) + "\n");
+    const json told = json::parse(RunCli({"status", "runs/quick", "--json"}).out);
+    EXPECT_EQ(told["state"], "failed");
+    EXPECT_EQ(told["summary"]["exit"], code) << words;
+    EXPECT_EQ(told["summary"]["why"], std::string(words).substr(7));
+    const std::string shown = RunCli({"status", "runs/quick"}).out;
+    EXPECT_NE(shown.find("exit code " + std::to_string(code) + " after 0 steps\n"), std::string::npos)
+        << shown;
+    EXPECT_EQ(shown.find("seconds"), std::string::npos) << shown;
+  }
+}
+
 TEST(RunsTest, FiguresOfALongRunAreOfAllItsLinesAndWhyThereAreNoneIsSaid) {
   const ScratchFolder scratch;
   scratch.Write("runs/long/config.yaml", kConfig);
