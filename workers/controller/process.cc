@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
+#include "core/base/limited_call.h"
 #include "core/base/running_call.h"
+#include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
 #include "core/storage/run_directory.h"
