@@ -295,7 +295,7 @@ class FaultyPluginsTest(RunTest):
         self.started.append(run)
         self.wait_for_words(errors, "it hangs", run)
         run.send_signal(signal.SIGTERM)
-        self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of sample ", run)
+        self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of row ", run)
         self.assertIn("to come back; a second signal ends it now\n", errors.read_text())
         run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(timeout=10), 3)
