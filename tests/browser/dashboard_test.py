@@ -86,11 +86,6 @@ class DashboardPage(unittest.TestCase):
         tab.wait("document.querySelector('a.name')")
         tab.call("Page.reload")
         tab.wait("document.querySelector('a.name')", what="the list after loading the page again")
-        tab.call("Page.addScriptToEvaluateOnNewDocument", source="""window.said = [];
-            new MutationObserver(() => {
-              const text = document.querySelector('div.samples')?.textContent;
-              if (text && text !== said.at(-1)) said.push(text);
-            }).observe(document, {childList: true, subtree: true});""")
         tab.evaluate("document.querySelector('a.name').click()")
         tab.wait("location.search === '?run=one' && document.querySelector('.badge')", what="the run behind the link")
         tab.evaluate("setTimeout(() => history.back())")

@@ -272,7 +272,6 @@ TEST_P(DecoderFamilyTest, OneCopyIsLaidOutForAllOrTheArenaItself) {
 
 // A device that takes matrices as they are does not read strips as rows.
 TEST(DecoderDeathTest, AnotherDeviceDoesNotReadALaidOutArena) {
-  if (!device::OwnProducts(/*wide=*/true)) GTEST_SKIP();
   const auto weights = Make(TinySpec(), DType::kFloat32);
   const auto cpu = std::make_shared<device::CpuDevice>();
   weights->LayOutFor(*cpu);
