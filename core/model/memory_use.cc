@@ -12,8 +12,7 @@
 namespace tidepool::model {
 namespace {
 
-constexpr int64_t kEngineHeadRows = 128;                // core/engine/engine_step.cc
-constexpr int64_t kProductElements = int64_t{8} << 20;  // core/model/decoder_backward.cc
+constexpr int64_t kEngineHeadRows = 128;  // core/engine/engine_step.cc
 
 device::AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
   return {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size, .threads = threads};
@@ -86,7 +85,6 @@ int64_t AttentionActivationBytes(const ModelSpec& s, DType dtype) {
 }
 
 int64_t LaidOutBytes(const ModelSpec& s, DType dtype) {
-  if (!device::OwnProducts(dtype == DType::kFloat32)) return 0;
   const std::vector<Parameter> layout = Layout(s);
   return std::ranges::any_of(layout,
                              [&](const Parameter& p) {
@@ -115,8 +113,6 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
   const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;
   use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
-  int64_t largest = 0;
-  for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
   if (sizes.gpu) {  // a sum a row and head for attention's backward, or the parts of short rows
     use.activations += 2 * ActivationArena::kChunkBytes;  // memory is there as soon as it is taken
@@ -124,13 +120,9 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
         GpuProductBytes(s, sizes.tokens, sizes.head_rows) + GpuAttentionPartBytes(s, sizes.tokens, 256);
     return use;
   }
-  int64_t space =
-      std::max(device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size));
-  if (device::OwnProducts(w == 4)) {
-    space = std::max(space, device::MultiplyBackScratch());
-  } else {  // it may lay a matrix out anew, the largest one at worst
-    use.workspace += 2 * std::min(largest, kProductElements) + w * largest;
-  }
+  const int64_t space =
+      std::max({device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size),
+                device::MultiplyBackScratch()});
   use.workspace += 4 * sizes.threads * space +
                    device::AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;

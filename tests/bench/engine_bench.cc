@@ -215,7 +215,6 @@ void Bench(const model::Weights& weights, bool deterministic) {
   auto engine = Engine::Create(
       weights,
       {.seed = 1,
-       .device = deterministic ? model::Deterministic(weights) : nullptr,
        .kv_cache_tokens = std::max<int64_t>(8192, 2 * groups * (prompt_tokens + samples * (new_tokens + 16))),
        .version = {0, 0}});
   TP_CHECK(engine.ok()) << engine.status().ToString();
@@ -227,8 +226,7 @@ void Bench(const model::Weights& weights, bool deterministic) {
   std::ranges::sort(runs, {}, &Run::seconds);
   const Run& median = runs[kRepeats / 2];
   const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
-  const double products =
-      ProductSeconds(weights, median, deterministic && !device::OwnProducts(/*wide=*/false));
+  const double products = ProductSeconds(weights, median, false);
   const double outside = median.seconds - median.sum.forward_s - median.sum.head_s - median.sum.sample_s;
   std::vector<double> host = median.host_s;
   std::ranges::nth_element(host, host.begin() + static_cast<int64_t>(host.size() / 2));
@@ -313,5 +311,4 @@ int main(int argc, char** argv) {
   TP_CHECK(weights.ok()) << weights.status().ToString();
   (*weights)->Initialize(1, 0.04);
   engine::Bench(**weights, true);
-  if (!device::OwnProducts(/*wide=*/false)) engine::Bench(**weights, false);  // else the modes are one
 }

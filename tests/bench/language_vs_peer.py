@@ -63,26 +63,17 @@ class Comparison:
                           "baseline_value": peer, "ratio": ratio, "goal": goal, "repeats": len(values), "spread": [min(values), max(values)],
                           "peers": {p: [min(v), statistics.median(v), max(v)] for p, v in peers.items()}, "machine": self.model,
                           "instruction_sets": self.sets, "commit": self.commit, "config": {"threads": self.args.threads}}), flush=True)
-        reached = goal is None or (ratio <= goal if case.startswith("deterministic") else ratio >= goal)
+        reached = goal is None or ratio >= goal
         if not reached:
             self.missed.append(case)
         others = ", ".join(f"{p} {statistics.median(v):.3g}" for p, v in peers.items())
         self.say(f"  {'' if goal is None else 'reached ' if reached else 'MISSED  '}{case}: {value:.4g} {unit}" +
                  (f"; {others}; ratio {ratio:.2f}" if peers else "") + ("" if goal is None else f" (goal {goal})"))
 
-    # Where both modes are one, the benchmark prints it as the deterministic one.
-    @staticmethod
-    def normal(figures):
-        return figures.get("normal") or figures["deterministic"]
-
-    # Tidepool's figures of one run of the engine's benchmark: {mode: {case: value}}.
+    # Tidepool's figures of one run of the engine's benchmark: {case: value}.
     def engine(self, groups, samples, prompt, new, *more):
         command = [self.args.bin / "engine_bench", "--groups", groups, "--samples", samples, "--prompt", prompt, "--new", new, *more]
-        figures = {}
-        for line in json_lines(output_of(command)):
-            mode = "deterministic" if line["config"]["deterministic"] else "normal"
-            figures.setdefault(mode, {})[line["case"]] = line["value"]
-        return figures
+        return {line["case"]: line["value"] for line in json_lines(output_of(command))}
 
     def llama(self, batch, prompt, new, shared):
         command = [self.args.llama / "bin" / "llama-batched-bench", "-m", self.args.llama / "bf16.gguf", "-c", (prompt + new) * batch + 256, "-b", 2048,
@@ -104,13 +95,10 @@ class Comparison:
                 ("decode, 1 sample, prompt 8000", 1, 1, 8000, 16, False, None),
                 ("decode, 16 samples of one prompt of 8000", 1, 16, 8000, 16, True, None)]:
             ours, read, peers = [], [], {"llama.cpp": [], "transformers": []}
-            modes = []
             for _ in range(self.args.rounds):
-                figures = self.engine(groups, samples, prompt, new)
-                figure = self.normal(figures)
+                figure = self.engine(groups, samples, prompt, new)
                 ours.append(figure["decode_tokens_per_s"])
                 read.append(figure["read_share"])
-                modes.append(figure["decode_tokens_per_s"] / figures["deterministic"]["decode_tokens_per_s"])
                 peers["llama.cpp"].append(self.llama(groups * samples, prompt, new, shared)[1])
                 if prompt < 8000:  # there it takes minutes
                     peers["transformers"].append(self.transformers(groups * samples, prompt, new)[1])
@@ -118,15 +106,13 @@ class Comparison:
             self.emit(case, ours, "tokens/s", peers, goal)
             if groups * samples == 1 and prompt == 64:
                 self.emit("decode, 1 sample, share of the time that reading the weights takes", read, "ratio", {}, 0.7)
-                self.emit("deterministic over normal, 1 sample", modes, "ratio", {}, 1.05)
-        busy = [self.normal(self.engine(2, 8, 64, 64, "--busy", self.args.threads))["speed_beside_busy_processes"] for _ in range(self.args.rounds)]
+        busy = [self.engine(2, 8, 64, 64, "--busy", self.args.threads)["speed_beside_busy_processes"] for _ in range(self.args.rounds)]
         self.emit("decode, 16 samples, beside one busy process a core, share of quiet", busy, "ratio", {}, 0.4)
 
     def prefill(self):
         ours, peers = [], {"llama.cpp": [], "transformers": []}
         for _ in range(self.args.rounds):
-            figures = self.engine(1, 1, 1024, 1)
-            ours.append(self.normal(figures)["prefill_tokens_per_s"])
+            ours.append(self.engine(1, 1, 1024, 1)["prefill_tokens_per_s"])
             peers["llama.cpp"].append(self.llama(1, 1024, 1, False)[0])
             peers["transformers"].append(self.transformers(1, 1024, 1)[0])
         self.emit("prefill, 1024", ours, "tokens/s", peers, 2.5 if self.amx else 1.1)

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/base/check.h"
+#include "core/device/cpu/cpu_device.h"
 #include "core/device/cpu/kernels.h"
 #include "core/model/decoder.h"
 #include "core/model/row_operations.h"
@@ -80,18 +81,7 @@ void Print(const std::string& name, const Timing& ours, double baseline, const c
 void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int threads) {
   auto weights = std::move(Weights::Create(spec, dtype)).value();
   weights->Initialize(1, 0.04);
-  device::CpuDeviceOptions options;
-  if (!device::OwnProducts(dtype == DType::kFloat32)) {
-    const auto from = std::chrono::steady_clock::now();
-    auto blocks = std::make_shared<device::RowBlocks>();
-    const Status covered = blocks->Cover(ProductsOf(spec), dtype);
-    TP_CHECK(covered.ok()) << covered.ToString();
-    std::fprintf(stderr, "%s: row blocks found in %.2f s%s%s\n", label.c_str(),
-                 std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count(),
-                 blocks->limited().empty() ? "" : "; smaller than the largest: ", blocks->limited().c_str());
-    options.row_blocks = blocks;
-  }
-  const auto device = std::make_shared<device::CpuDevice>(options);
+  const auto device = std::make_shared<device::CpuDevice>();
   const Decoder decoder(*weights, device);
   const auto type = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   const std::string config =

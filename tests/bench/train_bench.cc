@@ -186,7 +186,6 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  o.device = model::Deterministic(**weights);
   auto trainer = Trainer::Create(**weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
   std::vector<double> seconds;

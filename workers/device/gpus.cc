@@ -51,7 +51,7 @@ StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place) {
   TP_RETURN_IF_ERROR(module.CheckUsable(facts).At("GPU " + std::to_string(index) + " (" + facts.name + ")"));
   TP_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> made, module.MakeDevice(index));
   slot.gpu = std::move(made);
-  slot.make = [gpu = slot.gpu](const device::CpuDeviceOptions&) { return gpu; };
+  slot.make = [gpu = slot.gpu] { return gpu; };
   if (module.has_nccl()) {
     slot.make_sum = [module, index](const std::string& store, int rank, int size,
                                     std::chrono::milliseconds timeout) {

@@ -3,8 +3,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/model/products.h"
-#include "core/observe/log.h"
+#include "core/device/cpu/cpu_device.h"
 
 namespace tidepool::workers {
 
@@ -15,25 +14,7 @@ bool HasTensors(const std::string& dir) {
          fs::exists(dir + "/model.safetensors.index.json", error);
 }
 
-std::shared_ptr<device::Device> MakeCpuDevice(device::CpuDeviceOptions options) {
-  return std::make_shared<device::CpuDevice>(std::move(options));
-}
-
-Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
-  if (!config_.deterministic || device::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
-  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<device::RowBlocks>();
-  TP_RETURN_IF_ERROR(model::CheckSpec(spec));
-  TP_RETURN_IF_ERROR(row_blocks_->Cover(model::ProductsOf(spec), dtype));
-  if (!row_blocks_->limited().empty())
-    observe::Log(
-        LogLevel::kWarn, "row_blocks",
-        {{"text", "deterministic: these products take smaller blocks of rows: " + row_blocks_->limited()}});
-  return OkStatus();
-}
-
-std::shared_ptr<device::Device> ModelReader::NewDevice() const {
-  return make_device_({.row_blocks = row_blocks_});
-}
+std::shared_ptr<device::Device> MakeCpuDevice() { return std::make_shared<device::CpuDevice>(); }
 
 StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key,
                                                             const std::string& folder) const {

@@ -8,7 +8,7 @@
 
 #include "core/base/config.h"
 #include "core/base/status.h"
-#include "core/device/cpu/cpu_device.h"
+#include "core/device/device.h"
 #include "core/model/weights.h"
 
 namespace tidepool::workers {
@@ -16,8 +16,8 @@ namespace tidepool::workers {
 bool HasTensors(const std::string& dir);  // whether the folder has weights
 
 // What computes for one role.
-using DeviceMaker = std::function<std::shared_ptr<device::Device>(device::CpuDeviceOptions)>;
-std::shared_ptr<device::Device> MakeCpuDevice(device::CpuDeviceOptions options);
+using DeviceMaker = std::function<std::shared_ptr<device::Device>()>;
+std::shared_ptr<device::Device> MakeCpuDevice();
 
 class ModelReader {
  public:
@@ -29,18 +29,14 @@ class ModelReader {
   // seed where the folder has no weights. `key` begins the error.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder) const;
-  // In deterministic mode, where products are LibTorch's: finds how those of this model are cut
-  // (core/device/cpu/row_blocks.h).
-  Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
-  // For one role: what computes, with the cuts that were found.
-  [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const;
+  // For one role: what computes.
+  [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const { return make_device_(); }
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
 
  private:
   const JobConfig& config_;
   const std::string model_dir_;
   const DeviceMaker make_device_;
-  std::shared_ptr<device::RowBlocks> row_blocks_;  // null: products as they come
 };
 
 }  // namespace tidepool::workers

@@ -12,7 +12,6 @@
 #include "core/device/cpu/attention_runs.h"
 #include "core/device/cpu/parallel.h"
 #include "core/device/cpu/sampler.h"
-#include "core/device/cpu/torch_products.h"
 #include "core/device/page_buffer.h"
 
 namespace tidepool::device {
@@ -81,25 +80,9 @@ struct GroupPiece {
 }  // namespace
 
 struct CpuDevice::Impl {
-  explicit Impl(CpuDeviceOptions o) : options(std::move(o)), torch(options.row_blocks) {}
-
-  const CpuDeviceOptions options;
-  TorchProducts torch;
   std::vector<std::vector<float>> spaces;  // of each thread, for a product or attention
   PageBuffer sums;                         // of attention, shared by the threads
   std::vector<SamplerScratch> draws;       // of each thread
-
-  // Whether a product is LibTorch's; then it is done.
-  template <template <typename> class Args, typename T>
-  bool ByTorch(const Args<T>& args, void (TorchProducts::*product)(const Args<BF16>&)) {
-    if constexpr (std::is_same_v<T, BF16>) {
-      if constexpr (requires { args.strips; })
-        TP_CHECK(!options.torch_products || !args.strips) << "LibTorch's products read no strips";
-      if (options.torch_products) (torch.*product)(args);
-      return options.torch_products;
-    }
-    return false;
-  }
 
   void ReserveSpaces() {
     const auto threads = static_cast<size_t>(Threads());
@@ -170,7 +153,6 @@ struct CpuDevice::Impl {
 
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
-    if (ByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
     const auto multiply = a.strips ? product.multiply_strips : product.multiply;
     ParallelProduct(a.n, Unit<T>(a.strips, a.rows), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
@@ -179,14 +161,12 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) {
-    if (ByTorch(a, &TorchProducts::MultiplyBack)) return;
     ParallelProduct(
         a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(), /*pieces_each=*/1,
         [&](int64_t begin, int64_t end, float* s) { Kernels<T>().product.multiply_back(begin, end, a, s); });
   }
   template <typename T>
   void MultiplyBackWeight(const MultiplyBackWeightArgs<T>& a) {
-    if (ByTorch(a, &TorchProducts::MultiplyBackWeight)) return;
     ParallelProduct(a.n, /*unit=*/12, a.rows * a.k, MultiplyBackScratch(), /*pieces_each=*/1,
                     [&](int64_t begin, int64_t end, float* s) {
                       Kernels<T>().product.multiply_back_weight(begin, end, a, s);
@@ -355,16 +335,8 @@ struct CpuDevice::Impl {
   static auto Group(const Args& a, int64_t g) {
     return a.Group(g, a.begin[g], a.begin[g + 1] - a.begin[g]);
   }
-  // Whether a grouped product is LibTorch's; then it is done.
-  template <typename Args, typename Product>
-  bool GroupsByTorch(const Args& a, Product product) {
-    bool done = false;
-    for (int64_t g = 0; g < a.groups; ++g) done = ByTorch(Group(a, g), product);
-    return done;
-  }
   template <typename T>
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
-    if (GroupsByTorch(a, &TorchProducts::Multiply)) return;
     const ProductTable<T>& product = Kernels<T>().product;
     const auto multiply = a.strips ? product.multiply_strips : product.multiply;
     int64_t floats = 0;
@@ -377,7 +349,6 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
-    if (GroupsByTorch(a, &TorchProducts::MultiplyBack)) return;
     ParallelGroups(
         a.groups, /*unit=*/12, [&](int64_t g) { return Group(a, g).rows; },
         [&](int64_t) { return a.n * a.k; }, MultiplyBackScratch(),
@@ -387,7 +358,6 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void GroupedMultiplyBackWeight(const GroupedMultiplyBackWeightArgs<T>& a) {
-    if (GroupsByTorch(a, &TorchProducts::MultiplyBackWeight)) return;
     ParallelGroups(
         a.groups, /*unit=*/12, [&](int64_t) { return a.n; },
         [&](int64_t g) { return Group(a, g).rows * a.k; }, MultiplyBackScratch(),
@@ -436,19 +406,12 @@ struct CpuDevice::Impl {
   }
 };
 
-CpuDevice::CpuDevice(CpuDeviceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+CpuDevice::CpuDevice() : impl_(std::make_unique<Impl>()) {}
 CpuDevice::~CpuDevice() = default;
 
 std::string CpuDevice::name() const { return std::string("cpu ") + Name(BestIsa()); }
 
-bool CpuDevice::batch_invariant(DType dtype) const {
-  return dtype == DType::kFloat32 || !impl_->options.torch_products || impl_->options.row_blocks != nullptr;
-}
-
-bool CpuDevice::lays_out(int64_t n, int64_t k, DType dtype) const {
-  const bool own = dtype == DType::kFloat32 || !impl_->options.torch_products;
-  return own && FitsStrips(n, k * SizeOf(dtype));
-}
+bool CpuDevice::lays_out(int64_t n, int64_t k, DType dtype) const { return FitsStrips(n, k * SizeOf(dtype)); }
 
 void CpuDevice::LayOut(const View& matrices, void* out) {
   const int64_t words = matrices.cols * SizeOf(matrices.dtype) / 4;
@@ -497,11 +460,10 @@ void CpuDevice::ReleaseScratch() {
   impl_->spaces.clear();
   impl_->sums = PageBuffer();
   impl_->draws.clear();
-  impl_->torch.ReleaseScratch();
 }
 
 int64_t CpuDevice::scratch_bytes() const {
-  auto sum = static_cast<int64_t>(impl_->sums.bytes().size()) + impl_->torch.scratch_bytes();
+  auto sum = static_cast<int64_t>(impl_->sums.bytes().size());
   for (const auto& space : impl_->spaces) sum += static_cast<int64_t>(space.size() * sizeof(float));
   return sum;
 }

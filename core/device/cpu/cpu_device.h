@@ -7,28 +7,19 @@
 #include <vector>
 
 #include "core/device/cpu/kernels.h"
-#include "core/device/cpu/row_blocks.h"
 #include "core/device/device.h"
 
 namespace tidepool::device {
 
-struct CpuDeviceOptions {
-  // Products of bfloat16 by LibTorch; by default where that is faster (kernels.h, OwnProducts).
-  bool torch_products = !OwnProducts(/*wide=*/false);
-  // With LibTorch's products: how they are cut so that a row has the same bits in every batch; covers what is
-  // multiplied. Null: products as they come.
-  std::shared_ptr<const RowBlocks> row_blocks = nullptr;
-};
-
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(CpuDeviceOptions options = {});
+  CpuDevice();
   ~CpuDevice() override;
   using Device::Upload;
 
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] bool host_memory() const override { return true; }
-  [[nodiscard]] bool batch_invariant(DType) const override;
+  [[nodiscard]] bool batch_invariant(DType) const override { return true; }
   [[nodiscard]] bool lays_out(int64_t n, int64_t k, DType) const override;
   void LayOut(const View& matrices, void* out) override;
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;

@@ -15,6 +15,9 @@ TIDEPOOL_DECLARE(avx512)
 namespace avx512_bf16 {
 extern const KernelTable<BF16> kBFloat16;
 }
+namespace amx_bf16 {
+extern const ProductTable<BF16> kProducts;
+}
 #endif
 #undef TIDEPOOL_DECLARE
 
@@ -29,6 +32,14 @@ const KernelTable<float>& KernelsFor<float>(Isa isa) {
 template <>
 const KernelTable<BF16>& KernelsFor<BF16>(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAmxBf16) {
+    static const KernelTable<BF16> table = [] {
+      KernelTable<BF16> t = avx512_bf16::kBFloat16;
+      t.product = amx_bf16::kProducts;
+      return t;
+    }();
+    return table;
+  }
   if (isa == Isa::kAvx512Bf16) return avx512_bf16::kBFloat16;
   if (isa == Isa::kAvx512) return avx512::kBFloat16;
   if (isa == Isa::kAvx2) return avx2::kBFloat16;

@@ -132,7 +132,7 @@ inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Blocks of the backward: terms that are summed at a time, rows and columns of the result.
 constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
 inline int64_t MultiplyBackScratch() {
-  return kBackColumns * kBackTerms + kBackRows * kBackColumns + 8 * kBackTerms + 64;
+  return kBackColumns * kBackTerms + kBackRows * kBackColumns + 32 * kBackTerms + 64;
 }
 inline int64_t AttentionScratch(int64_t head_size) {
   return (2 * kKeyBlock + 2 * kAttentionRows) * RoundUp(head_size, 16) +
@@ -147,15 +147,16 @@ inline int64_t AttentionBackwardScratch(int64_t head_size) {
 template <typename T>
 const KernelTable<T>& Kernels();
 
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
-Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512|avx512_bf16 where the CPU has it
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
+Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=avx2 and the like where the CPU has it
 constexpr auto WordsOf(Isa) {
-  return std::to_array<const char*>({"baseline", "avx2", "avx512", "avx512_bf16"});
+  return std::to_array<const char*>({"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"});
 }
-// Whether the decoder multiplies by `multiply` and its backward: everywhere but for bfloat16 on a processor
-// with AMX, whose tiles only LibTorch's products use. TIDEPOOL_CPU_ISA makes it true there too.
-bool OwnProducts(bool wide);
 template <typename T>
-const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests
+const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it
+template <>
+const KernelTable<float>& KernelsFor(Isa isa);
+template <>
+const KernelTable<BF16>& KernelsFor(Isa isa);
 
 }  // namespace tidepool::device

@@ -833,7 +833,7 @@ void Agree(const char* type, const Kernel& kernel) {
     Args args = the_case.Make(draws);
     Fill fill(draws);
     args.Fields(fill);
-    CpuDevice cpu({.torch_products = draws.Some()});
+    CpuDevice cpu;
     const std::shared_ptr<Device> other = Other();
     Place on_cpu(cpu, 0xA5), on_other(*other, 0x5A);
     for (Place* place : {&on_cpu, &on_other}) {

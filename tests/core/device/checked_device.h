@@ -17,7 +17,6 @@ namespace tidepool::device {
 
 class CheckedDevice : public Device {
  public:
-  explicit CheckedDevice(CpuDeviceOptions options = {}) : cpu_(std::move(options)) {}
   using Device::Upload;
 
   [[nodiscard]] std::string name() const override { return "checked " + cpu_.name(); }

@@ -5,20 +5,37 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
 
 namespace tidepool::device {
+#if defined(__x86_64__)
+extern const ProductTable<BF16> kEmulatedTiles;  // emulated_tiles.cc
+#endif
 namespace {
 
-std::vector<Isa> InstructionSets() {
-  std::vector<Isa> sets;
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
-    if (isa <= BestIsa()) sets.push_back(isa);
-  return sets;
+template <typename T>
+struct Way {
+  std::string name;
+  const ProductTable<T>* product;
+};
+// All that this processor can run.
+template <typename T>
+std::vector<Way<T>> Ways() {
+  std::vector<Way<T>> ways;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmxBf16})
+    if (isa <= BestIsa()) ways.push_back({Name(isa), &KernelsFor<T>(isa).product});
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (BestIsa() >= Isa::kAvx512Bf16) ways.push_back({"emulated tiles", &kEmulatedTiles});
+  }
+#endif
+  return ways;
 }
 
 float Wide(float x) { return x; }
@@ -66,11 +83,11 @@ struct Case {
         dy(Random<T>(rng, rows * n)) {}
 
   // Rows [first, first + count) of y; computed in two parts, cut at column `cut`.
-  std::vector<T> Forward(Isa isa, int64_t first, int64_t count, int64_t cut) const {
+  std::vector<T> Forward(const Way<T>& way, int64_t first, int64_t count, int64_t cut) const {
     std::vector<T> y(static_cast<size_t>(count * n));
     const MultiplyArgs<T> args{
         .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = w.data(), .y = y.data()};
-    const ProductTable<T>& product = KernelsFor<T>(isa).product;
+    const ProductTable<T>& product = *way.product;
     Cut(n, cut, product.multiply_scratch(count, k),
         [&](int64_t begin, int64_t end, float* scratch) { product.multiply(begin, end, args, scratch); });
     return y;
@@ -79,8 +96,8 @@ struct Case {
   [[nodiscard]] bool InStrips() const {
     return n % kStripRows == 0 && k * static_cast<int64_t>(sizeof(T)) % 4 == 0;
   }
-  std::vector<T> ForwardInStrips(Isa isa, int64_t first, int64_t count, int64_t cut) const {
-    const ProductTable<T>& product = KernelsFor<T>(isa).product;
+  std::vector<T> ForwardInStrips(const Way<T>& way, int64_t first, int64_t count, int64_t cut) const {
+    const ProductTable<T>& product = *way.product;
     const int64_t words = k * static_cast<int64_t>(sizeof(T)) / 4;
     std::vector<T> strips(w.size()), y(static_cast<size_t>(count * n));
     product.lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
@@ -98,21 +115,21 @@ struct Case {
         });
     return y;
   }
-  std::vector<T> Dx(Isa isa, int64_t cut) const {
+  std::vector<T> Dx(const Way<T>& way, int64_t cut) const {
     std::vector<T> dx(static_cast<size_t>(rows * k));
     const MultiplyBackArgs<T> args{
         .rows = rows, .n = n, .k = k, .dy = dy.data(), .w = w.data(), .dx = dx.data()};
     Cut(rows, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
-      KernelsFor<T>(isa).product.multiply_back(begin, end, args, scratch);
+      way.product->multiply_back(begin, end, args, scratch);
     });
     return dx;
   }
-  std::vector<float> Dw(Isa isa, int64_t cut) const {
+  std::vector<float> Dw(const Way<T>& way, int64_t cut) const {
     std::vector<float> dw(static_cast<size_t>(n * k), 0.5F);
     const MultiplyBackWeightArgs<T> args{
         .rows = rows, .n = n, .k = k, .dy = dy.data(), .x = x.data(), .dw = dw.data()};
     Cut(n, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
-      KernelsFor<T>(isa).product.multiply_back_weight(begin, end, args, scratch);
+      way.product->multiply_back_weight(begin, end, args, scratch);
     });
     return dw;
   }
@@ -138,10 +155,10 @@ TYPED_TEST_SUITE(ProductsTest, Types);
 TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
   using T = TypeParam;
   Rng rng(7);
-  std::vector<std::array<int64_t, 3>> sizes = {{1, 1, 1},     {1, 8, 32},   {2, 3, 5},     {3, 7, 33},
-                                               {5, 4, 31},    {7, 65, 96},  {16, 33, 127}, {17, 130, 65},
-                                               {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}, {1, 16, 2},
-                                               {9, 64, 30},   {4, 48, 576}, {19, 112, 94}};
+  std::vector<std::array<int64_t, 3>> sizes = {
+      {1, 1, 1},     {1, 8, 32},    {2, 3, 5},    {3, 7, 33},    {5, 4, 31},    {7, 65, 96},  {16, 33, 127},
+      {17, 130, 65}, {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}, {1, 16, 2},    {9, 64, 30},  {4, 48, 576},
+      {19, 112, 94}, {16, 96, 64},  {31, 80, 96}, {70, 48, 32},  {33, 20, 416}, {5, 530, 33}, {530, 5, 33}};
   for (int i = 0; i < 6; ++i) sizes.push_back({1 + rng.Below(40), 1 + rng.Below(90), 1 + rng.Below(600)});
   for (const auto& [rows, n, k] : sizes) {
     const Case<T> c(rng, rows, n, k);
@@ -159,14 +176,14 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
         }
       }
     }
-    for (const Isa isa : InstructionSets()) {
-      SCOPED_TRACE(testing::Message() << Name(isa) << " rows " << rows << " n " << n << " k " << k);
-      const auto got_y = c.Forward(isa, 0, rows, rng.Below(n + 1));
-      const auto got_dx = c.Dx(isa, rng.Below(rows + 1));
-      const auto got_dw = c.Dw(isa, rng.Below(n + 1));
+    for (const Way<T>& way : Ways<T>()) {
+      SCOPED_TRACE(testing::Message() << way.name << " rows " << rows << " n " << n << " k " << k);
+      const auto got_y = c.Forward(way, 0, rows, rng.Below(n + 1));
+      const auto got_dx = c.Dx(way, rng.Below(rows + 1));
+      const auto got_dw = c.Dw(way, rng.Below(n + 1));
       for (size_t i = 0; i < y.size(); ++i) ExpectNear(got_y[i], y[i], std::sqrt(double(k)), "y");
       if (c.InStrips()) {
-        const auto got = c.ForwardInStrips(isa, 0, rows, rng.Below(n / kStripRows + 1));
+        const auto got = c.ForwardInStrips(way, 0, rows, rng.Below(n / kStripRows + 1));
         for (size_t i = 0; i < y.size(); ++i) ExpectNear(got[i], y[i], std::sqrt(double(k)), "y, laid out");
       }
       for (size_t i = 0; i < dx.size(); ++i) ExpectNear(got_dx[i], dx[i], std::sqrt(double(n)), "dx");
@@ -182,25 +199,25 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
   constexpr int64_t kRows = 300;
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{21, 105}, {9, 1100}}) {
     const Case<T> c(rng, kRows, n, k);
-    for (const Isa isa : InstructionSets()) {
-      const std::vector<T> all = c.Forward(isa, 0, kRows, n);
+    for (const Way<T>& way : Ways<T>()) {
+      const std::vector<T> all = c.Forward(way, 0, kRows, n);
       for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
         const int64_t first = rng.Below(kRows - rows + 1);
         const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
-        ASSERT_TRUE(SameBits(c.Forward(isa, first, rows, rng.Below(n + 1)), want))
-            << Name(isa) << " k " << k << ": rows " << first << " to " << first + rows;
+        ASSERT_TRUE(SameBits(c.Forward(way, first, rows, rng.Below(n + 1)), want))
+            << way.name << " k " << k << ": rows " << first << " to " << first + rows;
       }
     }
   }
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}}) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}}) {
     const Case<T> c(rng, kRows, n, k);
-    for (const Isa isa : InstructionSets()) {
-      const std::vector<T> all = c.ForwardInStrips(isa, 0, kRows, n / kStripRows);
-      for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
+    for (const Way<T>& way : Ways<T>()) {
+      const std::vector<T> all = c.ForwardInStrips(way, 0, kRows, n / kStripRows);
+      for (int64_t rows = 1; rows <= kRows; rows += k > 2000 ? 37 : rows < 20 ? 1 : 7) {
         const int64_t first = rng.Below(kRows - rows + 1);
         const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
-        ASSERT_TRUE(SameBits(c.ForwardInStrips(isa, first, rows, rng.Below(n / kStripRows + 1)), want))
-            << Name(isa) << " laid out, k " << k << ": rows " << first << " to " << first + rows;
+        ASSERT_TRUE(SameBits(c.ForwardInStrips(way, first, rows, rng.Below(n / kStripRows + 1)), want))
+            << way.name << " laid out, k " << k << ": rows " << first << " to " << first + rows;
       }
     }
   }
@@ -210,12 +227,12 @@ TYPED_TEST(ProductsTest, GradientsDoNotDependOnTheThreads) {
   using T = TypeParam;
   Rng rng(9);
   const Case<T> c(rng, 230, 67, 601);
-  for (const Isa isa : InstructionSets()) {
-    const auto dx = c.Dx(isa, c.rows);
-    const auto dw = c.Dw(isa, c.n);
+  for (const Way<T>& way : Ways<T>()) {
+    const auto dx = c.Dx(way, c.rows);
+    const auto dw = c.Dw(way, c.n);
     for (const int64_t cut : {1, 12, 37, 66}) {
-      EXPECT_TRUE(SameBits(c.Dx(isa, cut), dx)) << Name(isa) << " cut " << cut;
-      EXPECT_TRUE(SameBits(c.Dw(isa, cut), dw)) << Name(isa) << " cut " << cut;
+      EXPECT_TRUE(SameBits(c.Dx(way, cut), dx)) << way.name << " cut " << cut;
+      EXPECT_TRUE(SameBits(c.Dw(way, cut), dw)) << way.name << " cut " << cut;
     }
   }
 }

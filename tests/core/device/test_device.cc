@@ -31,10 +31,10 @@ std::shared_ptr<Device> Gpu() {
 }  // namespace
 #endif
 
-std::shared_ptr<Device> TestDevice(CpuDeviceOptions options) {
+std::shared_ptr<Device> TestDevice() {
   const char* wanted = std::getenv("TIDEPOOL_TEST_DEVICE");
   const std::string_view name = wanted == nullptr ? "cpu" : wanted;
-  if (name == "cpu") return std::make_shared<CpuDevice>(std::move(options));
+  if (name == "cpu") return std::make_shared<CpuDevice>();
   if (name == "torch") return std::make_shared<TorchDevice>(c10::kCPU);
 #ifdef TIDEPOOL_TEST_CUDA_MODULE
   if (name == "gpu") return Gpu();
@@ -42,7 +42,7 @@ std::shared_ptr<Device> TestDevice(CpuDeviceOptions options) {
 #endif
   TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name
                               << ", expected cpu, checked, torch, gpu or cuda (without the thread sanitizer)";
-  return std::make_shared<CheckedDevice>(std::move(options));
+  return std::make_shared<CheckedDevice>();
 }
 
 }  // namespace tidepool::device

@@ -1,14 +1,14 @@
 #pragma once
 // The device that tests of model and engine run on: the CPU, or with TIDEPOOL_TEST_DEVICE=checked the CPU
 // behind addresses that the host may not touch, =torch LibTorch's plain operations, =cuda CudaDevice over
-// emulated kernels, or =gpu the first GPU (the last three ignore the options).
+// emulated kernels, or =gpu the first GPU.
 
 #include <memory>
 
-#include "core/device/cpu/cpu_device.h"
+#include "core/device/device.h"
 
 namespace tidepool::device {
 
-std::shared_ptr<Device> TestDevice(CpuDeviceOptions options = {});
+std::shared_ptr<Device> TestDevice();
 
 }  // namespace tidepool::device

@@ -74,7 +74,7 @@ class EngineDeterminismTest : public testing::TestWithParam<Kind> {
 
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = kSeed;
-    options.device = model::Deterministic(*weights_);
+    options.device = model::AnyDevice();
     options.record_routing = GetParam().experts;
     options.version = {0, 1};
     auto engine = Engine::Create(*weights_, options);

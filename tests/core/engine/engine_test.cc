@@ -31,7 +31,7 @@ class EngineTest : public testing::Test {
   }
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = 5;
-    options.device = model::Deterministic(*weights_);
+    options.device = model::AnyDevice();
     if (!options.version.valid()) options.version = {0, 3};
     auto engine = Engine::Create(*weights_, options);
     TP_CHECK(engine.ok()) << engine.status().ToString();
@@ -369,31 +369,6 @@ TEST_F(EngineTest, TokensAfterANewVersionAreThoseOfACleanForwardOfIt) {
   const Record want = ReferenceGenerate(*weights_, 5, tid, prefix, 8, {});
   EXPECT_EQ(after, want.ids);
   EXPECT_EQ(logprobs, want.logprobs);
-}
-
-// Without deterministic mode the batch may change the last bits of a product, and nothing more.
-TEST_F(EngineTest, FastModeAgreesUpToRounding) {
-  auto engine = Engine::Create(*weights_, {.seed = 5, .kv_cache_tokens = 2048, .version = {0, 1}});
-  ASSERT_TRUE(engine.ok()) << engine.status().ToString();
-  for (int32_t k = 0; k < 12; ++k) {
-    ASSERT_TRUE((*engine)
-                    ->Add({.tid = {k / 4, 0, k % 4},
-                           .gid = GroupId{k / 4},
-                           .prompt = Prompt(20 + k / 4, k / 4),
-                           .max_new_tokens = 10,
-                           .max_total_new = 10})
-                    .ok());
-  }
-  int64_t same = 0;
-  for (auto& [tid, delta] : Finish(**engine)) {
-    const auto g = static_cast<int32_t>(tid.ordinal);
-    const Record want = ReferenceGenerate(*weights_, 5, tid, Prompt(20 + g, g), 10, {});
-    for (size_t i = 0; i < std::min(want.ids.size(), delta.ids.size()) && want.ids[i] == delta.ids[i];
-         ++i, ++same) {
-      EXPECT_NEAR(delta.logprobs[i], want.logprobs[i], 1e-4);
-    }
-  }
-  EXPECT_GT(same, 100);  // of 120; a draw on the edge between two tokens may part ways
 }
 
 TEST_F(EngineTest, ReleasedMemoryIsReportedAndWorkWaitsForIt) {

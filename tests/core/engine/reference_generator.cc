@@ -18,7 +18,7 @@ namespace tidepool::engine {
 Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const SampleId& tid,
                          const std::vector<int32_t>& prompt, int64_t count, const SamplingParams& sampling) {
   const model::ModelSpec& spec = weights.spec();
-  const model::Decoder decoder(weights, model::Deterministic(weights));
+  const model::Decoder decoder(weights, model::AnyDevice());
   device::Device& device = decoder.device();
   Record record;
   std::vector<int32_t> tokens = prompt;

@@ -6,25 +6,13 @@
 
 #include <memory>
 
-#include "core/base/check.h"
 #include "core/model/decoder.h"
-#include "core/model/products.h"
 #include "core/model/weights.h"
 #include "tests/core/device/test_device.h"
 
 namespace tidepool::model {
 
 inline std::shared_ptr<device::Device> AnyDevice() { return device::TestDevice(); }
-
-// One whose products do not depend on the batch.
-inline std::shared_ptr<device::Device> Deterministic(const Weights& weights) {
-  auto plain = AnyDevice();
-  if (plain->batch_invariant(weights.dtype())) return plain;
-  auto blocks = std::make_shared<device::RowBlocks>();
-  const Status covered = blocks->Cover(ProductsOf(weights.spec()), weights.dtype());
-  TP_CHECK(covered.ok()) << covered.ToString();
-  return device::TestDevice({.row_blocks = blocks});
-}
 
 inline at::Tensor Tensor(device::Device& device, const device::View& view) {
   at::Tensor t =

@@ -74,7 +74,7 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
       auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
       model::Randomize(*weights, 21, 0.2);
       TrainerOptions own = options;  // one thread uses a device
-      own.device = model::Deterministic(*weights);
+      own.device = model::AnyDevice();
       auto trainer = std::move(Trainer::Create(*weights, own)).value();
       for (int64_t step = 1; step <= 3; ++step) {
         mine.step = StepNumber{step};

@@ -76,8 +76,7 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   EXPECT_EQ(colocated->shared_memory_bytes, 0);
   const int64_t elements = model::WeightBytes(colocated->model, model::DType::kBFloat16) / 2;
   // Twice where it trains on the CPU: once more for its products.
-  EXPECT_EQ(colocated->processes[0].actor.weights,
-            (device::OwnProducts(/*wide=*/false) ? 2 : 1) * 2 * elements);
+  EXPECT_EQ(colocated->processes[0].actor.weights, 2 * 2 * elements);
   EXPECT_EQ(colocated->processes[0].actor.gradients, 4 * elements);
   EXPECT_EQ(colocated->processes[0].actor.optimizer, 10 * elements);
 

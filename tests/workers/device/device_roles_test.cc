@@ -122,8 +122,7 @@ class DeviceRolesTest : public testing::Test {
 // As on a GPU, whose memory has room for the weights once.
 TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {
   const auto device = std::make_shared<device::CheckedDevice>();
-  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(),
-                                         [&](const device::CpuDeviceOptions&) { return device; });
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), [&] { return device; });
   ASSERT_EQ(roles_->InitState(), OkStatus());
   ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
   const int64_t generates = device->held_bytes();
