@@ -14,7 +14,9 @@ std::vector<Key> RootKeys() {
       TP_KEY(job,
              "kind of job: reinforcement learning, supervised fine-tuning, preferences (DPO, IPO), a reward "
              "model, a student of a teacher"),
-      TP_KEY(deterministic, "refuse what cannot give the same bits on every run: elastic placement, a GPU whose products depend on the batch"),
+      TP_KEY(deterministic,
+             "refuse what cannot give the same bits on every run: elastic placement, a GPU whose products "
+             "depend on the batch"),
       TP_KEY(model.path, "Hugging Face folder to start from; or model.init", kPath),
       TP_KEY(model.dtype, "weights that compute; master weights are float32"),
       TP_KEY(model.policy,
