@@ -76,9 +76,9 @@ StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request) {
 }
 
 Question Ask(const Task& task, std::string_view name, int64_t index, bool held_out) {
-  return Limited({.what = TaskLabel(name),
-                  .on = (held_out ? "held-out question " : "question ") + std::to_string(index)},
-                 [&] { return held_out ? task.HeldOut(index) : task.Train(index); });
+  return LimitedCall({.what = TaskLabel(name),
+                      .on = (held_out ? "held-out question " : "question ") + std::to_string(index)})
+      .Run([&] { return held_out ? task.HeldOut(index) : task.Train(index); });
 }
 
 StatusOr<int64_t> CountUnits(const std::string& name,
