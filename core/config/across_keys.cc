@@ -105,9 +105,9 @@ void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
     if (++repeats == 1) first = name + " is " + at->second;
   };
   for (int64_t i = 0; i < std::min(kMost, task.held_out_size()); ++i)
-    look(tasks::Ask(task, c.data.task, i, /*held_out=*/true), "held-out question " + std::to_string(i));
+    look(task.HeldOut(i), "held-out question " + std::to_string(i));
   for (int64_t i = 0; i < std::min(kMost, task.train_size()); ++i)
-    look(tasks::Ask(task, c.data.task, i, /*held_out=*/false), "question " + std::to_string(i));
+    look(task.Train(i), "question " + std::to_string(i));
   if (repeats == 0) return;
   b.Warn("data.task", std::to_string(repeats) + " of the first " + std::to_string(looked) +
                           " questions of task " + c.data.task + " are there before (" + first +
@@ -123,7 +123,7 @@ void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) 
     for (const bool held_out : {false, true}) {
       const int64_t count = held_out ? task.held_out_size() : task.train_size();
       for (int64_t i = 0; i < std::min<int64_t>(64, count); ++i) {
-        const tasks::Question q = tasks::Ask(task, c.data.task, i, held_out);
+        const tasks::Question q = held_out ? task.HeldOut(i) : task.Train(i);
         missing.Look(q.prompt + q.answer);
       }
     }
