@@ -691,14 +691,14 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckName(b, c);
 }
 
-Status TryGames(const LoadedConfig& loaded) {
+StatusOr<std::string> TryGames(const LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   const EnvironmentConfig* e = c.environment();
   const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
-  if (info == nullptr) return OkStatus();
-  const auto wrong = [&](const char* key, const char* section, const std::string& what) {
+  if (info == nullptr) return std::string();
+  const auto told = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
-    return InvalidArgument(loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what);
+    return loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what;
   };
   TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
   MissingCharacters missing(c.model.init ? c.model.init->alphabet : "");
@@ -707,15 +707,18 @@ Status TryGames(const LoadedConfig& loaded) {
       {.reset_s = e->reset_timeout_s, .step_s = e->step_timeout_s},
       [&](const std::string& text, environments::Said /*said*/) { missing.Look(text); },
       [&] { return missing.list(); });
+  if (played.status().code() == StatusCode::kUnavailable)
+    return told("environment.name", "environment.name",
+                "games of " + environments::LabelOf(*info) + " were not tried: " + played.status().message());
   if (!played.ok()) {
-    return wrong("environment.name", "environment.name",
-                 "a trial of its games failed: " + played.status().message() +
-                     "; correct it and build again (environment.step_timeout_s limits a step, "
-                     "reset_timeout_s a reset)");
+    return InvalidArgument(told("environment.name", "environment.name",
+                                "a trial of its games failed: " + played.status().message() +
+                                    "; correct it and build again (environment.step_timeout_s limits a step, "
+                                    "reset_timeout_s a reset)"));
   }
-  if (played->empty() || !c.model.init) return OkStatus();
-  return wrong("model.init.alphabet", "model.init",
-               LackText(*played, "which environment " + info->name + " writes or reads"));
+  if (played->empty() || !c.model.init) return std::string();
+  return InvalidArgument(told("model.init.alphabet", "model.init",
+                              LackText(*played, "which environment " + info->name + " writes or reads")));
 }
 
 }  // namespace tidepool::config

@@ -69,7 +69,9 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
 // Plays a few games of the environment that the config names, for the characters that a tiny model lacks of
 // them, and for a game that crashes or hangs. In a child of this process, so before it has threads; for who
 // is about to run the job, or was asked whether it can be. kInvalidArgument: what is wrong, as of LoadConfig.
-Status TryGames(const LoadedConfig& loaded);
+// What is returned is a warning: this machine has no child for it, which is not the game's fault, and nothing
+// is known of it; empty: none.
+StatusOr<std::string> TryGames(const LoadedConfig& loaded);
 
 // A config that was checked once: each key for itself. What the rules between keys would say is left out,
 // because the files that it names may be gone since.
