@@ -463,7 +463,8 @@ void CheckOffload(Binder& b, const JobConfig& c) {
       "multiplexed");
 }
 
-void CheckCluster(Binder& b, const JobConfig& c) {
+void CheckCluster(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
   const std::string& bind = c.cluster.bind;
   const bool loopback =
       bind == "localhost" || bind == "::1" || bind == "[::1]" ||
@@ -478,6 +479,18 @@ void CheckCluster(Binder& b, const JobConfig& c) {
   b.Rule({"cluster.stall_timeout_s", "cluster.heartbeat_s"},
          c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s,
          "the stall time-out is shorter than four heartbeats; every run would look stalled");
+  if (!b.AllGood({"cluster.plugin_timeout_s", "cluster.stall_timeout_s"}) ||
+      c.cluster.plugin_timeout_s <= c.cluster.stall_timeout_s)
+    return;
+  const std::string key = "cluster.plugin_timeout_s";
+  if (!b.Written(key))
+    return Adjust(loaded, key, c.cluster.plugin_timeout_s, c.cluster.stall_timeout_s,
+                  "cluster.stall_timeout_s is shorter");
+  b.Complain(key,
+             "is " + ValueText(FindKey(key)->field(c, 0)) + " s, more than the " +
+                 ValueText(FindKey("cluster.stall_timeout_s")->field(c, 0)) +
+                 " s of cluster.stall_timeout_s, so the run would end without the name of a plug-in that "
+                 "does not return; lower it, or raise cluster.stall_timeout_s");
 }
 
 // What a GPU does not do.
@@ -686,7 +699,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckPlacement(b, c);
   CheckOffload(b, c);
   CheckBest(b, c);
-  CheckCluster(b, c);
+  CheckCluster(b, loaded);
   CheckDevice(b, c);
   CheckName(b, c);
 }

@@ -17,6 +17,7 @@
 
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/config.h"
@@ -56,7 +57,12 @@ struct LoadedConfig {
 UsualLimit UsualLimitOf(const JobConfig& config);
 
 // Sets `value`, the value of `key`, to `to`; `why` stands as its origin.
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to, const std::string& why);
+template <typename T>
+void Adjust(LoadedConfig& loaded, const std::string& key, T& value, std::type_identity_t<T> to,
+            const std::string& why) {
+  value = to;
+  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
+}
 
 // kNotFound: no such file. kInvalidArgument: everything that is wrong, one
 // "file:line: key: what was found; what to do" a line.

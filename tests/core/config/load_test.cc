@@ -722,5 +722,22 @@ TEST(LoadConfigTest, GamesThatThisMachineHasNoProcessForWereNotTriedAndAreNotAtF
                              HasSubstr(" were not tried: no child process: pipe2: ")));
 }
 
+// A call that may take longer than the run may stand still would be told as a stall, without a name.
+TEST(LoadConfigTest, ACallOfAPlugInIsLateBeforeTheRunStalls) {
+  const auto load = [](const std::string& cluster) {
+    return LoadConfigText(std::string(kGood) + "cluster: {" + cluster + "}\n", "x.yaml");
+  };
+  const Status late = load("stall_timeout_s: 20, plugin_timeout_s: 40").status();
+  EXPECT_EQ(late.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(late.message(), testing::ContainsRegex(
+                                  "^x.yaml:[0-9]+: cluster.plugin_timeout_s: is 40 s, more than the 20 s of "
+                                  "cluster.stall_timeout_s.*; lower it, or raise cluster.stall_timeout_s$"));
+  EXPECT_TRUE(load("stall_timeout_s: 40, plugin_timeout_s: 40").ok());
+  const auto adjusted = load("stall_timeout_s: 20");
+  ASSERT_TRUE(adjusted.ok()) << adjusted.status().message();
+  EXPECT_EQ(adjusted->config.cluster.plugin_timeout_s, 20);
+  EXPECT_EQ(load("heartbeat_s: 1")->config.cluster.plugin_timeout_s, 30);
+}
+
 }  // namespace
 }  // namespace tidepool::config
