@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <utility>
 
 #include "core/base/names.h"
-#include "core/base/plugin_label.h"
-#include "core/base/running_call.h"
 #include "scheduler/policies/policy_plugin.h"
 
 namespace tidepool::scheduler {
@@ -118,21 +115,6 @@ const Plugin<PolicyPlugin>* FindPolicy(std::string_view name) {
   return at == all.end() ? nullptr : &*at;
 }
 
-// A plug-in's: a crash names it, and what it throws is no plan.
-Policy Guarded(const std::string& label, const Policy& decide) {
-  return [label, decide](const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
-                         TimePoint now) -> Plan {
-    const RunningCall call(label, "a plan");
-    try {
-      return decide(pool, ledger, forecast, now);
-    } catch (const std::exception& e) {
-      return {.roles = {}, .why = {}, .failed = std::string("decide() threw an exception: ") + e.what()};
-    } catch (...) {
-      return {.roles = {}, .why = {}, .failed = "decide() threw something that is no std::exception"};
-    }
-  };
-}
-
 }  // namespace
 
 // core/base/plugin_check.h.
@@ -168,7 +150,7 @@ Placement PlacementOf(PlacementKind placement, const std::string& policy) {
   Placement p{.name = found->name,
               .summary = plugin.summary,
               .file = found->file,
-              .decide = Guarded(PluginLabel("policy", PolicyPlugins(), found->name), plugin.decide),
+              .decide = plugin.decide,
               .keeps_floor = placement != PlacementKind::kColocated,
               .forecasts = plugin.forecasts,
               .by_slot = plugin.by_slot,

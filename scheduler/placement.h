@@ -147,7 +147,8 @@ struct Placement {
 // kInvalidArgument: no policy has the name, or it decides within another placement. Empty: the placement's
 // own.
 Status CheckPolicy(PlacementKind placement, const std::string& policy);
-// A placement with a policy; its name is the policy's. requires CheckPolicy.
+// A placement with a policy; its name is the policy's. requires CheckPolicy. Who runs policies of others
+// limits the calls of `decide` and stops what it throws (workers/controller/scheduler_options.h).
 Placement PlacementOf(PlacementKind placement, const std::string& policy = {});
 
 // Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/algorithms/losses/losses.h"
-#include "core/base/made.h"
+#include "core/base/limited_call.h"
 #include "core/base/plugin_label.h"
 
 namespace tidepool::algorithms {
@@ -124,9 +124,9 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
   LossTerms& x = out.terms;
   x.value.assign(n, 0.0);
   x.slope.assign(n, 0.0);
-  TP_RETURN_IF_ERROR(LimitedAndGuarded(StatusCode::kInternal, PluginLabel("loss", LossPlugins(), entry.name),
-                                       "a micro-batch of " + std::to_string(cells.rows()) + " rows",
-                                       [&] { return entry.terms(spec.options, cells, b, x); }));
+  TP_RETURN_IF_ERROR(LimitedCall({.what = PluginLabel("loss", LossPlugins(), entry.name),
+                                  .on = "a micro-batch of " + std::to_string(cells.rows()) + " rows"})
+                         .Run(StatusCode::kInternal, [&] { return entry.terms(spec.options, cells, b, x); }));
 
   std::vector<double> factor(n, 1.0);
   if (spec.opsm_delta.has_value()) {

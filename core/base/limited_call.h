@@ -4,7 +4,7 @@
 //
 //   error: task gcd (core/tasks/tasks/gcd.cc) did not return within 30 s on question 7; correct it
 //
-//   question = Limited({.what = "task gcd (...)", .on = "question 7"}, [&] { return task.Train(7); });
+//   question = LimitedCall({.what = "task gcd (...)", .on = "question 7"}).Run(ask);
 //
 // A call without a limit of its own has the usual one of the process, cluster.plugin_timeout_s.
 //
@@ -29,6 +29,16 @@ struct UsualLimit {
   std::string key = {};
 };
 
+// What a plug-in threw, with the plug-in and what it was given: "task gcd (gcd.cc) threw an exception on
+// question 7: no such place".
+class PluginThrew : public std::runtime_error {
+ public:
+  PluginThrew(const PluginCall& call, const std::exception& e)
+      : std::runtime_error(call.what + " threw an exception on " + call.on + ": " + e.what()) {}
+  explicit PluginThrew(const PluginCall& call)
+      : std::runtime_error(call.what + " threw something that is no std::exception on " + call.on) {}
+};
+
 // A RunningCall, so that a crash is told too. The first one of a process starts the thread that watches them
 // all, and looks ten times a second.
 class LimitedCall {
@@ -36,6 +46,23 @@ class LimitedCall {
   explicit LimitedCall(const PluginCall& call);
   LimitedCall(const LimitedCall&) = delete;
   LimitedCall& operator=(const LimitedCall&) = delete;
+
+  // What `body` returns; for functions that give no Status. PluginThrew: it threw.
+  template <typename Body>
+  auto Run(Body&& body) const -> decltype(body()) {
+    try {
+      return body();
+    } catch (const std::exception& e) {
+      throw PluginThrew(call_, e);
+    } catch (...) {
+      throw PluginThrew(call_);
+    }
+  }
+  // The same as RunningCall::Run.
+  template <typename Body>
+  Status Run(StatusCode code, Body&& body) const {
+    return running_.Run(code, body);
+  }
 
   // Sets the usual limit, and returns the one before. A process reads several configs (of a run, of its warm
   // start, of the run that is gone on with): the limit is that of the config whose plug-ins are called.
@@ -63,28 +90,5 @@ class UsualLimitFor {
  private:
   UsualLimit before_;
 };
-
-// What a plug-in threw, with the plug-in and what it was given: "task gcd (gcd.cc) threw an exception on
-// question 7: no such place".
-class PluginThrew : public std::runtime_error {
- public:
-  PluginThrew(const PluginCall& call, const std::exception& e)
-      : std::runtime_error(call.what + " threw an exception on " + call.on + ": " + e.what()) {}
-  explicit PluginThrew(const PluginCall& call)
-      : std::runtime_error(call.what + " threw something that is no std::exception on " + call.on) {}
-};
-
-// What `body` returns, as a LimitedCall; for functions that give no Status. PluginThrew: it threw.
-template <typename Body>
-auto Limited(const PluginCall& call, Body&& body) -> decltype(body()) {
-  const LimitedCall limited(call);
-  try {
-    return body();
-  } catch (const std::exception& e) {
-    throw PluginThrew(call, e);
-  } catch (...) {
-    throw PluginThrew(call);
-  }
-}
 
 }  // namespace tidepool

@@ -35,25 +35,4 @@ auto Made(const FactoryCall& called, Make&& make) -> decltype(make()) {
   }
 }
 
-// What `body` returns, a Status, as a RunningCall of the plug-in `label` on `on` (words, or LaterWords).
-// `code`, in words that name it: it threw.
-template <typename On, typename Body>
-Status Guarded(StatusCode code, const std::string& label, const On& on, Body&& body) {
-  const RunningCall call(label, on);
-  try {
-    return body();
-  } catch (const std::exception& e) {
-    return Status(code, label + " threw an exception: " + e.what());
-  } catch (...) {
-    return Status(code, label + " threw something that is no std::exception");
-  }
-}
-
-// The same as a LimitedCall with the usual limit.
-template <typename Body>
-Status LimitedAndGuarded(StatusCode code, const std::string& label, const std::string& on, Body&& body) {
-  const LimitedCall limited({.what = label, .on = on});
-  return Guarded(code, label, on, body);
-}
-
 }  // namespace tidepool

@@ -13,12 +13,17 @@
 //
 //   const RunningCall call("reward closest_word (...)", "sample 3.0.1 (question 3)");
 //   verdict = reward(input);
+//
+// How long it takes is for somebody else to watch, or a LimitedCall (core/base/limited_call.h).
 
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
+
+#include "core/base/status.h"
 
 namespace tidepool {
 
@@ -64,6 +69,17 @@ class RunningCall {
   template <std::same_as<std::string> Passing, typename On>
   RunningCall(Passing&& what, const On& on) = delete;
   ~RunningCall();
+  // What `body` returns, a Status. `code`, in words that name the plug-in: it threw.
+  template <typename Body>
+  Status Run(StatusCode code, Body&& body) const {
+    try {
+      return body();
+    } catch (const std::exception& e) {
+      return Status(code, std::string(what_) + " threw an exception: " + e.what());
+    } catch (...) {
+      return Status(code, std::string(what_) + " threw something that is no std::exception");
+    }
+  }
   RunningCall(const RunningCall&) = delete;
   RunningCall& operator=(const RunningCall&) = delete;
 

@@ -105,9 +105,9 @@ void WarnOfRepeats(Binder& b, const JobConfig& c, const tasks::Task& task) {
     if (++repeats == 1) first = name + " is " + at->second;
   };
   for (int64_t i = 0; i < std::min(kMost, task.held_out_size()); ++i)
-    look(tasks::Ask(task, c.data.task, i, /*held_out=*/true), "held-out question " + std::to_string(i));
+    look(task.HeldOut(i), "held-out question " + std::to_string(i));
   for (int64_t i = 0; i < std::min(kMost, task.train_size()); ++i)
-    look(tasks::Ask(task, c.data.task, i, /*held_out=*/false), "question " + std::to_string(i));
+    look(task.Train(i), "question " + std::to_string(i));
   if (repeats == 0) return;
   b.Warn("data.task", std::to_string(repeats) + " of the first " + std::to_string(looked) +
                           " questions of task " + c.data.task + " are there before (" + first +
@@ -123,7 +123,7 @@ void CheckTaskQuestions(Binder& b, const JobConfig& c, const tasks::Task& task) 
     for (const bool held_out : {false, true}) {
       const int64_t count = held_out ? task.held_out_size() : task.train_size();
       for (int64_t i = 0; i < std::min<int64_t>(64, count); ++i) {
-        const tasks::Question q = tasks::Ask(task, c.data.task, i, held_out);
+        const tasks::Question q = held_out ? task.HeldOut(i) : task.Train(i);
         missing.Look(q.prompt + q.answer);
       }
     }
@@ -463,7 +463,8 @@ void CheckOffload(Binder& b, const JobConfig& c) {
       "multiplexed");
 }
 
-void CheckCluster(Binder& b, const JobConfig& c) {
+void CheckCluster(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
   const std::string& bind = c.cluster.bind;
   const bool loopback =
       bind == "localhost" || bind == "::1" || bind == "[::1]" ||
@@ -478,6 +479,18 @@ void CheckCluster(Binder& b, const JobConfig& c) {
   b.Rule({"cluster.stall_timeout_s", "cluster.heartbeat_s"},
          c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s,
          "the stall time-out is shorter than four heartbeats; every run would look stalled");
+  if (!b.AllGood({"cluster.plugin_timeout_s", "cluster.stall_timeout_s"}) ||
+      c.cluster.plugin_timeout_s <= c.cluster.stall_timeout_s)
+    return;
+  const std::string key = "cluster.plugin_timeout_s";
+  if (!b.Written(key))
+    return Adjust(loaded, key, c.cluster.plugin_timeout_s, c.cluster.stall_timeout_s,
+                  "cluster.stall_timeout_s is shorter");
+  b.Complain(key,
+             "is " + ValueText(FindKey(key)->field(c, 0)) + " s, more than the " +
+                 ValueText(FindKey("cluster.stall_timeout_s")->field(c, 0)) +
+                 " s of cluster.stall_timeout_s, so the run would end without the name of a plug-in that "
+                 "does not return; lower it, or raise cluster.stall_timeout_s");
 }
 
 // What a GPU does not do.
@@ -686,19 +699,19 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckPlacement(b, c);
   CheckOffload(b, c);
   CheckBest(b, c);
-  CheckCluster(b, c);
+  CheckCluster(b, loaded);
   CheckDevice(b, c);
   CheckName(b, c);
 }
 
-Status TryGames(const LoadedConfig& loaded) {
+StatusOr<std::string> TryGames(const LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   const EnvironmentConfig* e = c.environment();
   const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
-  if (info == nullptr) return OkStatus();
-  const auto wrong = [&](const char* key, const char* section, const std::string& what) {
+  if (info == nullptr) return std::string();
+  const auto told = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
-    return InvalidArgument(loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what);
+    return loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what;
   };
   TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
   MissingCharacters missing(c.model.init ? c.model.init->alphabet : "");
@@ -707,15 +720,18 @@ Status TryGames(const LoadedConfig& loaded) {
       {.reset_s = e->reset_timeout_s, .step_s = e->step_timeout_s},
       [&](const std::string& text, environments::Said /*said*/) { missing.Look(text); },
       [&] { return missing.list(); });
+  if (played.status().code() == StatusCode::kUnavailable)
+    return told("environment.name", "environment.name",
+                "games of " + environments::LabelOf(*info) + " were not tried: " + played.status().message());
   if (!played.ok()) {
-    return wrong("environment.name", "environment.name",
-                 "a trial of its games failed: " + played.status().message() +
-                     "; correct it and build again (environment.step_timeout_s limits a step, "
-                     "reset_timeout_s a reset)");
+    return InvalidArgument(told("environment.name", "environment.name",
+                                "a trial of its games failed: " + played.status().message() +
+                                    "; correct it and build again (environment.step_timeout_s limits a step, "
+                                    "reset_timeout_s a reset)"));
   }
-  if (played->empty() || !c.model.init) return OkStatus();
-  return wrong("model.init.alphabet", "model.init",
-               LackText(*played, "which environment " + info->name + " writes or reads"));
+  if (played->empty() || !c.model.init) return std::string();
+  return InvalidArgument(told("model.init.alphabet", "model.init",
+                              LackText(*played, "which environment " + info->name + " writes or reads")));
 }
 
 }  // namespace tidepool::config

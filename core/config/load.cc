@@ -230,12 +230,6 @@ std::string Origin::ToString() const {
   return {};
 }
 
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to,
-            const std::string& why) {
-  value = to;
-  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
-}
-
 Origin LoadedConfig::OriginOf(const std::string& key) const {
   const auto it = origins.find(key);
   return it == origins.end() ? Origin{} : it->second;

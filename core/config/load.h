@@ -17,6 +17,7 @@
 
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/config.h"
@@ -56,7 +57,12 @@ struct LoadedConfig {
 UsualLimit UsualLimitOf(const JobConfig& config);
 
 // Sets `value`, the value of `key`, to `to`; `why` stands as its origin.
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to, const std::string& why);
+template <typename T>
+void Adjust(LoadedConfig& loaded, const std::string& key, T& value, std::type_identity_t<T> to,
+            const std::string& why) {
+  value = to;
+  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
+}
 
 // kNotFound: no such file. kInvalidArgument: everything that is wrong, one
 // "file:line: key: what was found; what to do" a line.
@@ -69,7 +75,9 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
 // Plays a few games of the environment that the config names, for the characters that a tiny model lacks of
 // them, and for a game that crashes or hangs. In a child of this process, so before it has threads; for who
 // is about to run the job, or was asked whether it can be. kInvalidArgument: what is wrong, as of LoadConfig.
-Status TryGames(const LoadedConfig& loaded);
+// What is returned is a warning: this machine has no child for it, which is not the game's fault, and nothing
+// is known of it; empty: none.
+StatusOr<std::string> TryGames(const LoadedConfig& loaded);
 
 // A config that was checked once: each key for itself. What the rules between keys would say is left out,
 // because the files that it names may be gone since.

@@ -260,10 +260,12 @@ std::vector<Key> SystemKeys() {
       TP_KEY(cluster.start_timeout_s, "for a worker to start", Between(0.1, 86400), Unit{"s"}),
       TP_KEY(cluster.stall_timeout_s, "without progress anywhere while work remains", Between(0.1, 86400),
              Unit{"s"}),
-      TP_KEY(cluster.plugin_timeout_s,
-             "for a call of a plug-in that has no time-out of its own: a factory, a question of a task, a "
-             "policy's plan, a loss, an advantage; what takes longer ends its process",
-             Between(0.1, 86400), Unit{"s"}),
+      TP_KEY(
+          cluster.plugin_timeout_s,
+          "for a call of a plug-in that has no time-out of its own: a factory, a question of a task, a "
+          "policy's plan, a loss, an advantage; what takes longer ends its process. At most stall_timeout_s, "
+          "which is also its default where that is shorter",
+          Between(0.1, 86400), Unit{"s"}),
       TP_KEY(cluster.weight_transport,
              "how weights reach other slots; one slot alone hands them over in place"),
       TP_KEY(cluster.pace,

@@ -188,7 +188,7 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Of(ControlTask t
   m.rules = std::move(task.rules);
   m.task = LabelOf(m.spec);
   m.seed = seed;
-  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, m.task, "the start of its instances", [&] {
+  TP_RETURN_IF_ERROR(RunningCall(m.task, "the start of its instances").Run(StatusCode::kDataLoss, [&] {
     for (const uint64_t index : indices) {
       InstanceState s;
       s.index = index;
@@ -221,7 +221,7 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
   const Stepped begins = impl_->Begins();
-  TP_RETURN_IF_ERROR(Guarded(StatusCode::kDataLoss, impl_->task, begins.words(), [&] {
+  TP_RETURN_IF_ERROR(RunningCall(impl_->task, begins.words()).Run(StatusCode::kDataLoss, [&] {
     for (size_t i = 0; i < impl_->states.size(); ++i)
       TP_RETURN_IF_ERROR(impl_->Observe(impl_->states[i], out.data() + i * width));
     return OkStatus();
@@ -231,8 +231,9 @@ StatusOr<std::vector<float>> VectorEnvironment::Observations() const {
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
   const Stepped begins = impl_->Begins();
-  return Guarded(StatusCode::kDataLoss, impl_->task, begins.words(),
-                 [&] { return impl_->Step(actions, out); });
+  return RunningCall(impl_->task, begins.words()).Run(StatusCode::kDataLoss, [&] {
+    return impl_->Step(actions, out);
+  });
 }
 
 Status VectorEnvironment::Impl::Step(std::span<const float> actions, VectorStep& out) {

@@ -143,13 +143,14 @@ Status JournalWriter::Flush() {
   if (!broken_.ok()) return broken_;
   if (buffer_.empty()) return OkStatus();
   const bool has_records = file_->size() > header_bytes_;
-  if (has_records && file_->size() + buffered_bytes() > options_.segment_bytes) {
+  if (new_base_ || (has_records && file_->size() + buffered_bytes() > options_.segment_bytes)) {
     // The old segment is whole and durable before the new one exists: a reader relies on it.
     if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
     if (Status cut = file_->Truncate(file_->size()); !cut.ok()) return Broken(cut);
     if (Status started = StartSegment(); !started.ok()) {
       return started.code() == StatusCode::kResourceExhausted ? started : Broken(started);
     }
+    new_base_ = false;
   }
   TP_RETURN_IF_ERROR(WriteBuffer());
   size_t begin = 0;
@@ -170,6 +171,13 @@ Status JournalWriter::Sync() {
   durable_ = next_;
   after_sync_ = true;
   return OkStatus();
+}
+
+Status JournalWriter::SetBegun(int64_t begun_unix_ms) {
+  Status flushed = Flush();
+  options_.begun_unix_ms = begun_unix_ms;
+  new_base_ = true;
+  return flushed;
 }
 
 Status JournalWriter::Close() {

@@ -5,14 +5,15 @@
 // Folder `journal/`: segments 0000.tpj, 0001.tpj, ... and `lock`. All numbers little-endian.
 //   header   magic "TPJRNL\r\n" | schema u32 | header bytes u32 | segment u64 | first lsn u64 |
 //            ctl_epoch u32 | hash of the previous segment u64 (0 for the first) | run id {u32, bytes} |
-//            time of day at which mono_ns of this life is 0, milliseconds since 1970 i64 (may be missing: 0,
-//            not known) | crc32c u32 of all before
+//            time of day at which mono_ns of this segment's records is 0, milliseconds since 1970 i64 (may be
+//            missing: 0, not known) | crc32c u32 of all before
 //   record   len u32 | crc32c u32 | lsn u64 | ctl_epoch u32 | mono_ns u64 | kind u16 | fields
 //            len counts what follows the crc, the crc covers it. Bit 15 of kind: every byte before
 //            this record was durable when it was appended (see below). lsn counts from 0 without gaps.
 //   hash     of a segment: h = Hash64(header); for each record h = Hash64(record bytes, h)
 // Fields: core/storage/journal_codec.h. A segment belongs to one life of a controller: each Open starts a
-// new one with the next ctl_epoch, and a segment is whole and durable before the next is made.
+// new one with the next ctl_epoch, and a segment is whole and durable before the next is made. One also
+// begins where the time of day goes on from another base, because mono_ns stood still.
 //
 // Damage. In the last segment, bytes that are no valid record are a torn tail (the machine went down while
 // they were written): they end the journal, and the next Open cuts them. They are corruption, as
@@ -137,6 +138,9 @@ class JournalWriter {
   Status Flush();
   // Flush, then waits until everything appended so far is durable. Errors as Flush.
   Status Sync();
+  // JournalOptions::begun_unix_ms of the records from here on, which get a segment of their own. What was
+  // appended before is flushed: errors as Flush, and then it may go into that segment.
+  Status SetBegun(int64_t begun_unix_ms);
   // Sync, then gives reserved space and the lock back. The writer is unusable afterwards.
   Status Close();
 
@@ -169,6 +173,7 @@ class JournalWriter {
   uint64_t hash_ = 0;  // of the present segment, so far
   std::string buffer_;
   std::vector<size_t> records_;  // end of each record in buffer_
+  bool new_base_ = false;        // the next record begins a segment
   bool after_sync_ = true;       // the next record is the first since everything was durable
   int64_t header_bytes_ = 0;     // of the present segment
   int64_t reserved_until_ = 0;

@@ -125,7 +125,7 @@ Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
   } else {
     const int64_t n = held_out ? held_out_size_ : size_;
     for (int64_t k = 1; k < n && wrong == q.answer; ++k)
-      wrong = Ask(*task_, task_name_, (index + k) % n, held_out).answer;
+      wrong = (held_out ? task_->HeldOut((index + k) % n) : task_->Train((index + k) % n)).answer;
   }
   q.fields["rejected"] = wrong;
   return q;
@@ -154,14 +154,14 @@ RowOrigin DataSource::HeldOutOrigin(int64_t index) const {
 Question DataSource::Row(int64_t ordinal) const {
   const int64_t index = Index(ordinal);
   if (task_ == nullptr) return train_->Row(index);
-  Question asked = Ask(*task_, task_name_, index, /*held_out=*/false);
+  Question asked = task_->Train(index);
   return pairs_ ? AsPair(std::move(asked), index, /*held_out=*/false) : asked;
 }
 
 Question DataSource::HeldOut(int64_t index) const {
   TP_CHECK(index >= 0 && index < held_out_size_) << index << " of " << held_out_size_;
   if (task_ == nullptr) return HeldOutFile().Row(held_out_rows_[static_cast<size_t>(index)]);
-  Question asked = Ask(*task_, task_name_, index, /*held_out=*/true);
+  Question asked = task_->HeldOut(index);
   return pairs_ ? AsPair(std::move(asked), index, /*held_out=*/true) : asked;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "core/base/made.h"
 #include "core/base/names.h"
@@ -39,6 +40,44 @@ StatusOr<const TaskEntry*> Find(const std::string& name) {
   return NotFound("task: no task is named '" + name + "'; " + DidYouMean(name, names));
 }
 
+// A plug-in's task as everybody else has it: each question is asked in a limited time, and what is thrown
+// names it. Its sizes are asked once.
+class LimitedTask : public Task {
+ public:
+  LimitedTask(std::string label, std::unique_ptr<Task> task, int64_t train_size, int64_t held_out_size)
+      : label_(std::move(label)),
+        task_(std::move(task)),
+        train_size_(train_size),
+        held_out_size_(held_out_size) {}
+  [[nodiscard]] int64_t train_size() const override { return train_size_; }
+  [[nodiscard]] int64_t held_out_size() const override { return held_out_size_; }
+  [[nodiscard]] Question Train(int64_t index) const override {
+    return Ask("question " + std::to_string(index), [&] { return task_->Train(index); });
+  }
+  [[nodiscard]] Question HeldOut(int64_t index) const override {
+    return Ask("held-out question " + std::to_string(index), [&] { return task_->HeldOut(index); });
+  }
+
+ private:
+  template <typename Body>
+  Question Ask(const std::string& which, Body&& body) const {
+    return LimitedCall({.what = label_, .on = which}).Run(body);
+  }
+
+  const std::string label_;
+  const std::unique_ptr<const Task> task_;
+  const int64_t train_size_, held_out_size_;
+};
+
+StatusOr<int64_t> SizeOf(const std::string& label, const char* function, int64_t least,
+                         const std::function<int64_t()>& size) {
+  TP_ASSIGN_OR_RETURN(const int64_t found, Made({.label = label, .function = function, .place = "task: "},
+                                                [&]() -> StatusOr<int64_t> { return size(); }));
+  if (found >= least) return found;
+  return FailedPrecondition(std::string(function) + " is " + std::to_string(found) + ", expected " +
+                            std::to_string(least) + " or more");
+}
+
 }  // namespace
 
 // core/base/plugin_check.h.
@@ -69,16 +108,16 @@ std::string TaskLabel(std::string_view name) {
 StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request) {
   TP_ASSIGN_OR_RETURN(const TaskEntry* entry, Find(request.name));
   TP_ASSIGN_OR_RETURN(const OptionValues options, OptionValues::Parse(entry->info.options, request.options));
-  auto task = Made({.label = TaskLabel(entry->info.name), .place = "task: "},
-                   [&] { return entry->plugin.make(options, request); });
-  if (!task.ok()) return Named(*entry, task.status());
-  return task;
-}
-
-Question Ask(const Task& task, std::string_view name, int64_t index, bool held_out) {
-  return Limited({.what = TaskLabel(name),
-                  .on = (held_out ? "held-out question " : "question ") + std::to_string(index)},
-                 [&] { return held_out ? task.HeldOut(index) : task.Train(index); });
+  const std::string label = TaskLabel(entry->info.name);
+  auto made = Made({.label = label, .place = "task: "}, [&] { return entry->plugin.make(options, request); });
+  if (made.ok() && *made == nullptr) made = FailedPrecondition(".make gave no task");
+  if (!made.ok()) return Named(*entry, made.status());
+  const Task& task = **made;
+  const auto train = SizeOf(label, "train_size()", 1, [&] { return task.train_size(); });
+  if (!train.ok()) return Named(*entry, train.status());
+  const auto held_out = SizeOf(label, "held_out_size()", 0, [&] { return task.held_out_size(); });
+  if (!held_out.ok()) return Named(*entry, held_out.status());
+  return std::unique_ptr<Task>(std::make_unique<LimitedTask>(label, *std::move(made), *train, *held_out));
 }
 
 StatusOr<int64_t> CountUnits(const std::string& name,

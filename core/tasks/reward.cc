@@ -49,7 +49,7 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
     const std::string label = name + " (" + file + ")";
     TP_ASSIGN_OR_RETURN(Reward reward,
                         Made({.label = "reward " + label}, [&] { return plugin.make(argument); }));
-    return Guarded(label, std::move(reward));
+    return RunningReward(label, std::move(reward));
   }
   return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");
@@ -87,7 +87,7 @@ PluginCall RewardCall(std::string_view spec, double timeout_s) {
   return {.what = RewardLabel(spec), .on = {}, .limit_s = timeout_s, .key = "its timeout_s"};
 }
 
-Reward Guarded(const std::string& name, Reward reward) {
+Reward RunningReward(const std::string& name, Reward reward) {
   return [name, label = "reward " + name, reward = std::move(reward)](const RewardInput& input) -> Verdict {
     const auto failed = [&](const std::string& how) {
       return Verdict{Verdict::Outcome::kInfra, 0, name + " " + how};

@@ -73,15 +73,15 @@ std::string RewardLabel(std::string_view spec);
 // A call of it that may take `timeout_s`, the key of the reward; on what is for who calls.
 PluginCall RewardCall(std::string_view spec, double timeout_s);
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
-// argument. What it returns is Guarded.
+// argument. What it returns is a RunningReward.
 StatusOr<Reward> MakeReward(std::string_view spec);
 // The row has no answer, and therefore `reward` can grade no response to it. Nothing is declared for it: a
 // reward says so by its verdict on an empty response, kData without an answer and not with one. Of a reward
 // that reads only some answers (JSON, say) this may be false all the same.
 bool LacksAnswer(const Reward& reward, RewardInput row);
-// A reward whose exceptions and whose scores that are not finite are kInfra, in words that begin with `name`.
-// A call is a RunningCall (core/base/running_call.h).
-Reward Guarded(const std::string& name, Reward reward);
+// A reward each call of which is a RunningCall (core/base/running_call.h). Exceptions, and scores that are
+// not finite, are kInfra in words that begin with `name`.
+Reward RunningReward(const std::string& name, Reward reward);
 
 // How `exact_answer` compares, from fields["answer_rule"]:
 //   last_number  the response ended by itself and its last number equals the answer

@@ -54,6 +54,8 @@ struct Question {
   friend bool operator==(const Question&, const Question&) = default;
 };
 
+// What MakeTask gives calls the plug-in for its questions in the time that cluster.plugin_timeout_s gives
+// (core/base/limited_call.h). PluginThrew: it threw.
 class Task {
  public:
   virtual ~Task() = default;
@@ -87,13 +89,10 @@ const TaskInfo* FindTask(std::string_view name);
 // "task NAME (FILE)", for messages.
 std::string TaskLabel(std::string_view name);
 
-// kNotFound: no such task (the nearest name is in the message). kInvalidArgument: an option is
-// unknown or out of range, or more is held out than half the space; the message starts with the
-// option's name.
+// The only door to a task. kNotFound: no such task (the nearest name is in the message). kInvalidArgument: an
+// option is unknown or out of range, or more is held out than half the space; the message starts with the
+// option's name; or the plug-in threw. kFailedPrecondition: it gave no task, or one without questions.
 StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request);
-
-// A question of the task of that name, as a LimitedCall. PluginThrew: it threw.
-Question Ask(const Task& task, std::string_view name, int64_t index, bool held_out);
 
 // Number of held-out units in the space that the options describe (2^62 stands for "or more").
 StatusOr<int64_t> CountUnits(const std::string& name, const std::map<std::string, std::string>& options);

@@ -8,7 +8,7 @@
 #include "core/algorithms/advantages.h"
 #include "core/algorithms/distillation.h"
 #include "core/algorithms/importance.h"
-#include "core/base/made.h"
+#include "core/base/limited_call.h"
 #include "core/base/plugin_label.h"
 
 namespace tidepool::train {
@@ -112,12 +112,13 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
     }
     in.steps = &plan.steps;
   }
-  TP_RETURN_IF_ERROR(LimitedAndGuarded(
-      StatusCode::kInternal, PluginLabel("advantage", algorithms::AdvantagePlugins(), a.advantage->name),
-      "a batch of " + std::to_string(plan.cells.rows()) + " rows", [&] {
-        plan.advantages = a.advantage->compute(a.advantage_options, in);
-        return OkStatus();
-      }));
+  TP_RETURN_IF_ERROR(
+      LimitedCall({.what = PluginLabel("advantage", algorithms::AdvantagePlugins(), a.advantage->name),
+                   .on = "a batch of " + std::to_string(plan.cells.rows()) + " rows"})
+          .Run(StatusCode::kInternal, [&] {
+            plan.advantages = a.advantage->compute(a.advantage_options, in);
+            return OkStatus();
+          }));
   if (a.teacher_coef != 0) {
     const std::vector<double> more =
         algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, a.teacher_coef, plan.cells);

@@ -188,6 +188,7 @@ class FaultyPluginsTest(RunTest):
         made = LATE + "the options of the job (its .make)" + RAISE
         cases = [(["validate", REWARD, task(make="hang", size=8, held_out=8), SOON], FAULTY_TASK + made),
                  (["validate", REWARD, task(units="hang", size=8), SOON], FAULTY_TASK + made.replace(".make", ".units")),
+                 (["validate", REWARD, task(sizes="hang", size=8, held_out=8), SOON], FAULTY_TASK + made.replace(".make", "train_size()")),
                  (["validate", REWARD, task(question="hang", size=100000, held_out=0), SOON, "eval.samples=0"], FAULTY_TASK + LATE + "question "),
                  (["validate", REWARD, reward("make hang"), SOON], FAULTY_REWARD + made),
                  (["validate", GAME, game("make hang"), DIGITS, SOON], FAULTY_GAME + made),

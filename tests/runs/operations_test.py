@@ -1,4 +1,5 @@
 """How a run is operated: what its processes inherit, who may work on it, how its end is finished later."""
+import datetime
 import fcntl
 import json
 import os
@@ -91,13 +92,19 @@ class OperationsTest(RunTest):
         run = self.start(CONFIG, "train.steps=100000")
         at = self.wait_step(1, run)
         run.send_signal(signal.SIGSTOP)
-        time.sleep(2)  # more than workers/controller/loop_clock.h takes for a slow turn
+        stopped = time.time()
+        time.sleep(3)  # more than workers/controller/loop_clock.h takes for a slow turn
+        on = time.time()
         run.send_signal(signal.SIGCONT)
         self.wait_for(lambda: "event=stood_still" in self.path("logs", "controller.log").read_text(), what="a word of it", process=run)
         self.wait_step(self.status()["step"] + 2, run)
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.assert_checked()
+        # Nothing happened in that time, by the time of day: that of the records behind it is not early by as long.
+        times = [datetime.datetime.fromisoformat(r["time"].replace("Z", "+00:00")).timestamp() for r in self.journal()]
+        self.assertEqual([t for t in times if stopped + 0.5 < t < on - 1.1], [])
+        self.assertGreater(times[-1], on)
         self.assertNotIn("event=suspended", self.path("logs", "controller.log").read_text(), "the machine did not sleep")
 
     def test_a_run_says_for_how_long_the_machine_slept(self):

@@ -7,6 +7,10 @@
 
 #include "core/base/status.h"
 
+namespace tidepool::config {
+struct LoadedConfig;
+}
+
 namespace tidepool::workers {
 
 struct CommandContext {
@@ -16,6 +20,8 @@ struct CommandContext {
 
 // Prints the message on stderr as it is and sets the exit code.
 void Fail(CommandContext& context, const Status& status, int exit_code = 2);
+// config::TryGames. What it warns of goes to stderr.
+Status CheckGames(const config::LoadedConfig& loaded);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show

@@ -21,6 +21,13 @@
 #include "workers/controller/job.h"
 
 namespace tidepool::workers {
+
+Status CheckGames(const config::LoadedConfig& loaded) {
+  TP_ASSIGN_OR_RETURN(const std::string warning, config::TryGames(loaded));
+  if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  return OkStatus();
+}
+
 namespace {
 
 // With what the config names checked, too. Warnings go to stderr.
@@ -28,7 +35,7 @@ StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string
                           const std::string& self_path) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  TP_RETURN_IF_ERROR(config::TryGames(loaded));
+  TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
   WarnOfGpus(loaded, self_path);
   return DataOf(loaded.config);

@@ -286,7 +286,8 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
   PluginCalls& calls = *o.calls;
   for (NamedReward& reward : rewards) {
     names.push_back(reward.name);
-    reward.grade = calls.Limited(tasks::RewardLabel(reward.name), reward.timeout_s, std::move(reward.grade));
+    reward.grade =
+        calls.LimitedReward(tasks::RewardLabel(reward.name), reward.timeout_s, std::move(reward.grade));
   }
   std::unique_ptr<RowSource> text;
   std::vector<EvalSet> sets;

@@ -45,7 +45,7 @@ Status PluginCalls::Run(const PluginCall& call, std::function<void()> body) {
   return OkStatus();
 }
 
-tasks::Reward PluginCalls::Limited(const std::string& label, double timeout_s, tasks::Reward reward) {
+tasks::Reward PluginCalls::LimitedReward(const std::string& label, double timeout_s, tasks::Reward reward) {
   return [this, label, timeout_s, reward = std::make_shared<const tasks::Reward>(std::move(reward))](
              const tasks::RewardInput& input) {
     // The input is copied: a call that does not come back still reads it when nobody waits any more.

@@ -42,7 +42,7 @@ class PluginCalls {
     return std::move(**out);
   }
   // The reward, called so. What is not to be had is kInfra in words.
-  tasks::Reward Limited(const std::string& label, double timeout_s, tasks::Reward reward);
+  tasks::Reward LimitedReward(const std::string& label, double timeout_s, tasks::Reward reward);
 
   // Not OK: a call was given up, so that its thread is still in it. The process has to end by EndProcess.
   [[nodiscard]] const Status& lost() const { return lost_; }

@@ -170,7 +170,7 @@ Status DescribeTask(const RegistryOptions& o) {
   json["samples"] = Json::array();
   try {
     for (int64_t i = 0; i < std::min(o.samples, task->train_size()); ++i) {
-      const tasks::Question q = tasks::Ask(*task, o.name, i, /*held_out=*/false);
+      const tasks::Question q = task->Train(i);
       json["samples"].push_back({{"prompt", q.prompt}, {"answer", q.answer}, {"fields", q.fields}});
     }
   } catch (const PluginThrew& threw) {

@@ -16,9 +16,9 @@
 #include "core/base/json_fields.h"
 #include "core/base/places.h"
 #include "core/base/real_file_system.h"
-#include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/observe/progress.h"
+#include "core/observe/run_data.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
@@ -37,22 +37,6 @@ std::optional<Json> ReadObject(const fs::path& path) {
   Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return std::nullopt;
   return json;
-}
-
-// The line that tells what ended a controller in a call of a plug-in, newer than all else that it said;
-// empty: nothing did.
-std::string LastWordsOf(const storage::RunPaths& paths) {
-  std::ifstream in(paths.last_words());
-  std::string line, last;
-  while (std::getline(in, line)) {
-    if (!line.empty()) last = line;
-  }
-  return last;
-}
-
-std::string WithoutError(const std::string& line) {
-  constexpr std::string_view kError = "error: ";
-  return line.starts_with(kError) ? line.substr(kError.size()) : line;
 }
 
 double AgeSeconds(const fs::path& path) {
@@ -278,21 +262,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     }
     return s;
   }
-  // What a controller said last, where it came to say it.
-  const auto said_live = [&](int64_t exit, const std::string& why) {
-    return Json{{"exit", exit},
-                {"why", why},
-                {"steps", live.step},
-                {"policy_version", live.version},
-                {"finished", live.state == "finished"}};
-  };
-  if (const std::string words = LastWordsOf(paths); !words.empty()) {
-    s.summary = said_live(ExitCodeOf(words), WithoutError(words));
-  } else if (auto json = ReadObject(paths.summary())) {
-    s.summary = *std::move(json);
-  } else if (!live.state.empty() && live.state != "running") {
-    s.summary = said_live(live.exit.value_or(-1), live.why.value_or(""));
-  }
+  s.summary = observe::EndOf(run_dir);
   bool said = false;
   if (!s.summary.is_null()) {
     observe::SummaryFile summary{.exit = -1};

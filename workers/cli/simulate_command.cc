@@ -352,7 +352,7 @@ Status SimulateWorkload(const Options& o) {
 
 Status SimulateConfig(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
-  TP_RETURN_IF_ERROR(config::TryGames(loaded));
+  TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_ASSIGN_OR_RETURN(SimJob s, FromConfig(loaded.config, o));
   s.per_step = o.per_step;
   TP_ASSIGN_OR_RETURN(const SimReport r, RunOne(s, o.journal));
@@ -403,7 +403,7 @@ Status SimulateConfig(const Options& o) {
 // Placements and sizes that the job may have, each simulated for a few steps.
 Status PlanJob(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
-  TP_RETURN_IF_ERROR(config::TryGames(loaded));
+  TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_ASSIGN_OR_RETURN(SimJob base, FromConfig(loaded.config, o));
   base.controller.steps = std::min<int64_t>(loaded.config.train.steps, 20);
   struct Choice {

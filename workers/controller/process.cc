@@ -28,6 +28,7 @@ StatusOr<RunResult> ControllerProcess::Run() {
     (void)files_.Drain(DiskThread::kPatience);  // a line of a log; the caller has the message
     return opened;
   }
+  FollowTimeOfDay();  // what was there before is long to read
   Feed(ev::Started{});
   Drive();
   Close();
@@ -38,7 +39,6 @@ StatusOr<RunResult> ControllerProcess::Run() {
 
 Status ControllerProcess::Open() {
   clock_.Start(Clock::now());
-  const auto begun = std::chrono::system_clock::now().time_since_epoch();
   observe::LogOptions log;
   log.path = storage::RunPaths(request_.run_dir).logs() + "/controller.log";
   log.role = "controller";
@@ -59,10 +59,9 @@ Status ControllerProcess::Open() {
     TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config_, *rows_));
     if (without.count > 0) Warn(WarningOf(without), "data");
   }
+  begun_ = Begun();
   StorageOptions storage{
-      .run_dir = request_.run_dir,
-      .run_id = request_.run_id,
-      .begun_unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(begun).count()};
+      .run_dir = request_.run_dir, .run_id = request_.run_id, .begun_unix_ms = begun_.count()};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   if (config_.model.is_policy()) {
@@ -324,9 +323,24 @@ void ControllerProcess::NoteSuspension() {
        "suspended", {{"seconds", std::to_string(std::chrono::round<std::chrono::seconds>(asleep).count())}});
 }
 
+std::chrono::milliseconds ControllerProcess::Begun() {
+  const TimePoint now = Now();  // first: what passes between the two is absence then
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch() - now.since_start);
+}
+
+// The journal's time of day is that of the log, whatever the time of the run stood still for, and when the
+// machine's clock was set.
+void ControllerProcess::FollowTimeOfDay() {
+  const auto begun = Begun();
+  if (std::chrono::abs(begun - begun_) < LoopClock::kAbsence) return;
+  begun_ = begun;
+  storage_->SetBegun(begun_.count());
+}
+
 void ControllerProcess::NoteAbsence() {
   NoteSuspension();
-  (void)Now();
+  FollowTimeOfDay();
   const auto away = clock_.TakeAbsence();
   if (away == Clock::duration{0}) return;
   Feed(ev::StoodStill{away});

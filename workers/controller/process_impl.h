@@ -89,6 +89,8 @@ class ControllerProcess {
   void CarryOut(std::vector<Effects::Decided>& decided);
   void OnStorage(StorageDone& done);
   void NoteAbsence();
+  std::chrono::milliseconds Begun();  // the time of day, since 1970, at which Now() was 0
+  void FollowTimeOfDay();
   void NoteSuspension();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
@@ -187,6 +189,7 @@ class ControllerProcess {
   std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
   LoopClock clock_;
   SuspendWatch suspend_watch_;
+  std::chrono::milliseconds begun_{};  // as the journal has it
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::shared_ptr<const HeldFolder> folder_;  // the run's

@@ -28,7 +28,11 @@ struct Batch {
   std::vector<RunStorage::Record> records;
 };
 
-using Item = std::variant<Batch, sample::Trajectory>;
+struct Begun {
+  int64_t unix_ms = 0;
+};
+
+using Item = std::variant<Batch, sample::Trajectory, Begun>;
 
 std::string Plain(const std::string& path, const std::string& run_dir) {
   return path.starts_with(run_dir + "/") ? path.substr(run_dir.size() + 1) : path;
@@ -101,6 +105,11 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
         tokens = ref.status();
         if (ref.ok())
           stored.push_back({t->tid, t->att, t->prompt_size(), t->size(), t->VersionsWithLoss(), *ref});
+        continue;
+      }
+      if (const auto* begun = std::get_if<Begun>(&item)) {
+        say("write of " + Plain(journal->current_file(), options.run_dir));
+        if (const Status s = journal->SetBegun(begun->unix_ms); !s.ok()) return Fail(s);
         continue;
       }
       const auto& batch = std::get<Batch>(item);
@@ -200,6 +209,12 @@ void RunStorage::Store(sample::Trajectory trajectory) {
     state_->queue.emplace_back(std::move(trajectory));
   }
   Work("write of payload/");
+}
+
+// It goes to the disk with the next records.
+void RunStorage::SetBegun(int64_t begun_unix_ms) {
+  const MutexLock lock(state_->mu);
+  state_->queue.emplace_back(Begun{begun_unix_ms});
 }
 
 void RunStorage::Work(std::string operation) {

@@ -74,6 +74,8 @@ class RunStorage {
   // Returns the batch's number; they count up from 1.
   int64_t Append(std::vector<Record> records);
   void Store(sample::Trajectory trajectory);  // -> PayloadStored
+  // StorageOptions::begun_unix_ms of the records that are appended from here on.
+  void SetBegun(int64_t begun_unix_ms);
 
   [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }  // of the next record to be handed over

@@ -1,6 +1,7 @@
 #include "workers/controller/scheduler_options.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -111,7 +112,16 @@ StatusOr<scheduler::Placement> LimitedPlacement(const scheduler::FleetOptions& f
                          const scheduler::PoolView& pool, const scheduler::LedgerView& ledger,
                          const scheduler::Forecast& forecast, TimePoint now) {
     const LimitedCall call({.what = label, .on = "a plan"});
-    return decide(pool, ledger, forecast, now);
+    const auto threw = [](const std::string& what) {
+      return scheduler::Plan{.roles = {}, .why = {}, .failed = "decide() threw " + what};
+    };
+    try {
+      return decide(pool, ledger, forecast, now);
+    } catch (const std::exception& e) {
+      return threw(std::string("an exception: ") + e.what());
+    } catch (...) {
+      return threw("something that is no std::exception");
+    }
   };
   return placement;
 }

@@ -276,16 +276,16 @@ EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
 StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
   tasks::Question question;
   uint64_t state = 0;
-  Limited({.what = episodes_->label(),
-           .on = std::string("the begin of ") + (tid.is_eval() ? "held-out row " : "row ") +
-                 std::to_string(tid.ordinal),
-           .limit_s = reset_timeout_s_,
-           .key = "environment.reset_timeout_s"},
-          [&] {
-            const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
-            question.prompt = game->Reset();
-            state = environments::StateHash(*game);
-          });
+  LimitedCall({.what = episodes_->label(),
+               .on = std::string("the begin of ") + (tid.is_eval() ? "held-out row " : "row ") +
+                     std::to_string(tid.ordinal),
+               .limit_s = reset_timeout_s_,
+               .key = "environment.reset_timeout_s"})
+      .Run([&] {
+        const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
+        question.prompt = game->Reset();
+        state = environments::StateHash(*game);
+      });
   TP_ASSIGN_OR_RETURN(EncodedRow row, TokensOf(std::move(question)));
   row.state = state;
   return row;

@@ -22,11 +22,11 @@ const PluginCall kCall{.what = "task mine (mine.cc)", .on = "question 7", .limit
 // Longer than any limit here; a process that is not ended is seen by its exit code.
 void Hang() { std::this_thread::sleep_for(30s); }
 
-TEST(LimitedTest, WhatAPlugInThrowsIsNamed) {
-  EXPECT_EQ(Limited(kCall, [] { return 3; }), 3);
+TEST(LimitedCallTest, WhatAPlugInThrowsIsNamed) {
+  EXPECT_EQ(LimitedCall(kCall).Run([] { return 3; }), 3);
   const auto threw = [](auto what) -> std::string {
     try {
-      Limited(kCall, [&] { throw what; });
+      LimitedCall(kCall).Run([&] { throw what; });
     } catch (const PluginThrew& e) {
       return e.what();
     }

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -693,11 +695,48 @@ TEST(LoadConfigTest, GamesArePlayedForWhoAsksAlone) {
       "rollout: {max_new_tokens: 64}\n",
       "x.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-  const Status tried = TryGames(*loaded);
+  const Status tried = TryGames(*loaded).status();
   EXPECT_EQ(tried.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(tried.message(),
               testing::AllOf(HasSubstr("x.yaml:2: model.init.alphabet: lacks '"),
                              HasSubstr("', which environment tally writes or reads; add them")));
+}
+
+TEST(LoadConfigTest, GamesThatThisMachineHasNoProcessForWereNotTriedAndAreNotAtFault) {
+  const auto loaded = LoadConfigText(
+      "name: x\nmodel: {init: {max_position: 128, alphabet: \"abc\"}}\nenvironment: {name: tally}\n"
+      "rollout: {max_new_tokens: 64}\n",
+      "x.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const int free = dup(STDERR_FILENO);
+  close(free);
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(free), .rlim_max = files.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const auto tried = TryGames(*loaded);
+  setrlimit(RLIMIT_NOFILE, &files);
+  ASSERT_TRUE(tried.ok()) << tried.status().message();
+  EXPECT_THAT(*tried,
+              testing::AllOf(testing::StartsWith("x.yaml:3: environment.name: games of environment tally ("),
+                             HasSubstr(" were not tried: no child process: pipe2: ")));
+}
+
+// A call that may take longer than the run may stand still would be told as a stall, without a name.
+TEST(LoadConfigTest, ACallOfAPlugInIsLateBeforeTheRunStalls) {
+  const auto load = [](const std::string& cluster) {
+    return LoadConfigText(std::string(kGood) + "cluster: {" + cluster + "}\n", "x.yaml");
+  };
+  const Status late = load("stall_timeout_s: 20, plugin_timeout_s: 40").status();
+  EXPECT_EQ(late.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(late.message(), testing::ContainsRegex(
+                                  "^x.yaml:[0-9]+: cluster.plugin_timeout_s: is 40 s, more than the 20 s of "
+                                  "cluster.stall_timeout_s.*; lower it, or raise cluster.stall_timeout_s$"));
+  EXPECT_TRUE(load("stall_timeout_s: 40, plugin_timeout_s: 40").ok());
+  const auto adjusted = load("stall_timeout_s: 20");
+  ASSERT_TRUE(adjusted.ok()) << adjusted.status().message();
+  EXPECT_EQ(adjusted->config.cluster.plugin_timeout_s, 20);
+  EXPECT_EQ(load("heartbeat_s: 1")->config.cluster.plugin_timeout_s, 30);
 }
 
 }  // namespace

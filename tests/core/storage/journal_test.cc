@@ -528,6 +528,56 @@ TEST(JournalTailTest, DoesNotGoOnInTheJournalOfAnotherRun) {
   EXPECT_EQ(Polled(fresh)->size(), 40U);
 }
 
+TEST(JournalTest, RecordsHaveTheTimeOfDayOfTheirBase) {
+  MemoryFileSystem fs;
+  auto writer = MustOpen(fs, {.begun_unix_ms = 1000});
+  JournalTail tail(fs, kDir, Lsn{0});
+  const auto append = [&](uint64_t mono_ms) { writer->Append(record::Dup{}, mono_ms * 1'000'000); };
+  append(1);
+  ASSERT_TRUE(writer->SetBegun(61000).ok());  // it stood still for a minute
+  append(2);
+  append(3);
+  ASSERT_TRUE(writer->Sync().ok());
+  ASSERT_TRUE(writer->SetBegun(500).ok());  // the clock was set back
+  ASSERT_TRUE(writer->SetBegun(600).ok());
+  append(4);
+  ASSERT_TRUE(writer->Close().ok());
+  const auto times = [](const std::vector<JournalEntry>& entries) {
+    std::vector<int64_t> times;
+    for (const JournalEntry& entry : entries) times.push_back(entry.unix_ms);
+    return times;
+  };
+  const std::vector<int64_t> expected = {1001, 61002, 61003, 604};
+  EXPECT_EQ(times(MustRead(fs).entries), expected);
+  std::vector<JournalEntry> followed;
+  ASSERT_TRUE(tail.Poll([&](JournalEntry&& entry) {
+                    followed.push_back(std::move(entry));
+                    return OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(times(followed), expected);
+  JournalContents earlier;
+  writer = MustOpen(fs, {.begun_unix_ms = 7000}, &earlier);
+  EXPECT_EQ(earlier.entries.size(), 4U) << "a restart reads them all";
+  EXPECT_EQ(writer->ctl_epoch(), 2U) << "it is the same life";
+}
+
+TEST(JournalTest, ABaseThatComesToAFullDiskIsThatOfTheRecordsAfterIt) {
+  MemoryFileSystem fs;
+  auto writer = MustOpen(fs, {.begun_unix_ms = 1000});
+  writer->Append(record::Dup{}, 0);
+  ASSERT_TRUE(writer->Sync().ok());
+  fs.SetFaults({.capacity_bytes = 0});
+  ASSERT_TRUE(writer->SetBegun(61000).ok());
+  writer->Append(record::Dup{}, 0);
+  EXPECT_EQ(writer->Sync().code(), StatusCode::kResourceExhausted);
+  fs.SetFaults({});
+  ASSERT_TRUE(writer->Sync().ok());
+  const auto contents = MustRead(fs);
+  ASSERT_EQ(contents.entries.size(), 2U);
+  EXPECT_EQ(contents.entries[1].unix_ms, 61000);
+}
+
 TEST(JournalTest, AMillionRecordsAreReadInThreeSeconds) {
   MemoryFileSystem fs;
   auto writer = MustOpen(fs);

@@ -95,16 +95,16 @@ TEST(RewardTest, AllAreRegisteredWithADoc) {
 }
 
 TEST(RewardTest, WhatAPluginThrowsAndWhatIsNoNumberIsNoScore) {
-  const Reward throws = Guarded("mine", [](const RewardInput& in) {
+  const Reward throws = RunningReward("mine", [](const RewardInput& in) {
     return Verdict{.score = static_cast<double>(std::stoll(in.text))};
   });
   EXPECT_EQ(throws({.text = "17"}).score, 17);
   EXPECT_EQ(throws({.text = "many"}).outcome, Verdict::Outcome::kInfra);
   EXPECT_EQ(throws({.text = "many"}).detail, "mine threw an exception: stoll");
-  const Verdict nan = Guarded("mine", [](const RewardInput&) { return Verdict{.score = NAN}; })({});
+  const Verdict nan = RunningReward("mine", [](const RewardInput&) { return Verdict{.score = NAN}; })({});
   EXPECT_EQ(nan.outcome, Verdict::Outcome::kInfra);
   EXPECT_EQ(nan.detail, "mine gave the score nan, which is no finite number");
-  const Verdict number = Guarded("mine", [](const RewardInput&) -> Verdict { throw 42; })({});
+  const Verdict number = RunningReward("mine", [](const RewardInput&) -> Verdict { throw 42; })({});
   EXPECT_EQ(number.outcome, Verdict::Outcome::kInfra);
   EXPECT_EQ(number.detail, "mine threw something that is no std::exception");
 }

@@ -179,6 +179,24 @@ TEST_F(RunStorageTest, RecordsOfProcessesThatEndWithTheMachineWaitForNoSync) {
   EXPECT_EQ(storage_->Close(seconds(20)), OkStatus());
 }
 
+TEST_F(RunStorageTest, ABaseOfTheTimeOfDayIsThatOfTheRecordsBehindIt) {
+  for (const bool ends_with_the_machine : {false, true}) {
+    disk_ = std::make_shared<FreezingDisk>();
+    stored_ = 0;
+    Open(ends_with_the_machine);
+    storage_->SetBegun(1000);
+    AppendFault("before");
+    storage_->SetBegun(61000);
+    ASSERT_TRUE(StoredUpTo(AppendFault("behind")));
+    EXPECT_EQ(storage_->Close(seconds(20)), OkStatus());
+    const auto journal = storage::ReadJournal(*disk_, "run/journal");
+    ASSERT_TRUE(journal.ok()) << journal.status().ToString();
+    ASSERT_EQ(journal->entries.size(), 2U);
+    EXPECT_EQ(journal->entries[0].unix_ms, 1000);
+    EXPECT_EQ(journal->entries[1].unix_ms, 61000);
+  }
+}
+
 TEST_F(RunStorageTest, APayloadIsReportedWhenItIsThere) {
   Open(/*ends_with_the_machine=*/false);
   sample::Trajectory payload{.tid = {1, 0, 2}, .att = 3};
