@@ -8,6 +8,7 @@ add_compile_definitions(JSON_DISABLE_ENUM_SERIALIZATION=1)
 find_package(yaml-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
+find_package(OpenSSL 3 REQUIRED)
 find_package(Boost 1.74 REQUIRED)  # headers alone: Beast, for HTTP
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)

@@ -257,8 +257,10 @@ struct ClusterConfig {
   DeviceKind device = DeviceKind::kCpu;
   int64_t slots = 1;
   int64_t threads_per_slot = 2;
-  std::string bind = "127.0.0.1";  // loopback only until mutual TLS exists
+  std::string bind = "127.0.0.1";  // another than loopback: calls are encrypted
   int64_t port = 0;                // 0: any free port
+  std::string advertise;           // host that workers dial; empty: bind
+  bool trusted_fabric = false;     // collectives, which are not encrypted, may leave the host
   std::string worker_dir;          // where tidepool-worker is; empty: beside tidepool
   bool launch_workers = true;      // false: workers are started by hand and join
   double reattach_grace_s = 0.0;
@@ -295,6 +297,7 @@ struct ObserveConfig {
 };
 
 struct SecurityConfig {
+  bool tls = false;  // on loopback too
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
 };

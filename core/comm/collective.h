@@ -53,10 +53,11 @@ struct GroupOptions {
       store;  // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
   int rank = 0;
   int size = 1;
-  double timeout_s = 60;  // of the meeting and of each operation
+  std::string host = "127.0.0.1";  // of this rank, that the others can reach; what is summed is not encrypted
+  double timeout_s = 60;           // of the meeting and of each operation
 };
 
-// Gloo over sockets of the loopback interface (CPU). Meets the other ranks: returns once all are there.
+// Gloo over sockets (CPU). Meets the other ranks: returns once all are there.
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& options);
 
 }  // namespace tidepool::comm

@@ -101,7 +101,7 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
     store->setTimeout(timeout);
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->threads = 1;
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(o.host));
     made = std::make_unique<GlooGroup>(
         o, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
   } catch (const std::exception& e) {

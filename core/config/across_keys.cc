@@ -11,6 +11,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/base/limited_call.h"
+#include "core/base/loopback.h"
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/policy_rules.h"
@@ -466,12 +467,27 @@ void CheckOffload(Binder& b, const JobConfig& c) {
 void CheckCluster(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   const std::string& bind = c.cluster.bind;
-  const bool loopback =
-      bind == "localhost" || bind == "::1" || bind == "[::1]" ||
-      (bind.starts_with("127.") && bind.find_first_not_of("0123456789.") == std::string::npos);
-  b.Rule({"cluster.bind"}, !loopback,
-         "found '" + bind +
-             "', which others on the network could reach; mutual TLS does not exist yet, so write 127.0.0.1");
+  const bool leaves = !IsLoopback(bind);
+  b.Rule({"cluster.bind", "cluster.advertise"}, IsAnyAddress(bind) && c.cluster.advertise.empty(),
+         "the controller would listen on every address of its host, and workers would not know which to "
+         "dial; write the one "
+         "they can reach to cluster.advertise");
+  b.Rule({"cluster.bind", "cluster.weight_transport"},
+         leaves && c.cluster.weight_transport != WeightTransport::kStream,
+         "workers may be on other hosts, where shared memory of this one is not; write "
+         "cluster.weight_transport: stream");
+  const bool one_trains = c.cluster.slots == 1 || ((c.scheduler.placement == PlacementKind::kSplit ||
+                                                    c.scheduler.placement == PlacementKind::kMultiplexed) &&
+                                                   c.scheduler.actor_slots == 1);
+  b.Rule({"cluster.trusted_fabric", "cluster.bind"}, leaves && !one_trains && !c.cluster.trusted_fabric,
+         "several slots train, and the sums of their gradients are not encrypted on their way; write true "
+         "where the network "
+         "between them is the job's own, or let one slot train (scheduler.actor_slots: 1 with placement "
+         "split or multiplexed)");
+  b.Rule({"cluster.bind"}, leaves && c.model.is_policy(),
+         "others can reach '" + bind +
+             "', and the hosts of control tasks (model.policy) do not encrypt what they say yet; write "
+             "127.0.0.1");
   b.Rule({"security.max_control_bytes", "security.max_frame_bytes"},
          c.security.max_control_bytes < c.security.max_frame_bytes,
          "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "

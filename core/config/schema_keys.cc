@@ -249,8 +249,13 @@ std::vector<Key> SystemKeys() {
              "and so on"),
       TP_KEY(cluster.slots, "devices; one worker process each", Between(1, 65536)),
       TP_KEY(cluster.threads_per_slot, "CPU threads of a worker", Between(1, 1024)),
-      TP_KEY(cluster.bind, "address the controller listens on; loopback until mutual TLS exists"),
+      TP_KEY(cluster.bind,
+             "address the controller listens on; where others can reach it, calls are encrypted"),
       TP_KEY(cluster.port, "0: any free port", Between(0, 65535)),
+      TP_KEY(cluster.advertise, "host name or address that workers dial; empty: that of cluster.bind"),
+      TP_KEY(cluster.trusted_fabric,
+             "several slots may train across hosts: what they sum is not encrypted, so the network must be "
+             "the job's own"),
       TP_KEY(cluster.worker_dir, "folder of tidepool-worker; empty: beside tidepool", kPath),
       TP_KEY(cluster.launch_workers, "false: workers are started by hand and join"),
       TP_KEY(cluster.reattach_grace_s,
@@ -304,6 +309,7 @@ std::vector<Key> SystemKeys() {
       TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl, from several groups; 0: none, -1: all",
              Between(-1, kMany), Unit{"rows"}),
       TP_KEY(observe.log_level, "of the files in logs/"),
+      TP_KEY(security.tls, "encrypt calls on loopback too; elsewhere they always are"),
       TP_KEY(
           security.max_control_bytes,
           "largest frame that the controller sends or takes (a worker takes any of up to 64 MiB); messages "

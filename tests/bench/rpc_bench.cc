@@ -28,7 +28,7 @@ int main() {
   Link* echo = nullptr;
   LinkOptions dial;
   dial.address = (*hub)->address();
-  dial.token = tokens->Token(CallerRole::kDevice);
+  dial.credentials.token = tokens->Token(CallerRole::kDevice);
   dial.hello.run_id = "bench";
   auto link = Link::Connect(dial, [&](std::vector<LinkEvent> events) {
     auto* message = std::get_if<Command>(&events.front());

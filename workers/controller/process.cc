@@ -8,6 +8,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/base/limited_call.h"
+#include "core/base/loopback.h"
 #include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/observe/log.h"
@@ -19,6 +20,7 @@
 #include "workers/data/shared_arena.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
+#include "workers/net/certificates.h"
 
 namespace tidepool::workers {
 
@@ -175,12 +177,18 @@ Status ControllerProcess::Open() {
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
-  TP_ASSIGN_OR_RETURN(const JobTokens tokens,
-                      JobTokens::OpenOrCreate(storage::RunPaths(request_.run_dir).security()));
+  const std::string security = storage::RunPaths(request_.run_dir).security();
+  TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(security));
   shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
   HubOptions hub;
   hub.bind = config_.cluster.bind;
   hub.port = config_.cluster.port;
+  hub.advertise = config_.cluster.advertise;
+  if (config_.security.tls || !IsLoopback(hub.bind)) {
+    TP_ASSIGN_OR_RETURN(hub.identity, OpenOrCreateCertificates(security, request_.run_id));
+  } else {
+    RemoveCertificates(security);
+  }
   hub.run_id = request_.run_id;
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;

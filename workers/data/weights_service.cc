@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/loopback.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/auth.h"
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
+#include "workers/net/tls.h"
 
 namespace tidepool::workers {
 
@@ -20,6 +23,7 @@ struct WeightsServer::Impl final : v1::Weights::Service {
   grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
     if (const Status s = listener->Admit(*context, "Fetch", token); !s.ok()) return ToGrpc(s);
+    if (const Status s = CheckCertificate(*context, Name(CallerRole::kDevice)); !s.ok()) return ToGrpc(s);
     auto published = source(
         {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
@@ -52,22 +56,27 @@ WeightsServer::~WeightsServer() {
 std::string WeightsServer::address() const { return impl_->listener->address(); }
 
 StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string& bind,
-                                                              const std::string& token,
+                                                              const Credentials& credentials,
                                                               int64_t max_frame_bytes,
                                                               PublishedSource source) {
+  if (!credentials.identity && !IsLoopback(bind))
+    return FailedPrecondition(
+        bind +
+        " can be reached by others, and no certificates lie beside the token; take the whole folder "
+        "RUN/security");
   std::unique_ptr<WeightsServer> server(new WeightsServer());
-  server->impl_->token = token;
+  server->impl_->token = credentials.token;
   server->impl_->frame_bytes = std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
   server->impl_->source = std::move(source);
   TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(bind, 0));
   grpc::ServerBuilder builder;
   builder.RegisterService(server->impl_.get());
-  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder, ServerSide(credentials.identity)));
   return server;
 }
 
-StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                              std::span<const device::ByteStore> parts) {
+StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
+                              const WantedBytes& wanted, std::span<const device::ByteStore> parts) {
   size_t total = 0;
   for (const auto& part : parts) total += part.size();
   const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
@@ -76,10 +85,11 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& tok
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
   // A connection of its own: one that gRPC has kept may be dead without knowing it.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  const auto tls = ClientSide(credentials.identity, Name(CallerRole::kDevice), &args);
+  auto channel = grpc::CreateCustomChannel(address, tls, args);
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;
-  AddToken(&context, token);
+  AddToken(&context, credentials.token);
   // 100 MB/s, which a slow network has, and never less than a slow start needs.
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));

@@ -14,6 +14,7 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/device/byte_store.h"
+#include "workers/net/certificates.h"
 
 namespace tidepool::workers {
 
@@ -34,8 +35,10 @@ using PublishedSource = std::function<StatusOr<PublishedBytes>(const WantedBytes
 
 class WeightsServer {
  public:
-  // Listens on any free loopback port. Calls without `token` are refused. `source`: any thread.
-  static StatusOr<std::unique_ptr<WeightsServer>> Start(const std::string& bind, const std::string& token,
+  // Listens on any free port of `bind`. Callers need the same token, and a certificate of the same role where
+  // there are any. `source`: any thread.
+  static StatusOr<std::unique_ptr<WeightsServer>> Start(const std::string& bind,
+                                                        const Credentials& credentials,
                                                         int64_t max_frame_bytes, PublishedSource source);
   ~WeightsServer();
   [[nodiscard]] std::string address() const;
@@ -48,7 +51,7 @@ class WeightsServer {
 
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
 // source announced: the caller compares it with what came. kDataLoss: size or order is wrong.
-StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                              std::span<const device::ByteStore> parts);
+StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
+                              const WantedBytes& wanted, std::span<const device::ByteStore> parts);
 
 }  // namespace tidepool::workers

@@ -161,14 +161,14 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
                   " has another digest than when it was written");
 }
 
-Status DeviceRoles::FetchState(const std::string& address, const std::string& token, StepNumber step) {
+Status DeviceRoles::FetchState(const std::string& address, const Credentials& credentials, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
   std::vector<device::ByteStore> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const uint64_t announced,
-                      FetchBytes(address, token, {.version = {}, .step = step}, parts));
+                      FetchBytes(address, credentials, {.version = {}, .step = step}, parts));
   const std::vector<device::ByteSource> came(parts.begin(), parts.end());
   if (StateDigest(came) != announced) {
     return DataLoss("the state of step " + std::to_string(step.value) + " from " + address +
@@ -276,12 +276,12 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
 }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address,
-                                               const std::string& token) {
+                                               const Credentials& credentials) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
   const device::ByteStore arena = weights_->Overwrite();
   TP_ASSIGN_OR_RETURN(const uint64_t sent,
-                      FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}));
+                      FetchBytes(address, credentials, {.version = version, .step = {}}, {&arena, 1}));
   TP_RETURN_IF_ERROR(Whole(sent, "weights of version " + ToString(version)));
   return digest_;
 }

@@ -22,6 +22,7 @@
 #include "workers/device/model_reader.h"
 #include "workers/device/rollout.h"
 #include "workers/device/state_files.h"
+#include "workers/net/certificates.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
@@ -46,7 +47,7 @@ class DeviceRoles {
   Status RestoreFromCheckpoint(const std::string& dir, StepNumber step);
   Status RestoreFromRecovery(StepNumber step);
   // From the worker at `address`, which holds the state of `step`. kDataLoss: not the bytes that it has.
-  Status FetchState(const std::string& address, const std::string& token, StepNumber step);
+  Status FetchState(const std::string& address, const Credentials& credentials, StepNumber step);
   // The live bytes of the state, for others to fetch: valid until the next optimizer step begins.
   StatusOr<std::vector<device::ByteSource>> StateParts();
   static uint64_t StateDigest(std::span<const device::ByteSource> parts);
@@ -84,7 +85,8 @@ class DeviceRoles {
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
-  StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
+  StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address,
+                                    const Credentials& credentials);
   void UseVersion(Version version);  // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
 

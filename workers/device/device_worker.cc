@@ -10,7 +10,8 @@
 #include "core/observe/log.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/roles_work.h"
-#include "workers/net/auth.h"
+#include "workers/net/addresses.h"
+#include "workers/net/certificates.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
@@ -39,16 +40,17 @@ class DeviceWorker {
 
  private:
   Status Attach() {
-    TP_ASSIGN_OR_RETURN(const std::string token, ReadTokenFile(options_.token_file));
+    TP_ASSIGN_OR_RETURN(const Credentials credentials, ReadCredentials(options_.token_file));
+    TP_ASSIGN_OR_RETURN(const std::string host, AddressTowards(options_.address));
     work_ = std::make_unique<RolesWork>(
-        token, [this](int64_t lease) { return CalledOff(lease); },
+        credentials, host, [this](int64_t lease) { return CalledOff(lease); },
         [this](int64_t lease) { return EvaluationEnded(lease); });
     TP_ASSIGN_OR_RETURN(weights_server_,
-                        WeightsServer::Start("127.0.0.1", token, 1 << 20,
+                        WeightsServer::Start(host, credentials, 1 << 20,
                                              [this](const WantedBytes& w) { return work_->Read(w); }));
     LinkOptions link;
     link.address = options_.address;
-    link.token = token;
+    link.credentials = credentials;
     link.control_file = options_.control_file;
     link.hello.run_id = options_.run_id;
     link.hello.place = options_.place;

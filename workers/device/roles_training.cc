@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/loopback.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
 #include "workers/device/torch_threads.h"
@@ -61,7 +62,7 @@ StatusOr<uint64_t> RolesWork::FetchState(const down::FetchState& c) {
   const auto start = Clock::now();
   FinishCheckpoint();
   if (!Withdraw()) return Unavailable("another newcomer still reads the old state here");
-  const Status fetched = roles_->FetchState(c.address, token_, c.step);
+  const Status fetched = roles_->FetchState(c.address, credentials_, c.step);
   if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
   return Made(c.step, fetched);
 }
@@ -75,6 +76,7 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
   TP_ASSIGN_OR_RETURN(group_, comm::MakeGlooGroup({.store = c.store,
                                                    .rank = static_cast<int>(c.rank),
                                                    .size = static_cast<int>(c.world),
+                                                   .host = std::string(BareHost(host_)),
                                                    .timeout_s = c.timeout_s}));
   if (device_.make_sum != nullptr) {
     auto sum = device_.make_sum(c.store + ".nccl", static_cast<int>(c.rank), static_cast<int>(c.world),

@@ -181,7 +181,7 @@ StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
     FinishCheckpoint();
     if (!Withdraw()) return Unavailable("a newcomer still reads the state that is here");
     auto digest = c.address.empty() ? roles_->LoadFromSharedMemory(c.v)
-                                    : roles_->LoadFromStream(c.v, c.address, token_);
+                                    : roles_->LoadFromStream(c.v, c.address, credentials_);
     TP_ASSIGN_OR_RETURN(out.digest, std::move(digest));
     out.bytes = roles_->weight_bytes();
     if (pacer_) pacer_->Keep(start, pacer_->LoadWeights());

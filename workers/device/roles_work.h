@@ -26,6 +26,7 @@
 #include "workers/device/memory_plan.h"
 #include "workers/device/pacer.h"
 #include "workers/device/pulse.h"
+#include "workers/net/certificates.h"
 #include "workers/net/link.h"
 
 namespace tidepool::workers {
@@ -35,8 +36,10 @@ class RolesWork : public DeviceWork {
   // called_off: whether a command has come that calls off the step of this lease.
   // evaluation_ended: whether one has come that wants the step's result without its evaluation.
   using AboutLease = std::function<bool(int64_t lease)>;
-  RolesWork(std::string token, AboutLease called_off, AboutLease evaluation_ended)
-      : token_(std::move(token)),
+  // host: the address of this worker that others of the run can reach.
+  RolesWork(Credentials credentials, std::string host, AboutLease called_off, AboutLease evaluation_ended)
+      : credentials_(std::move(credentials)),
+        host_(std::move(host)),
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
@@ -109,7 +112,8 @@ class RolesWork : public DeviceWork {
   int64_t Grown(const up::ChunkDelta& c);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
 
-  const std::string token_;
+  const Credentials credentials_;
+  const std::string host_;
   const AboutLease called_off_, evaluation_ended_;
   Link* link_ = nullptr;
   JobConfig config_;

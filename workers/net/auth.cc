@@ -14,21 +14,6 @@
 #include "core/base/hash.h"
 
 namespace tidepool::workers {
-namespace {
-
-Status WriteSecretFile(const std::string& path, const std::string& text) {
-  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
-  const bool wrote =
-      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
-  const std::string error = std::strerror(errno);
-  close(fd);
-  if (!wrote) return Unavailable(path + ": cannot be written (" + error + ")");
-  return OkStatus();
-}
-
-}  // namespace
-
 JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
   for (const CallerRole role : AllOf<CallerRole>())
     tokens_[static_cast<size_t>(role)] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(role));
@@ -74,11 +59,27 @@ std::optional<CallerRole> JobTokens::RoleOf(std::string_view token) const {
   return found;
 }
 
-StatusOr<std::string> ReadTokenFile(const std::string& path) {
+Status WriteSecretFile(const std::string& path, const std::string& text) {
+  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
+  const bool wrote =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+  const std::string error = std::strerror(errno);
+  close(fd);
+  if (!wrote) return Unavailable(path + ": cannot be written (" + error + ")");
+  return OkStatus();
+}
+
+Status CheckPrivate(const std::string& path) {
   struct stat st {};
   if (stat(path.c_str(), &st) != 0)
-    return NotFound(path + ": no such token file; the run directory's security/ folder has them");
+    return NotFound(path + ": no such file; the run directory's security/ folder has tokens and keys");
   if ((st.st_mode & 077) != 0) return PermissionDenied(path + ": others can read this secret; chmod 600 it");
+  return OkStatus();
+}
+
+StatusOr<std::string> ReadTokenFile(const std::string& path) {
+  TP_RETURN_IF_ERROR(CheckPrivate(path));
   std::ifstream in(path);
   std::string token;
   in >> token;

@@ -36,5 +36,9 @@ class JobTokens {
 
 // Reads a token file; refuses one that others can read.
 StatusOr<std::string> ReadTokenFile(const std::string& path);
+// kPermissionDenied: others can read the file.
+Status CheckPrivate(const std::string& path);
+// For its owner alone, on the disk when this returns.
+Status WriteSecretFile(const std::string& path, const std::string& text);
 
 }  // namespace tidepool::workers

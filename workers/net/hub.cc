@@ -9,11 +9,13 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/door.h"
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
+#include "workers/net/tls.h"
 #include "workers/net/wire.h"
 
 namespace tidepool::workers {
@@ -76,6 +78,7 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
 
   Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
     TP_RETURN_IF_ERROR(Counted(CheckToken(context, tokens, role)));
+    TP_RETURN_IF_ERROR(Counted(CheckCertificate(context, Name(*role))));
     listener->Authenticated(context.peer());
     return OkStatus();
   }
@@ -189,23 +192,14 @@ Hub::~Hub() {
   if (impl_ != nullptr) Stop();
 }
 
-bool IsLoopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
-         host.rfind("127.", 0) == 0;
-}
-
 namespace {
 
 StatusOr<std::unique_ptr<Listener>> OpenDoor(const std::string& bind, int64_t port) {
-  if (!IsLoopback(bind)) {
-    return InvalidArgument(
-        "cluster.bind is " + bind +
-        ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
-  }
   auto listener = Listener::Open(bind, port);
   if (listener.ok()) return listener;
-  return Unavailable("cluster.port: " + listener.status().message() +
-                     "; choose another, or 0 for any free one");
+  return Unavailable(
+      "cluster.bind, cluster.port: " + listener.status().message() +
+      "; the address must be one of this host's (`ip address`); choose another port, or 0 for any free one");
 }
 
 }  // namespace
@@ -214,6 +208,10 @@ Status Hub::CanListen(const std::string& bind, int64_t port) { return OpenDoor(b
 
 StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
                                           std::function<void(HubEvent)> sink, RowsProvider rows) {
+  if (!IsLoopback(options.bind) && !options.identity) {
+    return InvalidArgument("cluster.bind is " + options.bind +
+                           ", which others can reach, and there are no certificates");
+  }
   TP_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, OpenDoor(options.bind, options.port));
   QuietGrpcLog();
   std::unique_ptr<Hub> hub(new Hub());
@@ -225,11 +223,14 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
   builder.RegisterService(hub->impl_.get());
-  TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder, ServerSide(hub->impl_->options.identity)));
   return hub;
 }
 
-std::string Hub::address() const { return impl_->listener->address(); }
+std::string Hub::address() const {
+  const std::string& bound = impl_->listener->address();
+  return impl_->options.advertise.empty() ? bound : impl_->options.advertise + bound.substr(bound.rfind(':'));
+}
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {

@@ -9,19 +9,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
 #include "workers/net/attachments.h"
 #include "workers/net/auth.h"
+#include "workers/net/certificates.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
 
 struct HubOptions {
-  std::string bind = "127.0.0.1";  // loopback only, until mutual TLS exists
-  int64_t port = 0;                // 0: any free one
+  std::string bind = "127.0.0.1";    // another than loopback: with an identity alone
+  int64_t port = 0;                  // 0: any free one
+  std::string advertise;             // host that workers dial; empty: what is bound
+  std::optional<Identity> identity;  // all calls are encrypted, and every caller shows a certificate
   std::string run_id;
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
@@ -34,14 +38,14 @@ using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<Ba
 
 class Hub : public Attachments::Wire {
  public:
-  // kInvalidArgument: bind is not loopback. kUnavailable: port taken.
+  // kInvalidArgument: bind is not loopback, and there is no identity. kUnavailable: port taken.
   static StatusOr<std::unique_ptr<Hub>> Start(const HubOptions& options, const JobTokens& tokens,
                                               std::function<void(HubEvent)> sink, RowsProvider rows);
   // What Start would say of the address just now.
   static Status CanListen(const std::string& bind, int64_t port);
   ~Hub() override;
 
-  [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
+  [[nodiscard]] std::string address() const;  // that workers dial, "127.0.0.1:40123"
   void Send(ConnectionId connection, ToWorker message) override;
   // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks
   // at once takes them into one engine step, not into a dozen.
@@ -68,8 +72,5 @@ class Hub : public Attachments::Wire {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// "127.0.0.1" and "localhost" and "[::1]".
-bool IsLoopback(const std::string& host);
 
 }  // namespace tidepool::workers

@@ -9,11 +9,13 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/loopback.h"
 #include "core/base/rng.h"
 #include "core/base/thread_annotations.h"
 #include "core/base/time.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
+#include "workers/net/tls.h"
 #include "workers/net/wire.h"
 
 namespace tidepool::workers {
@@ -72,15 +74,27 @@ struct Link::Impl {
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-    auto opened = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+    const auto& identity = options.credentials.identity;
+    if (!identity && !IsLoopback(HostOf(address)))
+      return FailedPrecondition(
+          address +
+          " is on another host, and no certificates lie beside the token, so calls would not be "
+          "encrypted; take the whole folder RUN/security");
+    const auto credentials = ClientSide(identity, kControllerRole, &args);
+    auto opened = grpc::CreateCustomChannel(address, credentials, args);
     if (!opened->WaitForConnected(deadline)) {
-      return Unavailable("no controller answers at " + address + "; is the run still there?");
+      return Unavailable(
+          "no controller answers at " + address +
+          (identity
+               ? " with a certificate of this job; is the run still there, and are the certificates beside "
+                 "the token those of RUN/security?"
+               : "; is the run still there?"));
     }
     Call call;
     call.stub = v1::Control::NewStub(opened);
     // waits: the stream lasts as long as the run; Send cancels one over which nothing is heard
     call.context = std::make_unique<grpc::ClientContext>();
-    AddToken(call.context.get(), options.token);
+    AddToken(call.context.get(), options.credentials.token);
     call.stream = call.stub->Attach(call.context.get());
     std::deque<FromWorker> first(1);
     {
@@ -266,7 +280,7 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   }
   auto stub = v1::Control::NewStub(channel);
   grpc::ClientContext context;
-  AddToken(&context, impl_->options.token);
+  AddToken(&context, impl_->options.credentials.token);
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
   v1::FetchRowsRequest request;
   request.set_lease(lease);

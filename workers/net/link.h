@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "workers/net/certificates.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_session.h"
 
@@ -27,7 +28,7 @@ using LinkEvent = std::variant<Command, LinkClosed>;
 
 struct LinkOptions {
   std::string address;       // host:port of the controller
-  std::string token;         // for this worker's role
+  Credentials credentials;   // for this worker's role
   std::string control_file;  // RUN/control.json, for a new address after a restart; may be empty
   up::Hello hello;           // run_id, place, kind, ...
   double connect_timeout_s = 30;

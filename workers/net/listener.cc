@@ -215,10 +215,10 @@ StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& host, int6
   return listener;
 }
 
-Status Listener::Serve(grpc::ServerBuilder& builder) {
+Status Listener::Serve(grpc::ServerBuilder& builder,
+                       const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   impl_->acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                              static_cast<int>(std::chrono::milliseconds(kPatience).count()));
   impl_->server = builder.BuildAndStart();

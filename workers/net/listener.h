@@ -23,6 +23,7 @@
 
 namespace grpc {
 class ServerBuilder;
+class ServerCredentials;
 class ServerContext;
 }  // namespace grpc
 
@@ -41,7 +42,7 @@ class Listener {
   static StatusOr<std::unique_ptr<Listener>> Open(const std::string& host, int64_t port);
   // Builds and starts the server of `builder`, which has its services and no port, and serves it connections.
   // Once. The services outlive the listener.
-  Status Serve(grpc::ServerBuilder& builder);
+  Status Serve(grpc::ServerBuilder& builder, const std::shared_ptr<grpc::ServerCredentials>& credentials);
   ~Listener();  // Stop
   // Accepts no more; calls that are under way have a moment to end, then they are cancelled.
   void Stop();

@@ -9,7 +9,7 @@
 #include "core/base/process_memory.h"
 #include "core/base/running_call.h"
 #include "core/observe/log.h"
-#include "workers/net/auth.h"
+#include "workers/net/certificates.h"
 #include "workers/net/resolved_config.h"
 #include "workers/net/worker_log.h"
 
@@ -20,7 +20,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
   LogWorkerStart(kind_, options.address);
   const auto connect = [&]() -> Status {
     LinkOptions link;
-    TP_ASSIGN_OR_RETURN(link.token, ReadTokenFile(options.token_file));
+    TP_ASSIGN_OR_RETURN(link.credentials, ReadCredentials(options.token_file));
     link.address = options.address;
     link.control_file = options.control_file;
     link.hello.run_id = options.run_id;

@@ -153,7 +153,7 @@ StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOp
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.RegisterService(server->impl_.get());
-  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder, grpc::InsecureServerCredentials()));
   return server;
 }
 

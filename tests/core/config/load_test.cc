@@ -530,11 +530,26 @@ TEST(LoadConfigTest, TheBestCheckpointIsKnownByAnEvaluationOfItsStep) {
   EXPECT_EQ(Error(sft, {"checkpoint.keep_best=eval/accuracy", good[0], good[1]}), "no error");
 }
 
-TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
+TEST(LoadConfigTest, WhatLeavesTheHostIsEncryptedOrRefused) {
+  const auto error = [](std::vector<std::string> overrides) { return Error(kGood, overrides); };
   for (const char* bind : {"0.0.0.0", "10.0.0.1", "example.org", "::", "127.evil.org"}) {
-    EXPECT_THAT(With(std::string("cluster.bind='") + bind + "'"), HasSubstr("mutual TLS does not exist yet"))
+    const std::string key = std::string("cluster.bind='") + bind + "'";
+    EXPECT_THAT(With(key), HasSubstr("write cluster.weight_transport: stream")) << bind;
+    EXPECT_EQ(error({key, "cluster.weight_transport=stream", "cluster.advertise=10.0.0.1"}), "no error")
         << bind;
   }
+  for (const char* any : {"0.0.0.0", "'::'"})
+    EXPECT_THAT(error({std::string("cluster.bind=") + any, "cluster.weight_transport=stream"}),
+                HasSubstr("cluster.advertise"));
+  // Sums of gradients are not.
+  EXPECT_THAT(error({"cluster.bind=10.0.0.1", "cluster.weight_transport=stream", "cluster.slots=2"}),
+              HasSubstr("the sums of their gradients are not encrypted"));
+  EXPECT_EQ(error({"cluster.bind=10.0.0.1", "cluster.weight_transport=stream", "cluster.slots=2",
+                   "cluster.trusted_fabric=true"}),
+            "no error");
+  EXPECT_EQ(error({"cluster.bind=10.0.0.1", "cluster.weight_transport=stream", "cluster.slots=2",
+                   "scheduler.placement=split"}),
+            "no error");
   for (const char* bind : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) {
     EXPECT_EQ(With(std::string("cluster.bind='") + bind + "'"), "no error") << bind;
   }

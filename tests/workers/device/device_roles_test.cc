@@ -232,7 +232,7 @@ TEST_F(DeviceRolesTest, ASlotThatOnlyGeneratesHoldsItsWeightsOnceAndDoesNotTrain
     EXPECT_FALSE(engine.loaded());
   }
   EXPECT_EQ(engine.RestoreFromCheckpoint(dir_, {1}).code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(engine.FetchState("127.0.0.1:1", "", {1}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine.FetchState("127.0.0.1:1", {}, {1}).code(), StatusCode::kFailedPrecondition);
 }
 
 TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom) {
@@ -300,7 +300,7 @@ TEST_F(DeviceRolesTest, AStateThatComesFromAnywhereTrainsOnBitForBit) {
   ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
   ASSERT_TRUE(Write("checkpoint").ok());
   ASSERT_EQ(roles_->CopyRecovery({2}), OkStatus());
-  auto server = WeightsServer::Start("127.0.0.1", "token", 1 << 20,
+  auto server = WeightsServer::Start("127.0.0.1", {"token"}, 1 << 20,
                                      [donor = roles_.get()](const WantedBytes&) -> StatusOr<PublishedBytes> {
                                        TP_ASSIGN_OR_RETURN(auto parts, donor->StateParts());
                                        const uint64_t digest = DeviceRoles::StateDigest(parts);
@@ -313,7 +313,7 @@ TEST_F(DeviceRolesTest, AStateThatComesFromAnywhereTrainsOnBitForBit) {
     Train(3);
     EXPECT_EQ(DeviceRoles::StateDigest(*roles_->StateParts()), want) << from;
   };
-  ASSERT_EQ(roles_->FetchState((*server)->address(), "token", {2}), OkStatus());
+  ASSERT_EQ(roles_->FetchState((*server)->address(), {"token"}, {2}), OkStatus());
   trains_on("another worker");
   ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/checkpoint", {2}), OkStatus());
   trains_on("a checkpoint");

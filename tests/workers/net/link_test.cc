@@ -40,7 +40,7 @@ struct Ends {
         }));
     LinkOptions dial;
     dial.address = hub->address();
-    dial.token = tokens.Token(CallerRole::kDevice);
+    dial.credentials.token = tokens.Token(CallerRole::kDevice);
     dial.hello.run_id = "run";
     dial.hello.place = 3;
     auto made = Link::Connect(dial, [this](std::vector<LinkEvent> e) {
@@ -296,8 +296,8 @@ TEST(LinkTest, AWorkerThatDoesNotBelongHereIsToldWhyAtOnce) {
   LinkOptions dial;
   dial.address = ends.hub->address();
   for (int i = 0; i < 60; ++i) {
-    dial.token = ends.tokens.Token(i % 3 == 0 ? CallerRole::kReward : CallerRole::kDevice);
-    if (i % 3 == 1) dial.token = std::string(64, 'a');
+    dial.credentials.token = ends.tokens.Token(i % 3 == 0 ? CallerRole::kReward : CallerRole::kDevice);
+    if (i % 3 == 1) dial.credentials.token = std::string(64, 'a');
     dial.hello.run_id = i % 3 == 2 ? "runaway" : "run";
     Mailbox<LinkEvent> at_worker;
     auto link = Link::Connect(dial, [&](std::vector<LinkEvent> e) { at_worker.PutAll(std::move(e)); });
@@ -318,7 +318,7 @@ TEST(LinkTest, TheControlFileIsReadUntilTheControllerHasWrittenIt) {
   Ends ends;
   LinkOptions dial;
   dial.address = "127.0.0.1:1";
-  dial.token = ends.tokens.Token(CallerRole::kDevice);
+  dial.credentials.token = ends.tokens.Token(CallerRole::kDevice);
   dial.hello.run_id = "run";
   dial.control_file = testing::TempDir() + "link_test_control.json";
   std::remove(dial.control_file.c_str());

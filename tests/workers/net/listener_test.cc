@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 class ListenerTest : public testing::Test {
  protected:
   ListenerTest() {
-    auto server = WeightsServer::Start("127.0.0.1", "token", 1 << 20,
+    auto server = WeightsServer::Start("127.0.0.1", {"token"}, 1 << 20,
                                        [this](const WantedBytes&) -> StatusOr<PublishedBytes> {
                                          return PublishedBytes{.parts = {bytes_}, .digest = 9};
                                        });
@@ -58,7 +58,7 @@ class ListenerTest : public testing::Test {
   Status Fetch() {
     std::array<std::byte, 3> to{};
     const device::ByteStore part(to);
-    return FetchBytes(server_->address(), "token", {}, {&part, 1}).status();
+    return FetchBytes(server_->address(), {"token"}, {}, {&part, 1}).status();
   }
 
   std::array<std::byte, 3> bytes_{};

@@ -1,0 +1,176 @@
+"""A run over two hosts that are network namespaces: nothing in common but the network between them and the run directory.
+
+Needs root, for the namespaces; without it skipped.
+"""
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import unittest
+
+from harness import ROOT, TIDEPOOL, WORKER, RunTest
+
+NAMES = (f"tpa{os.getpid()}", f"tpb{os.getpid()}")
+ADDRESSES = ("10.91.0.1", "10.91.0.2")
+SAME = ("deterministic=true", "scheduler.max_lag_versions=0")  # no timing decides which version a sample has
+
+
+def ip(*args):
+    subprocess.run(["ip", *args], check=True, capture_output=True, timeout=20)
+
+
+def in_host(host, command):
+    """In a namespace of the network, with a /dev/shm of its own."""
+    return ["nsenter", f"--net=/run/netns/{NAMES[host]}", "unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *command]
+
+
+class Sniffer(threading.Thread):
+    """All that goes over the wire of a host."""
+
+    def __init__(self, host):
+        super().__init__(daemon=True)
+        self.host, self.bytes, self.ended, self.ready = host, bytearray(), threading.Event(), threading.Event()
+
+    def run(self):
+        with open(f"/run/netns/{NAMES[self.host]}") as namespace:
+            os.setns(namespace.fileno()) if hasattr(os, "setns") else setns(namespace.fileno())  # of this thread
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+        wire.bind(("wire", 0))
+        wire.settimeout(0.2)
+        self.ready.set()
+        with wire:
+            while not self.ended.is_set():
+                try:
+                    self.bytes += wire.recv(1 << 16)
+                except TimeoutError:
+                    pass
+
+    def stop(self):
+        self.ended.set()
+        self.join(5)
+        return bytes(self.bytes)
+
+
+def setns(fd):
+    import ctypes
+    if ctypes.CDLL(None, use_errno=True).setns(fd, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def can_make_hosts():
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "nsenter", "unshare")):
+        return False
+    made = subprocess.run(["ip", "netns", "add", NAMES[0]], capture_output=True)
+    subprocess.run(["ip", "netns", "del", NAMES[0]], capture_output=True)
+    return made.returncode == 0
+
+
+def remove_hosts():
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+
+
+@unittest.skipUnless(can_make_hosts(), "network namespaces need root and iproute2")
+class HostsTest(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(remove_hosts)
+        for name in NAMES:
+            ip("netns", "add", name)
+        ip("link", "add", "wire", "netns", NAMES[0], "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
+        for name, address in zip(NAMES, ADDRESSES):
+            ip("-n", name, "addr", "add", address + "/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+
+    def launch(self, host, command):
+        process = subprocess.Popen(in_host(host, command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml"):
+        """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other."""
+        controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME,
+                                     "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", *overrides])
+        control = self.wait_for(lambda: self.path("control.json", run=run).exists() and json.loads(self.path("control.json", run=run).read_text()),
+                                what="control.json", process=controller)
+        self.assertEqual(control["address"].split(":")[0], ADDRESSES[0])
+
+        return controller, [self.worker(0, [WORKER, "run"], "device", 0, run), self.worker(1, [WORKER, "run"], "device", 1, run),
+                            self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, run)]
+
+    def worker(self, host, program, role, place, run):
+        control = json.loads(self.path("control.json", run=run).read_text())
+        return self.launch(host, [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
+                                  str(self.path("security", role + ".token", run=run)), "--control-file", str(self.path("control.json", run=run))])
+
+    def test_learns_the_same_as_on_one_host_and_nothing_is_legible(self):
+        sniffer = Sniffer(0)
+        sniffer.start()
+        sniffer.ready.wait(5)
+        controller, workers = self.run_over_hosts("two", "train.steps=3")
+        self.finish(controller)
+        for worker in workers:
+            worker.communicate(timeout=20)
+            self.assertEqual(worker.returncode, 0)
+        wire = sniffer.stop()
+        self.assertGreater(len(wire), 200_000, "weights went over the wire")
+        self.assertNotIn(b"authorization", wire)
+        for role in ("device", "reward"):
+            self.assertNotIn(self.path("security", role + ".token", run="two").read_text().strip().encode(), wire)
+        self.assert_checked("two")
+
+        alone = self.train("configs/test/rl_split.yaml", *SAME, "cluster.weight_transport=stream", "train.steps=3", run="one")
+        self.assert_done(alone)
+        self.assertEqual(self.digests("two"), self.digests("one"))
+
+    def test_two_hosts_train_together_over_a_network_of_their_own(self):
+        config = "configs/test/rl_colocated.yaml"
+        controller, workers = self.run_over_hosts("two", "cluster.slots=2", "cluster.trusted_fabric=true", "train.steps=2", config=config)
+        self.finish(controller)
+        alone = self.train(config, *SAME, "cluster.slots=2", "train.steps=2", run="one")
+        self.assert_done(alone)
+        self.assertEqual(self.digests("two"), self.digests("one"))
+
+    def test_a_cut_of_seconds_costs_nothing_and_a_lost_worker_may_be_started_again(self):
+        controller, workers = self.run_over_hosts("cut", "train.steps=8")
+        self.wait_step(1, controller, run="cut")
+        ip("-n", NAMES[1], "link", "set", "wire", "down")
+        time.sleep(2)  # less than a worker may be silent
+        ip("-n", NAMES[1], "link", "set", "wire", "up")
+        self.wait_step(3, controller, run="cut")
+        self.assertFalse([r for r in self.journal("cut") if r["kind"] == "FAULT"])
+        workers[1].kill()
+        again = self.worker(1, [WORKER, "run"], "device", 1, "cut")
+        self.finish(controller)
+        again.communicate(timeout=20)
+        self.assertEqual(again.returncode, 0)
+        self.assert_checked("cut")
+
+    def test_without_the_certificates_nobody_joins(self):
+        controller, workers = self.run_over_hosts("bare", "train.steps=2")
+        bare = self.dir / "bare-security"
+        bare.mkdir()
+        shutil.copy(self.path("security", "device.token", run="bare"), bare)
+        control = json.loads(self.path("control.json", run="bare").read_text())
+        refused = subprocess.run(in_host(1, [WORKER, "run", "--connect", control["address"], "--run-id", control["run_id"], "--token-file",
+                                             str(bare / "device.token")]), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("no certificates lie beside the token", refused.stdout + refused.stderr)
+        self.finish(controller)
+
+
+class AddressTest(RunTest):
+    def test_an_address_of_another_host_is_named(self):
+        result = self.train("configs/test/rl_split.yaml", "cluster.bind=192.0.2.1", "cluster.weight_transport=stream")
+        self.assert_done(result, 2)
+        self.assertIn("cluster.bind", result.stderr)
+        self.assertIn("must be one of this host's", result.stderr)
+        self.assertFalse(self.path().exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,24 @@
+#pragma once
+// gRPC's credentials of a job's certificates (certificates.h). Both sides show one, and each checks the
+// other's role.
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/status.h"
+#include "workers/net/certificates.h"
+
+namespace tidepool::workers {
+
+// Without an identity: no encryption.
+std::shared_ptr<grpc::ServerCredentials> ServerSide(const std::optional<Identity>& identity);
+// role: of the server that is dialled; any other is refused. Sets what belongs to it in `args`.
+std::shared_ptr<grpc::ChannelCredentials> ClientSide(const std::optional<Identity>& identity,
+                                                     const std::string& role, grpc::ChannelArguments* args);
+// kPermissionDenied: the call came over TLS with the certificate of another role.
+Status CheckCertificate(const grpc::ServerContext& context, const std::string& role);
+
+}  // namespace tidepool::workers
