@@ -1,11 +1,13 @@
 #include "core/observe/run_data.h"
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
+#include "core/base/running_call.h"
 #include "core/observe/append_file.h"
 #include "core/observe/config_text.h"
 #include "core/storage/run_directory.h"
@@ -14,23 +16,21 @@ namespace tidepool::observe {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
-std::string AsText(const json& value) {
+std::string AsText(const ordered_json& value) {
   return value.is_string() ? value.get<std::string>()
-                           : value.dump(-1, ' ', false, json::error_handler_t::replace);
+                           : value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-void ReadSummary(const std::string& text, RunData& run) {
-  const json summary = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!summary.is_object()) {
-    run.problems.push_back("summary.json is no JSON object");
-    return;
+// The line that tells what ended a controller in a call of a plug-in; empty: nothing did.
+std::string LastWordsOf(const std::string& path) {
+  std::ifstream in(path);
+  std::string line, last;
+  while (std::getline(in, line)) {
+    if (!line.empty()) last = line;
   }
-  for (const auto& [key, value] : summary.items()) {
-    if (value.is_primitive()) run.facts[key] = AsText(value);
-  }
-  FromJson(summary, run.summary);
-  run.state = run.summary.exit != 0 ? "failed" : run.summary.stopped ? "stopped" : "finished";
+  return last;
 }
 
 void ReadSomeSamples(const std::string& run_dir, RunData& run) {
@@ -50,6 +50,36 @@ void ReadSomeSamples(const std::string& run_dir, RunData& run) {
 }
 
 }  // namespace
+
+ordered_json ReadObject(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return {};
+  ordered_json object = ordered_json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return object.is_object() ? object : ordered_json();
+}
+
+ordered_json EndOf(const std::string& run_dir) {
+  const storage::RunPaths paths(run_dir);
+  const std::string words = LastWordsOf(paths.last_words());
+  if (words.empty()) {
+    if (ordered_json summary = ReadObject(paths.summary()); !summary.is_null()) return summary;
+  }
+  StatusFile said;
+  if (const ordered_json status = ReadObject(paths.status()); !status.is_null()) FromJson(status, said);
+  constexpr std::string_view kError = "error: ";
+  if (!words.empty()) {
+    said.exit = ExitCodeOf(words);
+    said.why = words.starts_with(kError) ? words.substr(kError.size()) : words;
+    said.state = "failed";
+  }
+  if (said.state.empty() || said.state == "running") return {};
+  return {{"exit", said.exit.value_or(-1)},
+          {"why", said.why.value_or("")},
+          {"steps", said.step},
+          {"policy_version", said.version},
+          {"finished", said.state == "finished"},
+          {"stopped", said.state == "stopped"}};
+}
 
 std::map<std::string, MetricSpan> RunData::Spans() const {
   std::map<std::string, MetricSpan> spans;
@@ -94,11 +124,17 @@ StatusOr<RunData> ReadRun(const std::string& run_dir, RunParts parts) {
     any = any || read.code() != StatusCode::kNotFound;
     if (!read.ok() && read.code() != StatusCode::kNotFound) run.problems.push_back(read.message());
   }
-  if (const auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).summary(), kMaxText);
-      text.ok()) {
-    ReadSummary(*text, run);
+  if (const ordered_json end = EndOf(run_dir); !end.is_null()) {
+    for (const auto& [key, value] : end.items()) {
+      if (value.is_primitive()) run.facts[key] = AsText(value);
+    }
+    FromJson(end, run.summary);
+    run.state = run.summary.exit != 0 ? "failed" : run.summary.stopped ? "stopped" : "finished";
     any = true;
   }
+  if (const std::string path = storage::RunPaths(run_dir).summary();
+      RealFileSystem().Exists(path) && ReadObject(path).is_null())
+    run.problems.push_back("summary.json is no JSON object");
   if (!any)
     return NotFound(run_dir +
                     ": holds no config.yaml, metrics.jsonl or summary.json; expected a run directory");

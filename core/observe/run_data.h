@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,18 +37,25 @@ struct RunData {
   PoolHistory pool;
   std::vector<std::pair<int64_t, std::vector<SampleRow>>>
       samples;        // of a few steps, first and last among them
-  std::string state;  // of summary.json: "finished", "stopped", "failed"; empty: there is none
+  std::string state;  // of EndOf: "finished", "stopped", "failed"; empty: it says nothing
   SummaryFile summary;
-  std::map<std::string, std::string>
-      facts;                          // of summary.json and the config: name, job, version, commit, steps ...
-  std::vector<std::string> problems;  // what could not be read
+  std::map<std::string, std::string> facts;  // of EndOf and the config: name, job, version, commit, steps ...
+  std::vector<std::string> problems;         // what could not be read
 
   [[nodiscard]] std::map<std::string, MetricSpan> Spans() const;
   // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
 };
 
-// What is read: config and summary; also the metrics; also traces, journal and samples.
+// A JSON object in a file; null if it is not there, or half written.
+nlohmann::ordered_json ReadObject(const std::string& path);
+
+// What a run that nobody works on said of its end: summary.json as it stands there. Where that could not be
+// written, exit, why, steps, policy_version, finished and stopped: of last_words where a call of a plug-in
+// ended its controller, of status.json where the disk had no room. Null: it said nothing.
+nlohmann::ordered_json EndOf(const std::string& run_dir);
+
+// What is read: config and end; also the metrics; also traces, journal and samples.
 enum class RunParts { kFacts, kCurves, kAll };
 // kNotFound: no such folder, or nothing of a run in it.
 StatusOr<RunData> ReadRun(const std::string& run_dir, RunParts parts = RunParts::kAll);

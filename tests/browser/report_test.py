@@ -79,6 +79,14 @@ class ReportPage(unittest.TestCase):
         shown = self.show(browser.write_run(self.dir / "none", "rl", []), width=390, dark=True)
         self.assertIn("No metrics yet.", shown.dom())
 
+    def test_a_run_that_a_call_of_a_plug_in_ended(self):
+        run = browser.write_run(self.dir / "crashed", "rl", [], status={"state": "running", "step": 3})
+        words = "the process was killed by SIGSEGV while it ran policy mine (mine.cc) on a plan"
+        (run / "last_words").write_text(f"error: {words}\n")
+        shown = self.show(run)
+        self.assertEqual(shown.evaluate("document.querySelector('.badge').textContent"), "failed, exit code 139")
+        self.assertIn(words, shown.evaluate("document.querySelector('.card.warn').textContent"))
+
 
 if __name__ == "__main__":
     browser.need_chromium()

@@ -16,9 +16,9 @@
 #include "core/base/json_fields.h"
 #include "core/base/places.h"
 #include "core/base/real_file_system.h"
-#include "core/base/running_call.h"
 #include "core/config/load.h"
 #include "core/observe/progress.h"
+#include "core/observe/run_data.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
@@ -29,31 +29,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-// A JSON object in a file; nullopt if it is not there or half written by an old version.
-std::optional<Json> ReadObject(const fs::path& path) {
-  std::ifstream in(path);
-  if (!in) return std::nullopt;
-  Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
-  return json;
-}
-
-// The line that tells what ended a controller in a call of a plug-in, newer than all else that it said;
-// empty: nothing did.
-std::string LastWordsOf(const storage::RunPaths& paths) {
-  std::ifstream in(paths.last_words());
-  std::string line, last;
-  while (std::getline(in, line)) {
-    if (!line.empty()) last = line;
-  }
-  return last;
-}
-
-std::string WithoutError(const std::string& line) {
-  constexpr std::string_view kError = "error: ";
-  return line.starts_with(kError) ? line.substr(kError.size()) : line;
-}
 
 double AgeSeconds(const fs::path& path) {
   std::error_code error;
@@ -253,8 +228,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
   const storage::RunPaths paths(run_dir);
   RunState s;
   observe::StatusFile live;
-  if (auto json = ReadObject(paths.status())) {
-    s.live = *std::move(json);
+  if (s.live = observe::ReadObject(paths.status()); !s.live.is_null()) {
     s.live["age_s"] = std::max(0.0, AgeSeconds(paths.status()));
     FromJson(s.live, live);
     s.pid = live.pid;
@@ -262,9 +236,9 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     s.steps = live.steps;
     s.why = live.last_warning;
   }
-  if (const auto control = ReadObject(paths.control())) {
+  if (const Json control = observe::ReadObject(paths.control()); !control.is_null()) {
     s.pid = 0;
-    if (const auto pid = control->find("pid"); pid != control->end()) FromJson(*pid, s.pid);
+    if (const auto pid = control.find("pid"); pid != control.end()) FromJson(*pid, s.pid);
   }
   s.alive = HasController(run_dir);
   if (s.alive) {
@@ -278,21 +252,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     }
     return s;
   }
-  // What a controller said last, where it came to say it.
-  const auto said_live = [&](int64_t exit, const std::string& why) {
-    return Json{{"exit", exit},
-                {"why", why},
-                {"steps", live.step},
-                {"policy_version", live.version},
-                {"finished", live.state == "finished"}};
-  };
-  if (const std::string words = LastWordsOf(paths); !words.empty()) {
-    s.summary = said_live(ExitCodeOf(words), WithoutError(words));
-  } else if (auto json = ReadObject(paths.summary())) {
-    s.summary = *std::move(json);
-  } else if (!live.state.empty() && live.state != "running") {
-    s.summary = said_live(live.exit.value_or(-1), live.why.value_or(""));
-  }
+  s.summary = observe::EndOf(run_dir);
   bool said = false;
   if (!s.summary.is_null()) {
     observe::SummaryFile summary{.exit = -1};
@@ -372,7 +332,8 @@ Json RunStatus(const std::string& run_dir) {
       s["resume_step"] = std::max<int64_t>(state.journal->checkpoint_step.value, 0);
     s["journal"]["end_code"] = state.journal->end_code ? Json(*state.journal->end_code) : Json(nullptr);
   }
-  if (const auto best = ReadObject(paths.best_model() + "/" + kBestModelFile)) s["best"] = *best;
+  if (const Json best = observe::ReadObject(paths.best_model() + "/" + kBestModelFile); !best.is_null())
+    s["best"] = best;
   if (!state.live.is_null() && (state.alive || state.state == "dead")) {
     observe::StatusFile shown;
     FromJson(state.live, shown);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/observe/trace_writer.h"
@@ -116,6 +117,30 @@ TEST(ReportTest, UnfinishedAndFailedRunsHaveAReportToo) {
   EXPECT_EQ(data["state"], "failed");
   EXPECT_EQ(data["facts"]["fault"], "worker died at start three times");
   EXPECT_THAT(data["problems"].dump(), HasSubstr("metrics.jsonl:1: no metrics row"));
+}
+
+TEST(ReportTest, SaysHowARunEndedThatCouldNotWriteItsSummary) {
+  const TempFolder folder;
+  WriteText(folder / "config.yaml", "name: x\n");
+  WriteText(folder / "status.json", R"({"state":"running","step":7,"version":"0:7"})");
+  const auto data = [&] {
+    EXPECT_TRUE(WriteReport(folder.path()).ok());
+    return DataOf(ReadText(folder / "report.html"));
+  };
+  EXPECT_EQ(data()["state"], "") << "it was killed";
+  WriteText(folder / "last_words",
+            "error: the process was killed by SIGSEGV while it ran policy mine (mine.cc) on a plan\n");
+  json said = data();
+  EXPECT_EQ(said["state"], "failed");
+  EXPECT_EQ(said["exit_code"], 139);
+  EXPECT_EQ(said["facts"]["why"],
+            "the process was killed by SIGSEGV while it ran policy mine (mine.cc) on a plan");
+  EXPECT_EQ(said["facts"]["steps"], "7");
+  ASSERT_TRUE(std::filesystem::remove(folder / "last_words"));
+  WriteText(folder / "status.json", R"({"state":"failed","step":7,"exit":3,"why":"the disk is full"})");
+  said = data();
+  EXPECT_EQ(said["state"], "failed");
+  EXPECT_EQ(said["facts"]["why"], "the disk is full");
 }
 
 TEST(ReportTest, FolderThatIsNoRunIsRefused) {
