@@ -23,15 +23,6 @@ std::string AsText(const ordered_json& value) {
                            : value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-// A JSON object in a file; null where there is none.
-ordered_json ReadObject(const std::string& path) {
-  constexpr int64_t kMaxText = 4 << 20;
-  const auto text = RealFileSystem().ReadFile(path, kMaxText);
-  ordered_json object;
-  if (text.ok()) object = ordered_json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  return object.is_object() ? object : ordered_json();
-}
-
 // The line that tells what ended a controller in a call of a plug-in; empty: nothing did.
 std::string LastWordsOf(const std::string& path) {
   std::ifstream in(path);
@@ -59,6 +50,13 @@ void ReadSomeSamples(const std::string& run_dir, RunData& run) {
 }
 
 }  // namespace
+
+ordered_json ReadObject(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return {};
+  ordered_json object = ordered_json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return object.is_object() ? object : ordered_json();
+}
 
 ordered_json EndOf(const std::string& run_dir) {
   const storage::RunPaths paths(run_dir);

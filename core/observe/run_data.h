@@ -47,6 +47,9 @@ struct RunData {
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
 };
 
+// A JSON object in a file; null if it is not there, or half written.
+nlohmann::ordered_json ReadObject(const std::string& path);
+
 // What a run that nobody works on said of its end: summary.json as it stands there. Where that could not be
 // written, exit, why, steps, policy_version, finished and stopped: of last_words where a call of a plug-in
 // ended its controller, of status.json where the disk had no room. Null: it said nothing.

@@ -30,15 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// A JSON object in a file; nullopt if it is not there or half written by an old version.
-std::optional<Json> ReadObject(const fs::path& path) {
-  std::ifstream in(path);
-  if (!in) return std::nullopt;
-  Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
-  return json;
-}
-
 double AgeSeconds(const fs::path& path) {
   std::error_code error;
   const auto time = fs::last_write_time(path, error);
@@ -237,8 +228,7 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
   const storage::RunPaths paths(run_dir);
   RunState s;
   observe::StatusFile live;
-  if (auto json = ReadObject(paths.status())) {
-    s.live = *std::move(json);
+  if (s.live = observe::ReadObject(paths.status()); !s.live.is_null()) {
     s.live["age_s"] = std::max(0.0, AgeSeconds(paths.status()));
     FromJson(s.live, live);
     s.pid = live.pid;
@@ -246,9 +236,9 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     s.steps = live.steps;
     s.why = live.last_warning;
   }
-  if (const auto control = ReadObject(paths.control())) {
+  if (const Json control = observe::ReadObject(paths.control()); !control.is_null()) {
     s.pid = 0;
-    if (const auto pid = control->find("pid"); pid != control->end()) FromJson(*pid, s.pid);
+    if (const auto pid = control.find("pid"); pid != control.end()) FromJson(*pid, s.pid);
   }
   s.alive = HasController(run_dir);
   if (s.alive) {
@@ -342,7 +332,8 @@ Json RunStatus(const std::string& run_dir) {
       s["resume_step"] = std::max<int64_t>(state.journal->checkpoint_step.value, 0);
     s["journal"]["end_code"] = state.journal->end_code ? Json(*state.journal->end_code) : Json(nullptr);
   }
-  if (const auto best = ReadObject(paths.best_model() + "/" + kBestModelFile)) s["best"] = *best;
+  if (const Json best = observe::ReadObject(paths.best_model() + "/" + kBestModelFile); !best.is_null())
+    s["best"] = best;
   if (!state.live.is_null() && (state.alive || state.state == "dead")) {
     observe::StatusFile shown;
     FromJson(state.live, shown);
