@@ -4,6 +4,7 @@ Needs root, for the namespaces; without it skipped.
 """
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -189,8 +190,15 @@ class HostsTest(RunTest):
         self.assert_done(printed)
         for line in ("#SBATCH --nodes=2", "#SBATCH --time=00:30:00", "#SBATCH --requeue", "#SBATCH --signal=B:TERM@120", "#SBATCH --partition=long"):
             self.assertIn(line, printed.stdout)
-        script = self.dir / "job.sh"
-        script.write_text(printed.stdout)
+        # --submit gives sbatch the same.
+        (tools / "sbatch").write_text("#!/bin/sh\necho Submitted $1\n")
+        (tools / "sbatch").chmod(0o755)
+        submitted = self.command("slurm", "configs/test/rl_split.yaml", "train.steps=30", "checkpoint.every_steps=1", "-N", "2", "--run-dir", str(self.path()),
+                                 "--time", "00:30:00", "--sbatch=--partition=long", "--submit", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+        self.assert_done(submitted)
+        self.assertEqual(submitted.stdout, f"Submitted {self.path()}.sbatch\n")
+        script = pathlib.Path(f"{self.path()}.sbatch")
+        self.assertEqual(script.read_text(), printed.stdout)
 
         def batch():
             process = subprocess.Popen(["nsenter", f"--net=/run/netns/{NAMES[0]}", "bash", str(script)], cwd=self.dir, text=True, stdout=subprocess.PIPE,

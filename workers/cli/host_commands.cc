@@ -1,9 +1,12 @@
 // `tidepool host` and `tidepool slurm`.
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "core/config/load.h"
@@ -76,13 +79,14 @@ Status Slurm(CommandContext& context, SlurmOptions o) {
     std::fputs(script.c_str(), stdout);
     return OkStatus();
   }
-  fs::create_directories(fs::path(job.run_dir).parent_path());
-  FILE* sbatch = ::popen("sbatch", "w");
-  if (sbatch == nullptr) return Unavailable("sbatch cannot be started");
-  std::fputs(script.c_str(), sbatch);
-  if (::pclose(sbatch) != 0)
-    return Unavailable("--submit: sbatch refused the script; `tidepool slurm` without --submit prints it");
-  return OkStatus();
+  const std::string file = job.run_dir + ".sbatch";
+  std::error_code error;  // what cannot be made is named by who writes there
+  fs::create_directories(fs::path(file).parent_path(), error);
+  if (std::ofstream out(file); !(out << script << std::flush))
+    return Unavailable(file + ": cannot be written");
+  ::execlp("sbatch", "sbatch", file.c_str(), nullptr);  // this process is it now
+  return Unavailable(std::string("--submit: sbatch cannot be started (") + std::strerror(errno) +
+                     "); the script is " + file);
 }
 
 }  // namespace
