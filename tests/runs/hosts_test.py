@@ -4,7 +4,9 @@ Needs root, for the namespaces; without it skipped.
 """
 import json
 import os
+import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -150,6 +152,72 @@ class HostsTest(RunTest):
         self.assertEqual(again.returncode, 0)
         self.assert_checked("cut")
 
+    def test_hosts_start_their_workers_again_and_serve_the_next_controller(self):
+        config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0],
+                  "cluster.weight_transport=stream", "train.steps=2000", "checkpoint.every_steps=1"]
+        hosts = [self.launch(i, [TIDEPOOL, "host", str(self.path()), "--index", str(i)]) for i in (0, 1)]
+        controller = self.launch(0, [TIDEPOOL, "train", *config])
+        self.wait_step(1, controller)
+        worker = subprocess.run(["pgrep", "-f", f"tidepool-worker run .*{self.path()}.*--place=1 "], capture_output=True, text=True, timeout=20)
+        os.kill(int(worker.stdout.split()[0]), signal.SIGKILL)
+        self.wait_for(lambda: any(r["kind"] == "FAULT" for r in self.journal()), 30, "a FAULT", controller)
+        before = len(self.metrics())
+        self.wait_step(before + 2, controller)
+        controller.kill()
+        controller.communicate()
+        controller = self.launch(0, [TIDEPOOL, "train", str(self.path()), "--resume", f"train.steps={max(self.digests()) + 5}", "cluster.bind=" + ADDRESSES[0]])
+        self.finish(controller)
+        self.assert_checked()
+        for i, host in enumerate(hosts):
+            out, err = host.communicate(timeout=30)
+            self.assertEqual(host.returncode, 0, err)
+            self.assertEqual(err.count("controller at"), 2, err)
+            if i == 1:
+                self.assertIn("device-1: process", err)
+                self.assertIn("started again", err)
+
+    def test_the_slurm_script_runs_a_job_and_goes_on_after_the_time_limit(self):
+        tools = self.dir / "tools"
+        tools.mkdir()
+        # One process a node, as srun starts them; and who asks for the queue.
+        (tools / "srun").write_text("#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\ntrap 'kill $(jobs -p); wait' TERM\n" + "".join(
+            f"SLURM_PROCID={i} nsenter --net=/run/netns/{name} \"$@\" &\n" for i, name in enumerate(NAMES)) + "wait\n")
+        (tools / "scontrol").write_text(f"#!/bin/sh\necho \"$@\" >> {self.dir}/asked\n")
+        for tool in tools.iterdir():
+            tool.chmod(0o755)
+        printed = self.command("slurm", "configs/test/rl_split.yaml", "train.steps=30", "checkpoint.every_steps=1", "-N", "2", "--run-dir", str(self.path()),
+                               "--time", "00:30:00", "--sbatch=--partition=long")
+        self.assert_done(printed)
+        for line in ("#SBATCH --nodes=2", "#SBATCH --time=00:30:00", "#SBATCH --requeue", "#SBATCH --signal=B:TERM@120", "#SBATCH --partition=long"):
+            self.assertIn(line, printed.stdout)
+        # --submit gives sbatch the same.
+        (tools / "sbatch").write_text("#!/bin/sh\necho Submitted $1\n")
+        (tools / "sbatch").chmod(0o755)
+        submitted = self.command("slurm", "configs/test/rl_split.yaml", "train.steps=30", "checkpoint.every_steps=1", "-N", "2", "--run-dir", str(self.path()),
+                                 "--time", "00:30:00", "--sbatch=--partition=long", "--submit", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+        self.assert_done(submitted)
+        self.assertEqual(submitted.stdout, f"Submitted {self.path()}.sbatch\n")
+        script = pathlib.Path(f"{self.path()}.sbatch")
+        self.assertEqual(script.read_text(), printed.stdout)
+
+        def batch():
+            process = subprocess.Popen(["nsenter", f"--net=/run/netns/{NAMES[0]}", "bash", str(script)], cwd=self.dir, text=True, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_NNODES": "2",
+                                                                    "SLURM_JOB_ID": "77", "SLURMD_NODENAME": ADDRESSES[0]})
+            self.started.append(process)
+            return process
+        first = batch()
+        self.wait_step(2, first)
+        first.send_signal(signal.SIGTERM)
+        self.finish(first)
+        self.assertEqual((self.dir / "asked").read_text(), "requeue 77\n")
+        done = max(self.digests())
+        self.assertLess(done, 30)
+        self.finish(batch())
+        self.assertEqual((self.dir / "asked").read_text(), "requeue 77\n")
+        self.assertEqual(max(self.digests()), 30)
+        self.assert_checked()
+
     def test_without_the_certificates_nobody_joins(self):
         controller, workers = self.run_over_hosts("bare", "train.steps=2")
         bare = self.dir / "bare-security"
@@ -162,6 +230,17 @@ class HostsTest(RunTest):
         self.assertIn("no certificates lie beside the token", refused.stdout + refused.stderr)
         self.finish(controller)
 
+
+class HostTest(RunTest):
+    def test_a_host_says_what_is_wrong(self):
+        nobody = self.command("host", str(self.path()), "--patience", "1")
+        self.assert_done(nobody, 3)
+        self.assertIn("no controller came within 1 s", nobody.stderr)
+        run = self.start("configs/test/rl_split.yaml", "cluster.launch_workers=false")
+        self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
+        many = self.command("host", str(self.path()), "--slots", "2", "--index", "1")
+        self.assert_done(many, 2)
+        self.assertIn("is work for 1 hosts", many.stderr)
 
 class AddressTest(RunTest):
     def test_an_address_of_another_host_is_named(self):

@@ -65,6 +65,7 @@ int main(int argc, char** argv) {
   AddRegistryCommands(app, context);
   AddNewCommand(app, context);
   AddDoctorCommand(app, context);
+  AddHostCommands(app, context);
   AddSideWorkerCommands(app, context);
   if (argc > 1 && IsNoCommand(app, argv[1])) return 2;
   try {

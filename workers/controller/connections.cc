@@ -8,6 +8,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
+#include "workers/controller/worker_command.h"
 #include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
@@ -35,22 +36,12 @@ void ControllerProcess::StartDueWorkers() {
 }
 
 std::vector<std::string> ControllerProcess::WorkerCommand(int64_t place) const {
-  const bool device = place < options_.device_workers();
-  std::vector<std::string> argv;
-  if (device) {
-    argv = {request_.worker_path, "run"};
-  } else {
-    argv = {request_.self_path, SideName(config_) + "-worker"};
-    if (fragments_ != nullptr) argv.push_back("--vector");
-  }
-  const std::string security = storage::RunPaths(request_.run_dir).security() + "/" +
-                               (device ? "device" : SideName(config_)) + ".token";
-  for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security,
-                                  "--run-id=" + request_.run_id, "--place=" + std::to_string(place),
-                                  "--control-file=" + storage::RunPaths(request_.run_dir).control()}) {
-    argv.push_back(word);
-  }
-  return argv;
+  return tidepool::workers::WorkerCommand({.self_path = request_.self_path,
+                                           .worker_path = request_.worker_path,
+                                           .run_dir = request_.run_dir,
+                                           .run_id = request_.run_id,
+                                           .address = hub_->address()},
+                                          config_, place);
 }
 
 void ControllerProcess::NameMissing(const std::vector<WorkerId>& absent) {

@@ -1,0 +1,140 @@
+// `tidepool host` and `tidepool slurm`.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "core/config/load.h"
+#include "workers/cli/command.h"
+#include "workers/cli/model_session.h"
+#include "workers/cli/slurm_script.h"
+#include "workers/controller/host.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Which of the processes that were started alike this is: Slurm, Kubernetes, PMIx, Open MPI.
+int64_t IndexOfStarter() {
+  for (const char* name : {"SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"}) {
+    if (const char* value = std::getenv(name); value != nullptr) return std::atoll(value);
+  }
+  return 0;
+}
+
+void Host(CommandContext& context, HostOptions options) {
+  options.self_path = context.self_path;
+  std::error_code error;  // a path that cannot be made absolute stays as it is
+  if (const fs::path absolute = fs::absolute(options.run_dir, error); !error)
+    options.run_dir = absolute.lexically_normal().string();
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  const std::string who = "host " + std::to_string(options.index) + " (" + name + "): ";
+  options.stop = StopOnSignal();
+  options.say = [who](const std::string& line) { std::fprintf(stderr, "%s%s\n", who.c_str(), line.c_str()); };
+  const Status status = RunHost(options);
+  if (!status.ok())
+    Fail(context, Status(status.code(), who + status.message()),
+         status.code() == StatusCode::kDeadlineExceeded ? 3 : 2);
+}
+
+struct SlurmOptions {
+  SlurmJob job;
+  bool submit = false;
+};
+
+Status Slurm(CommandContext& context, SlurmOptions o) {
+  SlurmJob& job = o.job;
+  job.program = context.self_path;
+  job.config = fs::absolute(job.config).lexically_normal().string();
+  std::vector<std::string> overrides = job.overrides;
+  overrides.push_back("cluster.slots=" + std::to_string(job.nodes * job.slots_per_node));
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(job.config, overrides));
+  const JobConfig& config = loaded.config;
+  if (config.model.is_policy())
+    return InvalidArgument(
+        "control tasks (model.policy) stay on one host: what their environments say is not encrypted yet");
+  if (job.run_dir.empty()) job.run_dir = "runs/" + config.name;
+  job.run_dir = fs::absolute(job.run_dir).lexically_normal().string();
+  if (job.name.empty()) job.name = config.name;
+  job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.threads_per_node = job.slots_per_node * config.cluster.threads_per_slot;
+  const SchedulerConfig& s = config.scheduler;
+  job.one_trains = config.cluster.slots == 1 ||
+                   ((s.placement == PlacementKind::kSplit || s.placement == PlacementKind::kMultiplexed) &&
+                    s.actor_slots == 1);
+  const std::string script = SlurmScript(job);
+  if (!job.one_trains)
+    std::fprintf(stderr,
+                 "note: several slots train, and what they sum is not encrypted: the script says "
+                 "cluster.trusted_fabric=true, which is right where "
+                 "the nodes' network is the job's own\n");
+  if (!o.submit) {
+    std::fputs(script.c_str(), stdout);
+    return OkStatus();
+  }
+  const std::string file = job.run_dir + ".sbatch";
+  std::error_code error;  // what cannot be made is named by who writes there
+  fs::create_directories(fs::path(file).parent_path(), error);
+  if (std::ofstream out(file); !(out << script << std::flush))
+    return Unavailable(file + ": cannot be written");
+  ::execlp("sbatch", "sbatch", file.c_str(), nullptr);  // this process is it now
+  return Unavailable(std::string("--submit: sbatch cannot be started (") + std::strerror(errno) +
+                     "); the script is " + file);
+}
+
+}  // namespace
+
+void AddHostCommands(CLI::App& app, CommandContext& context) {
+  auto host = std::make_shared<HostOptions>();
+  host->index = IndexOfStarter();
+  CLI::App* command = app.add_subcommand(
+      "host",
+      "Start the workers of a run that belong on this machine, and start them again when they are lost");
+  command->add_option("run", host->run_dir, "The run's folder, as this host sees it")->required();
+  command->add_option("--slots", host->slots, "Device workers of each host")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command
+      ->add_option("--index", host->index,
+                   "Which host this is, from 0; default: as Slurm, Kubernetes or MPI say")
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--patience", host->patience_s, "Seconds without a controller after which it ends")
+      ->check(CLI::Range(1.0, 1e7))
+      ->capture_default_str();
+  command->footer("Example: tidepool host runs/x --slots 2 --index 1");
+  command->callback([host, &context] { Host(context, *host); });
+
+  auto slurm = std::make_shared<SlurmOptions>();
+  command = app.add_subcommand("slurm", "Print the batch script that runs a job on nodes of a Slurm cluster");
+  command->add_option("config", slurm->job.config, "Job config (YAML)")->required();
+  command->add_option("overrides", slurm->job.overrides, "Config overrides, a.b=c");
+  command->add_option("-N,--nodes", slurm->job.nodes, "Nodes")->required()->check(CLI::Range(1, 65536));
+  command->add_option("--slots", slurm->job.slots_per_node, "Slots on each node")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command->add_option("--run-dir", slurm->job.run_dir,
+                      "Folder of the run, on a disk that all nodes share; default: runs/NAME");
+  command->add_option("--job-name", slurm->job.name, "In Slurm's queue; default: the config's name");
+  command->add_option("--time", slurm->job.time_limit,
+                      "Time limit, HH:MM:SS; the run goes on after it: the job is queued again");
+  command
+      ->add_option("--sbatch", slurm->job.sbatch,
+                   "Further option for sbatch, such as --sbatch=--partition=gpu")
+      ->allow_extra_args(false);
+  command->add_flag("--submit", slurm->submit, "Give it to sbatch");
+  command->footer(
+      "Example: tidepool slurm configs/quickstart.yaml scheduler.placement=split -N 4 --time 02:00:00 > "
+      "job.sh; sbatch job.sh");
+  command->callback([slurm, &context] {
+    if (const Status status = Slurm(context, *slurm); !status.ok()) Fail(context, status);
+  });
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,70 @@
+#include "workers/cli/slurm_script.h"
+
+#include <sstream>
+
+#include "workers/cli/run_status.h"
+
+namespace tidepool::workers {
+
+std::string SlurmScript(const SlurmJob& job) {
+  const int64_t slots = job.nodes * job.slots_per_node;
+  std::ostringstream out;
+  out << "#!/bin/bash\n"
+         "# Written by `tidepool slurm`. The controller runs on this node, one `tidepool host` on every "
+         "node.\n"
+      << "#SBATCH --job-name=" << job.name << "\n"
+      << "#SBATCH --nodes=" << job.nodes << "\n"
+      << "#SBATCH --ntasks-per-node=1\n"
+      << "#SBATCH --cpus-per-task=" << job.threads_per_node << "\n";
+  if (job.gpus) out << "#SBATCH --gpus-per-node=" << job.slots_per_node << "\n";
+  if (!job.time_limit.empty()) out << "#SBATCH --time=" << job.time_limit << "\n";
+  out << "#SBATCH --requeue\n"
+         "#SBATCH --open-mode=append\n"
+         "#SBATCH --signal=B:TERM@120\n"
+      << "#SBATCH --output=" << job.run_dir << ".slurm-%j.log\n";
+  for (const std::string& line : job.sbatch) out << "#SBATCH " << line << "\n";
+  out << "set -u\n\n"
+      << "tidepool=" << ShellWord(job.program) << "\n"
+      << "run=" << ShellWord(job.run_dir) << "\n"
+      << "train=(" << ShellWord("cluster.slots=" + std::to_string(slots))
+      << " cluster.launch_workers=false cluster.bind=0.0.0.0 "
+         "\"cluster.advertise=${SLURMD_NODENAME:-$(hostname)}\""
+         " cluster.weight_transport=stream";
+  if (!job.one_trains) out << " cluster.trusted_fabric=true";
+  for (const std::string& override : job.overrides) out << " " << ShellWord(override);
+  out << ")\n\n"
+         "# Before the time limit, and when the job is preempted, Slurm sends TERM to this shell alone.\n"
+         "told=0 controller= hosts=\n"
+         "trap 'told=1; [ -n \"$controller\" ] && kill -TERM \"$controller\"' TERM\n\n"
+         "srun --no-kill --kill-on-bad-exit=0 --ntasks=\"$SLURM_NNODES\" --ntasks-per-node=1 \\\n"
+      << "  \"$tidepool\" host \"$run\" --slots " << job.slots_per_node
+      << " &\n"
+         "hosts=$!\n\n"
+         "# A controller that failed goes on from its journal; one that was told to end, or that refuses its "
+         "input, does not.\n"
+         "for try in 1 2 3 4 5; do\n"
+         "  if [ -d \"$run/journal\" ]; then\n"
+         "    \"$tidepool\" train \"$run\" --resume \"${train[@]}\" &\n"
+         "  else\n"
+      << "    \"$tidepool\" train " << ShellWord(job.config)
+      << " --run-dir \"$run\" \"${train[@]}\" &\n"
+         "  fi\n"
+         "  controller=$!\n"
+         "  wait \"$controller\"; code=$?\n"
+         "  # A signal ends the wait before the controller has written its checkpoint.\n"
+         "  while kill -0 \"$controller\" 2>/dev/null; do wait \"$controller\"; code=$?; done\n"
+         "  [ \"$code\" = 3 ] && [ \"$told\" = 0 ] || break\n"
+         "  sleep $((5 * try))\n"
+         "done\n"
+         "controller=\n"
+         "kill -TERM \"$hosts\" 2>/dev/null\n"
+         "wait \"$hosts\" 2>/dev/null\n"
+         "if [ \"$told\" = 1 ] && [ \"$code\" != 2 ]; then\n"
+         "  # Exit codes put a job back into the queue only where the administrator has said so.\n"
+         "  scontrol requeue \"$SLURM_JOB_ID\"\n"
+         "fi\n"
+         "exit \"$code\"\n";
+  return out.str();
+}
+
+}  // namespace tidepool::workers

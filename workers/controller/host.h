@@ -1,0 +1,29 @@
+#pragma once
+// The process of a host: starts the workers of a run that belong on this machine, and starts them again when
+// they end otherwise than in order. The controller may be on another host, and another one may take its
+// place.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+struct HostOptions {
+  std::string run_dir;
+  std::string self_path;                             // the program tidepool
+  int64_t slots = 1;                                 // device workers of each host
+  int64_t index = 0;                                 // of this one, from 0
+  double patience_s = 600;                           // without a controller
+  std::function<bool()> stop = {};                   // whether it was told to end
+  std::function<void(const std::string&)> say = {};  // a line for people
+};
+
+// Until the run is finished, told to stop (both OK), or without a controller for longer than the patience
+// (kDeadlineExceeded). kInvalidArgument: there is nothing to do for a host of this index. Ends its workers
+// before it returns.
+Status RunHost(const HostOptions& options);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,29 @@
+#include "workers/controller/worker_command.h"
+
+#include "core/base/places.h"
+#include "core/storage/run_directory.h"
+#include "workers/controller/scheduler_options.h"
+
+namespace tidepool::workers {
+
+std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place) {
+  const storage::RunPaths paths(run.run_dir);
+  const std::string side = SideName(config);
+  const bool device = place < SchedulerOptions(config, 0).device_workers();
+  std::vector<std::string> argv;
+  if (device) {
+    argv = {run.worker_path, "run"};
+  } else {
+    argv = {run.self_path, side + "-worker"};
+    if (config.model.is_policy()) argv.push_back("--vector");
+  }
+  for (const std::string& word :
+       {"--connect=" + run.address,
+        "--token-file=" + paths.security() + "/" + (device ? "device" : side) + ".token",
+        "--run-id=" + run.run_id, "--place=" + std::to_string(place), "--control-file=" + paths.control()}) {
+    argv.push_back(word);
+  }
+  return argv;
+}
+
+}  // namespace tidepool::workers

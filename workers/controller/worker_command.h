@@ -1,0 +1,23 @@
+#pragma once
+// How a worker of a run is started, by its controller or by the process of its host.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+
+namespace tidepool::workers {
+
+// What workers of a run have in common.
+struct WorkersOfRun {
+  std::string self_path;    // the program tidepool
+  std::string worker_path;  // tidepool-worker
+  std::string run_dir, run_id;
+  std::string address;  // of the controller
+};
+
+// The program of a place and its arguments.
+std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place);
+
+}  // namespace tidepool::workers
