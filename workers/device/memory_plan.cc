@@ -1,6 +1,7 @@
 #include "workers/device/memory_plan.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/algorithms/registry.h"
 #include "core/base/places.h"
@@ -9,6 +10,7 @@
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
+#include "workers/device/disk_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -161,6 +163,17 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
   for (const auto& [name, bytes] : further) list.push_back({name, bytes, kModel});
   std::erase_if(list, [](const Part& part) { return part.bytes == 0; });
   return list;
+}
+
+std::string ProcessMemory::PartsText() const {
+  std::vector<Part> sorted = parts();
+  std::ranges::stable_sort(sorted, std::greater(), &Part::bytes);
+  std::string text;
+  for (const Part& part : sorted)
+    text += (text.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
+  // The context alone is nobody's choice.
+  const auto largest = std::ranges::find_if(sorted, [](const Part& part) { return *part.smaller != 0; });
+  return text + (largest == sorted.end() ? "" : std::string("; ") + largest->smaller);
 }
 
 int64_t MemoryPlan::total() const {

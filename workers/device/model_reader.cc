@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/device/batch_invariance.h"
 #include "core/model/products.h"
 #include "core/observe/log.h"
 
@@ -20,9 +21,12 @@ std::shared_ptr<device::Device> MakeCpuDevice(device::CpuDeviceOptions options) 
 }
 
 Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
-  if (!config_.deterministic || device::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
-  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<device::RowBlocks>();
+  if (!config_.deterministic) return OkStatus();
   TP_RETURN_IF_ERROR(model::CheckSpec(spec));
+  if (config_.cluster.device == DeviceKind::kCuda)
+    return device::TryBatchInvariance(*NewDevice(), model::ProductsOf(spec), dtype).At("deterministic mode");
+  if (device::OwnProducts(dtype == DType::kFloat32)) return OkStatus();
+  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<device::RowBlocks>();
   TP_RETURN_IF_ERROR(row_blocks_->Cover(model::ProductsOf(spec), dtype));
   if (!row_blocks_->limited().empty())
     observe::Log(

@@ -29,8 +29,9 @@ class ModelReader {
   // seed where the folder has no weights. `key` begins the error.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder) const;
-  // In deterministic mode, where products are LibTorch's: finds how those of this model are cut
-  // (core/device/cpu/row_blocks.h).
+  // In deterministic mode: on a GPU tries whether products of this model give a row the same bits in every
+  // batch (core/device/batch_invariance.h); on a CPU where products are LibTorch's finds how they are cut
+  // (core/device/cpu/row_blocks.h). kFailedPrecondition: they do not, or cannot be.
   Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
   // For one role: what computes, with the cuts that were found.
   [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const;
