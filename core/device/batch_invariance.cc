@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/rng.h"
-
 namespace tidepool::device {
 namespace {
 
@@ -22,10 +20,10 @@ constexpr Part kParts[] = {{0, 1}, {77, 1}, {199, 1}, {3, 7}, {64, 16}, {33, 65}
 // Numbers of both signs from 2^-8 to 2: sums of them round.
 template <typename T>
 std::vector<T> Noise(int64_t n, uint64_t seed) {
-  Rng rng(seed);
   std::vector<T> values(static_cast<size_t>(n));
   for (T& value : values) {
-    const uint64_t bits = rng.Next();
+    seed = seed * 6364136223846793005U + 1442695040888963407U;
+    const uint64_t bits = seed ^ (seed >> 29);
     const auto real = std::bit_cast<uint32_t>(
         std::bit_cast<float>(static_cast<uint32_t>((bits & 0x807FFFFF) | ((119 + (bits >> 32) % 9) << 23))));
     if constexpr (sizeof(T) == sizeof(BF16)) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "core/algorithms/registry.h"
 #include "core/base/places.h"
@@ -74,7 +75,8 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
                                   {.tokens = (tokens + 15) / 16 * 16,
                                    .recompute = c.train.recompute,
                                    .threads = c.cluster.threads_per_slot,
-                                   .gpu = OnGpu(c)});
+                                   .gpu = OnGpu(c),
+                                   .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
@@ -254,15 +256,15 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
       AddActor(c, m, p);
     }
     if (rollout && !policy) {
-      p.rollout +=
-          model::GenerationMemory(m, dtype,
-                                  {.kv_tokens = plan.kv_cache_tokens,
-                                   .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
-                                   .keys = RowTokens(c, m),
-                                   .record_routing = c.rollout.record_routing,
-                                   .threads = c.cluster.threads_per_slot,
-                                   .gpu = OnGpu(c),
-                                   .running = c.rollout.max_concurrent});
+      p.rollout += model::GenerationMemory(
+          m, dtype,
+          {.kv_tokens = plan.kv_cache_tokens,
+           .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
+           .keys = RowTokens(c, m),
+           .record_routing = c.rollout.record_routing,
+           .threads = c.cluster.threads_per_slot,
+           .gpu = OnGpu(c),
+           .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent});
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)
