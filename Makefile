@@ -16,7 +16,7 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build programs binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup setup-tests configure
+.PHONY: quickstart smollm2 smollm2-model build programs binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-run cuda-bench cuda-test format lint clean help setup setup-tests configure
 
 quickstart: programs  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
@@ -82,6 +82,14 @@ learn: programs  ## train a reduced quickstart with every algorithm (configs/alg
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers
 	scripts/nightly $(BUILD)
+
+cuda-run: configure  ## pack stripped programs for a machine with a GPU and no packages, and print the command to run there
+	ninja -C $(BUILD) -j $(JOBS) gpu_jobs
+	scripts/cuda-run $(BUILD)
+
+cuda-bench: configure  ## decode and training speed on this machine's GPU, beside its PyTorch; says SKIPPED without one
+	ninja -C $(BUILD) -j $(JOBS) gpu_jobs
+	scripts/gpu-jobs bench
 
 cuda-test:  ## build and test the CUDA kernels with nvcc and TIDEPOOL_LIBTORCH alone (no packages)
 	scripts/cuda-test

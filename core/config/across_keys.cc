@@ -512,9 +512,6 @@ void CheckCluster(Binder& b, LoadedConfig& loaded) {
 // What a GPU does not do.
 void CheckDevice(Binder& b, const JobConfig& c) {
   if (!b.Good("cluster.device") || c.cluster.device != DeviceKind::kCuda) return;
-  b.Rule({"deterministic"}, c.deterministic,
-         "is on, but with cluster.device: cuda products are cuBLAS', which promises no row the same bits in "
-         "every batch; turn it off, or write cluster.device: cpu");
   b.Rule({"cluster.device"}, c.model.is_policy(),
          "is cuda, but a policy of control tasks (model.policy) is computed on the CPU; write cpu");
 }

@@ -30,8 +30,8 @@ using DeviceCountFunction = int(int* count);               // 0 or a cudaError_t
 using GpuFactsFunction = int(int index, GpuFacts* facts);  // 0 or a cudaError_t
 using OldestFunction = int();  // the oldest compute capability that the kernels were built for
 // The two below write a message of at most error_bytes - 1 characters on failure and return non-zero.
-// device (out): std::unique_ptr<device::Device>*.
-using DeviceFunction = int(int index, void* device, char* error, int64_t error_bytes);
+// batch_invariant: 0 or 1. device (out): std::unique_ptr<device::Device>*.
+using DeviceFunction = int(int index, int batch_invariant, void* device, char* error, int64_t error_bytes);
 // Meets the other ranks in the file `store`, which does not exist yet and is the same for all.
 // sum (out): std::unique_ptr<comm::DeviceSum>*, of memory of GPU `index`.
 using NcclSumFunction = int(int index, const char* store, int rank, int size, int64_t timeout_ms, void* sum,

@@ -93,11 +93,12 @@ std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<
   return items;
 }
 
-RowsByPass DivideRows(std::span<const int32_t> first_run) {
+RowsByPass DivideRows(std::span<const int32_t> first_run, bool all_decoded) {
   RowsByPass rows;
   for (size_t begin = 0, end = 0; begin < first_run.size(); begin = end) {
     while (end < first_run.size() && first_run[end] == first_run[begin]) ++end;
-    std::vector<int32_t>& to = static_cast<int64_t>(end - begin) >= kPrefillFrom ? rows.prefill : rows.decode;
+    const bool many = !all_decoded && static_cast<int64_t>(end - begin) >= kPrefillFrom;
+    std::vector<int32_t>& to = many ? rows.prefill : rows.decode;
     for (size_t row = begin; row < end; ++row) to.push_back(static_cast<int32_t>(row));
   }
   return rows;

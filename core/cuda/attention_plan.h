@@ -51,6 +51,7 @@ constexpr int64_t kPrefillFrom = 16;
 struct RowsByPass {
   std::vector<int32_t> decode, prefill;
 };
-RowsByPass DivideRows(std::span<const int32_t> first_run);
+// all_decoded: however many a sequence has, as the passes round apart.
+RowsByPass DivideRows(std::span<const int32_t> first_run, bool all_decoded = false);
 
 }  // namespace tidepool::cuda

@@ -41,10 +41,7 @@ class DeviceLauncher : public Launcher {
     constexpr int64_t kStep = int64_t{1} << 20;  // a plan that grows by a row takes no new memory
     if (scratch_ == nullptr || scratch_->bytes() < bytes) {
       scratch_ = nullptr;
-      StatusOr<std::shared_ptr<device::Buffer>> memory =
-          device_.Allocate((bytes + kStep - 1) / kStep * kStep);
-      TP_CHECK(memory.ok()) << "scratch of a kernel: " << memory.status().ToString();
-      scratch_ = std::move(memory).value();
+      scratch_ = device_.Need((bytes + kStep - 1) / kStep * kStep);
     }
     return scratch_->data();
   }
@@ -55,9 +52,15 @@ class DeviceLauncher : public Launcher {
   std::shared_ptr<device::Buffer>& scratch_;
 };
 
+template <typename Args>
+constexpr bool kIsMultiply = false;
+template <typename T>
+constexpr bool kIsMultiply<device::MultiplyArgs<T>> = true;
+
 }  // namespace
 
-CudaDevice::CudaDevice(c10::Device device) : TorchDevice(device), device_(device) {}
+CudaDevice::CudaDevice(c10::Device device, CudaDeviceOptions options)
+    : TorchDevice(device, device::ProductOperands::kNarrow), device_(device), options_(options) {}
 CudaDevice::~CudaDevice() = default;
 
 std::string CudaDevice::name() const { return "cuda " + std::to_string(device_.index()); }
@@ -79,7 +82,7 @@ void CudaDevice::Run(const char* kernel, F launch) {
 
 std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttention(const device::RowRunsOfHost& keys,
                                                                  const device::HeadShape& shape) {
-  const RowsByPass rows = DivideRows(keys.first_run);
+  const RowsByPass rows = DivideRows(keys.first_run, options_.batch_invariant);
   const DecodePlan decode = PlanDecode(rows.decode, keys.first_run, keys.lengths, keys.runs);
   const std::vector<AttentionItem> prefill =
       PlanPrefill(rows.prefill, keys.first_run, keys.lengths, PrefillRows(shape.heads, shape.kv_heads));
@@ -109,13 +112,13 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
   return work;
 }
 
-#define TIDEPOOL_KERNEL(Kernel, Args)                                              \
-  void CudaDevice::Kernel(const device::Args& a) {                                 \
-    if constexpr (kHasKernel<device::Args>) {                                      \
-      Run(#Kernel, [&](Launcher& launcher) { return cuda::Kernel(a, launcher); }); \
-    } else {                                                                       \
-      TorchDevice::Kernel(a);                                                      \
-    }                                                                              \
+#define TIDEPOOL_KERNEL(Kernel, Args)                                                             \
+  void CudaDevice::Kernel(const device::Args& a) {                                                \
+    if constexpr (kHasKernel<device::Args>) {                                                     \
+      if (!kIsMultiply<device::Args> || options_.batch_invariant)                                 \
+        return Run(#Kernel, [&](Launcher& launcher) { return cuda::Kernel(a, launcher); });       \
+    }                                                                                             \
+    if constexpr (!kHasKernel<device::Args> || kIsMultiply<device::Args>) TorchDevice::Kernel(a); \
   }
 TIDEPOOL_EVERY_KERNEL
 #undef TIDEPOOL_KERNEL

@@ -1,6 +1,10 @@
 #pragma once
 // A GPU: the memory, copies and matrix products of LibTorch, every other kernel ours (kernels/launch.h).
 //
+// cuBLAS, which LibTorch's products are, takes another algorithm for another number of rows, and attention
+// has two passes that round apart. A device that is asked for a row with the same bits in every batch takes
+// our product, which adds up in one order, and decodes all rows: slower.
+//
 // Kernels go to the stream that LibTorch's operations use, so the two run in the order of their calls. Of the
 // CUDA module, as it needs LibTorch's CUDA part where it runs; nothing of CUDA to compile. It has
 // not run on a GPU yet: tests run it, and whole jobs on it, on the CPU over emulated kernels
@@ -17,13 +21,19 @@
 
 namespace tidepool::cuda {
 
+struct CudaDeviceOptions {
+  bool batch_invariant = false;  // a row has the same bits in every batch
+};
+
 class CudaDevice : public device::TorchDevice {
  public:
-  explicit CudaDevice(c10::Device device);  // requires an index, but of the CPU
+  explicit CudaDevice(c10::Device device,
+                      CudaDeviceOptions options = {});  // requires an index, but of the CPU
   ~CudaDevice() override;
   using device::Device::Upload;
 
   [[nodiscard]] std::string name() const override;
+  [[nodiscard]] bool batch_invariant(DType) const override { return options_.batch_invariant; }
   void ReleaseScratch() override;
   [[nodiscard]] int64_t scratch_bytes() const override;
   std::unique_ptr<device::AttentionWork> PlanAttention(const device::RowRunsOfHost& keys,
@@ -46,7 +56,8 @@ class CudaDevice : public device::TorchDevice {
   template <typename F>
   void Run(const char* kernel, F launch);
 
-  c10::Device device_;
+  const c10::Device device_;
+  const CudaDeviceOptions options_;
   std::shared_ptr<device::Buffer> scratch_;
 };
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <utility>
 
 #include "core/base/check.h"
@@ -76,6 +77,12 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   return CudaModule(entry, count);
 }
 
+StatusOr<CudaModule> CudaModule::LoadBesideProgram() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return Load((self.parent_path() / "libtidepool_cuda.so").string());
+}
+
 StatusOr<Gpu> CudaModule::Describe(int index) const {
   TP_CHECK(index >= 0 && index < device_count_) << "GPU " << index << " of " << device_count_;
   GpuFacts facts{};
@@ -94,11 +101,11 @@ Status CudaModule::CheckUsable(const Gpu& gpu) const {
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index) const {
+StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index, bool batch_invariant) const {
   if (entry_.device == nullptr) return Unimplemented(kNoTorch);
   std::unique_ptr<device::Device> made;
   TP_RETURN_IF_ERROR(Call("GPU " + std::to_string(index), [&](char* error, int64_t bytes) {
-    return entry_.device(index, &made, error, bytes);
+    return entry_.device(index, batch_invariant ? 1 : 0, &made, error, bytes);
   }));
   return made;
 }

@@ -39,6 +39,8 @@ class CudaModule {
   // is missing, or it was built from other sources. A machine without a driver is told so before the
   // module is touched. A loaded module stays for the life of the process: CUDA code cannot be unloaded.
   static StatusOr<CudaModule> Load(const std::string& path);
+  // libtidepool_cuda.so from beside the program that runs.
+  static StatusOr<CudaModule> LoadBesideProgram();
 
   [[nodiscard]] int device_count() const { return device_count_; }
   [[nodiscard]] bool has_nccl() const { return entry_.nccl_sum != nullptr; }
@@ -49,9 +51,10 @@ class CudaModule {
   // part. kFailedPrecondition: the GPU is older than what the kernels were built for.
   [[nodiscard]] Status CheckUsable(const Gpu& gpu) const;
 
-  // GPU `index`. kUnimplemented: the module was built without LibTorch's CUDA part; kInternal: with
-  // LibTorch's message.
-  [[nodiscard]] StatusOr<std::unique_ptr<device::Device>> MakeDevice(int index) const;
+  // GPU `index`; `batch_invariant`: Device::batch_invariant. kUnimplemented: the module was built without
+  // LibTorch's CUDA part; kInternal: with LibTorch's message.
+  [[nodiscard]] StatusOr<std::unique_ptr<device::Device>> MakeDevice(int index,
+                                                                     bool batch_invariant = false) const;
 
   // Meets the other ranks in the file `store`, which does not exist yet and is the same for all: sums memory
   // of GPU `index` by NCCL. kUnimplemented: the module was built without it; kInternal: with LibTorch's

@@ -1,13 +1,20 @@
 #include "core/device/device.h"
 
+#include <c10/util/Exception.h>
+
 namespace tidepool::device {
+
+std::shared_ptr<Buffer> Device::Need(int64_t bytes) {
+  StatusOr<std::shared_ptr<Buffer>> memory = Allocate(bytes);
+  if (!memory.ok()) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, memory.status().message());
+  return std::move(memory).value();
+}
 
 Array Device::Take(int64_t rows, int64_t cols, DType dtype) {
   View view{.rows = rows, .cols = cols, .dtype = dtype};
-  StatusOr<std::shared_ptr<Buffer>> memory = Allocate(view.bytes());
-  TP_CHECK(memory.ok()) << memory.status().ToString();
-  view.data = (*memory)->data();
-  return {std::move(memory).value(), view};
+  std::shared_ptr<Buffer> memory = Need(view.bytes());
+  view.data = memory->data();
+  return {std::move(memory), view};
 }
 
 void Device::LayOut(const View&, void*) { TP_CHECK(false) << name() << " takes matrices as they are"; }

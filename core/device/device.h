@@ -144,15 +144,17 @@ class Device {
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
 
-  // requires memory: TP_CHECK with the size.
+  // For what a computation needs in its midst. Throws c10::OutOfMemoryError where there is no memory, as a
+  // kernel of LibTorch's does: a worker ends of it, and says what was asked and what is free.
+  std::shared_ptr<Buffer> Need(int64_t bytes);
+  // Need for rows of their own.
   Array Take(int64_t rows, int64_t cols, DType dtype);
-  // Values of the host in memory of their own. requires memory.
+  // Need for values of the host.
   template <typename V>
   std::shared_ptr<Buffer> Put(std::span<const V> values) {
-    StatusOr<std::shared_ptr<Buffer>> memory = Allocate(static_cast<int64_t>(values.size_bytes()));
-    TP_CHECK(memory.ok()) << memory.status().ToString();
-    Upload(static_cast<V*>((*memory)->data()), values);
-    return std::move(memory).value();
+    std::shared_ptr<Buffer> memory = Need(static_cast<int64_t>(values.size_bytes()));
+    Upload(static_cast<V*>(memory->data()), values);
+    return memory;
   }
   template <typename V>
   void Upload(V* to, std::span<const V> values) {

@@ -4,6 +4,7 @@
 #define AT_PER_OPERATOR_HEADERS
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bitwise_left_shift.h>
@@ -99,6 +100,7 @@ Tensor Unmasked(const Tensor& z) { return at::where(z < -1e30F, 0.0F, z); }
 
 struct TorchDevice::Impl {
   const c10::Device device;
+  const ProductOperands operands;
 
   // Device memory as it is.
   template <typename T>
@@ -373,17 +375,39 @@ struct TorchDevice::Impl {
   }
 
   template <typename T>
+  Tensor Operand(const T* p, at::IntArrayRef sizes) const {
+    return operands == ProductOperands::kWide ? Wide(p, sizes) : Raw(p, sizes);
+  }
+  // out = left right
+  template <typename T>
+  void Product(T* out, const Tensor& left, const Tensor& right) const {
+    Tensor to = Raw(out, {left.size(0), right.size(1)});
+    if (to.scalar_type() == left.scalar_type()) {
+      at::mm_out(to, left, right);
+    } else {
+      to.copy_(at::mm(left, right));
+    }
+  }
+  template <typename T>
   void Multiply(const MultiplyArgs<T>& a) const {
     TP_CHECK(!a.strips) << "this device reads no strips";
-    Store(a.y, at::mm(Wide(a.x, {a.rows, a.k}), Wide(a.w, {a.n, a.k}).t()));
+    Product(a.y, Operand(a.x, {a.rows, a.k}), Operand(a.w, {a.n, a.k}).t());
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) const {
-    Store(a.dx, at::mm(Wide(a.dy, {a.rows, a.n}), Wide(a.w, {a.n, a.k})));
+    Product(a.dx, Operand(a.dy, {a.rows, a.n}), Operand(a.w, {a.n, a.k}));
   }
   template <typename T>
   void MultiplyBackWeight(const MultiplyBackWeightArgs<T>& a) const {
-    Add(a.dw, at::mm(Wide(a.dy, {a.rows, a.n}).t(), Wide(a.x, {a.rows, a.k})));
+    const Tensor dy = Operand(a.dy, {a.rows, a.n}).t(), x = Operand(a.x, {a.rows, a.k});
+    Tensor dw = Raw(a.dw, {a.n, a.k});
+    if (x.scalar_type() == at::kFloat) {
+      dw.addmm_(dy, x);
+    } else if (device.is_cuda()) {  // of bfloat16, added to float32
+      at::addmm_out(dw, dw, dy, x, at::kFloat);
+    } else {  // LibTorch has that product on GPUs alone
+      dw.addmm_(dy.to(at::kFloat), x.to(at::kFloat));
+    }
   }
   template <typename T>
   void Router(const RouterArgs<T>& a) const {
@@ -521,7 +545,7 @@ struct TorchDevice::Impl {
   }
 };
 
-TorchDevice::TorchDevice(c10::Device device) : impl_(new Impl{device}) {
+TorchDevice::TorchDevice(c10::Device device, ProductOperands operands) : impl_(new Impl{device, operands}) {
   TP_CHECK(device.is_cpu() || device.has_index()) << "a device of " << device.str() << " without its number";
 }
 TorchDevice::~TorchDevice() = default;
@@ -535,8 +559,10 @@ StatusOr<std::shared_ptr<Buffer>> TorchDevice::Allocate(int64_t bytes) {
         at::zeros({std::max<int64_t>(bytes, 1)}, at::TensorOptions().dtype(at::kByte).device(impl_->device)),
         bytes));
   } catch (const c10::Error& e) {
-    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes on " + name() + ": " +
-                             e.what_without_backtrace());
+    const std::optional<int64_t> free = free_bytes();
+    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes on " + name() +
+                             (free ? ", where " + std::to_string(*free) + " are free"
+                                   : std::string(": ") + e.what_without_backtrace()));
   }
 }
 

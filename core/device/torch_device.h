@@ -1,6 +1,7 @@
 #pragma once
 // A device of LibTorch's: every kernel as plain tensor operations in float32, results rounded once. Written
-// to be right rather than fast, as what other devices are compared with. CudaDevice (core/cuda) builds on it.
+// to be right rather than fast, as what other devices are compared with. CudaDevice (core/cuda) builds on it,
+// and takes its products of bfloat16 as they are.
 //
 // Whatever a kernel computes or looks up stays on the device, except where the experts of a grouped product
 // begin.
@@ -15,9 +16,14 @@
 
 namespace tidepool::device {
 
+// What at::mm gets of bfloat16. kNarrow: the values themselves, which tensor cores multiply, adding up in
+// float32; of the CPU that is another order of additions.
+enum class ProductOperands { kWide, kNarrow };
+
 class TorchDevice : public Device {
  public:
-  explicit TorchDevice(c10::Device device);  // requires an index, but of the CPU
+  // requires an index, but of the CPU
+  explicit TorchDevice(c10::Device device, ProductOperands operands = ProductOperands::kWide);
   ~TorchDevice() override;
   using Device::Upload;
 

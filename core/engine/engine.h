@@ -56,7 +56,9 @@ class Engine {
   Status Add(ChunkRequest request);
   // Ends a request without a delta and drops its own KV. False: it is not here.
   bool Cancel(const SampleId& tid, int32_t attempt);
-  // One step. A request that fails (a value that is not finite, memory) ends with kError.
+  // One step. A request that fails (a value that is not finite) ends with kError. Throws
+  // c10::OutOfMemoryError where the device has no memory for it; nothing but the destructor may be called
+  // then.
   StepOutput Step();
   // Is there anything to do for Step()? False while the memory is released.
   [[nodiscard]] bool HasWork() const;

@@ -1,4 +1,6 @@
 // Engine::Step() and its parts: admit, compute one batch, attach who waited for a prompt, draw.
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -240,7 +242,9 @@ StepOutput Engine::Step() {
         if (s->leader == nullptr && s->missing() == 0) picks.push_back({.s = s});
       }
       im.SampleAll(picks, out.stats);
-    } catch (const std::exception& e) {  // from tensor math: out of memory, most likely
+    } catch (const c10::OutOfMemoryError&) {  // no fault of these requests
+      throw;
+    } catch (const std::exception& e) {  // from tensor math
       error = "engine step failed: " + FirstLine(e);
       picks.clear();
     }

@@ -14,9 +14,7 @@ void* ActivationArena::TakeBytes(int64_t bytes) {
   bytes = std::max<int64_t>(64, (bytes + 63) / 64 * 64);
   while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_]->bytes()) ++chunk_, used_ = 0;
   if (chunk_ == chunks_.size()) {
-    StatusOr<std::shared_ptr<device::Buffer>> chunk = device_->Allocate(std::max(bytes, kChunkBytes));
-    TP_CHECK(chunk.ok()) << "activations: " << chunk.status().ToString();
-    chunks_.push_back(std::move(chunk).value());
+    chunks_.push_back(device_->Need(std::max(bytes, kChunkBytes)));
     used_ = 0;
   }
   void* p = static_cast<std::byte*>(chunks_[chunk_]->data()) + used_;

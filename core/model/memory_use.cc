@@ -41,17 +41,8 @@ int64_t ScratchBytes(const ModelSpec& s, int64_t w) {
           k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0));
 }
 
-// What the largest product takes on a GPU, where LibTorch makes it of float32 copies
-// (core/device/torch_device.cc). Those of experts are kernels of ours.
-int64_t GpuProductBytes(const ModelSpec& s, int64_t rows, int64_t head_rows) {
-  int64_t largest = 0;
-  for (const device::ProductShape& p : ProductsOf(s)) {
-    if (std::string_view(p.name).starts_with("experts_")) continue;
-    const int64_t m = p.head ? std::min(rows, head_rows) : rows;
-    largest = std::max(largest, 4 * (m * p.k + p.n * p.k + m * p.n));
-  }
-  return largest;
-}
+// What LibTorch keeps for cuBLAS: 32 MiB on Hopper, less before.
+constexpr int64_t kGpuProductBytes = int64_t{32} << 20;
 // Of rows whose keys are `keys`: parts of 256 keys, each with a maximum and a sum
 // (core/cuda/attention_plan.h).
 int64_t GpuAttentionPartBytes(const ModelSpec& s, int64_t rows, int64_t keys) {
@@ -116,8 +107,7 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   use.workspace = s.value_head ? 0 : sizes.head_rows * s.vocab_size * w;
   if (sizes.gpu) {  // a sum a row and head for attention's backward, or the parts of short rows
     use.activations += 2 * ActivationArena::kChunkBytes;  // memory is there as soon as it is taken
-    use.workspace +=
-        GpuProductBytes(s, sizes.tokens, sizes.head_rows) + GpuAttentionPartBytes(s, sizes.tokens, 256);
+    use.workspace += kGpuProductBytes + GpuAttentionPartBytes(s, sizes.tokens, sizes.decoded_keys);
     return use;
   }
   const int64_t space =
@@ -144,8 +134,8 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4);
   if (sizes.gpu) {
-    use.workspace += ActivationArena::kChunkBytes + GpuProductBytes(s, rows, kEngineHeadRows) +
-                     GpuAttentionPartBytes(s, std::min(rows, sizes.running), sizes.keys);
+    use.workspace += ActivationArena::kChunkBytes + kGpuProductBytes +
+                     GpuAttentionPartBytes(s, std::min(rows, sizes.decoded), sizes.keys);
     return use;
   }
   use.workspace +=

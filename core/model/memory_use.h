@@ -52,6 +52,7 @@ struct TrainingSizes {
   int64_t head_rows = 256;  // rows of logits held at a time
   int64_t threads = 1;      // of the CPU
   bool gpu = false;
+  int64_t decoded_keys = 256;  // of the rows that a GPU decodes: of a few, or with deterministic of all
 };
 // Of the trained model: weights, optimizer, gradients, activations, workspace.
 MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes& sizes);
@@ -63,7 +64,7 @@ struct GenerationSizes {
   bool record_routing = false;
   int64_t threads = 1;  // of the CPU
   bool gpu = false;
-  int64_t running = 0;  // samples at a time, at most; where it is a GPU
+  int64_t decoded = 0;  // rows of a step that a GPU decodes, at most: the samples', or with deterministic all
 };
 // Of the engine alone: kv, workspace.
 MemoryUse GenerationMemory(const ModelSpec& spec, DType dtype, const GenerationSizes& sizes);

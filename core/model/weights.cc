@@ -302,12 +302,7 @@ Gradients::~Gradients() = default;
 
 float* Gradients::data() {
   Impl& m = *impl_;
-  if (m.memory == nullptr) {
-    StatusOr<std::shared_ptr<device::Buffer>> memory =
-        m.device.Allocate(m.elements * static_cast<int64_t>(sizeof(float)));
-    TP_CHECK(memory.ok()) << "gradients: " << memory.status().ToString();
-    m.memory = std::move(memory).value();
-  }
+  if (m.memory == nullptr) m.memory = m.device.Need(m.elements * static_cast<int64_t>(sizeof(float)));
   return static_cast<float*>(m.memory->data());
 }
 std::span<float> Gradients::values() { return {data(), static_cast<size_t>(impl_->elements)}; }

@@ -1,5 +1,7 @@
 #include "core/train/trainer.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <exception>
@@ -168,6 +170,8 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   if (impl_->decoder == nullptr)
     return FailedPrecondition("trainer: a reward model has no log-probabilities");
   return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
+} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
+  throw;
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
@@ -581,6 +585,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   for (const Row& row : batch.rows) tokens += Tokens(row);
   TimeMetrics(step.times, tokens, step.computed, metrics);
   return result;
+} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
+  throw;
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }

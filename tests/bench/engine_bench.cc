@@ -1,13 +1,17 @@
-// Generation speed of the engine: a model of SmolLM2-135M's shape with random bf16 weights, by default 8
+// Generation speed of the engine: by default a model of SmolLM2-135M's shape with random bf16 weights, 8
 // groups of 8 samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line
 // on stdout and a table on stderr. Checked before timing: chunked and unchunked runs give the same ids.
 // "Products" is the time of the same matrix products alone (at::mm on the same weights, the rows of each
-// step padded as the device pads them), as a share of the engine's time. "Read share" is the time in which as
+// step), as a share of the engine's time. "Read share" is the time in which as
 // many threads read the weights once, as a share of a step that only decodes.
 //
-//   engine_bench [--groups 8] [--samples 8] [--prompt 40] [--new 16] [--busy 0]
+//   engine_bench [--groups 8] [--samples 8] [--prompt 40] [--new 16] [--busy 0] [--shape smollm2]
+//     [--device cpu]
 //
 // --busy N: measures quiet, then beside N processes that compute without end, in turns.
+// --shape, --device: of bench_model.h. On a GPU the read share is in terms of a copy inside its memory: bytes
+// of weights that a step reads, by its time, as a share of the bytes that the copy reads and writes in that
+// time. Without a GPU: exit code 77, with the reason.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -23,7 +27,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <span>
@@ -35,7 +38,7 @@
 #include "core/device/cpu/kernels.h"
 #include "core/engine/engine.h"
 #include "core/model/weights.h"
-#include "tests/core/model/on_device.h"
+#include "tests/bench/bench_model.h"
 
 namespace tidepool::engine {
 namespace {
@@ -44,19 +47,11 @@ int64_t groups = 8;  // the sizes of the flags
 int32_t samples = 8, prompt_tokens = 40;
 int64_t new_tokens = 16;
 int busy = 0;
+std::string shape = "smollm2", device_kind = "cpu";
 constexpr int kRepeats = 5;
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::string Machine() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name"))
-      return line.substr(line.find(':') + 2) + ", " + std::to_string(at::get_num_threads()) + " threads";
-  }
-  return "unknown";
 }
 
 // Processes that compute until this ends.
@@ -110,6 +105,13 @@ double ReadSeconds(std::span<const std::byte> bytes) {
   return best;
 }
 
+// Of the matrices that a decode step reads: all but the rows of an embedding that is no head.
+double ReadBytes(const model::Weights& weights) {
+  const model::ModelSpec& s = weights.spec();
+  const int64_t embedding = s.tie_embeddings ? 0 : s.vocab_size * s.hidden_size * 2;
+  return static_cast<double>(weights.size() - embedding);
+}
+
 struct Run {
   double seconds = 0;
   double decode_s = 0, prefill_s = 0;  // of steps that only decode, that only fill
@@ -120,12 +122,12 @@ struct Run {
   std::map<SampleId, std::vector<int32_t>> ids;
 };
 
-Run Generate(Engine& engine, int64_t chunk) {
+Run Generate(Engine& engine, int64_t vocab, int64_t chunk) {
   Run run;
   const auto add = [&](const SampleId& tid) {
     std::vector<int32_t> prompt(static_cast<size_t>(prompt_tokens));
     for (int32_t i = 0; i < prompt_tokens; ++i)
-      prompt[static_cast<size_t>(i)] = static_cast<int32_t>((tid.ordinal * 977 + i * 131) % 49152);
+      prompt[static_cast<size_t>(i)] = static_cast<int32_t>((tid.ordinal * 977 + i * 131) % vocab);
     const Status status = engine.Add({.tid = tid,
                                       .gid = GroupId{tid.ordinal},
                                       .prompt = prompt,
@@ -168,12 +170,11 @@ Run Generate(Engine& engine, int64_t chunk) {
   return run;
 }
 
-double ProductSeconds(const model::Weights& weights, const Run& run, bool pad) {
+double ProductSeconds(const model::Weights& weights, const Run& run) {
   const c10::InferenceMode inference;
-  const auto padded = [&](int64_t rows) { return pad ? (rows + 15) / 16 * 16 : rows; };
   const auto time = [&](const std::string& name, int64_t rows) {
     const at::Tensor w = weights.Get(name).t();
-    const at::Tensor x = at::empty({padded(rows), w.size(0)}, w.options()).fill_(0.01);
+    const at::Tensor x = at::empty({rows, w.size(0)}, w.options()).fill_(0.01);
     at::Tensor y = at::mm(x, w);
     const double start = Now();
     at::mm_out(y, x, w);
@@ -192,17 +193,20 @@ double ProductSeconds(const model::Weights& weights, const Run& run, bool pad) {
   return sum;
 }
 
+std::string machine;  // what it runs on
+
 void Print(const std::string& which, double value, const std::string& unit, const std::string& better,
            double spread, bool deterministic) {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
   std::printf(
       R"({"bench":"engine","case":"%s","value":%.4f,"unit":"%s","better":"%s","baseline":null,"baseline_value":null,"ratio":null,)"
-      R"("repeats":%d,"spread":%.4f,"machine":"%s","commit":"%s","config":{"model":"smollm2-135m shape, bf16, random","groups":%ld,)"
+      R"("repeats":%d,"spread":%.4f,"machine":"%s","commit":"%s","config":{"model":"%s shape, bf16, random","groups":%ld,)"
       R"("samples":%d,"prompt_tokens":%d,"new_tokens":%ld,"deterministic":%s,"build":"%s"}})"
       "\n",
-      which.c_str(), value, unit.c_str(), better.c_str(), kRepeats, spread, Machine().c_str(),
-      commit == nullptr ? "unknown" : commit, static_cast<long>(groups), samples, prompt_tokens,
-      static_cast<long>(new_tokens), deterministic ? "true" : "false",
+      which.c_str(), value, unit.c_str(), better.c_str(), kRepeats, spread, machine.c_str(),
+      commit == nullptr ? "unknown" : commit, shape == "smollm2" ? "smollm2-135m" : shape.c_str(),
+      static_cast<long>(groups), samples, prompt_tokens, static_cast<long>(new_tokens),
+      deterministic ? "true" : "false",
 #ifdef __OPTIMIZE__
       "optimized");
 #else
@@ -211,22 +215,24 @@ void Print(const std::string& which, double value, const std::string& unit, cons
   std::fflush(stdout);
 }
 
-void Bench(const model::Weights& weights, bool deterministic) {
+void Bench(const model::Weights& weights, const std::shared_ptr<device::Device>& device) {
+  const bool on_cpu = device->host_memory(), deterministic = device->batch_invariant(weights.dtype());
   auto engine = Engine::Create(
       weights,
       {.seed = 1,
+       .device = device,
        .kv_cache_tokens = std::max<int64_t>(8192, 2 * groups * (prompt_tokens + samples * (new_tokens + 16))),
        .version = {0, 0}});
   TP_CHECK(engine.ok()) << engine.status().ToString();
-  const Run warm = Generate(**engine, new_tokens);
+  const int64_t vocab = weights.spec().vocab_size;
+  const Run warm = Generate(**engine, vocab, new_tokens);
   if (deterministic)
-    TP_CHECK(Generate(**engine, 5).ids == warm.ids) << "chunked and unchunked generation differ";
+    TP_CHECK(Generate(**engine, vocab, 5).ids == warm.ids) << "chunked and unchunked generation differ";
   std::vector<Run> runs;
-  for (int i = 0; i < kRepeats; ++i) runs.push_back(Generate(**engine, new_tokens));
+  for (int i = 0; i < kRepeats; ++i) runs.push_back(Generate(**engine, vocab, new_tokens));
   std::ranges::sort(runs, {}, &Run::seconds);
   const Run& median = runs[kRepeats / 2];
   const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
-  const double products = ProductSeconds(weights, median, false);
   const double outside = median.seconds - median.sum.forward_s - median.sum.head_s - median.sum.sample_s;
   std::vector<double> host = median.host_s;
   std::ranges::nth_element(host, host.begin() + static_cast<int64_t>(host.size() / 2));
@@ -236,7 +242,9 @@ void Bench(const model::Weights& weights, bool deterministic) {
   if (median.decode_steps > 0) {
     const double decode = static_cast<double>(median.decode_tokens) / median.decode_s;
     Print("decode_tokens_per_s", decode, "tokens/s", "higher", spread, deterministic);
-    const double read = ReadSeconds(weights.bytes()) * static_cast<double>(median.decode_steps);
+    const double once =
+        on_cpu ? ReadSeconds(weights.bytes()) : ReadBytes(weights) / bench::CopyBandwidth(*device);
+    const double read = once * static_cast<double>(median.decode_steps);
     Print("read_share", read / median.decode_s, "ratio", "higher", spread, deterministic);
     std::fprintf(stderr, "decode alone: %.0f tokens/s, reading the weights is %.0f %% of its time\n", decode,
                  100 * read / median.decode_s);
@@ -249,9 +257,9 @@ void Bench(const model::Weights& weights, bool deterministic) {
   if (busy > 0) {
     std::vector<double> quiet, beside;
     for (int i = 0; i < kRepeats; ++i) {
-      quiet.push_back(Generate(**engine, new_tokens).seconds);
+      quiet.push_back(Generate(**engine, vocab, new_tokens).seconds);
       const BusyProcesses others(busy);
-      beside.push_back(Generate(**engine, new_tokens).seconds);
+      beside.push_back(Generate(**engine, vocab, new_tokens).seconds);
     }
     std::ranges::sort(quiet);
     std::ranges::sort(beside);
@@ -261,16 +269,20 @@ void Bench(const model::Weights& weights, bool deterministic) {
     std::fprintf(stderr, "beside %d busy processes: %.0f %% of quiet (%.0f to %.0f %%)\n", busy, 100 * share,
                  100 * quiet[kRepeats / 2] / beside.back(), 100 * quiet[kRepeats / 2] / beside.front());
   }
-  Print("products_share", products / median.seconds, "ratio", "higher", spread, deterministic);
+  std::string alone;
+  if (on_cpu) {
+    const double products = ProductSeconds(weights, median);
+    Print("products_share", products / median.seconds, "ratio", "higher", spread, deterministic);
+    alone = "; products alone " + std::to_string(products) + " s";
+  }
   Print("host_us_per_step", host_us, "us", "lower", spread, deterministic);
   std::fprintf(stderr,
                "%s: %.0f tokens/s (median of %d, spread %.1f %%); %.3f s = forward %.3f + head %.3f + draws "
-               "%.3f + rest %.3f; "
-               "products alone %.3f s (%.0f %%); host %.0f us in the median step\n",
+               "%.3f + rest %.3f%s; host %.0f us in the median step\n",
                deterministic ? "deterministic" : "fast",
                static_cast<double>(median.sum.sampled_tokens) / median.seconds, kRepeats, 100 * spread,
                median.seconds, median.sum.forward_s, median.sum.head_s, median.sum.sample_s, outside,
-               products, 100 * products / median.seconds, host_us);
+               alone.c_str(), host_us);
 }
 
 }  // namespace
@@ -291,24 +303,18 @@ int main(int argc, char** argv) {
       engine::new_tokens = value;
     else if (flag == "--busy" && value > 0)
       engine::busy = static_cast<int>(value);
+    else if (flag == "--shape" && i < argc)
+      engine::shape = argv[i];
+    else if (flag == "--device" && i < argc)
+      engine::device_kind = argv[i];
     else
-      return std::fprintf(
-                 stderr,
-                 "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N] [--busy N]\n"),
+      return std::fprintf(stderr,
+                          "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N] [--busy N] "
+                          "[--shape NAME] [--device cpu|cuda]\n"),
              2;
   }
-  model::ModelSpec spec;
-  spec.vocab_size = 49152;
-  spec.hidden_size = 576;
-  spec.intermediate_size = 1536;
-  spec.layers = 30;
-  spec.heads = 9;
-  spec.kv_heads = 3;
-  spec.head_size = 64;
-  spec.max_position = 8192;
-  spec.tie_embeddings = true;
-  auto weights = model::Weights::Create(spec, model::DType::kBFloat16);
-  TP_CHECK(weights.ok()) << weights.status().ToString();
-  (*weights)->Initialize(1, 0.04);
-  engine::Bench(**weights, true);
+  const std::unique_ptr<model::Weights> weights = bench::NoiseModel(engine::shape);
+  const std::shared_ptr<device::Device> device = bench::BenchDevice(engine::device_kind, *weights);
+  engine::machine = bench::DescribeDevice(*device);
+  engine::Bench(*weights, device);
 }

@@ -4,8 +4,11 @@
 // their time over ours (1 would mean that everything else is free).
 //
 //   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
-//     [--groups 8] [--samples 8] [--prompt 40] [--response 16] [--lengths 16,300,...]
+//     [--groups 8] [--samples 8] [--prompt 40] [--response 16] [--lengths 16,300,...] [--shape smollm2]
+//     [--device cpu]
 //
+// --shape, --device: of bench_model.h. On a GPU there is no baseline, and what is computed a second stands
+// beside what one large product reaches. Without a GPU: exit code 77, with the reason.
 // --lengths: responses of these lengths, one to a group, in place of groups, samples and response.
 // --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8
 // samples, prompt 12, responses 8).
@@ -21,7 +24,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -31,7 +35,7 @@
 #include "core/device/cpu/kernels.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
-#include "tests/core/model/on_device.h"
+#include "tests/bench/bench_model.h"
 
 namespace tidepool::train {
 namespace {
@@ -40,13 +44,7 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::string Machine() {
-  std::ifstream cpu("/proc/cpuinfo");
-  for (std::string line; std::getline(cpu, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
+std::string machine;  // what it runs on
 
 double PeakBytes() {
   rusage usage{};
@@ -110,6 +108,41 @@ double ProductSeconds(const model::ModelSpec& s, at::ScalarType dtype, int64_t t
          static_cast<double>(pairs) / chunk * time(chunk, s.vocab_size, d);
 }
 
+// Floating-point operations of a step on `tokens` rows in rows of `length`: forward and twice that backward
+// (arXiv:2001.08361, with causal attention; the head on every row, as papers count it).
+double StepFlops(const model::Weights& weights, double tokens, double length) {
+  const model::ModelSpec& s = weights.spec();
+  const int64_t embedding = s.tie_embeddings ? 0 : s.vocab_size * s.hidden_size;
+  const auto matrices = static_cast<double>(weights.elements() - embedding);
+  const auto attention = static_cast<double>(2 * s.layers * s.heads * s.head_size);
+  return 3 * tokens * (2 * matrices + attention * length);
+}
+
+// Floating-point operations a second of one product in bfloat16, 4 096 (the tiny shape: 64) each way.
+double ProductFlops(device::Device& device, int64_t side) {
+  const device::Array x = device.Take(side, side, DType::kBFloat16),
+                      w = device.Take(side, side, DType::kBFloat16),
+                      y = device.Take(side, side, DType::kBFloat16);
+  std::vector<uint16_t> noise(static_cast<size_t>(side * side));
+  Rng rng(1);
+  for (uint16_t& bits : noise) bits = static_cast<uint16_t>(0x3F00 | (rng.Next() & 0x80FF));  // 0.5 to 2
+  for (const device::Array* a : {&x, &w}) device.Upload(a->view.data, noise.data(), a->view.bytes());
+  double best = 1e9;
+  for (int i = 0; i < 9; ++i) {
+    device.Synchronize();
+    const double from = Now();
+    device.Multiply(device::MultiplyArgs<device::BF16>{.rows = side,
+                                                       .n = side,
+                                                       .k = side,
+                                                       .x = x.view.As<device::BF16>(),
+                                                       .w = w.view.As<device::BF16>(),
+                                                       .y = y.view.As<device::BF16>()});
+    device.Synchronize();
+    best = std::min(best, Now() - from);
+  }
+  return 2 * static_cast<double>(side) * static_cast<double>(side) * static_cast<double>(side) / best;
+}
+
 void Print(const char* name, double value, const char* unit, const char* better, const char* against,
            double baseline, double ratio, int repeats, double spread, const std::string& config) {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
@@ -118,15 +151,16 @@ void Print(const char* name, double value, const char* unit, const char* better,
       "s\","
       "\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,\"spread\":%.4g,\"machine\":\"%s\",\"commit\":"
       "\"%s\",\"config\":\"%s\"}\n",
-      name, value, unit, better, against, baseline, ratio, repeats, spread, Machine().c_str(),
+      name, value, unit, better, against, baseline, ratio, repeats, spread, machine.c_str(),
       commit == nullptr ? "" : commit, config.c_str());
   std::fprintf(stderr, "%-24s %10.4g %s\n", name, value, unit);
 }
 
 int Main(int argc, char** argv) {
   int threads = 2, steps = 3;
-  int64_t micro = 1024, layers = 30;
+  int64_t micro = 1024, layers = 0;  // 0: of the shape
   bool recompute = false, quickstart = false;
+  std::string shape = "smollm2", device_kind = "cpu";
   Sizes sizes;
   for (int i = 1; i < argc; ++i) {
     const auto value = [&] { return i + 1 < argc ? std::atol(argv[++i]) : 0L; };
@@ -146,6 +180,10 @@ int Main(int argc, char** argv) {
       sizes.prompt = value();
     else if (std::strcmp(argv[i], "--response") == 0)
       sizes.response = value();
+    else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc)
+      shape = argv[++i];
+    else if (std::strcmp(argv[i], "--device") == 0 && i + 1 < argc)
+      device_kind = argv[++i];
     else if (std::strcmp(argv[i], "--lengths") == 0 && i + 1 < argc) {
       std::istringstream list(argv[++i]);
       for (std::string length; std::getline(list, length, ',');)
@@ -161,32 +199,37 @@ int Main(int argc, char** argv) {
                  stderr,
                  "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
                  "[--recompute] [--quickstart] [--groups N] [--samples N] [--prompt N] [--response N] "
-                 "[--lengths N,N,...]\n"),
+                 "[--lengths N,N,...] [--shape NAME] [--device cpu|cuda]\n"),
              2;
   }
   at::set_num_threads(threads);
-  model::ModelSpec spec;
-  spec.vocab_size = 49152;
-  spec.hidden_size = 576, spec.intermediate_size = 1536, spec.layers = layers;
-  spec.heads = 9, spec.kv_heads = 3, spec.head_size = 64;
-  spec.max_position = 8192, spec.rope_theta = 100000, spec.tie_embeddings = true;
+  std::unique_ptr<model::Weights> weights;
   if (quickstart) {
+    model::ModelSpec spec;
+    spec.tie_embeddings = true;
     spec.vocab_size = 53;
     spec.hidden_size = 128, spec.intermediate_size = 384, spec.layers = 4;
     spec.heads = 4, spec.kv_heads = 2, spec.head_size = 32, spec.max_position = 256, spec.rope_theta = 10000;
     sizes = {.groups = 16, .samples = 8, .prompt = 12, .response = 8};
+    auto made = model::Weights::Create(spec, model::DType::kFloat32);
+    if (!made.ok()) return std::fprintf(stderr, "%s\n", made.status().ToString().c_str()), 1;
+    weights = std::move(*made);
+    weights->Initialize(1, 0.04);
+  } else {
+    weights = bench::NoiseModel(shape, layers);
   }
-  const auto dtype = quickstart ? model::DType::kFloat32 : model::DType::kBFloat16;
-  auto weights = model::Weights::Create(spec, dtype);
-  if (!weights.ok()) return std::fprintf(stderr, "%s\n", weights.status().ToString().c_str()), 1;
-  (*weights)->Initialize(1, 0.04);
+  const model::ModelSpec& spec = weights->spec();
+  const model::DType dtype = weights->dtype();
   TrainerOptions o;
   o.loss.aggregation = {
       .mode = algorithms::AggregationMode::kSeqMeanTokenSumNorm, .scale = 16, .divide_by_seqs = true};
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  auto trainer = Trainer::Create(**weights, o);
+  o.device = bench::BenchDevice(device_kind, *weights);
+  const bool on_cpu = o.device->host_memory();
+  machine = bench::DescribeDevice(*o.device);
+  auto trainer = Trainer::Create(*weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
   std::vector<double> seconds;
   std::map<std::string, double> metrics;
@@ -205,16 +248,26 @@ int Main(int argc, char** argv) {
   const int64_t responses = sizes.lengths.empty()
                                 ? sizes.groups * sizes.samples * sizes.response
                                 : std::accumulate(sizes.lengths.begin(), sizes.lengths.end(), int64_t{0});
-  const double products = ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16,
-                                         static_cast<int64_t>(metrics["perf/computed_tokens"]), responses);
+  const auto tokens = metrics["perf/computed_tokens"];
+  const double products = on_cpu ? ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16,
+                                                  static_cast<int64_t>(tokens), responses)
+                                 : 0;
+  const std::string name = shape == "smollm2" ? "smollm2-135m" : shape;
   const std::string config =
-      std::string(quickstart ? "quickstart shape, fp32, " : "smollm2-135m shape, bf16, ") +
+      (quickstart ? std::string("quickstart shape, fp32, ") : name + " shape, bf16, ") +
       std::to_string(sizes.groups) + "x" + std::to_string(sizes.samples) + ", prompt " +
       std::to_string(sizes.prompt) + ", " + std::to_string(responses) + " tokens of responses" +
       ", threads " + std::to_string(threads) + ", micro " + std::to_string(micro) +
       (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
-  Print("step", median, "s", "lower", "matrix products alone", products, products / median, steps, spread,
-        config);
+  Print("step", median, "s", "lower", on_cpu ? "matrix products alone" : "", products, products / median,
+        steps, spread, config);
+  if (!on_cpu) {
+    const double rows = static_cast<double>(sizes.groups * sizes.samples);
+    const double flops = StepFlops(*weights, tokens, metrics["perf/total_num_tokens"] / rows) / median;
+    const double product = ProductFlops(*o.device, shape == "tiny" ? 64 : 4096);
+    Print("step_tflops", flops / 1e12, "TFLOP/s", "higher", "one large product", product / 1e12,
+          flops / product, steps, spread, config);
+  }
   for (const char* part :
        {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
     Print(part, metrics[std::string("timing_s/") + part], "s", "lower", "", 0, 0, 1, 0, config);
@@ -225,6 +278,7 @@ int Main(int argc, char** argv) {
   Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", "tokens of the rows",
         metrics["perf/total_num_tokens"], metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"],
         1, 0, config);
+  if (!on_cpu) return 0;  // its memory is not this process's
   const double predicted = static_cast<double>(
       model::TrainingMemory(spec, dtype,
                             {.tokens = std::min<int64_t>(micro, metrics["perf/computed_tokens"]),

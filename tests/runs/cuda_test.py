@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import unittest
 import unittest.mock
 
@@ -148,13 +149,34 @@ class JobTest(CudaTest):
         self.assertEqual(self.summary()["steps"], 5)
 
     def test_roles_that_do_not_fit_beside_each_other_take_turns_in_the_gpus_memory(self):
-        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_MEMORY="90000000"):
+        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_MEMORY="130000000"):
             refused = self.train(RL, *SMALL_RL, "train.steps=2")
             self.assert_done(refused, 2)
             self.assertIn("free for device-0, which needs about", refused.stderr)
             self.assert_done(self.train(RL, *SMALL_RL, "train.steps=2", "train.offload_optimizer=disk"))
         self.assertEqual(self.summary()["steps"], 2)
         self.assertNotIn("event=memory_kept", self.path("logs", "device-0.log").read_text())
+
+    def test_a_gpu_without_memory_in_mid_run_ends_its_worker_and_is_named(self):
+        # It generates without memory; it generates and trains without.
+        for gives, config, job in [("1000000", RL, SMALL_RL), ("34000000", SFT, SMALL_SFT)]:
+            with self.subTest(gives), unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GIVES=gives):
+                process = self.start(config, *job, "train.steps=2", run=gives)
+                controller = self.path("logs", "controller.log", run=gives)
+                self.wait_for(lambda: controller.exists() and "event=worker_lost" in controller.read_text(), 60, "the loss", process)
+                self.kill_controller(process, run=gives)
+                [fault, *_] = [r for r in self.journal(gives) if r["kind"] == "FAULT"]
+                self.assertRegex(fault["what"], r"exit status 3: out of memory: cannot allocate \d+ bytes on emulated cuda, where \d+ are "
+                                                "free; planned are .*; lower ")
+                self.assertIn("event=end exit=3", self.path("logs", "device-0.log", run=gives).read_text())
+
+    def test_a_deterministic_job_trains_on_what_it_sampled_to_the_bit(self):
+        for run in ["one", "two"]:
+            self.assert_done(self.train("configs/test/deterministic.yaml", *SMALL_RL, "train.steps=2", "model.dtype=bfloat16",
+                                        run=run))
+        for step in [1, 2]:
+            self.assertEqual(self.metrics("one")[step]["training/rollout_logp_diff/max"], 0)
+        self.assertEqual(self.digests("one"), self.digests("two"))
 
     def test_weights_reach_a_gpu_that_only_generates(self):
         for transport in ["shared_memory", "stream"]:
@@ -173,6 +195,34 @@ class JobTest(CudaTest):
         for step in [1, 2]:
             gpus, cpu = (self.metrics(run)[step]["sft/loss"] for run in ["run", "cpu"])
             self.assertAlmostEqual(gpus, cpu, places=4)
+
+
+class PackageTest(CudaTest):
+    def gpu_jobs(self, *args, **env):
+        return subprocess.run([str(self.dir / "cuda-run" / "gpu-jobs"), *args], cwd=self.dir, capture_output=True, text=True,
+                              timeout=120, env={**os.environ, "TIDEPOOL_LIBTORCH": str(ROOT / ".deps" / "libtorch" / "torch"), **env})
+
+    def test_what_is_packed_for_another_machine_runs_jobs_and_benchmarks_there(self):
+        package = self.dir / "package.tar.gz"
+        packed = subprocess.run([str(ROOT / "scripts" / "cuda-run"), str(BIN.parent), str(package)], capture_output=True, text=True,
+                                env={**os.environ, "MODULE": str(MODULE)})
+        self.assert_done(packed)
+        self.assertRegex(packed.stdout, r"package.tar.gz: \d+ MB\n.*\n  tar xzf package.tar.gz && cuda-run/gpu-jobs run")
+        subprocess.run(["tar", "xzf", str(package), "-C", str(self.dir)], check=True)
+        tiny = [*SMALL_RL[1:], "train.steps=1", "model.init.heads=2", "model.init.kv_heads=1", "model.init.head_size=16",
+                "model.init.warm_start=''"]
+        ran = self.gpu_jobs("run", *tiny)
+        self.assert_done(ran)
+        self.assertIn("on Emulated GPU", ran.stdout)
+        self.assertEqual(ran.stdout.count("1 steps, median"), 3, ran.stdout)
+        measured = self.gpu_jobs("bench", "tiny")
+        self.assert_done(measured)
+        cases = [json.loads(line) for line in measured.stdout.splitlines() if line.startswith("{")]
+        self.assertEqual({case["machine"] for case in cases}, {"Emulated GPU"})
+        self.assertLessEqual({"decode_tokens_per_s", "read_share", "step", "step_tflops"}, {case["case"] for case in cases})
+        skipped = self.gpu_jobs("bench", TIDEPOOL_EMULATED_GPUS="0")
+        self.assert_done(skipped)
+        self.assertIn("gpu-jobs: SKIPPED, the NVIDIA driver shows no GPU", skipped.stderr)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,6 @@ Status CheckSampling(const SamplingOptions& o) {
                                        : r.top_p != 1 ? "--top-p"
                                                       : "--min-p") +
                            ": is for sampling, and --temperature is 0 (greedy); give one above 0");
-  if (o.job.deterministic && o.job.cluster.device == DeviceKind::kCuda)
-    return InvalidArgument("--deterministic: products on a GPU depend on the batch; use --device cpu");
   return OkStatus();
 }
 

@@ -1,7 +1,5 @@
 #include "workers/controller/found_gpus.h"
 
-#include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "workers/controller/program_output.h"
@@ -80,18 +78,10 @@ Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_p
     const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
     const ProcessMemory& process = plan->processes[static_cast<size_t>(slot)];
     if (process.gpu() - process.context <= gpu.free_bytes) continue;  // free beside a context
-    std::vector<ProcessMemory::Part> parts = process.parts();
-    std::ranges::stable_sort(parts, std::greater(), &ProcessMemory::Part::bytes);
-    std::string text;
-    for (const ProcessMemory::Part& part : parts)
-      text += (text.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
-    // The context alone is nobody's choice.
-    const auto largest = std::ranges::find_if(parts, [](const auto& part) { return *part.smaller != 0; });
     return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + ") has " +
                                         BytesText(gpu.free_bytes + process.context) + " free for " +
                                         process.name + ", which needs about " + BytesText(process.gpu()) +
-                                        " there: " + text +
-                                        (largest == parts.end() ? "" : std::string("; ") + largest->smaller));
+                                        " there: " + process.PartsText());
   }
   return OkStatus();
 }

@@ -1,6 +1,9 @@
 #pragma once
 // Libraries throw (no memory, a shape that does not fit); their exceptions stop here and become a Status that
-// begins with `what`.
+// begins with `what`. A device without memory for a computation goes on to the door of the process, whose
+// work is torn (device_worker.cc).
+
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <new>
@@ -14,6 +17,8 @@ template <typename F>
 auto Caught(const char* what, F&& body) -> decltype(body()) {
   try {
     return body();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const std::bad_alloc&) {
     return ResourceExhausted(
         std::string(what) +

@@ -1,5 +1,6 @@
 #include "workers/device/device_worker.h"
 
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <optional>
@@ -31,7 +32,16 @@ class DeviceWorker {
       return 2;
     }
     std::optional<int> exit_code;
-    while (!exit_code) exit_code = Turn();
+    while (!exit_code) {
+      try {
+        exit_code = Turn();
+      } catch (const c10::OutOfMemoryError& e) {
+        // What was computed is torn, and with the same batch it would not fit again here either: the
+        // controller sees this worker end and says why.
+        LogWorkerFailure("out_of_memory", work_->OutOfMemory(e.what_without_backtrace()));
+        exit_code = 3;
+      }
+    }
     work_->FinishCheckpoint();
     heartbeat_.request_stop();
     LogWorkerEnd(*exit_code);

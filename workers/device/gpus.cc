@@ -1,24 +1,14 @@
 #include "workers/device/gpus.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "workers/controller/found_gpus.h"
 
 namespace tidepool::workers {
-namespace {
-
-StatusOr<cuda::CudaModule> LoadModule() {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return cuda::CudaModule::Load((self.parent_path() / "libtidepool_cuda.so").string());
-}
-
-}  // namespace
 
 std::string DescribeGpus() {
   FoundGpus found;
-  const StatusOr<cuda::CudaModule> module = LoadModule();
+  const StatusOr<cuda::CudaModule> module = cuda::CudaModule::LoadBesideProgram();
   if (!module.ok()) {
     found.problem = module.status().message();
     return ToJson(found);
@@ -37,10 +27,10 @@ std::string DescribeGpus() {
   return ToJson(found);
 }
 
-StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place) {
+StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place, bool batch_invariant) {
   SlotDevice slot;
   if (kind == DeviceKind::kCpu) return slot;
-  TP_ASSIGN_OR_RETURN(const cuda::CudaModule module, LoadModule());
+  TP_ASSIGN_OR_RETURN(const cuda::CudaModule module, cuda::CudaModule::LoadBesideProgram());
   if (place < 0 || place >= module.device_count()) {
     return FailedPrecondition("slot " + std::to_string(place) + " has no GPU: the driver shows " +
                               std::to_string(module.device_count()) +
@@ -49,10 +39,10 @@ StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place) {
   const int index = static_cast<int>(place);
   TP_ASSIGN_OR_RETURN(const cuda::Gpu facts, module.Describe(index));
   TP_RETURN_IF_ERROR(module.CheckUsable(facts).At("GPU " + std::to_string(index) + " (" + facts.name + ")"));
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> made, module.MakeDevice(index));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> made, module.MakeDevice(index, batch_invariant));
   slot.gpu = std::move(made);
   slot.make = [gpu = slot.gpu] { return gpu; };
-  if (module.has_nccl()) {
+  if (module.has_nccl() && !batch_invariant) {
     slot.make_sum = [module, index](const std::string& store, int rank, int size,
                                     std::chrono::milliseconds timeout) {
       return module.MakeNcclSum(index, store, rank, size, timeout);

@@ -1,6 +1,8 @@
 #include "workers/device/memory_plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 
 #include "core/algorithms/registry.h"
 #include "core/base/places.h"
@@ -9,6 +11,7 @@
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
+#include "workers/device/disk_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -72,7 +75,8 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
                                   {.tokens = (tokens + 15) / 16 * 16,
                                    .recompute = c.train.recompute,
                                    .threads = c.cluster.threads_per_slot,
-                                   .gpu = OnGpu(c)});
+                                   .gpu = OnGpu(c),
+                                   .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
@@ -163,6 +167,17 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
   return list;
 }
 
+std::string ProcessMemory::PartsText() const {
+  std::vector<Part> sorted = parts();
+  std::ranges::stable_sort(sorted, std::greater(), &Part::bytes);
+  std::string text;
+  for (const Part& part : sorted)
+    text += (text.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
+  // The context alone is nobody's choice.
+  const auto largest = std::ranges::find_if(sorted, [](const Part& part) { return *part.smaller != 0; });
+  return text + (largest == sorted.end() ? "" : std::string("; ") + largest->smaller);
+}
+
 int64_t MemoryPlan::total() const {
   int64_t sum = shared_memory_bytes;
   for (const ProcessMemory& p : processes) sum += p.total();
@@ -241,15 +256,15 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
       AddActor(c, m, p);
     }
     if (rollout && !policy) {
-      p.rollout +=
-          model::GenerationMemory(m, dtype,
-                                  {.kv_tokens = plan.kv_cache_tokens,
-                                   .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
-                                   .keys = RowTokens(c, m),
-                                   .record_routing = c.rollout.record_routing,
-                                   .threads = c.cluster.threads_per_slot,
-                                   .gpu = OnGpu(c),
-                                   .running = c.rollout.max_concurrent});
+      p.rollout += model::GenerationMemory(
+          m, dtype,
+          {.kv_tokens = plan.kv_cache_tokens,
+           .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
+           .keys = RowTokens(c, m),
+           .record_routing = c.rollout.record_routing,
+           .threads = c.cluster.threads_per_slot,
+           .gpu = OnGpu(c),
+           .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent});
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)

@@ -55,6 +55,9 @@ struct ProcessMemory {
     const char* smaller = "";
   };
   [[nodiscard]] std::vector<Part> parts() const;
+  // The largest first, and how the largest that can be made smaller is: "kv_cache 2.0 GiB, weights 1.0 GiB;
+  // lower rollout.kv_cache_tokens".
+  [[nodiscard]] std::string PartsText() const;
 
  private:
   [[nodiscard]] int64_t of_slot() const;

@@ -29,6 +29,9 @@ class ModelReader {
   // seed where the folder has no weights. `key` begins the error.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder) const;
+  // In deterministic mode on a GPU: whether products of this model give a row the same bits in every batch
+  // (core/device/batch_invariance.h). kFailedPrecondition: they do not.
+  [[nodiscard]] Status TryProducts(const model::ModelSpec& spec, model::DType dtype) const;
   // For one role: what computes.
   [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const { return make_device_(); }
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }

@@ -43,7 +43,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
-    StatusOr<SlotDevice> device = DeviceOfSlot(config_.cluster.device, welcome.place);
+    StatusOr<SlotDevice> device = DeviceOfSlot(config_.cluster.device, welcome.place, config_.deterministic);
     if (!device.ok()) return Told("device", device.status());
     device_ = std::move(*device);
     if (device_.gpu != nullptr)
@@ -166,6 +166,12 @@ int64_t RolesWork::FreeBytes(Role next) {
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.
   const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
   return ProvenFree((MachineMemory() - shared_memory_) / sharing, plan_, held);
+}
+
+std::string RolesWork::OutOfMemory(const std::string& why) const {
+  // LibTorch goes on about its allocator.
+  const std::string brief = why.substr(0, why.find(". Including"));
+  return "out of memory: " + brief + "; planned are " + plan_.PartsText();
 }
 
 // --- weights

@@ -46,6 +46,8 @@ class RolesWork : public DeviceWork {
   // Before anything else; outlives this.  requires FinishCheckpoint before the link ends
   void Use(Link* link) { link_ = link; }
   Pulse& pulse() { return pulse_; }
+  // What is said of a device that had no memory for a computation; `why`: its own words.
+  [[nodiscard]] std::string OutOfMemory(const std::string& why) const;
   // What others may fetch. kNotFound: it is not here.
   StatusOr<PublishedBytes> Read(const WantedBytes& wanted);
   [[nodiscard]] std::chrono::milliseconds heartbeat() const {

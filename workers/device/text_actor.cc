@@ -34,6 +34,10 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
       TP_ASSIGN_OR_RETURN(actor->critic_, model::WithValueHead(*actor->critic_));
     }
   }
+  for (const model::Weights* further :
+       {actor->reference_.get(), actor->teacher_.get(), actor->critic_.get()}) {
+    if (further != nullptr) TP_RETURN_IF_ERROR(models.TryProducts(further->spec(), further->dtype()));
+  }
   options.device = models.NewDevice();
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);

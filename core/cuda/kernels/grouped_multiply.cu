@@ -7,6 +7,9 @@
 // a function of that row and the matrix, wherever it stands; dw adds its group's rows in order. In bfloat16
 // the products run on tensor cores with the next step's operands under way; float32 and sizes that are no
 // multiple of 8 take a plain tile.
+//
+// Multiply is the same with one group: the product of whole batches where a row must have the same bits in
+// every batch (CudaDevice).
 #include "core/cuda/kernels/block.h"
 #include "core/cuda/kernels/launch.h"
 
@@ -37,6 +40,11 @@ __host__ __device__ int64_t TilesAlong(const Args& a, int64_t side) {
 template <typename Args>
 __device__ inline bool FindPart(const Args& a, int64_t side, int64_t* group, Part* part) {
   constexpr Product kWhich = kProduct<Args>;
+  if (a.begin == nullptr) {  // of Multiply
+    *group = 0;
+    *part = {static_cast<int64_t>(blockIdx.x) * side, a.rows, a.n, 0, a.k};
+    return part->i_begin < part->i_end;
+  }
   const Global<const int32_t> begin = View(a.begin);
   if (kWhich == Product::kWeight) {
     *group = blockIdx.z;
@@ -260,6 +268,14 @@ int GroupedMultiply(const device::GroupedMultiplyArgs<T>& a, Launcher& launcher)
   return GroupedProduct("grouped_multiply", a, launcher);
 }
 template <typename T>
+int Multiply(const device::MultiplyArgs<T>& a, Launcher& launcher) {
+  if (a.strips) return static_cast<int>(cudaErrorInvalidValue);
+  return GroupedProduct("multiply",
+                        device::GroupedMultiplyArgs<T>{
+                            .groups = 1, .rows = a.rows, .n = a.n, .k = a.k, .x = a.x, .w = a.w, .y = a.y},
+                        launcher);
+}
+template <typename T>
 int GroupedMultiplyBack(const device::GroupedMultiplyBackArgs<T>& a, Launcher& launcher) {
   return GroupedProduct("grouped_multiply_back", a, launcher);
 }
@@ -268,6 +284,7 @@ int GroupedMultiplyBackWeight(const device::GroupedMultiplyBackWeightArgs<T>& a,
   return GroupedProduct("grouped_multiply_back_weight", a, launcher);
 }
 
+TP_INSTANTIATE(Multiply)
 TP_INSTANTIATE(GroupedMultiply)
 TP_INSTANTIATE(GroupedMultiplyBack)
 TP_INSTANTIATE(GroupedMultiplyBackWeight)

@@ -1,7 +1,7 @@
 #pragma once
 // The CUDA kernels as functions of the host, one for each name of core/device/arguments.h but the products of
-// whole batches, which are LibTorch's: each enqueues its launches and returns 0 or a cudaError_t. Pointers
-// are to device memory.
+// a backward over whole batches, which are LibTorch's: each enqueues its launches and returns 0 or a
+// cudaError_t. Pointers are to device memory.
 //
 // No sum of floats is left to the order of threads: a result has the same bits in every run, and that of a
 // row does not depend on the rows beside it. Arrays whose rows are a multiple of 8 elements and that lie on
@@ -47,8 +47,6 @@ TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 // Those that are declared above and have no kernel here.
 template <typename Args>
 inline constexpr bool kHasKernel = true;
-template <typename T>
-inline constexpr bool kHasKernel<device::MultiplyArgs<T>> = false;
 template <typename T>
 inline constexpr bool kHasKernel<device::MultiplyBackArgs<T>> = false;
 template <typename T>

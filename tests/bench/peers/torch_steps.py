@@ -1,5 +1,5 @@
-"""Training steps on random tokens by PyTorch and transformers on a CPU, for language_vs_peer.py: forward, policy-gradient loss,
-backward, clipping, fused AdamW. SmolLM2-135M's shape with random weights, SDPA attention, no gradient checkpointing.
+"""Training steps on random tokens by PyTorch and transformers, for language_vs_peer.py and scripts/gpu-jobs: forward,
+policy-gradient loss, backward, clipping, fused AdamW. Random weights, SDPA attention, no gradient checkpointing.
 
 Rows are sorted by length and computed in padded micro-batches of at most --micro tokens. Writes {"seconds": [...]}, the first
 step left out.
@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-from smollm2_shape import make_model
+from model_shape import add_arguments, make_model, wait
 
 
 def micro_batches(lengths, budget):
@@ -30,9 +30,9 @@ def main():
     parser.add_argument("--weights", choices=["float32", "bfloat16"], default="float32", help="float32 computes under bf16 autocast")
     parser.add_argument("--micro", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
+    add_arguments(parser)
     args = parser.parse_args()
-    model = make_model(args.threads, args.weights).train()
+    model = make_model(args, args.weights).train()
     import torch
 
     vocabulary = model.config.vocab_size
@@ -46,9 +46,10 @@ def main():
             ids = torch.randint(0, vocabulary, (len(group), group[0]))
             real = torch.arange(group[0])[None, :] < torch.tensor(group)[:, None]
             batches.append((ids, real, torch.randn(len(group))))
+        wait(args)
         begin = time.monotonic()
         for ids, real, advantages in batches:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.weights == "float32"):
+            with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.weights == "float32"):
                 whole = bool(real.all())
                 hidden = model.model(input_ids=ids, attention_mask=None if whole else real.long(), use_cache=False).last_hidden_state
                 kept = real[:, 1:]
@@ -59,6 +60,7 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        wait(args)
         seconds.append(time.monotonic() - begin)
     json.dump({"seconds": seconds[1:]}, sys.stdout)
 

@@ -110,8 +110,6 @@ TEST(LoadConfigTest, UnknownKeyNamesTheNearest) {
   EXPECT_THAT(With("job=grpo"),
               HasSubstr("grpo is an algorithm of job: rl, written algorithm: {name: grpo}"));
   EXPECT_THAT(With("cluster.device=gpu"), HasSubstr("found text 'gpu'; expected one of cpu, cuda"));
-  EXPECT_THAT(Error(kGood, {"cluster.device=cuda", "deterministic=true"}),
-              HasSubstr("deterministic: is on, but with cluster.device: cuda"));
   EXPECT_THAT(With("environment.name=x"), HasSubstr("no environment is named 'x'"));
 }
 

@@ -492,6 +492,9 @@ TEST(AttentionKernelTest, SequencesOfManyRowsHaveAPassOfTheirOwn) {
   EXPECT_TRUE((rows.decode == std::vector<int32_t>{0, 1, 2, static_cast<int32_t>(3 + kPrefillFrom)}));
   EXPECT_EQ(rows.prefill.size(), static_cast<size_t>(kPrefillFrom));
   EXPECT_EQ(rows.prefill.front(), 3);
+  const RowsByPass one_pass = DivideRows(first_run, /*all_decoded=*/true);
+  EXPECT_EQ(one_pass.decode.size(), first_run.size());
+  EXPECT_TRUE(one_pass.prefill.empty());
 }
 
 }  // namespace

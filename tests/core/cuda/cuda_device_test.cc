@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/cuda/cuda_module.h"
+#include "core/device/batch_invariance.h"
 #include "tests/core/cuda/test_framework.h"
 
 namespace tidepool::cuda {
@@ -32,7 +33,9 @@ TEST(CudaDeviceTest, KernelsOfLibTorchAndOursRunInTheOrderOfTheirCalls) {
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 7) - 2.5F;
   for (size_t i = 0; i < kSize; ++i) w[i * kSize + i] = 2.0F;
   const auto put = [&](const std::vector<float>& values) {
-    return device.Put(std::span<const float>(values));
+    auto memory = device.Allocate(static_cast<int64_t>(values.size() * sizeof(float))).value();
+    device.Upload(DataOf<float>(memory), std::span<const float>(values));
+    return memory;
   };
   const auto d_x = put(x), d_w = put(w), d_y = put(x), d_weight = put(ones), d_norm = put(x);
   device.Zero(d_y->data(), d_y->bytes());
@@ -65,6 +68,34 @@ TEST(CudaDeviceTest, KernelsOfLibTorchAndOursRunInTheOrderOfTheirCalls) {
   }
   EXPECT_FALSE(device.Allocate(int64_t{1} << 50).ok());
   EXPECT_FALSE(module->MakeDevice(1000).ok());
+
+  // dw += dy^T x of bfloat16 into float32: 64 rows of ones, so each element becomes 1 + 64.
+  const std::vector<device::BF16> rows(static_cast<size_t>(kRows * kSize), device::BF16{0x3F80});
+  const auto d_rows = device.Allocate(kRows * kSize * 2).value();
+  device.Upload(DataOf<device::BF16>(d_rows), std::span<const device::BF16>(rows));
+  const auto d_dw = put(std::vector<float>(kSize * kSize, 1.0F));
+  device.MultiplyBackWeight(device::MultiplyBackWeightArgs<device::BF16>{.rows = kRows,
+                                                                         .n = kSize,
+                                                                         .k = kSize,
+                                                                         .dy = DataOf<device::BF16>(d_rows),
+                                                                         .x = DataOf<device::BF16>(d_rows),
+                                                                         .dw = DataOf<float>(d_dw)});
+  const std::vector<float> dw = device.Read(DataOf<float>(d_dw), kSize * kSize);
+  for (const float value : dw) ASSERT_TRUE(value == 65.0F) << value;
+}
+
+TEST(CudaDeviceTest, ARowHasTheSameBitsInEveryBatchWhereThatIsAskedFor) {
+  const auto module = CudaModule::Load(TIDEPOOL_CUDA_MODULE);
+  if (!module.ok()) GTEST_SKIP() << module.status().ToString();
+  const auto made = module->MakeDevice(0, /*batch_invariant=*/true);
+  if (made.status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << made.status().ToString();
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  const std::vector<device::ProductShape> shapes = {
+      {"qkv", 960, 576}, {"down", 576, 1536}, {"odd", 77, 50}, {"head", 49152, 576, /*head=*/true}};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const Status tried = device::TryBatchInvariance(**made, shapes, dtype);
+    EXPECT_TRUE(tried.ok()) << tried.ToString();
+  }
 }
 
 }  // namespace

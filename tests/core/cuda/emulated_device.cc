@@ -28,9 +28,9 @@ class Registered : public device::Buffer {
 }  // namespace
 
 StatusOr<std::shared_ptr<device::Buffer>> EmulatedCudaDevice::Allocate(int64_t bytes) {
-  if (bytes > *free_bytes())
-    return ResourceExhausted(std::to_string(bytes) + " bytes on " + name() + ", which has " +
-                             std::to_string(*free_bytes()) + " left");
+  if (*held_ + bytes > std::min(memory_bytes_, gives_bytes_))
+    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes on " + name() + ", where " +
+                             std::to_string(*free_bytes()) + " are free");
   TP_ASSIGN_OR_RETURN(std::shared_ptr<device::Buffer> memory, CudaDevice::Allocate(bytes));
   return std::shared_ptr<device::Buffer>(std::make_shared<Registered>(std::move(memory), held_));
 }

@@ -13,9 +13,10 @@ namespace tidepool::cuda {
 
 class EmulatedCudaDevice : public CudaDevice {
  public:
-  // memory_bytes: what it has in all.
-  explicit EmulatedCudaDevice(int64_t memory_bytes = int64_t{1} << 40)
-      : CudaDevice(c10::kCPU), memory_bytes_(memory_bytes) {}
+  // memory_bytes: what it has in all; gives_bytes: what it gives of them, fewer where they lie scattered.
+  explicit EmulatedCudaDevice(CudaDeviceOptions options = {}, int64_t memory_bytes = int64_t{1} << 40,
+                              int64_t gives_bytes = int64_t{1} << 40)
+      : CudaDevice(c10::kCPU, options), memory_bytes_(memory_bytes), gives_bytes_(gives_bytes) {}
   [[nodiscard]] std::string name() const override { return "emulated cuda"; }
   // Kernels find what Allocate gave alone, as on a GPU.
   [[nodiscard]] bool host_memory() const override { return false; }
@@ -24,7 +25,7 @@ class EmulatedCudaDevice : public CudaDevice {
   [[nodiscard]] std::optional<int64_t> free_bytes() override { return memory_bytes_ - *held_; }
 
  private:
-  const int64_t memory_bytes_;
+  const int64_t memory_bytes_, gives_bytes_;
   // Shared with buffers, which may outlive the device. Atomic: they are freed beside it.
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
 };

@@ -3,6 +3,7 @@
 //   TIDEPOOL_EMULATED_GPUS        how many there are; 1
 //   TIDEPOOL_EMULATED_CAPABILITY  compute capability, 10 major + minor; 80
 //   TIDEPOOL_EMULATED_MEMORY      bytes of each; 1 GiB
+//   TIDEPOOL_EMULATED_GIVES       of them, what a process gets; all
 //   TIDEPOOL_EMULATED_ABI         what it was built for; as the program
 
 #include <cstdio>
@@ -56,8 +57,10 @@ TP_EXPORT int tidepool_cuda_gpu_facts(int, GpuFacts* facts) {
             .total_bytes = Memory()};
   return 0;
 }
-TP_EXPORT int tidepool_cuda_device(int, void* device, char*, int64_t) {
-  *static_cast<std::unique_ptr<device::Device>*>(device) = std::make_unique<EmulatedCudaDevice>(Memory());
+TP_EXPORT int tidepool_cuda_device(int, int batch_invariant, void* device, char*, int64_t) {
+  *static_cast<std::unique_ptr<device::Device>*>(device) =
+      std::make_unique<EmulatedCudaDevice>(CudaDeviceOptions{.batch_invariant = batch_invariant != 0},
+                                           Memory(), Setting("TIDEPOOL_EMULATED_GIVES", Memory()));
   return 0;
 }
 TP_EXPORT int tidepool_cuda_nccl_sum(int, const char* store, int rank, int size, int64_t timeout_ms,

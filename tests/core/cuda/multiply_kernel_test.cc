@@ -99,6 +99,17 @@ void CompareProducts(uint64_t seed) {
   EXPECT_TRUE(std::memcmp(alone.Read().data(), got_y.data() + row * n, static_cast<size_t>(n) * sizeof(T)) ==
               0)
       << what << ": row " << row << " depends on its batch";
+
+  // The product of a whole batch is that of one group.
+  const int64_t first = begin[static_cast<size_t>(group)], last = begin[static_cast<size_t>(group) + 1];
+  const DeviceArray<T> y_batch((last - first) * n),
+      x_batch(std::vector<T>(x.begin() + first * k, x.begin() + last * k));
+  const device::MultiplyArgs<T> batch{
+      .rows = last - first, .n = n, .k = k, .x = x_batch.data(), .w = matrix.data(), .y = y_batch.data()};
+  RunKernel(what, [&](Launcher& l) { return Multiply(batch, l); });
+  const std::vector<T> y_of_batch = y_batch.Read();
+  EXPECT_TRUE(std::memcmp(y_of_batch.data(), got_y.data() + first * n, y_of_batch.size() * sizeof(T)) == 0)
+      << what << ": Multiply has other bits than a group";
 }
 TEST(MultiplyKernelTest, GroupedProductsAgreeWithTheCpuAndARowHasTheSameBitsInEveryBatch) {
   for (int64_t seed = 0; seed < FuzzSeeds(8); ++seed) {

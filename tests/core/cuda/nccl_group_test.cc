@@ -24,8 +24,9 @@ TEST(NcclGroupTest, AGroupOfOneSumsToItself) {
   const auto sum = module->MakeNcclSum(0, store, 0, 1, std::chrono::seconds(30));
   ASSERT_TRUE(sum.ok()) << sum.status().ToString();
   const std::vector<float> values(1000, 3.0F);
-  const auto memory = (*device)->Put(std::span<const float>(values));
+  const auto memory = (*device)->Allocate(4000).value();
   auto* data = static_cast<float*>(memory->data());
+  (*device)->Upload(data, std::span<const float>(values));
   ASSERT_TRUE((*sum)->AllReduceSum(data, 1000, "test").ok());
   EXPECT_TRUE((*device)->Read(data, 1000) == values);
   EXPECT_FALSE(module->MakeNcclSum(0, store + "-2", 2, 1, std::chrono::seconds(1)).ok());

@@ -38,10 +38,13 @@ std::shared_ptr<Device> TestDevice() {
   if (name == "torch") return std::make_shared<TorchDevice>(c10::kCPU);
 #ifdef TIDEPOOL_TEST_CUDA_MODULE
   if (name == "gpu") return Gpu();
-  if (name == "cuda") return std::make_shared<cuda::EmulatedCudaDevice>();
+  if (name == "cuda" || name == "cuda_invariant")
+    return std::make_shared<cuda::EmulatedCudaDevice>(
+        cuda::CudaDeviceOptions{.batch_invariant = name == "cuda_invariant"});
 #endif
-  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name
-                              << ", expected cpu, checked, torch, gpu or cuda (without the thread sanitizer)";
+  TP_CHECK(name == "checked")
+      << "TIDEPOOL_TEST_DEVICE is " << name
+      << ", expected cpu, checked, torch, gpu, or cuda or cuda_invariant (without the thread sanitizer)";
   return std::make_shared<CheckedDevice>();
 }
 

@@ -159,6 +159,9 @@ TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
   // The threads of the CPU take nothing there.
   c.cluster.threads_per_slot = 64;
   EXPECT_EQ(PlanMemory(c)->processes[0].gpu(), gpu.gpu());
+  // All rows are decoded then, each with the parts of its keys.
+  c.deterministic = true;
+  EXPECT_GT(PlanMemory(c)->processes[0].rollout.workspace, gpu.rollout.workspace);
 }
 
 TEST(MemoryPlanTest, KernelsOfAGpuHaveLimits) {
