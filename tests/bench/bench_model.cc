@@ -12,7 +12,7 @@
 
 #include "core/base/check.h"
 #include "core/cuda/cuda_module.h"
-#include "tests/core/model/on_device.h"
+#include "core/device/cpu/cpu_device.h"
 
 namespace tidepool::bench {
 namespace {
@@ -67,8 +67,8 @@ std::unique_ptr<model::Weights> NoiseModel(const std::string& shape, int64_t lay
   return std::move(*weights);
 }
 
-std::shared_ptr<device::Device> BenchDevice(const std::string& kind, const model::Weights& weights) {
-  if (kind == "cpu") return model::Deterministic(weights);
+std::shared_ptr<device::Device> BenchDevice(const std::string& kind) {
+  if (kind == "cpu") return std::make_shared<device::CpuDevice>();
   if (kind != "cuda") {
     std::fprintf(stderr, "--device %s: expected cpu or cuda\n", kind.c_str());
     std::exit(2);

@@ -16,7 +16,7 @@ std::unique_ptr<model::Weights> NoiseModel(const std::string& shape, int64_t lay
 
 // "cpu", or "cuda": the first GPU that libtidepool_cuda.so beside the program shows. Ends the program with
 // code 77 and the reason where there is none.
-std::shared_ptr<device::Device> BenchDevice(const std::string& kind, const model::Weights& weights);
+std::shared_ptr<device::Device> BenchDevice(const std::string& kind);
 // The processor with its threads, or the GPU.
 std::string DescribeDevice(const device::Device& device);
 

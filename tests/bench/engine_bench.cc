@@ -314,7 +314,7 @@ int main(int argc, char** argv) {
              2;
   }
   const std::unique_ptr<model::Weights> weights = bench::NoiseModel(engine::shape);
-  const std::shared_ptr<device::Device> device = bench::BenchDevice(engine::device_kind, *weights);
+  const std::shared_ptr<device::Device> device = bench::BenchDevice(engine::device_kind);
   engine::machine = bench::DescribeDevice(*device);
   engine::Bench(*weights, device);
 }

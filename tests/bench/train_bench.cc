@@ -226,7 +226,7 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  o.device = bench::BenchDevice(device_kind, *weights);
+  o.device = bench::BenchDevice(device_kind);
   const bool on_cpu = o.device->host_memory();
   machine = bench::DescribeDevice(*o.device);
   auto trainer = Trainer::Create(*weights, o);
