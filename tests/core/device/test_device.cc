@@ -7,6 +7,7 @@
 
 #include "core/device/torch_device.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/graph_device.h"
 #ifdef TIDEPOOL_TEST_CUDA_MODULE
 #include "core/cuda/cuda_module.h"
 #include "tests/core/cuda/emulated_device.h"
@@ -40,8 +41,10 @@ std::shared_ptr<Device> TestDevice() {
   if (name == "gpu") return Gpu();
   if (name == "cuda") return std::make_shared<cuda::EmulatedCudaDevice>();
 #endif
-  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name
-                              << ", expected cpu, checked, torch, gpu or cuda (without the thread sanitizer)";
+  if (name == "graphs") return std::make_shared<GraphDevice>();
+  TP_CHECK(name == "checked")
+      << "TIDEPOOL_TEST_DEVICE is " << name
+      << ", expected cpu, checked, graphs, torch, gpu or cuda (without the thread sanitizer)";
   return std::make_shared<CheckedDevice>();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // The device that tests of model and engine run on: the CPU, or with TIDEPOOL_TEST_DEVICE=checked the CPU
-// behind addresses that the host may not touch, =torch LibTorch's plain operations, =cuda CudaDevice over
-// emulated kernels, or =gpu the first GPU.
+// behind addresses that the host may not touch, =graphs that with graphs, =torch LibTorch's plain operations,
+// =cuda CudaDevice over emulated kernels, or =gpu the first GPU.
 
 #include <memory>
 
