@@ -4,7 +4,7 @@
 #include <exception>
 #include <memory>
 
-#include "core/cuda/cuda_device.h"
+#include "core/cuda/capturing_device.h"
 #include "core/cuda/module_error.h"
 
 namespace tidepool::cuda {
@@ -12,7 +12,8 @@ namespace tidepool::cuda {
 extern "C" __attribute__((visibility("default"))) int tidepool_cuda_device(int index, void* device,
                                                                            char* error, int64_t error_bytes) {
   try {
-    auto made = std::make_unique<CudaDevice>(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
+    auto made =
+        std::make_unique<CapturingDevice>(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
     made->Synchronize();  // a device that LibTorch cannot use says so here
     *static_cast<std::unique_ptr<device::Device>*>(device) = std::move(made);
     return 0;

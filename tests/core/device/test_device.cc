@@ -48,4 +48,9 @@ std::shared_ptr<Device> TestDevice() {
   return std::make_shared<CheckedDevice>();
 }
 
+std::shared_ptr<Device> DeviceWithGraphs() {
+  std::shared_ptr<Device> device = TestDevice();
+  return device->has_graphs() ? device : std::make_shared<GraphDevice>();
+}
+
 }  // namespace tidepool::device

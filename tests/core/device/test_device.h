@@ -10,5 +10,7 @@
 namespace tidepool::device {
 
 std::shared_ptr<Device> TestDevice();
+// The same, or the checked one with graphs where that has none.
+std::shared_ptr<Device> DeviceWithGraphs();
 
 }  // namespace tidepool::device
