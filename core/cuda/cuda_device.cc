@@ -4,7 +4,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -23,9 +22,9 @@ class RoomForAttention : public device::GraphAttention {
  public:
   explicit RoomForAttention(const device::RowRunsOfHost& keys) {
     const DecodePlan plan = PlanOf(keys);
-    work_.decode = {.rows = static_cast<int64_t>(keys.lengths.size()),
-                    .items = Room(static_cast<int64_t>(plan.items.size())),
-                    .partials = Room(plan.partials)};
+    work_.decode.rows = static_cast<int64_t>(keys.lengths.size());
+    work_.decode.items = Room(static_cast<int64_t>(plan.items.size()));
+    work_.decode.partials = Room(plan.partials);
   }
   [[nodiscard]] const device::AttentionWork& work() const override { return work_; }
   [[nodiscard]] int64_t words() const override { return at_items() + kItemWords * work_.decode.items; }
@@ -50,10 +49,9 @@ class RoomForAttention : public device::GraphAttention {
 
  private:
   static constexpr int64_t kItemWords = sizeof(AttentionItem) / sizeof(int32_t);
-  // A batch whose sequences grow is recorded anew a few times until they end.
-  static int64_t Room(int64_t n) {
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n + n / 2 + 1)));
-  }
+  // For sequences that grow by two partitions, and for longer ones in their place. The sums of a partition
+  // are the largest part of a kernel's scratch, so no more (core/model/memory_use.cc).
+  [[nodiscard]] int64_t Room(int64_t n) const { return n + n / 4 + 2 * work_.decode.rows; }
   static DecodePlan PlanOf(const device::RowRunsOfHost& keys) {
     std::vector<int32_t> rows(keys.lengths.size());
     std::iota(rows.begin(), rows.end(), 0);

@@ -63,6 +63,7 @@ std::vector<int32_t> WordsOf(const FilledBatch& batch, device::GraphAttention& a
 void Decoder::Impl::DropGraphs() {
   graphs.clear();
   graphs_out = Array();
+  graphs_scratch = 0;
 }
 
 bool Decoder::Impl::RunsAsGraph(const RaggedBatch& b) const {
@@ -75,22 +76,25 @@ template <typename T>
 Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv) {
   TP_CHECK(given.fill_slot + kFillRowsMax <= kv.k.rows / spec.layers)
       << "slot " << given.fill_slot << " is not followed by enough that are no token's";
-  if (graphs_kv.k.data != kv.k.data || graphs_kv.v.data != kv.v.data || graphs_kv.k.rows != kv.k.rows)
+  // Each keeps the scratch of its kernels. Where these have taken a larger one since, it is to be the only
+  // one.
+  if (graphs_kv.k.data != kv.k.data || graphs_kv.v.data != kv.v.data || graphs_kv.k.rows != kv.k.rows ||
+      device.scratch_bytes() > graphs_scratch)
     DropGraphs();
   graphs_kv = kv;
   if (!graphs_out) graphs_out = device.Take(kGraphRowsMax, spec.hidden_size, dtype);
 
   const auto rows = static_cast<int64_t>(given.ids.size()), of_graph = GraphRows(rows);
   FilledBatch batch(given, of_graph);
-  DecodeGraph& graph = graphs[of_graph];
+  auto found = graphs.find(of_graph);
   std::vector<int32_t> words;
-  if (graph.graph != nullptr && batch.runs() <= graph.runs) {
-    batch.MakeRoom(graph.runs);
-    words = WordsOf(batch, *graph.attention);
+  if (found != graphs.end() && batch.runs() <= found->second.runs) {
+    batch.MakeRoom(found->second.runs);
+    words = WordsOf(batch, *found->second.attention);
   }
   if (words.empty()) {
-    graph = DecodeGraph();
-    ++recorded_graphs;
+    graphs.erase(of_graph);
+    DecodeGraph graph;
     // Sequences grow by a run now and then, and by a part of the attention every few hundred tokens.
     batch.MakeRoom(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * batch.runs()))));
     graph.runs = batch.runs();
@@ -106,13 +110,19 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
     graph.chosen = b.moe.chosen;
     const View out = graphs_out.view.Rows(0, of_graph);
     graph.graph = device.Record([&] { Infer<T>(on_device, b, kv, out); });
+    if (const int64_t now = device.scratch_bytes(); now > graphs_scratch) {
+      graphs.clear();
+      graphs_scratch = now;
+    }
+    found = graphs.emplace(of_graph, std::move(graph)).first;
+    ++recorded_graphs;
   } else {
-    device.Upload(static_cast<int32_t*>(graph.words->data()), std::span<const int32_t>(words));
-    graph.graph->Launch();
+    device.Upload(static_cast<int32_t*>(found->second.words->data()), std::span<const int32_t>(words));
+    found->second.graph->Launch();
   }
 
   if (given.routed != nullptr) {  // without the rows that fill up
-    const std::vector<int32_t> all = device.Read(graph.chosen, routed_size(of_graph));
+    const std::vector<int32_t> all = device.Read(found->second.chosen, routed_size(of_graph));
     const int64_t k = spec.moe.experts_per_token;
     given.routed->clear();
     for (int64_t layer = 0; layer < spec.sparse_layers(); ++layer) {

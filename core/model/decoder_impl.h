@@ -127,6 +127,7 @@ struct Decoder::Impl {
   std::map<int64_t, DecodeGraph> graphs;               // by rows; their kernels work in `scratch`
   KvMemory graphs_kv;                                  // and on this memory
   Array graphs_out;                                    // [kGraphRowsMax, d]
+  int64_t graphs_scratch = 0;                          // bytes of the device's that they keep
   int64_t recorded_graphs = 0;
   double* prob_sum = nullptr;  // [E] of the training forward that is going on
 

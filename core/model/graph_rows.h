@@ -15,6 +15,12 @@ constexpr int64_t GraphRows(int64_t rows) {
   const int64_t step = rows <= 64 ? 8 : 32;
   return (rows + step - 1) / step * step;
 }
+// Of all graphs that steps of up to `rows` take.
+constexpr int64_t GraphRowsInAll(int64_t rows) {
+  int64_t sum = 0;
+  for (int64_t of_graph = 1; of_graph < rows; of_graph = GraphRows(of_graph + 1)) sum += of_graph;
+  return sum + GraphRows(rows);
+}
 // Rows that fill up a graph, at most.
 constexpr int64_t kFillRowsMax = 31;
 

@@ -6,6 +6,7 @@
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/kernels.h"
 #include "core/model/activation_arena.h"
+#include "core/model/graph_rows.h"
 #include "core/model/layout.h"
 #include "core/model/products.h"
 
@@ -141,11 +142,22 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   const int64_t row =
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
-  const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  const int64_t decoded = std::min({rows, sizes.running, kGraphRowsMax});
+  const bool graphs = sizes.gpu && sizes.graphs && decoded > 0;
+  if (graphs) rows = std::max(rows, GraphRows(decoded));
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4);
   if (sizes.gpu) {
     use.workspace += ActivationArena::kChunkBytes + GpuProductBytes(s, rows, kEngineHeadRows) +
                      GpuAttentionPartBytes(s, std::min(rows, sizes.running), sizes.keys);
+    if (graphs) {
+      use.kv += kFillRowsMax * KvTokenBytes(s, dtype);
+      // Hidden states; room for parts of attention that are yet to come; and numbers of each row.
+      const int64_t of_graph = GraphRows(decoded), parts = GpuAttentionPartBytes(s, of_graph, sizes.keys);
+      use.workspace += kGraphRowsMax * s.hidden_size * w + parts / 4 +
+                       GpuAttentionPartBytes(s, 2 * of_graph, 1) +
+                       GraphRowsInAll(of_graph) * (64 + 32 * ((sizes.keys + 255) / 256));
+    }
     return use;
   }
   use.workspace +=

@@ -17,6 +17,9 @@ class GraphDevice : public CheckedDevice {
   [[nodiscard]] bool has_graphs() const override { return true; }
   // A graph would go on with what was laid out when it was recorded.
   [[nodiscard]] bool lays_out(int64_t, int64_t, DType) const override { return false; }
+  // The CPU's is its threads', and no graph keeps it.
+  [[nodiscard]] int64_t scratch_bytes() const override { return scratch; }
+  int64_t scratch = 0;
   std::unique_ptr<Graph> Record(const std::function<void()>& kernels) override;
   std::unique_ptr<GraphAttention> PlanGraphAttention(const RowRunsOfHost& keys,
                                                      const HeadShape& shape) override;

@@ -18,7 +18,7 @@ struct Sequences {
   std::vector<int32_t> first_run, lengths;
   std::vector<KvRun> runs;
 
-  static constexpr int32_t kShared = 600, kOwn = 300;
+  static constexpr int32_t kShared = 1200, kOwn = 300;
   static int64_t Slots(int64_t rows) { return kShared + rows * kOwn; }
   Sequences(Rng& rng, int64_t rows, int64_t shared, int64_t own) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -75,7 +75,7 @@ TYPED_TEST(GraphTest, AttendsToTheBatchThatWasUploadedLast) {
   int recorded = 0, replaced = 0;
   // Longer, shorter, much longer, and shorter than that.
   for (const auto& [shared, own] :
-       {std::pair<int64_t, int64_t>{0, 20}, {0, 22}, {0, 3}, {600, 300}, {540, 290}, {0, 1}, {300, 100}}) {
+       {std::pair<int64_t, int64_t>{0, 20}, {0, 22}, {0, 3}, {1200, 300}, {1000, 290}, {0, 1}, {300, 100}}) {
     const Sequences batch(rng, kRows, shared, own);
     const auto attend = [&](const RowRuns& keys, const AttentionWork& work, const Array& out) {
       device->Attention(AttentionArgs<T>{.heads = shape.heads,
