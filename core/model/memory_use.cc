@@ -135,23 +135,24 @@ int64_t KvTokenBytes(const ModelSpec& s, DType dtype) {
 
 MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSizes& sizes) {
   const int64_t w = Bytes(dtype);
-  MemoryUse use;
-  use.kv = sizes.kv_tokens * KvTokenBytes(s, dtype);
-  if (sizes.record_routing)
-    use.kv += sizes.kv_tokens * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
-  const int64_t row =
-      w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
-  // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
+  // A step has no more rows than the samples in flight have tokens.
   int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
   const int64_t decoded = std::min({rows, sizes.running, kGraphRowsMax});
   const bool graphs = sizes.gpu && sizes.graphs && decoded > 0;
   if (graphs) rows = std::max(rows, GraphRows(decoded));
+  const int64_t slots = sizes.kv_tokens + (graphs ? kFillRowsMax : 0);
+  MemoryUse use;
+  use.kv = slots * KvTokenBytes(s, dtype);
+  if (sizes.record_routing)
+    use.kv += slots * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
+  const int64_t row =
+      w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
+  // Logits, and float32 ones for the draw.
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4);
   if (sizes.gpu) {
     use.workspace += ActivationArena::kChunkBytes + GpuProductBytes(s, rows, kEngineHeadRows) +
                      GpuAttentionPartBytes(s, std::min(rows, sizes.running), sizes.keys);
     if (graphs) {
-      use.kv += kFillRowsMax * KvTokenBytes(s, dtype);
       // Hidden states; room for parts of attention that are yet to come; and numbers of each row.
       const int64_t of_graph = GraphRows(decoded), parts = GpuAttentionPartBytes(s, of_graph, sizes.keys);
       use.workspace += kGraphRowsMax * s.hidden_size * w + parts / 4 +

@@ -140,6 +140,16 @@ TEST_P(EngineGraphsTest, SamplesComeAndGoAndWeightsAndMemoryChangeInBetween) {
     EXPECT_EQ(outcome.recorded, recorded) << "weights change where graphs read them";
     Add(*engine, 3, 6, 9);
     Run(*engine, 3, outcome);
+    const model::MemoryUse plan = model::GenerationMemory(weights->spec(), GetParam().dtype,
+                                                          {.kv_tokens = 2048,
+                                                           .rows = 2048,
+                                                           .keys = 256,
+                                                           .record_routing = GetParam().experts,
+                                                           .gpu = true,
+                                                           .running = 256,
+                                                           .graphs = graphs});
+    EXPECT_EQ(engine->held().kv, plan.kv);
+    EXPECT_LE(engine->held().workspace, plan.workspace);
     engine->ReleaseMemory();
     EXPECT_EQ(engine->held().total(), 0);
     ASSERT_TRUE(engine->AcquireMemory().ok());
