@@ -213,6 +213,7 @@ struct RolloutConfig {
   int64_t max_batched_tokens = 2048;
   KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
   bool record_routing = false;  // experts of every row, replayed by the trainer
+  bool cuda_graphs = true;      // on a GPU, a step that only decodes is one launch
 };
 
 struct TrainConfig {

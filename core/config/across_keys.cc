@@ -606,7 +606,7 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
   idle({"job", "eval.every_steps"}, !rl && !AnswersHeldOut(c),
        {"rollout.chunk_tokens", "rollout.stop", "rollout.stop_token_ids", "rollout.max_concurrent",
         "rollout.block_tokens", "rollout.kv_cache_tokens", "rollout.max_batched_tokens",
-        "rollout.kv_on_update"},
+        "rollout.kv_on_update", "rollout.cuda_graphs"},
        job + (TrainsOnPairs(c) ? " generates nothing; "
                                : " generates only for evaluations on the way; write eval.every_steps, or "));
   idle({"job", "eval.every_steps"}, c.kind() == JobKind::kDistill && !AnswersHeldOut(c), {"eval.samples"},

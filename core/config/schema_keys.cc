@@ -173,6 +173,9 @@ std::vector<Key> RolloutKeys() {
       TP_KEY(rollout.record_routing,
              "record the experts that each token was computed with, and train through the same ones; no "
              "effect on models without experts"),
+      TP_KEY(rollout.cuda_graphs,
+             "cluster.device: cuda: a step of the engine that only decodes is recorded, and launched as one",
+             kFree),
   };
 }
 

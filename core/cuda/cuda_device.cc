@@ -4,6 +4,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <vector>
 
 namespace tidepool::cuda {
@@ -12,6 +14,52 @@ namespace {
 // A plan with the memory that it stands in.
 struct HeldAttention : AttentionOnDevice {
   std::shared_ptr<device::Buffer> memory;
+};
+
+// A plan for decode in words that another one of as many rows can take. Its launches are those of a full one:
+// blocks without rows to attend return at once.
+class RoomForAttention : public device::GraphAttention {
+ public:
+  explicit RoomForAttention(const device::RowRunsOfHost& keys) {
+    const DecodePlan plan = PlanOf(keys);
+    work_.decode.rows = static_cast<int64_t>(keys.lengths.size());
+    work_.decode.items = Room(static_cast<int64_t>(plan.items.size()));
+    work_.decode.partials = Room(plan.partials);
+  }
+  [[nodiscard]] const device::AttentionWork& work() const override { return work_; }
+  [[nodiscard]] int64_t words() const override { return at_items() + kItemWords * work_.decode.items; }
+  void Place(const int32_t* words) override {
+    DecodeWork& w = work_.decode;
+    w.row = words;
+    w.first_partial = words + w.rows;
+    w.order = words + 2 * w.rows;
+    w.item = reinterpret_cast<const AttentionItem*>(words + at_items());
+  }
+  bool Divide(const device::RowRunsOfHost& keys, std::span<int32_t> words) override {
+    const DecodeWork& w = work_.decode;
+    const DecodePlan plan = PlanOf(keys);
+    if (static_cast<int64_t>(plan.items.size()) > w.items || plan.partials > w.partials) return false;
+    std::ranges::fill(words, 0);
+    std::iota(words.begin(), words.begin() + w.rows, 0);
+    std::ranges::copy(plan.first_partial, words.begin() + w.rows);
+    std::ranges::copy(plan.order, words.begin() + 2 * w.rows);
+    std::memcpy(words.data() + at_items(), plan.items.data(), plan.items.size() * sizeof(AttentionItem));
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kItemWords = sizeof(AttentionItem) / sizeof(int32_t);
+  // For sequences that grow by two partitions, and for longer ones in their place. The sums of a partition
+  // are the largest part of a kernel's scratch, so no more (core/model/memory_use.cc).
+  [[nodiscard]] int64_t Room(int64_t n) const { return n + n / 4 + 2 * work_.decode.rows; }
+  static DecodePlan PlanOf(const device::RowRunsOfHost& keys) {
+    std::vector<int32_t> rows(keys.lengths.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    return PlanDecode(rows, keys.first_run, keys.lengths, keys.runs);
+  }
+  [[nodiscard]] int64_t at_items() const { return 2 * work_.decode.rows + work_.decode.partials; }
+
+  AttentionOnDevice work_;
 };
 
 // Numbers that go up together.
@@ -102,6 +150,11 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttention(const device::R
   work->prefill = {.items = static_cast<int64_t>(prefill.size()),
                    .item = reinterpret_cast<const AttentionItem*>(at + prefill_item)};
   return work;
+}
+
+std::unique_ptr<device::GraphAttention> CudaDevice::PlanGraphAttention(const device::RowRunsOfHost& keys,
+                                                                       const device::HeadShape&) {
+  return std::make_unique<RoomForAttention>(keys);
 }
 
 std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(

@@ -38,6 +38,8 @@ class CudaDevice : public device::TorchDevice {
   [[nodiscard]] int64_t scratch_bytes() const override;
   std::unique_ptr<device::AttentionWork> PlanAttention(const device::RowRunsOfHost& keys,
                                                        const device::HeadShape& shape) override;
+  std::unique_ptr<device::GraphAttention> PlanGraphAttention(const device::RowRunsOfHost& keys,
+                                                             const device::HeadShape& shape) override;
   std::unique_ptr<device::AttentionWork> PlanAttentionBackward(
       const device::RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
       const device::HeadShape& shape) override;
@@ -50,6 +52,10 @@ class CudaDevice : public device::TorchDevice {
   TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
+
+ protected:
+  [[nodiscard]] c10::Device gpu() const { return device_; }
+  [[nodiscard]] std::shared_ptr<device::Buffer> scratch() const { return scratch_; }
 
  private:
   // Runs launch(launcher); a launch that CUDA refuses is a bug, or leaves the device unusable.

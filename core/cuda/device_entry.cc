@@ -6,7 +6,7 @@
 #include <exception>
 #include <memory>
 
-#include "core/cuda/cuda_device.h"
+#include "core/cuda/capturing_device.h"
 #include "core/cuda/module_error.h"
 
 namespace tidepool::cuda {
@@ -17,8 +17,9 @@ extern "C" __attribute__((visibility("default"))) int tidepool_cuda_device(int i
   try {
     // cuBLAS may add up the parts of a long sum in bfloat16 unless it is told otherwise.
     at::globalContext().setAllowBF16ReductionCuBLAS(false);
-    auto made = std::make_unique<CudaDevice>(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
-                                             CudaDeviceOptions{.batch_invariant = batch_invariant != 0});
+    auto made =
+        std::make_unique<CapturingDevice>(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
+                                          CudaDeviceOptions{.batch_invariant = batch_invariant != 0});
     made->Synchronize();  // a device that LibTorch cannot use says so here
     *static_cast<std::unique_ptr<device::Device>*>(device) = std::move(made);
     return 0;

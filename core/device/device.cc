@@ -19,4 +19,13 @@ Array Device::Take(int64_t rows, int64_t cols, DType dtype) {
 
 void Device::LayOut(const View&, void*) { TP_CHECK(false) << name() << " takes matrices as they are"; }
 
+std::unique_ptr<Graph> Device::Record(const std::function<void()>&) {
+  TP_CHECK(false) << name() << " has no graphs";
+  return nullptr;
+}
+std::unique_ptr<GraphAttention> Device::PlanGraphAttention(const RowRunsOfHost&, const HeadShape&) {
+  TP_CHECK(false) << name() << " has no graphs";
+  return nullptr;
+}
+
 }  // namespace tidepool::device

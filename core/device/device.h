@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -87,6 +88,26 @@ struct HeadShape {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
 };
 
+// Kernels that were recorded, to run again with the arguments that they had.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void Launch() = 0;
+};
+
+// Attention in a Graph, of rows that are sequences of their own: kernels read from memory how it is divided,
+// and what other rows need can take its place there.
+class GraphAttention {
+ public:
+  virtual ~GraphAttention() = default;
+  [[nodiscard]] virtual int64_t words() const = 0;  // int32 that the division takes
+  // Writes that of a batch of as many rows, for upload to where Place says. False: their keys are more than
+  // there is room for.
+  virtual bool Divide(const RowRunsOfHost& keys, std::span<int32_t> words) = 0;
+  virtual void Place(const int32_t* words) = 0;  // on the device; before work() is used
+  [[nodiscard]] virtual const AttentionWork& work() const = 0;
+};
+
 // A matrix [n, k] that multiplies rows in a forward.
 struct ProductShape {
   const char* name;
@@ -134,6 +155,15 @@ class Device {
   virtual std::unique_ptr<AttentionWork> PlanAttentionBackward(
       const RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
       const HeadShape& shape) = 0;
+
+  // Whether kernels can be recorded: one launch then stands for all of them.
+  [[nodiscard]] virtual bool has_graphs() const { return false; }
+  // Runs what `kernels` calls, then records it by calling that once more: kernels alone, nothing else of the
+  // device. Their arrays outlive the graph. requires has_graphs().
+  virtual std::unique_ptr<Graph> Record(const std::function<void()>& kernels);
+  // With room for more keys than these rows have. requires has_graphs() and another run of each row.
+  virtual std::unique_ptr<GraphAttention> PlanGraphAttention(const RowRunsOfHost& keys,
+                                                             const HeadShape& shape);
 
 #define TIDEPOOL_TYPED(Kernel)                         \
   virtual void Kernel(const Kernel##Args<float>&) = 0; \

@@ -39,6 +39,7 @@ struct EngineOptions {
   int64_t max_batched_tokens = 2048;                 // rows of a step, >= max_running
   int64_t max_running = 256;                         // requests admitted at a time
   TokenBytes token_bytes = {};                       // needed by requests with stop strings only
+  bool graphs = true;           // where the device has them, a step that only decodes is one launch
   bool record_routing = false;  // experts of each row into Delta::routing; nothing without experts
   Version version = {};         // of the weights as they are now
 };

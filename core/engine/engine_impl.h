@@ -17,6 +17,7 @@
 #include "core/engine/row_batch.h"
 #include "core/engine/sampling.h"
 #include "core/model/decoder.h"
+#include "core/model/graph_rows.h"
 #include "core/model/routing.h"
 #include "core/model/row_operations.h"
 
@@ -44,8 +45,10 @@ struct Engine::Impl {
         device(options.device),
         decoder(weights_in, device),
         blocks(options.kv_cache_tokens / options.block_tokens),
+        fill_slots(options.graphs && device->has_graphs() ? model::kFillRowsMax : 0),
         routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
-        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, *device, routing_bytes),
+        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens + fill_slots, *device,
+              routing_bytes),
         kv_blocks(blocks, options.block_tokens,
                   [this](int64_t from, int64_t to, int64_t count) { arena.Copy(from, to, count); }) {}
 
@@ -81,6 +84,7 @@ struct Engine::Impl {
   const std::shared_ptr<device::Device> device;
   model::Decoder decoder;
   const int64_t blocks;
+  const int64_t fill_slots;     // behind the blocks, for rows that fill up a graph
   const int64_t routing_bytes;  // of a row; 0: not recorded
   KvArena arena;                // the note of a slot is its row's routing
   KvBlocks kv_blocks;

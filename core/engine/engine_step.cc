@@ -55,7 +55,10 @@ void Engine::Impl::Compute(EngineStats& stats) {
     routed.clear();
     view.routed = &routed;
   }
+  if (fill_slots > 0) view.fill_slot = static_cast<int32_t>(blocks * options.block_tokens);
+  const int64_t recorded = decoder.recorded_graphs();
   hidden = decoder.Forward(view, arena.memory());
+  stats.recorded_graphs = decoder.recorded_graphs() - recorded;
   if (routing_bytes > 0) NoteRouting(view);
   stats.forward_s += SecondsSince(start);
 

@@ -88,6 +88,7 @@ struct EngineStats {
   int64_t prefill_tokens = 0;     // rows computed to fill KV, this step
   int64_t decode_tokens = 0;      // rows of requests that only feed their last token, this step
   int64_t sampled_tokens = 0;     // this step
+  int64_t recorded_graphs = 0;    // this step
   double step_s = 0;              // the whole step
   double forward_s = 0;           // of it, in the decoder
   double head_s = 0;              // of it, in the LM head

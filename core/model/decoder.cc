@@ -59,6 +59,7 @@ void Decoder::Impl::EnsurePositions(std::span<const int32_t> of_rows) {
   int64_t count = 0;
   for (const int32_t p : of_rows) count = std::max(count, int64_t{p} + 1);
   if (count <= positions) return;
+  DropGraphs();  // they read the tables where these are
   const int64_t half = spec.head_size / 2;
   positions = std::max(count, std::min(spec.max_position, std::max<int64_t>(2 * positions, 256)));
   std::vector<float> cosines, sines;
@@ -102,33 +103,55 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
   }
 }
 
-DeviceBatch Decoder::Impl::Upload(const RaggedBatch& b, int64_t slot_count) const {
-  std::vector<int32_t> all;
-  const auto put = [&](std::span<const int32_t> values) {
-    const size_t at = all.size();
-    all.insert(all.end(), values.begin(), values.end());
-    all.resize((all.size() + 15) / 16 * 16);
-    return at;
-  };
+namespace {
+
+// Its arrays of numbers, in the order in which they stand behind each other.
+template <typename F>
+void EachArray(const RaggedBatch& b, F each) {
   static_assert(sizeof(device::KvRun) == 2 * sizeof(int32_t));
-  const size_t ids = put(b.ids), positions_at = put(b.positions), slots = put(b.slots),
-               first_run = put(b.first_run), lengths = put(b.lengths),
-               runs = put({reinterpret_cast<const int32_t*>(b.runs.data()), 2 * b.runs.size()}),
-               experts = put(b.experts);
+  for (const std::span<const int32_t> values : {b.ids, b.positions, b.slots, b.first_run, b.lengths})
+    each(values);
+  each({reinterpret_cast<const int32_t*>(b.runs.data()), 2 * b.runs.size()});
+  each(b.experts);
+}
+size_t OnLines(size_t words) { return (words + 15) / 16 * 16; }
+
+}  // namespace
+
+std::vector<int32_t> Pack(const RaggedBatch& b) {
+  std::vector<int32_t> all;
+  EachArray(b, [&](std::span<const int32_t> values) {
+    all.insert(all.end(), values.begin(), values.end());
+    all.resize(OnLines(all.size()));
+  });
+  return all;
+}
+
+DeviceBatch BatchAt(const RaggedBatch& b, const int32_t* words, int64_t slot_count) {
+  std::vector<const int32_t*> at;
+  EachArray(b, [&](std::span<const int32_t> values) {
+    at.push_back(words);
+    words += OnLines(values.size());
+  });
   DeviceBatch to;
-  to.memory = device.Put(std::span<const int32_t>(all));
-  const auto* base = static_cast<const int32_t*>(to.memory->data());
   to.rows = static_cast<int64_t>(b.ids.size());
-  to.ids = base + ids;
-  to.positions = base + positions_at;
-  to.slots = base + slots;
+  to.ids = at[0];
+  to.positions = at[1];
+  to.slots = at[2];
   to.keys = {.rows = to.rows,
              .run_count = static_cast<int64_t>(b.runs.size()),
              .slot_count = slot_count,
-             .first_run = base + first_run,
-             .lengths = base + lengths,
-             .runs = reinterpret_cast<const device::KvRun*>(base + runs)};
-  if (!b.experts.empty()) to.experts = base + experts;
+             .first_run = at[3],
+             .lengths = at[4],
+             .runs = reinterpret_cast<const device::KvRun*>(at[5])};
+  if (!b.experts.empty()) to.experts = at[6];
+  return to;
+}
+
+DeviceBatch Decoder::Impl::Upload(const RaggedBatch& b, int64_t slot_count) const {
+  std::shared_ptr<device::Buffer> memory = device.Put(std::span<const int32_t>(Pack(b)));
+  DeviceBatch to = BatchAt(b, static_cast<const int32_t*>(memory->data()), slot_count);
+  to.memory = std::move(memory);
   return to;
 }
 
@@ -258,7 +281,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
                                             .v = v,
                                             .out = b.a.As<T>(),
                                             .lse = b.lse.As<float>(),
-                                            .work = plan.get()});
+                                            .work = batch.attention});
   Multiply<T>(b.out, b.a, w.o);
   AddBias<T>(w.o_bias, b.out);
   device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
@@ -290,48 +313,68 @@ TIDEPOOL_INSTANTIATE(BF16)
 #undef TIDEPOOL_INSTANTIATE
 
 template <typename T>
-Array Decoder::Impl::FinalNorm(int64_t rows, const T* x, const T* add, T* x_out, float* rstd) const {
-  Array hidden = device.Take(rows, spec.hidden_size, dtype);
-  device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
+void Decoder::Impl::FinalNorm(const View& hidden, const T* x, const T* add, T* x_out, float* rstd) const {
+  device.RmsNorm(device::RmsNormArgs<T>{.rows = hidden.rows,
                                         .d = spec.hidden_size,
                                         .x = x,
                                         .add = add,
                                         .x_out = x_out,
                                         .weight = Weight<T>(final_norm),
                                         .eps = static_cast<float>(spec.rms_norm_eps),
-                                        .out = hidden.view.As<T>(),
+                                        .out = hidden.As<T>(),
                                         .rstd = rstd});
-  return hidden;
 }
+
+BlockBuffers Decoder::Impl::TakeInference(int64_t rows) {
+  scratch.Reset();
+  BlockBuffers b = TakeBlock(scratch, rows, /*training=*/false, /*layer=*/-1);
+  b.x = scratch.Take(rows, spec.hidden_size, dtype);
+  b.x_mid = b.x;  // the residual stream is updated in place
+  b.qkv = scratch.Take(rows, qkv_width(), dtype);
+  TakeUnsaved(scratch, rows, b);
+  b.moe.chosen = scratch.TakeArray<int32_t>(routed_size(rows));
+  return b;
+}
+
+template <typename T>
+void Decoder::Impl::Infer(const DeviceBatch& batch, const BlockBuffers& buffers, const KvMemory& kv,
+                          const View& hidden) {
+  const int64_t slots = batch.keys.slot_count;
+  BlockBuffers b = buffers;
+  T* x = b.x.As<T>();
+  Embed<T>(batch, b.x);
+  for (int64_t l = 0; l < spec.layers; ++l) {
+    b.moe.chosen = ChosenOf(l, batch.rows, buffers.moe.chosen);
+    Block<T>(l, batch, b, x, l == 0 ? nullptr : b.out.As<T>(), kv.k.Rows(l * slots, slots).As<T>(),
+             kv.v.Rows(l * slots, slots).As<T>());
+  }
+  FinalNorm<T>(hidden, x, b.out.As<T>(), x, nullptr);
+}
+
+template void Decoder::Impl::Infer<float>(const DeviceBatch&, const BlockBuffers&, const KvMemory&,
+                                          const View&);
+template void Decoder::Impl::Infer<BF16>(const DeviceBatch&, const BlockBuffers&, const KvMemory&,
+                                         const View&);
 
 template <typename T>
 Array Decoder::Impl::Forward(const RaggedBatch& given, const KvMemory& kv) {
   const auto rows = static_cast<int64_t>(given.ids.size());
-  const int64_t d = spec.hidden_size, width = spec.kv_heads * spec.head_size;
+  const int64_t width = spec.kv_heads * spec.head_size;
   for (const View& memory : {kv.k, kv.v}) {
     TP_CHECK(memory && memory.dtype == dtype && memory.cols == width && memory.rows % spec.layers == 0 &&
              memory.rows == kv.k.rows)
         << "KV memory: two arrays [layers * slots, kv_heads * head_size] of the model's dtype are expected";
   }
-  const int64_t slots = kv.k.rows / spec.layers;
-  scratch.Reset();
-  plan = device.PlanAttention({given.first_run, given.lengths, given.runs}, heads());
-  const DeviceBatch batch = Upload(given, slots);
-  BlockBuffers b = TakeBlock(scratch, rows, /*training=*/false, /*layer=*/-1);
-  b.x = scratch.Take(rows, d, dtype);
-  b.x_mid = b.x;  // the residual stream is updated in place
-  b.qkv = scratch.Take(rows, qkv_width(), dtype);
-  TakeUnsaved(scratch, rows, b);
-  int32_t* chosen = scratch.TakeArray<int32_t>(routed_size(rows));
-  T* x = b.x.As<T>();
-  Embed<T>(batch, b.x);
-  for (int64_t l = 0; l < spec.layers; ++l) {
-    b.moe.chosen = ChosenOf(l, rows, chosen);
-    Block<T>(l, batch, b, x, l == 0 ? nullptr : b.out.As<T>(), kv.k.Rows(l * slots, slots).As<T>(),
-             kv.v.Rows(l * slots, slots).As<T>());
-  }
-  if (given.routed != nullptr) *given.routed = device.Read(chosen, routed_size(rows));
-  return FinalNorm<T>(rows, x, b.out.As<T>(), x, nullptr);
+  if (RunsAsGraph(given)) return ForwardAsGraph<T>(given, kv);
+  const std::unique_ptr<device::AttentionWork> attention =
+      device.PlanAttention({given.first_run, given.lengths, given.runs}, heads());
+  DeviceBatch batch = Upload(given, kv.k.rows / spec.layers);
+  batch.attention = attention.get();
+  const BlockBuffers b = TakeInference(rows);
+  Array hidden = device.Take(rows, spec.hidden_size, dtype);
+  Infer<T>(batch, b, kv, hidden.view);
+  if (given.routed != nullptr) *given.routed = device.Read(b.moe.chosen, routed_size(rows));
+  return hidden;
 }
 
 template <typename T>
@@ -339,8 +382,9 @@ Array Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations&
   const int64_t rows = saved.rows, d = spec.hidden_size;
   ActivationArena& arena = *saved.arena;
   scratch.Reset();
-  plan = device.PlanAttention({given.first_run, given.lengths, given.runs}, heads());
-  const DeviceBatch batch = Upload(given, rows);
+  saved.attention = device.PlanAttention({given.first_run, given.lengths, given.runs}, heads());
+  DeviceBatch batch = Upload(given, rows);
+  batch.attention = saved.attention.get();
   int32_t* chosen = arena.TakeArray<int32_t>(routed_size(rows));
   prob_sum = scratch.TakeArray<double>(spec.moe.experts);
   device.Zero(prob_sum, spec.moe.experts * static_cast<int64_t>(sizeof(double)));
@@ -368,10 +412,11 @@ Array Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations&
   if (given.routed != nullptr) *given.routed = saved.experts;
   saved.batch = batch;
   saved.batch.experts = chosen;
-  saved.attention = std::move(plan);
   saved.x_last = arena.Take(rows, d, dtype);
   saved.rstd_last = arena.Take(rows, 1, DType::kFloat32);
-  return FinalNorm<T>(rows, x_before.As<T>(), out.As<T>(), saved.x_last.As<T>(), saved.rstd_last.As<float>());
+  Array hidden = device.Take(rows, d, dtype);
+  FinalNorm<T>(hidden.view, x_before.As<T>(), out.As<T>(), saved.x_last.As<T>(), saved.rstd_last.As<float>());
+  return hidden;
 }
 
 Decoder::Decoder(const Weights& weights, std::shared_ptr<device::Device> device)
@@ -431,6 +476,7 @@ std::pair<Array, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batch, bo
 }
 
 void Decoder::ReleaseScratch() {
+  impl_->DropGraphs();
   impl_->scratch.Release();
   impl_->idle.clear();
   impl_->logits = nullptr;
@@ -441,8 +487,11 @@ int64_t Decoder::held_bytes() const {
   const Impl& m = *impl_;
   int64_t sum = m.scratch.bytes() + (m.logits != nullptr ? m.logits->bytes() : 0);
   for (const auto& arena : m.idle) sum += arena->bytes();
+  if (m.graphs_out) sum += m.graphs_out.view.bytes();
+  for (const auto& [rows, graph] : m.graphs) sum += graph.words->bytes();
   return sum;
 }
+int64_t Decoder::recorded_graphs() const { return impl_->recorded_graphs; }
 
 void SavedDeleter::operator()(SavedActivations* saved) const {
   if (saved == nullptr) return;

@@ -38,6 +38,10 @@ struct RaggedBatch {
   // `routed`: gets what was used; may be null.
   std::span<const int32_t> experts = {};
   std::vector<int32_t>* routed = nullptr;
+  // The first of kFillRowsMax slots (graph_rows.h) that are no token's. Where it is named and the device has
+  // graphs, rows that are sequences of their own run as one, filled up with rows in these slots, and the
+  // result stands until the next forward. -1: no graphs.
+  int32_t fill_slot = -1;
 };
 
 // K and V of all layers, each [layers * slots, kv_heads * head_size] in the model's dtype, on the device.
@@ -90,7 +94,8 @@ class Decoder {
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();
-  [[nodiscard]] int64_t held_bytes() const;  // of that memory, without the device's own
+  [[nodiscard]] int64_t held_bytes() const;       // of that memory, without the device's own
+  [[nodiscard]] int64_t recorded_graphs() const;  // since it was made
 
  private:
   friend struct SavedActivations;

@@ -177,7 +177,6 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
       << "backward: the gradient of the hidden rows has another shape or dtype";
   scratch.Reset();
   BlockBuffers shared;
-  plan = std::move(saved.attention);
   if (saved.recompute) shared = TakeBlock(scratch, rows, /*training=*/true, /*layer=*/-1);
   TakeUnsaved(scratch, rows, shared);
   if (saved.recompute && !spec.qk_norm) shared.qkv = scratch.Take(rows, qkv_width(), dtype);

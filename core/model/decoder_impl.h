@@ -2,6 +2,7 @@
 // Inside of Decoder, shared by decoder.cc (forward) and decoder_backward.cc. Not for others.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,11 @@ struct DeviceBatch {
   const int32_t* slots = nullptr;
   device::RowRuns keys;
   const int32_t* experts = nullptr;  // [sparse layers, rows, K] to be taken; null: the router chooses
+  const device::AttentionWork* attention = nullptr;
 };
+// The numbers of a batch behind each other, and that batch where they were uploaded.
+std::vector<int32_t> Pack(const RaggedBatch& batch);
+DeviceBatch BatchAt(const RaggedBatch& batch, const int32_t* words, int64_t slot_count);
 
 // What the experts of a sparse block compute. The pairs of a row and an expert that it chose stand together
 // ("gathered"), expert after expert: G = rows * K of them (core/device/arguments.h).
@@ -85,6 +90,15 @@ struct SavedActivations {
   Decoder::Impl* owner = nullptr;  // takes the arena back
 };
 
+// A decode step of some number of rows, recorded.
+struct DecodeGraph {
+  int64_t runs = 0;                       // room
+  std::shared_ptr<device::Buffer> words;  // what Pack() gives, then the division of the attention
+  std::unique_ptr<device::GraphAttention> attention;
+  const int32_t* chosen = nullptr;  // [sparse layers, rows, K]
+  std::unique_ptr<device::Graph> graph;
+};
+
 struct LayerWeights {
   // Indices of the layout, -1: none.
   int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down,
@@ -110,8 +124,12 @@ struct Decoder::Impl {
   ActivationArena scratch;
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
   std::shared_ptr<device::Buffer> logits;              // reused when nobody holds it any more
-  std::unique_ptr<device::AttentionWork> plan;         // of the batch that is going through the blocks
-  double* prob_sum = nullptr;                          // [E] of the training forward that is going on
+  std::map<int64_t, DecodeGraph> graphs;               // by rows; their kernels work in `scratch`
+  KvMemory graphs_kv;                                  // and on this memory
+  Array graphs_out;                                    // [kGraphRowsMax, d]
+  int64_t graphs_scratch = 0;                          // bytes of the device's that they keep
+  int64_t recorded_graphs = 0;
+  double* prob_sum = nullptr;  // [E] of the training forward that is going on
 
   [[nodiscard]] View parameter(int64_t i) const { return on_device.parameter(i); }
   template <typename T>
@@ -138,6 +156,7 @@ struct Decoder::Impl {
   void EnsurePositions(std::span<const int32_t> positions);
   void CheckBatch(const RaggedBatch& batch) const;
   [[nodiscard]] DeviceBatch Upload(const RaggedBatch& batch, int64_t slot_count) const;
+  void DropGraphs();
 
   // Buffers of one layer, or (-1) of any layer.
   BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, bool training, int64_t layer) const;
@@ -171,9 +190,18 @@ struct Decoder::Impl {
   void Block(int64_t layer, const DeviceBatch& batch, const BlockBuffers& b, const T* x_before, const T* add,
              T* k, T* v, bool for_backward = false);
   template <typename T>
-  Array FinalNorm(int64_t rows, const T* x, const T* add, T* x_out, float* rstd) const;
+  void FinalNorm(const View& hidden, const T* x, const T* add, T* x_out, float* rstd) const;
+  // Buffers of a forward in inference, from the start of `scratch`; moe.chosen: of all sparse layers.
+  BlockBuffers TakeInference(int64_t rows);
+  // From embedding to final norm; kernels alone.
+  template <typename T>
+  void Infer(const DeviceBatch& batch, const BlockBuffers& buffers, const KvMemory& kv, const View& hidden);
   template <typename T>
   Array Forward(const RaggedBatch& batch, const KvMemory& kv);
+  // The same by a graph; decode_graphs.cc.
+  [[nodiscard]] bool RunsAsGraph(const RaggedBatch& batch) const;
+  template <typename T>
+  Array ForwardAsGraph(const RaggedBatch& batch, const KvMemory& kv);
   template <typename T>
   Array ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
   template <typename T>

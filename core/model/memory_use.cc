@@ -6,6 +6,7 @@
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/kernels.h"
 #include "core/model/activation_arena.h"
+#include "core/model/graph_rows.h"
 #include "core/model/layout.h"
 #include "core/model/products.h"
 
@@ -124,18 +125,30 @@ int64_t KvTokenBytes(const ModelSpec& s, DType dtype) {
 
 MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSizes& sizes) {
   const int64_t w = Bytes(dtype);
+  // A step has no more rows than the samples in flight have tokens.
+  int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  const int64_t alone = std::min({rows, sizes.running, kGraphRowsMax});  // of a step that only decodes
+  const bool graphs = sizes.gpu && sizes.graphs && alone > 0;
+  if (graphs) rows = std::max(rows, GraphRows(alone));
+  const int64_t slots = sizes.kv_tokens + (graphs ? kFillRowsMax : 0);
   MemoryUse use;
-  use.kv = sizes.kv_tokens * KvTokenBytes(s, dtype);
+  use.kv = slots * KvTokenBytes(s, dtype);
   if (sizes.record_routing)
-    use.kv += sizes.kv_tokens * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
+    use.kv += slots * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
   const int64_t row =
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
-  // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
-  const int64_t rows = std::min(sizes.rows, sizes.kv_tokens);
+  // Logits, and float32 ones for the draw.
   use.workspace = rows * row + kEngineHeadRows * s.vocab_size * (w + 4);
   if (sizes.gpu) {
     use.workspace += ActivationArena::kChunkBytes + kGpuProductBytes +
                      GpuAttentionPartBytes(s, std::min(rows, sizes.decoded), sizes.keys);
+    if (graphs) {
+      // Hidden states; room for parts of attention that are yet to come; and numbers of each row.
+      const int64_t of_graph = GraphRows(alone), parts = GpuAttentionPartBytes(s, of_graph, sizes.keys);
+      use.workspace += kGraphRowsMax * s.hidden_size * w + parts / 4 +
+                       GpuAttentionPartBytes(s, 2 * of_graph, 1) +
+                       GraphRowsInAll(of_graph) * (64 + 32 * ((sizes.keys + 255) / 256));
+    }
     return use;
   }
   use.workspace +=

@@ -17,7 +17,7 @@
 //                (LibTorch's: a matrix laid out anew and a gradient of one); what attention takes for each
 //                thread, and parts of rows that threads share
 //                On a GPU what LibTorch's products take, which work on float32 copies, and partial sums of
-//                attention. No GPU has confirmed this yet.
+//                attention, with the room that graphs leave. No GPU has confirmed this yet.
 //   kv           2 L kv w for each token of the cache,
 //                and the experts that were chosen where they are recorded
 
@@ -64,7 +64,11 @@ struct GenerationSizes {
   bool record_routing = false;
   int64_t threads = 1;  // of the CPU
   bool gpu = false;
-  int64_t decoded = 0;  // rows of a step that a GPU decodes, at most: the samples', or with deterministic all
+  // Where it is a GPU: samples at a time, at most; rows of a step that it decodes: theirs, or with
+  // deterministic all; whether steps that only decode run as graphs.
+  int64_t running = 0;
+  int64_t decoded = 0;
+  bool graphs = false;
 };
 // Of the engine alone: kv, workspace.
 MemoryUse GenerationMemory(const ModelSpec& spec, DType dtype, const GenerationSizes& sizes);

@@ -133,6 +133,15 @@ class JobTest(CudaTest):
         self.assert_done(self.train(RL, *job, "train.steps=4", "--resume", "cluster.device=cpu"))
         self.assertEqual(self.summary()["steps"], 4)
 
+    def test_graphs_change_nothing_but_launches(self):
+        # Two samples at a time: rows are not filled up, so products of LibTorch are the same.
+        job = [*SMALL_RL, "train.steps=2", "rollout.max_concurrent=2", "observe.log_level=debug"]
+        for run, extra in [("run", []), ("without", ["rollout.cuda_graphs=false"])]:
+            self.assert_done(self.train(RL, *job, *extra, run=run))
+        self.assertEqual(self.digests(), self.digests("without"))
+        recorded = ["event=graph" in self.path("logs", "device-0.log", run=run).read_text() for run in ["run", "without"]]
+        self.assertEqual(recorded, [True, False])
+
     def test_an_sft_job_gives_the_losses_of_the_cpu(self):
         for run, device in [("gpu", "cuda"), ("cpu", "cpu")]:
             self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=3", f"cluster.device={device}", run=run))

@@ -216,6 +216,7 @@ Status DeviceRoles::PrepareRollout() {
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
     options.max_running = config_.rollout.max_concurrent;
+    options.graphs = config_.rollout.cuda_graphs;
     options.record_routing = config_.rollout.record_routing;
     options.version = version_;
     if (!config_.rollout.stop.empty()) {

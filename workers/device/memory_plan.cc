@@ -264,7 +264,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
            .record_routing = c.rollout.record_routing,
            .threads = c.cluster.threads_per_slot,
            .gpu = OnGpu(c),
-           .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent});
+           .running = c.rollout.max_concurrent,
+           .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent,
+           .graphs = c.rollout.cuda_graphs});
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/observe/log.h"
+
 namespace tidepool::workers {
 namespace {
 
@@ -72,6 +74,8 @@ RolloutStep TokenRollout::Step() {
   tokens.waiting = made.stats.waiting;
   tokens.prefill_tokens = made.stats.prefill_tokens;
   tokens.prefix_hit_tokens = made.stats.prefix_hit_tokens;
+  if (made.stats.recorded_graphs > 0)
+    observe::Log(LogLevel::kDebug, "graph", {{"rows", made.stats.prefill_tokens + made.stats.decode_tokens}});
   for (engine::Delta& d : made.deltas) {
     up::ChunkDelta c;
     c.tid = d.tid;

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   TP_SHARED(float, warp_max, 4 * 16);
   TP_SHARED(float, warp_sum, 4 * 16);
   const AttentionItem item = View(work.item)[blockIdx.x];
+  if (item.count == 0) return;  // room of a graph
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys;
@@ -174,6 +175,7 @@ __global__ void __launch_bounds__(kAttendThreads)
     DecodeRowsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial) {
   TP_ATTEND_SHARED(shared);
   const AttentionItem item = View(work.item)[blockIdx.x];
+  if (item.count == 0) return;  // room of a graph
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads;
   const Global<const int32_t> order = View(work.order) + item.first;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys,

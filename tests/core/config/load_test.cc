@@ -409,8 +409,9 @@ TEST(LoadConfigTest, KeysThatNothingReadsAreRefused) {
   const std::vector<std::string> sampling = {"temperature=0.5", "top_k=2", "top_p=0.5", "min_p=0.1",
                                              "record_routing=true"};
   const std::vector<std::string> generation = {
-      "stop=[a]",       "stop_token_ids=[3]",   "chunk_tokens=8",         "max_concurrent=2",
-      "block_tokens=8", "kv_cache_tokens=4096", "max_batched_tokens=512", "kv_on_update=keep"};
+      "stop=[a]",         "stop_token_ids=[3]",   "chunk_tokens=8",         "max_concurrent=2",
+      "block_tokens=8",   "kv_cache_tokens=4096", "max_batched_tokens=512", "kv_on_update=keep",
+      "cuda_graphs=false"};
   for (const std::string job : {"dpo", "reward_model", "sft", "distill"}) {
     const std::string text =
         data + "job: " + job + "\n" + (job == "distill" ? "distill: {teacher: t}\n" : "");

@@ -98,5 +98,43 @@ TEST(CudaDeviceTest, ARowHasTheSameBitsInEveryBatchWhereThatIsAskedFor) {
   }
 }
 
+TEST(CudaDeviceTest, AGraphComputesAgainFromWhatWasUploadedSince) {
+  const auto module = CudaModule::Load(TIDEPOOL_CUDA_MODULE);
+  if (!module.ok()) GTEST_SKIP() << module.status().ToString();
+  const auto made = module->MakeDevice(0);
+  if (made.status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << made.status().ToString();
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  device::Device& device = **made;
+  ASSERT_TRUE(device.has_graphs());
+
+  // sigmoid(x w^T) with w twice the identity.
+  constexpr int64_t kSize = 32;
+  std::vector<float> x(kSize), w(kSize * kSize);
+  for (size_t i = 0; i < kSize; ++i) w[i * kSize + i] = 2.0F;
+  const auto d_x = device.Put(std::span<const float>(x)), d_w = device.Put(std::span<const float>(w)),
+             d_y = device.Put(std::span<const float>(x));
+  std::unique_ptr<device::Graph> graph;
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < kSize; ++i) x[i] = static_cast<float>(round) - static_cast<float>(i % 5);
+    device.Upload(DataOf<float>(d_x), std::span<const float>(x));
+    if (graph != nullptr) {
+      graph->Launch();
+    } else {
+      graph = device.Record([&] {
+        device.Multiply(device::MultiplyArgs<float>{.rows = 1,
+                                                    .n = kSize,
+                                                    .k = kSize,
+                                                    .x = DataOf<float>(d_x),
+                                                    .w = DataOf<float>(d_w),
+                                                    .y = DataOf<float>(d_y)});
+        device.Sigmoid({.n = kSize, .x = DataOf<float>(d_y)});
+      });
+    }
+    const std::vector<float> got = device.Read(DataOf<float>(d_y), kSize);
+    for (size_t i = 0; i < kSize; ++i)
+      EXPECT_NEAR(got[i], 1 / (1 + std::exp(-2 * static_cast<double>(x[i]))), 1e-5) << round << ", " << i;
+  }
+}
+
 }  // namespace
 }  // namespace tidepool::cuda

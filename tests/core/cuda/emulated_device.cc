@@ -25,9 +25,63 @@ class Registered : public device::Buffer {
   std::shared_ptr<std::atomic<int64_t>> held_;
 };
 
+class RecordedLaunches : public device::Graph {
+ public:
+  RecordedLaunches(emulation::Launches launches, std::shared_ptr<device::Buffer> scratch)
+      : launches_(std::move(launches)), scratch_(std::move(scratch)) {}
+  void Launch() override {
+    for (const auto& launch : launches_) {
+      const int code = launch();
+      TP_CHECK(code == 0) << "a graph: " << LaunchError(code);
+    }
+  }
+
+ private:
+  emulation::Launches launches_;
+  std::shared_ptr<device::Buffer> scratch_;  // that its kernels work in
+};
+
+void CheckNotRecording(const char* call) {
+  TP_CHECK(emulation::Recording() == nullptr) << call << " while kernels are recorded";
+}
+
 }  // namespace
 
+std::unique_ptr<device::Graph> EmulatedCudaDevice::Record(const std::function<void()>& kernels) {
+  kernels();
+  emulation::Launches launches;
+  emulation::RecordInto(&launches);
+  kernels();
+  emulation::RecordInto(nullptr);
+  return std::make_unique<RecordedLaunches>(std::move(launches), scratch());
+}
+void EmulatedCudaDevice::RunOrKeep(std::function<void()> kernel) {
+  if (emulation::Recording() == nullptr) return kernel();
+  emulation::Recording()->push_back([kernel = std::move(kernel)] {
+    kernel();
+    return 0;
+  });
+}
+void EmulatedCudaDevice::Upload(void* to, const void* from_host, int64_t bytes) {
+  CheckNotRecording("Upload");
+  TorchDevice::Upload(to, from_host, bytes);
+}
+void EmulatedCudaDevice::Download(void* to_host, const void* from, int64_t bytes) {
+  CheckNotRecording("Download");
+  CudaDevice::Download(to_host, from, bytes);
+}
+void EmulatedCudaDevice::Copy(void* to, const void* from, int64_t bytes) {
+  CheckNotRecording("Copy");
+  CudaDevice::Copy(to, from, bytes);
+}
+void EmulatedCudaDevice::Zero(void* to, int64_t bytes) {
+  CheckNotRecording("Zero");
+  CudaDevice::Zero(to, bytes);
+}
+void EmulatedCudaDevice::Synchronize() { CheckNotRecording("Synchronize"); }
+
 StatusOr<std::shared_ptr<device::Buffer>> EmulatedCudaDevice::Allocate(int64_t bytes) {
+  CheckNotRecording("Allocate");
   if (*held_ + bytes > std::min(memory_bytes_, gives_bytes_))
     return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes on " + name() + ", where " +
                              std::to_string(*free_bytes()) + " are free");

@@ -4,6 +4,7 @@
 // is zeroed.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -13,6 +14,8 @@ namespace tidepool::cuda {
 
 class EmulatedCudaDevice : public CudaDevice {
  public:
+  using device::Device::Upload;
+
   // memory_bytes: what it has in all; gives_bytes: what it gives of them, fewer where they lie scattered.
   explicit EmulatedCudaDevice(CudaDeviceOptions options = {}, int64_t memory_bytes = int64_t{1} << 40,
                               int64_t gives_bytes = int64_t{1} << 40)
@@ -20,11 +23,33 @@ class EmulatedCudaDevice : public CudaDevice {
   [[nodiscard]] std::string name() const override { return "emulated cuda"; }
   // Kernels find what Allocate gave alone, as on a GPU.
   [[nodiscard]] bool host_memory() const override { return false; }
-  void Synchronize() override {}
+  // A graph is a list of launches with their arguments as they were.
+  [[nodiscard]] bool has_graphs() const override { return true; }
+  std::unique_ptr<device::Graph> Record(const std::function<void()>& kernels) override;
+
   StatusOr<std::shared_ptr<device::Buffer>> Allocate(int64_t bytes) override;
+  void Upload(void* to, const void* from_host, int64_t bytes) override;
+  void Download(void* to_host, const void* from, int64_t bytes) override;
+  void Copy(void* to, const void* from, int64_t bytes) override;
+  void Zero(void* to, int64_t bytes) override;
+  void Synchronize() override;
   [[nodiscard]] std::optional<int64_t> free_bytes() override { return memory_bytes_ - *held_; }
 
+#define TIDEPOOL_LIBTORCHS(Kernel)                             \
+  void Kernel(const device::Kernel##Args<float>& a) override { \
+    RunOrKeep([this, a] { CudaDevice::Kernel(a); });           \
+  }                                                            \
+  void Kernel(const device::Kernel##Args<BF16>& a) override {  \
+    RunOrKeep([this, a] { CudaDevice::Kernel(a); });           \
+  }
+  TIDEPOOL_LIBTORCHS(Multiply)
+  TIDEPOOL_LIBTORCHS(MultiplyBack)
+  TIDEPOOL_LIBTORCHS(MultiplyBackWeight)
+#undef TIDEPOOL_LIBTORCHS
+
  private:
+  static void RunOrKeep(std::function<void()> kernel);
+
   const int64_t memory_bytes_, gives_bytes_;
   // Shared with buffers, which may outlive the device. Atomic: they are freed beside it.
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);

@@ -7,6 +7,7 @@
 
 #include "core/device/torch_device.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/graph_device.h"
 #ifdef TIDEPOOL_TEST_CUDA_MODULE
 #include "core/cuda/cuda_module.h"
 #include "tests/core/cuda/emulated_device.h"
@@ -42,10 +43,16 @@ std::shared_ptr<Device> TestDevice() {
     return std::make_shared<cuda::EmulatedCudaDevice>(
         cuda::CudaDeviceOptions{.batch_invariant = name == "cuda_invariant"});
 #endif
-  TP_CHECK(name == "checked")
-      << "TIDEPOOL_TEST_DEVICE is " << name
-      << ", expected cpu, checked, torch, gpu, or cuda or cuda_invariant (without the thread sanitizer)";
+  if (name == "graphs") return std::make_shared<GraphDevice>();
+  TP_CHECK(name == "checked") << "TIDEPOOL_TEST_DEVICE is " << name
+                              << ", expected cpu, checked, graphs, torch, gpu, or cuda or cuda_invariant "
+                                 "(without the thread sanitizer)";
   return std::make_shared<CheckedDevice>();
+}
+
+std::shared_ptr<Device> DeviceWithGraphs() {
+  std::shared_ptr<Device> device = TestDevice();
+  return device->has_graphs() ? device : std::make_shared<GraphDevice>();
 }
 
 }  // namespace tidepool::device

@@ -603,6 +603,12 @@ void WaitCopies(int left) {
 
 int Run(const Grid& grid, void (*body)(void*), void* context) { return Dev().Run(grid, body, context); }
 
+namespace {
+thread_local Launches* recording = nullptr;
+}  // namespace
+void RecordInto(Launches* launches) { recording = launches; }
+Launches* Recording() { return recording; }
+
 }  // namespace tidepool::cuda::emulation
 
 namespace tidepool::cuda {

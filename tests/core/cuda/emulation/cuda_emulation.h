@@ -23,8 +23,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -42,6 +44,10 @@ const std::string& Error();
 // wrote.
 void AddMemory(void* begin, int64_t bytes, int unit, bool written);
 void RemoveMemory(const void* begin);
+// Launches of this thread go there instead of being run; null: they are run. Each gives 0 or a cudaError_t.
+using Launches = std::vector<std::function<int()>>;
+void RecordInto(Launches* launches);
+Launches* Recording();
 struct Counts {
   int64_t launches = 0, blocks = 0, accesses = 0, switches = 0;
 };
@@ -320,9 +326,14 @@ inline std::string LaunchError(int code) {
 }
 template <typename... P, typename... A>
 int Launch(const Grid& grid, void* /*stream*/, void (*kernel)(P...), A... args) {
-  auto call = [&] { kernel(args...); };
-  return emulation::Run(
-      grid, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+  const auto launch = [=] {
+    auto call = [&] { kernel(args...); };
+    return emulation::Run(
+        grid, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+  };
+  if (emulation::Recording() == nullptr) return launch();
+  emulation::Recording()->push_back(launch);
+  return 0;
 }
 
 }  // namespace tidepool::cuda

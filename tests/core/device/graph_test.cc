@@ -1,0 +1,155 @@
+// Recorded kernels: what they bake in, and what they read anew.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "tests/core/device/test_device.h"
+
+namespace tidepool::device {
+namespace {
+
+// Rows that are sequences of their own: slots that all of them share, then some of their own.
+struct Sequences {
+  std::vector<int32_t> first_run, lengths;
+  std::vector<KvRun> runs;
+
+  static constexpr int32_t kShared = 1200, kOwn = 300;
+  static int64_t Slots(int64_t rows) { return kShared + rows * kOwn; }
+  Sequences(Rng& rng, int64_t rows, int64_t shared, int64_t own) {
+    for (int64_t r = 0; r < rows; ++r) {
+      first_run.push_back(static_cast<int32_t>(runs.size()));
+      const auto alike = static_cast<int32_t>(rng.InRange(shared / 2, shared));
+      const auto alone = static_cast<int32_t>(rng.InRange(1, own));
+      if (alike > 0) {
+        const auto cut = static_cast<int32_t>(rng.InRange(0, alike));
+        runs.push_back({0, cut});
+        runs.push_back({cut, alike - cut});
+      }
+      runs.push_back({kShared + static_cast<int32_t>(r) * kOwn, alone});
+      lengths.push_back(alike + alone);
+    }
+  }
+  [[nodiscard]] RowRunsOfHost OnHost() const { return {first_run, lengths, runs}; }
+};
+
+template <typename T>
+class GraphTest : public testing::Test {
+ protected:
+  static std::shared_ptr<Buffer> Noise(Device& device, Rng& rng, int64_t n) {
+    std::vector<T> values(static_cast<size_t>(n));
+    for (T& v : values) {
+      const auto x = static_cast<float>(rng.Normal());
+      if constexpr (std::is_same_v<T, float>) {
+        v = x;
+      } else {
+        v.bits = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+      }
+    }
+    return device.Put(std::span<const T>(values));
+  }
+};
+using Types = testing::Types<float, BF16>;
+TYPED_TEST_SUITE(GraphTest, Types);
+
+TYPED_TEST(GraphTest, AttendsToTheBatchThatWasUploadedLast) {
+  using T = TypeParam;
+  const std::shared_ptr<Device> device = DeviceWithGraphs();
+  Rng rng(3);
+  constexpr int64_t kRows = 5, kSize = 64, kRuns = 3 * kRows;
+  const HeadShape shape{.heads = 4, .kv_heads = 2, .head_size = kSize};
+  const int64_t slots = Sequences::Slots(kRows), width = shape.heads * kSize;
+  const auto q = this->Noise(*device, rng, kRows * width),
+             k = this->Noise(*device, rng, slots * shape.kv_heads * kSize),
+             v = this->Noise(*device, rng, slots * shape.kv_heads * kSize);
+  const Array by_graph = device->Take(kRows, width, kDTypeOf<T>),
+              plain = device->Take(kRows, width, kDTypeOf<T>);
+
+  std::unique_ptr<GraphAttention> attention;
+  std::unique_ptr<Graph> graph;
+  std::shared_ptr<Buffer> memory;
+  int recorded = 0, replaced = 0;
+  // Longer, shorter, much longer, and shorter than that.
+  for (const auto& [shared, own] :
+       {std::pair<int64_t, int64_t>{0, 20}, {0, 22}, {0, 3}, {1200, 300}, {1000, 290}, {0, 1}, {300, 100}}) {
+    const Sequences batch(rng, kRows, shared, own);
+    const auto attend = [&](const RowRuns& keys, const AttentionWork& work, const Array& out) {
+      device->Attention(AttentionArgs<T>{.heads = shape.heads,
+                                         .kv_heads = shape.kv_heads,
+                                         .head_size = kSize,
+                                         .keys = keys,
+                                         .q = static_cast<const T*>(q->data()),
+                                         .k = static_cast<const T*>(k->data()),
+                                         .v = static_cast<const T*>(v->data()),
+                                         .out = out.view.template As<T>(),
+                                         .work = &work});
+    };
+    // Rows, then runs, then the division.
+    const auto words_of = [&](GraphAttention& a) {
+      std::vector<int32_t> words = batch.first_run;
+      words.insert(words.end(), batch.lengths.begin(), batch.lengths.end());
+      for (const KvRun& run : batch.runs) words.insert(words.end(), {run.start, run.count});
+      words.resize(2 * kRows + 2 * kRuns + static_cast<size_t>(a.words()));
+      if (!a.Divide(batch.OnHost(), std::span(words).subspan(2 * kRows + 2 * kRuns))) words.clear();
+      return words;
+    };
+    const auto keys_at = [&](const Buffer& words) {
+      const auto* at = static_cast<const int32_t*>(words.data());
+      return RowRuns{.rows = kRows,
+                     .run_count = kRuns,
+                     .slot_count = slots,
+                     .first_run = at,
+                     .lengths = at + kRows,
+                     .runs = reinterpret_cast<const KvRun*>(at + 2 * kRows)};
+    };
+    std::vector<int32_t> words;
+    if (attention != nullptr) words = words_of(*attention);
+    if (words.empty()) {
+      ++recorded;
+      attention = device->PlanGraphAttention(batch.OnHost(), shape);
+      words = words_of(*attention);
+      ASSERT_FALSE(words.empty());
+      memory = device->Put(std::span<const int32_t>(words));
+      attention->Place(static_cast<const int32_t*>(memory->data()) + 2 * kRows + 2 * kRuns);
+      graph = device->Record([&] { attend(keys_at(*memory), attention->work(), by_graph); });
+    } else {
+      ++replaced;
+      device->Upload(static_cast<int32_t*>(memory->data()), std::span<const int32_t>(words));
+      graph->Launch();
+    }
+    const auto batch_words = device->Put(std::span<const int32_t>(words));
+    const auto work = device->PlanAttention(batch.OnHost(), shape);
+    attend(keys_at(*batch_words), *work, plain);
+    const auto bytes = [&](const Array& a) {
+      return device->Read(static_cast<const unsigned char*>(a.view.data), a.view.bytes());
+    };
+    EXPECT_EQ(bytes(by_graph), bytes(plain)) << shared << ", " << own;
+  }
+  EXPECT_GE(recorded, 2);
+  EXPECT_GE(replaced, 3);
+}
+
+TEST(GraphDeathTest, WhatIsNoKernelIsFoundWhileItIsRecorded) {
+  const std::shared_ptr<Device> device = DeviceWithGraphs();
+  if (!device->host_memory() && device->name().starts_with("cuda")) GTEST_SKIP() << "a GPU says so itself";
+  const auto memory = device->Put(std::span<const float>(std::vector<float>(16, 1.0F)));
+  auto* p = static_cast<float*>(memory->data());
+  const float one = 1;
+  EXPECT_DEATH(device->Record([&] { device->Upload(p, std::span<const float>(&one, 1)); }), "Upload while");
+  EXPECT_DEATH(device->Record([&] { (void)device->Read(p, 1); }), "Download while");
+  EXPECT_DEATH(device->Record([&] { (void)device->Allocate(8); }), "Allocate while");
+  EXPECT_DEATH(device->Record([&] { device->Zero(p, 4); }), "Zero while");
+
+  // Once for its result, and once more with each launch: sigmoid of sigmoid.
+  const std::unique_ptr<Graph> graph = device->Record([&] { device->Sigmoid({.n = 16, .x = p}); });
+  EXPECT_NEAR(device->Read(p, 16)[15], 0.731F, 1e-3);
+  graph->Launch();
+  EXPECT_NEAR(device->Read(p, 16)[15], 0.675F, 1e-3);
+}
+
+}  // namespace
+}  // namespace tidepool::device
