@@ -6,6 +6,7 @@
 
 #include "core/device/cpu/cpu_device.h"
 #include "core/device/torch_device.h"
+#include "core/model/graph_rows.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -280,6 +281,42 @@ TEST(DecoderDeathTest, AnotherDeviceDoesNotReadALaidOutArena) {
         Prefill(other, TinySpec(), DType::kFloat32, PackWhole({{1, 2, 3}}));
       },
       "strips");
+}
+
+// A graph points to the memory that it was recorded with.
+TEST(DecoderTest, AnotherKvMemoryIsReadAndWrittenByTheNextStepAlsoAsAGraph) {
+  const ModelSpec s = TinySpec();
+  const auto weights = Make(s, DType::kFloat32);
+  const auto device = device::DeviceWithGraphs();
+  const Decoder decoder(*weights, device);
+  constexpr int32_t kSlots = 8, kFill = kSlots;
+  const auto kv = [&] {
+    return std::make_unique<KvOnDevice>(*device, s, DType::kFloat32, kSlots + kFillRowsMax);
+  };
+  const std::vector<int32_t> none = {0};
+  // Token `id` at `position` of a sequence in slots from 0 on.
+  const auto step = [&](const KvOnDevice& memory, int32_t id, int32_t position, int32_t fill_slot) {
+    const std::vector<int32_t> ids = {id}, positions = {position}, lengths = {position + 1};
+    const std::vector<device::KvRun> runs = {{.start = 0, .count = position + 1}};
+    const device::Array hidden = decoder.Forward({.ids = ids,
+                                                  .positions = positions,
+                                                  .slots = positions,
+                                                  .first_run = none,
+                                                  .lengths = lengths,
+                                                  .runs = runs,
+                                                  .fill_slot = fill_slot},
+                                                 memory.view());
+    return Tensor(*device, hidden.view);
+  };
+  auto plain = kv(), first = kv(), second = kv();
+  for (const int32_t id : {7, 30}) (void)step(*plain, id, id == 7 ? 0 : 1, -1);
+  const at::Tensor want = step(*plain, 11, 2, -1);
+  EXPECT_EQ(decoder.recorded_graphs(), 0);
+
+  for (const int32_t id : {7, 30}) (void)step(*second, id, id == 7 ? 0 : 1, kFill);
+  (void)step(*first, 5, 0, kFill);  // of another sequence
+  EXPECT_TRUE(SameBits(want, step(*second, 11, 2, kFill)));
+  EXPECT_GT(decoder.recorded_graphs(), 0);
 }
 
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
