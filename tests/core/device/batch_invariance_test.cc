@@ -15,7 +15,6 @@ const std::vector<ProductShape> kShapes = {{"qkv", 48, 32}, {"head", 96, 40, /*h
 // As a library that takes another algorithm from 64 rows on, for one matrix.
 class SecondAlgorithm : public CpuDevice {
  public:
-  SecondAlgorithm() : CpuDevice({.torch_products = false}) {}
   using CpuDevice::Multiply;
   void Multiply(const MultiplyArgs<float>& a) override {
     CpuDevice::Multiply(a);
@@ -24,7 +23,7 @@ class SecondAlgorithm : public CpuDevice {
 };
 
 TEST(BatchInvarianceTest, ProductsThatAddUpInOneOrderPass) {
-  CpuDevice device({.torch_products = false});
+  CpuDevice device;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Status tried = TryBatchInvariance(device, kShapes, dtype);
     EXPECT_TRUE(tried.ok()) << tried.ToString();
