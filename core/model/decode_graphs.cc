@@ -86,9 +86,10 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
 
   const auto rows = static_cast<int64_t>(given.ids.size()), of_graph = GraphRows(rows);
   FilledBatch batch(given, of_graph);
+  const int64_t runs = batch.runs();
   auto found = graphs.find(of_graph);
   std::vector<int32_t> words;
-  if (found != graphs.end() && batch.runs() <= found->second.runs) {
+  if (found != graphs.end() && runs <= found->second.runs) {
     batch.MakeRoom(found->second.runs);
     words = WordsOf(batch, *found->second.attention);
   }
@@ -96,8 +97,8 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
     graphs.erase(of_graph);
     DecodeGraph graph;
     // Sequences grow by a run now and then, and by a part of the attention every few hundred tokens.
-    batch.MakeRoom(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * batch.runs()))));
-    graph.runs = batch.runs();
+    graph.runs = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * runs)));
+    batch.MakeRoom(graph.runs);
     graph.attention = device.PlanGraphAttention(batch.keys(), heads());
     words = WordsOf(batch, *graph.attention);
     TP_CHECK(!words.empty()) << "a plan without room for its own batch";

@@ -283,40 +283,59 @@ TEST(DecoderDeathTest, AnotherDeviceDoesNotReadALaidOutArena) {
       "strips");
 }
 
-// A graph points to the memory that it was recorded with.
-TEST(DecoderTest, AnotherKvMemoryIsReadAndWrittenByTheNextStepAlsoAsAGraph) {
-  const ModelSpec s = TinySpec();
-  const auto weights = Make(s, DType::kFloat32);
-  const auto device = device::DeviceWithGraphs();
-  const Decoder decoder(*weights, device);
-  constexpr int32_t kSlots = 8, kFill = kSlots;
-  const auto kv = [&] {
-    return std::make_unique<KvOnDevice>(*device, s, DType::kFloat32, kSlots + kFillRowsMax);
-  };
-  const std::vector<int32_t> none = {0};
-  // Token `id` at `position` of a sequence in slots from 0 on.
-  const auto step = [&](const KvOnDevice& memory, int32_t id, int32_t position, int32_t fill_slot) {
-    const std::vector<int32_t> ids = {id}, positions = {position}, lengths = {position + 1};
-    const std::vector<device::KvRun> runs = {{.start = 0, .count = position + 1}};
+// One sequence in the slots from 0 on, a token a step, on a device with graphs.
+struct OneSequence {
+  static constexpr int32_t kSlots = 16;
+  const ModelSpec spec = TinySpec();
+  const std::unique_ptr<Weights> weights = Make(spec, DType::kFloat32);
+  const std::shared_ptr<device::Device> device = device::DeviceWithGraphs();
+  const Decoder decoder{*weights, device};
+
+  [[nodiscard]] KvOnDevice Memory() const { return {*device, spec, DType::kFloat32, kSlots + kFillRowsMax}; }
+  // cut: into runs of one slot.
+  [[nodiscard]] at::Tensor Step(const KvOnDevice& memory, int32_t id, int32_t position, bool graph,
+                                bool cut = false) const {
+    const std::vector<int32_t> ids = {id}, positions = {position}, lengths = {position + 1}, first = {0};
+    std::vector<device::KvRun> runs = {{.start = 0, .count = cut ? 1 : position + 1}};
+    for (int32_t slot = 1; cut && slot <= position; ++slot) runs.push_back({.start = slot, .count = 1});
     const device::Array hidden = decoder.Forward({.ids = ids,
                                                   .positions = positions,
                                                   .slots = positions,
-                                                  .first_run = none,
+                                                  .first_run = first,
                                                   .lengths = lengths,
                                                   .runs = runs,
-                                                  .fill_slot = fill_slot},
+                                                  .fill_slot = graph ? kSlots : -1},
                                                  memory.view());
     return Tensor(*device, hidden.view);
-  };
-  auto plain = kv(), first = kv(), second = kv();
-  for (const int32_t id : {7, 30}) (void)step(*plain, id, id == 7 ? 0 : 1, -1);
-  const at::Tensor want = step(*plain, 11, 2, -1);
-  EXPECT_EQ(decoder.recorded_graphs(), 0);
+  }
+};
 
-  for (const int32_t id : {7, 30}) (void)step(*second, id, id == 7 ? 0 : 1, kFill);
-  (void)step(*first, 5, 0, kFill);  // of another sequence
-  EXPECT_TRUE(SameBits(want, step(*second, 11, 2, kFill)));
-  EXPECT_GT(decoder.recorded_graphs(), 0);
+// A graph points to the memory that it was recorded with.
+TEST(DecoderGraphTest, AnotherKvMemoryIsReadAndWrittenByTheNextStep) {
+  const OneSequence one;
+  const KvOnDevice plain = one.Memory(), first = one.Memory(), second = one.Memory();
+  for (const int32_t position : {0, 1}) (void)one.Step(plain, 7 + position, position, false);
+  const at::Tensor want = one.Step(plain, 11, 2, false);
+  EXPECT_EQ(one.decoder.recorded_graphs(), 0);
+
+  for (const int32_t position : {0, 1}) (void)one.Step(second, 7 + position, position, true);
+  (void)one.Step(first, 5, 0, true);  // of another sequence
+  EXPECT_TRUE(SameBits(want, one.Step(second, 11, 2, true)));
+  EXPECT_GT(one.decoder.recorded_graphs(), 0);
+}
+
+TEST(DecoderGraphTest, RunsForWhichThereIsNoRoomAreRecordedAnew) {
+  const OneSequence one;
+  const KvOnDevice plain = one.Memory(), memory = one.Memory();
+  for (int32_t position = 0; position < 8; ++position) {
+    const at::Tensor want = one.Step(plain, 7 + position, position, false);
+    const int64_t before = one.decoder.recorded_graphs();
+    const bool cut = position == 7;
+    EXPECT_TRUE(SameBits(want, one.Step(memory, 7 + position, position, true, cut))) << position;
+    if (cut) {
+      EXPECT_EQ(one.decoder.recorded_graphs(), before + 1);
+    }
+  }
 }
 
 TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
