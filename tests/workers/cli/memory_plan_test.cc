@@ -5,6 +5,7 @@
 #include "core/config/load.h"
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/graph_rows.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
 #include "core/storage/disk_use.h"
@@ -150,7 +151,13 @@ TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
   EXPECT_EQ(gpu.resident(), weights + gpu.actor.optimizer) << "copies for others are with the host";
   EXPECT_EQ(gpu.gpu(), gpu.context + gpu.resident() + gpu.rollout.passing() + gpu.actor.passing());
   EXPECT_EQ(gpu.actor.optimizer, cpu.actor.optimizer);
-  EXPECT_EQ(gpu.rollout.kv, cpu.rollout.kv) << "what the samples need is below either limit";
+  EXPECT_EQ(gpu.rollout.kv,
+            cpu.rollout.kv + model::kFillRowsMax * model::KvTokenBytes(plan->model, model::DType::kBFloat16))
+      << "what the samples need is below either limit, and graphs are filled up";
+  c.rollout.cuda_graphs = false;
+  EXPECT_EQ(PlanMemory(c)->processes[0].rollout.kv, cpu.rollout.kv);
+  EXPECT_LT(PlanMemory(c)->processes[0].rollout.workspace, gpu.rollout.workspace);
+  c.rollout.cuda_graphs = true;
   int64_t parts = 0;
   for (const ProcessMemory::Part& part : gpu.parts()) parts += part.bytes;
   EXPECT_EQ(parts, gpu.gpu());
