@@ -241,6 +241,12 @@ class HostTest(RunTest):
         many = self.command("host", str(self.path()), "--slots", "2", "--index", "1")
         self.assert_done(many, 2)
         self.assertIn("is work for 1 hosts", many.stderr)
+        # A controller that was killed leaves its file.
+        run.kill()
+        run.communicate()
+        left = self.command("host", str(self.path()), "--slots", "2", "--patience", "2", timeout=60)
+        self.assert_done(left, 3)
+        self.assertIn("no controller came within 2 s", left.stderr)
 
 class AddressTest(RunTest):
     def test_an_address_of_another_host_is_named(self):

@@ -57,15 +57,17 @@ class Host {
   explicit Host(const HostOptions& options) : options_(options), paths_(options.run_dir) {}
 
   Status Run() {
-    auto heard = Clock::now();
+    heard_ = Clock::now();
     while (!options_.stop()) {
-      if (const auto controller = ReadController(paths_.control())) {
-        heard = Clock::now();
-        TP_RETURN_IF_ERROR(Serve(*controller));
-      }
+      if (const auto controller = ReadController(paths_.control())) TP_RETURN_IF_ERROR(Serve(*controller));
       Reap();
       if (served_ && places_.empty() && Finished()) return OkStatus();
-      if (Clock::now() - heard > std::chrono::duration<double>(options_.patience_s))
+      // One that was killed leaves its file: workers that find nobody there end before they have settled.
+      if (std::ranges::any_of(places_, [](const auto& p) {
+            return p.second.runs && Clock::now() - p.second.since > kSettled;
+          }))
+        heard_ = Clock::now();
+      if (Clock::now() - heard_ > std::chrono::duration<double>(options_.patience_s))
         return DeadlineExceeded(
             paths_.control() + ": no controller came within " +
             std::to_string(static_cast<int64_t>(options_.patience_s)) +
@@ -124,6 +126,7 @@ class Host {
       }
     }
     controller_ = controller;
+    heard_ = Clock::now();
     options_.say("controller at " + controller.address);
     return OkStatus();
   }
@@ -154,7 +157,8 @@ class Host {
   std::string worker_path_;
   Controller controller_;  // that the places were taken from
   std::map<int64_t, Place> places_;
-  bool served_ = false;  // some worker of ours has ended in order
+  Clock::time_point heard_;  // when there was last a controller, as far as is known here
+  bool served_ = false;      // some worker of ours has ended in order
 };
 
 }  // namespace
