@@ -42,7 +42,7 @@ int64_t ScratchBytes(const ModelSpec& s, int64_t w) {
           k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0));
 }
 
-// What LibTorch keeps for cuBLAS: 32 MiB on Hopper, less before.
+// What LibTorch keeps for cuBLAS, for each stream: 32 MiB on Hopper, less before.
 constexpr int64_t kGpuProductBytes = int64_t{32} << 20;
 // Of rows whose keys are `keys`: parts of 256 keys, each with a maximum and a sum
 // (core/cuda/attention_plan.h).
@@ -143,9 +143,10 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
     use.workspace += ActivationArena::kChunkBytes + kGpuProductBytes +
                      GpuAttentionPartBytes(s, std::min(rows, sizes.decoded), sizes.keys);
     if (graphs) {
-      // Hidden states; room for parts of attention that are yet to come; and numbers of each row.
+      // The stream that is recorded; hidden states; room for parts of attention that are yet to come; and
+      // numbers of each row.
       const int64_t of_graph = GraphRows(alone), parts = GpuAttentionPartBytes(s, of_graph, sizes.keys);
-      use.workspace += kGraphRowsMax * s.hidden_size * w + parts / 4 +
+      use.workspace += kGpuProductBytes + kGraphRowsMax * s.hidden_size * w + parts / 4 +
                        GpuAttentionPartBytes(s, 2 * of_graph, 1) +
                        GraphRowsInAll(of_graph) * (64 + 32 * ((sizes.keys + 255) / 256));
     }
