@@ -231,6 +231,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.resume = options.resume;
   request.fresh = options.fresh;
   request.start_over = StartOver(options);
+  request.go_on = ResumeHint;
   request.stop_signals = &stop_signals;
   request.say = [&](const std::string& line) {
     terminal.Do("terminal", [progress, line](const DiskThread::Say&) { progress->Say(line); });
