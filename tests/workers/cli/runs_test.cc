@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/real_file_system.h"
+#include "core/storage/journal.h"
 #include "core/storage/run_directory.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/run_list.h"
@@ -273,6 +274,26 @@ TEST(RunsTest, ATableLosesItsLeastColumnsUntilItFits) {
   EXPECT_EQ(rows, whole);
   EXPECT_EQ(FitTable(rows, 26, {"size", "age"}), std::vector<std::string>({"size"}));
   EXPECT_EQ(TableText(rows), "run          state    age\na-long-name  running  3 h\n");
+}
+
+TEST(RunsTest, AJournalThatHasNothingToShowSaysWhy) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", "name: quick\njob: rl\ncluster: {slots: 2}\nreward: {workers: 1}\n");
+  RealFileSystem files;
+  const std::string journal = storage::RunPaths("runs/a").journal();
+  {
+    auto writer = storage::JournalWriter::Open(files, journal, "a");
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  EXPECT_NE(RunCli({"journal", "runs/a"}).err.find("the journal has no record yet"), std::string::npos);
+  {
+    auto writer = storage::JournalWriter::Open(files, journal, "a");
+    (*writer)->Append(record::EndRun{}, 0);
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const std::string said = RunCli({"journal", "runs/a", "--worker", "9"}).err;
+  EXPECT_NE(said.find("--worker 9: the places of this run are 0 to 2\n"), std::string::npos) << said;
 }
 
 }  // namespace
