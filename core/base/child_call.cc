@@ -16,6 +16,9 @@
 #include <exception>
 #include <string_view>
 #include <thread>
+#include <utility>
+
+#include "core/base/call_watch.h"
 
 namespace tidepool {
 namespace {
@@ -67,41 +70,66 @@ bool HasEnded(pid_t child) {
          ended.si_pid == child;
 }
 
-// Reads until `size` bytes are there. False: the child is gone, or `due` has passed. A child of its own may
-// hold the pipe open when it is gone.
-bool ReadUntil(int fd, pid_t child, size_t size, Clock::time_point due, std::string& out, bool& late) {
-  out.clear();
-  while (out.size() < size) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
-    if (left <= 0) {
-      late = true;
-      return false;
-    }
-    const bool ended = HasEnded(child);  // before the look at the pipe: what it wrote is there now
-    pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
-    const int n = ::poll(&ready, 1, ended ? 0 : static_cast<int>(std::min<int64_t>(left, 200)));
-    if (n < 0 && errno != EINTR) return false;
-    if (n == 0 && ended) return false;
-    if (n <= 0) continue;
-    std::array<char, 4096> buffer;
-    // waits: poll said that there is something, or that the other end is closed
-    const ssize_t got = ::read(fd, buffer.data(), std::min(buffer.size(), size - out.size()));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    out.append(buffer.data(), static_cast<size_t>(got));
+// Reads what a child writes, for as long as that may take.
+class Reading {
+ public:
+  Reading(int fd, pid_t child) : fd_(fd), child_(child) {}
+  void Limit(double seconds) {
+    due_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
-  return true;
-}
+  [[nodiscard]] bool late() const { return late_; }
+
+  // Until `size` bytes are there. False: the child is gone, or it is late. A child of its own may hold the
+  // pipe open when it is gone.
+  bool Until(size_t size, std::string& out) {
+    out.clear();
+    while (out.size() < size) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due_ - Look()).count();
+      if (left <= 0) {
+        late_ = true;
+        return false;
+      }
+      const bool ended = HasEnded(child_);  // before the look at the pipe: what it wrote is there now
+      pollfd ready{.fd = fd_, .events = POLLIN, .revents = 0};
+      const int n = ::poll(&ready, 1, ended ? 0 : static_cast<int>(std::min<int64_t>(left, 200)));
+      if (n < 0 && errno != EINTR) return false;
+      if (n == 0 && ended) return false;
+      if (n <= 0) continue;
+      std::array<char, 4096> buffer;
+      // waits: poll said that there is something, or that the other end is closed
+      const ssize_t got = ::read(fd_, buffer.data(), std::min(buffer.size(), size - out.size()));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return false;
+      out.append(buffer.data(), static_cast<size_t>(got));
+    }
+    return true;
+  }
+
+ private:
+  // The time. Where the last look was long ago, this process was stopped, and the child with it.
+  Clock::time_point Look() {
+    const auto now = Clock::now(), last = std::exchange(looked_, now);
+    if (now - last > CallWatch::kAbsence) due_ += now - last;
+    return now;
+  }
+  const int fd_;
+  const pid_t child_;
+  Clock::time_point due_, looked_ = Clock::now();
+  bool late_ = false;
+};
 
 // How a child that has closed its pipe, or was killed just now, ended.
-std::string HowItEnded(pid_t child) {
+std::string HowItEnded(pid_t child, ChildEnd& end) {
   constexpr auto kPatience = std::chrono::seconds(30);  // the kernel's, for a process that is killed
   int status = 0;
   for (const auto until = Clock::now() + kPatience; Clock::now() < until;) {
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child) {
-      if (!WIFSIGNALED(status))
-        return "ended its process with exit status " + std::to_string(WEXITSTATUS(status));
+      if (!WIFSIGNALED(status)) {
+        end.exit_status = WEXITSTATUS(status);
+        return "ended its process with exit status " + std::to_string(*end.exit_status);
+      }
+      end.signal = WTERMSIG(status);
       const char* name = ::sigabbrev_np(WTERMSIG(status));
       return "was killed by signal " + std::to_string(WTERMSIG(status)) +
              (name == nullptr ? "" : std::string(" (SIG") + name + ")");
@@ -114,7 +142,7 @@ std::string HowItEnded(pid_t child) {
 
 }  // namespace
 
-StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>& body) {
+StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>& body, ChildEnd* end) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0)
     return Unavailable(std::string("no child process: pipe2: ") + std::strerror(errno));
@@ -131,19 +159,18 @@ StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>
   }
   std::string note = "its first call", bytes, result;
   double limit_s = 10;  // until the first note
-  auto due =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
-  bool late = false, done = false, threw = false;
+  Reading reading(ends[0], child);
+  reading.Limit(limit_s);
+  bool done = false, threw = false;
   while (!done) {
-    if (!ReadUntil(ends[0], child, sizeof(Header), due, bytes, late)) break;
+    if (!reading.Until(sizeof(Header), bytes)) break;
     Header header;
     std::memcpy(&header, bytes.data(), sizeof(header));
-    if (!ReadUntil(ends[0], child, header.bytes, due, bytes, late)) break;
+    if (!reading.Until(header.bytes, bytes)) break;
     if (header.kind == Kind::kNote) {
       note = bytes;
       limit_s = header.limit_s;
-      due =
-          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+      reading.Limit(limit_s);
       continue;
     }
     threw = header.kind == Kind::kThrew;
@@ -151,13 +178,15 @@ StatusOr<std::string> InChild(const std::function<std::string(const ChildNote&)>
     done = true;
   }
   ::close(ends[0]);
-  if (late || done) ::kill(child, SIGKILL);  // its end is of no interest
-  const std::string ended = HowItEnded(child);
+  if (reading.late() || done) ::kill(child, SIGKILL);  // its end is of no interest
+  ChildEnd how;
+  const std::string ended = HowItEnded(child, how);
   if (threw) return Internal(note + ": " + result);
   if (done) return result;
   char limit[32];
   std::snprintf(limit, sizeof(limit), "%g", limit_s);
-  if (late) return DeadlineExceeded(note + ": did not end within " + limit + " s");
+  if (reading.late()) return DeadlineExceeded(note + ": did not end within " + limit + " s");
+  if (end != nullptr) *end = how;
   return Aborted(note + ": " + ended);
 }
 

@@ -67,11 +67,23 @@ class LimitedCall {
   // Sets the usual limit, and returns the one before. A process reads several configs (of a run, of its warm
   // start, of the run that is gone on with): the limit is that of the config whose plug-ins are called.
   static UsualLimit Usual(UsualLimit limit);
-  // For a program that hears signals on the thread that a call may hold. `signals`, for any thread: how many
-  // came. After one, the call that holds it up is told on stderr, and ends the process when it has been under
-  // way for `patience` since; after two it does so now.
-  static void StopAt(std::function<int()> signals,
-                     std::chrono::milliseconds patience = std::chrono::seconds(20));
+  // For a process that was forked to call plug-ins itself: its calls have their limits, as those of the
+  // process before it had. Before it has threads.
+  static void WatchThisProcess();
+  // For a program that is told to stop on a thread that a call may hold.
+  struct Stop {
+    std::function<int()> signals;  // for any thread: how many came
+    std::chrono::milliseconds patience = std::chrono::seconds(20);
+    std::string by = "a signal";
+    std::function<void(const std::string& what)> tell = {};  // on the thread that watches; none: on stderr
+  };
+  // After one signal the call that holds it up is told, and ends the process when it has been under way for
+  // `patience` since; after two it does so now.
+  static void StopAt(Stop stop);
+  // For a process whose users see nothing else of it: a call that has not come back for 5 s, or for half its
+  // limit where that is shorter, is told once. `tell` runs on the thread that watches, and on none any more
+  // once another one, or none, is set.
+  static void TellHeld(std::function<void(const PluginCall& call)> tell);
 
  private:
   const PluginCall call_;

@@ -129,6 +129,15 @@ class RealReadableFile : public ReadableFile {
   std::string path_;
 };
 
+// What Lock wrote into a lock file.
+std::string HolderIn(const Descriptor& fd) {
+  std::string holder(256, '\0');
+  const ssize_t n = ::pread(fd.get(), holder.data(), holder.size(), 0);
+  holder.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  while (!holder.empty() && (holder.back() == '\n' || holder.back() == '\0')) holder.pop_back();
+  return holder;
+}
+
 class RealFileLock : public FileLock {
  public:
   explicit RealFileLock(Descriptor fd) : fd_(std::move(fd)) {}
@@ -245,10 +254,11 @@ Status RealFileSystem::SyncDir(const std::string& dir) {
   return OkStatus();
 }
 
-bool RealFileSystem::IsLocked(const std::string& path) {
+std::optional<std::string> RealFileSystem::LockedBy(const std::string& path) {
   const auto fd = Open(path, O_RDONLY, "open lock file");
-  if (!fd.ok()) return false;
-  return ::flock(fd->get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // closing gives it back
+  if (!fd.ok()) return std::nullopt;
+  if (::flock(fd->get(), LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) return std::nullopt;
+  return HolderIn(*fd);  // closing gives back what was tried
 }
 
 StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path, const std::string& who) {
@@ -268,10 +278,7 @@ StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       continue;
     }
-    std::string holder(256, '\0');
-    const ssize_t n = ::pread(fd.get(), holder.data(), holder.size(), 0);
-    holder.resize(n > 0 ? static_cast<size_t>(n) : 0);
-    while (!holder.empty() && (holder.back() == '\n' || holder.back() == '\0')) holder.pop_back();
+    const std::string holder = HolderIn(fd);
     return FailedPrecondition(path + ": locked by " + (holder.empty() ? "another process" : holder) +
                               "; wait until it ends or stop it, or use another folder");
   }

@@ -2,6 +2,8 @@
 // POSIX files. Stateless; thread-safe. Descriptors are close-on-exec, so children inherit neither files
 // nor locks.
 
+#include <optional>
+
 #include "core/base/file_system.h"
 
 namespace tidepool {
@@ -9,7 +11,9 @@ namespace tidepool {
 class RealFileSystem : public FileSystem {
  public:
   // Whether a process holds the lock of this file (Lock). It is tried for a moment, for which Lock waits.
-  static bool IsLocked(const std::string& path);
+  static bool IsLocked(const std::string& path) { return LockedBy(path).has_value(); }
+  // Who that is, in the words that Lock was given; nullopt: nobody.
+  static std::optional<std::string> LockedBy(const std::string& path);
 
   StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path,
                                                         FileAccess access = FileAccess::kShared) override;

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -16,7 +17,8 @@
 namespace tidepool {
 namespace {
 
-constexpr std::string_view kProcess = "error: the process was ", kRan = "while it ran ", kOn = " on ";
+constexpr std::string_view kError = "error: ", kProcess = "error: the process was ", kRan = "while it ran ",
+                           kOn = " on ";
 struct Deadly {
   int number;
   std::string_view killed;
@@ -31,21 +33,37 @@ std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 int report_to = -1;
 pid_t told_of = -1;  // the process that does
-std::string log_path, words_path;
+std::string log_path, log_role, words_path, afterwards;
+bool on_stderr = true;
 
 // What cannot be written is lost; the process ends nevertheless.
 void Write(int fd, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
 
+void AddToFile(const std::string& path, std::string_view text) {
+  if (path.empty()) return;
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) return;
+  Write(fd, text);
+  ::close(fd);
+}
+
+void WriteLast(std::string_view text) {
+  if (!on_stderr) return;
+  Write(STDERR_FILENO, text);
+  Write(STDERR_FILENO, afterwards);
+}
+
 void AddToFiles(std::string_view text) {
-  for (const std::string* path : {&words_path, &log_path}) {
-    if (path->empty()) continue;
-    const int fd = ::open(path->c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (fd < 0) continue;
-    Write(fd, text);
-    ::close(fd);
-  }
+  AddToFile(words_path, text);
+  if (text.starts_with(kError)) text.remove_prefix(kError.size());
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  LineBuffer line;
+  line.AddNow().Add(" level=error ");
+  if (!log_role.empty()) line.Add("role=").Add(log_role).Add(" ");
+  line.Add("event=died_in_call text=").AddQuoted(text).End();
+  AddToFile(log_path, line.text());
 }
 
 // In two seconds with exit code 3, whatever a write waits for: a disk, a terminal that is held.
@@ -74,7 +92,7 @@ void TellRunning(std::string_view how) {
   }
   line.Add("; correct it and build again").End();
   AddToFiles(line.text());
-  Write(STDERR_FILENO, line.text());
+  WriteLast(line.text());
   ::alarm(0);  // whoever handles the signal after us may take longer
 }
 
@@ -158,6 +176,48 @@ LineBuffer& LineBuffer::Add(uint64_t number) {
   return Add(Digits(number, digits));
 }
 
+LineBuffer& LineBuffer::AddQuoted(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  Add("\"");
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"') {
+      Add("'");
+    } else if (c == '\\') {
+      Add("\\\\");
+    } else if (c == '\n') {
+      Add("\\n");
+    } else if (byte < ' ' || byte == 0x7f) {
+      Add("\\x").Add(kHex.substr(byte >> 4, 1)).Add(kHex.substr(byte & 15, 1));
+    } else {
+      Add({&c, 1});
+    }
+  }
+  return Add("\"");
+}
+
+LineBuffer& LineBuffer::AddDigits(int64_t number, size_t least) {
+  std::array<char, 24> digits;
+  const std::string_view text = Digits(number, digits);
+  for (size_t i = text.size(); i < least; ++i) Add("0");
+  return Add(text);
+}
+
+LineBuffer& LineBuffer::AddNow() {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const auto day = floor<days>(now);
+  const year_month_day date(day);
+  const hh_mm_ss time(now - day);
+  AddDigits(static_cast<int>(date.year()), 4).Add("-");
+  AddDigits(static_cast<unsigned>(date.month()), 2).Add("-");
+  AddDigits(static_cast<unsigned>(date.day()), 2).Add("T");
+  AddDigits(time.hours().count(), 2).Add(":");
+  AddDigits(time.minutes().count(), 2).Add(":");
+  AddDigits(time.seconds().count(), 2).Add(".");
+  return AddDigits(time.subseconds().count(), 3).Add("Z");
+}
+
 RunningCall::RunningCall(std::string_view what, std::string_view on)
     : what_(what), on_(on), later_{}, outer_(running) {
   if (telling) thread_local const SignalStack stack;
@@ -175,18 +235,28 @@ void RunningCall::Blame(std::string_view what) {
   Write(report_to, "\n");
 }
 
-void RunningCall::TellIn(std::string log, std::string last_words) {
+void RunningCall::TellIn(std::string log, std::string last_words, std::string role) {
   log_path = std::move(log);
+  log_role = std::move(role);
   words_path = std::move(last_words);
+}
+
+void RunningCall::TellOnlyIn(std::string last_words) {
+  TellIn("", std::move(last_words));
+  on_stderr = false;
+}
+
+void RunningCall::TellAfterwards(std::string line) {
+  afterwards = line.empty() ? "" : std::move(line) + "\n";
 }
 
 void RunningCall::End(std::string_view what, std::string_view why) {
   EndSoon();
   Blame(what);
-  const std::string line = std::string("error: ").append(why) + "\n";
+  const std::string line = std::string(kError).append(why) + "\n";
   AddToFiles(line);
   std::fflush(nullptr);
-  Write(STDERR_FILENO, line);
+  WriteLast(line);
   ::_exit(3);
 }
 

@@ -43,10 +43,15 @@ class LineBuffer {
   LineBuffer& Add(std::string_view text);
   LineBuffer& Add(int64_t number);
   LineBuffer& Add(uint64_t number);
+  // In quotes, as a value of a log (observe::LogValue).
+  LineBuffer& AddQuoted(std::string_view text);
+  // The time of day of now, in UTC: "2026-01-31T12:00:00.123Z".
+  LineBuffer& AddNow();
   void End() { text_[size_++] = '\n'; }  // once, at the end
   [[nodiscard]] std::string_view text() const { return {text_.data(), size_}; }
 
  private:
+  LineBuffer& AddDigits(int64_t number, size_t least);
   std::array<char, 4096> text_;  // what a pipe takes in one piece
   size_t size_ = 0;
 };
@@ -94,8 +99,13 @@ class RunningCall {
   // For a process that ends because of a plug-in in another way: adds its name to that file.
   static void Blame(std::string_view what);
   // Files that the last line is added to beside stderr, for a process whose end others have to understand:
-  // its log, and one that holds nothing else. Paths; empty: none. Before the calls.
-  static void TellIn(std::string log, std::string last_words);
+  // its log, as a line of it (core/observe/log.h) with event=died_in_call and this role, and one that holds
+  // nothing else. Paths; empty: none. Before the calls.
+  static void TellIn(std::string log, std::string last_words, std::string role = "");
+  // That last line goes into this file, and not to stderr: whoever started this process tells it.
+  static void TellOnlyIn(std::string last_words);
+  // What is written to stderr below the last line, and into no file: how to go on. Empty: nothing.
+  static void TellAfterwards(std::string line);
   // Ends the process because of a call that does not come back, of the plug-in `what`, with exit code 3: the
   // last line is "error: " and `why`. For any thread; a disk or a terminal that does not answer holds it up
   // for two seconds.

@@ -165,6 +165,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
         "data.eval_path",
         "belongs to data.path; a generated task holds out questions of its own (data.held_out); remove it");
   }
+  if (b.as_written()) return;
   for (const tasks::Option& option : tasks::FindTask(c.data.task)->options) {
     if (!b.Good("data." + option.name)) return;
   }
@@ -189,7 +190,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
 
 // An environment takes the place of data and rewards.
 void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e) {
-  if (!b.Good("environment.name")) return;
+  if (!b.Good("environment.name") || b.as_written()) return;
   for (const char* key :
        {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
     if (b.Written(key)) {
@@ -314,8 +315,8 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
 }
 
 void CheckRl(Binder& b, const JobConfig& c, const RlJob& rl) {
-  if (rl.environment.name.empty()) CheckReward(b, c);
-  CheckAlgorithm(b, c, rl);
+  if (rl.environment.name.empty() && !b.as_written()) CheckReward(b, c);
+  if (!b.as_written()) CheckAlgorithm(b, c, rl);
   b.Rule({"rollout.temperature"}, c.rollout.temperature <= 0,
          "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, 1.0 is "
          "usual");
@@ -695,7 +696,7 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
          "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
              " groups of a step (train.groups_per_step); lower it");
   CheckPace(b, c);
-  CheckWarmStart(b, loaded);
+  if (!b.as_written()) CheckWarmStart(b, loaded);
 }
 
 }  // namespace
@@ -722,6 +723,7 @@ StatusOr<std::string> TryGames(const LoadedConfig& loaded) {
   const EnvironmentConfig* e = c.environment();
   const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
   if (info == nullptr) return std::string();
+  const UsualLimitFor limit(UsualLimitOf(loaded));
   const auto told = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
     return loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what;

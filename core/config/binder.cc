@@ -33,6 +33,7 @@ bool ParseWhole(std::string_view text, T& value) {
 struct Reader {
   const Key& key;
   const Node& node;
+  bool any_text = false;  // also one that is none of the choices, which are names of plug-ins
 
   [[nodiscard]] bool IsPlain(ScalarType type) const {
     return node.kind == Node::Kind::kScalar && TypeOf(node) == type;
@@ -71,7 +72,7 @@ struct Reader {
     if (node.kind != Node::Kind::kScalar) return false;
     // A shell takes quotes away, so an override may look like a number; in a file that is a slip.
     if (TypeOf(node) != ScalarType::kText && !node.place.override) return false;
-    if (!key.choices.empty() && std::ranges::count(key.choices, node.text) == 0) return false;
+    if (!any_text && !key.choices.empty() && std::ranges::count(key.choices, node.text) == 0) return false;
     *out = node.text;
     return true;
   }
@@ -262,7 +263,7 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   if (node.kind == Node::Kind::kNull) return;  // as if it were not written
   if (key.job && Foreign(node, shown, *key.job)) return;
   const Field field = key.field(loaded_.config, index);
-  if (!std::visit(Reader{key, node}, field)) {
+  if (!std::visit(Reader{key, node, as_written_}, field)) {
     std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
     if (key.path == "job" && algorithms::FindAlgorithm(node.text) != nullptr) {
       what += "; " + node.text + " is an algorithm of job: rl, written algorithm: {name: " + node.text + "}";
@@ -311,6 +312,10 @@ void Binder::BindFunctions(const Node& node) {
 void Binder::BindOption(const std::string& section, const std::string& name, const Node& value,
                         std::span<const tasks::Option> options, std::map<std::string, std::string>& into) {
   const std::string full = section + "." + name;
+  if (as_written_) {
+    into[name] = Compact(value);
+    return Wrote(full, value);
+  }
   const auto option = std::ranges::find(options, name, &tasks::Option::name);
   if (option == options.end()) {
     std::vector<std::string> known = NamesIn(section);
@@ -339,7 +344,7 @@ void Binder::CheckOptionNames(const Node& name, const std::string& section, cons
 void Binder::BindData(const Node& map) {
   const tasks::TaskInfo* task = nullptr;
   if (const Node* name = map.Find("task");
-      name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+      !as_written_ && name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
     task = tasks::FindTask(name->text);
     if (task == nullptr) {
       std::vector<std::string> names;
@@ -366,7 +371,7 @@ void Binder::BindEnvironment(const Node& map) {
   const environments::TextEnvironmentInfo* info = nullptr;
   bool control = false;  // a control task checks its options itself, once all are known
   if (const Node* name = map.Find("name");
-      name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+      !as_written_ && name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
     info = environments::FindTextEnvironment(name->text);
     control = environments::FindVectorEnvironment({.name = name->text}).ok();
     if (info == nullptr && !control)
@@ -404,14 +409,15 @@ void Binder::BindAlgorithm(const Node& map) {
                                bad_.contains("algorithm.loss");
   JobConfig scratch = loaded_.config;
   const std::vector<algorithms::OptionSpec> offered =
-      algorithms::OptionsOfParts(PartOf<RlJob>(scratch).algorithm);
+      as_written_ ? std::vector<algorithms::OptionSpec>()
+                  : algorithms::OptionsOfParts(PartOf<RlJob>(scratch).algorithm);
   std::vector<std::string> known = NamesIn("algorithm");
   for (const algorithms::OptionSpec& option : offered) known.push_back(option.name);
   for (const auto& [name, value] : map.members) {
     const std::string full = "algorithm." + name;
     if (FindKey(full) != nullptr || IsSection(full) || parts_are_wrong) continue;
     if (value.kind != Node::Kind::kNull && Foreign(value, full, JobKind::kRl)) continue;
-    if (std::ranges::find(offered, name, &algorithms::OptionSpec::name) == offered.end()) {
+    if (!as_written_ && std::ranges::find(offered, name, &algorithms::OptionSpec::name) == offered.end()) {
       Unknown("algorithm", name, value, known);
       continue;
     }

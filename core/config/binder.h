@@ -16,11 +16,14 @@ namespace tidepool::config {
 
 class Binder {
  public:
-  // `loaded` gets config, origins and warnings; `problems` what is wrong.
-  Binder(LoadedConfig& loaded, std::vector<Problem>& problems) : loaded_(loaded), problems_(problems) {}
+  // `loaded` gets config, origins and warnings; `problems` what is wrong. as_written: what a plug-in would
+  // say of its name and its options is not asked, because it may be gone since, or do wrong.
+  Binder(LoadedConfig& loaded, std::vector<Problem>& problems, bool as_written)
+      : as_written_(as_written), loaded_(loaded), problems_(problems) {}
 
   void Bind(const Node& root);
 
+  [[nodiscard]] bool as_written() const { return as_written_; }
   // Whether the key was written somewhere (not a default).
   [[nodiscard]] bool Written(const std::string& key) const {
     return loaded_.OriginOf(key).kind != Origin::Kind::kDefault;
@@ -66,6 +69,7 @@ class Binder {
   void ResolveSocket(const Node& node, std::string& endpoint);
   void Fail(const Place& place, const std::string& key, const std::string& what);
 
+  const bool as_written_;
   LoadedConfig& loaded_;
   std::vector<Problem>& problems_;
   std::set<std::string> bad_;

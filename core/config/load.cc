@@ -238,8 +238,9 @@ Origin LoadedConfig::OriginOf(const std::string& key) const {
 namespace {
 
 StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
-                            const std::vector<std::string>& overrides, bool checked) {
+                            const std::vector<std::string>& overrides, bool as_written, bool beside = false) {
   LoadedConfig loaded;
+  loaded.beside = beside;
   loaded.path = name;
   loaded.overrides = overrides;
   std::vector<Problem> problems;
@@ -249,12 +250,12 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
   if (!problems.empty()) return ToStatus(std::move(problems));
   for (const std::string& override : overrides) ApplyOverride(root, override, left_out, problems);
   WarnOfLeftOut(left_out, root, loaded);
-  Binder binder(loaded, problems);
+  Binder binder(loaded, problems, as_written);
   binder.Bind(root);
-  if (checked && !problems.empty()) return ToStatus(std::move(problems));
-  const UsualLimitFor limit(UsualLimitOf(loaded.config));
+  if (as_written && !problems.empty()) return ToStatus(std::move(problems));
+  const UsualLimitFor limit(UsualLimitOf(loaded));
   CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
-  if (!checked && !problems.empty()) return ToStatus(std::move(problems));
+  if (!as_written && !problems.empty()) return ToStatus(std::move(problems));
   return loaded;
 }
 
@@ -263,11 +264,16 @@ StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
 UsualLimit UsualLimitOf(const JobConfig& config) {
   return {config.cluster.plugin_timeout_s, "cluster.plugin_timeout_s"};
 }
+UsualLimit UsualLimitOf(const LoadedConfig& loaded) {
+  UsualLimit limit = UsualLimitOf(loaded.config);
+  if (loaded.beside) limit.key += " of " + loaded.path;
+  return limit;
+}
 
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides) {
-  TP_ASSIGN_OR_RETURN(LoadedConfig loaded, Load(text, name, overrides, /*checked=*/false));
-  LimitedCall::Usual(UsualLimitOf(loaded.config));
+  TP_ASSIGN_OR_RETURN(LoadedConfig loaded, Load(text, name, overrides, /*as_written=*/false));
+  LimitedCall::Usual(UsualLimitOf(loaded));
   return loaded;
 }
 
@@ -278,7 +284,7 @@ StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std
 
 StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  return Load(text, path, {}, /*checked=*/true);
+  return Load(text, path, {}, /*as_written=*/true);
 }
 
 StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {
@@ -288,7 +294,8 @@ StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {
   std::vector<std::string> overrides = {"seed=" + std::to_string(config.seed)};
   if (config.deterministic) overrides.emplace_back("deterministic=true");
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(config.model.init->warm_start));
-  return Load(text, config.model.init->warm_start, overrides, /*checked=*/false);
+  return Load(text, config.model.init->warm_start, overrides, /*as_written=*/false,
+              /*beside=*/true);
 }
 
 }  // namespace tidepool::config

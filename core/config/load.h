@@ -13,7 +13,8 @@
 //
 // Factories of plug-ins are called with the time that cluster.plugin_timeout_s gives them. What LoadConfig or
 // LoadConfigText has read is what the process works on next: its limit is the usual one from then on
-// (LimitedCall::Usual), which a config that is read beside it, as of a warm start, does not change.
+// (LimitedCall::Usual), which a config that is read beside it, as of a warm start, does not change: whoever
+// tries what that one names has its limit meanwhile (UsualLimitFor).
 
 #include <map>
 #include <string>
@@ -49,12 +50,15 @@ struct LoadedConfig {
   std::map<std::string, Origin> origins;  // of keys that were written, or whose default was adjusted;
                                           // list items as "reward.functions[0].name"
   std::vector<std::string> warnings;      // "file:line: key: what"
+  bool beside = false;                    // another one names it, and was read first (LoadWarmStart)
   std::vector<std::string> history;       // of a run: what its resumes have changed, lines of resume.h
   [[nodiscard]] Origin OriginOf(const std::string& key) const;
 };
 
-// What a call of a plug-in may take that has no limit of its own, for LimitedCall::Usual.
+// What a call of a plug-in may take that has no limit of its own, for LimitedCall::Usual. Of a config that
+// was read beside another one the key is named with its file.
 UsualLimit UsualLimitOf(const JobConfig& config);
+UsualLimit UsualLimitOf(const LoadedConfig& loaded);
 
 // Sets `value`, the value of `key`, to `to`; `why` stands as its origin.
 template <typename T>
@@ -79,8 +83,9 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
 // is known of it; empty: none.
 StatusOr<std::string> TryGames(const LoadedConfig& loaded);
 
-// A config that was checked once: each key for itself. What the rules between keys would say is left out,
-// because the files that it names may be gone since.
+// A config that was checked once, for who looks at a run: each key for itself. What the rules between keys
+// would say is left out, because the files that it names may be gone since, and so may its plug-ins: none is
+// called, their names and options stand as they were written.
 StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path);
 
 // The job that model.init.warm_start of `config` names, with the seed of `config`, because the seed

@@ -70,6 +70,48 @@ constexpr std::array kTextKeys = {"model.path",
                                   "cluster.pace",
                                   "cluster.pace_scale"};
 
+// What the control task says of itself, and the parts of the algorithm.
+void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
+  const EnvironmentConfig& e = rl.environment;
+  if (environments::FindTextEnvironment(e.name) != nullptr) {
+    return b.Complain("environment.name",
+                      e.name + " is a game of words, which model.policy: " + Name(c.model.policy) +
+                          " cannot play; take a control task (`tidepool environments`), or a language model");
+  }
+  const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
+  if (!environment.ok()) {
+    return b.ComplainOf("environment.", environment.status());
+  }
+  b.Rule({"model.initial_log_std"}, !environment->continuous && c.model.initial_log_std != 0,
+         "is of a Gaussian policy, but " + e.name + " has " + std::to_string(environment->actions) +
+             " choices as actions; remove it");
+  if (b.Good("model.hidden")) {
+    if (const auto spec = policy::SpecOfJob(c); !spec.ok())
+      return b.Complain("model.hidden", spec.status().message());
+  }
+  if (b.AllGood({"environment.instances", "rollout.steps_per_fragment"})) {
+    const int64_t bytes =
+        policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances);
+    b.Rule(b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
+           {}, bytes > c.security.max_control_bytes / 2,
+           std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
+               " steps make a message of up to " + std::to_string(bytes) +
+               " bytes, more than half of security.max_control_bytes (" +
+               std::to_string(c.security.max_control_bytes) +
+               "); lower them and raise train.groups_per_step");
+  }
+  if (!b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss"})) return;
+  const auto resolved = algorithms::Resolve(rl.algorithm, c.rollout.max_new_tokens, /*environments=*/true);
+  if (!resolved.ok()) {
+    return b.ComplainOf("", resolved.status());
+  }
+  const auto& loss = *resolved->policy.loss;
+  b.Rule({"algorithm.loss", "algorithm.name"},
+         algorithms::NeedsWholeRows(resolved->policy) || loss.whole_batch || loss.row_value,
+         "loss " + loss.name +
+             " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
+}
+
 }  // namespace
 
 bool BelongsToPolicies(std::string_view key) {
@@ -99,35 +141,8 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   if (e.name.empty())
     return b.Complain("environment.name",
                       "is missing; a policy needs a control task, for example environment: {name: cartpole}");
-  if (environments::FindTextEnvironment(e.name) != nullptr) {
-    return b.Complain("environment.name",
-                      e.name + " is a game of words, which model.policy: " + Name(c.model.policy) +
-                          " cannot play; take a control task (`tidepool environments`), or a language model");
-  }
-  const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
-  if (!environment.ok()) {
-    return b.ComplainOf("environment.", environment.status());
-  }
-  b.Rule({"model.initial_log_std"}, !environment->continuous && c.model.initial_log_std != 0,
-         "is of a Gaussian policy, but " + e.name + " has " + std::to_string(environment->actions) +
-             " choices as actions; remove it");
-  if (b.Good("model.hidden")) {
-    if (const auto spec = policy::SpecOfJob(c); !spec.ok())
-      return b.Complain("model.hidden", spec.status().message());
-  }
-  b.Rule({"model.dtype"}, c.model.dtype != DType::kFloat32,
-         std::string("is ") + Name(c.model.dtype) + ", but policies compute in float32; remove it");
   if (b.AllGood({"environment.instances", "rollout.steps_per_fragment"})) {
-    const int64_t cells = e.instances * c.rollout.steps_per_fragment,
-                  bytes =
-                      policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances);
-    b.Rule(b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
-           {}, bytes > c.security.max_control_bytes / 2,
-           std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
-               " steps make a message of up to " + std::to_string(bytes) +
-               " bytes, more than half of security.max_control_bytes (" +
-               std::to_string(c.security.max_control_bytes) +
-               "); lower them and raise train.groups_per_step");
+    const int64_t cells = e.instances * c.rollout.steps_per_fragment;
     Adjust(loaded, "rollout.group_size", c.rollout.group_size, 1, "a group is one fragment");
     Adjust(loaded, "rollout.max_new_tokens", c.rollout.max_new_tokens, cells,
            "environment steps of a fragment");
@@ -138,16 +153,9 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   }
   if (!b.Written("environment.held_out"))
     Adjust(loaded, "environment.held_out", e.held_out, 100, "episodes of an evaluation of a policy");
-  if (!b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss"})) return;
-  const auto resolved = algorithms::Resolve(rl->algorithm, c.rollout.max_new_tokens, /*environments=*/true);
-  if (!resolved.ok()) {
-    return b.ComplainOf("", resolved.status());
-  }
-  const auto& loss = *resolved->policy.loss;
-  b.Rule({"algorithm.loss", "algorithm.name"},
-         algorithms::NeedsWholeRows(resolved->policy) || loss.whole_batch || loss.row_value,
-         "loss " + loss.name +
-             " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
+  b.Rule({"model.dtype"}, c.model.dtype != DType::kFloat32,
+         std::string("is ") + Name(c.model.dtype) + ", but policies compute in float32; remove it");
+  if (!b.as_written()) AskPlugins(b, c, *rl);
 }
 
 }  // namespace tidepool::config

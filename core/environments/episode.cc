@@ -34,12 +34,20 @@ StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
   return source;
 }
 
+int64_t EpisodeSource::IndexOf(const SampleId& tid) const {
+  if (tid.is_eval()) return tid.ordinal;
+  const int64_t index = tid.ordinal % size_;
+  return shuffle_
+             ? PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(tid.ordinal / size_))))
+             : index;
+}
+
 std::unique_ptr<TextGame> EpisodeSource::Game(const SampleId& tid) const {
-  if (tid.is_eval()) return environment_->Make(/*held_out=*/true, tid.ordinal);
-  int64_t index = tid.ordinal % size_;
-  if (shuffle_)
-    index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(tid.ordinal / size_))));
-  return environment_->Make(/*held_out=*/false, index);
+  return environment_->Make(tid.is_eval(), IndexOf(tid));
+}
+
+std::string EpisodeSource::NameOf(const SampleId& tid) const {
+  return (tid.is_eval() ? "held-out game " : "training game ") + std::to_string(IndexOf(tid));
 }
 
 double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const SampleId& tid, int64_t turn) {

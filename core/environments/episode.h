@@ -28,12 +28,15 @@ class EpisodeSource {
   // The game of a sample (all samples of a group play the same one), of an evaluation question, or of a
   // group's row.
   [[nodiscard]] std::unique_ptr<TextGame> Game(const SampleId& tid) const;
+  // As the environment is asked for it: "training game 512", "held-out game 7".
+  [[nodiscard]] std::string NameOf(const SampleId& tid) const;
   [[nodiscard]] int64_t max_turns() const { return max_turns_; }
   [[nodiscard]] const std::string& label() const { return label_; }  // LabelOf, of the environment
   // Names environment, options, sizes and seed; a run may only be resumed with the same. Hex.
   [[nodiscard]] const std::string& identity() const { return identity_; }
 
  private:
+  [[nodiscard]] int64_t IndexOf(const SampleId& tid) const;
   std::shared_ptr<const TextEnvironment> environment_;
   int64_t size_ = 0, held_out_ = 0, max_turns_ = 0;
   bool shuffle_ = true;

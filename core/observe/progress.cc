@@ -187,6 +187,7 @@ std::string SpeedText(const StatusFile& s) {
 
 std::vector<std::string> WaitsText(const StatusFile& s) {
   std::vector<std::string> waits;
+  if (!s.call_held.empty()) waits.push_back("the controller waits for " + s.call_held);
   if (!s.waits_for.empty()) {
     waits.push_back("rewards wait for " + s.waits_for);
   } else if (s.awaiting > 0 && s.running == 0 && s.in_flight == 0 && s.leased == 0) {

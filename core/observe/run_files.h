@@ -44,6 +44,7 @@ struct StatusFile {
   std::vector<RestartFacts> restarting;
   int64_t pid = 0;  // of the controller
   std::string last_warning;
+  std::string call_held;  // a call of a plug-in that the controller waits for; empty: none, or not for long
   std::string waits_for;  // what gradings wait for, "judge at unix:/x: Connection refused"; empty: nothing
   double elapsed_s = 0;   // of this life: since the start, or the last resume
   std::optional<double> left_s;  // at the pace of the last steps
@@ -114,9 +115,9 @@ inline std::vector<std::string> LossLines(const SummaryFile& s) {
 TP_FIELDS(WorkerFacts, place, inc, name, pid, peak_bytes)
 TP_FIELDS(RestartFacts, place, in_s, deaths, why, name)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
-          leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, waits_for, elapsed_s,
-          left_s, still_s, paced, reward, best_reward, equal_groups, loss, ranked_right, margin, held_out,
-          response_tokens, tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
+          leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, call_held, waits_for,
+          elapsed_s, left_s, still_s, paced, reward, best_reward, equal_groups, loss, ranked_right, margin,
+          held_out, response_tokens, tokens_per_s, speed_of, lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
 TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
           accuracy, held_out, seconds, peak_bytes, drops, issued, lost, version, commit, run_id,

@@ -36,7 +36,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
-  TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisController()));
+  TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisProcess()));
 
   JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));

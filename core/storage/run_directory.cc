@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <ctime>
 #include <map>
 #include <vector>
 
+#include "core/base/real_file_system.h"
 #include "core/storage/journal.h"
 
 namespace tidepool::storage {
@@ -34,10 +36,10 @@ Status CheckSpace(FileSystem& fs, const std::string& dir, const SpaceNeed& need)
                            ", or name a folder on another disk with --run-dir");
 }
 
-std::string ThisController() {
+std::string ThisProcess(std::string_view as) {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return "controller pid " + std::to_string(::getpid()) + " on host " + host.data();
+  return std::string(as) + " pid " + std::to_string(::getpid()) + " on host " + host.data();
 }
 
 std::string UtcStamp(int64_t unix_seconds) {
@@ -143,8 +145,19 @@ StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
   return state;
 }
 
-StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir) {
-  return fs.Lock(RunPaths(run_dir).lock(), ThisController());
+StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir, std::string_view as) {
+  return fs.Lock(RunPaths(run_dir).lock(), ThisProcess(as));
+}
+
+RunHolder HolderOf(const std::string& run_dir) {
+  const auto words = RealFileSystem::LockedBy(RunPaths(run_dir).lock());
+  if (!words) return {};
+  RunHolder holder{.as = words->substr(0, words->find(' '))};
+  if (holder.as.empty()) holder.as = kController;  // it has not written its words yet
+  constexpr std::string_view kPid = " pid ";
+  if (const size_t pid = words->find(kPid); pid != std::string::npos)
+    holder.pid = std::atoll(words->c_str() + pid + kPid.size());
+  return holder;
 }
 
 }  // namespace tidepool::storage

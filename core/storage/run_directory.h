@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
@@ -100,10 +101,18 @@ struct RunOnDisk {
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
 StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir);
 
+inline constexpr std::string_view kController = "controller";
 // Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
-// names the pid that has it.
-StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir);
+// names the pid that has it. as: what this process is to the run.
+StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir,
+                                            std::string_view as = kController);
 // "controller pid 123 on host a": what a lock file says about this process.
-std::string ThisController();
+std::string ThisProcess(std::string_view as = kController);
+// Who works on a run, by its lock; `as` empty: nobody.
+struct RunHolder {
+  std::string as;
+  int64_t pid = 0;  // 0: not known
+};
+RunHolder HolderOf(const std::string& run_dir);
 
 }  // namespace tidepool::storage

@@ -39,6 +39,7 @@ class ReportPage(unittest.TestCase):
     def test_reinforcement_learning(self):
         rows = [(step, {"critic/score/mean": step / 20, "reward/frac_reward_zero_std": .9, "reward/solve_none": .6, "reward/solve_all": .3, "rollout/tok_s": 1000 + step,
                         "perf/throughput": 3000, "timing_s/step": 2, "timing_s/gen": 1, "staleness/mean": 0, "staleness/max": 1}) for step in range(1, 21)]
+        rows[-1][1].update({"rollout/tok_s": 5000, "timing_s/step": 6})
         rows.append((20, {"eval/accuracy": .5, "eval/total": 57, "eval/lost": 7, "eval/reward/mean": .4, "eval/reward/low": .3, "eval/reward/high": .5,
                           "eval/reward/format/mean": .9, "eval/reward/judge/mean": .2}))
         shown = self.show(browser.write_run(self.dir / "rl", "rl", rows), dark=True)
@@ -47,8 +48,8 @@ class ReportPage(unittest.TestCase):
         self.assertIn("95 % interval 0.3 to 0.5", shown.dom())
         self.assertIn("57 of 64 answers, the others are lost", shown.dom())
         tile = shown.evaluate("[...document.querySelectorAll('.tile')].find(t => t.textContent.startsWith('throughput')).textContent")
-        self.assertRegex(tile, r"^throughput1,?01[01]", "generated tokens a second, of all steps")
-        self.assertRegex(tile, r"generated, median; last step 1,?020$")
+        self.assertRegex(tile, r"^throughput1,?554", "generated tokens a second, of all steps by their time")
+        self.assertRegex(tile, r"generated, mean of the steps; last step 5,?000$")
         self.assertIn("first reward is above 0.5", shown.dom())
         self.assertNotIn("Margin", shown.titles())
 

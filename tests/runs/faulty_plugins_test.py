@@ -120,12 +120,26 @@ class FaultyPluginsTest(RunTest):
                 self.assertIn("the end did not wait for " + label + " to come back", logs)
                 self.assertIn("the end waits for " + label, self.path("logs", log, run=name).read_text())
 
+    def test_a_loss_that_hangs_when_the_run_is_stopped_is_named(self):
+        run = self.start(REWARD, "algorithm={name: loss_hangs}", "cluster.plugin_timeout_s=100", "eval.samples=0")
+        log, label = self.path("logs", "device-0.log"), f"loss loss_hangs ({HERE}faulty_loss.cc)"
+        self.wait_for_words(log, "it hangs", run)
+        begin = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+        self.assertLess(time.monotonic() - begin, 45)
+        self.assertIn("the end waits for " + label + " on a micro-batch of ", log.read_text())
+        self.assertRegex(self.path("logs", "controller.log").read_text(),
+                         "level=warn role=controller event=end_waits worker=device-0 text=\"the end did not wait for " + re.escape(label) + " to come back")
+
     def test_a_loss_that_throws_or_crashes_ends_the_run_by_name(self):
         for how, words in [("throws", " threw an exception: no such place"),
                            ("crashes", ", and no step was trained in between; correct it and build again")]:
             with self.subTest(how):
                 result = self.train(REWARD, f"algorithm={{name: loss_{how}}}", "eval.samples=0", run=how)
                 self.ends_with(result, f"loss loss_{how} ({HERE}faulty_loss.cc)" + words, "fault=train")
+                if how == "throws":
+                    self.assertRegex(result.stderr, r"fault=train actor=\S+ step=(\d+): step \1 failed 3 times: ")
 
     def test_a_loss_or_an_advantage_that_hangs_ends_the_run_by_name(self):
         for kind, algorithm, words in [("loss", "name: loss_hangs", "a micro-batch of "),
@@ -156,21 +170,23 @@ class FaultyPluginsTest(RunTest):
             made = self.command("validate", REWARD, task(**{function: "crash"}, size=8))
             self.ends_with(made, f"while it ran {FAULTY_TASK} on the options of the job (its .{function})", code=-signal.SIGSEGV)
         made = self.command("validate", REWARD, reward("make exit"))
-        self.ends_with(made, "error: the process was ended by a call of exit() while it ran " + FAULTY_REWARD, "; correct it and build again")
+        self.ends_with(made, REWARD + ": cannot be used: the process was ended by a call of exit() while it ran " + FAULTY_REWARD, "; correct it and build again")
         made = self.command("validate", REWARD, reward("make crash"))
         self.ends_with(made, "while it ran " + FAULTY_REWARD, code=-signal.SIGSEGV)
         made = self.command("validate", CONTROL, control("make", "crash"))
         self.ends_with(made, "while it ran " + FAULTY_CONTROL, code=-signal.SIGSEGV)
 
     def test_a_question_that_crashes_exits_or_throws_is_named(self):
-        for how, words, code in [("crash", f"error: the process was killed by SIGSEGV while it ran {FAULTY_TASK} on question ", -signal.SIGSEGV),
-                                 ("exit", f"error: the process was ended by a call of exit() while it ran {FAULTY_TASK} on question ", 3),
+        for how, words, code in [("crash", f"the process was killed by SIGSEGV while it ran {FAULTY_TASK} on question ", -signal.SIGSEGV),
+                                 ("exit", f"the process was ended by a call of exit() while it ran {FAULTY_TASK} on question ", 3),
                                  ("throw", f"{FAULTY_TASK} threw an exception on question ", 2)]:
             for command in ("train", "validate"):
                 with self.subTest(f"{command} {how}"):
                     more = ["--run-dir", str(self.dir / how)] if command == "train" else []
                     made = self.command(command, REWARD, task(question=how, size=100000, held_out=0), "eval.samples=0", *more)
-                    self.ends_with(made, words, code=code)
+                    begin = "" if how == "throw" else "error: " if command == "train" else REWARD + ": cannot be used: "
+                    self.ends_with(made, begin + words, code=code)
+                    self.assertEqual(made.stderr.count(words), 1)
                     self.assertNotIn("internal error", made.stderr)
 
     def test_a_question_that_does_wrong_where_a_task_is_shown_is_named(self):
@@ -200,29 +216,51 @@ class FaultyPluginsTest(RunTest):
         for process, (args, words) in zip(processes, cases):
             with self.subTest(" ".join(args)):
                 _, err = process.communicate(timeout=90)
-                self.assertIn("error: " + words, err)
+                self.assertIn(("error: " if args[0] == "eval" else f"{args[1]}: cannot be used: ") + words, err)
                 self.assertEqual(process.returncode, 3)
 
     def test_a_config_whose_plug_in_hangs_or_ends_its_process_is_named_and_the_others_are_validated(self):
         files = {"good": ROOT / REWARD}
-        for how in ("hang", "crash", "exit"):
+        for how in ("hang", "crash", "exit", "quit"):
             files[how] = self.dir / f"{how}.yaml"
             files[how].write_text(f"extends: {ROOT / REWARD}\ncluster: {{plugin_timeout_s: 1}}\n"
                                   f"data: {{task: faulty_task, make: {how}, size: 8, held_out: 8}}\n")
         words = {"hang": FAULTY_TASK + " did not return within 1 s (cluster.plugin_timeout_s)",
                  "exit": "the process was ended by a call of exit() while it ran " + FAULTY_TASK,
+                 "quit": "a plug-in that it names ended the process with exit status 0; correct it and build again",
                  "crash": "the process was killed by SIGSEGV while it ran " + FAULTY_TASK}
-        paths = [str(files[how]) for how in ("hang", "exit", "good")]
+        paths = [str(files[how]) for how in ("hang", "exit", "quit", "good")]
         made = self.command("validate", *paths)
-        self.ends_with(made, *(f"{files[how]}: cannot be used: {words[how]}" for how in ("hang", "exit")), f"{files['good']}: ok")
+        self.ends_with(made, *(f"{files[how]}: cannot be used: {words[how]}" for how in ("hang", "exit", "quit")), f"{files['good']}: ok")
         made = self.command("validate", "--json", *paths, str(files["crash"]), str(files["good"]))
         self.assertEqual(made.returncode, -signal.SIGSEGV)
         told = [json.loads(line) for line in made.stdout.splitlines()]
         self.assertEqual([(entry["config"], entry["ok"]) for entry in told],
-                         [(str(files[how]), how == "good") for how in ("hang", "exit", "good", "crash", "good")])
-        for entry, how in zip(told, ("hang", "exit", "good", "crash")):
+                         [(str(files[how]), how == "good") for how in ("hang", "exit", "quit", "good", "crash", "good")])
+        for entry, how in zip(told, ("hang", "exit", "quit", "good", "crash")):
             if how != "good":
                 self.assertTrue(entry["error"].startswith(words[how]), entry)
+
+    def test_validate_ends_quietly_when_nobody_reads_any_more(self):
+        made = subprocess.run(f"{TIDEPOOL} validate " + 8 * f"{REWARD} " + "| head -1; echo ${PIPESTATUS[0]}", shell=True, executable="/bin/bash",
+                              cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertEqual(made.stderr, "")
+        self.assertEqual(made.stdout.splitlines(), [f"{REWARD}: ok", str(128 + signal.SIGPIPE)])
+
+    def test_who_looks_at_a_run_calls_none_of_its_plug_ins(self):
+        self.assert_done(self.train(REWARD, task(make="no", size=8, held_out=8), reward("fine"), "train.steps=1", "eval.samples=0"))
+        config, run = self.path("config.yaml"), str(self.path())
+        written = config.read_text()
+        for was, now in [("make: .*", "make: crash"), ("make: .*", "make: hang"), ("make: .*", "make: quit"),
+                         ("task: .*", "task: of_yesterday"), ('name: "?faulty:fine"?', "name: of_yesterday"), ("(?m)^  loss: .*", "  loss: of_yesterday")]:
+            with self.subTest(now):
+                self.assertRegex(written, was)
+                config.write_text(re.sub(was, now, written))
+                said = self.told()
+                self.assertEqual((said["state"], said["job"]), ("finished", "rl"))
+                self.assertIn("worker=device-0/inc", self.command("journal", run, "--worker", "device-0", "--kind", "JOIN").stdout)
+                for command in ("status", "samples", "report", "check", "runs", "prune"):
+                    self.assert_done(self.command(command, str(self.dir) if command == "runs" else run, *(["--dry-run"] if command == "prune" else [])))
 
     def test_a_factory_may_take_as_long_as_the_config_gives_it(self):
         slow = ["validate", REWARD, task(make="late", size=8, held_out=8)]
@@ -239,6 +277,24 @@ class FaultyPluginsTest(RunTest):
         self.assert_done(self.train(POLICIES, "cluster.plugin_timeout_s=12", "train.steps=1"))
         resumed = self.command("train", str(self.path()), "--resume", "scheduler.policy=hangs", SOON, "train.steps=2")
         self.ends_with(resumed, f"policy hangs ({HERE}faulty_policy.cc)" + LATE + "a plan" + RAISE)
+
+    def test_the_plug_ins_of_a_warm_start_have_the_limit_of_its_config(self):
+        warm, main = self.dir / "warm.yaml", self.dir / "main.yaml"
+        warm.write_text(f"extends: {ROOT / 'configs/test/sft.yaml'}\ncluster: {{plugin_timeout_s: 1}}\n"
+                        "data: {task: faulty_task, size: 100000, question: hang, held_out: 0}\nrollout: {max_new_tokens: 16}\n")
+        main.write_text(f"extends: {ROOT / REWARD}\nmodel: {{init: {{warm_start: warm.yaml}}}}\ncluster: {{plugin_timeout_s: 6}}\n")
+        key = f"cluster.plugin_timeout_s of {warm}"
+        for command in (["validate", str(main)], ["train", str(main), "--run-dir", str(self.path())]):
+            with self.subTest(command[0]):
+                self.ends_with(self.command(*command), f"{FAULTY_TASK} did not return within 1 s ({key}) on question ", f"; correct it, or raise {key}")
+
+    def test_the_controller_of_a_warm_start_has_the_limit_of_its_config(self):
+        warm, main = self.dir / "warm.yaml", self.dir / "main.yaml"
+        warm.write_text(f"extends: {ROOT / 'configs/test/sft.yaml'}\ncluster: {{plugin_timeout_s: 1, slots: 2}}\neval: {{every_steps: 5}}\n"
+                        "scheduler: {placement: multiplexed, policy: hangs}\nrollout: {max_new_tokens: 16}\n")
+        main.write_text(f"extends: {ROOT / REWARD}\nmodel: {{init: {{warm_start: warm.yaml}}}}\ncluster: {{plugin_timeout_s: 9}}\n")
+        made = self.command("train", str(main), "--run-dir", str(self.path()))
+        self.ends_with(made, f"error: policy hangs ({HERE}faulty_policy.cc) did not return within 1 s (cluster.plugin_timeout_s) on a plan")
 
     def test_validate_calls_each_reward_on_a_row_and_names_one_that_does_wrong(self):
         made = self.command("validate", REWARD, reward("fine"))
@@ -257,7 +313,7 @@ class FaultyPluginsTest(RunTest):
         rows = self.dir / "rows.jsonl"
         rows.write_text('{"prompt": "a"}\n' * 40)
         made = self.command("validate", REWARD, reward("look hang", 1), f"data={{path: {rows}, held_out: 0}}", "eval.samples=0")
-        self.ends_with(made, "error: " + FAULTY_REWARD + f" did not return within 1 s (its timeout_s) on {rows}:1; correct it, or raise its timeout_s")
+        self.ends_with(made, REWARD + ": cannot be used: " + FAULTY_REWARD + f" did not return within 1 s (its timeout_s) on {rows}:1; correct it, or raise its timeout_s")
 
     def test_status_says_which_call_ended_the_controller(self):
         label = f"policy {{}} ({HERE}faulty_policy.cc)"
@@ -273,17 +329,31 @@ class FaultyPluginsTest(RunTest):
                 shown = self.command("status", run).stdout
                 self.assertIn(words, shown)
                 self.assertNotRegex(shown, r"(?m)[:,]\s*$|weights *$")  # no line, and no part of one, without a value
-                self.assertIn("error: " + words, self.path("logs", "controller.log", run=policy).read_text())
+                log = self.path("logs", "controller.log", run=policy).read_text()
+                self.assertRegex(log, r'(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=error role=controller event=died_in_call text="' + re.escape(words))
+                for line in log.splitlines():
+                    self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\S+Z level=\w+ role=controller event=")
                 self.assert_done(self.command("check", run))
                 self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
                 self.assertFalse(self.path("last_words", run=policy).exists())
                 self.assertEqual(self.told(policy)["state"], "finished")
 
+    def test_a_call_that_holds_the_controller_is_told_while_it_does(self):
+        run = self.start(POLICIES, "scheduler.policy=hangs", "cluster.plugin_timeout_s=16", "train.steps=2")
+        held = f"the controller waits for policy hangs ({HERE}faulty_policy.cc) to come back from a plan, for at most 16 s (cluster.plugin_timeout_s)"
+        self.wait_for_words(self.path("logs", "controller.log"), f'level=warn role=controller event=call_held text="{held}"', run)
+        self.wait_for(lambda: self.status().get("call_held"), 10, "the call in status.json", run)
+        shown = self.command("status", str(self.path())).stdout
+        self.assertRegex(shown, r"(?m)^waits +" + re.escape(held) + "$")
+        self.finish(run, code=3)
+
     def test_a_begin_that_hangs_in_the_controller_ends_the_run_by_name(self):
         begin = game("Begin hang", reset_timeout_s=2).replace("size: 8", "size: 1000")
         result = self.train(GAME, begin, DIGITS, "eval.samples=0", run="game")
-        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of row 0; ",
-                       "correct it, or raise environment.reset_timeout_s")
+        self.ends_with(result, "error: " + FAULTY_GAME + " did not return within 2 s (environment.reset_timeout_s) on the begin of training game ",
+                       "; correct it, or raise environment.reset_timeout_s")
+        asked = re.search(r"it was asked for training game (\d+)\n", result.stderr).group(1)
+        self.assertIn(f"on the begin of training game {asked} (row ", result.stderr)
         result = self.train(CONTROL, control("Start", "hang"), run="control")
         self.ends_with(result, "error: " + FAULTY_CONTROL + " did not return within 2 s (environment.step_timeout_s) on the start of its instances")
 
@@ -296,11 +366,12 @@ class FaultyPluginsTest(RunTest):
         self.started.append(run)
         self.wait_for_words(errors, "it hangs", run)
         run.send_signal(signal.SIGTERM)
-        self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of row ", run)
+        self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of training game ", run)
         self.assertIn("to come back; a second signal ends it now\n", errors.read_text())
         run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(timeout=10), 3)
         self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())
+        self.assertRegex(errors.read_text(), r"\ngo on with: \S*tidepool train " + re.escape(str(self.path())) + r" --resume\n$")
         self.assertIn("stopped by a signal while it ran " + FAULTY_GAME, self.told()["summary"]["why"])
 
     def test_a_policy_that_never_trains_is_named_by_train_and_by_simulate(self):

@@ -214,11 +214,12 @@ struct Board::Impl {
       if (const auto at = briefs.find(dir); at != briefs.end()) known = at->second;
     }
     Kept<RunBrief>& kept = known.brief;
-    const std::string stamp = StampOf({paths.config(), paths.metrics(), paths.summary(), paths.status(),
-                                       paths.control(), paths.warm_start(), paths.last_words()});
+    const std::string stamp =
+        StampOf({paths.config(), paths.metrics(), paths.summary(), paths.status(), paths.control(),
+                 paths.warm_start(), paths.last_words(), paths.lock()});
     // One that is new may be about to begin: its controller holds a lock, and no file changes.
     const std::string& state = kept.value.state;
-    const bool restless = state == "running" || state == "warm_start" || state == "new";
+    const bool restless = state == "running" || state == "warm_start" || state == "new" || kept.value.begins;
     if (!kept.Due(stamp, restless)) return kept.value;
     Status failed;
     kept.Renew(stamp, [&] {

@@ -104,18 +104,22 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
     options->files.erase(overrides.begin(), overrides.end());
     if (options->files.empty())
       Fail(context, InvalidArgument("validate: only overrides are given (a.b=c); name a config, too"));
-    std::optional<int> signal;
+    std::optional<int> killed_by;
     for (const std::string& file : options->files) {
       const PartEnd end =
           InOwnProcess([&] { return Validate(file, options->overrides, context.self_path, options->json); });
       context.exit_code = std::max(context.exit_code, end.code);
-      if (end.signal) signal = end.signal;
+      if (end.signal == SIGPIPE) {  // nobody reads any more, so there is nobody to tell
+        std::fflush(nullptr);
+        ::raise(SIGPIPE);
+      }
+      if (end.signal) killed_by = end.signal;
       if (end.words.empty()) continue;
       if (options->json) PrintJsonError(file, end.words);
       std::fprintf(stderr, "%s: cannot be used: %s\n", file.c_str(), end.words.c_str());
     }
     std::fflush(nullptr);
-    if (signal) ::raise(*signal);  // whoever waits for this process sees a crash as one
+    if (killed_by) ::raise(*killed_by);  // whoever waits for this process sees a crash as one
   });
   CLI::App* group = app.add_subcommand("config", "The schema of configs, and what one resolves to");
   group->require_subcommand(1);

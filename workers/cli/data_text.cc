@@ -10,6 +10,7 @@ StatusOr<JobData> DataOf(const JobConfig& config) {
   JobData all;
   if (config.model.init && !config.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(config));
+    const UsualLimitFor limit(config::UsualLimitOf(warm));
     TP_ASSIGN_OR_RETURN(DataSummary summary, SummarizeData(warm.config));
     all.emplace_back("warm start", std::move(summary));
   }

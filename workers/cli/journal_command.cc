@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <limits>
@@ -159,14 +160,18 @@ StatusOr<Moment> ParseMoment(const char* option, const std::string& text) {
   return Wrong(option, text, "a time in UTC such as 2026-01-31T12:00:00, or seconds of the run such as 12.5");
 }
 
+// Of this config: a life of the run before it may have had others.
+int64_t PlacesOf(const JobConfig& config) {
+  const EnvironmentConfig* plays = config.environment();
+  return config.cluster.slots + (plays == nullptr ? config.reward.workers : plays->workers);
+}
+
 // "reward-0", or the number of a place; -1: there is none of that name. requires one that is not empty
 int64_t PlaceOf(const std::string& worker, const std::optional<JobConfig>& config) {
   const auto number = Numbers(std::string_view(worker).substr(worker.front() == 'w' ? 1 : 0), '.', 1);
   if (!number.empty()) return number[0];
   if (!config) return -1;
-  const EnvironmentConfig* plays = config->environment();
-  const int64_t beside = plays == nullptr ? config->reward.workers : plays->workers;
-  for (int64_t place = 0; place < config->cluster.slots + beside; ++place) {
+  for (int64_t place = 0; place < PlacesOf(*config); ++place) {
     if (PlaceName(*config, place) == worker) return place;
   }
   return -1;
@@ -402,8 +407,13 @@ void Journal(CommandContext& context, const JournalWords& words) {
   if (words.from > 0 && words.from >= summary->next.value) {
     std::fprintf(stderr, "note: the journal has %lld records, there is none from %lld on\n",
                  static_cast<long long>(summary->next.value), static_cast<long long>(words.from));
-  } else if (printer.passed() == 0 && seen > 0) {
+  } else if (seen == 0) {
+    std::fprintf(stderr, "note: the journal has no record yet\n");
+  } else if (printer.passed() == 0) {
     std::fprintf(stderr, "note: none of the %lld records passes\n", static_cast<long long>(seen));
+    if (const int64_t places = config ? PlacesOf(*config) : INT64_MAX; filter->worker.worker.value >= places)
+      std::fprintf(stderr, "note: --worker %s: the places of this run are 0 to %lld\n", words.worker.c_str(),
+                   static_cast<long long>(places - 1));
   }
 }
 

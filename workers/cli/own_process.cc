@@ -1,16 +1,15 @@
 #include "workers/cli/own_process.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
+#include "core/base/child_call.h"
+#include "core/base/limited_call.h"
 #include "core/base/running_call.h"
 
 namespace tidepool::workers {
@@ -31,36 +30,40 @@ std::string WordsIn(int fd) {
 }  // namespace
 
 PartEnd InOwnProcess(const std::function<int()>& part) {
-  std::fflush(nullptr);  // or the child would have it too
   const int words = ::memfd_create("last_words", MFD_CLOEXEC);
-  const pid_t parent = ::getpid(), child = ::fork();
-  if (child < 0) {  // the part is done all the same; what ends it ends the command, too
-    if (words >= 0) ::close(words);
-    return {.code = part(), .signal = {}, .words = {}};
-  }
-  if (child == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(1);
-    RunningCall::TellCrashes();  // of this process, too
-    if (words >= 0) RunningCall::TellIn("", "/proc/self/fd/" + std::to_string(words));
-    const int code = part();
-    std::fflush(nullptr);
-    ::_exit(code);
-  }
-  int status = 0;
-  // waits: the calls of plug-ins in it have limits, and whoever ends this process ends it
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  ChildEnd how;
+  const auto code = InChild(
+      [&](const ChildNote& note) {
+        note("it", kNoLimit);
+        RunningCall::TellCrashes();  // of this process, too
+        if (words >= 0) RunningCall::TellOnlyIn("/proc/self/fd/" + std::to_string(words));
+        LimitedCall::WatchThisProcess();
+        const int returned = part();
+        std::fflush(nullptr);
+        return std::to_string(returned);
+      },
+      &how);
   PartEnd end;
   if (words >= 0) {
     end.words = WordsIn(words);
     ::close(words);
   }
-  if (WIFSIGNALED(status)) {
-    end.signal = WTERMSIG(status);
-    end.code = 3;
-    if (end.words.empty()) end.words = "its process was killed by signal " + std::to_string(*end.signal);
+  if (code.ok()) {
+    end.code = std::atoi(code->c_str());
+  } else if (code.status().code() == StatusCode::kUnavailable) {  // what ends it ends the command, too
+    end.code = part();
   } else {
-    end.code = WEXITSTATUS(status);
+    end.code = 3;
+    end.signal = how.signal;
+    if (!end.words.empty()) return end;
+    if (how.signal) {
+      end.words = "its process was killed by signal " + std::to_string(*how.signal);
+    } else if (how.exit_status) {
+      end.words = "a plug-in that it names ended the process with exit status " +
+                  std::to_string(*how.exit_status) + "; correct it and build again";
+    } else {
+      end.words = code.status().message();
+    }
   }
   return end;
 }

@@ -11,13 +11,15 @@ namespace tidepool::workers {
 struct PartEnd {
   int code = 0;               // its exit code: what `part` returned, 3 where a call of a plug-in ended it
   std::optional<int> signal;  // that killed it
-  // What ended it, where it did not come to its end: "task gcd (gcd.cc) did not return within 30 s ...", as
-  // on its stderr; where it said nothing, "its process was killed by signal 9"
+  // What ended it, where it did not come to its end: "task gcd (gcd.cc) did not return within 30 s ...",
+  // which the caller is to tell; where it said nothing, "its process was killed by signal 9", or which exit
+  // status it had
   std::string words;
 };
 
 // `part` has all that this process has, its output too, and leaves nothing behind but that. In this process
-// where there is no other to be had. For processes without threads that the part would wait for.
+// where there is no other to be had. An InChild (core/base/child_call.h) whose calls have limits of their
+// own.
 PartEnd InOwnProcess(const std::function<int()>& part);
 
 }  // namespace tidepool::workers

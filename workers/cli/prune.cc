@@ -168,7 +168,7 @@ class Planner {
     int64_t below_this = OldestPayloadFile(state, oldest_kept_);
     for (const record::Enq& enq : stored) newest_file_ = std::max(newest_file_, enq.payload_file);
     if (newest_file_ >= 0) below_this = std::min(below_this, newest_file_);
-    TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(paths.config()));
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths.config()));
     if (loaded.config.model.is_policy()) {
       TP_ASSIGN_OR_RETURN(const auto fragments, Fragments::Create(loaded.config));
       for (const record::Enq& enq : stored) fragments->Remember(enq);
@@ -206,7 +206,7 @@ StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const
   plan.run = run_dir;
   // Who only looks may do so where nothing can be written; whoever is at work is still named.
   if (!options.only_look || RealFileSystem::IsLocked(storage::RunPaths(run_dir).lock())) {
-    TP_ASSIGN_OR_RETURN(pruner->lock_, storage::LockRun(real, run_dir));
+    TP_ASSIGN_OR_RETURN(pruner->lock_, storage::LockRun(real, run_dir, "prune"));
   }
   const std::string warm = storage::RunPaths(run_dir).warm_start();
   if (real.Exists(storage::RunPaths(warm).config()))

@@ -170,6 +170,7 @@ StatusOr<RunBrief> BriefReader::Read() {
   RunState state = StateOf(run_dir_);
   brief.state = state.state;
   brief.last_line = state.why;
+  brief.begins = state.begins;
   brief.silent_s = state.silent_s;
   if (state.step > 0 || state.steps > 0) brief.step = state.step;
   if (state.steps > 0) brief.steps = state.steps;

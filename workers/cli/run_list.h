@@ -33,13 +33,14 @@ struct RunBrief {
   double age_s = -1;                      // since then; -1: not known
   int64_t bytes = 0;                      // on the disk, a file with several names once
   std::string last_line;                  // why it ended, or the last warning while it runs
+  bool begins = false;                    // a controller begins to go on with it
   double silent_s = 0;                    // since its live controller has said what it does
   nlohmann::ordered_json live = nullptr;  // RunState::live; of no list
 };
 
 TP_FIELDS(RunFigure, metric, first, best, last, step)
 TP_FIELDS(RunBrief, run, dir, state, name, job, task, step, steps, learned, held_out, started, age_s, bytes,
-          last_line, silent_s)
+          last_line, begins, silent_s)
 
 // Figures of the first of several metrics that has a value. Metrics of a long run are hundreds of megabytes,
 // and a list of runs wants two of hundreds of names: the lines are searched for them, not parsed. Names stand

@@ -197,7 +197,7 @@ std::string ShellWord(const std::string& text) {
 }
 
 std::optional<JobConfig> ConfigOf(const std::string& run_dir) {
-  auto loaded = config::LoadConfig(storage::RunPaths(run_dir).config());
+  auto loaded = config::ReadCheckedConfig(storage::RunPaths(run_dir).config());
   if (!loaded.ok()) return std::nullopt;
   return std::move(loaded->config);
 }
@@ -224,7 +224,24 @@ std::string StartOverHint(const std::string& config, const std::string& dir,
   return line;
 }
 
-RunState StateOf(const std::string& run_dir, bool with_journal) {
+namespace {
+
+// Who holds a run that has no controller which says what it does.
+void LookAtHolder(const std::string& run_dir, RunState& s) {
+  const storage::RunHolder holder = storage::HolderOf(run_dir);
+  if (holder.as.empty() || s.state == "warm_start") return;
+  if (holder.as != storage::kController) {
+    s.pruned = true;
+    s.why = "`tidepool prune` is at work on it (pid " + std::to_string(holder.pid) + ")";
+    return;
+  }
+  // Of a run that has ended it may be the controller that ended it, and is about to go.
+  if (s.state != "new" && holder.pid == s.pid) return;
+  s.begins = true;
+  s.why = "its controller begins, and has said nothing yet";
+}
+
+RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
   const storage::RunPaths paths(run_dir);
   RunState s;
   observe::StatusFile live;
@@ -248,7 +265,8 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     if (s.paused || s.silent_s > kSilent_s) {
       s.why = "its controller has said nothing for " + Number(s.silent_s, "%.0f") + " s: " +
               (s.paused ? "it is paused (SIGSTOP); kill -CONT " + std::to_string(s.pid) + " lets it go on"
-                        : "it stands still, or the disk does not answer");
+               : !live.call_held.empty() ? "it waits for " + live.call_held
+                                         : "it stands still, or the disk does not answer");
     }
     return s;
   }
@@ -292,12 +310,17 @@ RunState StateOf(const std::string& run_dir, bool with_journal) {
     } else if (first.state != "new" && first.state != "finished") {
       s.state = first.state;
       s.why = first.why;
+      s.pid = first.pid;
     }
   }
-  if (s.state == "new" && RealFileSystem::IsLocked(paths.lock())) {
-    s.begins = true;
-    s.why = "its controller begins, and has said nothing yet";
-  }
+  return s;
+}
+
+}  // namespace
+
+RunState StateOf(const std::string& run_dir, bool with_journal) {
+  RunState s = WithoutHolder(run_dir, with_journal);
+  if (!s.alive) LookAtHolder(run_dir, s);
   return s;
 }
 
@@ -314,6 +337,7 @@ Json RunStatus(const std::string& run_dir) {
     s["job"] = Name(config->kind());
   }
   if (state.begins) s["begins"] = true;
+  if (state.pruned) s["pruned"] = true;
   if (state.pid > 0) {
     s["controller"] = {{"pid", state.pid}, {"alive", state.alive}};
     if (state.alive) {
@@ -358,21 +382,24 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   const Row row{out};
   const std::string state = status["state"];
   const std::string dir = status["run"];
-  const std::string go_on = resume.empty() ? "" : "; go on with: " + ResumeHint(resume);
+  const bool begins = status.contains("begins"), pruned = status.contains("pruned");
+  const std::string go_on = resume.empty() || begins || pruned ? "" : "; go on with: " + ResumeHint(resume);
   row("run", dir + (status.contains("job") ? " (job " + status["job"].get<std::string>() + ")" : ""));
   std::string line = state;
   if (state == "running") line += ", controller pid " + status["controller"]["pid"].dump();
   if (state == "warm_start")
     line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
-  if (state == "new") {
-    line = status.contains("begins") ? "its controller begins, and has said nothing yet; its log is " +
-                                           storage::RunPaths(dir).logs() + "/controller.log"
-                                     : "nothing has happened yet";
-  }
+  if (state == "new" && !begins) line = "nothing has happened yet";
   if (state == "unreadable") line = "unreadable, and it did not say how it ended";
   if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
   if (state == "stopped") line = "stopped before its last step" + go_on;
   if (state == "failed") line = "failed; see why below and " + storage::RunPaths(dir).logs() + "/" + go_on;
+  if (begins) {
+    line = (state == "new" ? "" : state + "; ") +
+           "its controller begins, and has said nothing yet; its log is " + storage::RunPaths(dir).logs() +
+           "/controller.log";
+  }
+  if (pruned) line += "; `tidepool prune` is at work on it";
   row("state", line);
   if (status.contains("resume_step")) row("resume", "begins at step " + status["resume_step"].dump());
   if (status.contains("controller")) row("silent", status["controller"].value("silent", ""));

@@ -44,7 +44,8 @@ struct RunState {
   bool alive = false;
   double silent_s = 0;  // since a live controller has said what it does
   bool paused = false;  // it was (SIGSTOP)
-  bool begins = false;  // new, and a controller holds it that has said nothing yet
+  bool begins = false;  // not alive, and a controller holds it that has said nothing yet
+  bool pruned = false;  // not alive, and `tidepool prune` holds it
   // What it said last (status.json, summary.json), as it stands there; null: nothing.
   nlohmann::ordered_json live, summary;
   std::optional<storage::RunOnDisk> journal;  // where it was read
@@ -59,7 +60,9 @@ RunState StateOf(const std::string& run_dir, bool with_journal = false);
 //   run, state, name, job
 //   state      as above
 //   controller {pid, alive, silent_s, paused, silent: the sentence about it}; absent where none was started
-//   begins     true: the state is new, and a controller holds it that has said nothing yet; else absent
+//   begins     true: a controller holds it that has said nothing yet, so that the state is the one before;
+//              else absent
+//   pruned     true: `tidepool prune` is at work on it; else absent
 //   resume_step where a resume begins: the step of the newest checkpoint; only of a run that can go on
 //   journal    {records, last_step, steps, end_code}, or {error}; not read while the run is alive
 //   live       RUN/status.json as the controller wrote it, with `age_s`; only while it is alive or dead

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "core/base/json_fields.h"
+#include "core/base/names.h"
+#include "core/observe/progress.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_list.h"
 #include "workers/cli/run_lookup.h"
@@ -56,14 +58,20 @@ void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
     const auto or_dash = [](const std::string& text) { return text.empty() ? "-" : text; };
     const std::string silent =
         run.silent_s > kSilent_s ? Formatted(" (silent %.0f s)", run.silent_s) : std::string();
-    rows.push_back({run.run, run.state + silent, or_dash(run.job), or_dash(run.task),
+    rows.push_back({run.run, run.state + (run.begins ? " (begins)" : silent), or_dash(run.job),
+                    or_dash(run.task),
                     std::to_string(run.step) + (run.steps > 0 ? "/" + std::to_string(run.steps) : ""),
                     LearnedText(run.learned), HeldOutText(run), BytesText(run.bytes), AgeText(run.age_s)});
     bytes += run.bytes;
   }
+  std::vector<std::string> gone;
+  if (observe::IsTerminal(stdout))
+    gone = FitTable(rows, static_cast<size_t>(observe::SizeOfTerminal(stdout).columns),
+                    {"job", "size", "task", "age", "learned", "steps"});
   std::fputs(TableText(rows).c_str(), stdout);
   std::printf("%zu %s in %s, %s\n", runs.size(), runs.size() == 1 ? "run" : "runs", root.c_str(),
               BytesText(bytes).c_str());
+  if (!gone.empty()) std::printf("(without %s: --json has all)\n", tidepool::Listed(gone).c_str());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <string_view>
 
 #include "core/base/utf8.h"
 
@@ -23,6 +24,26 @@ std::string TableText(const std::vector<Cells>& rows) {
     text += '\n';
   }
   return text;
+}
+
+std::vector<std::string> FitTable(std::vector<Cells>& rows, size_t width,
+                                  const std::vector<std::string>& least) {
+  const auto fits = [&] {
+    const std::string text = TableText(rows);
+    for (std::string_view left = text; !left.empty(); left.remove_prefix(left.find('\n') + 1)) {
+      if (CharacterCount(std::string(left.substr(0, left.find('\n')))) > static_cast<int64_t>(width))
+        return false;
+    }
+    return true;
+  };
+  std::vector<std::string> gone;
+  for (const std::string& name : least) {
+    if (fits()) break;
+    const auto at = std::ranges::find(rows.front(), name) - rows.front().begin();
+    for (Cells& row : rows) row.erase(row.begin() + at);
+    gone.push_back(name);
+  }
+  return gone;
 }
 
 std::string Formatted(const char* format, double value) {

@@ -216,8 +216,9 @@ void Train(CommandContext& context, TrainOptions& options) {
   sigaction(SIGHUP, nullptr, &hang_up);
   if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  // The second signal says: now. The controller's thread would hear it after the call that holds it.
-  LimitedCall::StopAt([] { return stop_signals.count.load(); });
+  // While a call of a plug-in holds the controller's thread, which hears signals: the first one is told and
+  // waited for, the second one ends the process.
+  LimitedCall::StopAt({.signals = [] { return stop_signals.count.load(); }});
 
   const auto start = std::chrono::steady_clock::now();
   // A terminal that is held (Ctrl-S), or a pipe that nobody reads, holds up what is shown, and not the run.
@@ -230,6 +231,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.resume = options.resume;
   request.fresh = options.fresh;
   request.start_over = StartOver(options);
+  request.go_on = ResumeHint;
   request.stop_signals = &stop_signals;
   request.say = [&](const std::string& line) {
     terminal.Do("terminal", [progress, line](const DiskThread::Say&) { progress->Say(line); });

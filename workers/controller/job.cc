@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/limited_call.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
 #include "core/config/resume.h"
@@ -407,7 +408,9 @@ class Job {
     run.on_progress = [this, phase](const observe::StatusFile& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };
+    if (request_.go_on) RunningCall::TellAfterwards("go on with: " + request_.go_on(outcome_.run_dir));
     StatusOr<RunResult> result = RunController(run);
+    RunningCall::TellAfterwards("");
     began_ = began_ || result.ok();
     if (result.ok() && !result->moved_to.value_or("").empty()) {
       const std::string& now = *result->moved_to;
@@ -465,6 +468,7 @@ StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main) {
 
 Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
+  const UsualLimitFor limit(config::UsualLimitOf(loaded));
   const auto at = [&](const char* key, const Status& status) {
     const config::Origin origin = loaded.OriginOf(key);
     return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());

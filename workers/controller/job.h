@@ -14,6 +14,8 @@ struct JobRequest {
   config::LoadedConfig loaded;
   std::string run_dir;    // empty: runs/<name>-<utc time>, which only a new run may leave to the job
   std::string self_path;  // of this program
+  // What to type to go on with the run in this folder.
+  std::function<std::string(const std::string& run_dir)> go_on = {};
   bool resume = false;
   bool fresh = false;                                  // start over even if the directory holds a run
   std::string start_over = "start over with --fresh";  // how, for messages

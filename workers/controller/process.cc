@@ -24,6 +24,8 @@
 
 namespace tidepool::workers {
 
+ControllerProcess::~ControllerProcess() { LimitedCall::TellHeld({}); }
+
 StatusOr<RunResult> ControllerProcess::Run() {
   if (const Status opened = Open(); !opened.ok()) {
     Log(LogLevel::kError, "not_started", {}, opened.message());
@@ -48,7 +50,8 @@ Status ControllerProcess::Open() {
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
   // What a call of a plug-in does to this process is told by whoever watches it, without the loop.
-  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words());
+  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), log.role);
+  LimitedCall::TellHeld([this](const PluginCall& call) { TellHeld(call); });
   LimitedCall::Usual(config::UsualLimitOf(config_));  // a warm start has its own
   TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir, {"config.yaml", "journal/lock",
                                                                              "journal/0000.tpj"}));

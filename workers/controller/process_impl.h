@@ -23,6 +23,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/call_watch.h"
 #include "core/base/places.h"
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
@@ -73,6 +74,9 @@ class ControllerProcess {
  public:
   explicit ControllerProcess(const RunRequest& request)
       : request_(request), config_(request.config), launcher_(request.config.cluster.reattach_grace_s > 0) {}
+  ~ControllerProcess();
+  ControllerProcess(const ControllerProcess&) = delete;
+  ControllerProcess& operator=(const ControllerProcess&) = delete;
   StatusOr<RunResult> Run();
 
  private:
@@ -171,6 +175,7 @@ class ControllerProcess {
   void Log(LogLevel level, const std::string& event, LogFields fields, const std::string& text = "");
   // A warning: the newest one is shown.
   void Warn(const std::string& text, const std::string& event = "warning", const LogFields& fields = {});
+  void TellHeld(const PluginCall& call);  // of the loop's thread, on another one
   // Stays on the terminal: a warning is replaced by the next one.
   void Tell(const std::string& text, const std::string& event = "note", const LogFields& fields = {});
   void Do(const cmd::Finish& c);

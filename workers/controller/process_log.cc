@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
+#include "core/base/json_fields.h"
+#include "core/base/real_file_system.h"
 #include "core/observe/log.h"
 #include "core/storage/disk_use.h"
 #include "workers/build_info.h"
@@ -37,6 +40,29 @@ void ControllerProcess::Log(LogLevel level, const std::string& event, LogFields 
 void ControllerProcess::Warn(const std::string& text, const std::string& event, const LogFields& fields) {
   status_.last_warning = text;
   Log(LogLevel::kWarn, event, fields, text);
+}
+
+// What the loop would say next of the run is not said before the call comes back: the picture of before it
+// is completed.
+void ControllerProcess::TellHeld(const PluginCall& call) {
+  char limit[32];
+  std::snprintf(limit, sizeof(limit), "%g s", call.Seconds());
+  const std::string held = call.what + " to come back from " + call.on + ", for at most " + limit +
+                           (call.key.empty() ? "" : " (" + call.key + ")");
+  Log(LogLevel::kWarn, "call_held", {}, "the controller waits for " + held);
+  files_.Do("write of status.json",
+            [path = storage::RunPaths(request_.run_dir).status(), held](const DiskThread::Say&) {
+              observe::StatusFile status;
+              if (const auto text = RealFileSystem().ReadFile(path); text.ok()) {
+                if (const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+                    json.is_object())
+                  FromJson(json, status);
+              }
+              if (status.state.empty()) status.state = "running";
+              status.pid = getpid();
+              status.call_held = held;
+              (void)observe::ShowInFile(path, JsonOf<nlohmann::json>(status).dump(1));
+            });
 }
 
 void ControllerProcess::Tell(const std::string& text, const std::string& event, const LogFields& fields) {

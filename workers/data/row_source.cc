@@ -277,8 +277,8 @@ StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
   tasks::Question question;
   uint64_t state = 0;
   LimitedCall({.what = episodes_->label(),
-               .on = std::string("the begin of ") + (tid.is_eval() ? "held-out row " : "row ") +
-                     std::to_string(tid.ordinal),
+               .on = "the begin of " + episodes_->NameOf(tid) +
+                     (tid.is_eval() ? "" : " (row " + std::to_string(tid.ordinal) + ")"),
                .limit_s = reset_timeout_s_,
                .key = "environment.reset_timeout_s"})
       .Run([&] {

@@ -3,10 +3,15 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "core/base/limited_call.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "workers/device/device_machine.h"
@@ -23,6 +28,9 @@ namespace {
 class DeviceWorker {
  public:
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
+  ~DeviceWorker() { LimitedCall::StopAt({}); }
+  DeviceWorker(const DeviceWorker&) = delete;
+  DeviceWorker& operator=(const DeviceWorker&) = delete;
 
   int Run() {
     LogWorkerStart("device", options_.address);
@@ -67,8 +75,16 @@ class DeviceWorker {
     link.hello.kind = scheduler::WorkerKind::kDevice;
     link.hello.pid = getpid();
     link.hello.weights_address = weights_server_->address();
-    TP_ASSIGN_OR_RETURN(
-        link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
+    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) {
+                          if (std::ranges::any_of(e, IsShutdown)) told_to_end_ = true;
+                          inbox_.PutAll(std::move(e));
+                        }));
+    // A loss that does not come back holds this thread, which would hear of the end. Less patience than the
+    // controller has, which kills without a word.
+    LimitedCall::StopAt({.signals = [this] { return told_to_end_ ? 1 : 0; },
+                         .patience = std::chrono::seconds(1),
+                         .by = "its controller",
+                         .tell = [](const std::string& what) { LogWorkerFailure("end_waits", what); }});
     work_->Use(link_.get());
     machine_ = std::make_unique<DeviceMachine>(work_.get());
     heartbeat_ = std::jthread([this](std::stop_token stop) {
@@ -79,6 +95,11 @@ class DeviceWorker {
       }
     });
     return OkStatus();
+  }
+
+  static bool IsShutdown(const LinkEvent& event) {
+    const auto* command = std::get_if<Command>(&event);
+    return command != nullptr && std::holds_alternative<down::Shutdown>(command->body);
   }
 
   // Takes what has come, makes one step. Set: the process has to end.
@@ -120,6 +141,7 @@ class DeviceWorker {
   DeviceWorkerOptions options_;
   Mailbox<LinkEvent> inbox_;
   std::optional<LinkClosed> closed_;  // the controller is gone
+  std::atomic<bool> told_to_end_ = false;
   Mutex heartbeat_mu_;
   Condition heartbeat_wake_;
   std::unique_ptr<RolesWork> work_;

@@ -131,6 +131,7 @@ StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
 
   if (c.model.init && !c.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(c));
+    const UsualLimitFor limit(config::UsualLimitOf(warm));
     warm.config.model = c.model;
     warm.config.model.init->warm_start.clear();
     TP_ASSIGN_OR_RETURN(const DiskPlan first, PlanDisk(warm.config));

@@ -20,6 +20,17 @@ class Run {
     return m ? m.y.map((y, i) => [this.steps[m.x][i], y]) : [];
   }
   last(...names) { const points = this.metric(...names); return points.length ? points[points.length - 1][1] : undefined; }
+  // A speed of the whole run, as its end says it: what all steps did by the time that they took.
+  rate(name) {
+    const times = new Map(this.metric('timing_s/step', 'perf/time_per_step'));
+    let done = 0, seconds = 0;
+    for (const [step, value] of this.metric(name)) {
+      const took = times.size ? times.get(step) ?? 0 : 1;
+      done += value * took;
+      seconds += took;
+    }
+    return seconds > 0 ? done / seconds : undefined;
+  }
   of(what, ...names) { const name = names.find(n => this.has(n)); return name && this.metrics[name][what]; }
   // Held-out pairs are measured before the first step, too; that is a value of its own in the first step's line.
   heldOut(...names) {

@@ -130,7 +130,7 @@ function figureText(f, first, step) {
   return make('span', make('span.faint', word + ' '), first && f.first !== f.last && f.step !== 0 ? show(f.first) + ' → ' : '', make('b', show(f.last)), old ? make('span.faint', ' at step ' + number(f.step)) : null, f.best !== f.last ? make('span.faint.whole', ' best ' + show(f.best)) : null);
 }
 // Why it ended, or the last warning; that all steps are done its state says.
-const wordOf = run => run.state === 'finished' ? '' : run.last_line;
+const wordOf = run => run.state === 'finished' && !run.begins ? '' : run.last_line;
 function runRow(run, chosen, changed) {
   const tick = make('input', {type: 'checkbox', 'aria-label': 'compare ' + run.run, onchange: () => { if (tick.checked) chosen.add(run.run); else chosen.delete(run.run); changed(); }});
   tick.checked = chosen.has(run.run);

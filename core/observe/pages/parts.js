@@ -70,7 +70,7 @@ function figuresOf(run) {
   if (step !== undefined) put('time per step', number(step), 's', 'median');
   // The last step alone says little: the end of a run leaves little to generate.
   const speed = generates(run) ? ['rollout/tok_s', 'generated'] : ['perf/throughput', 'trained'];
-  if (run.has(speed[0])) put('throughput', number(run.of('median', speed[0])), run.kind === 'control' ? 'steps/s' : 'tok/s', speed[1] + ', median; last step ' + number(run.last(speed[0])));
+  if (run.has(speed[0])) put('throughput', number(run.rate(speed[0])), run.kind === 'control' ? 'steps/s' : 'tok/s', speed[1] + ', mean of the steps; last step ' + number(run.last(speed[0])));
   const lag = generates(run) ? run.of('max', 'staleness/max') : undefined, gap = run.of('max', 'training/rollout_logp_diff/max');
   if (lag !== undefined) put('largest lag', number(lag), lag === 1 ? 'version' : 'versions', 'of any token trained on');
   if (gap !== undefined) put('max |Δ log-prob|', number(gap), '', 'rollout against trainer');

@@ -1,6 +1,7 @@
 #include "core/base/limited_call.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -110,7 +111,7 @@ TEST(LimitedCallDeathTest, OutputThatNobodyReadsDoesNotHoldTheEndUp) {
 TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto stopped = [] {
-    LimitedCall::StopAt([] { return 2; });
+    LimitedCall::StopAt({.signals = [] { return 2; }});
     std::this_thread::sleep_for(300ms);  // no call is under way
     const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
     Hang();
@@ -123,7 +124,7 @@ TEST(LimitedCallDeathTest, WhoeverIsToldToStopDoesNotWaitForOne) {
 TEST(LimitedCallDeathTest, AfterOneSignalACallIsToldAndWaitedForForAWhile) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto stopped = [] {
-    LimitedCall::StopAt([] { return 1; }, 1s);
+    LimitedCall::StopAt({.signals = [] { return 1; }, .patience = 1s});
     for (int i = 0; i < 15; ++i) {
       const LimitedCall quick({.what = "task quick (quick.cc)", .on = "question 1"});
       std::this_thread::sleep_for(100ms);  // together longer than one is waited for
@@ -137,6 +138,45 @@ TEST(LimitedCallDeathTest, AfterOneSignalACallIsToldAndWaitedForForAWhile) {
       "^the end waits for task mine \\(mine.cc\\) on question 7 to come back; a second signal ends it "
       "now\nerror: stopped by a signal, and did not wait longer than 1 s for task mine \\(mine.cc\\) on "
       "question 7 to come back\n$");
+}
+
+TEST(LimitedCallDeathTest, WhoeverIsToldToStopOtherwiseSaysByWhomAndWhatIsWaitedFor) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto stopped = [] {
+    LimitedCall::StopAt(
+        {.signals = [] { return 1; },
+         .patience = 1s,
+         .by = "its controller",
+         .tell = [](const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); }});
+    const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7"});
+    Hang();
+    std::exit(0);
+  };
+  EXPECT_EXIT(
+      stopped(), testing::ExitedWithCode(3),
+      "^the end waits for task mine \\(mine.cc\\) on question 7\nerror: stopped by its controller, and did "
+      "not wait longer than 1 s for task mine \\(mine.cc\\) on question 7 to come back\n$");
+}
+
+TEST(LimitedCallDeathTest, ACallThatIsUnderWayForLongIsToldOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto held = [] {
+    LimitedCall::TellHeld(
+        [](const PluginCall& call) { std::fprintf(stderr, "held: %s\n", call.on.c_str()); });
+    for (int i = 0; i < 6; ++i) {
+      const LimitedCall quick({.what = "task quick (quick.cc)", .on = "a quick one", .limit_s = 0.8});
+      std::this_thread::sleep_for(100ms);
+    }
+    {
+      const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 7", .limit_s = 2.4});
+      std::this_thread::sleep_for(1800ms);
+    }
+    LimitedCall::TellHeld({});
+    const LimitedCall call({.what = "task mine (mine.cc)", .on = "question 8", .limit_s = 2});
+    std::this_thread::sleep_for(1500ms);
+    std::exit(5);
+  };
+  EXPECT_EXIT(held(), testing::ExitedWithCode(5), "^held: question 7\n$");
 }
 
 TEST(LimitedCallDeathTest, AChildThatIsForkedHasNoLimitOfThisProcess) {
@@ -154,6 +194,43 @@ TEST(LimitedCallDeathTest, AChildThatIsForkedHasNoLimitOfThisProcess) {
     std::exit(WEXITSTATUS(status));
   };
   EXPECT_EXIT(forks(), testing::ExitedWithCode(5), "^$");
+}
+
+TEST(LimitedCallDeathTest, AChildThatIsToCallPlugInsItselfHasTheirLimits) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto forks = [] {
+    { const LimitedCall first(kCall); }
+    const pid_t child = ::fork();
+    if (child == 0) {
+      LimitedCall::WatchThisProcess();
+      const LimitedCall call(kCall);
+      Hang();
+      ::_exit(5);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    std::exit(WEXITSTATUS(status));
+  };
+  EXPECT_EXIT(forks(), testing::ExitedWithCode(3),
+              "^error: task mine \\(mine.cc\\) did not return within 0.3 s on question 7; correct it\n$");
+}
+
+TEST(LimitedCallDeathTest, WithoutAThreadForTheLimitsCallsAreMadeAllTheSame) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto none = [] {
+    const rlimit few{.rlim_cur = 0, .rlim_max = 0};
+    ::setrlimit(RLIMIT_NPROC, &few);
+    if (::getuid() == 0 && ::setuid(65534) != 0) std::exit(1);  // root has as many as it likes
+    for (int i = 0; i < 2; ++i) {
+      const LimitedCall call(kCall);
+      std::this_thread::sleep_for(400ms);
+    }
+    std::exit(5);
+  };
+  EXPECT_EXIT(
+      none(), testing::ExitedWithCode(5),
+      "^warning: no thread can be started \\(.*\\), so a call of a plug-in that does not come back is not "
+      "ended at its limit\n$");
 }
 
 }  // namespace

@@ -5,13 +5,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <thread>
+
+#include "core/base/utc_time.h"
 
 namespace tidepool {
 namespace {
@@ -117,19 +121,51 @@ TEST(RunningCallDeathTest, TheLastLineIsInTheFilesToo) {
   const std::string path = std::getenv("FILES_OF_TEST"), log = path + ".log", words = path + ".words";
   const auto crash = [&] {
     std::ofstream(log) << "a line\n";
-    RunningCall::TellIn(log, words);
+    RunningCall::TellIn(log, words, "controller");
+    RunningCall::TellAfterwards("go on with: this");
     Crash(SIGSEGV);
   };
   const auto text = [](const std::string& file) {
     std::ifstream in(file);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
-  EXPECT_EXIT(crash(), testing::KilledBySignal(SIGSEGV), "while it ran");
+  EXPECT_EXIT(crash(), testing::KilledBySignal(SIGSEGV), "build again\ngo on with: this\n$");
   EXPECT_TRUE(
       text(words).starts_with("error: the process was killed by SIGSEGV while it ran environment game"))
       << text(words);
-  EXPECT_EQ(text(log), "a line\n" + text(words));
+  const std::string said = text(words).substr(std::string("error: ").size());
+  // As every other line of a log (core/observe/log.h).
+  const std::regex line(
+      R"re(a line\n\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=error role=controller event=died_in_call text="(.*)"\n)re");
+  const std::string logged = text(log);
+  std::smatch found;
+  ASSERT_TRUE(std::regex_match(logged, found, line)) << logged;
+  EXPECT_EQ(found[1].str() + "\n", said);
+  const auto at = ParseUtcTime(logged.substr(7, 24));
+  ASSERT_TRUE(at);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  EXPECT_LT(std::abs(std::chrono::duration_cast<std::chrono::milliseconds>(now).count() - *at), 60'000);
   for (const std::string& file : {log, words}) std::filesystem::remove(file);
+}
+
+TEST(RunningCallDeathTest, WhoIsToTellItHasItAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ::setenv("WORDS_OF_TEST", (testing::TempDir() + "words-" + std::to_string(::getpid())).c_str(),
+           /*overwrite=*/0);
+  const std::string words = std::getenv("WORDS_OF_TEST");
+  const auto crash = [&] {
+    RunningCall::TellOnlyIn(words);
+    Crash(SIGSEGV);
+  };
+  EXPECT_EXIT(crash(), testing::KilledBySignal(SIGSEGV), "^$");
+  EXPECT_TRUE(std::filesystem::file_size(words) > 0);
+  std::filesystem::remove(words);
+}
+
+TEST(RunningCallTest, QuotedTextIsThatOfALog) {
+  LineBuffer line;
+  line.AddQuoted("say \"a\\b\"\n\x01");
+  EXPECT_EQ(line.text(), R"("say 'a\\b'\n\x01")");
 }
 
 TEST(RunningCallDeathTest, WordsAreMadeWhenTheyAreToldAndALongLineIsCut) {

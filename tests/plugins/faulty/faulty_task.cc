@@ -5,7 +5,7 @@
 namespace tidepool::tasks {
 namespace {
 
-const std::vector<std::string> kHow = {"no", "crash", "exit", "throw", "hang", "late", "none"};
+const std::vector<std::string> kHow = {"no", "crash", "exit", "quit", "throw", "hang", "late", "none"};
 
 class FaultyTask : public Task {
  public:

@@ -12,6 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "core/base/real_file_system.h"
+#include "core/storage/run_directory.h"
+
 namespace tidepool::workers {
 namespace {
 
@@ -94,6 +97,33 @@ TEST_F(BoardTest, ARunThatEndedByLastWordsIsNotNewAnyMore) {
   while (brief["state"] == "new" && std::chrono::steady_clock::now() < end);
   EXPECT_EQ(brief["state"], "failed");
   EXPECT_EQ(brief["last_line"], "reward x did not return within 2 s");
+}
+
+// They are part of what is sent once, as the facts are: how it ended stands there.
+TEST_F(BoardTest, LastWordsAreSeenWithTheFacts) {
+  const json first = Ask("/api/run", {{"run", "b c"}});
+  ASSERT_FALSE(Ask("/api/run", {{"run", "b c"}, {"seen", first["seen"]}}).contains("exit_code"));
+  Write("runs/b c/last_words", "error: reward x did not return within 2 s\n");
+  EXPECT_EQ(Ask("/api/run", {{"run", "b c"}, {"seen", first["seen"]}})["exit_code"], 3);
+}
+
+// When a process lets go of a run no file changes.
+TEST_F(BoardTest, ARunThatNobodyBeginsAnyMoreIsLookedAtAgain) {
+  Write("runs/a-20260101T000000Z/summary.json", R"({"exit":0,"finished":false,"stopped":true,"steps":4})");
+  for (const auto& [run, state] : {std::pair("b c", "new"), std::pair("a-20260101T000000Z", "stopped")}) {
+    SCOPED_TRACE(run);
+    RealFileSystem files;
+    auto lock = storage::LockRun(files, (dir_ / "runs" / run).string());
+    ASSERT_TRUE(lock.ok()) << lock.status().message();
+    json brief = Ask("/api/run", {{"run", run}})["brief"];
+    EXPECT_EQ(brief["begins"], true);
+    lock->reset();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    do brief = Ask("/api/run", {{"run", run}})["brief"];
+    while (brief["begins"] == true && std::chrono::steady_clock::now() < end);
+    EXPECT_EQ(brief["begins"], false);
+    EXPECT_EQ(brief["state"], state);
+  }
 }
 
 TEST_F(BoardTest, NoNameLeadsOutOfTheFolder) {

@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/real_file_system.h"
+#include "core/storage/journal.h"
 #include "core/storage/run_directory.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/run_list.h"
 #include "workers/cli/run_status.h"
+#include "workers/cli/table.h"
 
 namespace tidepool::workers {
 namespace {
@@ -198,6 +200,38 @@ TEST(RunsTest, ARunWhoseControllerHasSaidNothingYetIsToldFromOneWhereNothingHapp
   EXPECT_EQ(BriefOf("runs/a")->last_line, begins);
 }
 
+// While a controller goes on with it, advice to go on with it would only fail.
+TEST(RunsTest, ARunThatIsGoneOnWithIsNotOneToGoOnWith) {
+  const ScratchFolder scratch;
+  const std::string dir = "runs/a", advice = "--resume", begins = "its controller begins";
+  scratch.Write(dir + "/config.yaml", kConfig);
+  scratch.Write(dir + "/summary.json", R"({"exit":0,"finished":false,"stopped":true,"steps":4})");
+  scratch.Write(dir + "/status.json", R"({"state":"stopped","pid":1,"step":4})");
+  EXPECT_NE(RunCli({"status", dir}).out.find(advice), std::string::npos);
+  RealFileSystem files;
+  {
+    const auto lock = storage::LockRun(files, dir);
+    const json told = json::parse(RunCli({"status", dir, "--json"}).out);
+    EXPECT_EQ(told["state"], "stopped");
+    EXPECT_EQ(told["begins"], true);
+    const std::string shown = RunCli({"status", dir}).out;
+    EXPECT_NE(shown.find("stopped; " + begins), std::string::npos) << shown;
+    EXPECT_EQ(shown.find(advice), std::string::npos) << shown;
+    EXPECT_NE(RunCli({"runs"}).out.find("stopped (begins)"), std::string::npos);
+  }
+  {
+    const auto lock = storage::LockRun(files, dir, "prune");
+    const std::string shown = RunCli({"status", dir}).out;
+    EXPECT_NE(shown.find("`tidepool prune` is at work on it"), std::string::npos) << shown;
+    EXPECT_EQ(shown.find(advice), std::string::npos) << shown;
+    EXPECT_EQ(shown.find(begins), std::string::npos) << shown;
+  }
+  // Its own controller, which has said how it ended and is about to go.
+  scratch.Write(dir + "/status.json", R"({"state":"stopped","pid":)" + std::to_string(::getpid()) + "}");
+  const auto lock = storage::LockRun(files, dir);
+  EXPECT_FALSE(json::parse(RunCli({"status", dir, "--json"}).out).contains("begins"));
+}
+
 TEST(RunsTest, DamagedJournalIsListedAsUnreadable) {
   const ScratchFolder scratch;
   scratch.Write("runs/a/config.yaml", kConfig);
@@ -208,6 +242,58 @@ TEST(RunsTest, DamagedJournalIsListedAsUnreadable) {
   const json list = json::parse(RunCli({"runs", "--json"}).out);
   ASSERT_EQ(list.size(), 2U);
   for (const json& run : list) EXPECT_EQ(run["state"], run["run"] == "a" ? "unreadable" : "new") << run;
+}
+
+// A plug-in that a run was made with may be gone, or wait for a service that is.
+TEST(RunsTest, ARunWhosePlugInsAreNotThereIsToldLikeAnyOther) {
+  const ScratchFolder scratch;
+  for (const auto& [job, parts] :
+       {std::pair(
+            "rl",
+            "data: {task: gone, depth: 3}\nmodel: {path: m}\nreward: {functions: [gone]}\nalgorithm: {name: "
+            "gone, loss: gone, gamma_of_it: 2}\nscheduler: {policy: gone}\n"),
+        std::pair("rl",
+                  "environment: {name: gone, fault: x}\nmodel: {path: m}\nalgorithm: {advantage: gone}\n"),
+        std::pair("rl", "environment: {name: gone, mass: 2}\nmodel: {policy: mlp}\n"),
+        std::pair("sft", "data: {task: gone, depth: 3}\nmodel: {init: {warm_start: gone.yaml}}\n")}) {
+    SCOPED_TRACE(parts);
+    scratch.Write("runs/quick/config.yaml", std::string("name: quick\njob: ") + job + "\n" + parts);
+    const json told = json::parse(RunCli({"status", "runs/quick", "--json"}).out);
+    EXPECT_EQ(told["name"], "quick");
+    EXPECT_EQ(told["job"], job);
+    EXPECT_EQ(NameOfPlace(0, ConfigOf("runs/quick")), "device-0");
+  }
+  scratch.Write("runs/quick/config.yaml", "name: quick\njob: rl\ntrain: {stepz: 3}\n");
+  EXPECT_FALSE(ConfigOf("runs/quick")) << "of another version of the program";
+}
+
+TEST(RunsTest, ATableLosesItsLeastColumnsUntilItFits) {
+  std::vector<Cells> rows = {{"run", "state", "size", "age"}, {"a-long-name", "running", "12 MiB", "3 h"}};
+  const std::vector<Cells> whole = rows;
+  EXPECT_TRUE(FitTable(rows, 80, {"size", "age"}).empty());
+  EXPECT_EQ(rows, whole);
+  EXPECT_EQ(FitTable(rows, 26, {"size", "age"}), std::vector<std::string>({"size"}));
+  EXPECT_EQ(TableText(rows), "run          state    age\na-long-name  running  3 h\n");
+}
+
+TEST(RunsTest, AJournalThatHasNothingToShowSaysWhy) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", "name: quick\njob: rl\ncluster: {slots: 2}\nreward: {workers: 1}\n");
+  RealFileSystem files;
+  const std::string journal = storage::RunPaths("runs/a").journal();
+  {
+    auto writer = storage::JournalWriter::Open(files, journal, "a");
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  EXPECT_NE(RunCli({"journal", "runs/a"}).err.find("the journal has no record yet"), std::string::npos);
+  {
+    auto writer = storage::JournalWriter::Open(files, journal, "a");
+    (*writer)->Append(record::EndRun{}, 0);
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const std::string said = RunCli({"journal", "runs/a", "--worker", "9"}).err;
+  EXPECT_NE(said.find("--worker 9: the places of this run are 0 to 2\n"), std::string::npos) << said;
 }
 
 }  // namespace
