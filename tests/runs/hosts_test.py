@@ -176,6 +176,23 @@ class HostsTest(RunTest):
                 self.assertIn("device-1: process", err)
                 self.assertIn("started again", err)
 
+    def test_a_run_that_is_stopped_in_order_and_resumed_at_once_has_its_workers_again(self):
+        config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "train.steps=2000"]
+        host = self.launch(0, [TIDEPOOL, "host", str(self.path()), "--slots", "2"])
+        controller = self.launch(0, [TIDEPOOL, "train", *config])
+        self.wait_step(2, controller)
+        # One that ends in order although its run goes on, as a plug-in that calls _exit(0) lets it.
+        reward = subprocess.run(["pgrep", "-f", f"reward-worker .*{self.path()}"], capture_output=True, text=True, timeout=20).stdout.split()[0]
+        os.kill(int(reward), signal.SIGTERM)
+        self.wait_step(len(self.metrics()) + 20, controller)
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        self.finish(self.launch(0, [TIDEPOOL, "train", str(self.path()), "--resume", f"train.steps={max(self.digests()) + 5}"]))
+        self.assert_checked()
+        out, err = host.communicate(timeout=30)
+        self.assertEqual(host.returncode, 0, err)
+        self.assertIn("the run is finished", err)
+
     def test_the_slurm_script_runs_a_job_and_goes_on_after_the_time_limit(self):
         tools = self.dir / "tools"
         tools.mkdir()
@@ -235,7 +252,7 @@ class HostTest(RunTest):
     def test_a_host_says_what_is_wrong(self):
         nobody = self.command("host", str(self.path()), "--patience", "1")
         self.assert_done(nobody, 3)
-        self.assertIn("no controller came within 1 s", nobody.stderr)
+        self.assertIn("no controller gave a sign of life for 1 s", nobody.stderr)
         run = self.start("configs/test/rl_split.yaml", "cluster.launch_workers=false")
         self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
         many = self.command("host", str(self.path()), "--slots", "2", "--index", "1")
@@ -246,7 +263,7 @@ class HostTest(RunTest):
         run.communicate()
         left = self.command("host", str(self.path()), "--slots", "2", "--patience", "2", timeout=60)
         self.assert_done(left, 3)
-        self.assertIn("no controller came within 2 s", left.stderr)
+        self.assertIn("no controller gave a sign of life for 2 s", left.stderr)
 
 class AddressTest(RunTest):
     def test_an_address_of_another_host_is_named(self):

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,12 +24,21 @@ namespace fs = std::filesystem;
 // Which of the processes that were started alike this is: Slurm, Kubernetes, PMIx, Open MPI.
 int64_t IndexOfStarter() {
   for (const char* name : {"SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"}) {
-    if (const char* value = std::getenv(name); value != nullptr) return std::atoll(value);
+    const char* value = std::getenv(name);
+    if (value == nullptr) continue;
+    int64_t index = -1;
+    const char* end = value + std::strlen(value);
+    return std::from_chars(value, end, index).ptr == end ? index : -1;
   }
   return 0;
 }
 
 void Host(CommandContext& context, HostOptions options) {
+  if (options.index < 0)
+    return Fail(
+        context,
+        InvalidArgument(
+            "the number that whoever started this gave it (SLURM_PROCID and the like) is none; say --index"));
   options.self_path = context.self_path;
   std::error_code error;  // a path that cannot be made absolute stays as it is
   if (const fs::path absolute = fs::absolute(options.run_dir, error); !error)
@@ -49,32 +59,45 @@ struct SlurmOptions {
   bool submit = false;
 };
 
+// Slurm reads these lines of a script by rules of its own.
+Status CheckPlain(const std::string& what, const std::string& text) {
+  if (text.find_first_of(" \t\n\"'\\%#") == std::string::npos) return OkStatus();
+  return InvalidArgument(what + " is '" + text +
+                         "'; a batch script takes none with spaces, quotes, \\, % or #");
+}
+
 Status Slurm(CommandContext& context, SlurmOptions o) {
   SlurmJob& job = o.job;
   job.program = context.self_path;
   job.config = fs::absolute(job.config).lexically_normal().string();
-  std::vector<std::string> overrides = job.overrides;
-  overrides.push_back("cluster.slots=" + std::to_string(job.nodes * job.slots_per_node));
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(job.config, overrides));
-  const JobConfig& config = loaded.config;
-  if (config.model.is_policy())
-    return InvalidArgument(
-        "control tasks (model.policy) stay on one host: what their environments say is not encrypted yet");
+  // All that the run will be started with, so that what it would refuse is refused here.
+  job.of_hosts = {"cluster.slots=" + std::to_string(job.nodes * job.slots_per_node),
+                  "cluster.launch_workers=false", "cluster.bind=0.0.0.0", "cluster.weight_transport=stream"};
+  const auto load = [&] {
+    std::vector<std::string> all = job.overrides;
+    all.insert(all.end(), job.of_hosts.begin(), job.of_hosts.end());
+    all.emplace_back("cluster.advertise=the-node");
+    return config::LoadConfig(job.config, all);
+  };
+  auto loaded = load();
+  if (!loaded.ok() && loaded.status().message().find("cluster.trusted_fabric") != std::string::npos) {
+    job.of_hosts.emplace_back("cluster.trusted_fabric=true");
+    loaded = load();
+    if (loaded.ok())
+      std::fprintf(stderr,
+                   "note: several slots train, and what they sum is not encrypted: the script says "
+                   "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
+  }
+  TP_RETURN_IF_ERROR(loaded.status());
+  const JobConfig& config = loaded->config;
   if (job.run_dir.empty()) job.run_dir = "runs/" + config.name;
   job.run_dir = fs::absolute(job.run_dir).lexically_normal().string();
   if (job.name.empty()) job.name = config.name;
+  TP_RETURN_IF_ERROR(CheckPlain("--job-name", job.name));
+  TP_RETURN_IF_ERROR(CheckPlain("--run-dir", job.run_dir));
   job.gpus = config.cluster.device == DeviceKind::kCuda;
   job.threads_per_node = job.slots_per_node * config.cluster.threads_per_slot;
-  const SchedulerConfig& s = config.scheduler;
-  job.one_trains = config.cluster.slots == 1 ||
-                   ((s.placement == PlacementKind::kSplit || s.placement == PlacementKind::kMultiplexed) &&
-                    s.actor_slots == 1);
   const std::string script = SlurmScript(job);
-  if (!job.one_trains)
-    std::fprintf(stderr,
-                 "note: several slots train, and what they sum is not encrypted: the script says "
-                 "cluster.trusted_fabric=true, which is right where "
-                 "the nodes' network is the job's own\n");
   if (!o.submit) {
     std::fputs(script.c_str(), stdout);
     return OkStatus();

@@ -7,7 +7,6 @@
 namespace tidepool::workers {
 
 std::string SlurmScript(const SlurmJob& job) {
-  const int64_t slots = job.nodes * job.slots_per_node;
   std::ostringstream out;
   out << "#!/bin/bash\n"
          "# Written by `tidepool slurm`. The controller runs on this node, one `tidepool host` on every "
@@ -26,37 +25,38 @@ std::string SlurmScript(const SlurmJob& job) {
   out << "set -u\n\n"
       << "tidepool=" << ShellWord(job.program) << "\n"
       << "run=" << ShellWord(job.run_dir) << "\n"
-      << "train=(" << ShellWord("cluster.slots=" + std::to_string(slots))
-      << " cluster.launch_workers=false cluster.bind=0.0.0.0 "
-         "\"cluster.advertise=${SLURMD_NODENAME:-$(hostname)}\""
-         " cluster.weight_transport=stream";
-  if (!job.one_trains) out << " cluster.trusted_fabric=true";
-  for (const std::string& override : job.overrides) out << " " << ShellWord(override);
-  out << ")\n\n"
+      << "train=(";
+  for (const std::string& override : job.overrides) out << ShellWord(override) << " ";
+  for (const std::string& override : job.of_hosts) out << ShellWord(override) << " ";
+  out << "\"cluster.advertise=${SLURMD_NODENAME:-$(hostname)}\")\n\n"
          "# Before the time limit, and when the job is preempted, Slurm sends TERM to this shell alone.\n"
-         "told=0 controller= hosts=\n"
+         "told=0 controller= code=0\n"
          "trap 'told=1; [ -n \"$controller\" ] && kill -TERM \"$controller\"' TERM\n\n"
-         "srun --no-kill --kill-on-bad-exit=0 --ntasks=\"$SLURM_NNODES\" --ntasks-per-node=1 \\\n"
+      << "srun --no-kill --kill-on-bad-exit=0 --ntasks=\"$SLURM_NNODES\" --ntasks-per-node=1 --cpus-per-task="
+      << job.threads_per_node << " \\\n"
       << "  \"$tidepool\" host \"$run\" --slots " << job.slots_per_node
       << " &\n"
          "hosts=$!\n\n"
-         "# A controller that failed goes on from its journal; one that was told to end, or that refuses its "
-         "input, does not.\n"
+         "# A controller that failed, or was killed, goes on from its journal; one that is done, was told to "
+         "end, or refuses\n"
+         "# its input (2) does not. A signal ends a wait, so each is begun again while its process is "
+         "there.\n"
          "for try in 1 2 3 4 5; do\n"
-         "  if [ -d \"$run/journal\" ]; then\n"
+         "  [ \"$told\" = 0 ] || break\n"
+         "  if [ -e \"$run/config.yaml\" ]; then\n"
          "    \"$tidepool\" train \"$run\" --resume \"${train[@]}\" &\n"
          "  else\n"
       << "    \"$tidepool\" train " << ShellWord(job.config)
       << " --run-dir \"$run\" \"${train[@]}\" &\n"
          "  fi\n"
          "  controller=$!\n"
+         "  [ \"$told\" = 0 ] || kill -TERM \"$controller\"\n"
          "  wait \"$controller\"; code=$?\n"
-         "  # A signal ends the wait before the controller has written its checkpoint.\n"
          "  while kill -0 \"$controller\" 2>/dev/null; do wait \"$controller\"; code=$?; done\n"
-         "  [ \"$code\" = 3 ] && [ \"$told\" = 0 ] || break\n"
-         "  sleep $((5 * try))\n"
+         "  controller=\n"
+         "  [ \"$code\" = 0 ] || [ \"$code\" = 2 ] && break\n"
+         "  [ \"$try\" = 5 ] || { sleep $((5 * try)) & wait $!; }\n"
          "done\n"
-         "controller=\n"
          "kill -TERM \"$hosts\" 2>/dev/null\n"
          "wait \"$hosts\" 2>/dev/null\n"
          "if [ \"$told\" = 1 ] && [ \"$code\" != 2 ]; then\n"

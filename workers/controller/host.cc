@@ -1,12 +1,17 @@
 #include "workers/controller/host.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/places.h"
@@ -20,13 +25,23 @@
 namespace tidepool::workers {
 namespace {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(200);  // between two looks at files and processes
 constexpr auto kFirst = std::chrono::seconds(1);  // before a worker is started again, doubled up to kMost
 constexpr auto kMost = std::chrono::seconds(30);
-constexpr auto kSettled = std::chrono::seconds(60);      // one that has lived so long begins at kFirst again
+constexpr auto kSettled = std::chrono::seconds(60);  // one that has lived so long begins at kFirst again
+constexpr auto kOrderly =
+    std::chrono::seconds(3);  // for a controller whose workers ended in order to end, too
 constexpr auto kEndPatience = std::chrono::seconds(10);  // for workers to write out what they hold
+
+// One life of a controller.
+struct Controller {
+  std::string run_id, address;
+  int64_t epoch = 0;
+  bool operator==(const Controller&) const = default;
+};
 
 nlohmann::json ReadObject(const std::string& path) {
   std::ifstream in(path);
@@ -34,20 +49,20 @@ nlohmann::json ReadObject(const std::string& path) {
   return json.is_object() ? json : nlohmann::json::object();
 }
 
-struct Controller {
-  std::string run_id, address;
-  int64_t pid = 0;
-  bool operator==(const Controller&) const = default;
-};
-
+// Nothing while the file is not there, or not whole.
 std::optional<Controller> ReadController(const std::string& control) {
   const nlohmann::json json = ReadObject(control);
-  Controller c{json.value("run_id", ""), json.value("address", ""), json.value("pid", int64_t{0})};
-  return c.run_id.empty() || c.address.empty() ? std::nullopt : std::optional(std::move(c));
+  const auto run_id = json.find("run_id"), address = json.find("address"), epoch = json.find("ctl_epoch");
+  if (run_id == json.end() || !run_id->is_string() || address == json.end() || !address->is_string() ||
+      epoch == json.end() || !epoch->is_number_integer())
+    return std::nullopt;
+  return Controller{run_id->get<std::string>(), address->get<std::string>(), epoch->get<int64_t>()};
 }
 
-struct Place {
-  bool runs = false, done = false;
+// The process of a place.
+struct Process {
+  bool runs = false;
+  Controller started_for;
   Clock::time_point since, due;  // when it was started; when it may be started
   std::chrono::seconds pause = kFirst;
 };
@@ -59,49 +74,60 @@ class Host {
   Status Run() {
     heard_ = Clock::now();
     while (!options_.stop()) {
-      if (const auto controller = ReadController(paths_.control())) TP_RETURN_IF_ERROR(Serve(*controller));
+      Look();
       Reap();
-      if (served_ && places_.empty() && Finished()) return OkStatus();
-      // One that was killed leaves its file: workers that find nobody there end before they have settled.
-      if (std::ranges::any_of(places_, [](const auto& p) {
-            return p.second.runs && Clock::now() - p.second.since > kSettled;
-          }))
-        heard_ = Clock::now();
-      if (Clock::now() - heard_ > std::chrono::duration<double>(options_.patience_s))
+      if (seen_ && !controller_ && Finished()) return End("the run is finished");
+      // A file that a killed controller left may ask for anything: only one that lives is answered.
+      if (alive_ && !refused_.ok()) return refused_;
+      if (controller_ && refused_.ok()) TP_RETURN_IF_ERROR(StartDue());
+      if (Clock::now() - heard_ > std::chrono::duration<double>(options_.patience_s)) {
+        if (!controller_ && Finished()) return End("the run is finished");
         return DeadlineExceeded(
-            paths_.control() + ": no controller came within " +
+            options_.run_dir + ": no controller gave a sign of life for " +
             std::to_string(static_cast<int64_t>(options_.patience_s)) +
             " s (--patience); is the run directory the same on this host, and does `tidepool train` run?");
+      }
       std::this_thread::sleep_for(kLook);
     }
-    options_.say("told to end");
+    return End("told to end");
+  }
+
+ private:
+  [[nodiscard]] bool Finished() const {
+    const nlohmann::json summary = ReadObject(paths_.summary());
+    const auto finished = summary.find("finished");
+    return finished != summary.end() && finished->is_boolean() && finished->get<bool>();
+  }
+
+  Status End(const std::string& why) {
+    options_.say(why);
     launcher_.EndAll(Duration{0}, kEndPatience);
     return OkStatus();
   }
 
- private:
-  [[nodiscard]] bool Finished() const { return ReadObject(paths_.summary()).value("finished", false); }
-
-  // Starts what is due.
-  Status Serve(const Controller& controller) {
-    if (controller != controller_) {
-      TP_RETURN_IF_ERROR(Meet(controller));
+  // Whether there is a controller, and whether it lives: it writes its status again and again, in the warm
+  // start of a run too, which has workers of its own.
+  void Look() {
+    std::string signs;
+    for (const std::string& file : {paths_.status(), storage::RunPaths(paths_.warm_start()).status()}) {
+      std::error_code error;  // a file that is not there is a sign like another one
+      signs += std::to_string(fs::last_write_time(file, error).time_since_epoch().count()) + " ";
     }
-    for (auto& [place, at] : places_) {
-      if (at.runs || at.done || Clock::now() < at.due) continue;
-      const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller.run_id,
-                             controller.address};
-      TP_RETURN_IF_ERROR(launcher_.Start(place, WorkerCommand(run, config_, place),
-                                         paths_.logs() + "/" + NameOf(place) + ".log"));
-      at.runs = true;
-      at.since = Clock::now();
-      options_.say(NameOf(place) + " is started, process " + std::to_string(launcher_.Pid(place)));
+    if (signs != std::exchange(signs_, signs)) {
+      heard_ = Clock::now();
+      alive_ = looked_;
     }
-    return OkStatus();
+    looked_ = true;
+    const auto now = ReadController(paths_.control());
+    if (now == controller_) return;
+    controller_ = now;
+    heard_ = Clock::now();
+    alive_ = false;
+    if (now) refused_ = Meet();
   }
 
-  // A controller that is new, or came back at another address: which places are ours.
-  Status Meet(const Controller& controller) {
+  // Which places are ours with the controller that is there now.
+  Status Meet() {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths_.config()));
     config_ = loaded.config;
     const scheduler::ControllerOptions plan = SchedulerOptions(config_, 0);
@@ -114,38 +140,56 @@ class Host {
     if (config_.cluster.launch_workers)
       return FailedPrecondition(
           paths_.config() +
-          ": cluster.launch_workers is true, so the controller starts the workers itself; start it with "
-          "cluster.launch_workers=false");
+          ": cluster.launch_workers is true, so the controller starts the workers itself; start "
+          "it with cluster.launch_workers=false");
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config_.cluster, options_.self_path));
+    ours_.clear();
     for (int64_t place = 0; place < devices + plan.side_workers(); ++place) {
       const int64_t host = place < devices ? place / options_.slots : (place - devices) % hosts;
-      if (host == options_.index) {
-        Place& at = places_[place];
-        at.done = false;  // a controller that came back has work again
-        if (!at.runs) at.due = Clock::now();
-      }
+      if (host == options_.index) ours_.insert(place);
     }
-    controller_ = controller;
-    heard_ = Clock::now();
-    options_.say("controller at " + controller.address);
+    for (const auto& [place, process] : processes_) {
+      if (process.runs && !ours_.contains(place)) launcher_.Kill(place, SIGTERM);  // another host's now
+    }
+    seen_ = true;
+    options_.say("controller at " + controller_->address);
+    return OkStatus();
+  }
+
+  Status StartDue() {
+    for (const int64_t place : ours_) {
+      Process& process = processes_[place];
+      if (process.runs || Clock::now() < process.due) continue;
+      const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
+                             controller_->address};
+      TP_RETURN_IF_ERROR(launcher_.Start(place, WorkerCommand(run, config_, place),
+                                         paths_.logs() + "/" + NameOf(place) + ".log"));
+      process.runs = true;
+      process.started_for = *controller_;
+      process.since = Clock::now();
+      options_.say(NameOf(place) + " is started, process " + std::to_string(launcher_.Pid(place)));
+    }
     return OkStatus();
   }
 
   void Reap() {
     for (const Ended& ended : launcher_.Reap()) {
-      Place& at = places_[ended.place];
-      at.runs = false;
-      served_ = served_ || ended.in_order;
-      at.done = ended.in_order;
-      if (ended.in_order) continue;
-      if (Clock::now() - at.since > kSettled) at.pause = kFirst;
-      at.due = Clock::now() + at.pause;
+      Process& process = processes_[ended.place];
+      process.runs = false;
+      // It was told that its run is over: for the next controller it is started at once, and for the same one
+      // only where that goes on.
+      if (ended.in_order) {
+        const bool same = controller_ == process.started_for;
+        process.due = Clock::now() + (same ? kOrderly : Clock::duration::zero());
+        process.pause = kFirst;
+        continue;
+      }
+      if (Clock::now() - process.since > kSettled) process.pause = kFirst;
+      process.due = Clock::now() + process.pause;
       options_.say(NameOf(ended.place) + ": " + ended.why + "; it is started again in " +
-                   std::to_string(at.pause.count()) + " s");
-      at.pause = std::min(2 * at.pause, std::chrono::seconds(kMost));
+                   std::to_string(process.pause.count()) + " s");
+      process.pause = std::min(2 * process.pause, std::chrono::seconds(kMost));
     }
-    // All have ended in order: it is for the next controller to want them again.
-    if (std::ranges::all_of(places_, [](const auto& p) { return p.second.done; })) places_.clear();
   }
 
   [[nodiscard]] std::string NameOf(int64_t place) const { return PlaceName(config_, place); }
@@ -153,12 +197,17 @@ class Host {
   const HostOptions& options_;
   const storage::RunPaths paths_;
   Launcher launcher_{/*outlive=*/false};
-  JobConfig config_;
+  std::optional<Controller> controller_;  // that control.json names
+  JobConfig config_;                      // of its run, as is what follows
   std::string worker_path_;
-  Controller controller_;  // that the places were taken from
-  std::map<int64_t, Place> places_;
-  Clock::time_point heard_;  // when there was last a controller, as far as is known here
-  bool served_ = false;      // some worker of ours has ended in order
+  std::set<int64_t> ours_;
+  Status refused_;
+  std::map<int64_t, Process> processes_;
+  Clock::time_point heard_;  // the last sign of life of a controller
+  std::string signs_;
+  bool looked_ = false;  // signs_ is that of an earlier look
+  bool alive_ = false;   // a sign has come since controller_ is there
+  bool seen_ = false;    // there was a controller that we had work for
 };
 
 }  // namespace

@@ -16,14 +16,14 @@ struct HostOptions {
   std::string self_path;                             // the program tidepool
   int64_t slots = 1;                                 // device workers of each host
   int64_t index = 0;                                 // of this one, from 0
-  double patience_s = 600;                           // without a controller
+  double patience_s = 600;                           // without a sign of life of a controller
   std::function<bool()> stop = {};                   // whether it was told to end
   std::function<void(const std::string&)> say = {};  // a line for people
 };
 
-// Until the run is finished, told to stop (both OK), or without a controller for longer than the patience
-// (kDeadlineExceeded). kInvalidArgument: there is nothing to do for a host of this index. Ends its workers
-// before it returns.
+// Until the run is finished or it is told to stop (both OK), or no controller has given a sign of life for
+// longer than the patience (kDeadlineExceeded). kInvalidArgument: a live controller has no work for a host of
+// this index. Ends its workers before it returns.
 Status RunHost(const HostOptions& options);
 
 }  // namespace tidepool::workers

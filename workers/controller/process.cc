@@ -230,7 +230,10 @@ Status ControllerProcess::Open() {
   const storage::RunPaths paths(request_.run_dir);
   for (const std::string& said : {paths.summary(), paths.status(), paths.last_words()})
     TP_RETURN_IF_ERROR(fs_->RemoveTree(said));
-  nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
+  nlohmann::json control = {{"address", hub_->address()},
+                            {"run_id", request_.run_id},
+                            {"pid", getpid()},
+                            {"ctl_epoch", storage_->ctl_epoch()}};
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();
 }

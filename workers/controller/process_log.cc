@@ -9,6 +9,7 @@
 #include "core/base/real_file_system.h"
 #include "core/observe/log.h"
 #include "core/storage/disk_use.h"
+#include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 
