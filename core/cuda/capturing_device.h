@@ -1,7 +1,7 @@
 #pragma once
 // CudaDevice with CUDA graphs, as LibTorch captures them: what its products allocate on the way stays the
-// graph's own. Part of the module only; it has not run on a GPU yet. Tests have graphs of the emulation
-// (tests/core/cuda/emulated_device.h).
+// graph's own. Part of the module only; it ran on an H100. Tests without a GPU have graphs of the
+// emulation (tests/core/cuda/emulated_device.h).
 
 #include <c10/cuda/CUDAStream.h>
 

@@ -1,5 +1,5 @@
 // Sums of a GPU's memory by c10d's NCCL backend, made inside the module so that no other file needs
-// libtorch_cuda or nccl.h. It has not run on a GPU yet.
+// libtorch_cuda or nccl.h. It has not run between GPUs yet.
 //
 // The wheel leaves nccl.h out, and ProcessGroupNCCL::Options holds an ncclConfig_t by value: a header of
 // another NCCL than the one that LibTorch was built with would give the class another layout. So the

@@ -14,10 +14,10 @@
 //                                           S: buffers of one block and of its backward.
 //                                           With recompute T (L w d + A + S)
 //   workspace    logits of some rows, and what products take: blocks of both operands for each thread
-//                (LibTorch's: a matrix laid out anew and a gradient of one); what attention takes for each
-//                thread, and parts of rows that threads share
-//                On a GPU what LibTorch's products take, which work on float32 copies, and partial sums of
-//                attention, with the room that graphs leave. No GPU has confirmed this yet.
+//                and a block of their sums; what attention takes for each thread, and parts of rows that
+//                threads share
+//                On a GPU what LibTorch keeps for cuBLAS, and partial sums of attention, with the room that
+//                graphs leave. Jobs ran on a GPU under this plan; what they took was not compared with it.
 //   kv           2 L kv w for each token of the cache,
 //                and the experts that were chosen where they are recorded
 

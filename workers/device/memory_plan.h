@@ -6,7 +6,7 @@
 // processes take that hold no model (measured).
 //
 // A slot that may hold both roles is planned for both at a time, or with train.offload_optimizer for the
-// larger of them. Measured against predicted on the CPU: docs/design.md, Memory; a GPU has confirmed nothing
+// larger of them. Measured against predicted on the CPU: docs/design.md, Memory; on a GPU not compared
 // yet. Pure apart from reading config.json; any thread.
 
 #include <cstdint>

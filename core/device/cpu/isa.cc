@@ -4,6 +4,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -43,12 +44,13 @@ struct Numbers {
 
 // An emulator or a hypervisor may promise tiles and not keep them as they should be: then all goes on
 // without.
-bool TilesMultiply() {
-  constexpr int64_t kRows = 35, kN = 48, kK = 64;
-  const Numbers x(kRows * kK), w(kN * kK), dy(kRows * kN);
+bool TilesMultiply(int64_t count) {
+  constexpr int64_t kN = 48, kK = 64;
+  const Numbers x(count * kK), w(kN * kK), dy(count * kN);
   const ProductTable<BF16>& tiles = KernelsFor<BF16>(Isa::kAmxBf16).product;
-  std::vector<float> y(kRows * kN, 0), dx(kRows * kK, 0), dw(kN * kK, 0);
-  for (size_t r = 0; r < kRows; ++r) {
+  const auto rows = static_cast<size_t>(count);
+  std::vector<float> y(rows * kN, 0), dx(rows * kK, 0), dw(kN * kK, 0);
+  for (size_t r = 0; r < rows; ++r) {
     for (size_t i = 0; i < kN; ++i) {
       for (size_t j = 0; j < kK; ++j) {
         y[r * kN + i] += x.values[r * kK + j] * w.values[i * kK + j];
@@ -67,7 +69,7 @@ bool TilesMultiply() {
   tiles.lay_out(0, kN / kStripRows, kK / 2, reinterpret_cast<const uint32_t*>(w.bits.data()),
                 reinterpret_cast<uint32_t*>(strips.data()));
   tiles.multiply_strips(0, kN,
-                        {.rows = kRows,
+                        {.rows = count,
                          .n = kN,
                          .k = kK,
                          .x = x.bits.data(),
@@ -76,20 +78,36 @@ bool TilesMultiply() {
                          .strips = true},
                         scratch.data());
   tiles.multiply_back(
-      0, kRows,
-      {.rows = kRows, .n = kN, .k = kK, .dy = dy.bits.data(), .w = w.bits.data(), .dx = got_dx.data()},
+      0, count,
+      {.rows = count, .n = kN, .k = kK, .dy = dy.bits.data(), .w = w.bits.data(), .dx = got_dx.data()},
       scratch.data());
   tiles.multiply_back_weight(
-      0, kN, {.rows = kRows, .n = kN, .k = kK, .dy = dy.bits.data(), .x = x.bits.data(), .dw = got_dw.data()},
+      0, kN, {.rows = count, .n = kN, .k = kK, .dy = dy.bits.data(), .x = x.bits.data(), .dw = got_dw.data()},
       scratch.data());
   const auto same = [](const auto& a, const auto& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
   };
   return same(got_y, rounded(y)) && same(got_dx, rounded(dx)) && got_dw == dw;
 }
+
+// One row, one tile of them, a second tile of one row, and blocks with rows left over.
+bool TilesMultiply() {
+  return TilesMultiply(1) && TilesMultiply(16) && TilesMultiply(17) && TilesMultiply(35);
+}
 #endif
 
+// TIDEPOOL_CPU_ISA, or the best there is.
+Isa Wanted() {
+  if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
+    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+      if (std::string_view(wanted) == Name(isa)) return isa;
+    }
+  }
+  return Isa::kAmxBf16;
+}
+
 Isa Detect() {
+  const Isa wanted = Wanted();
   Isa best = Isa::kBaseline;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::kAvx2;
@@ -97,14 +115,11 @@ Isa Detect() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     best = __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
-  if (best == Isa::kAvx512Bf16 && HasAmxBf16() && TilesMultiply()) best = Isa::kAmxBf16;
+  // A process that does without tiles neither asks the kernel for them nor tries them.
+  if (best == Isa::kAvx512Bf16 && wanted == Isa::kAmxBf16 && HasAmxBf16() && TilesMultiply())
+    best = Isa::kAmxBf16;
 #endif
-  if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
-    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmxBf16}) {
-      if (std::string_view(wanted) == Name(isa) && isa < best) best = isa;
-    }
-  }
-  return best;
+  return std::min(best, wanted);
 }
 }  // namespace
 
