@@ -473,6 +473,19 @@ void CheckCluster(Binder& b, LoadedConfig& loaded) {
          "the controller would listen on every address of its host, and workers would not know which to "
          "dial; write the one "
          "they can reach to cluster.advertise");
+  const std::string& advertise = c.cluster.advertise;
+  b.Rule({"cluster.bind", "cluster.advertise"}, !leaves && !advertise.empty() && !IsLoopback(advertise),
+         "the controller would listen on " + bind + ", which nobody reaches at " + advertise +
+             "; write an address of this host that others reach, or 0.0.0.0, to cluster.bind, or remove "
+             "cluster.advertise");
+  const size_t colon = advertise.rfind(':');
+  const bool has_port = colon != std::string::npos && colon + 1 < advertise.size() &&
+                        advertise.find_first_not_of("0123456789", colon + 1) == std::string::npos &&
+                        (advertise.find(':') == colon || advertise[colon - 1] == ']');
+  b.Rule("cluster.advertise", {"cluster.advertise"}, has_port,
+         "is '" + advertise + "', a host and a port; write the host alone, the port is cluster.port");
+  b.Rule("cluster.advertise", {"cluster.advertise"}, IsAnyAddress(advertise),
+         "is '" + advertise + "', which no worker can dial; write the host name or address that they reach");
   b.Rule({"cluster.bind", "cluster.weight_transport"},
          leaves && c.cluster.weight_transport != WeightTransport::kStream,
          "workers may be on other hosts, where shared memory of this one is not; write "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/loopback.h"
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
@@ -91,8 +92,9 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
 }
 
 void ControllerProcess::OnArrived(Attachments::Arrived& e) {
-  // One that was there before this controller came back by itself.
-  if (config_.cluster.launch_workers && launcher_.Pid(e.place) == 0) {
+  // One that was there before this controller came back by itself. Where workers may be on other hosts, its
+  // process id may be that of somebody else's process on this one.
+  if (config_.cluster.launch_workers && IsLoopback(config_.cluster.bind) && launcher_.Pid(e.place) == 0) {
     launcher_.Adopt(e.place, static_cast<pid_t>(e.hello.pid));
     Log(LogLevel::kInfo, "worker_adopted",
         {{"worker", PlaceName(e.place)}, {"pid", std::to_string(e.hello.pid)}});

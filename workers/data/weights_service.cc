@@ -77,6 +77,10 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
 
 StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
                               const WantedBytes& wanted, std::span<const device::ByteStore> parts) {
+  if (!credentials.identity && !IsLoopback(HostOf(address)))
+    return FailedPrecondition(address +
+                              " is on another host, and no certificates lie beside the token, so the call "
+                              "would not be encrypted; take the whole folder RUN/security");
   size_t total = 0;
   for (const auto& part : parts) total += part.size();
   const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)

@@ -51,6 +51,7 @@ class WeightsServer {
 
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
 // source announced: the caller compares it with what came. kDataLoss: size or order is wrong.
+// kFailedPrecondition: the address is on another host and there is no identity; the token is not shown.
 StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
                               const WantedBytes& wanted, std::span<const device::ByteStore> parts);
 

@@ -59,7 +59,8 @@ class DeviceWorker {
  private:
   Status Attach() {
     TP_ASSIGN_OR_RETURN(const Credentials credentials, ReadCredentials(options_.token_file));
-    TP_ASSIGN_OR_RETURN(const std::string host, AddressTowards(options_.address));
+    TP_ASSIGN_OR_RETURN(const std::string host, credentials.identity ? AddressForOthers(options_.address)
+                                                                     : AddressTowards(options_.address));
     work_ = std::make_unique<RolesWork>(
         credentials, host, [this](int64_t lease) { return CalledOff(lease); },
         [this](int64_t lease) { return EvaluationEnded(lease); });

@@ -1,6 +1,8 @@
 #include "workers/net/addresses.h"
 
+#include <net/if.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,7 +10,20 @@
 #include <cstring>
 #include <memory>
 
+#include "core/base/loopback.h"
+#include "core/observe/log.h"
+
 namespace tidepool::workers {
+namespace {
+
+// "10.0.0.7", "[fd00::7]"; empty: it has no text.
+std::string HostText(const sockaddr* address, socklen_t length) {
+  char name[NI_MAXHOST] = "";
+  if (getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return address->sa_family == AF_INET6 ? "[" + std::string(name) + "]" : std::string(name);
+}
+
+}  // namespace
 
 StatusOr<std::string> AddressTowards(const std::string& address) {
   const size_t colon = address.rfind(':');
@@ -31,11 +46,44 @@ StatusOr<std::string> AddressTowards(const std::string& address) {
   const std::string error = std::strerror(errno);
   if (fd >= 0) close(fd);
   if (!known) return Unavailable(address + ": this host has no way to it (" + error + ")");
-  char name[NI_MAXHOST] = "";
-  if (getnameinfo(reinterpret_cast<sockaddr*>(&mine), length, name, sizeof(name), nullptr, 0,
-                  NI_NUMERICHOST) != 0)
-    return Unavailable(address + ": this host's address towards it has no text");
-  return mine.ss_family == AF_INET6 ? "[" + std::string(name) + "]" : std::string(name);
+  std::string text = HostText(reinterpret_cast<sockaddr*>(&mine), length);
+  if (text.empty()) return Unavailable(address + ": this host's address towards it has no text");
+  return text;
+}
+
+StatusOr<std::string> AddressForOthers(const std::string& address) {
+  TP_ASSIGN_OR_RETURN(std::string host, AddressTowards(address));
+  if (!IsLoopback(host) || IsLoopback(HostOf(address))) return host;
+  ifaddrs* interfaces = nullptr;
+  if (getifaddrs(&interfaces) != 0)
+    return Unavailable(std::string("the interfaces of this host cannot be listed: ") + std::strerror(errno));
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(interfaces, &freeifaddrs);
+  std::string outside = OutsideAddress(interfaces);
+  const std::string found = address + " leads to " + host + " on this host";
+  if (outside.empty())
+    return FailedPrecondition(
+        found +
+        ", where no worker of another host can fetch weights, and no other interface is up; write an "
+        "address that others reach to cluster.advertise, or correct the name's line in /etc/hosts");
+  observe::Log(LogLevel::kInfo, "address_chosen",
+               {{"address", outside},
+                {"text", found + "; others are told " + outside +
+                             ". If they cannot reach it, write an address that they can to "
+                             "cluster.advertise, or correct the name's line in /etc/hosts"}});
+  return outside;
+}
+
+std::string OutsideAddress(const ifaddrs* interfaces) {
+  std::string six;
+  for (const ifaddrs* i = interfaces; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
+    if (i->ifa_addr->sa_family == AF_INET) return HostText(i->ifa_addr, sizeof(sockaddr_in));
+    if (i->ifa_addr->sa_family != AF_INET6 || !six.empty()) continue;
+    const auto* address = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr);
+    if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) six = HostText(i->ifa_addr, sizeof(sockaddr_in6));
+  }
+  return six;
 }
 
 }  // namespace tidepool::workers

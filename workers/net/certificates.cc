@@ -131,13 +131,25 @@ StatusOr<std::optional<Identity>> ReadOf(const std::string& dir, const std::stri
   return std::optional(std::move(identity));
 }
 
-// Whether it can be read and holds for a month.
-bool Holds(const std::string& pem) {
+// Read: PEM_read_bio_X509 and the like. Null: the text is none.
+template <typename Owned, auto Read>
+Owned Parse(const std::string& pem) {
   const Memory in(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  const Certificate certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
-  if (certificate == nullptr) return false;
+  return Owned(Read(in.get(), nullptr, nullptr, nullptr));
+}
+
+// Whether all three can be read, belong together and hold for a month.
+bool Holds(const Identity& identity) {
+  const auto authority = Parse<Certificate, PEM_read_bio_X509>(identity.authority);
+  const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
+  const auto key = Parse<Key, PEM_read_bio_PrivateKey>(identity.key);
   time_t later = time(nullptr) + kMonth;
-  return X509_cmp_time(X509_get0_notAfter(certificate.get()), &later) > 0;
+  const auto lasts = [&](X509* c) { return X509_cmp_time(X509_get0_notAfter(c), &later) > 0; };
+  const bool holds = authority && certificate && key && lasts(authority.get()) && lasts(certificate.get()) &&
+                     X509_verify(certificate.get(), X509_get0_pubkey(authority.get())) == 1 &&
+                     X509_check_private_key(certificate.get(), key.get()) == 1;
+  ERR_clear_error();  // what was wrong is mended, and not of the next one who asks
+  return holds;
 }
 
 }  // namespace
@@ -148,7 +160,7 @@ StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::s
   bool whole = true;
   for (const std::string& role : Roles()) {
     const auto known = ReadOf(dir, role);
-    whole = whole && known.ok() && known->has_value() && Holds((*known)->certificate);
+    whole = whole && known.ok() && known->has_value() && Holds(**known);
   }
   if (!whole) {
     const auto failed = [] {

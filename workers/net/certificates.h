@@ -26,8 +26,8 @@ struct Identity {
 // The DNS name in the certificate of a role.
 std::string CertifiedName(const std::string& role);
 
-// The controller's, with those of all roles in `dir`: as they are if they hold for another month, else made
-// anew, for a year.
+// The controller's, with those of all roles in `dir`: as they are if they belong together and hold for
+// another month, else made anew, for a year.
 StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id);
 // Calls are not encrypted from now on.
 void RemoveCertificates(const std::string& dir);

@@ -229,7 +229,8 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
 
 std::string Hub::address() const {
   const std::string& bound = impl_->listener->address();
-  return impl_->options.advertise.empty() ? bound : impl_->options.advertise + bound.substr(bound.rfind(':'));
+  if (impl_->options.advertise.empty()) return bound;
+  return JoinHostPort(impl_->options.advertise, std::stoll(bound.substr(bound.rfind(':') + 1)));
 }
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 

@@ -85,10 +85,9 @@ struct Link::Impl {
     if (!opened->WaitForConnected(deadline)) {
       return Unavailable(
           "no controller answers at " + address +
-          (identity
-               ? " with a certificate of this job; is the run still there, and are the certificates beside "
-                 "the token those of RUN/security?"
-               : "; is the run still there?"));
+          (identity ? "; does the network lead there, and is the run still there? It has to answer with a "
+                      "certificate of this job, too: those beside the token have to be of RUN/security"
+                    : "; is the run still there?"));
     }
     Call call;
     call.stub = v1::Control::NewStub(opened);

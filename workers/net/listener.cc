@@ -14,13 +14,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
@@ -68,7 +69,7 @@ StatusOr<Descriptor> Listen(const std::string& host, int64_t port) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  const std::string name = host.size() > 2 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+  const std::string name(BareHost(host));
   struct addrinfo* found = nullptr;
   const int resolved = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (resolved != 0) return Unavailable(host + ": no such address (" + gai_strerror(resolved) + ")");
@@ -77,8 +78,8 @@ StatusOr<Descriptor> Listen(const std::string& host, int64_t port) {
   const int on = 1;
   if (fd.get() < 0 || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || listen(fd.get(), SOMAXCONN) != 0) {
-    return Unavailable(host + ":" + std::to_string(port) + " is taken or may not be used (" +
-                       std::strerror(errno) + ")");
+    return Unavailable(JoinHostPort(host, port) + " is taken or may not be used (" + std::strerror(errno) +
+                       ")");
   }
   return fd;
 }
@@ -90,12 +91,46 @@ int PortOf(const sockaddr_storage& address) {
 
 }  // namespace
 
+std::string PeerName(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  const std::string port = ":" + std::to_string(PortOf(address));
+  if (address.ss_family != AF_INET6) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text, sizeof(text));
+    return "ipv4:" + std::string(text) + port;
+  }
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
+    inet_ntop(AF_INET, six.sin6_addr.s6_addr + 12, text, sizeof(text));
+    return "ipv4:" + std::string(text) + port;
+  }
+  inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text));
+  const std::string scope = six.sin6_scope_id == 0 ? "" : "%" + std::to_string(six.sin6_scope_id);
+  return "ipv6:[" + std::string(text) + scope + "]" + port;
+}
+
+std::string PeerName(const std::string& peer) {
+  std::string name;
+  for (size_t at = 0; at < peer.size(); ++at) {
+    unsigned char escaped = 0;
+    if (peer[at] == '%' && at + 2 < peer.size()) {
+      const char* digits = peer.data() + at + 1;
+      if (std::from_chars(digits, digits + 2, escaped, 16).ptr == digits + 2) {
+        name += static_cast<char>(escaped);
+        at += 2;
+        continue;
+      }
+    }
+    name += peer[at];
+  }
+  return name;
+}
+
 struct Listener::Impl {
   // gRPC owns the connection's descriptor. This is a second one, by which the connection can be cut as long
   // as it is a stranger's.
   struct Stranger {
     Descriptor fd;
-    int port = 0;  // of the other side
+    std::string peer;  // PeerName
     Clock::time_point since;
   };
 
@@ -155,7 +190,7 @@ struct Listener::Impl {
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only slower without
     {
       const MutexLock lock(mu);
-      strangers.push_back({std::move(second), PortOf(peer), now});
+      strangers.push_back({std::move(second), PeerName(peer), now});
     }
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listening.get();
@@ -207,7 +242,7 @@ StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& host, int6
   sockaddr_storage bound{};
   socklen_t length = sizeof(bound);
   getsockname(impl.listening.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-  impl.address = host + ":" + std::to_string(PortOf(bound));
+  impl.address = JoinHostPort(host, PortOf(bound));
   impl.wake = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   impl.OpenSpare();
   if (impl.wake.get() < 0 || impl.spare.get() < 0)
@@ -228,12 +263,9 @@ Status Listener::Serve(grpc::ServerBuilder& builder,
 }
 
 void Listener::Authenticated(const std::string& peer) {
-  // "ipv4:127.0.0.1:40123", "ipv6:%5B::1%5D:40123"
-  const size_t colon = peer.rfind(':');
-  if (colon == std::string::npos) return;
-  const int port = std::atoi(peer.c_str() + colon + 1);
+  const std::string name = PeerName(peer);
   const MutexLock lock(impl_->mu);
-  std::erase_if(impl_->strangers, [port](const Impl::Stranger& s) { return s.port == port; });
+  std::erase_if(impl_->strangers, [&](const Impl::Stranger& s) { return s.peer == name; });
 }
 
 Status Listener::Admit(const grpc::ServerContext& context, const std::string& call,

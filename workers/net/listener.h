@@ -27,7 +27,15 @@ class ServerCredentials;
 class ServerContext;
 }  // namespace grpc
 
+struct sockaddr_storage;
+
 namespace tidepool::workers {
+
+// The other side of a connection: "ipv4:10.0.0.1:40123", "ipv6:[::1]:40123". An IPv4 address in an IPv6 one
+// is an IPv4 address.
+std::string PeerName(const sockaddr_storage& address);
+// The same of gRPC's text (ServerContext::peer), which escapes characters: "ipv6:%5B::1%5D:40123".
+std::string PeerName(const std::string& peer);
 
 class Listener {
  public:
@@ -47,7 +55,7 @@ class Listener {
   // Accepts no more; calls that are under way have a moment to end, then they are cancelled.
   void Stop();
 
-  [[nodiscard]] const std::string& address() const;  // "127.0.0.1:40123"
+  [[nodiscard]] const std::string& address() const;  // "127.0.0.1:40123", "[::1]:40123"
   // A call of this peer (grpc::ServerContext::peer) has shown a token: its connection may stay.
   void Authenticated(const std::string& peer);
   // Of a server whose callers have one token: the same, where the call shows it. kUnauthenticated names

@@ -537,7 +537,7 @@ TEST(LoadConfigTest, WhatLeavesTheHostIsEncryptedOrRefused) {
     EXPECT_EQ(error({key, "cluster.weight_transport=stream", "cluster.advertise=10.0.0.1"}), "no error")
         << bind;
   }
-  for (const char* any : {"0.0.0.0", "'::'"})
+  for (const char* any : {"0.0.0.0", "'::'", "0"})
     EXPECT_THAT(error({std::string("cluster.bind=") + any, "cluster.weight_transport=stream"}),
                 HasSubstr("cluster.advertise"));
   // Sums of gradients are not.
@@ -552,6 +552,20 @@ TEST(LoadConfigTest, WhatLeavesTheHostIsEncryptedOrRefused) {
   for (const char* bind : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) {
     EXPECT_EQ(With(std::string("cluster.bind='") + bind + "'"), "no error") << bind;
   }
+}
+
+TEST(LoadConfigTest, WhatWorkersDialIsAHostThatTheyReach) {
+  const auto error = [](const std::string& bind, const std::string& advertise) {
+    return Error(kGood, {"cluster.bind=" + bind, "cluster.weight_transport=stream",
+                         "cluster.advertise='" + advertise + "'"});
+  };
+  for (const char* good : {"node-1", "10.0.0.1", "fd00::7", "[fd00::7]", "fd00::a:7"})
+    EXPECT_EQ(error("0.0.0.0", good), "no error") << good;
+  for (const char* with_port : {"node-1:4000", "10.0.0.1:0", "[fd00::7]:4000"})
+    EXPECT_THAT(error("0.0.0.0", with_port), HasSubstr("write the host alone, the port is cluster.port"));
+  EXPECT_THAT(error("0.0.0.0", "0.0.0.0"), HasSubstr("which no worker can dial"));
+  EXPECT_THAT(error("127.0.0.1", "node-1"), HasSubstr("which nobody reaches at node-1"));
+  EXPECT_EQ(error("127.0.0.1", "localhost"), "no error");
 }
 
 TEST(LoadConfigTest, AFrameOfRowsHasToFitAMessage) {

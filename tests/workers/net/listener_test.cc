@@ -89,5 +89,69 @@ TEST_F(ListenerTest, StrangersAreCutAndTheKnownAreServed) {
   EXPECT_EQ(call(), OkStatus());
 }
 
+TEST_F(ListenerTest, AStrangerIsNotTakenForAKnownOneWithTheSamePort) {
+  auto listener = Listener::Open("127.0.0.1", 0);
+  ASSERT_TRUE(listener.ok()) << listener.status().ToString();
+  grpc::ServerBuilder builder;
+  v1::Weights::Service service;
+  builder.RegisterService(&service);
+  ASSERT_EQ((*listener)->Serve(builder, grpc::InsecureServerCredentials()), OkStatus());
+  sockaddr_in from{}, to{};
+  from.sin_family = to.sin_family = AF_INET;
+  from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const std::string address = (*listener)->address();
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  strangers_.push_back(fd);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&from), sizeof(from)), 0);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  socklen_t length = sizeof(from);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&from), &length);
+  const auto begin = Clock::now();
+  const auto past = [&] { return Clock::now() - begin; };
+  // Said until it has certainly been accepted.
+  while (Open() > 0 && past() < 3 * Listener::kPatience) {
+    if (past() < std::chrono::seconds(1))
+      (*listener)->Authenticated("ipv4:127.0.0.1:" + std::to_string(ntohs(from.sin_port)));
+    poll(nullptr, 0, 20);
+  }
+  EXPECT_EQ(Open(), 0);
+  EXPECT_LT(past(), 2 * Listener::kPatience);
+}
+
+TEST(PeerNameTest, IsThatOfGrpc) {
+  sockaddr_storage four{}, six{}, mapped{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(four);
+  v4 = {.sin_family = AF_INET, .sin_port = htons(40123), .sin_addr = {htonl(0x0a000001)}, .sin_zero = {}};
+  EXPECT_EQ(PeerName(four), PeerName(std::string("ipv4:10.0.0.1:40123")));
+  for (auto [text, into] : {std::pair("fe80::1", &six), std::pair("::ffff:10.0.0.1", &mapped)}) {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(*into);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(40123);
+    ASSERT_EQ(inet_pton(AF_INET6, text, &v6.sin6_addr), 1);
+  }
+  EXPECT_EQ(PeerName(mapped), PeerName(four));
+  EXPECT_EQ(PeerName(six), PeerName(std::string("ipv6:%5Bfe80::1%5D:40123")));
+  reinterpret_cast<sockaddr_in6&>(six).sin6_scope_id = 2;
+  EXPECT_EQ(PeerName(six), PeerName(std::string("ipv6:%5Bfe80::1%252%5D:40123")));
+}
+
+TEST(PeerNameTest, IsThatOfACallOverIpv6) {
+  auto server = WeightsServer::Start(
+      "::1", {"token"}, 1 << 20,
+      [](const WantedBytes&) -> StatusOr<PublishedBytes> { return PublishedBytes{.digest = 9}; });
+  if (!server.ok()) GTEST_SKIP() << "no IPv6 here: " << server.status().ToString();
+  const std::string address = (*server)->address();
+  EXPECT_TRUE(address.starts_with("[::1]:")) << address;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  AddToken(&context, "token");
+  auto reader = v1::Weights::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))
+                    ->Fetch(&context, {});
+  EXPECT_EQ(FromGrpc(reader->Finish()), OkStatus());
+  EXPECT_EQ(PeerName(context.peer()), "ipv6:" + address);
+}
+
 }  // namespace
 }  // namespace tidepool::workers

@@ -219,6 +219,17 @@ TEST(CertificatesTest, AreKeptWhileTheyHoldAndKeysAreForTheOwnerAlone) {
   EXPECT_FALSE(ReadIdentity(mine.dir + "/device.token").ok()) << "not as if there were none";
   ASSERT_TRUE(OpenOrCreateCertificates(mine.dir, "kept").ok());
   EXPECT_NE(mine.Of("device").certificate, before.certificate) << "one that is incomplete is made anew";
+  // So is what does not belong together.
+  const auto replaced = [&](const std::string& file, const std::string& by) {
+    const std::string old = mine.Of("device").certificate;
+    std::filesystem::copy_file(by, mine.dir + "/" + file, std::filesystem::copy_options::overwrite_existing);
+    EXPECT_TRUE(OpenOrCreateCertificates(mine.dir, "kept").ok());
+    return mine.Of("device").certificate != old;
+  };
+  const Certificates stranger("stranger");
+  EXPECT_TRUE(replaced("device.key", mine.dir + "/reward.key"));
+  EXPECT_TRUE(replaced("authority.crt", stranger.dir + "/authority.crt"));
+  EXPECT_TRUE(replaced("reward.crt", stranger.dir + "/reward.crt"));
   RemoveCertificates(mine.dir);
   const auto none = ReadIdentity(mine.dir + "/device.token");
   ASSERT_TRUE(none.ok());
@@ -301,6 +312,19 @@ TEST(HubTest, ABindThatOthersCanReachIsRefused) {
     EXPECT_EQ(hub.status().code(), StatusCode::kInvalidArgument);
     EXPECT_NE(hub.status().message().find("no certificates"), std::string::npos);
   }
+}
+
+TEST(HubTest, AnIpv6AddressHasBrackets) {
+  HubOptions options;
+  options.advertise = "fd00::7";
+  const auto hub = Hub::Start(options, *JobTokens::Random(), [](HubEvent) {}, {});
+  ASSERT_TRUE(hub.ok());
+  EXPECT_TRUE((*hub)->address().starts_with("[fd00::7]:")) << (*hub)->address();
+}
+
+TEST(FetchBytesTest, ShowsNoTokenToAnotherHostWithoutCertificates) {
+  const auto fetched = FetchBytes("192.0.2.1:4000", {"token"}, {}, {});
+  EXPECT_EQ(fetched.status().code(), StatusCode::kFailedPrecondition) << fetched.status().ToString();
 }
 
 TEST(HubTest, APortThatIsTakenIsAClearError) {
