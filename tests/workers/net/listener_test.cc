@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <vector>
 
 #include "proto/control.grpc.pb.h"
 #include "workers/data/weights_service.h"
 #include "workers/net/rpc_status.h"
+#include "workers/net/tls.h"
 
 namespace tidepool::workers {
 namespace {
@@ -95,7 +97,12 @@ TEST_F(ListenerTest, AStrangerIsNotTakenForAKnownOneWithTheSamePort) {
   grpc::ServerBuilder builder;
   v1::Weights::Service service;
   builder.RegisterService(&service);
-  ASSERT_EQ((*listener)->Serve(builder, grpc::InsecureServerCredentials()), OkStatus());
+  // With TLS: gRPC itself would wait for two minutes for a handshake.
+  const std::string dir = testing::TempDir() + "/listener_certificates";
+  std::filesystem::create_directories(dir);
+  const auto identity = OpenOrCreateCertificates(dir, "run");
+  ASSERT_TRUE(identity.ok()) << identity.status().ToString();
+  ASSERT_EQ((*listener)->Serve(builder, ServerSide(*identity)), OkStatus());
   sockaddr_in from{}, to{};
   from.sin_family = to.sin_family = AF_INET;
   from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
