@@ -140,7 +140,8 @@ class BadInputTest(RunTest):
         self.assertFalse(self.path().exists(), "a run directory was made for a run that cannot begin")
 
     def test_bind_beyond_loopback(self):
-        self.refused(self.train(CONFIG, "cluster.bind=0.0.0.0"), "mutual TLS")
+        self.refused(self.train(CONFIG, "cluster.bind=0.0.0.0"), "write the one they can reach to cluster.advertise")
+        self.refused(self.train(CONFIG, "cluster.bind=10.0.0.1"), "write cluster.weight_transport: stream")
 
     def test_run_directory_that_cannot_be_written(self):
         if os.geteuid() == 0:
