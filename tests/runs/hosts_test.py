@@ -62,12 +62,27 @@ def setns(fd):
         raise OSError(ctypes.get_errno(), "setns")
 
 
+def make_hosts():
+    for name in NAMES:
+        ip("netns", "add", name)
+    ip("link", "add", "wire", "netns", NAMES[0], "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
+    for name, address in zip(NAMES, ADDRESSES):
+        ip("-n", name, "addr", "add", address + "/24", "dev", "wire")
+        ip("-n", name, "link", "set", "wire", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+
+
 def can_make_hosts():
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "nsenter", "unshare")):
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "nsenter", "unshare", "pgrep")):
         return False
-    made = subprocess.run(["ip", "netns", "add", NAMES[0]], capture_output=True)
-    subprocess.run(["ip", "netns", "del", NAMES[0]], capture_output=True)
-    return made.returncode == 0
+    try:
+        make_hosts()
+        subprocess.run(in_host(0, ["true"]), check=True, capture_output=True, timeout=20)
+        return True
+    except (subprocess.SubprocessError, OSError):
+        return False  # root of a container may not
+    finally:
+        remove_hosts()
 
 
 def remove_hosts():
@@ -75,18 +90,12 @@ def remove_hosts():
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
-@unittest.skipUnless(can_make_hosts(), "network namespaces need root and iproute2")
+@unittest.skipUnless(can_make_hosts(), "network namespaces need root that may make them, and iproute2")
 class HostsTest(RunTest):
     def setUp(self):
         super().setUp()
         self.addCleanup(remove_hosts)
-        for name in NAMES:
-            ip("netns", "add", name)
-        ip("link", "add", "wire", "netns", NAMES[0], "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
-        for name, address in zip(NAMES, ADDRESSES):
-            ip("-n", name, "addr", "add", address + "/24", "dev", "wire")
-            ip("-n", name, "link", "set", "wire", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        make_hosts()
 
     def launch(self, host, command):
         process = subprocess.Popen(in_host(host, command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
