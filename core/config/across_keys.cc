@@ -15,6 +15,7 @@
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/policy_rules.h"
+#include "core/config/training_slots.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
 #include "core/environments/trial.h"
@@ -490,10 +491,7 @@ void CheckCluster(Binder& b, LoadedConfig& loaded) {
          leaves && c.cluster.weight_transport != WeightTransport::kStream,
          "workers may be on other hosts, where shared memory of this one is not; write "
          "cluster.weight_transport: stream");
-  const bool one_trains = c.cluster.slots == 1 || ((c.scheduler.placement == PlacementKind::kSplit ||
-                                                    c.scheduler.placement == PlacementKind::kMultiplexed) &&
-                                                   c.scheduler.actor_slots == 1);
-  b.Rule({"cluster.trusted_fabric", "cluster.bind"}, leaves && !one_trains && !c.cluster.trusted_fabric,
+  b.Rule({"cluster.trusted_fabric", "cluster.bind"}, leaves && !OneSlotTrains(c) && !c.cluster.trusted_fabric,
          "several slots train, and the sums of their gradients are not encrypted on their way; write true "
          "where the network "
          "between them is the job's own, or let one slot train (scheduler.actor_slots: 1 with placement "

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "core/config/load.h"
+#include "core/config/training_slots.h"
 #include "workers/cli/command.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/slurm_script.h"
@@ -73,23 +74,17 @@ Status Slurm(CommandContext& context, SlurmOptions o) {
   // All that the run will be started with, so that what it would refuse is refused here.
   job.of_hosts = {"cluster.slots=" + std::to_string(job.nodes * job.slots_per_node),
                   "cluster.launch_workers=false", "cluster.bind=0.0.0.0", "cluster.weight_transport=stream"};
-  const auto load = [&] {
-    std::vector<std::string> all = job.overrides;
-    all.insert(all.end(), job.of_hosts.begin(), job.of_hosts.end());
-    all.emplace_back("cluster.advertise=the-node");
-    return config::LoadConfig(job.config, all);
-  };
-  auto loaded = load();
-  if (!loaded.ok() && loaded.status().message().find("cluster.trusted_fabric") != std::string::npos) {
+  std::vector<std::string> all = job.overrides;
+  all.insert(all.end(), job.of_hosts.begin(), job.of_hosts.end());
+  all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(job.config, all));
+  const JobConfig& config = loaded.config;
+  if (!config::OneSlotTrains(config)) {
     job.of_hosts.emplace_back("cluster.trusted_fabric=true");
-    loaded = load();
-    if (loaded.ok())
-      std::fprintf(stderr,
-                   "note: several slots train, and what they sum is not encrypted: the script says "
-                   "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
+    std::fprintf(stderr,
+                 "note: several slots train, and what they sum is not encrypted: the script says "
+                 "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
   }
-  TP_RETURN_IF_ERROR(loaded.status());
-  const JobConfig& config = loaded->config;
   if (job.run_dir.empty()) job.run_dir = "runs/" + config.name;
   job.run_dir = fs::absolute(job.run_dir).lexically_normal().string();
   if (job.name.empty()) job.name = config.name;

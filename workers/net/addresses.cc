@@ -28,8 +28,7 @@ std::string HostText(const sockaddr* address, socklen_t length) {
 StatusOr<std::string> AddressTowards(const std::string& address) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return InvalidArgument(address + ": host:port is expected");
-  std::string host = address.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  const std::string host(BareHost(HostOf(address)));
   struct addrinfo hints {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
