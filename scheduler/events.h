@@ -208,17 +208,8 @@ struct GivenRow {
   uint64_t digest = 0;
   int64_t masked = 0;
 };
-inline uint64_t DigestOf(const std::vector<GivenRow>& rows) {
-  uint64_t digest = rows.size();
-  for (const GivenRow& row : rows) {
-    for (const uint64_t word : {SampleUid(row.tid), row.digest, static_cast<uint64_t>(row.masked)})
-      digest = Mix64(digest ^ word);
-  }
-  return digest;
-}
-// From every member of the training group: the weights_digest and the rows_digest of all of them have to be
-// one. All were given the rows of the whole batch in one order; rank 0 lists them, the others leave `rows`
-// empty, because thousands of lists would say the same.
+// From every member of the training group: the weights_digest of all of them has to be one, and their `rows`,
+// those of its share from each, have to be the batch: every row once.
 struct TrainDone {
   WorkerRef worker;
   SlotId slot;
@@ -227,7 +218,6 @@ struct TrainDone {
   bool finite = true;
   uint64_t weights_digest = 0;
   double seconds = 0;
-  uint64_t rows_digest = 0;  // DigestOf
   std::vector<GivenRow> rows;
   std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
 };

@@ -1,6 +1,8 @@
 #include "core/policy/policy_trainer.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -23,30 +25,48 @@ double Seconds(std::chrono::steady_clock::time_point from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
+// The largest of a number of each rank's; without a group: `mine`.
+StatusOr<double> Largest(comm::Collective* group, double mine, const char* what) {
+  if (group == nullptr) return mine;
+  TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> all, group->AllGather(std::bit_cast<uint64_t>(mine), what));
+  for (const uint64_t bits : all) mine = std::max(mine, std::bit_cast<double>(bits));
+  return mine;
+}
+
+Status AddRanks(comm::Collective* group, std::vector<double>& sums, const char* what) {
+  return group == nullptr ? OkStatus() : group->AllReduceSum(std::span<double>(sums), what);
+}
+
 // Returns of the finished episodes, or nothing where none ended.
-void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, double>& metrics) {
-  double sum = 0, high = -INFINITY, low = INFINITY, reward = 0;
-  int64_t episodes = 0, cells = 0, truncated = 0;
+Status ScoreMetrics(std::span<const FragmentRow> rows, comm::Collective* group,
+                    std::map<std::string, double>& metrics) {
+  double high = -INFINITY, low = INFINITY;
+  enum { kScore, kEpisodes, kCells, kTruncated, kReward };
+  std::vector<double> sums(kReward + 1, 0.0);
   for (const FragmentRow& row : rows) {
     for (const double s : row.fragment.scores) {
-      sum += s;
+      sums[kScore] += s;
       high = std::max(high, s);
       low = std::min(low, s);
-      ++episodes;
+      ++sums[kEpisodes];
     }
-    for (const float r : row.fragment.rewards) reward += r;
-    cells += row.fragment.cells();
-    truncated += std::ranges::count(row.fragment.flags, environments::kTruncated);
+    for (const float r : row.fragment.rewards) sums[kReward] += r;
+    sums[kCells] += static_cast<double>(row.fragment.cells());
+    sums[kTruncated] += static_cast<double>(std::ranges::count(row.fragment.flags, environments::kTruncated));
   }
-  if (episodes > 0) {
-    metrics["critic/score/mean"] = sum / static_cast<double>(episodes);
+  TP_RETURN_IF_ERROR(AddRanks(group, sums, "scores"));
+  TP_ASSIGN_OR_RETURN(high, Largest(group, high, "highest_score"));
+  TP_ASSIGN_OR_RETURN(low, Largest(group, -low, "lowest_score"));
+  if (sums[kEpisodes] > 0) {
+    metrics["critic/score/mean"] = sums[kScore] / sums[kEpisodes];
     metrics["critic/score/max"] = high;
-    metrics["critic/score/min"] = low;
-    metrics["episode/length/mean"] = static_cast<double>(cells) / static_cast<double>(episodes);
-    metrics["episode/truncated_ratio"] = static_cast<double>(truncated) / static_cast<double>(episodes);
+    metrics["critic/score/min"] = -low;
+    metrics["episode/length/mean"] = sums[kCells] / sums[kEpisodes];
+    metrics["episode/truncated_ratio"] = sums[kTruncated] / sums[kEpisodes];
   }
-  metrics["episode/count"] = static_cast<double>(episodes);
-  metrics["critic/rewards/mean"] = reward / static_cast<double>(std::max<int64_t>(1, cells));
+  metrics["episode/count"] = sums[kEpisodes];
+  metrics["critic/rewards/mean"] = sums[kReward] / std::max(1.0, sums[kCells]);
+  return OkStatus();
 }
 
 }  // namespace
@@ -107,11 +127,16 @@ StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Create(model::Weights& w
 
 // All cells of a step, one after another, with what does not change while it trains.
 struct PolicyTrainer::StepData {
-  std::vector<float> observations, actions;  // [cells, ...]
+  std::vector<float> observations, actions;  // [this rank's cells, ...]
+  std::vector<int64_t> own;                  // [cells] place of a cell in these two, or -1: another rank's
   std::vector<double> old_logp, behave_logp, advantages, returns, old_values;
-  std::vector<uint8_t> mine, same_version;  // [cells]
-  double value_gap = 0;                     // the largest between the values and the rollout's record of them
-  [[nodiscard]] size_t size() const { return old_logp.size(); }
+  std::vector<uint8_t> same_version;  // [cells]
+  double value_gap = 0;               // the largest between the values and the rollout's record of them
+  [[nodiscard]] size_t size() const { return own.size(); }
+  // Filled by the rank that has the fragment, 0 elsewhere until they are added up.
+  [[nodiscard]] auto columns() {
+    return std::array{&old_logp, &behave_logp, &advantages, &returns, &old_values};
+  }
 };
 // Of all updates of a step.
 struct PolicyTrainer::StepSums {
@@ -121,41 +146,53 @@ struct PolicyTrainer::StepSums {
   bool finite = true;
 };
 
-PolicyTrainer::StepData PolicyTrainer::Observe(std::span<const FragmentRow> rows, Version version) {
+StatusOr<PolicyTrainer::StepData> PolicyTrainer::Observe(std::span<const FragmentRow> rows, Version version,
+                                                         comm::Collective* group) {
   const PolicyTrainerOptions& o = options_;
   const PolicySpec& spec = o.policy;
   const std::span<const float> log_std = spec.continuous ? network_.log_std() : std::span<const float>();
   const auto width = static_cast<size_t>(spec.actions), observed = static_cast<size_t>(spec.observation_size),
              acted = static_cast<size_t>(spec.action_size());
+  std::vector<double> cells;  // of each row; how many another rank's has, that rank says
+  for (const FragmentRow& row : rows) cells.push_back(static_cast<double>(row.fragment.cells()));
+  TP_RETURN_IF_ERROR(AddRanks(group, cells, "cells"));
   StepData data;
   std::vector<float> heads, values, final_heads, final_values;
-  for (const FragmentRow& row : rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const FragmentRow& row = rows[i];
     const Fragment& f = row.fragment;
     if (row.masked) continue;
+    const auto n = static_cast<size_t>(cells[i]);
+    const size_t first = data.size();
+    data.same_version.insert(data.same_version.end(), n, row.version == version ? 1 : 0);
+    for (std::vector<double>* column : data.columns()) column->resize(first + n, 0.0);
+    data.own.resize(first + n, -1);
+    if (!row.mine) continue;
+    const auto at = static_cast<int64_t>(data.actions.size() / acted);
+    std::iota(data.own.begin() + static_cast<int64_t>(first), data.own.end(), at);
     final_values.clear();
     if (!f.final_observations.empty()) network_.Forward(f.final_observations, final_heads, final_values);
     network_.Forward(f.observations, heads, values);
     const auto estimated = FragmentAdvantages(f, values, final_values, o.gamma, o.lambda);
-    const auto n = static_cast<size_t>(f.cells());
     data.observations.insert(data.observations.end(), f.observations.begin(),
                              f.observations.begin() + static_cast<int64_t>(n * observed));
     data.actions.insert(data.actions.end(), f.actions.begin(), f.actions.end());
-    data.advantages.insert(data.advantages.end(), estimated.advantages.begin(), estimated.advantages.end());
-    data.returns.insert(data.returns.end(), estimated.returns.begin(), estimated.returns.end());
-    data.old_values.insert(data.old_values.end(), values.begin(), values.begin() + static_cast<int64_t>(n));
-    data.mine.insert(data.mine.end(), n, row.mine ? 1 : 0);
-    data.same_version.insert(data.same_version.end(), n, row.version == version ? 1 : 0);
     for (size_t c = 0; c < n; ++c) {
       // As the rollout rounds it: equal bits where the weights are the same.
-      data.old_logp.push_back(
+      data.old_logp[first + c] =
           static_cast<float>(Evaluate(spec, std::span(heads).subspan(c * width, width), log_std,
                                       std::span(f.actions).subspan(c * acted, acted))
-                                 .logp));
-      data.behave_logp.push_back(f.log_probs[c]);
+                                 .logp);
+      data.behave_logp[first + c] = f.log_probs[c];
+      data.advantages[first + c] = estimated.advantages[c];
+      data.returns[first + c] = estimated.returns[c];
+      data.old_values[first + c] = values[c];
       if (row.version == version)
         data.value_gap = std::max(data.value_gap, std::fabs(static_cast<double>(values[c]) - f.values[c]));
     }
   }
+  for (std::vector<double>* column : data.columns()) TP_RETURN_IF_ERROR(AddRanks(group, *column, "columns"));
+  TP_ASSIGN_OR_RETURN(data.value_gap, Largest(group, data.value_gap, "value_gap"));
   return data;
 }
 
@@ -167,14 +204,15 @@ Status PolicyTrainer::Update(const StepData& data, std::span<const int64_t> mini
   // This rank's cells of the minibatch; the weights count all of them.
   std::vector<size_t> cells;
   for (const int64_t c : minibatch) {
-    if (data.mine[static_cast<size_t>(c)] != 0) cells.push_back(static_cast<size_t>(c));
+    if (data.own[static_cast<size_t>(c)] >= 0) cells.push_back(static_cast<size_t>(c));
   }
   const auto m = cells.size(), width = static_cast<size_t>(spec.actions),
              observed = static_cast<size_t>(spec.observation_size),
              acted = static_cast<size_t>(spec.action_size());
   std::vector<float> observations(m * observed);
+  const auto own = [&](size_t i) { return static_cast<size_t>(data.own[cells[i]]); };
   for (size_t i = 0; i < m; ++i) {
-    std::copy_n(data.observations.begin() + static_cast<int64_t>(cells[i] * observed), observed,
+    std::copy_n(data.observations.begin() + static_cast<int64_t>(own(i) * observed), observed,
                 observations.begin() + static_cast<int64_t>(i * observed));
   }
   const auto taken = [&](const std::vector<double>& column) {
@@ -185,7 +223,7 @@ Status PolicyTrainer::Update(const StepData& data, std::span<const int64_t> mini
   const std::vector<double> old_logp = taken(data.old_logp), behave = taken(data.behave_logp),
                             advantages = taken(data.advantages);
   std::vector<double> logp(m), entropy(m), now(m);
-  const auto action = [&](size_t i) { return std::span(data.actions).subspan(cells[i] * acted, acted); };
+  const auto action = [&](size_t i) { return std::span(data.actions).subspan(own(i) * acted, acted); };
   std::vector<float> heads, values;
   network_.Forward(observations, heads, values);
   for (size_t i = 0; i < m; ++i) {
@@ -256,12 +294,18 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   const auto start = std::chrono::steady_clock::now();
   if (rows.empty())
     return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
+  Status usable;
   for (const FragmentRow& row : rows) {
+    if (!usable.ok()) break;
+    if (!row.mine && group == nullptr)
+      usable = InvalidArgument("row " + ToString(row.tid) + " is elsewhere, and there is no group of ranks");
+    if (!row.mine) continue;
     if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok())
-      return InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
+      usable = InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
   }
+  TP_RETURN_IF_ERROR(train::AgreeOnRows(group, usable, "policy trainer"));
   network_.WeightsChanged();
-  StepData data = Observe(rows, version);
+  TP_ASSIGN_OR_RETURN(StepData data, Observe(rows, version, group));
   train::StepResult result;
   StepSums sums;
   const size_t n = data.size();
@@ -307,7 +351,7 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
 
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates)),
              seen = static_cast<double>(std::max<int64_t>(1, sums.cells.tokens));
-  ScoreMetrics(rows, result.metrics);
+  TP_RETURN_IF_ERROR(ScoreMetrics(rows, group, result.metrics));
   train::TokenMetrics(sums.cells, /*policy=*/true, result.metrics);
   result.metrics["actor/pg_loss"] = sums.cells.loss / passes;
   result.metrics["critic/vf_loss"] = sums.value_loss / passes;

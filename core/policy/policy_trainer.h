@@ -7,8 +7,9 @@
 //   loss = PolicyLoss - entropy_coef H + value_coef ValueLoss, each a mean over the cells of its minibatch
 //
 // `old` of the ratio are the weights at the start of the step, as for language models; the recorded log-probs
-// are the behaviour's. With a group, ranks hold the same fragments and each computes the gradients of its
-// own; the result is that of one rank, up to rounding. Deterministic: a function of weights, fragments,
+// are the behaviour's. With a group, ranks list the same rows, each has the fragments of its own and computes
+// what follows from them, and numbers of the whole batch are exchanged; the result is that of one rank, up to
+// rounding. Deterministic: a function of weights, fragments,
 // options and step. Not thread-safe: one thread owns a PolicyTrainer.
 
 #include <cstdint>
@@ -52,8 +53,8 @@ struct FragmentRow {
   SampleId tid;
   Version version;      // weights that acted
   bool masked = false;  // too old: no loss
-  bool mine = true;     // this rank computes its gradients
-  Fragment fragment;
+  bool mine = true;     // this rank has the fragment and computes its gradients
+  Fragment fragment;    // empty, where it is another rank's
 };
 
 // Advantages and returns of one fragment [steps, instances]. values: [steps + 1, instances]; final_values: of
@@ -92,7 +93,7 @@ class PolicyTrainer {
   struct StepData;
   struct StepSums;
   // What the weights say of every cell before any update.
-  StepData Observe(std::span<const FragmentRow> rows, Version version);
+  StatusOr<StepData> Observe(std::span<const FragmentRow> rows, Version version, comm::Collective* group);
   // One optimizer update on cells of the step, those of all ranks.
   Status Update(const StepData& data, std::span<const int64_t> minibatch, double rate, bool first_pass,
                 comm::Collective* group, StepSums& sums);

@@ -10,7 +10,15 @@ namespace tidepool::sample {
 namespace {
 
 constexpr uint8_t kFormat = 1;
-enum : unsigned { kLogprobs = 1, kLogKept = 2, kVersions = 4, kRouting = 8, kFragmentBytes = 16, kTurn = 32 };
+enum : unsigned {
+  kLogprobs = 1,
+  kLogKept = 2,
+  kVersions = 4,
+  kRouting = 8,
+  kFragmentBytes = 16,
+  kTurn = 32,
+  kOutline = 64
+};
 
 void PutVarint(std::string& out, uint64_t x) {
   for (; x >= 0x80; x >>= 7) out.push_back(static_cast<char>(x | 0x80));
@@ -76,6 +84,7 @@ void Put(std::string& out, const Segment& s) {
   if (!s.versions.empty()) columns |= kVersions;
   if (!s.routing.empty()) columns |= kRouting;
   if (!s.fragment.empty()) columns |= kFragmentBytes;
+  if (s.outlined) columns |= kOutline;
   PutNumber(out, static_cast<uint8_t>(columns));
   PutVarint(out, s.ids.size());
   PutAll(out, s.ids);
@@ -98,13 +107,14 @@ void Put(std::string& out, const Segment& s) {
     PutNumber(out, s.turn->state);
     PutNumber(out, s.turn->reward_before);
   }
+  if (s.outlined) PutVarint(out, static_cast<uint64_t>(*s.outlined));
 }
 
 Segment Get(ByteReader& reader) {
   Segment s;
   const auto kind = reader.Number<uint8_t>();
   const auto columns = reader.Number<uint8_t>();
-  if (kind > static_cast<uint8_t>(SegmentKind::kFragment) || columns >= 2 * kTurn) reader.Fail();
+  if (kind > static_cast<uint8_t>(SegmentKind::kFragment) || columns >= 2 * kOutline) reader.Fail();
   s.kind = static_cast<SegmentKind>(kind);
   const uint64_t n = GetVarint(reader);
   GetAll(reader, n, s.ids);
@@ -133,6 +143,7 @@ Segment Get(ByteReader& reader) {
     turn.reward_before = reader.Number<double>();
     s.turn = turn;
   }
+  if ((columns & kOutline) != 0) s.outlined = static_cast<int64_t>(GetVarint(reader));
   if (reader.ok() && !s.CheckShape().ok()) reader.Fail();
   return s;
 }
@@ -149,6 +160,7 @@ StatusOr<std::string> Encode(const Trajectory& t) {
   size_t bytes = 64 + 4 * prompt.ids.size();
   for (const Segment& s : t.segments) {
     if (sound.ok()) sound = s.CheckShape();
+    if (s.outlined.has_value() != t.is_outline()) sound = InvalidArgument("it is an outline in part");
     if (s.kind == SegmentKind::kPrompt || (s.kind == SegmentKind::kFragment && t.segments.size() > 1))
       sound = InvalidArgument("a prompt or a fragment stands behind other segments");
     bytes += 32 + 4 * (s.ids.size() + s.logprobs.size() + s.log_kept.size()) + 24 * s.versions.size() +
@@ -189,6 +201,7 @@ StatusOr<Trajectory> Decode(std::string_view bytes) {
     Segment s = Get(reader);
     if ((i == 0) != (s.kind == SegmentKind::kPrompt) || (s.kind == SegmentKind::kFragment && n > 2))
       reader.Fail();
+    if (i > 0 && s.outlined.has_value() != t.is_outline()) reader.Fail();
     if (i == 0) {
       t.prompt = std::make_shared<const Segment>(std::move(s));
     } else {

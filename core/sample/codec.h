@@ -6,7 +6,8 @@
 //   segment     kind u8 | columns u8 (a bit each, in the order below) | n varint, ids i32[n] |
 //               1 logprobs f32[n] | 2 log_kept f32[n] | 4 versions varint r, {lineage, number, count
 //               varint}[r] | 8 routing {varint, bytes} | 16 fragment {varint, bytes}, steps varint | 32 turn
-//               {state u64, reward_before f64}
+//               {state u64, reward_before f64} | 64 outline: n varint, and the columns versions and turn
+//               alone
 //
 // Numbers are little-endian; a varint is LEB128 of an unsigned number in as few bytes as it needs. The
 // encoding is canonical: one content has one encoding, and bytes that would encode to others are refused. So

@@ -73,10 +73,14 @@ Status Segment::CheckShape() const {
   }
   if ((!sampled && (!logprobs.empty() || !log_kept.empty() || !routing.empty() || turn)) ||
       (!sampled && !fragments && !versions.empty()) ||
-      (fragments ? !ids.empty() || fragment.empty() || fragment_steps < 0
+      (fragments ? !ids.empty() || fragment.empty() != outlined.has_value() || fragment_steps < 0
                  : !fragment.empty() || fragment_steps != 0)) {
     return InvalidArgument(std::string("segment: one of kind ") + Name(kind) +
                            " has a column that this kind does not have, or lacks its own");
+  }
+  if (outlined && (*outlined < 0 || *outlined > (int64_t{1} << 40) || fragment_steps != 0 ||
+                   !(ids.empty() && logprobs.empty() && log_kept.empty() && routing.empty()))) {
+    return InvalidArgument("segment: an outline has a length that is none, or a column");
   }
   if (!fits(logprobs.size()) || !fits(log_kept.size()) || (!versions.empty() && covered != size())) {
     return InvalidArgument("segment: " + std::to_string(size()) + " tokens, but there are " +
@@ -90,6 +94,7 @@ Status Segment::CheckShape() const {
 Status Segment::CheckSampled(int64_t vocab_size) const {
   TP_RETURN_IF_ERROR(CheckShape());
   if (kind != SegmentKind::kTokens) return InvalidArgument("segment: tokens are expected of an engine");
+  if (outlined) return InvalidArgument("segment: tokens are expected of an engine, and this is an outline");
   if (logprobs.size() != ids.size() || versions.empty() != ids.empty())
     return InvalidArgument("segment: " + std::to_string(ids.size()) +
                            " tokens should have as many log-probs, and versions");
@@ -108,6 +113,20 @@ Status Segment::CheckSampled(int64_t vocab_size) const {
   }
   return OkStatus();
 }
+
+Segment Segment::Outline() const {
+  return {.kind = kind, .versions = versions, .turn = turn, .outlined = size()};
+}
+
+Trajectory Trajectory::Outline() const {
+  Trajectory out{.tid = tid, .att = att, .finish = finish};
+  out.prompt = std::make_shared<const Segment>(
+      prompt == nullptr ? Segment{.kind = SegmentKind::kPrompt, .outlined = 0} : prompt->Outline());
+  for (const Segment& s : segments) out.segments.push_back(s.Outline());
+  return out;
+}
+
+bool Trajectory::is_outline() const { return prompt != nullptr && prompt->outlined.has_value(); }
 
 bool operator==(const Trajectory& a, const Trajectory& b) {
   static const Segment kNone{.kind = SegmentKind::kPrompt};
@@ -163,7 +182,7 @@ std::vector<uint8_t> Trajectory::LossMask(std::span<const Version> without_loss)
     if (s.kind == SegmentKind::kFragment) {
       out.push_back(s.versions.empty() ? 1 : counts(s.versions.front().first));
     } else if (s.kind != SegmentKind::kTokens || s.versions.empty()) {
-      out.insert(out.end(), s.ids.size(), s.kind == SegmentKind::kTokens ? 1 : 0);
+      out.insert(out.end(), static_cast<size_t>(s.size()), s.kind == SegmentKind::kTokens ? 1 : 0);
     } else {
       for (const auto& [version, count] : s.versions)
         out.insert(out.end(), static_cast<size_t>(count), counts(version));

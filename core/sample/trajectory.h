@@ -12,6 +12,9 @@
 //   kObservation  no     ids: what an environment said, or text that a supervised row does not teach
 //   kFragment     yes    fragment, fragment_steps, versions (in place of tokens; the only one on its path)
 //
+// An *outline* has the shape of a trajectory and none of its content: kinds, lengths, versions and turns of
+// its segments. It is what a rank of a training group is given of rows that another rank computes.
+//
 // codec.h has the one encoding, for wire and disk, and the digest. To add a column: here, in codec.cc (a bit
 // and a line each way), and where it is made and used. Value types; thread-compatible.
 
@@ -62,10 +65,13 @@ struct Segment {
   std::string fragment;  // core/policy/fragment.h
   int64_t fragment_steps = 0;
   std::optional<TurnStart> turn;
+  // Of an outline: the tokens, or steps, whose columns are elsewhere.
+  std::optional<int64_t> outlined;
   friend bool operator==(const Segment&, const Segment&) = default;
 
   // Tokens, or steps of a fragment.
   [[nodiscard]] int64_t size() const {
+    if (outlined) return *outlined;
     return kind == SegmentKind::kFragment ? fragment_steps : static_cast<int64_t>(ids.size());
   }
   // Adds tokens of the same kind behind these. A fragment comes whole: it replaces what is here.
@@ -77,6 +83,7 @@ struct Segment {
   // kInvalidArgument: tokens that no engine can have sampled: an id outside the vocabulary, a log-probability
   // that is positive beyond rounding or not finite, a token without a version.
   [[nodiscard]] Status CheckSampled(int64_t vocab_size) const;
+  [[nodiscard]] Segment Outline() const;
 };
 
 struct Trajectory {
@@ -108,6 +115,8 @@ struct Trajectory {
   [[nodiscard]] std::vector<VersionRun> VersionsWithLoss() const;
   // The fragment, if this is one, else null.
   [[nodiscard]] const Segment* Fragment() const;
+  [[nodiscard]] Trajectory Outline() const;
+  [[nodiscard]] bool is_outline() const;
   [[nodiscard]] int64_t prompt_size() const { return prompt == nullptr ? 0 : prompt->size(); }
 };
 

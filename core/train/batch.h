@@ -2,6 +2,7 @@
 // What the trainer is given: rows of tokens with what was recorded when they were sampled. Plain data.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,16 +35,28 @@ struct Row {
   std::vector<double> components;  // each reward function's own score, or empty
   bool truncated = false;          // cut at the length limit
   std::vector<TurnMark> turns;     // of an episode, ascending; else empty
+  // Another rank of the group has the tokens and computes the row: here are their numbers, and prompt,
+  // response, logprobs, log_kept and routing are empty.
+  struct Lengths {
+    int64_t prompt = 0, response = 0;
+  };
+  std::optional<Lengths> elsewhere;
+
+  [[nodiscard]] int64_t prompt_tokens() const {
+    return elsewhere ? elsewhere->prompt : static_cast<int64_t>(prompt.size());
+  }
+  [[nodiscard]] int64_t response_tokens() const {
+    return elsewhere ? elsewhere->response : static_cast<int64_t>(response.size());
+  }
 };
 
 // Rows of a group stand next to each other and have the same prompt.
 struct Batch {
   StepNumber step;  // from 1
   Version version;  // of the weights that are trained
+  // Ranks of a group list the same rows in the same order, so that statistics and counts are those of the
+  // whole batch everywhere. Each row is one rank's and `elsewhere` for all others; groups are not split.
   std::vector<Row> rows;
-  // [rows] 1: computed by this rank. Empty: all. Ranks of a group hold the same rows, so that statistics
-  // and counts are those of the whole batch everywhere, and share the work; groups are not split.
-  std::vector<uint8_t> mine;
 };
 
 }  // namespace tidepool::train

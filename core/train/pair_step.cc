@@ -13,8 +13,9 @@ Status TrainerImpl::CheckPairs(const StepContext& step) const {
   std::map<int64_t, int64_t> size;
   for (const Row& row : step.batch.rows) {
     ++size[row.gid.value];
-    if (row.response.empty() || (!row.loss_mask.empty() && std::ranges::count(row.loss_mask, 0) ==
-                                                               static_cast<int64_t>(row.loss_mask.size()))) {
+    if (row.response_tokens() == 0 ||
+        (!row.loss_mask.empty() &&
+         std::ranges::count(row.loss_mask, 0) == static_cast<int64_t>(row.loss_mask.size()))) {
       return InvalidArgument("row " + ToString(row.tid) + ": an answer of a pair has no tokens");
     }
   }
@@ -56,7 +57,13 @@ Pairs PairsOf(std::span<const Row> rows, std::span<const int64_t> places) {
 
 std::vector<Row> WithScorePlace(std::span<const Row> rows) {
   std::vector<Row> out(rows.begin(), rows.end());
-  for (Row& row : out) row.response.push_back(row.prompt.front());
+  for (Row& row : out) {
+    if (row.elsewhere) {
+      ++row.elsewhere->response;
+    } else {
+      row.response.push_back(row.prompt.front());
+    }
+  }
   return out;
 }
 

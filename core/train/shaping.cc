@@ -5,22 +5,30 @@
 
 namespace tidepool::train {
 
+std::vector<double> RepetitionPenalties(const ShapingOptions& o, std::span<const Row> rows) {
+  std::vector<double> penalties;
+  if (o.repetition_penalty == 0) return penalties;
+  for (const Row& row : rows) {
+    const std::vector<int64_t> ids(row.response.begin(), row.response.end());
+    penalties.push_back(algorithms::RepetitionPenalty(ids, o.repetition_ngram, -o.repetition_penalty));
+  }
+  return penalties;
+}
+
 std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> rows,
-                                  algorithms::RunningMoments& moments) {
+                                  std::span<const double> repetition, algorithms::RunningMoments& moments) {
   std::vector<double> r;
   std::vector<int64_t> group;
-  for (const Row& row : rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
     double x = row.reward;
     if (o.truncated) x = algorithms::TruncatedReward(x, row.truncated, *o.truncated);
     if (o.overlong_buffer > 0) {
-      x += algorithms::OverlongPenalty(static_cast<double>(row.response.size()),
+      x += algorithms::OverlongPenalty(static_cast<double>(row.response_tokens()),
                                        static_cast<double>(o.max_new_tokens), o.overlong_buffer,
                                        o.overlong_factor);
     }
-    if (o.repetition_penalty > 0) {
-      const std::vector<int64_t> ids(row.response.begin(), row.response.end());
-      x += algorithms::RepetitionPenalty(ids, o.repetition_ngram, -o.repetition_penalty);
-    }
+    if (!repetition.empty()) x += repetition[i];
     r.push_back(x);
     group.push_back(row.gid.value);
   }
@@ -30,7 +38,7 @@ std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> 
       std::vector<int64_t> tokens, turns(members.size(), 1);
       for (const size_t i : members) {
         rewards.push_back(r[i]);
-        tokens.push_back(static_cast<int64_t>(rows[i].response.size()));
+        tokens.push_back(rows[i].response_tokens());
       }
       // Centred by the formula; the mean is put back, for an estimator has a baseline of its own.
       const double mean = algorithms::Mean(rewards);

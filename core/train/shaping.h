@@ -25,8 +25,12 @@ struct ShapingOptions : RewardShapingConfig {
   double overlong_buffer = 0, overlong_factor = 1;  // buffer 0: off
 };
 
-// [rows]. `moments` gets this step's rewards where running is set.
+// [rows], or empty: there is no such penalty. A row that is elsewhere has 0: whoever has its tokens knows.
+std::vector<double> RepetitionPenalties(const ShapingOptions& options, std::span<const Row> rows);
+
+// [rows]. `repetition`: RepetitionPenalties, those of all ranks. `moments` gets this step's rewards where
+// running is set.
 std::vector<double> ShapedRewards(const ShapingOptions& options, std::span<const Row> rows,
-                                  algorithms::RunningMoments& moments);
+                                  std::span<const double> repetition, algorithms::RunningMoments& moments);
 
 }  // namespace tidepool::train

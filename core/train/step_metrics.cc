@@ -79,6 +79,17 @@ void ColumnMetrics(const std::string& name, std::span<const double> column, cons
   metrics[name + "/min"] = low;
 }
 
+Status AgreeOnRows(comm::Collective* group, const Status& mine, const std::string& who) {
+  if (group == nullptr) return mine;
+  const auto found = group->AllGather(mine.ok() ? 0 : 1, "rows");
+  TP_RETURN_IF_ERROR(mine);
+  TP_RETURN_IF_ERROR(found.status());
+  const auto bad = std::ranges::find(*found, uint64_t{1});
+  if (bad == found->end()) return OkStatus();
+  return InvalidArgument(who + ": rank " + std::to_string(bad - found->begin()) +
+                         " was given rows that cannot be trained on; its own message names them");
+}
+
 Status CheckSameWeights(comm::Collective& group, uint64_t digest, const std::string& who, StepNumber step) {
   TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group.AllGather(digest, "digest"));
   const auto other = std::ranges::find_if(digests, [&](uint64_t d) { return d != digest; });
@@ -99,11 +110,11 @@ void RowMetrics(std::span<const Row> rows, std::span<const double> shaped,
     score += row.reward / n;
     score_max = std::max(score_max, row.reward);
     score_min = std::min(score_min, row.reward);
-    const auto response = static_cast<double>(row.response.size());
+    const auto response = static_cast<double>(row.response_tokens());
     length += response / n;
     length_max = std::max(length_max, response);
     length_min = std::min(length_min, response);
-    prompt += static_cast<double>(row.prompt.size()) / n;
+    prompt += static_cast<double>(row.prompt_tokens()) / n;
     truncated += row.truncated ? 1 / n : 0;
   }
   metrics["critic/score/mean"] = score;

@@ -21,11 +21,14 @@ StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& a, bo
   for (const Row& row : batch.rows) {
     const bool dropped =
         policy && ((a.mask_truncated && row.truncated) || (greedy_first && row.tid.sample == 0));
-    for (size_t t = 0; t < row.response.size(); ++t)
+    const auto n = static_cast<size_t>(row.response_tokens());
+    for (size_t t = 0; t < n; ++t)
       plan.cells.mask.push_back(!dropped && (row.loss_mask.empty() || row.loss_mask[t] != 0) ? 1 : 0);
     plan.cells.begin.push_back(static_cast<int64_t>(plan.cells.mask.size()));
     plan.groups.push_back(row.gid.value);
-    if (policy) plan.behave.insert(plan.behave.end(), row.logprobs.begin(), row.logprobs.end());
+    if (!policy) continue;
+    plan.behave.insert(plan.behave.end(), row.logprobs.begin(), row.logprobs.end());
+    plan.behave.resize(plan.cells.mask.size(), 0.0);  // of rows elsewhere: Trainer::Step adds them
   }
   plan.weights.assign(plan.cells.mask.size(), 0.0);
   plan.selected.assign(plan.cells.mask.size(), 0);
@@ -38,8 +41,9 @@ std::vector<uint8_t> SampledByTrained(const Batch& batch, const algorithms::Cell
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     const Row& row = batch.rows[i];
     const auto first = static_cast<size_t>(cells.begin[i]);
-    bool all = row.versions.size() == row.response.size() && row.logprobs.size() == row.response.size();
-    for (size_t t = 0; all && t < row.response.size(); ++t)
+    const auto n = static_cast<size_t>(row.response_tokens());
+    bool all = row.versions.size() == n;
+    for (size_t t = 0; all && t < n; ++t)
       all = cells.mask[first + t] == 0 || row.versions[t] == batch.version;
     sampled.push_back(all ? 1 : 0);
   }
@@ -59,8 +63,7 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
   in.teacher_logp = plan.teacher;
   in.returns = &plan.returns;
   std::vector<int64_t> total;
-  for (const Row& row : batch.rows)
-    total.push_back(static_cast<int64_t>(row.prompt.size() + row.response.size()));
+  for (const Row& row : batch.rows) total.push_back(row.prompt_tokens() + row.response_tokens());
   in.total_tokens = total;
   std::vector<double> baseline, components;
   if (a.advantage->Uses(Provision::kGreedy)) {
@@ -103,7 +106,7 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
         }
         from = turn.begin;
         // Heard, but there was no room left to answer: no turn of the policy.
-        if (turn.begin >= static_cast<int64_t>(row.response.size())) break;
+        if (turn.begin >= row.response_tokens()) break;
         plan.steps.row.push_back(static_cast<int64_t>(i));
         plan.steps.begin.push_back(turn.begin);
         plan.steps.state.push_back(static_cast<int64_t>(turn.state));

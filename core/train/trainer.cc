@@ -56,7 +56,7 @@ Status AddOtherRanks(model::Gradients& gradients, device::Device& device, comm::
   return OkStatus();
 }
 
-int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() + row.response.size()); }
+int64_t Tokens(const Row& row) { return row.prompt_tokens() + row.response_tokens(); }
 
 }  // namespace
 
@@ -67,8 +67,9 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
   const int64_t vocab = weights.spec().vocab_size;
   for (const Row& row : rows) {
     const std::string who = "row " + ToString(row.tid) + ": ";
-    const size_t n = row.response.size();
-    if (row.prompt.empty()) return InvalidArgument(who + "the prompt is empty; at least one token is needed");
+    const auto n = static_cast<size_t>(row.response_tokens());
+    if (row.prompt_tokens() < 1)
+      return InvalidArgument(who + "the prompt is empty; at least one token is needed");
     for (const auto* ids : {&row.prompt, &row.response}) {
       for (const int32_t id : *ids) {
         if (id < 0 || id >= vocab) {
@@ -77,7 +78,7 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
         }
       }
     }
-    if (recorded && row.logprobs.size() != n) {
+    if (recorded && !row.elsewhere && row.logprobs.size() != n) {
       return InvalidArgument(who + std::to_string(row.logprobs.size()) + " log-probs for " +
                              std::to_string(n) + " response tokens");
     }
@@ -89,7 +90,7 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
     }
     TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n).At("row " + ToString(row.tid)));
     if (!std::isfinite(row.reward)) return InvalidArgument(who + "the reward is not finite");
-    const int64_t length = static_cast<int64_t>(row.prompt.size() + n);
+    const int64_t length = Tokens(row);
     if (length > weights.spec().max_position) {
       return InvalidArgument(who + std::to_string(length) + " tokens, but the model has " +
                              std::to_string(weights.spec().max_position) + " positions");
@@ -178,9 +179,7 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
 
 // What will be done: micro-batches by update.
 Status TrainerImpl::Split(StepContext& step) const {
-  const auto mine = [&](int64_t row) {
-    return step.batch.mine.empty() || step.batch.mine[static_cast<size_t>(row)] != 0;
-  };
+  const auto mine = [&](int64_t row) { return !step.batch.rows[static_cast<size_t>(row)].elsewhere; };
   for (size_t i = 0; i < step.batch.rows.size(); ++i) {
     if (mine(static_cast<int64_t>(i))) step.mine.push_back(static_cast<int64_t>(i));
   }
@@ -205,7 +204,7 @@ StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step,
                                                   const char* what) const {
   std::vector<double> flat;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const size_t n = step.batch.rows[i].response.size();
+    const auto n = static_cast<size_t>(step.batch.rows[i].response_tokens());
     if (rows[i].empty())
       flat.insert(flat.end(), n, 0.0);
     else
@@ -283,7 +282,7 @@ Status TrainerImpl::FillOld(const StepContext& step, StepPlan& plan, bool square
   };
   std::vector<int64_t> others;
   std::ranges::remove_copy_if(step.mine, std::back_inserter(others), recorded);
-  // All ranks see the whole batch, so all leave it out or none does.
+  // All ranks know the versions of the whole batch, so all leave it out or none does.
   if (plan.recorded.empty() || std::ranges::count(plan.recorded, 0) > 0) {
     TP_ASSIGN_OR_RETURN(plan.old, LogProbsOf(step, others, *decoder, weights, "log_probs", /*replay=*/true,
                                              squares ? &plan.squares : nullptr));
@@ -325,7 +324,10 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
     TP_ASSIGN_OR_RETURN(plan.values, Gather(step, rows, "values"));
   }
   Stopwatch of_loss;
-  plan.scores = ShapedRewards(options.shaping, step.batch.rows, controls->rewards);
+  std::vector<double> repetition = RepetitionPenalties(options.shaping, step.batch.rows);
+  if (step.group != nullptr && !repetition.empty())
+    TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(repetition), "repetition"));
+  plan.scores = ShapedRewards(options.shaping, step.batch.rows, repetition, controls->rewards);
   TP_RETURN_IF_ERROR(FillAdvantages(step.batch, a, options.component_weights, controls->kl_coef, plan));
   FillRejection(a, plan);
   step.times.loss += of_loss.Lap();
@@ -465,20 +467,23 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
   if (batch.step.value < 1)
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
-  TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/policy));
-  if (!batch.mine.empty() && (group == nullptr || batch.mine.size() != batch.rows.size())) {
-    return InvalidArgument(
-        "trainer: a share of the rows needs a group of ranks and one mark for each of the " +
-        std::to_string(batch.rows.size()) + " rows");
-  }
   StepContext step{.batch = batch, .group = group, .progress = progress};
-  TP_RETURN_IF_ERROR(m.Split(step));
-  if (m.pairs()) TP_RETURN_IF_ERROR(m.CheckPairs(step));
+  const auto check = [&]() -> Status {
+    TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/policy));
+    if (group == nullptr &&
+        std::ranges::any_of(batch.rows, [](const Row& r) { return r.elsewhere.has_value(); }))
+      return InvalidArgument("trainer: rows are elsewhere, and there is no group of ranks");
+    TP_RETURN_IF_ERROR(m.Split(step));
+    return m.pairs() ? m.CheckPairs(step) : OkStatus();
+  };
+  TP_RETURN_IF_ERROR(AgreeOnRows(group, check(), "trainer"));
   const bool critic_alone = policy && m.value != nullptr && batch.step.value <= o.critic_warmup_steps;
   if (policy && m.value != nullptr && !critic_alone) step.todo *= 2;
 
   StepResult result;
   StepPlan plan = PlanRows(batch, o.loss, policy);
+  if (group != nullptr && policy)
+    TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(plan.behave), "recorded_log_probs"));
   // Coefficients move with a step that was made, and with no other.
   const Controls before = *m.controls;
   struct Undo {

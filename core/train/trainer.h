@@ -109,10 +109,11 @@ class Trainer {
   ~Trainer();
 
   // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
-  // With a group, every rank calls this with the same rows and a `mine` of its own (each row is one
-  // rank's): gradients and sums are added up over the ranks and every rank makes the same update; one
-  // that ends up with other weights than the rest is kInternal. The result is that of one rank with
-  // all rows, up to rounding. After an error the group is useless: leave it, so that the others see it.
+  // With a group, every rank calls this with a list of the same rows and the tokens of its own (batch.h):
+  // what concerns the whole batch is exchanged, gradients and sums are added up over the ranks and every rank
+  // makes the same update; one that ends up with other weights than the rest is kInternal. The result is that
+  // of one rank with all rows, up to rounding. After an error the group is useless: leave it, so that the
+  // others see it.
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
                             comm::Collective* group = nullptr);
 

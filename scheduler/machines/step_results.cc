@@ -60,18 +60,15 @@ bool Steps::ReplicasAgree(StepNumber step) {
 }
 
 bool Steps::SameRows(StepNumber step) {
-  const event::TrainDone& first = open_->done.at(SlotOf(open_->members.front()));
-  const uint64_t digest = event::DigestOf(first.rows);
+  std::vector<GivenTo> given;
   for (const auto& [ref, done] : open_->done) {
-    if (done.rows_digest == digest) continue;
-    all_.life.Fail("rows_differ", ref.worker,
-                   "step " + std::to_string(step.value) + ": it was given other rows than " +
-                       options_.NameOf(first.worker.worker) + " lists; nothing of this step is kept");
-    return false;
+    for (const event::GivenRow& row : done.rows) given.push_back({row, ref.worker});
   }
-  const std::string why = OtherRow(first.rows);
+  WorkerRef who = open_->members.front().worker;
+  const std::string why = OtherRow(std::move(given), who);
   if (why.empty()) return true;
-  all_.life.Fail("rows_differ", first.worker, "step " + std::to_string(step.value) + ": " + why);
+  all_.life.Fail("rows_differ", who,
+                 "step " + std::to_string(step.value) + ": " + why + "; nothing of this step is kept");
   return false;
 }
 
@@ -98,22 +95,32 @@ void Steps::NotFinite(const event::TrainDone& e) {
 }
 
 // Notes what a trainer was given in the rows of the open step. Says which of them is not what was stored, or
-// was trained with tokens that are too old.
-std::string Steps::OtherRow(std::vector<event::GivenRow> given) {
-  std::ranges::sort(given, {}, &event::GivenRow::tid);
+// was trained twice, or with tokens that are too old, and by whom.
+std::string Steps::OtherRow(std::vector<GivenTo> given, WorkerRef& who) {
+  const auto tid = [](const GivenTo& g) { return g.row.tid; };
+  std::ranges::sort(given, {}, tid);
+  if (const auto twice = std::ranges::adjacent_find(given, {}, tid); twice != given.end()) {
+    who = twice->worker;
+    return "sample " + ToString(twice->row.tid) + " was given to " + options_.NameOf(twice->worker.worker) +
+           " and to " + options_.NameOf((twice + 1)->worker.worker);
+  }
   for (record::TrainedRow& row : open_->rows) {
-    const auto it = std::ranges::lower_bound(given, row.tid, {}, &event::GivenRow::tid);
-    const bool there = it != given.end() && it->tid == row.tid;
-    row.digest = there ? it->digest : 0;
+    const auto it = std::ranges::lower_bound(given, row.tid, {}, tid);
+    const bool there = it != given.end() && it->row.tid == row.tid;
+    row.digest = there ? it->row.digest : 0;
+    if (!there) return "sample " + ToString(row.tid) + " was given to no trainer";
+    who = it->worker;
     const Sample* s = state_.ledger().Find(row.tid);
     if (s == nullptr || row.digest == 0 || row.digest != s->enq.digest)
-      return "the trainer was given other bytes of sample " + ToString(row.tid) +
-             " than its ENQ names; nothing of this step is kept";
-    if (it->masked != row.masked)
-      return "the trainer left " + std::to_string(it->masked) + " tokens of sample " + ToString(row.tid) +
-             " without loss, " + std::to_string(row.masked) + " are too old; nothing of this step is kept";
+      return "the trainer was given other bytes of sample " + ToString(row.tid) + " than its ENQ names";
+    if (it->row.masked != row.masked) {
+      return "the trainer left " + std::to_string(it->row.masked) + " tokens of sample " + ToString(row.tid) +
+             " without loss, " + std::to_string(row.masked) + " are too old";
+    }
   }
-  return "";
+  if (given.size() == open_->rows.size()) return "";
+  return "the trainers were given " + std::to_string(given.size()) + " rows of a batch of " +
+         std::to_string(open_->rows.size());
 }
 
 void Steps::On(const event::TrainFailed& e) {

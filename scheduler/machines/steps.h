@@ -70,7 +70,11 @@ class Steps : public Machine {
   bool SameRows(StepNumber step);
   void NotFinite(const event::TrainDone& e);
   void Commit();
-  std::string OtherRow(std::vector<event::GivenRow> given);
+  struct GivenTo {
+    event::GivenRow row;
+    WorkerRef worker;
+  };
+  std::string OtherRow(std::vector<GivenTo> given, WorkerRef& who);
   [[nodiscard]] std::set<GroupKey> Keys() const;  // groups of the open step
   void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 

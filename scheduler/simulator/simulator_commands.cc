@@ -270,12 +270,7 @@ void Simulator::Impl::Trained(int64_t id) {
   uint64_t digest = Find(SlotOf(s.members.front()))->state;
   double slowest = 0;
   for (const auto& [slot, seconds] : s.seconds) slowest = std::max(slowest, seconds);
-  std::vector<event::GivenRow> rows;
-  for (const SampleId& tid : lease.tids) {
-    digest = Mix64(digest ^ SampleUid(tid));
-    rows.push_back(GivenRowOf(tid, s.members.front().share->stale));
-  }
-  const uint64_t rows_digest = event::DigestOf(rows);
+  for (const SampleId& tid : lease.tids) digest = Mix64(digest ^ SampleUid(tid));
   for (const command::Train& c : s.members) {
     Engine* e = Find(SlotOf(c));
     e->state = digest;
@@ -284,8 +279,10 @@ void Simulator::Impl::Trained(int64_t id) {
     if (job.slow_beside != 1) Share(*e);
     const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.slot) : slowest;
     time.Busy(Role::kActor, seconds);
-    event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, digest, seconds, rows_digest, {}};
-    if (c.rank == 0) done.rows = std::move(rows);
+    event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, digest, seconds, {}};
+    for (const auto& group : c.share->groups) {
+      for (const SampleId& tid : group) done.rows.push_back(GivenRowOf(tid, c.share->stale));
+    }
     Send(std::move(done));
   }
 }

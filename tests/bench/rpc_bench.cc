@@ -21,9 +21,8 @@ int main() {
   options.run_id = "bench";
   auto hub = Hub::Start(
       options, *tokens, [&](HubEvent e) { at_hub.Put(std::move(e)); },
-      [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-        return NotFound("none");
-      });
+      [](int64_t, StepNumber, Incarnation,
+         int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> { return NotFound("none"); });
   if (!hub.ok()) return 1;
   Link* echo = nullptr;
   LinkOptions dial;

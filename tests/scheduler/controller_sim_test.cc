@@ -462,10 +462,14 @@ TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit
       EXPECT_FALSE(std::holds_alternative<record::StepCommit>(e.record));
     ExpectProven(cluster);
   };
-  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0},
-             "given other rows than device-");
-  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 1},
-             "given other rows than device-");
+  for (const int64_t rank : {0, 1}) {
+    expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = rank},
+               "other bytes of sample");
+    expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_row_left_out = rank},
+               "was given to no trainer");
+    expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_row_twice = rank},
+               "was given to device-");
+  }
   job.fleet.actor_slots = 1;
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0}, "other bytes of sample");
   expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_mask = 0}, "tokens of sample");

@@ -426,18 +426,20 @@ void SimCluster::EndStep(const DeviceKey& device, const command::Train& c, uint6
   p->in_step = -1;
   p->SetState(c.step, weights);
   ++p->proc->op_seq;
-  event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, weights, seconds, 0, {}};
-  for (const SampleId& tid : lease_.tids) {
-    const Tokens& stored = payload_[tid];
-    event::GivenRow& row = done.rows.emplace_back(event::GivenRow{tid, stored.content, 0});
-    for (const record::VersionTokens& run : stored.Runs()) {
-      if (std::ranges::find(c.share->stale, run.v) != c.share->stale.end()) row.masked += run.tokens;
+  event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, weights, seconds, {}};
+  for (const auto& group : c.share->groups) {
+    for (const SampleId& tid : group) {
+      const Tokens& stored = payload_[tid];
+      event::GivenRow& row = done.rows.emplace_back(event::GivenRow{tid, stored.content, 0});
+      for (const record::VersionTokens& run : stored.Runs()) {
+        if (std::ranges::find(c.share->stale, run.v) != c.share->stale.end()) row.masked += run.tokens;
+      }
     }
   }
   if (c.rank == options_.rank_of_other_rows) done.rows.front().digest ^= 1;
   if (c.rank == options_.rank_of_other_mask) ++done.rows.front().masked;
-  done.rows_digest = event::DigestOf(done.rows);
-  if (c.rank != 0) done.rows.clear();
+  if (c.rank == options_.rank_of_row_left_out) done.rows.pop_back();
+  if (c.rank == options_.rank_of_row_twice) done.rows.push_back(event::GivenRow(done.rows.front()));
   Out(*p, std::move(done));
 }
 

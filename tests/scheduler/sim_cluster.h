@@ -56,7 +56,7 @@ struct SimOptions {
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
-  int64_t rank_of_other_rows = -1, rank_of_other_mask = -1;
+  int64_t rank_of_other_rows = -1, rank_of_other_mask = -1, rank_of_row_left_out = -1, rank_of_row_twice = -1;
   double limit_s = 20000;     // virtual
   bool check_online = false;  // the run ends at the first violation
   SimDisk* disk =

@@ -341,7 +341,7 @@ struct SimCluster::Do {
         if (nonfinite) {
           Device* q = s.Find(member);
           q->in_step = -1;
-          s.Out(*q, event::TrainDone{train.worker, train.slot, train.step, lease, false, 0, seconds, 0, {}});
+          s.Out(*q, event::TrainDone{train.worker, train.slot, train.step, lease, false, 0, seconds, {}});
           continue;
         }
         const uint64_t weights = step.weights;

@@ -120,8 +120,8 @@ struct InferenceSession::Impl {
     hub_options.run_id = std::filesystem::path(dir).filename().string();
     TP_ASSIGN_OR_RETURN(hub, Hub::Start(
                                  hub_options, tokens, [this](HubEvent e) { inbox.Put(std::move(e)); },
-                                 [](int64_t, StepNumber,
-                                    Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+                                 [](int64_t, StepNumber, Incarnation,
+                                    int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
                                    return NotFound("no batches here");
                                  }));
     attachments = std::make_unique<Attachments>(

@@ -18,6 +18,7 @@
 namespace tidepool::workers {
 
 void ControllerProcess::Do(const cmd::StepReport& c) {
+  metrics_->OnRowsServed(hub_->served_row_bytes());
   const Status written = metrics_->WriteStep(c, controller_->View(), Now());
   if (!written.ok()) Warn("metrics: " + written.message(), "metrics");
   if (const std::string silent = learning_.OnStep(metrics_->last()); !silent.empty())

@@ -152,8 +152,8 @@ Status ControllerProcess::Open() {
       StepRows::Ends{.read = [this](const auto& tids, auto then) { recorded_->Read(tids, std::move(then)); },
                      .judge = [this](const SampleId& tid, BatchRow& row) { Judge(tid, row); },
                      .opened =
-                         [this](StepNumber step, const std::vector<BatchRow>& rows) {
-                           metrics_->OnBatch(rows);
+                         [this](StepNumber step, const std::vector<BatchRow>& rows, int64_t bytes) {
+                           metrics_->OnBatch(rows, bytes);
                            WriteSamples(step, rows);
                          },
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
@@ -197,8 +197,8 @@ Status ControllerProcess::Open() {
   hub.max_frame_bytes = config_.security.max_frame_bytes;
   TP_ASSIGN_OR_RETURN(hub_, Hub::Start(
                                 hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
-                                [this](int64_t lease, StepNumber step, Incarnation reader) {
-                                  return step_rows_->Read(lease, step, reader);
+                                [this](int64_t lease, StepNumber step, Incarnation reader, int64_t rank) {
+                                  return step_rows_->Read(lease, step, reader, rank);
                                 }));
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();

@@ -93,7 +93,19 @@ void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
   }
 }
 
-void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
+void RunMetrics::OnBatch(const std::vector<BatchRow>& rows, int64_t bytes) {
+  int64_t tokens = 0, prompt = 0, response = 0;
+  for (const BatchRow& row : rows) {
+    const sample::Trajectory& t = row.trajectory;
+    prompt = std::max(prompt, t.prompt_size());
+    response = std::max(response, t.size());
+    tokens += t.prompt_size() + t.size();
+  }
+  // A rectangle of the longest prompt and the longest response, as many bytes a token.
+  const double padded = static_cast<double>((prompt + response) * static_cast<int64_t>(rows.size())) /
+                        static_cast<double>(std::max<int64_t>(1, tokens));
+  batch_bytes_ = static_cast<double>(bytes);
+  padded_bytes_ = batch_bytes_ * std::max(0.0, padded - 1);
   if (!environment_) return;
   batch_turns_ = 0;
   batch_rows_ = static_cast<int64_t>(rows.size());
@@ -101,6 +113,12 @@ void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
     for (const sample::Segment& s : row.trajectory.segments)
       batch_turns_ += s.kind == sample::SegmentKind::kTokens && s.size() > 0 ? 1 : 0;
   }
+}
+
+void RunMetrics::OnRowsServed(int64_t bytes) {
+  counts_["data_plane/bytes"] += static_cast<double>(bytes - std::exchange(row_bytes_, bytes));
+  counts_["data_plane/batch_bytes"] = batch_bytes_;
+  counts_["data_plane/padded_bytes_avoided"] = padded_bytes_;
 }
 
 void RunMetrics::OnTrainDone(const up::TrainDone& done) {

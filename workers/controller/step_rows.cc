@@ -14,14 +14,13 @@ void StepRows::Add(const scheduler::command::Train& c) {
     step_.number = c.step;
     step_.stale = c.share->stale;
   }
-  std::vector<int64_t> groups;
   for (const std::vector<SampleId>& group : c.share->groups) {
-    groups.push_back(step_.groups++);
     step_.tids.insert(step_.tids.end(), group.begin(), group.end());
-    step_.group_of.insert(step_.group_of.end(), group.size(), groups.back());
+    step_.group_of.insert(step_.group_of.end(), group.size(), step_.groups++);
+    step_.rank_of.insert(step_.rank_of.end(), group.size(), c.rank);
   }
   step_.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
-                                                   c.group_epoch, c.rank, c.world, std::move(groups)});
+                                                   c.group_epoch, c.rank, c.world});
   if (static_cast<int64_t>(step_.members.size()) < c.world) return;
   ends_.read(step_.tids, [this, lease = c.lease](Trajectories recorded) {
     if (step_.lease == lease) Open(std::move(recorded));  // else the step was called off
@@ -30,7 +29,8 @@ void StepRows::Add(const scheduler::command::Train& c) {
 
 void StepRows::Open(Trajectories recorded) {
   const Step step = std::exchange(step_, {});
-  auto rows = std::make_shared<std::vector<BatchRow>>();
+  std::vector<BatchRow> rows;
+  int64_t bytes = 0;
   for (size_t i = 0; i < step.tids.size(); ++i) {
     StatusOr<BatchRow> row = Row(step.tids[i], std::move(recorded[i]));
     if (!row.ok())
@@ -40,12 +40,26 @@ void StepRows::Open(Trajectories recorded) {
       if (std::ranges::find(step.stale, version) != step.stale.end()) row->without_loss.push_back(version);
     }
     ends_.judge(step.tids[i], *row);
-    rows->push_back(std::move(*row));
+    bytes += controller_.FindPayload(step.tids[i])->payload_bytes;
+    rows.push_back(std::move(*row));
   }
-  std::vector<Incarnation> members;
-  for (const auto& [worker, message] : step.members) members.push_back(worker.inc);
-  open_.Open(step.lease, step.number, rows, std::move(members));
-  ends_.opened(step.number, *rows);
+  ends_.opened(step.number, rows, bytes);
+  std::vector<OpenLease::Member> members(step.members.size());
+  for (const auto& [worker, message] : step.members) {
+    auto list = std::make_shared<std::vector<BatchRow>>();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      BatchRow& row = list->emplace_back();
+      row.gid = rows[i].gid;
+      row.without_loss = rows[i].without_loss;
+      row.reward = rows[i].reward;
+      row.components = rows[i].components;
+      // The next member finds the outline of an outline: the same.
+      row.trajectory = rows[i].trajectory.Outline();
+      if (step.rank_of[i] == message.rank) std::swap(row.trajectory, rows[i].trajectory);
+    }
+    members[static_cast<size_t>(message.rank)] = {worker.inc, std::move(list)};
+  }
+  open_.Open(step.lease, step.number, std::move(members));
   for (const auto& [worker, message] : step.members) ends_.send(worker, message);
 }
 

@@ -1,9 +1,10 @@
 #pragma once
 // The rows of an optimizer step, from the commands that begin it to its end. Every member of the training
-// group has a command of its own with its share of the batch, and reads the whole of it (train/trainer.h says
-// why). So when the last command is here, the rows are read from what is durable; when they are here, and are
-// what their ENQs say, they are open to the members, and the members are told. The controller process and the
-// simulated network run this very class. One thread, apart from Read.
+// group has a command of its own with its share of the batch, and reads the rows of that share and the
+// outlines of all others (core/sample/trajectory.h), so the bytes of a row leave here once. When the last
+// command is here, the rows are read from what is durable; when they are here, and are what their ENQs say,
+// they are open to the members, and the members are told. The controller process and the simulated network
+// run this very class. One thread, apart from Read.
 
 #include <functional>
 #include <string>
@@ -27,7 +28,8 @@ class StepRows {
     // Samples as they are on record; `then` is called now or later.
     std::function<void(const std::vector<SampleId>&, std::function<void(Trajectories)> then)> read;
     std::function<void(const SampleId&, BatchRow&)> judge;  // says what the row is worth
-    std::function<void(StepNumber, const std::vector<BatchRow>&)> opened;
+    // With the bytes that the rows take in payload files.
+    std::function<void(StepNumber, const std::vector<BatchRow>&, int64_t bytes)> opened;
     std::function<void(const WorkerRef&, down::Train)> send;
     std::function<void(scheduler::Event)> feed;
   };
@@ -38,8 +40,8 @@ class StepRows {
   // The record ends a step, however it does: its rows are not asked for any more.
   void Remember(const JournalRecord& r);
   // As OpenLease::Read; any thread.
-  StatusOr<OpenLease::Rows> Read(int64_t lease, StepNumber step, Incarnation reader) const {
-    return open_.Read(lease, step, reader);
+  StatusOr<OpenLease::Rows> Read(int64_t lease, StepNumber step, Incarnation reader, int64_t rank) const {
+    return open_.Read(lease, step, reader, rank);
   }
 
  private:
@@ -48,6 +50,7 @@ class StepRows {
     StepNumber number;
     std::vector<SampleId> tids;     // of the whole batch, share by share
     std::vector<int64_t> group_of;  // as tids
+    std::vector<int64_t> rank_of;   // as tids
     int64_t groups = 0;
     std::vector<Version> stale;  // their tokens have no loss
     std::vector<std::pair<WorkerRef, down::Train>> members;

@@ -6,7 +6,6 @@
 //
 // Owned by the device thread, except State, which a checkpoint may read on another thread while no step runs.
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -27,22 +26,14 @@ struct TrainProgress {
   std::function<bool(const std::string& op)> evaluates;  // held-out rows; false: the step goes on without
 };
 
-// The rank's part of a step. Rows are those of all ranks.
-struct RankShare {
-  comm::Collective* group = nullptr;  // null: there is one rank
-  std::vector<int64_t> groups;        // gids of this rank's rows; with a group only
-  [[nodiscard]] bool Has(GroupId gid) const {
-    return group == nullptr || std::find(groups.begin(), groups.end(), gid.value) != groups.end();
-  }
-};
-
 class Actor {
  public:
   virtual ~Actor() = default;
+  // `group`: null: there is one rank. Rows are those of all ranks; of the others' there are outlines.
   // kInvalidArgument: the rows cannot be trained on (data), nothing changed. kAborted: `progress.trains`
   // returned false. kUnavailable: the evaluation before training was not waited for, nothing changed.
   virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                           const TrainProgress& progress, const RankShare& share) = 0;
+                                           const TrainProgress& progress, comm::Collective* group) = 0;
   // Live bytes of what a checkpoint stores; the part "weights" is the arena.
   virtual std::vector<train::NamedBytes> State() = 0;
   virtual void WeightsChanged() {}  // that bytes of weights were written from outside, State's too

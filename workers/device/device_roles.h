@@ -92,7 +92,7 @@ class DeviceRoles {
 
   // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                               const TrainProgress& progress, const RankShare& share = {});
+                               const TrainProgress& progress, comm::Collective* group = nullptr);
   // Optimizer updates ever made: tells whether a step that failed changed anything. 0 while it is parked.
   [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);

@@ -15,10 +15,10 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 }
 
 // Tokens of this rank's rows, and the sum of the squares of their lengths.
-std::pair<double, double> ShareOf(const down::Train& c, const std::vector<BatchRow>& rows) {
+std::pair<double, double> ShareOf(const std::vector<BatchRow>& rows) {
   double tokens = 0, squares = 0;
   for (const BatchRow& row : rows) {
-    if (c.world > 1 && std::ranges::find(c.groups, row.gid.value) == c.groups.end()) continue;
+    if (row.trajectory.is_outline()) continue;
     const auto n =
         static_cast<double>(row.trajectory.prompt_size() + static_cast<int64_t>(row.trajectory.Ids().size()));
     tokens += n;
@@ -102,7 +102,7 @@ void RolesWork::LeaveGroup() {
 RolesWork::Trained RolesWork::Train(const down::Train& c) {
   const auto start = Clock::now();
   pulse_.Begin("fetch_rows");
-  auto rows = link_->FetchRows(c.lease, c.step);
+  auto rows = link_->FetchRows(c.lease, c.step, c.rank);
   // Data that cannot be fetched may be fetched later: no fault of the data's.
   if (!rows.ok()) return {Unavailable(rows.status().message())};
   if (static_cast<int64_t>(rows->size()) != c.rows)
@@ -127,11 +127,10 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
 
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,
                                            Clock::time_point start) {
-  const auto shape = pacer_ ? ShareOf(c, rows) : std::pair<double, double>();
+  const auto shape = pacer_ ? ShareOf(rows) : std::pair<double, double>();
   up::TrainDone done;
-  for (const BatchRow& row : rows) done.rows.push_back(Given(row));
-  done.rows_digest = scheduler::event::DigestOf(done.rows);
-  if (c.rank != 0) done.rows.clear();
+  for (const BatchRow& row : rows)
+    if (!row.trajectory.is_outline()) done.rows.push_back(Given(row));
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
                                                  {[&](const std::string& op) {
                                                     pulse_.Begin(op);
@@ -141,7 +140,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                                     pulse_.Begin(op);
                                                     return !evaluation_ended_(c.lease);
                                                   }},
-                                                 {c.world > 1 ? group_.get() : nullptr, c.groups});
+                                                 c.world > 1 ? group_.get() : nullptr);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

@@ -55,7 +55,7 @@ int64_t TextActor::further_bytes() const {
 }
 
 StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                            const TrainProgress& progress, const RankShare& share) {
+                                            const TrainProgress& progress, comm::Collective* group) {
   train::Batch batch;
   batch.step = step;
   batch.version = version;
@@ -64,7 +64,11 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
     train::Row row;
     row.tid = t.tid;
     row.gid = in.gid;
-    if (t.prompt != nullptr) row.prompt = t.prompt->ids;
+    if (t.is_outline()) {
+      row.elsewhere = {.prompt = t.prompt_size(), .response = t.size()};
+    } else if (t.prompt != nullptr) {
+      row.prompt = t.prompt->ids;
+    }
     row.response = t.Ids();
     row.logprobs = t.Logprobs();
     row.log_kept = t.LogKept();
@@ -76,7 +80,6 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
     row.components = std::move(in.components);
     row.turns = t.Turns();
     row.truncated = t.finish == sample::Finish::kLength;
-    if (share.group != nullptr) batch.mine.push_back(share.Has(in.gid) ? 1 : 0);
     batch.rows.push_back(std::move(row));
   }
   std::map<std::string, double> evaluated;
@@ -93,7 +96,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
           [&](const train::StepProgress& p) {
             return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
           },
-          share.group));
+          group));
   // The step was made, whatever becomes of its evaluation.
   if (const Status after = Evaluate(step, /*before=*/false, progress, evaluated);
       !after.ok() && after.code() != StatusCode::kAborted)

@@ -50,7 +50,7 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
   std::unique_ptr<Listener> listener;
-  std::atomic<int64_t> refused{0};
+  std::atomic<int64_t> refused{0}, row_bytes{0};
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
   std::map<ConnectionId, std::shared_ptr<AttachCall>> streams TP_GUARDED_BY(mu);
@@ -178,10 +178,13 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
       return ToGrpc(Counted(
           PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
     }
-    auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
+    auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1}, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
-    if (!WriteFrames(**batch, static_cast<size_t>(options.max_frame_bytes) / 2,
-                     [&](const v1::Frame& frame) { return writer->Write(frame); }))
+    const auto write = [&](const v1::Frame& frame) {
+      row_bytes.fetch_add(static_cast<int64_t>(frame.ByteSizeLong()));
+      return writer->Write(frame);
+    };
+    if (!WriteFrames(**batch, static_cast<size_t>(options.max_frame_bytes) / 2, write))
       return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }
@@ -232,6 +235,7 @@ std::string Hub::address() const {
   if (impl_->options.advertise.empty()) return bound;
   return JoinHostPort(impl_->options.advertise, std::stoll(bound.substr(bound.rfind(':') + 1)));
 }
+int64_t Hub::served_row_bytes() const { return impl_->row_bytes.load(); }
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {

@@ -32,9 +32,9 @@ struct HubOptions {
   int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
 };
 
-// Rows of a lease for FetchRows, in order; any thread.
+// Rows of a lease for FetchRows, in order, as this rank of its training group gets them; any thread.
 using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(
-    int64_t lease, StepNumber step, Incarnation inc)>;
+    int64_t lease, StepNumber step, Incarnation inc, int64_t rank)>;
 
 class Hub : public Attachments::Wire {
  public:
@@ -65,7 +65,8 @@ class Hub : public Attachments::Wire {
   void Close(ConnectionId connection, const std::string& why) override;
   // Ends all calls and the server; returns within a few seconds.
   void Stop();
-  [[nodiscard]] int64_t refused_calls() const;  // wrong or no token, wrong role
+  [[nodiscard]] int64_t served_row_bytes() const;  // of frames that FetchRows sent
+  [[nodiscard]] int64_t refused_calls() const;     // wrong or no token, wrong role
 
  private:
   Hub();

@@ -269,7 +269,7 @@ bool Link::MayServe() const {
   return impl_->session.MayServe(Impl::Now());
 }
 
-StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) {
+StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, int64_t rank) {
   std::shared_ptr<grpc::Channel> channel;
   Incarnation inc;
   {
@@ -285,6 +285,7 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   request.set_lease(lease);
   request.set_step(step.value);
   request.set_inc(inc.value + 1);
+  request.set_rank(rank);
   auto reader = stub->FetchRows(&context, request);
   auto rows = ReadRows([&](v1::Frame* frame) { return reader->Read(frame); });
   if (!rows.ok()) {

@@ -53,7 +53,7 @@ class Link {
   [[nodiscard]] bool MayServe() const;      // WorkerSession::MayServe, now
 
   // Rows of a leased batch.
-  StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step);
+  StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step, int64_t rank);
 
  private:
   Link();

@@ -225,8 +225,8 @@ using command::Release;
 struct RestoreState : command::RestoreState {
   std::string dir;  // of the checkpoint
 };
-// rows: of the whole batch, which every rank reads, so that counts and statistics are global; groups:
-// BatchRow::gid of those that this rank computes (world > 1). group_epoch 0: a group of one.
+// rows: of the whole batch, which every rank lists, so that counts and statistics are global.
+// group_epoch 0: a group of one.
 struct Train {
   SlotId slot;
   SlotEpoch epoch;
@@ -235,7 +235,6 @@ struct Train {
   Version v;
   int64_t rows = 0;
   int64_t group_epoch = 0, rank = 0, world = 1;
-  std::vector<int64_t> groups;
 };
 using command::AbortStep;
 using command::EndEvaluation;
@@ -292,7 +291,7 @@ struct ToWorker {
 // One row of a leased batch.
 struct BatchRow {
   GroupId gid;
-  sample::Trajectory trajectory;      // as its ENQ named it
+  sample::Trajectory trajectory;  // as its ENQ named it; an outline for all ranks but the one whose row it is
   std::vector<Version> without_loss;  // tokens of these versions are too old to be trained (on_stale: mask)
   double reward = 0;
   std::vector<double> components;  // scores of the reward functions in their order, or empty

@@ -184,7 +184,11 @@ TEST(PolicyTrainerTest, RanksTogetherTrainAsOneAlone) {
       auto group = comm::MakeGlooGroup({.store = store, .rank = r, .size = 2, .timeout_s = 60});
       ASSERT_TRUE(group.ok()) << group.status().message();
       std::vector<FragmentRow> share = rows;
-      for (size_t i = 0; i < share.size(); ++i) share[i].mine = static_cast<int>(i) == r;
+      for (size_t i = 0; i < share.size(); ++i) {
+        if (static_cast<int>(i) == r) continue;
+        share[i].mine = false;
+        share[i].fragment = {};
+      }
       auto mine = PolicyTrainer::Create(*copies[static_cast<size_t>(r)], o);
       results[static_cast<size_t>(r)] = (*mine)->Step({1}, {0, 0}, share, nullptr, group->get());
     });

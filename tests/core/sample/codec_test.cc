@@ -26,6 +26,34 @@ TEST(TrajectoryCodecTest, EveryTrajectoryComesBackAndItsDigestIsThatOfItsBytes) 
   }
 }
 
+TEST(TrajectoryCodecTest, AnOutlineHasTheShapeAndNoneOfTheContent) {
+  Rng rng(7);
+  for (int64_t i = 0; i < 500; ++i) {
+    const Trajectory whole = RandomTrajectory(rng, i), outline = whole.Outline();
+    EXPECT_FALSE(whole.is_outline());
+    EXPECT_TRUE(outline.is_outline());
+    EXPECT_EQ(outline.size(), whole.size());
+    EXPECT_EQ(outline.prompt_size(), whole.prompt_size());
+    EXPECT_EQ(outline.Versions(), whole.Versions());
+    EXPECT_EQ(outline.VersionsWithLoss(), whole.VersionsWithLoss());
+    EXPECT_EQ(outline.LossMask(), whole.LossMask());
+    EXPECT_EQ(outline.Turns().size(), whole.Turns().size());
+    EXPECT_TRUE(outline.Ids().empty() && outline.Logprobs().empty() && outline.Routing().empty());
+    EXPECT_EQ(outline.Outline(), outline);
+    const auto bytes = Encode(outline);
+    ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+    EXPECT_EQ(*Decode(*bytes), outline);
+    EXPECT_NE(Digest(outline), Digest(whole));
+    Trajectory torn = outline;
+    torn.segments.push_back({.kind = SegmentKind::kTokens, .ids = {1}});
+    EXPECT_FALSE(Encode(torn).ok()) << "an outline in part";
+  }
+  EXPECT_FALSE((Segment{.ids = {1}, .outlined = 1}.CheckShape().ok()));
+  EXPECT_FALSE((Segment{.versions = {{{0, 1}, 2}}, .outlined = 1}.CheckShape().ok()));
+  EXPECT_FALSE((Segment{.versions = {{{0, 1}, 2}}, .outlined = 2}.CheckSampled(9).ok()))
+      << "no engine says it";
+}
+
 TEST(TrajectoryCodecTest, TheDigestKnowsEveryColumn) {
   Trajectory t;
   t.tid = {3, 0, 1};

@@ -20,6 +20,7 @@
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/other_rank.h"
 #include "tests/core/train/state_copy.h"
 
 namespace tidepool::train {
@@ -127,8 +128,8 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
       if (ranks > 1) {
         group =
             std::move(comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks})).value();
-        for (const Row& r : batch.rows)
-          mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+        for (Row& r : mine.rows)
+          if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
       const Models models(o.objective == JobKind::kRewardModel);
       TrainerOptions own = o;  // one thread uses a device

@@ -13,6 +13,7 @@
 #include "core/model/decoder.h"
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/other_rank.h"
 
 namespace tidepool::train {
 namespace {
@@ -68,8 +69,8 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         auto made = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks});
         ASSERT_TRUE(made.ok()) << made.status().message();
         group = std::move(*made);
-        for (const Row& r : batch.rows)
-          mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+        for (Row& r : mine.rows)
+          if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
       auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
       model::Randomize(*weights, 21, 0.2);
@@ -145,7 +146,7 @@ TEST(DataParallelTest, AShareWithoutAGroupIsRefused) {
   model::Randomize(*weights, 21, 0.2);
   auto trainer = std::move(Trainer::Create(*weights, {.device = model::AnyDevice()})).value();
   Batch batch = UnequalBatch(spec, 2, 2);
-  batch.mine.assign(batch.rows.size(), 1);
+  batch.rows.back() = Elsewhere(batch.rows.back());
   EXPECT_EQ(trainer->Step(batch).status().code(), StatusCode::kInvalidArgument);
 }
 

@@ -23,7 +23,7 @@ Row Sample(int64_t gid, double reward, std::vector<int32_t> response, bool trunc
 TEST(ShapingTest, NothingIsDoneUnlessAsked) {
   algorithms::RunningMoments moments;
   const std::vector<Row> rows = {Sample(0, 1, {1, 1, 1, 1}, true), Sample(0, -3, {2})};
-  EXPECT_EQ(ShapedRewards({}, rows, moments), (std::vector<double>{1, -3}));
+  EXPECT_EQ(ShapedRewards({}, rows, {}, moments), (std::vector<double>{1, -3}));
   EXPECT_EQ(moments.count(), 0);
 }
 
@@ -31,7 +31,9 @@ TEST(ShapingTest, EachPartByHand) {
   algorithms::RunningMoments moments;
   const std::vector<Row> rows = {Sample(0, 1, {1, 1, 1, 1}, true), Sample(0, 0, {2, 3}),
                                  Sample(1, 1, {4, 5, 6})};
-  const auto shaped = [&](const ShapingOptions& o) { return ShapedRewards(o, rows, moments); };
+  const auto shaped = [&](const ShapingOptions& o) {
+    return ShapedRewards(o, rows, RepetitionPenalties(o, rows), moments);
+  };
   EXPECT_EQ(shaped({{.truncated = 0.5}}), (std::vector<double>{0.5, 0, 1}));
   EXPECT_EQ(shaped({{.truncated = -2.0}}), (std::vector<double>{-2, 0, 1}));
   // Limit 4, the last 2 tokens: 4 tokens cost 1, 3 cost half of it.
@@ -52,9 +54,9 @@ TEST(ShapingTest, EachPartByHand) {
 TEST(ShapingTest, RunningMomentsRememberEarlierSteps) {
   algorithms::RunningMoments moments;
   const ShapingOptions o{{.running = true}};
-  (void)ShapedRewards(o, std::vector<Row>{Sample(0, 0, {1}), Sample(0, 2, {1})}, moments);
+  (void)ShapedRewards(o, std::vector<Row>{Sample(0, 0, {1}), Sample(0, 2, {1})}, {}, moments);
   const std::vector<double> second =
-      ShapedRewards(o, std::vector<Row>{Sample(0, 4, {1}), Sample(0, 6, {1})}, moments);
+      ShapedRewards(o, std::vector<Row>{Sample(0, 4, {1}), Sample(0, 6, {1})}, {}, moments);
   EXPECT_EQ(moments.count(), 4);
   EXPECT_EQ(moments.mean(), 3);
   const double deviation = std::sqrt((9 + 1 + 1 + 9) / 3.0);

@@ -201,7 +201,7 @@ TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
 }
 
 TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
-  world.rows = [](int64_t, StepNumber, Incarnation) -> StatusOr<std::vector<BatchRow>> {
+  world.rows = [](int64_t, StepNumber, Incarnation, int64_t) -> StatusOr<std::vector<BatchRow>> {
     return std::vector<BatchRow>(2);
   };
   Serve();
@@ -231,7 +231,7 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
 // Also one that came together with the step's own.
 TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
   device.called_off = [this](int64_t lease) { return machine.CalledOff(lease); };
-  world.rows = [](int64_t, StepNumber, Incarnation) -> StatusOr<std::vector<BatchRow>> {
+  world.rows = [](int64_t, StepNumber, Incarnation, int64_t) -> StatusOr<std::vector<BatchRow>> {
     return std::vector<BatchRow>();
   };
   Serve();

@@ -42,7 +42,8 @@ class DeviceWorkerTest : public testing::Test {
     options.run_id = "run";
     hub_ = std::move(*Hub::Start(
         options, *tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
-        [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+        [](int64_t, StepNumber, Incarnation,
+           int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
           return NotFound("no lease is open");
         }));
     worker_ = std::thread([this] {

@@ -33,8 +33,8 @@ struct Ends {
     options.max_frame_bytes = 4096;
     hub = std::move(*Hub::Start(
         options, tokens, [this](HubEvent e) { at_hub.Put(std::move(e)); },
-        [this](int64_t lease, StepNumber,
-               Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+        [this](int64_t lease, StepNumber, Incarnation,
+               int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
           if (lease != 7) return NotFound("lease is not open");
           return std::make_shared<const std::vector<BatchRow>>(rows);
         }));
@@ -198,13 +198,13 @@ TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
     row.reward = i * 0.5;
     ends.rows.push_back(row);
   }
-  const auto rows = ends.link->FetchRows(7, {3});
+  const auto rows = ends.link->FetchRows(7, {3}, 0);
   ASSERT_TRUE(rows.ok()) << rows.status().ToString();
   ASSERT_EQ(rows->size(), 300u);
   EXPECT_EQ((*rows)[299].trajectory, ends.rows[299].trajectory);
   EXPECT_EQ((*rows)[299].without_loss, ends.rows[299].without_loss);
   EXPECT_EQ((*rows)[299].reward, 149.5);
-  EXPECT_EQ(ends.link->FetchRows(8, {3}).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(ends.link->FetchRows(8, {3}, 0).status().code(), StatusCode::kNotFound);
 }
 
 // Long contexts with routing pass any limit of a message: 10 k tokens of a large mixture are 4 MiB.
@@ -223,7 +223,7 @@ TEST(LinkTest, ARowThatIsLargerThanAnyMessageComesWhole) {
                                 .routing = std::string(static_cast<size_t>(n) * 768, static_cast<char>(i))}};
     ends.rows.push_back(row);
   }
-  const auto rows = ends.link->FetchRows(7, {3});
+  const auto rows = ends.link->FetchRows(7, {3}, 0);
   ASSERT_TRUE(rows.ok()) << rows.status().ToString();
   ASSERT_EQ(rows->size(), 3u);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*rows)[i].trajectory, ends.rows[i].trajectory) << i;

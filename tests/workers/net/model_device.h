@@ -37,7 +37,9 @@ struct ModelWorld {
   std::map<std::string, uint64_t> checkpoints;  // by folder
   // Everything that was generated for an attempt, up to any of its ends.
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
-  std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step, Incarnation reader)> rows;
+  std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step, Incarnation reader,
+                                                int64_t rank)>
+      rows;
   // A job of episodes: its environment, and its words.
   const JobConfig* job = nullptr;
   const RowSource* words = nullptr;
@@ -200,7 +202,7 @@ class ModelDevice : public DeviceWork {
     group_epoch_ = 0;
   }
   Trained Train(const down::Train& c) override {
-    auto rows = world_->rows(c.lease, c.step, inc_);
+    auto rows = world_->rows(c.lease, c.step, inc_, c.rank);
     if (!rows.ok()) return {Unavailable(rows.status().message())};
     if (static_cast<int64_t>(rows->size()) != c.rows) return {Unavailable("another number of rows")};
     if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch))
@@ -218,11 +220,9 @@ class ModelDevice : public DeviceWork {
     }
     up::TrainDone done;
     for (const BatchRow& row : *rows) {
-      done.rows.push_back(Given(row));
-      weights_ = Mix64(weights_ ^ done.rows.back().digest);
+      if (!row.trajectory.is_outline()) done.rows.push_back(Given(row));
+      weights_ = Mix64(weights_ ^ SampleUid(row.trajectory.tid));
     }
-    done.rows_digest = scheduler::event::DigestOf(done.rows);
-    if (c.rank != 0) done.rows.clear();
     state_step_ = c.step;
     done.weights_digest = weights_;
     done.seconds = 0.3;

@@ -36,7 +36,8 @@ class RpcSecurityTest : public testing::Test {
         [this](HubEvent e) {
           if (!std::holds_alternative<HubClosed>(e)) events_.fetch_add(1);
         },
-        [this](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+        [this](int64_t, StepNumber, Incarnation,
+               int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
           rows_asked_.fetch_add(1);
           return std::make_shared<const std::vector<BatchRow>>();
         });

@@ -58,16 +58,16 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                            then(std::move(recorded));
                          },
                      .judge = [](const SampleId&, BatchRow&) {},
-                     .opened = [](StepNumber, const auto&) {},
+                     .opened = [](StepNumber, const auto&, int64_t) {},
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed =
                          [this](scheduler::Event e) {
                            Wrong("a row cannot be had");
                            Feed(std::move(e));
                          }});
-  world->rows = [this](int64_t lease, StepNumber step,
-                       Incarnation reader) -> StatusOr<std::vector<BatchRow>> {
-    TP_ASSIGN_OR_RETURN(const OpenLease::Rows rows, step_rows_->Read(lease, step, reader));
+  world->rows = [this](int64_t lease, StepNumber step, Incarnation reader,
+                       int64_t rank) -> StatusOr<std::vector<BatchRow>> {
+    TP_ASSIGN_OR_RETURN(const OpenLease::Rows rows, step_rows_->Read(lease, step, reader, rank));
     // As FetchRows brings them.
     std::deque<v1::Frame> frames;
     WriteFrames(*rows, 512, [&](const v1::Frame& frame) {
@@ -105,7 +105,7 @@ void SimController::Die() {
     }
     if (n < records.size()) break;
   }
-  world_->rows = [](int64_t, StepNumber, Incarnation) -> StatusOr<std::vector<BatchRow>> {
+  world_->rows = [](int64_t, StepNumber, Incarnation, int64_t) -> StatusOr<std::vector<BatchRow>> {
     return Unavailable("no controller");
   };
 }
