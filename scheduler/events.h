@@ -57,6 +57,7 @@ struct WorkerJoined {
   Incarnation restored_inc;
   std::vector<OfferedSlot> slots;
   std::vector<OfferedChunk> chunks;
+  std::string host;  // by which others reach it: workers with the same one share memory
 };
 // Socket closed, process exit.
 struct WorkerLost {

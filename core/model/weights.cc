@@ -13,6 +13,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
+#include "core/base/weight_pieces.h"
 #include "core/device/cpu/kernels.h"
 #include "core/device/cpu/salted_sums.h"
 #include "core/device/page_buffer.h"
@@ -150,12 +151,9 @@ void Weights::Initialize(uint64_t seed, double init_std) {
 
 namespace {
 
-constexpr int64_t kBucketBytes = int64_t{64} << 20;
 device::SaltedSumsArgs Buckets(const void* arena, int64_t bytes) {
-  return {.words = bytes / 8, .bucket_words = kBucketBytes / 8, .x = static_cast<const uint64_t*>(arena)};
-}
-uint64_t OfBuckets(const std::vector<uint64_t>& sums) {
-  return SaltedSum(std::as_bytes(std::span(sums)), /*salt=*/sums.size());
+  return {
+      .words = bytes / 8, .bucket_words = kDigestBucketBytes / 8, .x = static_cast<const uint64_t*>(arena)};
 }
 
 }  // namespace
@@ -167,7 +165,7 @@ uint64_t Weights::Digest() const {
   std::vector<uint64_t> sums(static_cast<size_t>(a.buckets()));
   a.sums = sums.data();
   device::SaltedSums(a);
-  return OfBuckets(sums);
+  return DigestOfBuckets(sums);
 }
 
 void Weights::BringDown() const {
@@ -326,7 +324,7 @@ uint64_t DeviceWeights::Digest() const {
   const auto sums = device_->Need(a.buckets() * 8);
   a.sums = static_cast<uint64_t*>(sums->data());
   device_->SaltedSums(a);
-  return OfBuckets(device_->Read(static_cast<const uint64_t*>(a.sums), a.buckets()));
+  return DigestOfBuckets(device_->Read(static_cast<const uint64_t*>(a.sums), a.buckets()));
 }
 void DeviceWeights::Download(std::span<std::byte> to) const {
   device_->Download(to.data(), data_, copy_->bytes());

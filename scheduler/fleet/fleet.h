@@ -47,6 +47,9 @@ struct Weights {
   uint64_t loading_digest = 0;
   int64_t tries = 0;
   bool disturbs = false;  // samples in it wait for this load
+  SlotRef source;         // of the load under way, or of what is verified; inc invalid: none
+  bool relayed = false;   // that source is not the trainer
+  bool direct = false;    // such a source failed, so the next load is from the trainer
   bool follows = false;   // it has an engine, which is to get the newest weights
 };
 
@@ -94,6 +97,7 @@ class Worker {
   // It lived under the last controller and may still come back.
   [[nodiscard]] bool reattaches() const { return reattaches_; }
   [[nodiscard]] const Vitals& vitals() const { return vitals_; }
+  [[nodiscard]] const std::string& host() const { return host_; }  // of the newest process
 
  private:
   friend class Health;
@@ -103,6 +107,7 @@ class Worker {
   std::vector<SlotId> slots_;
   WorkerRef ref_;  // Health's
   bool reattaches_ = false;
+  std::string host_;
   Vitals vitals_;
 };
 
@@ -137,6 +142,13 @@ struct Fleet {
     w.kind_ = kind;
     w.slots_ = slots;
     for (const SlotId slot : slots) devices.Insert(slot, Device(id));
+  }
+  // Where its process runs.
+  void Place(WorkerId id, std::string host) { workers.at(id).host_ = std::move(host); }
+  [[nodiscard]] const std::string& HostOf(SlotId slot) const {
+    static const std::string kNowhere;
+    const Device* d = devices.Find(slot);
+    return d == nullptr ? kNowhere : workers.at(d->worker()).host();
   }
   // Under the live process of its worker; inc invalid: there is none.
   [[nodiscard]] SlotRef Ref(SlotId slot) const { return {workers.at(devices.at(slot).worker()).ref(), slot}; }

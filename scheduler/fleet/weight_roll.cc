@@ -1,6 +1,8 @@
 #include "scheduler/fleet/weight_roll.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace tidepool::scheduler {
 namespace {
@@ -34,7 +36,7 @@ void WeightRoll::Remove(SlotId slot) {
   if (!w.follows) return;
   if (w.loading.valid()) EndLoad(w);
   --followers_;
-  w = {.verified = w.verified};
+  w = {.verified = w.verified, .source = w.source};
   behind_.erase(slot);
 }
 
@@ -53,6 +55,35 @@ void WeightRoll::EndLoad(Weights& w) {
   disturbing_ -= w.disturbs ? 1 : 0;
 }
 
+std::optional<SlotRef> WeightRoll::SourceOf(SlotId slot) const {
+  const std::string& host = fleet_.HostOf(slot);
+  if (fleet_.devices.at(slot).weights_.direct || host == fleet_.HostOf(from_.slot)) return from_;
+  // Who brought the target to another host, or does so, and how many read from each.
+  std::map<SlotId, int64_t> readers{{from_.slot, 0}};
+  bool comes = false;
+  for (const auto& [other, d] : fleet_.devices) {
+    const Weights& w = d.weights_;
+    if (w.verified != target_ && w.loading != target_) continue;
+    const SlotRef ref = fleet_.Ref(other);
+    if (!ref.worker.inc.valid() || !w.source.worker.inc.valid() || w.source == ref) continue;
+    if (fleet_.HostOf(other) == host) {
+      if (w.verified == target_) return ref;
+      comes = true;
+    } else if (fleet_.HostOf(w.source.slot) != fleet_.HostOf(other)) {  // not what its own host had already
+      readers.try_emplace(other, 0);
+    }
+  }
+  if (comes) return std::nullopt;
+  for (const auto& [other, d] : fleet_.devices) {
+    const auto of = readers.find(d.weights_.source.slot);
+    if (d.weights_.loading == target_ && of != readers.end() &&
+        fleet_.HostOf(of->first) != fleet_.HostOf(other))
+      ++of->second;
+  }
+  const auto least = std::ranges::min_element(readers, {}, [](const auto& entry) { return entry.second; });
+  return least->first == from_.slot ? from_ : fleet_.Ref(least->first);
+}
+
 std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>& serving,
                                               const std::function<bool(SlotId)>& hold,
                                               const std::function<bool(const SlotRef&)>& trained) {
@@ -65,14 +96,18 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>&
     if (w.loading.valid() || hold(slot)) continue;
     const bool disturbs = serving(slot);
     if (disturbs && disturbing_ >= limit) continue;
+    const SlotRef ref = fleet_.Ref(slot);
+    const std::optional<SlotRef> source = trained(ref) ? ref : SourceOf(slot);
+    if (!source) continue;
     w.disturbs = disturbs;
     w.loading = target_;
     w.loading_digest = digest_;
     w.verified = {};  // its memory is torn until the digest is compared
     ++loading_;
     disturbing_ += disturbs ? 1 : 0;
-    const SlotRef ref = fleet_.Ref(slot);
-    loads.push_back({ref.worker, slot, target_, digest_, trained(ref) ? ref : from_});
+    w.source = *source;
+    w.relayed = *source != from_ && *source != ref;
+    loads.push_back({ref.worker, slot, target_, digest_, *source});
   }
   return loads;
 }
@@ -84,9 +119,17 @@ WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   EndLoad(w);
   // What is older than the newest version is of no use, and need not be there any more.
   if (e.v != target_ && (right || !e.error.empty())) return Outcome::kOvertaken;
-  if (!right) return ++w.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
+  if (!right) {
+    w.source.worker.inc = {};
+    if (w.relayed) {
+      w.direct = true;
+      return Outcome::kRetry;
+    }
+    return ++w.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
+  }
   Set(e.slot, w, e.v);
   w.tries = 0;
+  w.direct = false;
   return Outcome::kAdmit;
 }
 

@@ -2,11 +2,19 @@
 // New weights to the rollout engines, one by one: Load, compare the digest that the worker computed with
 // the published one, LOADED, ADMIT. A worker with samples in it is taken out only if at most max(1, 25 %) of
 // such ones are loading; one that serves nothing (fresh, idle, or too old) loads at once. A wrong digest or
-// an error is tried again twice, then the worker is replaced. It changes Device::weights. Pure; not
-// thread-safe.
+// an error is tried again twice, then the worker is replaced.
+//
+// Workers on the trainer's host read what it published there. On every other host one of them pulls the
+// weights from another host, and the rest wait until they are there. Whoever has the weights, or is getting
+// them, passes them on: a pull takes the source that fewest others read from, so hosts form a chain, the
+// trainer sends the weights once, and all receive at the same time. A source that fails costs its reader no
+// try: it asks the trainer next.
+//
+// It changes Device::weights. Pure; not thread-safe.
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -45,6 +53,8 @@ class WeightRoll {
  private:
   void Set(SlotId slot, Weights& w, const Version& verified);
   void EndLoad(Weights& w);  // requires w.loading valid
+  // Who gives it the weights; none: they come to its host just now, and it waits.
+  [[nodiscard]] std::optional<SlotRef> SourceOf(SlotId slot) const;
 
   Fleet& fleet_;
   int64_t followers_ = 0;

@@ -41,6 +41,7 @@ void Workers::On(const event::WorkerJoined& e) {
     return;
   }
   all_.life.Moved();
+  all_.fleet.Place(e.worker, e.host);
   if (e.restored_inc.valid() && Reattach(e)) {
     if (!SomeReattach()) all_.samples.ResumeRows();
     return;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "core/base/rng.h"
@@ -424,6 +425,48 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
     EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 1}, 78, ""}),
               k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
+}
+
+// The trainer is worker 0 on host a; two slots a host on b, c and d.
+TEST(WeightRollTest, HostsFormAChainAndOneSlotOfEachPulls) {
+  const auto none = [](SlotId) { return false; };
+  Fleet fleet;
+  WeightRoll w{fleet};
+  Health health(Quick(), fleet);
+  for (int64_t i = 0; i < 8; ++i) {
+    fleet.Add({i}, WorkerKind::kDevice, {{i}});
+    fleet.Place({i}, std::string(1, static_cast<char>('a' + i / 2)));
+    health.Joined({{i}, {i}}, {});
+    if (i == 0) continue;
+    w.Holds({i}, {0, 0});
+    w.Add({i});
+  }
+  w.SetTarget({0, 1}, 77, On(0, 0));
+  const auto sources = [](const std::vector<command::Load>& loads) {
+    std::map<int64_t, int64_t> from;
+    for (const command::Load& l : loads) from[l.slot.value] = l.from.slot.value;
+    return from;
+  };
+  using Map = std::map<int64_t, int64_t>;
+  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{1, 0}, {2, 0}, {4, 2}, {6, 4}}))
+      << "its own host reads what the trainer published, the others are a chain";
+  EXPECT_TRUE(w.Assign(none, none, kNobody).empty()) << "the weights are on their way to every host";
+  const auto loaded = [&](int64_t slot, const std::string& error = "") {
+    return w.Loaded({On(slot, slot).worker, {slot}, {0, 1}, error.empty() ? 77U : 0U, error});
+  };
+  EXPECT_EQ(loaded(2), WeightRoll::Outcome::kAdmit);
+  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{3, 2}})) << "they are on host b";
+  EXPECT_EQ(loaded(6, "its source went away"), WeightRoll::Outcome::kRetry);
+  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{6, 0}})) << "the trainer is asked next";
+  for (const auto outcome :
+       {WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kReplace}) {
+    EXPECT_EQ(loaded(6, "a fault of its own"), outcome);
+    (void)w.Assign(none, none, kNobody);
+  }
+  // A newcomer reads from whoever nobody reads from.
+  EXPECT_EQ(loaded(4), WeightRoll::Outcome::kAdmit);
+  w.Holds({6}, {});
+  EXPECT_EQ(sources(w.Assign(none, none, kNobody)).count(0), 0U);
 }
 
 // In a fast run, loading takes longer than a step now and then.

@@ -47,6 +47,8 @@ void StepRows::Open(Trajectories recorded) {
   std::vector<OpenLease::Member> members(step.members.size());
   for (const auto& [worker, message] : step.members) {
     auto list = std::make_shared<std::vector<BatchRow>>();
+    std::shared_ptr<const sample::Segment> whole;  // the prompt of the row before, of this rank's `group`
+    int64_t group = -1;
     for (size_t i = 0; i < rows.size(); ++i) {
       BatchRow& row = list->emplace_back();
       row.gid = rows[i].gid;
@@ -55,7 +57,14 @@ void StepRows::Open(Trajectories recorded) {
       row.components = rows[i].components;
       // The next member finds the outline of an outline: the same.
       row.trajectory = rows[i].trajectory.Outline();
-      if (step.rank_of[i] == message.rank) std::swap(row.trajectory, rows[i].trajectory);
+      if (step.rank_of[i] != message.rank) continue;
+      std::swap(row.trajectory, rows[i].trajectory);
+      // Samples of a group have one prompt: it goes over the wire once.
+      auto& prompt = row.trajectory.prompt;
+      row.same_prompt =
+          whole != nullptr && prompt != nullptr && step.group_of[i] == group && *whole == *prompt;
+      group = step.group_of[i];
+      whole = row.same_prompt ? std::exchange(prompt, nullptr) : prompt;
     }
     members[static_cast<size_t>(message.rank)] = {worker.inc, std::move(list)};
   }

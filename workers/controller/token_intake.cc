@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/base/loopback.h"
+
 namespace tidepool::workers {
 
 using scheduler::event::ChunkEnd;
@@ -68,7 +70,8 @@ scheduler::event::WorkerJoined JoinedBy(Attachments::Arrived arrived, std::strin
           .kind = arrived.hello.kind,
           .restored_inc = arrived.hello.inc,
           .slots = std::move(arrived.offer.slots),
-          .chunks = std::move(arrived.offer.chunks)};
+          .chunks = std::move(arrived.offer.chunks),
+          .host = std::string(HostOf(arrived.hello.weights_address))};
 }
 
 }  // namespace tidepool::workers

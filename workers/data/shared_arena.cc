@@ -101,12 +101,22 @@ StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
 }  // namespace
 
 Status SharedBlock::Write(BlockTag tag, const std::vector<device::ByteSource>& parts) {
-  int64_t bytes = 0;
-  for (const auto& p : parts) bytes += static_cast<int64_t>(p.size());
-  tag.bytes = bytes;
+  tag.bytes = 0;
+  for (const auto& p : parts) tag.bytes += static_cast<int64_t>(p.size());
+  TP_ASSIGN_OR_RETURN(const Memory memory, Begin(tag));
+  size_t at = 0;
+  for (const auto& p : parts) {
+    p.CopyTo(0, memory.bytes.subspan(at, p.size()));
+    at += p.size();
+  }
+  Complete();
+  return OkStatus();
+}
+
+StatusOr<SharedBlock::Memory> SharedBlock::Begin(const BlockTag& tag) {
   TP_RETURN_IF_ERROR(MakeFolder(dir_));
   std::error_code error;
-  const int64_t size = kHeaderBytes + bytes;
+  const int64_t size = kHeaderBytes + tag.bytes;
   int64_t numbers[2] = {-1, -1};
   for (int i = 0; i < 2; ++i) {
     if (buffers_[i] != nullptr && buffers_[i]->size != size) buffers_[i].reset();
@@ -118,56 +128,75 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<device::ByteSource>& p
         std::filesystem::remove(file, error);
       }
       TP_ASSIGN_OR_RETURN(std::byte * base, Map(path, size, /*write=*/true));
-      buffers_[i] = std::make_unique<Buffer>();
+      buffers_[i] = std::make_shared<Buffer>();
       buffers_[i]->base = base;
       buffers_[i]->size = size;
     }
     const Header* h = buffers_[i]->header();
     if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1) numbers[i] = h->tag.number;
   }
-  Buffer& target = *buffers_[numbers[0] <= numbers[1] ? 0 : 1];
-  Header* h = target.header();
+  filling_ = buffers_[numbers[0] <= numbers[1] ? 0 : 1];
+  Header* h = filling_->header();
   h->complete.store(0, std::memory_order_release);
   h->magic = kMagic;
   h->tag = tag;
-  std::byte* at = target.base + kHeaderBytes;
-  for (const auto& p : parts) {
-    p.CopyTo(0, {at, p.size()});
-    at += p.size();
-  }
-  h->complete.store(1, std::memory_order_release);
-  return OkStatus();
+  return Memory{filling_, {filling_->base + kHeaderBytes, static_cast<size_t>(tag.bytes)}};
 }
 
-StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
-                                     const std::vector<device::ByteStore>& out) const {
-  int64_t bytes = 0;
-  for (const auto& p : out) bytes += static_cast<int64_t>(p.size());
+void SharedBlock::Complete() {
+  filling_->header()->complete.store(1, std::memory_order_release);
+  filling_.reset();
+}
+
+StatusOr<std::shared_ptr<const SharedBlock::View>> SharedBlock::Open(int64_t number, int32_t lineage) const {
+  struct Mapped final : View {
+    Buffer buffer;
+    BlockTag found;
+    [[nodiscard]] const BlockTag& tag() const override { return found; }
+    [[nodiscard]] std::span<const std::byte> bytes() const override {
+      return {buffer.base + kHeaderBytes, static_cast<size_t>(found.bytes)};
+    }
+    [[nodiscard]] bool same() const override {
+      const Header* h = buffer.header();
+      return h->complete.load(std::memory_order_acquire) == 1 && h->tag.number == found.number &&
+             h->tag.lineage == found.lineage;
+    }
+  };
   for (int i = 0; i < 2; ++i) {
     const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
     struct stat st {};
     if (stat(path.c_str(), &st) != 0 || st.st_size < kHeaderBytes) continue;
-    Buffer buffer;
-    TP_ASSIGN_OR_RETURN(buffer.base, Map(path, st.st_size, /*write=*/false));
-    buffer.size = st.st_size;
-    const Header* h = buffer.header();
+    auto view = std::make_shared<Mapped>();
+    TP_ASSIGN_OR_RETURN(view->buffer.base, Map(path, st.st_size, /*write=*/false));
+    view->buffer.size = st.st_size;
+    const Header* h = view->buffer.header();
     if (h->magic != kMagic || h->complete.load(std::memory_order_acquire) != 1) continue;
+    view->found = h->tag;
     if (h->tag.number != number || (lineage >= 0 && h->tag.lineage != lineage)) continue;
-    if (h->tag.bytes != bytes || st.st_size < kHeaderBytes + bytes) {
-      return DataLoss(path + ": holds " + std::to_string(h->tag.bytes) + " bytes, not " +
-                      std::to_string(bytes));
-    }
-    const std::byte* at = buffer.base + kHeaderBytes;
-    for (const auto& p : out) {
-      p.CopyFrom(0, {at, p.size()});
-      at += p.size();
-    }
-    if (h->complete.load(std::memory_order_acquire) != 1 || h->tag.number != number) {
-      return Unavailable(path + ": was written again while it was read");
-    }
-    return h->tag;
+    if (view->found.bytes < 0 || st.st_size < kHeaderBytes + view->found.bytes)
+      return DataLoss(path + ": is shorter than its header says");
+    return std::shared_ptr<const View>(std::move(view));
   }
   return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
+}
+
+StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
+                                     const std::vector<device::ByteStore>& out) const {
+  TP_ASSIGN_OR_RETURN(const auto view, Open(number, lineage));
+  int64_t bytes = 0;
+  for (const auto& p : out) bytes += static_cast<int64_t>(p.size());
+  const std::string what = dir_ + "/" + name_ + ", number " + std::to_string(number) + ": ";
+  if (view->tag().bytes != bytes) {
+    return DataLoss(what + "holds " + std::to_string(view->tag().bytes) + " bytes, not " +
+                    std::to_string(bytes));
+  }
+  size_t at = 0;
+  for (const auto& p : out) {
+    p.CopyFrom(0, view->bytes().subspan(at, p.size()));
+    at += p.size();
+  }
+  if (!view->same()) return Unavailable(what + "was written again while it was read");
+  return view->tag();
 }
 
 std::string SharedBlock::FolderOf(const std::string& run_dir, const std::string& secret) {

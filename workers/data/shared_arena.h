@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,10 +36,28 @@ class SharedBlock {
   SharedBlock(std::string folder, std::string name);
   ~SharedBlock();
 
-  // Copies `parts` into the older buffer. kResourceExhausted: /dev/shm is full (with the numbers).
+  // Copies `parts` into the older buffer. Errors of Begin.
   Status Write(BlockTag tag, const std::vector<device::ByteSource>& parts);
-  // Copies the buffer with this number and lineage (any lineage: -1) into `out` (sizes must add up).
-  // kNotFound: no complete buffer with that tag; kDataLoss: another size.
+  // The same in two: the older buffer of tag.bytes bytes, which is filled, and whole from Complete on.
+  // kResourceExhausted: /dev/shm is full (with the numbers).
+  struct Memory {
+    std::shared_ptr<const void> owner;
+    std::span<std::byte> bytes;
+  };
+  StatusOr<Memory> Begin(const BlockTag& tag);
+  void Complete();  // requires Begin
+  // A complete buffer where it stands, with this number and lineage (any lineage: -1). kNotFound: there is
+  // none.
+  class View {
+   public:
+    [[nodiscard]] virtual const BlockTag& tag() const = 0;
+    [[nodiscard]] virtual std::span<const std::byte> bytes() const = 0;
+    [[nodiscard]] virtual bool same() const = 0;  // it has not been written since
+    virtual ~View() = default;
+  };
+  StatusOr<std::shared_ptr<const View>> Open(int64_t number, int32_t lineage) const;
+  // Copies what Open finds into `out` (sizes must add up). kDataLoss: another size; kUnavailable: it was
+  // written meanwhile.
   StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<device::ByteStore>& out) const;
 
   // "/dev/shm/tidepool-<uid>-<digits>". `secret`: of the run. A copy of a run folder has the same secret, so
@@ -50,7 +69,8 @@ class SharedBlock {
   struct Buffer;
   std::string dir_;
   std::string name_;
-  std::unique_ptr<Buffer> buffers_[2];
+  std::shared_ptr<Buffer> buffers_[2];
+  std::shared_ptr<Buffer> filling_;  // since Begin
 };
 
 }  // namespace tidepool::workers

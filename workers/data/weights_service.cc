@@ -3,9 +3,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "core/base/loopback.h"
+#include "core/base/thread_annotations.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/auth.h"
 #include "workers/net/listener.h"
@@ -27,24 +30,47 @@ struct WeightsServer::Impl final : v1::Weights::Service {
     auto published = source(
         {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
-    int64_t total = 0, sent = 0;
+    const bool in_pieces = published->copy != nullptr;
+    int64_t total = in_pieces ? published->pieces.total : 0, sent = 0;
     for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
-    for (const auto& part : published->parts) {
-      const auto size = static_cast<int64_t>(part.size());
-      for (int64_t at = 0; at < size; at += frame_bytes) {
-        v1::WeightsFrame frame;
-        const int64_t n = std::min(frame_bytes, size - at);
-        frame.set_offset(sent);
-        if (sent == 0) {
-          frame.set_digest(published->digest);
-          frame.set_total_bytes(total);
-        }
-        frame.mutable_data()->resize(static_cast<size_t>(n));
-        part.CopyTo(static_cast<size_t>(at), std::as_writable_bytes(std::span(*frame.mutable_data())));
-        if (!writer->Write(frame)) return ToGrpc(Unavailable("Fetch: the reader went away"));
-        sent += n;
-      }
+    v1::WeightsFrame frame;
+    frame.set_digest(published->digest);
+    frame.set_total_bytes(total);
+    if (in_pieces) {
+      frame.set_piece_bytes(published->pieces.piece_bytes);
+      frame.mutable_sums()->Add(published->pieces.sums.begin(), published->pieces.sums.end());
     }
+    const auto send = [&]() -> Status {
+      if (!writer->Write(frame)) return Unavailable("Fetch: the reader went away");
+      sent += static_cast<int64_t>(frame.data().size());
+      frame.Clear();
+      return OkStatus();
+    };
+    const auto put = [&](int64_t n, const auto& copy) -> Status {
+      frame.set_offset(sent);
+      frame.mutable_data()->resize(static_cast<size_t>(n));
+      TP_RETURN_IF_ERROR(copy(std::as_writable_bytes(std::span(*frame.mutable_data()))));
+      return send();
+    };
+    const auto all = [&]() -> Status {
+      TP_RETURN_IF_ERROR(send());
+      while (in_pieces && sent < total) {
+        TP_RETURN_IF_ERROR(put(std::min(frame_bytes, total - sent), [&](std::span<std::byte> out) {
+          return published->copy(static_cast<size_t>(sent), out);
+        }));
+      }
+      for (const auto& part : published->parts) {
+        const auto size = static_cast<int64_t>(part.size());
+        for (int64_t at = 0; at < size; at += frame_bytes) {
+          TP_RETURN_IF_ERROR(put(std::min(frame_bytes, size - at), [&](std::span<std::byte> out) {
+            part.CopyTo(static_cast<size_t>(at), out);
+            return OkStatus();
+          }));
+        }
+      }
+      return OkStatus();
+    };
+    if (const Status s = all(); !s.ok()) return ToGrpc(s);
     return grpc::Status::OK;
   }
 };
@@ -75,14 +101,13 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
   return server;
 }
 
-StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
-                              const WantedBytes& wanted, std::span<const device::ByteStore> parts) {
+Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
+             int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take) {
   if (!credentials.identity && !IsLoopback(HostOf(address)))
     return FailedPrecondition(address +
                               " is on another host, and no certificates lie beside the token, so the call "
                               "would not be encrypted; take the whole folder RUN/security");
-  size_t total = 0;
-  for (const auto& part : parts) total += part.size();
   const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
                                                : "weights of version " + ToString(wanted.version);
   grpc::ChannelArguments args;
@@ -94,43 +119,91 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& cre
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;
   AddToken(&context, credentials.token);
-  // 100 MB/s, which a slow network has, and never less than a slow start needs.
-  context.set_deadline(std::chrono::system_clock::now() +
-                       std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
   v1::FetchWeightsRequest request;
   request.mutable_version()->set_lineage(wanted.version.lineage);
   request.mutable_version()->set_number(wanted.version.number);
   request.set_state_step(wanted.step.value + 1);
+  // How long it takes depends on the network; that bytes come does not.
+  constexpr std::chrono::seconds kStalled{30};
+  std::atomic<int64_t> reads{0};
+  std::atomic<bool> stalled{false};
+  std::jthread guard([&](const std::stop_token& stop) {
+    Mutex mu;
+    Condition end;
+    const MutexLock lock(mu);
+    auto since = std::chrono::steady_clock::now();
+    for (int64_t seen = 0; !stop.stop_requested();) {
+      end.WaitFor(mu, stop, std::chrono::seconds(1));
+      const auto now = std::chrono::steady_clock::now();
+      if (const int64_t n = reads.load(); n != seen) {
+        seen = n;
+        since = now;
+      } else if (now - since > kStalled && !stop.stop_requested()) {
+        stalled = true;
+        context.TryCancel();
+        return;
+      }
+    }
+  });
   auto reader = stub->Fetch(&context, request);
   v1::WeightsFrame frame;
-  size_t at = 0, part = 0, in_part = 0;
-  uint64_t digest = 0;
+  int64_t at = 0;
   Status wrong = OkStatus();
-  while (reader->Read(&frame)) {
-    const bool fits = static_cast<size_t>(frame.offset()) == at && at + frame.data().size() <= total;
-    if (!fits || (at == 0 && static_cast<size_t>(frame.total_bytes()) != total)) {
-      wrong = DataLoss(what + " from " + address + ": another size or order than expected");
-      context.TryCancel();
-      break;
+  for (bool first = true; wrong.ok() && reader->Read(&frame); first = false) {
+    reads.fetch_add(1);
+    const auto n = static_cast<int64_t>(frame.data().size());
+    if (first) {
+      if (frame.total_bytes() != total) {
+        wrong = DataLoss(what + " from " + address + ": " + std::to_string(frame.total_bytes()) +
+                         " bytes where " + std::to_string(total) + " are expected");
+        break;
+      }
+      wrong = head(frame.digest(), {.total = total,
+                                    .piece_bytes = frame.piece_bytes(),
+                                    .sums = {frame.sums().begin(), frame.sums().end()}});
     }
-    if (at == 0) digest = frame.digest();
-    for (std::string_view left = frame.data(); !left.empty();) {
+    if (wrong.ok() && n > 0) {
+      if (frame.offset() != at || n > total - at)
+        wrong = DataLoss(what + " from " + address + ": another order than expected");
+      else
+        wrong = take(at, std::as_bytes(std::span(frame.data())));
+      at += n;
+    }
+  }
+  if (!wrong.ok()) context.TryCancel();
+  const Status end = FromGrpc(reader->Finish());
+  if (!wrong.ok()) return wrong.At("fetch " + what + " from " + address);
+  if (stalled)
+    return DeadlineExceeded("fetch " + what + " from " + address + ": nothing came for half a minute");
+  TP_RETURN_IF_ERROR(end.At("fetch " + what));
+  return at == total ? OkStatus() : DataLoss(what + " from " + address + ": cut short");
+}
+
+StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
+                              const WantedBytes& wanted, std::span<const device::ByteStore> parts) {
+  int64_t total = 0;
+  for (const auto& part : parts) total += static_cast<int64_t>(part.size());
+  size_t part = 0, in_part = 0;
+  uint64_t digest = 0;
+  const auto head = [&](uint64_t said, const WeightPieces&) {
+    digest = said;
+    return OkStatus();
+  };
+  const auto take = [&](int64_t, std::span<const std::byte> left) {
+    while (!left.empty()) {
       if (in_part == parts[part].size()) {
         ++part;
         in_part = 0;
         continue;
       }
       const size_t n = std::min(left.size(), parts[part].size() - in_part);
-      parts[part].CopyFrom(in_part, std::as_bytes(std::span(left.data(), n)));
-      left.remove_prefix(n);
+      parts[part].CopyFrom(in_part, left.first(n));
+      left = left.subspan(n);
       in_part += n;
-      at += n;
     }
-  }
-  const Status end = FromGrpc(reader->Finish());
-  TP_RETURN_IF_ERROR(wrong);
-  TP_RETURN_IF_ERROR(end.At("fetch " + what));
-  if (at != total) return DataLoss(what + " from " + address + ": cut short");
+    return OkStatus();
+  };
+  TP_RETURN_IF_ERROR(Fetch(address, credentials, wanted, total, head, take));
   return digest;
 }
 

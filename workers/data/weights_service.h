@@ -13,6 +13,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/weight_pieces.h"
 #include "core/device/byte_store.h"
 #include "workers/net/certificates.h"
 
@@ -23,13 +24,15 @@ struct WantedBytes {
   StepNumber step;  // if valid, weights, master and moments after this step
 };
 
-// The bytes, in parts one behind the other, and their digest (of weights: Weights::Digest; of a state:
-// StateDigest). Published weights stay as they are while the result lives; a state may be overwritten by a
-// step that begins, which the digest tells.
+// The bytes and their digest. A state: parts one behind the other, and StateDigest; a step that begins may
+// overwrite it, which the digest tells. Weights: the sums of their pieces, Weights::Digest, and a function
+// that copies bytes which are there, or waits for them; kUnavailable: they are gone.
 struct PublishedBytes {
   std::shared_ptr<const void> owner;
   std::vector<device::ByteSource> parts;
   uint64_t digest = 0;
+  WeightPieces pieces;
+  std::function<Status(size_t at, std::span<std::byte> out)> copy;
 };
 using PublishedSource = std::function<StatusOr<PublishedBytes>(const WantedBytes& wanted)>;
 
@@ -49,9 +52,15 @@ class WeightsServer {
   std::unique_ptr<Impl> impl_;
 };
 
+// Reads what is wanted: `head` gets what the source says first, `take` the bytes in order. Their errors end
+// it. kDataLoss: size or order is wrong. kFailedPrecondition: the address is on another host and there is no
+// identity; the token is not shown. kDeadlineExceeded: nothing came for half a minute.
+Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
+             int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take);
+
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
-// source announced: the caller compares it with what came. kDataLoss: size or order is wrong.
-// kFailedPrecondition: the address is on another host and there is no identity; the token is not shown.
+// source announced: the caller compares it with what came. Errors of Fetch.
 StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,
                               const WantedBytes& wanted, std::span<const device::ByteStore> parts);
 

@@ -32,7 +32,7 @@ DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::str
     : config_(std::move(config)),
       models_(config_, std::move(model_dir), std::move(make_device)),
       trains_(trains),
-      published_(shared_memory, "weights"),
+      published_(std::make_shared<HostWeights>(shared_memory)),
       recovery_(shared_memory, "recovery"),
       parked_(std::move(offload_dir)) {}
 DeviceRoles::~DeviceRoles() = default;
@@ -271,20 +271,19 @@ int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : wei
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
-  TP_ASSIGN_OR_RETURN(const BlockTag tag,
-                      published_.Read(version.number, version.lineage, {weights_->Overwrite()}));
-  TP_RETURN_IF_ERROR(Whole(tag.digest, "weights of version " + ToString(version)));
+  TP_ASSIGN_OR_RETURN(const uint64_t published, published_->Read(version, weights_->Overwrite()));
+  TP_RETURN_IF_ERROR(Whole(published, "weights of version " + ToString(version)));
   return digest_;
 }
 
-StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address,
+StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, uint64_t digest, const std::string& address,
                                                const Credentials& credentials) {
+  // Another worker of this host may have brought it here.
+  if (auto here = LoadFromSharedMemory(version); here.ok() && *here == digest) return here;
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
-  const device::ByteStore arena = weights_->Overwrite();
-  TP_ASSIGN_OR_RETURN(const uint64_t sent,
-                      FetchBytes(address, credentials, {.version = version, .step = {}}, {&arena, 1}));
-  TP_RETURN_IF_ERROR(Whole(sent, "weights of version " + ToString(version)));
+  TP_RETURN_IF_ERROR(published_->Pull(address, credentials, version, digest, weights_->Overwrite()));
+  TP_RETURN_IF_ERROR(Whole(digest, "weights of version " + ToString(version)));
   return digest_;
 }
 
@@ -312,13 +311,8 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
   return TrainOutcome{result->finite, result->digest, {result->metrics.begin(), result->metrics.end()}};
 }
 
-Status DeviceRoles::PublishToSharedMemory(Version version, uint64_t digest) {
-  return published_.Write({version.number, version.lineage, digest, 0}, {std::as_const(*weights_).bytes()});
-}
-
-std::shared_ptr<std::vector<std::byte>> DeviceRoles::SnapshotWeights() const {
-  const auto bytes = std::as_const(*weights_).bytes();
-  return std::make_shared<std::vector<std::byte>>(bytes.begin(), bytes.end());
+Status DeviceRoles::Publish(Version version, uint64_t digest, bool shared) {
+  return published_->Publish(version, digest, std::as_const(*weights_).bytes(), shared);
 }
 
 Status DeviceRoles::CopyRecovery(StepNumber step) {

@@ -17,6 +17,7 @@
 #include "core/base/status.h"
 #include "core/model/weights.h"
 #include "core/policy/spec.h"
+#include "workers/data/host_weights.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/actor.h"
 #include "workers/device/model_reader.h"
@@ -85,7 +86,8 @@ class DeviceRoles {
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
-  StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address,
+  // Through the host's copy, which others may read meanwhile.  `digest`: the published one
+  StatusOr<uint64_t> LoadFromStream(Version version, uint64_t digest, const std::string& address,
                                     const Credentials& credentials);
   void UseVersion(Version version);  // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
@@ -95,8 +97,9 @@ class DeviceRoles {
                                const TrainProgress& progress, comm::Collective* group = nullptr);
   // Optimizer updates ever made: tells whether a step that failed changed anything. 0 while it is parked.
   [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
-  Status PublishToSharedMemory(Version version, uint64_t digest);
-  [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
+  // `shared`: as HostWeights::Publish.
+  Status Publish(Version version, uint64_t digest, bool shared);
+  [[nodiscard]] const std::shared_ptr<HostWeights>& host_weights() const { return published_; }
   Status CopyRecovery(StepNumber step);
   Status PrepareCheckpoint();  // before WriteCheckpoint, on the device thread
   // Writes model/, unless it is there with its weights, and trainer files under `dir`, which exists; returns
@@ -124,7 +127,7 @@ class DeviceRoles {
   std::shared_ptr<device::Device> engine_device_;  // null until there is an engine
   std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<Actor> actor_;
-  SharedBlock published_;
+  const std::shared_ptr<HostWeights> published_;
   SharedBlock recovery_;
   ParkedState parked_;
   Version version_;

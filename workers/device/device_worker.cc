@@ -109,7 +109,10 @@ class DeviceWorker {
     Receive(std::chrono::milliseconds(can_step() ? 0 : 20));
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
-    if (machine_->exit_code()) return machine_->exit_code();
+    if (machine_->exit_code()) {
+      if (*machine_->exit_code() == 0) work_->RemoveSharedMemory();
+      return machine_->exit_code();
+    }
     if (closed_) {
       LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed_->why);
       return 3;

@@ -268,7 +268,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
            .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent,
            .graphs = c.rollout.cuda_graphs});
     }
-    // The two newest versions are kept for those that fetch them.
+    // The two newest versions are kept for those that fetch them, here or in shared memory, as there is room.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)
       p.published = 2 * weights;
     plan.processes.push_back(std::move(p));

@@ -66,6 +66,9 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
                                            device_.make, welcome.trains);
+    shared_folder_ = welcome.shared_memory;
+    const MutexLock lock(published_mu_);
+    published_ = roles_->host_weights();
     if (config_.observe.trace)
       trace_ = OpenWorkerTrace(config_, welcome, {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
@@ -80,7 +83,7 @@ void RolesWork::ForgetAll() {
   LeaveGroup();
   paced_.clear();
   const MutexLock lock(published_mu_);
-  published_.clear();
+  if (published_ != nullptr) published_->Forget();
 }
 
 RolesWork::Operation RolesWork::Begins(const char* name, std::string_view category) {
@@ -162,7 +165,7 @@ int64_t RolesWork::FreeBytes(Role next) {
     if (const auto free = device_.gpu->free_bytes()) return ProvenFreeOnGpu(*free, plan_, held);
   }
   const MutexLock lock(published_mu_);
-  for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
+  if (published_ != nullptr) held.further += published_->held_bytes();
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.
   const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
   return ProvenFree((MachineMemory() - shared_memory_) / sharing, plan_, held);
@@ -187,7 +190,7 @@ StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
     FinishCheckpoint();
     if (!Withdraw()) return Unavailable("a newcomer still reads the state that is here");
     auto digest = c.address.empty() ? roles_->LoadFromSharedMemory(c.v)
-                                    : roles_->LoadFromStream(c.v, c.address, credentials_);
+                                    : roles_->LoadFromStream(c.v, c.digest, c.address, credentials_);
     TP_ASSIGN_OR_RETURN(out.digest, std::move(digest));
     out.bytes = roles_->weight_bytes();
     if (pacer_) pacer_->Keep(start, pacer_->LoadWeights());
@@ -199,22 +202,19 @@ StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
 Status RolesWork::Publish(const down::Publish& c) {
   const auto operation = Begins("publish", observe::kWeightsSpan);
   if (config_.cluster.slots <= 1) return OkStatus();  // there is nobody to fetch them
-  if (config_.cluster.weight_transport != WeightTransport::kStream)
-    return roles_->PublishToSharedMemory(c.v, c.digest);
-  auto copy = roles_->SnapshotWeights();
-  const MutexLock lock(published_mu_);
-  published_[c.v] = {copy, c.digest};
-  while (published_.size() > 2) published_.erase(published_.begin());
-  return OkStatus();
+  return roles_->Publish(c.v, c.digest, config_.cluster.weight_transport != WeightTransport::kStream);
 }
 
 StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {
   if (wanted.step.valid()) return state_.Read(wanted.step);
-  const MutexLock lock(published_mu_);
-  const auto it = published_.find(wanted.version);
-  if (it == published_.end())
-    return NotFound("version " + ToString(wanted.version) + " is not published here");
-  return PublishedBytes{it->second.first, {std::as_bytes(std::span(*it->second.first))}, it->second.second};
+  std::shared_ptr<HostWeights> published;
+  {
+    const MutexLock lock(published_mu_);
+    published = published_;
+  }
+  if (published == nullptr) return NotFound("no weights are here yet");
+  // Who reads was told by the controller at the same time as whoever brings them here.
+  return published->Open(wanted.version, std::chrono::seconds(10));
 }
 
 // --- rollout

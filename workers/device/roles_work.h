@@ -50,6 +50,8 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] std::string OutOfMemory(const std::string& why) const;
   // What others may fetch. kNotFound: it is not here.
   StatusOr<PublishedBytes> Read(const WantedBytes& wanted);
+  // The run is over. The controller removes what is on its own host.
+  void RemoveSharedMemory() const { SharedBlock::RemoveAll(shared_folder_); }
   [[nodiscard]] std::chrono::milliseconds heartbeat() const {
     return std::chrono::milliseconds(heartbeat_ms_.load());
   }
@@ -124,13 +126,13 @@ class RolesWork : public DeviceWork {
   SlotId slot_;                // this incarnation's
   ProcessMemory plan_;         // of this slot
   int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
+  std::string shared_folder_;  // there
   SlotDevice device_;
   std::unique_ptr<DeviceRoles> roles_;
 
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
   Mutex published_mu_;
-  std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_
-      TP_GUARDED_BY(published_mu_);
+  std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_
 
   std::unique_ptr<comm::Collective> group_;  // of two ranks or more
   int64_t group_epoch_ = 0;

@@ -116,6 +116,6 @@ TP_FIELDS_BY(Shutdown, v("why", r.why, kWords);)
 
 TP_FIELDS(FromWorker, seq, ack, body)
 TP_FIELDS(ToWorker, seq, ack, body)
-TP_FIELDS(BatchRow, gid, trajectory, without_loss, reward, components)
+TP_FIELDS(BatchRow, gid, trajectory, same_prompt, without_loss, reward, components)
 
 }  // namespace tidepool::workers

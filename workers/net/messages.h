@@ -292,6 +292,7 @@ struct ToWorker {
 struct BatchRow {
   GroupId gid;
   sample::Trajectory trajectory;  // as its ENQ named it; an outline for all ranks but the one whose row it is
+  bool same_prompt = false;  // on the wire: its prompt is that of the row before it, and is not sent again
   std::vector<Version> without_loss;  // tokens of these versions are too old to be trained (on_stale: mask)
   double reward = 0;
   std::vector<double> components;  // scores of the reward functions in their order, or empty

@@ -220,7 +220,13 @@ StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& 
   FrameReader reader(SIZE_MAX);  // with routing a long row has any size
   for (v1::Frame frame; read(&frame); frame.Clear()) {
     TP_ASSIGN_OR_RETURN(auto more, reader.Take<BatchRow>(frame));
-    rows.insert(rows.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+    for (BatchRow& row : more) {
+      if (std::exchange(row.same_prompt, false)) {
+        if (rows.empty()) return InvalidArgument("the first row has the prompt of one before it");
+        row.trajectory.prompt = rows.back().trajectory.prompt;
+      }
+      rows.push_back(std::move(row));
+    }
   }
   if (reader.within()) return InvalidArgument("the rows end within a row");
   return rows;

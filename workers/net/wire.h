@@ -54,7 +54,7 @@ class FrameReader {
   std::string begun_;
 };
 
-// Reads rows until `read` is false. Errors of FrameReader.
+// Reads rows until `read` is false, and gives them the prompts that they share. Errors of FrameReader.
 StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read);
 
 // All of a frame, in order. kFailedPrecondition: it is of a build with other messages. kInvalidArgument: a

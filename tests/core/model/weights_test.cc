@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/weight_pieces.h"
+
 #include "tests/core/device/checked_device.h"
 #include "tests/core/model/reference.h"
 
@@ -50,6 +52,7 @@ TEST(WeightsTest, DigestSeesEveryByteAndPlace) {
   w->Initialize(3, 0.02);
   const uint64_t digest = w->Digest();
   EXPECT_EQ(digest, w->Digest());
+  EXPECT_EQ(digest, PiecesOf(w->bytes()).Digest());
   w->bytes()[1001] ^= std::byte{1};
   EXPECT_NE(digest, w->Digest());
   w->bytes()[1001] ^= std::byte{1};

@@ -186,12 +186,12 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
   EXPECT_EQ(roles_->loaded()->digest, digest);
 
   // Another worker publishes other bytes than it says.
-  ASSERT_EQ(roles_->PublishToSharedMemory({0, 1}, digest + 1), OkStatus());
+  ASSERT_EQ(roles_->Publish({0, 1}, digest + 1, /*shared=*/true), OkStatus());
   DeviceRoles engine(config_, dir_, Folder(), dir_ + "/offload/engine");
   EXPECT_EQ(engine.LoadFromSharedMemory({0, 1}).status().code(), StatusCode::kDataLoss);
   EXPECT_FALSE(engine.loaded());
   EXPECT_FALSE(engine.WeightsDigest().ok());
-  ASSERT_EQ(roles_->PublishToSharedMemory({0, 2}, digest), OkStatus());
+  ASSERT_EQ(roles_->Publish({0, 2}, digest, /*shared=*/true), OkStatus());
   ASSERT_TRUE(engine.LoadFromSharedMemory({0, 2}).ok());
   engine.UseVersion({0, 2});
   ASSERT_TRUE(engine.loaded());
@@ -213,7 +213,7 @@ TEST_F(DeviceRolesTest, ASlotThatOnlyGeneratesHoldsItsWeightsOnceAndDoesNotTrain
   ASSERT_EQ(roles_->InitState(), OkStatus());
   const uint64_t digest = *roles_->WeightsDigest();
   const auto publish = [&](int64_t version) {
-    ASSERT_EQ(roles_->PublishToSharedMemory({0, version}, digest), OkStatus());
+    ASSERT_EQ(roles_->Publish({0, version}, digest, /*shared=*/true), OkStatus());
   };
   publish(1);
   DeviceRoles engine(config_, dir_, Folder(), dir_ + "/offload/engine", MakeCpuDevice, /*trains=*/false);
@@ -457,7 +457,7 @@ TEST_F(DeviceRolesTest, AStateThatIsReplacedDoesNotReadWhatWasParked) {
 
   // Weights of others are the end of the state: what was parked with the old ones goes.
   const uint64_t weights = *roles_->WeightsDigest();
-  ASSERT_EQ(roles_->PublishToSharedMemory({0, 1}, weights), OkStatus());
+  ASSERT_EQ(roles_->Publish({0, 1}, weights, /*shared=*/true), OkStatus());
   ASSERT_EQ(roles_->Park(), OkStatus());
   ASSERT_TRUE(roles_->LoadFromSharedMemory({0, 1}).ok());
   EXPECT_FALSE(roles_->parked());

@@ -156,6 +156,9 @@ TEST(PeerNameTest, IsThatOfACallOverIpv6) {
   AddToken(&context, "token");
   auto reader = v1::Weights::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))
                     ->Fetch(&context, {});
+  v1::WeightsFrame frame;
+  while (reader->Read(&frame)) {
+  }
   EXPECT_EQ(FromGrpc(reader->Finish()), OkStatus());
   EXPECT_EQ(PeerName(context.peer()), "ipv6:" + address);
 }

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""What goes between hosts, measured on hosts that are network namespaces with links of a stated speed.
+
+    sudo tests/bench/hosts_bench.py --build build [--mbit 400] [--only weights,rows]
+
+weights   seconds from the publication of a version to the last host's having it, 1 and 4 hosts that generate (one slot each, or
+          --slots-per-host): a chain should take as long as one. Bytes that the trainer's host sent, over those of the weights.
+rows      bytes of a batch that leave the controller, 4 training slots on 2 hosts, over the bytes of the rows; and what rows of
+          different lengths save beside a rectangle of the longest.
+
+One JSON object a line. Needs root (`ip netns`, `tc`). Every link is TLS.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from provenance import commit, processor
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# About 100 million parameters, which generate little: what is measured is their way.
+MODEL = ["model.init.hidden_size=1024", "model.init.intermediate_size=4096", "model.init.layers=6", "model.init.heads=16", "model.init.kv_heads=4",
+         "model.init.head_size=64", "model.dtype=bfloat16"]
+
+
+def run(*command):
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+class Network:
+    """Hosts on a switch; each may send and receive so many Mbit/s."""
+
+    def __init__(self, hosts, mbit):
+        self.names = [f"tpbench{os.getpid()}-{i}" for i in range(hosts)]
+        self.switch = f"tpbench{os.getpid()}-s"
+        self.hosts = hosts
+        run("ip", "netns", "add", self.switch)
+        run("ip", "-n", self.switch, "link", "add", "sw", "type", "bridge")
+        run("ip", "-n", self.switch, "link", "set", "sw", "up")
+        for i, name in enumerate(self.names):
+            run("ip", "netns", "add", name)
+            run("ip", "link", "add", "wire", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.switch)
+            run("ip", "-n", self.switch, "link", "set", f"p{i}", "master", "sw", "up")
+            run("ip", "-n", name, "addr", "add", f"10.92.0.{i + 1}/24", "dev", "wire")
+            run("ip", "-n", name, "link", "set", "wire", "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            if mbit:
+                for where, device in ((name, "wire"), (self.switch, f"p{i}")):
+                    run("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms")
+
+    def command(self, host, command):
+        return ["nsenter", f"--net=/run/netns/{self.names[host]}", "unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *command]
+
+    def sent(self, host):
+        text = subprocess.run(["ip", "-n", self.names[host], "-s", "-j", "link", "show", "wire"], check=True, capture_output=True, text=True).stdout
+        return json.loads(text)[0]["stats64"]["tx"]["bytes"]
+
+    def close(self):
+        for name in [*self.names, self.switch]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class Job:
+    """A run whose controller is on host 0; `places`: the host of each slot."""
+
+    def __init__(self, network, build, folder, places, overrides):
+        self.dir, self.network, self.processes = folder, network, []
+        self.bin = ROOT / build / "bin"
+        self.start(0, [self.bin / "tidepool", "train", "configs/test/rl_split.yaml", "--run-dir", folder, "cluster.launch_workers=false", "cluster.bind=10.92.0.1",
+                       "cluster.weight_transport=stream", "cluster.trusted_fabric=true", f"cluster.slots={len(places)}", *overrides])
+        control = self.wait(lambda: (folder / "control.json").exists() and json.loads((folder / "control.json").read_text()), "control.json")
+        for place, host in enumerate([*places, 0]):
+            program, role = ([self.bin / "tidepool-worker", "run"], "device") if place < len(places) else ([self.bin / "tidepool", "reward-worker"], "reward")
+            self.start(host, [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
+                              folder / "security" / f"{role}.token", "--control-file", folder / "control.json"])
+
+    def start(self, host, command):
+        log = open(self.dir.with_suffix(f".{len(self.processes)}.log"), "w")
+        self.processes.append(subprocess.Popen(self.network.command(host, list(map(str, command))), cwd=ROOT, stdout=log, stderr=log))
+
+    def wait(self, what, name, seconds=300):
+        end = time.monotonic() + seconds
+        while not (found := what()):
+            if time.monotonic() > end or self.processes[0].poll() not in (None, 0):
+                sys.exit(f"{name} did not come; logs: {self.dir}.*.log\n" + self.dir.with_suffix(".0.log").read_text()[-2000:])
+            time.sleep(0.05)
+        return found
+
+    def finish(self):
+        if self.processes[0].wait(600) != 0:
+            sys.exit("the run failed:\n" + self.dir.with_suffix(".0.log").read_text()[-2000:])
+
+    def journal(self):
+        out = subprocess.run([self.bin / "tidepool", "journal", str(self.dir), "--json"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    def metrics(self):
+        rows = [json.loads(line) for line in (self.dir / "metrics.jsonl").read_text().splitlines()]
+        return [row.get("metrics", row) for row in rows]
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.wait(20)
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.machine, flags = processor()
+        self.sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
+
+    def emit(self, case, value, unit, ratio, goal, **config):
+        print(json.dumps({"bench": "hosts", "case": case, "value": value, "unit": unit, "ratio": ratio, "goal": goal, "machine": self.machine,
+                          "instruction_sets": self.sets, "commit": commit(), "config": {"mbit": self.args.mbit, "tls": True, **config}}), flush=True)
+
+    def job(self, hosts, places, overrides, read):
+        network = Network(hosts, self.args.mbit)
+        with tempfile.TemporaryDirectory(prefix="hosts_bench") as folder:
+            job = None
+            try:
+                job = Job(network, self.args.build, pathlib.Path(folder) / "run", places, overrides)
+                job.finish()
+                return read(job, network)
+            finally:
+                if job:
+                    job.close()
+                network.close()
+
+    def weights(self):
+        def read(job, network):
+            journal, seconds = job.journal(), []
+            published = {}
+            for r in journal:
+                at = r["mono_ns"] / 1e9 if "mono_ns" in r else r["time_s"]
+                if r["kind"] == "PUBLISH":
+                    published[str(r["v"])] = [at, at]
+                elif r["kind"] == "LOADED" and str(r["v"]) in published:
+                    published[str(r["v"])][1] = at
+            seconds = [to - at for at, to in published.values() if to > at]
+            return seconds, network.sent(0)
+
+        found = {}
+        for hosts in (1, 4):
+            places = [0] + [host + 1 for host in range(hosts) for _ in range(self.args.slots_per_host)]
+            found[hosts] = self.job(hosts + 1, places, [*MODEL, f"train.steps={self.args.steps}", "eval.every_steps=0", "eval.before_train=false",
+                                                        "eval.after_train=false", "scheduler.max_lag_versions=1", "checkpoint.every_steps=0"], read)
+        one, four = (statistics.median(found[n][0]) for n in (1, 4))
+        self.emit("publication to the last of 4 hosts, over 1", four, "s", four / one, 1.2, one_s=one, slots_per_host=self.args.slots_per_host,
+                  all_s={n: found[n][0] for n in found})
+        self.emit("bytes that the trainer's host sent with 4 hosts, over 1", found[4][1], "bytes", found[4][1] / found[1][1], 1.1)
+
+    def rows(self):
+        rows = self.job(3, [0, 0, 1, 1, 2], ["scheduler.actor_slots=4", "train.steps=6", "rollout.max_new_tokens=1500", "rollout.chunk_tokens=1500",
+                                             "model.init.max_position=2100", "data.length=[200, 256]", "train.micro_batch_tokens=8000", "train.groups_per_step=16"],
+                        lambda job, network: [r for r in job.metrics() if r.get("data_plane/bytes", 0) > 0])
+        sums = {key: sum(r["data_plane/" + key] for r in rows) for key in ("bytes", "batch_bytes", "padded_bytes_avoided")}
+        self.emit("bytes of batches that left the controller, 4 training slots", sums["bytes"], "bytes", sums["bytes"] / sums["batch_bytes"], 1.0,
+                  mean_response=statistics.mean(r["response_length/mean"] for r in rows), longest=max(r["response_length/max"] for r in rows))
+        self.emit("saved beside a padded rectangle", sums["padded_bytes_avoided"], "bytes", sums["padded_bytes_avoided"] / (sums["padded_bytes_avoided"] + sums["batch_bytes"]), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--mbit", type=int, default=400, help="of each host's link in each direction; 0: no limit")
+    parser.add_argument("--slots-per-host", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--only", default="weights,rows")
+    args = parser.parse_args()
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
+        sys.exit("hosts_bench: needs root, ip, tc and nsenter (iproute2, util-linux)")
+    for part in args.only.split(","):
+        {"weights": Bench(args).weights, "rows": Bench(args).rows}[part]()
+
+
+if __name__ == "__main__":
+    main()
