@@ -117,7 +117,7 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
   const auto tls = ClientSide(credentials.identity, Name(CallerRole::kDevice), &args);
   auto channel = grpc::CreateCustomChannel(address, tls, args);
   auto stub = v1::Weights::NewStub(channel);
-  grpc::ClientContext context;
+  grpc::ClientContext context;  // waits: the guard below cancels it when nothing comes
   AddToken(&context, credentials.token);
   v1::FetchWeightsRequest request;
   request.mutable_version()->set_lineage(wanted.version.lineage);
@@ -127,6 +127,7 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
   constexpr std::chrono::seconds kStalled{30};
   std::atomic<int64_t> reads{0};
   std::atomic<bool> stalled{false};
+  // waits: a stop ends its sleep, and cancelling ends the call
   std::jthread guard([&](const std::stop_token& stop) {
     Mutex mu;
     Condition end;

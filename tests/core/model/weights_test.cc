@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/base/weight_pieces.h"
-
 #include "tests/core/device/checked_device.h"
 #include "tests/core/model/reference.h"
 
