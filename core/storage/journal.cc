@@ -2,6 +2,7 @@
 
 #include "core/storage/journal.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/hash.h"
@@ -36,7 +37,12 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
-  TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisProcess()));
+  auto lock = fs.Lock(JoinPath(dir, "lock"), ThisProcess());
+  if (lock.ok()) {
+    writer->lock_ = *std::move(lock);
+  } else if (!options.take_over || lock.status().code() != StatusCode::kFailedPrecondition) {
+    return lock.status();
+  }
 
   JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
@@ -49,6 +55,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
                               " only; continue the run with the version of tidepool that began it (check, "
                               "report, samples, journal and export read it here)");
   }
+  TP_RETURN_IF_ERROR(writer->Claim(segments));
   if (!segments.empty()) {
     TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
   }
@@ -64,16 +71,49 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
   writer->run_id_ = run_id.empty() ? summary.run_id : run_id;
   if (writer->run_id_.empty()) return InvalidArgument(dir + ": a new journal needs a run id");
   writer->segment_ = summary.segments - 1;
-  writer->ctl_epoch_ = summary.ctl_epoch + 1;
   writer->next_ = summary.next;
   writer->hash_ = summary.tail_hash;
   TP_RETURN_IF_ERROR(writer->StartSegment());
   writer->durable_ = writer->next_;
+  TP_RETURN_IF_ERROR(writer->StillOurs());
   *summary_out = std::move(summary);
   return writer;
 }
 
 JournalWriter::~JournalWriter() = default;
+
+Status JournalWriter::Claim(const std::vector<int64_t>& segments) {
+  TP_ASSIGN_OR_RETURN(const auto claims, ListNumberedFiles(fs_, dir_, kClaimEnding));
+  int64_t newest = claims.empty() ? 0 : claims.back();
+  // A journal of an older program has none. The newest segment may be one that was never begun.
+  for (size_t i = segments.size(); i > 0 && i + 2 > segments.size(); --i) {
+    const std::string path = JoinPath(dir_, SegmentName(segments[i - 1]));
+    TP_ASSIGN_OR_RETURN(const auto file, fs_.OpenForRead(path));
+    TP_ASSIGN_OR_RETURN(const std::string begin, file->ReadAt(0, 1 << 16));
+    size_t length = 0;
+    if (const auto header = ParseHeader(begin, path, &length); header.ok())
+      newest = std::max<int64_t>(newest, header->ctl_epoch);
+  }
+  const std::string path = JoinPath(dir_, ClaimName(newest + 1));
+  const auto claim = [&]() -> Status {
+    TP_ASSIGN_OR_RETURN(auto file, fs_.CreateNew(path));
+    TP_RETURN_IF_ERROR(file->Append(ThisProcess() + "\n"));
+    TP_RETURN_IF_ERROR(file->Sync());
+    return fs_.SyncDir(dir_);
+  };
+  TP_RETURN_IF_ERROR(claim());
+  ctl_epoch_ = static_cast<uint32_t>(newest + 1);
+  for (const int64_t old : claims) TP_RETURN_IF_ERROR(fs_.RemoveFile(JoinPath(dir_, ClaimName(old))));
+  return OkStatus();
+}
+
+Status JournalWriter::StillOurs() {
+  const int64_t epoch = ctl_epoch_;
+  if (fs_.Exists(JoinPath(dir_, ClaimName(epoch))) && !fs_.Exists(JoinPath(dir_, ClaimName(epoch + 1))))
+    return OkStatus();
+  return Broken(Aborted(dir_ + ": another controller has claimed it since this one (ctl_epoch " +
+                        std::to_string(epoch) + ") did"));
+}
 
 std::string JournalWriter::current_file() const { return JoinPath(dir_, SegmentName(segment_)); }
 
@@ -160,7 +200,7 @@ Status JournalWriter::Flush() {
   }
   buffer_.clear();
   records_.clear();
-  return OkStatus();
+  return StillOurs();
 }
 
 Status JournalWriter::Sync() {
@@ -168,6 +208,7 @@ Status JournalWriter::Sync() {
   if (durable_ == next_) return OkStatus();
   // After a failed fdatasync the kernel may have dropped the bytes; trying again would prove nothing.
   if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
+  TP_RETURN_IF_ERROR(StillOurs());
   durable_ = next_;
   after_sync_ = true;
   return OkStatus();

@@ -105,13 +105,21 @@ struct JournalOptions {
   int64_t reserve_bytes =
       int64_t{1} << 20;       // kept reserved ahead of the end, so that a full disk is seen early
   int64_t begun_unix_ms = 0;  // the time of day at which mono_ns is 0; 0: it has none
+  bool take_over = false;     // although somebody has the lock
 };
 
+// One process writes a journal. A lock keeps others out, but a lock is no proof: file systems of several
+// hosts may not have it, and who holds it may be frozen, or on a host that nobody reaches. So who begins to
+// write claims the next ctl_epoch by making a file that must not be there (journal/0003.epoch), before it
+// reads what is there. A writer looks after every write whether its claim still is the newest. If not, what
+// it wrote last is not acknowledged, and readers leave out what stands in a segment behind the place where a
+// later epoch goes on.
+//
 // Not thread-safe: one thread owns it.
 class JournalWriter {
  public:
-  // Takes the lock, reads and checks what is there, cuts a torn tail, raises ctl_epoch and starts a segment,
-  // durable on return. Makes `dir` if need be. `run_id` empty: the one of the journal that is there.
+  // Takes the lock, claims the next ctl_epoch, reads and checks what is there, cuts a torn tail and starts a
+  // segment, durable on return. Makes `dir` if need be. `run_id` empty: the one of the journal that is there.
   //   kFailedPrecondition  another controller has it open (its pid is named), another run, or a schema
   //                        that this program does not write
   //   kDataLoss            corrupt; nothing was changed
@@ -134,7 +142,8 @@ class JournalWriter {
   Lsn Append(const JournalRecord& record, uint64_t mono_ns);
   // Hands the buffer to the operating system: safe from the death of this process, not from a power cut.
   // kResourceExhausted (disk full): the buffer is kept and the file is as before, so it may be
-  // called again once there is space. Any other error is final: all later calls return it.
+  // called again once there is space. Any other error is final: all later calls return it. kAborted: another
+  // process has claimed the journal.
   Status Flush();
   // Flush, then waits until everything appended so far is durable. Errors as Flush.
   Status Sync();
@@ -157,6 +166,8 @@ class JournalWriter {
  private:
   JournalWriter(FileSystem& fs, std::string dir, JournalOptions options)
       : fs_(fs), dir_(std::move(dir)), options_(options) {}
+  Status Claim(const std::vector<int64_t>& segments);
+  Status StillOurs();
   Status StartSegment();
   Status WriteBuffer();
   Status Broken(Status status);

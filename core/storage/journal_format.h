@@ -34,6 +34,9 @@ std::string NumberedFileName(int64_t number, std::string_view ending);
 StatusOr<std::vector<int64_t>> ListNumberedFiles(FileSystem& fs, const std::string& dir,
                                                  std::string_view ending);
 inline constexpr std::string_view kSegmentEnding = ".tpj";
+// Claims of the journal, by ctl_epoch; the newest is there alone.
+inline constexpr std::string_view kClaimEnding = ".epoch";
+inline std::string ClaimName(int64_t epoch) { return NumberedFileName(epoch, kClaimEnding); }
 inline std::string SegmentName(int64_t segment) { return NumberedFileName(segment, kSegmentEnding); }
 
 std::string EncodeHeader(const SegmentHeader& header);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "core/base/hash.h"
 #include "core/base/little_endian.h"
@@ -48,6 +49,18 @@ bool DurableRecordFollows(std::string_view bytes, Lsn least, bool any_record) {
     if (!ValidFrame(rest, &why).empty()) return true;
   }
   return false;
+}
+
+// Where a later epoch goes on; none: `next` is of the same writer, or is not begun. What stands behind that
+// place was written by a process that did not know yet that another had claimed the journal.
+std::optional<Lsn> TakenOverAt(FileSystem& fs, const std::string& next, uint32_t ctl_epoch) {
+  const auto file = fs.OpenForRead(next);
+  if (!file.ok()) return std::nullopt;
+  const auto begin = (*file)->ReadAt(0, 1 << 16);
+  if (!begin.ok()) return std::nullopt;
+  size_t length = 0;
+  const auto header = ParseHeader(*begin, next, &length);
+  return header.ok() && header->ctl_epoch > ctl_epoch ? std::optional(header->first) : std::nullopt;
 }
 
 }  // namespace
@@ -211,7 +224,10 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
     summary.ctl_epoch = header->ctl_epoch;
     summary.schema = std::min(summary.schema, header->schema);
     hash = Hash64(std::string_view(bytes).substr(0, offset));
-    while (offset < bytes.size()) {
+    const std::optional<Lsn> end =
+        last ? std::nullopt
+             : TakenOverAt(fs, JoinPath(dir, SegmentName(segments[index + 1])), header->ctl_epoch);
+    while (offset < bytes.size() && end != summary.next) {
       const std::string_view rest = std::string_view(bytes).substr(offset);
       const char* why = nullptr;
       const std::string_view frame = ValidFrame(rest, &why);
@@ -303,8 +319,10 @@ Status JournalTail::Poll(const std::function<Status(JournalEntry&&)>& take) {
       if (segment_ == 0) begin_ = rest.substr(0, length);
       rest.remove_prefix(length);
     }
+    const std::optional<Lsn> end =
+        next_exists ? TakenOverAt(fs_, JoinPath(dir_, SegmentName(segment_ + 1)), ctl_epoch_) : std::nullopt;
     const char* why = nullptr;
-    while (!rest.empty()) {
+    while (!rest.empty() && !(end && next_ >= *end)) {
       const std::string_view frame = ValidFrame(rest, &why);
       if (frame.empty()) break;
       if (FrameLsn(frame) != next_ || FrameEpoch(frame) != ctl_epoch_) {
@@ -323,7 +341,8 @@ Status JournalTail::Poll(const std::function<Status(JournalEntry&&)>& take) {
     // Half a record is being written, or was left by a machine that went down; but not where more follows.
     if (!next_exists && !DurableRecordFollows(rest, Lsn{next_.value + 1}, /*any_record=*/false))
       return OkStatus();
-    if (!rest.empty()) return DataLoss(At(path, static_cast<size_t>(offset_), next_) + why + kCorruptAdvice);
+    if (!rest.empty() && !end)
+      return DataLoss(At(path, static_cast<size_t>(offset_), next_) + why + kCorruptAdvice);
     ++segment_;
     offset_ = 0;
   }

@@ -185,6 +185,56 @@ class HostsTest(RunTest):
                 self.assertIn("device-1: process", err)
                 self.assertIn("started again", err)
 
+    def take_over(self, run, stop, *flags):
+        """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
+        host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
+        first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
+                                "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=2000", "checkpoint.every_steps=1000",
+                                "cluster.reattach_grace_s=20"])
+        self.wait_step(7, first, run=run)
+        since = time.monotonic()
+        stop(first)
+        ip("-n", NAMES[0], "link", "set", "wire", "down")
+        known = len(self.journal(run))
+        second = self.launch(1, [TIDEPOOL, "train", str(self.path(run=run)), "--resume", *flags, f"train.steps={max(self.digests(run)) + 20}",
+                                 "cluster.bind=" + ADDRESSES[1]])
+        self.wait_for(lambda: any(r["kind"] in ("START", "STEP_BEGIN") for r in self.journal(run)[known:]), 60, "a decision", second)
+        self.assertLess(time.monotonic() - since, 10)
+        return host, first, second
+
+    def taken_over(self, run, host, second):
+        self.finish(second)
+        self.assert_checked(run)
+        records = self.journal(run)
+        self.assertEqual(sum(r["kind"] == "JOIN" for r in records), 3, "the workers went on with what they had")
+        self.assertFalse([r for r in records if r["kind"] in ("FAULT", "RESTORE")])
+        steps = [r["step"] for r in records if r["kind"] == "STEP_COMMIT"]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)), "no step was made twice")
+        host.communicate(timeout=30)
+        self.assertEqual(host.returncode, 0)
+
+    def test_another_host_takes_over_when_that_of_the_controller_is_lost(self):
+        host, first, second = self.take_over("lost", lambda process: process.kill())
+        first.communicate(timeout=20)
+        self.taken_over("lost", host, second)
+
+    def test_a_frozen_controller_is_taken_over_and_writes_nothing_when_it_wakes(self):
+        refused = []
+
+        def freeze(process):
+            process.send_signal(signal.SIGSTOP)
+            refused.append(subprocess.run([TIDEPOOL, "train", str(self.path(run="frozen")), "--resume"], cwd=ROOT, capture_output=True, text=True, timeout=60))
+
+        host, first, second = self.take_over("frozen", freeze, "--take-over")
+        self.assertEqual(refused[0].returncode, 2)
+        self.assertIn("--take-over", refused[0].stderr)
+        first.send_signal(signal.SIGCONT)
+        out, err = first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 3, err)
+        self.assertRegex(out + err, "has taken over this run|another controller has claimed it")
+        self.assertTrue(self.path("control.json", run="frozen").exists() or second.poll() is not None)
+        self.taken_over("frozen", host, second)
+
     def test_a_run_that_is_stopped_in_order_and_resumed_at_once_has_its_workers_again(self):
         config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "train.steps=2000"]
         host = self.launch(0, [TIDEPOOL, "host", str(self.path()), "--slots", "2"])

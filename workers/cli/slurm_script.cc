@@ -44,7 +44,7 @@ std::string SlurmScript(const SlurmJob& job) {
          "for try in 1 2 3 4 5; do\n"
          "  [ \"$told\" = 0 ] || break\n"
          "  if [ -e \"$run/config.yaml\" ]; then\n"
-         "    \"$tidepool\" train \"$run\" --resume \"${train[@]}\" &\n"
+         "    \"$tidepool\" train \"$run\" --resume --take-over \"${train[@]}\" &\n"
          "  else\n"
       << "    \"$tidepool\" train " << ShellWord(job.config)
       << " --run-dir \"$run\" \"${train[@]}\" &\n"

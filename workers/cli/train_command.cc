@@ -42,7 +42,7 @@ struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::vector<std::string> typed;  // the overrides as they were given
-  bool resume = false, fresh = false, dry_run = false;
+  bool resume = false, take_over = false, fresh = false, dry_run = false;
   std::string run_dir, run_name;
 };
 
@@ -64,6 +64,9 @@ constexpr const char* kNeedsConfig = "its config.yaml is needed to go on";
 // The run that `config` of the command line means, if it means one: a run directory, its config.yaml, or,
 // with --resume, the name of a run. Empty: a config.
 StatusOr<std::string> RunMeant(const TrainOptions& options) {
+  if (options.take_over && !options.resume)
+    return InvalidArgument(
+        "--take-over: goes on with a run that another controller holds; give --resume too");
   const fs::path path = options.config;
   std::error_code error;
   if (fs::is_directory(path, error)) {
@@ -229,6 +232,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.run_dir = options.run_dir;
   request.self_path = context.self_path;
   request.resume = options.resume;
+  request.take_over = options.take_over;
   request.fresh = options.fresh;
   request.start_over = StartOver(options);
   request.go_on = ResumeHint;
@@ -294,6 +298,10 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
                    "YAML file of the job; with --resume also a run's folder or name")
       ->required();
   command->add_option("overrides", options->overrides, "a.b=c, last wins");
+  command->add_flag(
+      "--take-over", options->take_over,
+      "With --resume: although another controller holds the run. For one that is frozen, or whose host "
+      "cannot be reached: it can write nothing any more from then on");
   command->add_flag("--resume", options->resume,
                     "Go on with a run: the folder that is named, or of a name (a config has one) the newest "
                     "run under runs/ that is not finished, else the newest. By its own config, or by the "

@@ -102,6 +102,12 @@ void ControllerProcess::OnArrived(Attachments::Arrived& e) {
   places_->Arrived(e, PlaceName(e.place));
 }
 
+// Nothing that the other one has is touched from now on.
+void ControllerProcess::TakenOver(const std::string& why) {
+  superseded_ = true;
+  Do(cmd::Finish{3, why});
+}
+
 // --- the wire
 
 void ControllerProcess::OnAttachment(Attachments::Event& event) {
@@ -112,9 +118,7 @@ void ControllerProcess::OnAttachment(Attachments::Event& event) {
                  places_->Lost(e);
                },
                [&](Attachments::Superseded& e) {
-                 superseded_ = true;
-                 Do(cmd::Finish{
-                     3, "controller epoch " + std::to_string(e.ctl_epoch) + " has taken over this run"});
+                 TakenOver("controller epoch " + std::to_string(e.ctl_epoch) + " has taken over this run");
                }},
       event);
 }

@@ -172,7 +172,17 @@ class Job {
     std::error_code error;  // a folder that cannot be read is reported by who writes to it
     bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config(), error);
     if (goes_on) {
-      TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
+      auto lock = storage::LockRun(fs_, dir);
+      const bool held = lock.status().code() == StatusCode::kFailedPrecondition;
+      if (held && request_.take_over) {
+        Say("takes the run over: " + dir +
+            " is held by another controller, which can write nothing from now on");
+      } else if (held && request_.resume) {
+        return FailedPrecondition(lock.status().message() +
+                                  "; if it is frozen, or its host cannot be reached, add --take-over");
+      } else {
+        TP_ASSIGN_OR_RETURN(lock_, std::move(lock));
+      }
       TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
       last_step_ = std::max<int64_t>(state.last_step.value, 0);
       if (!request_.fresh && state.Finished(config.train.steps, config.eval.stop_at_accuracy)) {
@@ -402,6 +412,7 @@ class Job {
     run.model_dir = fs::absolute(model_dir).string();
     run.self_path = request_.self_path;
     run.worker_path = worker_path_;
+    run.take_over = request_.take_over;
     run.stop_signals = request_.stop_signals;
     run.say = [this](const std::string& line) { Say(line); };
     run.accepted = [this] { return WriteConfigs(); };

@@ -17,7 +17,9 @@ struct JobRequest {
   // What to type to go on with the run in this folder.
   std::function<std::string(const std::string& run_dir)> go_on = {};
   bool resume = false;
-  bool fresh = false;                                  // start over even if the directory holds a run
+  bool take_over =
+      false;           // with resume: although a controller holds the run, which is frozen or out of reach
+  bool fresh = false;  // start over even if the directory holds a run
   std::string start_over = "start over with --fresh";  // how, for messages
   const StopSignals* stop_signals = nullptr;
   std::function<void(const std::string& phase, const observe::StatusFile&)> on_progress;

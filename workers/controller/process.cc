@@ -65,8 +65,10 @@ Status ControllerProcess::Open() {
     if (without.count > 0) Warn(WarningOf(without), "data");
   }
   begun_ = Begun();
-  StorageOptions storage{
-      .run_dir = request_.run_dir, .run_id = request_.run_id, .begun_unix_ms = begun_.count()};
+  StorageOptions storage{.run_dir = request_.run_dir,
+                         .run_id = request_.run_id,
+                         .begun_unix_ms = begun_.count(),
+                         .take_over = request_.take_over};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   if (config_.model.is_policy()) {
@@ -426,6 +428,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
+                        if (failed.taken_over) return TakenOver(failed.why);
                         EndForStorage(failed.why, failed.journal);
                       }},
              done);

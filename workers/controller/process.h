@@ -33,6 +33,7 @@ struct RunRequest {
   std::string model_dir;                                        // Hugging Face folder of the start
   std::string self_path;                                        // program for reward workers (this one)
   std::string worker_path;                                      // program for device workers
+  bool take_over = false;                                       // JobRequest
   std::function<void(const observe::StatusFile&)> on_progress;  // a few times a second
   std::function<void(const std::string&)> say;                  // a line for people
   std::function<Status()> accepted;  // nothing is refused any more; an error is still one of the start

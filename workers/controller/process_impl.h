@@ -234,7 +234,8 @@ class ControllerProcess {
   bool finished_ = false;
   bool storage_failing_ = false;  // the scheduler was told, and the journal takes its last records
   bool storage_failed_ = false;   // the journal takes no more
-  bool superseded_ = false;       // another controller has this run
+  void TakenOver(const std::string& why);
+  bool superseded_ = false;  // another controller has this run
   static constexpr double kOneStop_s = 0.2;
   int stop_seen_ = 0, stops_told_ = 0;  // told apart; of the count of signals
   TimePoint stopped_at_;

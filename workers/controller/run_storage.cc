@@ -67,7 +67,8 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
       if (failed) return;
       failed = true;
     }
-    done(StorageFailed{"journal: " + status.message(), /*journal=*/true});
+    done(StorageFailed{"journal: " + status.message(), /*journal=*/true,
+                       /*taken_over=*/status.code() == StatusCode::kAborted});
   }
   // No sample is reported as stored from here on; the journal still takes the records of an end.
   void FailStores(const std::string& why) TP_EXCLUDES(mu) {
@@ -176,14 +177,15 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.options = options;
   state.done = std::move(done);
   int64_t newest_payload_file = -1;
-  TP_ASSIGN_OR_RETURN(state.journal,
-                      storage::JournalWriter::Open(
-                          *state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
-                          {.begun_unix_ms = options.begun_unix_ms}, earlier, [&](JournalEntry&& entry) {
-                            if (const auto* enq = std::get_if<record::Enq>(&entry.record))
-                              newest_payload_file = std::max(newest_payload_file, enq->payload_file);
-                            return take(entry);
-                          }));
+  TP_ASSIGN_OR_RETURN(
+      state.journal,
+      storage::JournalWriter::Open(*state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
+                                   {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over},
+                                   earlier, [&](JournalEntry&& entry) {
+                                     if (const auto* enq = std::get_if<record::Enq>(&entry.record))
+                                       newest_payload_file = std::max(newest_payload_file, enq->payload_file);
+                                     return take(entry);
+                                   }));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));

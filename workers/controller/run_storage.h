@@ -33,6 +33,7 @@ struct StorageOptions {
   std::string run_dir, run_id;
   bool ends_with_the_machine = false;
   int64_t begun_unix_ms = 0;  // when the clock of the records began
+  bool take_over = false;     // JournalOptions
 };
 
 // What became of what was handed over.
@@ -51,7 +52,8 @@ struct PayloadStored {
 // told there, unless `journal`.
 struct StorageFailed {
   std::string why;
-  bool journal = false;  // that too: nothing more is written
+  bool journal = false;     // that too: nothing more is written
+  bool taken_over = false;  // by another controller
 };
 using StorageDone = std::variant<BatchStored, PayloadStored, StorageFailed>;
 

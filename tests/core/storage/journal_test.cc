@@ -444,6 +444,45 @@ StatusOr<std::vector<JournalEntry>> Polled(JournalTail& tail) {
   return entries;
 }
 
+// A controller that froze with the lock, and another that does not wait for it.
+TEST(JournalTest, AWriterThatWasTakenOverAcknowledgesNothingAndNothingOfItIsRead) {
+  MemoryFileSystem fs;
+  auto frozen = MustOpen(fs);
+  JournalTail tail(fs, kDir, Lsn{0});
+  const auto append = [](JournalWriter& w, int64_t ordinal) {
+    w.Append(record::Dup{.tid = {ordinal, 0, 0}}, 0);
+  };
+  for (int64_t i = 0; i < 3; ++i) append(*frozen, i);
+  ASSERT_TRUE(frozen->Sync().ok());
+  EXPECT_EQ(Polled(tail)->size(), 3U);
+  append(*frozen, 90);  // it was about to write this
+
+  auto next = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true});
+  ASSERT_TRUE(next.ok()) << next.status().ToString();
+  EXPECT_EQ((*next)->ctl_epoch(), 2U);
+  append(**next, 3);
+  ASSERT_TRUE((*next)->Flush().ok());
+  EXPECT_EQ(frozen->Flush().code(), StatusCode::kAborted) << "on the disk, and too late";
+  EXPECT_EQ(frozen->Sync().code(), StatusCode::kAborted);
+  append(**next, 4);
+  ASSERT_TRUE((*next)->Sync().ok());
+
+  const auto ordinals = [](const std::vector<JournalEntry>& entries) {
+    std::vector<int64_t> out;
+    for (const JournalEntry& e : entries) out.push_back(std::get<record::Dup>(e.record).tid.ordinal);
+    return out;
+  };
+  EXPECT_EQ(ordinals(MustRead(fs).entries), (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(ordinals(*Polled(tail)), (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(frozen->Close().code(), StatusCode::kAborted);
+  EXPECT_EQ(ordinals(MustRead(fs).entries), (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  // Two that begin at once: one has the epoch.
+  ASSERT_TRUE(JournalWriter::Open(fs, kDir, "run-1", {.take_over = true}).ok());
+  EXPECT_EQ((*next)->Flush().ok(), true) << "it has nothing to write";
+  append(**next, 5);
+  EXPECT_EQ((*next)->Flush().code(), StatusCode::kAborted);
+}
+
 TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   MemoryFileSystem fs;
   JournalTail tail(fs, kDir, Lsn{2});
