@@ -1,5 +1,5 @@
 """Tidepool from a wheel: starts its programs. The messages of its wire are in reward_pb2, vector_pb2 and control_pb2
-(types in .pyi, services in *_pb2_grpc); they need protobuf and grpcio, which `pip install tidepool-*.whl[python]` brings."""
+(types in .pyi, services in *_pb2_grpc); they need protobuf and grpcio, which `pip install FILE.whl[python]` brings."""
 
 import importlib.util
 import os
