@@ -274,6 +274,21 @@ class HostTest(RunTest):
         self.assert_done(left, 3)
         self.assertIn("no controller gave a sign of life for 2 s", left.stderr)
 
+    def test_certificates_of_somebody_else_are_refused_where_they_are_not_whole(self):
+        made = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", run="made")
+        self.assert_done(made)
+        given = self.dir / "given"
+        shutil.copytree(self.path("security", run="made"), given)
+        os.chmod(given / "device.key", 0o444)  # a volume's files belong to others
+        taken = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="taken")
+        self.assert_done(taken)
+        self.assertEqual((given / "device.key").read_text(), self.path("security", "device.key", run="taken").read_text())
+        shutil.copy(given / "reward.crt", given / "device.crt")
+        wrong = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="wrong")
+        self.assert_done(wrong, 2)
+        self.assertIn("device.crt and device.key have to be there, to belong together", wrong.stderr)
+
+
 class AddressTest(RunTest):
     def test_an_address_of_another_host_is_named(self):
         result = self.train("configs/test/rl_split.yaml", "cluster.bind=192.0.2.1", "cluster.weight_transport=stream")
