@@ -127,6 +127,14 @@ def main():
         if seconds > QUICKSTART_AT_MOST_S:
             sys.exit(f"FAIL the quickstart took {seconds:.0f} s, more than {QUICKSTART_AT_MOST_S}")
 
+        without_cuda = " ".join("/shared/" + next(wheels.glob(f"{name}-*.whl")).name for name in ("torch", "nvidia_cuda_runtime", "nvidia_cuda_cupti"))
+        timed("pip install --no-deps", root.command("rm -r /venv && python3 -m venv /venv && /venv/bin/pip install --quiet --no-index --no-deps "
+                                                    f"/shared/tidepool-*.whl {without_cuda}"), 1200)
+        used = subprocess.run(["du", "-sm", root.dir / "venv"], text=True, capture_output=True, timeout=120).stdout.split()[0]
+        print(f"installed: {used} MB")
+        timed("a run without CUDA's libraries", root.command("cd /tmp && /venv/bin/tidepool train /venv/share/tidepool/configs/test/rl_colocated.yaml "
+                                                             "--run-dir small train.steps=2"), 300)
+
         bare = Root(make_root_archive(False), shared)
         roots.append(bare)
         timed("archive", bare.command("cd /opt && tar -xf /shared/tidepool-*.tar.gz && mv tidepool-* t && cd /tmp && ! command -v python3 && "

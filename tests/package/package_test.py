@@ -61,6 +61,10 @@ class PackageTest(unittest.TestCase):
         pinned = re.search(r"^torch_version=(\S+)", (ROOT / "scripts/setup").read_text(), re.M)[1]
         if "TIDEPOOL_LIBTORCH" not in os.environ:
             self.assertIn(f"Requires-Dist: torch=={pinned}\n", metadata)
+        # The line of the documentation for machines without a GPU.
+        setup = (ROOT / "scripts/setup").read_text()
+        pins = [re.search(rf"^{name}_version=(\S+)", setup, re.M)[1] for name in ("torch", "cuda_runtime", "cuda_cupti")]
+        self.assertIn("torch=={} nvidia-cuda-runtime=={} nvidia-cuda-cupti=={}`".format(*pins), (ROOT / "docs/operating.md").read_text())
         # Libraries beside the programs, and some of those within them.
         for library in ("libyaml-cpp.so.0.7", "libpcre2-8.so.0", "libgrpc.a", "libprotobuf.a", "headers"):
             self.assertIn(library, licences)

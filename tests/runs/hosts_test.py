@@ -267,6 +267,12 @@ class HostTest(RunTest):
         many = self.command("host", str(self.path()), "--slots", "2", "--index", "1")
         self.assert_done(many, 2)
         self.assertIn("is work for 1 hosts", many.stderr)
+        # The number comes from whoever started it, in this order.
+        names = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+        for i in range(len(names)):
+            numbered = self.command("host", str(self.path()), env={name: str(7 + k) for k, name in enumerate(names) if k >= i})
+            self.assert_done(numbered, 2)
+            self.assertIn(f"--index is {7 + i}", numbered.stderr)
         # A controller that was killed leaves its file.
         run.kill()
         run.communicate()
@@ -283,7 +289,9 @@ class HostTest(RunTest):
         taken = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="taken")
         self.assert_done(taken)
         self.assertEqual((given / "device.key").read_text(), self.path("security", "device.key", run="taken").read_text())
-        shutil.copy(given / "reward.crt", given / "device.crt")
+        for end in ("crt", "key"):  # a certificate and its key, and those of another role
+            shutil.copy(self.path("security", f"reward.{end}", run="made"), self.dir / f"reward.{end}")
+            os.replace(self.dir / f"reward.{end}", given / f"device.{end}")
         wrong = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="wrong")
         self.assert_done(wrong, 2)
         self.assertIn("device.crt and device.key have to be there, to belong together", wrong.stderr)
