@@ -7,7 +7,8 @@
     build/bin/tidepool train configs/quickstart.yaml \
         'reward.functions=[{name: closeness, endpoint: "127.0.0.1:7001"}]'
 
-It needs proto/reward.proto: leave it in this folder, or copy reward.proto beside it.
+It needs proto/reward.proto: leave it in this folder, or copy reward.proto beside it. Where Tidepool's wheel is
+installed it needs neither that nor grpcio-tools.
 
 Replace closeness() by a function of your own. The number that it returns is a judgement, 0 included. Raise
 BadRow for a row that cannot be graded at all: it is dropped and counted as `data_invalid`, never trained.
@@ -48,8 +49,13 @@ def closeness(request) -> float:
 
 
 def load_proto():
-    """The generated modules of proto/reward.proto, made in a temporary folder."""
-    from grpc_tools import protoc
+    """The generated modules of proto/reward.proto: of Tidepool's wheel, or made in a temporary folder."""
+    try:
+        from tidepool import reward_pb2, reward_pb2_grpc
+
+        return reward_pb2, reward_pb2_grpc
+    except ImportError:
+        from grpc_tools import protoc
 
     here = os.path.dirname(os.path.abspath(__file__))
     places = [here, os.path.join(here, "..", "proto")]

@@ -317,12 +317,35 @@ class HostTest(RunTest):
         many = self.command("host", str(self.path()), "--slots", "2", "--index", "1")
         self.assert_done(many, 2)
         self.assertIn("is work for 1 hosts", many.stderr)
+        # The number comes from whoever started it, in this order.
+        names = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+        for i in range(len(names)):
+            numbered = self.command("host", str(self.path()), env={name: str(7 + k) for k, name in enumerate(names) if k >= i})
+            self.assert_done(numbered, 2)
+            self.assertIn(f"--index is {7 + i}", numbered.stderr)
         # A controller that was killed leaves its file.
         run.kill()
         run.communicate()
         left = self.command("host", str(self.path()), "--slots", "2", "--patience", "2", timeout=60)
         self.assert_done(left, 3)
         self.assertIn("no controller gave a sign of life for 2 s", left.stderr)
+
+    def test_certificates_of_somebody_else_are_refused_where_they_are_not_whole(self):
+        made = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", run="made")
+        self.assert_done(made)
+        given = self.dir / "given"
+        shutil.copytree(self.path("security", run="made"), given)
+        os.chmod(given / "device.key", 0o444)  # a volume's files belong to others
+        taken = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="taken")
+        self.assert_done(taken)
+        self.assertEqual((given / "device.key").read_text(), self.path("security", "device.key", run="taken").read_text())
+        for end in ("crt", "key"):  # a certificate and its key, and those of another role
+            shutil.copy(self.path("security", f"reward.{end}", run="made"), self.dir / f"reward.{end}")
+            os.replace(self.dir / f"reward.{end}", given / f"device.{end}")
+        wrong = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="wrong")
+        self.assert_done(wrong, 2)
+        self.assertIn("device.crt and device.key have to be there, to belong together", wrong.stderr)
+
 
 class AddressTest(RunTest):
     def test_an_address_of_another_host_is_named(self):

@@ -1,6 +1,8 @@
-// `tidepool host` and `tidepool slurm`.
+// `tidepool host`, `tidepool slurm` and `tidepool k8s`.
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -13,9 +15,11 @@
 #include "core/config/load.h"
 #include "core/config/training_slots.h"
 #include "workers/cli/command.h"
+#include "workers/cli/job_set.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/slurm_script.h"
 #include "workers/controller/host.h"
+#include "workers/net/certificates.h"
 
 namespace tidepool::workers {
 namespace {
@@ -67,24 +71,33 @@ Status CheckPlain(const std::string& what, const std::string& text) {
                          "'; a batch script takes none with spaces, quotes, \\, % or #");
 }
 
+// All that the run will be started with, so that what it would refuse is refused here. of_hosts: what a run
+// over hosts needs over the user's overrides.
+StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
+                                            const std::vector<std::string>& overrides, int64_t slots,
+                                            std::vector<std::string>& of_hosts) {
+  of_hosts.insert(of_hosts.end(), {"cluster.slots=" + std::to_string(slots), "cluster.launch_workers=false",
+                                   "cluster.bind=0.0.0.0", "cluster.weight_transport=stream"});
+  std::vector<std::string> all = overrides;
+  all.insert(all.end(), of_hosts.begin(), of_hosts.end());
+  all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(path, all));
+  if (!config::OneSlotTrains(loaded.config)) {
+    of_hosts.emplace_back("cluster.trusted_fabric=true");
+    std::fprintf(stderr,
+                 "note: several slots train, and what they sum is not encrypted: what is printed says "
+                 "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
+  }
+  return loaded;
+}
+
 Status Slurm(CommandContext& context, SlurmOptions o) {
   SlurmJob& job = o.job;
   job.program = context.self_path;
   job.config = fs::absolute(job.config).lexically_normal().string();
-  // All that the run will be started with, so that what it would refuse is refused here.
-  job.of_hosts = {"cluster.slots=" + std::to_string(job.nodes * job.slots_per_node),
-                  "cluster.launch_workers=false", "cluster.bind=0.0.0.0", "cluster.weight_transport=stream"};
-  std::vector<std::string> all = job.overrides;
-  all.insert(all.end(), job.of_hosts.begin(), job.of_hosts.end());
-  all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(job.config, all));
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded,
+                      LoadForHosts(job.config, job.overrides, job.nodes * job.slots_per_node, job.of_hosts));
   const JobConfig& config = loaded.config;
-  if (!config::OneSlotTrains(config)) {
-    job.of_hosts.emplace_back("cluster.trusted_fabric=true");
-    std::fprintf(stderr,
-                 "note: several slots train, and what they sum is not encrypted: the script says "
-                 "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
-  }
   if (job.run_dir.empty()) job.run_dir = "runs/" + config.name;
   job.run_dir = fs::absolute(job.run_dir).lexically_normal().string();
   if (job.name.empty()) job.name = config.name;
@@ -107,6 +120,79 @@ Status Slurm(CommandContext& context, SlurmOptions o) {
                      "); the script is " + file);
 }
 
+struct K8sOptions {
+  PodJob job;
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string certificates = "run";
+};
+
+// The files of a config and of what it names, by their paths from the folder that they have in common.
+Status AddFiles(const config::LoadedConfig& loaded, PodJob& job) {
+  std::vector<std::string> files = loaded.files;
+  if (const auto& init = loaded.config.model.init; init && !init->warm_start.empty()) {
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, config::LoadWarmStart(loaded.config));
+    files.insert(files.end(), warm.files.begin(), warm.files.end());
+  }
+  fs::path common;
+  for (std::string& file : files) {
+    std::error_code error;  // a path that cannot be resolved stays as it is, and is refused below
+    if (const fs::path real = fs::weakly_canonical(file, error); !error) file = real.string();
+    fs::path folder = fs::path(file).parent_path();
+    if (common.empty()) common = folder;
+    while (!common.empty() && fs::path(file).lexically_relative(common).string().starts_with(".."))
+      common = common.parent_path();
+  }
+  size_t bytes = 0;
+  for (const std::string& file : files) {
+    std::ifstream in(file, std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (!in && text.empty()) return Unavailable(file + ": cannot be read");
+    const std::string path = fs::path(file).lexically_relative(common).string();
+    if (path.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/") !=
+        std::string::npos)
+      return InvalidArgument(file +
+                             ": a ConfigMap takes letters, digits, -, _ and . in names of files; rename it");
+    if (job.config.empty()) job.config = path;
+    bytes += text.size();
+    job.files[path] = std::move(text);
+  }
+  if (bytes > (1U << 20))
+    return InvalidArgument(loaded.path + ": with what it names it has " + std::to_string(bytes) +
+                           " bytes, and a ConfigMap takes 1 MiB; put what is large into files of the volume");
+  return OkStatus();
+}
+
+Status K8s(K8sOptions o) {
+  PodJob& job = o.job;
+  std::vector<std::string> of_hosts;
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded,
+                      LoadForHosts(o.config, o.overrides, job.hosts * job.slots_per_host, of_hosts));
+  const JobConfig& config = loaded.config;
+  if (job.name.empty()) {
+    job.name = config.name;
+    std::ranges::transform(job.name, job.name.begin(),
+                           [](unsigned char c) { return std::isalnum(c) != 0 ? std::tolower(c) : '-'; });
+  }
+  if (job.run.empty()) job.run = job.name;
+  job.certificates = o.certificates == "run"            ? PodCertificates::kRun
+                     : o.certificates == "cert-manager" ? PodCertificates::kCertManager
+                                                        : PodCertificates::kSecret;
+  TP_RETURN_IF_ERROR(CheckPodJob(job));
+  TP_RETURN_IF_ERROR(AddFiles(loaded, job));
+  job.overrides = o.overrides;
+  job.overrides.insert(job.overrides.end(), of_hosts.begin(), of_hosts.end());
+  job.overrides.push_back("cluster.advertise=" + ControllerHost(job.name));
+  if (job.certificates == PodCertificates::kSecret) {
+    TP_ASSIGN_OR_RETURN(job.secret, MakeCertificates(job.name));
+    std::fputs("note: the keys of the job are in what is printed; keep it as a secret\n", stderr);
+  }
+  job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.threads_per_host = job.slots_per_host * config.cluster.threads_per_slot;
+  std::fputs(JobSetManifest(job).c_str(), stdout);
+  return OkStatus();
+}
+
 }  // namespace
 
 void AddHostCommands(CLI::App& app, CommandContext& context) {
@@ -126,6 +212,8 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   command->add_option("--patience", host->patience_s, "Seconds without a controller after which it ends")
       ->check(CLI::Range(1.0, 1e7))
       ->capture_default_str();
+  command->add_option("--beat", host->beat,
+                      "A file that it touches each second, for whoever restarts what hangs");
   command->footer("Example: tidepool host runs/x --slots 2 --index 1");
   command->callback([host, &context] { Host(context, *host); });
 
@@ -152,6 +240,51 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
       "job.sh; sbatch job.sh");
   command->callback([slurm, &context] {
     if (const Status status = Slurm(context, *slurm); !status.ok()) Fail(context, status);
+  });
+
+  auto k8s = std::make_shared<K8sOptions>();
+  PodJob& pods = k8s->job;
+  command = app.add_subcommand("k8s", "Print the JobSet that runs a job on a Kubernetes cluster");
+  command->add_option("config", k8s->config, "Job config (YAML)")->required();
+  command->add_option("overrides", k8s->overrides, "Config overrides, a.b=c");
+  command->add_option("--image", pods.image, "Image with the programs (packaging/Containerfile)")->required();
+  command->add_option("-N,--hosts", pods.hosts, "Pods that have workers")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, kPodsOfHostsMost));
+  command->add_option("--slots", pods.slots_per_host, "Slots of each of them")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--name", pods.name, "Of the JobSet; default: the config's name");
+  command->add_option("--run", pods.run, "Folder of the run in the volume's runs/; default: the name")
+      ->check([](const std::string& text) {
+        return text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
+                           std::string::npos &&
+                       text.front() != '.'
+                   ? std::string()
+                   : std::string("letters, digits, -, _ and . alone");
+      });
+  command->add_option("--namespace", pods.name_space, "Namespace; default: that of kubectl");
+  command->add_option("--queue", pods.queue, "Local queue of Kueue");
+  command->add_option(
+      "--memory", pods.memory,
+      "Of each pod with workers, such as 64Gi; `tidepool train CONFIG --dry-run` predicts it");
+  command->add_option("--controller-memory", pods.controller_memory, "Of the controller's pod")
+      ->capture_default_str();
+  command->add_option("--claim", pods.claim,
+                      "Volume claim that is there, ReadWriteMany; default: one of the JobSet's name is made");
+  command->add_option("--storage", pods.storage, "Size of the claim that is made")->capture_default_str();
+  command->add_option("--storage-class", pods.storage_class, "Its class; default: the cluster's");
+  command
+      ->add_option("--certificates", k8s->certificates,
+                   "Who makes them: the run itself, cert-manager, or this command, which prints a secret")
+      ->check(CLI::IsMember({"run", "cert-manager", "secret"}))
+      ->capture_default_str();
+  command->footer(
+      "Example: tidepool k8s configs/quickstart.yaml scheduler.placement=split -N 4 --image "
+      "registry/tidepool:1 "
+      "| kubectl apply -f -");
+  command->callback([k8s, &context] {
+    if (const Status status = K8s(*k8s); !status.ok()) Fail(context, status);
   });
 }
 

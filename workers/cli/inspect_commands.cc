@@ -29,6 +29,7 @@ using Json = nlohmann::ordered_json;
 struct InspectOptions {
   std::string run;
   bool json = false;
+  bool healthy = false;
 };
 
 // Bytes that are no UTF-8 become U+FFFD. indent -1: one line.
@@ -44,7 +45,10 @@ void ShowStatus(CommandContext& context, const InspectOptions& options) {
   const auto dir = FindRunDirectory(options.run, "status reads status.json and summary.json");
   if (!dir.ok()) return Fail(context, dir.status());
   const Json status = RunStatus(*dir);
-  if (options.json) {
+  if (options.healthy) {
+    if (!IsHealthy(status)) context.exit_code = 3;
+    std::printf("%s\n", context.exit_code == 0 ? "healthy" : "no controller has said for 30 s what it does");
+  } else if (options.json) {
     Print(status);
   } else {
     std::printf("%s", DescribeStatus(status).c_str());
@@ -326,6 +330,11 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
                      "Run directory, or the name of a run under runs/ (the newest that begins so)")
         ->required();
     if (name != "report") command->add_flag("--json", options->json, "For machines");
+    if (name == "status")
+      command->add_flag(
+          "--healthy", options->healthy,
+          "Only whether a controller works on it, and has said within 30 s what it does, or it is "
+          "finished; exit code 3: no");
     command->footer(kind.footer);
     command->callback([options, &context, run = kind.run] { run(context, *options); });
   }

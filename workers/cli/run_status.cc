@@ -440,6 +440,17 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
 
 }  // namespace
 
+bool IsHealthy(const nlohmann::ordered_json& status) {
+  constexpr double kMost_s = 30;
+  if (status.value("state", "") == "finished") return true;
+  const auto controller = status.find("controller");
+  if (controller != status.end() && controller->value("alive", false) &&
+      controller->value("silent_s", 0.0) < kMost_s)
+    return true;
+  const auto warm = status.find("warm_start");
+  return warm != status.end() && warm->value("state", "") != "finished" && IsHealthy(*warm);
+}
+
 std::string DescribeStatus(const Json& status) {
   std::ostringstream out;
   Describe(status, status["run"].get<std::string>(), out);

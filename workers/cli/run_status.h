@@ -74,6 +74,10 @@ RunState StateOf(const std::string& run_dir, bool with_journal = false);
 //   warm_start the same object about RUN/warm_start, if there is one
 nlohmann::ordered_json RunStatus(const std::string& run_dir);
 
+// Whether a controller works on the run, or on its warm start, and has said within 30 s what it does; or the
+// run is finished.
+bool IsHealthy(const nlohmann::ordered_json& status);
+
 // For people, several lines.
 std::string DescribeStatus(const nlohmann::ordered_json& status);
 

@@ -43,7 +43,7 @@ struct TrainOptions {
   std::vector<std::string> overrides;
   std::vector<std::string> typed;  // the overrides as they were given
   bool resume = false, take_over = false, fresh = false, dry_run = false;
-  std::string run_dir, run_name;
+  std::string run_dir, run_name, certificates;
 };
 
 namespace fs = std::filesystem;
@@ -231,6 +231,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.loaded = std::move(*loaded);
   request.run_dir = options.run_dir;
   request.self_path = context.self_path;
+  request.certificates = options.certificates;
   request.resume = options.resume;
   request.take_over = options.take_over;
   request.fresh = options.fresh;
@@ -312,6 +313,10 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
   command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")
       ->check(not_empty);
+  command->add_option(
+      "--certificates", options->certificates,
+      "Folder with the certificates of all roles where calls are encrypted, made elsewhere: "
+      "authority.crt, controller.crt, controller.key and so on; default: the run makes its own");
   command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
   command->add_option("--run-name", options->run_name, "Name instead of the config's: name=N")
       ->check(not_empty);

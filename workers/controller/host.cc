@@ -29,6 +29,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(200);  // between two looks at files and processes
+constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kFirst = std::chrono::seconds(1);  // before a worker is started again, doubled up to kMost
 constexpr auto kMost = std::chrono::seconds(30);
 constexpr auto kSettled = std::chrono::seconds(60);  // one that has lived so long begins at kFirst again
@@ -76,6 +77,7 @@ class Host {
     while (!options_.stop()) {
       Look();
       Reap();
+      Beat();
       if (seen_ && !controller_ && Finished()) return End("the run is finished");
       // A file that a killed controller left may ask for anything: only one that lives is answered.
       if (alive_ && !refused_.ok()) return refused_;
@@ -93,6 +95,12 @@ class Host {
   }
 
  private:
+  void Beat() {
+    if (options_.beat.empty() || Clock::now() < next_beat_) return;
+    next_beat_ = Clock::now() + kBeat;
+    std::ofstream(options_.beat, std::ios::trunc);  // whoever looks at it misses one that cannot be written
+  }
+
   [[nodiscard]] bool Finished() const {
     const nlohmann::json summary = ReadObject(paths_.summary());
     const auto finished = summary.find("finished");
@@ -203,6 +211,7 @@ class Host {
   std::set<int64_t> ours_;
   Status refused_;
   std::map<int64_t, Process> processes_;
+  Clock::time_point next_beat_;
   Clock::time_point heard_;  // the last sign of life of a controller
   std::string signs_;
   bool looked_ = false;  // signs_ is that of an earlier look

@@ -411,6 +411,7 @@ class Job {
     TP_ASSIGN_OR_RETURN(run.run_id, RunId(fs_, run_dir));
     run.model_dir = fs::absolute(model_dir).string();
     run.self_path = request_.self_path;
+    run.certificates = request_.certificates;
     run.worker_path = worker_path_;
     run.take_over = request_.take_over;
     run.stop_signals = request_.stop_signals;

@@ -190,7 +190,9 @@ Status ControllerProcess::Open() {
   hub.port = config_.cluster.port;
   hub.advertise = config_.cluster.advertise;
   if (config_.security.tls || !IsLoopback(hub.bind)) {
-    TP_ASSIGN_OR_RETURN(hub.identity, OpenOrCreateCertificates(security, request_.run_id));
+    const std::string& given = request_.certificates;
+    TP_ASSIGN_OR_RETURN(hub.identity, given.empty() ? OpenOrCreateCertificates(security, request_.run_id)
+                                                    : TakeCertificates(given, security));
   } else {
     RemoveCertificates(security);
   }

@@ -32,6 +32,7 @@ struct RunRequest {
   std::string run_id;
   std::string model_dir;                                        // Hugging Face folder of the start
   std::string self_path;                                        // program for reward workers (this one)
+  std::string certificates;                                     // JobRequest::certificates
   std::string worker_path;                                      // program for device workers
   bool take_over = false;                                       // JobRequest
   std::function<void(const observe::StatusFile&)> on_progress;  // a few times a second

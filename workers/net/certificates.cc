@@ -106,11 +106,16 @@ std::vector<std::string> Roles() {
   return roles;
 }
 
-std::string AuthorityFile(const std::string& dir) { return dir + "/authority.crt"; }
+constexpr char kAuthorityFile[] = "authority.crt";
+std::string AuthorityFile(const std::string& dir) { return dir + "/" + kAuthorityFile; }
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
 
 StatusOr<std::string> ReadPem(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  std::string text = ReadAll(path);
   if (text.empty())
     return InvalidArgument(path + ": it is missing or empty, though " +
                            AuthorityFile(fs::path(path).parent_path().string()) +
@@ -138,12 +143,12 @@ Owned Parse(const std::string& pem) {
   return Owned(Read(in.get(), nullptr, nullptr, nullptr));
 }
 
-// Whether all three can be read, belong together and hold for a month.
-bool Holds(const Identity& identity) {
+// Whether all three can be read, belong together and hold for so long.
+bool Holds(const Identity& identity, long for_s) {
   const auto authority = Parse<Certificate, PEM_read_bio_X509>(identity.authority);
   const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
   const auto key = Parse<Key, PEM_read_bio_PrivateKey>(identity.key);
-  time_t later = time(nullptr) + kMonth;
+  time_t later = time(nullptr) + for_s;
   const auto lasts = [&](X509* c) { return X509_cmp_time(X509_get0_notAfter(c), &later) > 0; };
   const bool holds = authority && certificate && key && lasts(authority.get()) && lasts(certificate.get()) &&
                      X509_verify(certificate.get(), X509_get0_pubkey(authority.get())) == 1 &&
@@ -152,37 +157,70 @@ bool Holds(const Identity& identity) {
   return holds;
 }
 
+Status WriteCertificates(const std::string& dir, const std::map<std::string, std::string>& files) {
+  RemoveCertificates(dir);
+  for (const auto& [file, pem] : files) {
+    if (file != kAuthorityFile) TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, pem));
+  }
+  // Last: who finds it finds all.
+  return WriteSecretFile(AuthorityFile(dir), files.at(kAuthorityFile));
+}
+
 }  // namespace
 
 std::string CertifiedName(const std::string& role) { return role + ".tidepool"; }
+
+StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string& organisation) {
+  const auto failed = [] {
+    char text[256] = "";
+    ERR_error_string_n(ERR_get_error(), text, sizeof text);
+    return Internal(std::string("certificates of the job could not be made: ") + text);
+  };
+  const std::optional<Issued> authority = Issue(organisation, "authority.tidepool", nullptr);
+  if (!authority) return failed();
+  std::map<std::string, std::string> made = {{kAuthorityFile, Pem(authority->certificate.get())}};
+  for (const std::string& role : Roles()) {
+    const std::optional<Issued> issued = Issue(organisation, CertifiedName(role), &*authority);
+    if (!issued) return failed();
+    made[role + ".key"] = Pem(issued->key.get());
+    made[role + ".crt"] = Pem(issued->certificate.get());
+  }
+  return made;
+}
 
 StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id) {
   bool whole = true;
   for (const std::string& role : Roles()) {
     const auto known = ReadOf(dir, role);
-    whole = whole && known.ok() && known->has_value() && Holds(**known);
+    whole = whole && known.ok() && known->has_value() && Holds(**known, kMonth);
   }
   if (!whole) {
-    const auto failed = [] {
-      char text[256] = "";
-      ERR_error_string_n(ERR_get_error(), text, sizeof text);
-      return Internal(std::string("certificates of the job could not be made: ") + text);
-    };
-    RemoveCertificates(dir);
-    const std::optional<Issued> authority = Issue(run_id, "authority.tidepool", nullptr);
-    if (!authority) return failed();
-    for (const std::string& role : Roles()) {
-      const std::optional<Issued> issued = Issue(run_id, CertifiedName(role), &*authority);
-      if (!issued) return failed();
-      TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".key", Pem(issued->key.get())));
-      TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".crt", Pem(issued->certificate.get())));
-    }
-    // Last: who finds it finds all.
-    TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(dir), Pem(authority->certificate.get())));
+    TP_ASSIGN_OR_RETURN(const auto made, MakeCertificates(run_id));
+    TP_RETURN_IF_ERROR(WriteCertificates(dir, made));
   }
   TP_ASSIGN_OR_RETURN(const std::optional<Identity> mine, ReadOf(dir, kControllerRole));
   if (!mine) return Internal(dir + ": the certificates that were just made are gone");
   return *mine;
+}
+
+StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir) {
+  std::map<std::string, std::string> taken = {{kAuthorityFile, ReadAll(given + "/" + kAuthorityFile)}};
+  for (const std::string& role : Roles()) {
+    const Identity identity{taken[kAuthorityFile], ReadAll(given + "/" + role + ".crt"),
+                            ReadAll(given + "/" + role + ".key")};
+    const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
+    if (!Holds(identity, 0) ||
+        X509_check_host(certificate.get(), CertifiedName(role).c_str(), 0, 0, nullptr) != 1)
+      return InvalidArgument(
+          "--certificates: " + given + ": " + kAuthorityFile + ", " + role + ".crt and " + role +
+          ".key have to be there, to belong together, not to have run out, and to be for the DNS name " +
+          CertifiedName(role) + "; without --certificates the run makes its own");
+    taken[role + ".crt"] = identity.certificate;
+    taken[role + ".key"] = identity.key;
+  }
+  TP_RETURN_IF_ERROR(WriteCertificates(dir, taken));
+  return Identity{taken[kAuthorityFile], taken[std::string(kControllerRole) + ".crt"],
+                  taken[std::string(kControllerRole) + ".key"]};
 }
 
 void RemoveCertificates(const std::string& dir) {

@@ -9,6 +9,7 @@
 // TLS is used where these files lie beside the token, else not at all. Thread-safe.
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -26,9 +27,14 @@ struct Identity {
 // The DNS name in the certificate of a role.
 std::string CertifiedName(const std::string& role);
 
+// Those of all roles, made anew, for a year: name of the file, PEM.
+StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string& organisation);
 // The controller's, with those of all roles in `dir`: as they are if they belong together and hold for
-// another month, else made anew, for a year.
+// another month, else made anew.
 StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id);
+// Those that somebody else has made and put into the folder `given`, whoever may read it; `dir` has copies
+// from now on. kInvalidArgument: which one cannot be used.
+StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir);
 // Calls are not encrypted from now on.
 void RemoveCertificates(const std::string& dir);
 
