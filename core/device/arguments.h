@@ -709,6 +709,20 @@ struct SquareSumArgs {
   }
 };
 
+// Digests of weights: words in buckets of bucket_words, the last one short, each summed up as SaltedSum
+// (core/base/hash.h) does with the bucket's number for salt.
+struct SaltedSumsArgs {
+  int64_t words = 0, bucket_words = 1;
+  const uint64_t* x = nullptr;  // [words]
+  uint64_t* sums = nullptr;     // [buckets()]
+  [[nodiscard]] int64_t buckets() const { return (words + bucket_words - 1) / bucket_words; }
+  template <typename V>
+  void Fields(V& v) {
+    v.In(x, words);
+    v.Out(sums, buckets());
+  }
+};
+
 // Each name stands for a method of Device, a struct <name>Args, and functions of the same name on the CPU.
 // clang-format off
 #define TIDEPOOL_TYPED_KERNELS(K) \
@@ -720,7 +734,7 @@ struct SquareSumArgs {
   K(SumExperts) K(AdamW)
 // Those without a type T.
 #define TIDEPOOL_PLAIN_KERNELS(K) \
-  K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs) K(SquareSum)
+  K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs) K(SquareSum) K(SaltedSums)
 // clang-format on
 
 }  // namespace tidepool::device

@@ -68,6 +68,8 @@ struct TypeOf<int16_t> : std::integral_constant<at::ScalarType, at::kShort> {};
 template <>
 struct TypeOf<int32_t> : std::integral_constant<at::ScalarType, at::kInt> {};
 template <>
+struct TypeOf<uint64_t> : std::integral_constant<at::ScalarType, at::kLong> {};  // the same bits, as signed
+template <>
 struct TypeOf<float> : std::integral_constant<at::ScalarType, at::kFloat> {};
 template <>
 struct TypeOf<double> : std::integral_constant<at::ScalarType, at::kDouble> {};
@@ -501,6 +503,23 @@ struct TorchDevice::Impl {
   void SquareSum(const SquareSumArgs& a) const {
     const Tensor x = Raw(a.x, {a.n}).to(at::kDouble);
     Store(a.sum, (x * x).sum(0, /*keepdim=*/true));
+  }
+
+  void SaltedSums(const SaltedSumsArgs& a) const {
+    const auto shifted = [](const Tensor& x, int64_t by) {  // zeros come in from above
+      return at::bitwise_right_shift(x, by).bitwise_and((int64_t{1} << (64 - by)) - 1);
+    };
+    const auto mix = [&](Tensor x) {  // Mix64 (core/base/hash.h)
+      x = x + static_cast<int64_t>(0x9E3779B97F4A7C15ULL);
+      x = x.bitwise_xor(shifted(x, 30)) * static_cast<int64_t>(0xBF58476D1CE4E5B9ULL);
+      x = x.bitwise_xor(shifted(x, 27)) * static_cast<int64_t>(0x94D049BB133111EBULL);
+      return x.bitwise_xor(shifted(x, 31));
+    };
+    for (int64_t b = 0; b < a.buckets(); ++b) {
+      const int64_t n = std::min(a.bucket_words, a.words - b * a.bucket_words);
+      Store(a.sums + b,
+            mix(Raw(a.x + b * a.bucket_words, {n}).bitwise_xor(mix(Count(n) + b))).sum(0, /*keepdim=*/true));
+    }
   }
 
   void Route(const RouteArgs& a) const {

@@ -5,12 +5,16 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <exception>
+#include <mutex>
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
+#include "core/device/cpu/salted_sums.h"
 #include "core/device/page_buffer.h"
 
 namespace tidepool::model {
@@ -25,6 +29,10 @@ struct Weights::Impl {
   uint64_t digest = 0;          // before it was
   int64_t overwritten = 0;      // times
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
+  // What kernels have written since the arena was; null: the arena is as new as any.
+  std::atomic<const DeviceWeights*> newer = nullptr;
+  std::mutex mu;                   // of who brings it down
+  std::atomic<bool> lost = false;  // it went before it was brought down
 };
 
 Weights::Weights() : impl_(std::make_unique<Impl>()) {}
@@ -77,6 +85,7 @@ const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }
 int64_t Weights::elements() const { return impl_->elements; }
 std::span<std::byte> Weights::bytes() {
   TP_CHECK(!laid_out()) << "these weights are laid out for products";
+  BringDown();
   return impl_->arena;
 }
 std::span<const std::byte> Weights::bytes() const { return const_cast<Weights*>(this)->bytes(); }
@@ -84,6 +93,7 @@ std::span<const std::byte> Weights::bytes() const { return const_cast<Weights*>(
 at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
   TP_CHECK(!laid_out()) << "these weights are laid out for products";
+  BringDown();
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
   return at::from_blob(
       impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
@@ -100,6 +110,7 @@ at::Tensor Weights::Get(std::string_view name) const {
 
 void Weights::Initialize(uint64_t seed, double init_std) {
   const Rng root = Rng(seed).Fork("weights");
+  impl_->newer = nullptr;
   const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(impl_->spec.layers));
   std::memset(impl_->arena.data(), 0, impl_->arena.size());
   for (const Parameter& p : impl_->layout) {
@@ -137,28 +148,35 @@ void Weights::Initialize(uint64_t seed, double init_std) {
   }
 }
 
-std::vector<uint64_t> Weights::BucketDigests() const {
-  const std::span<const std::byte> bytes = this->bytes();
-  const size_t buckets = (bytes.size() + kBucketBytes - 1) / kBucketBytes;
-  constexpr size_t kPiece = size_t{1} << 20;  // a sum has no order, so pieces may be summed in parallel
-  constexpr size_t kPieces = kBucketBytes / kPiece;
-  std::vector<uint64_t> pieces(buckets * kPieces, 0);
-  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      if (i * kPiece >= bytes.size()) break;
-      const auto piece = bytes.subspan(i * kPiece, std::min(kPiece, bytes.size() - i * kPiece));
-      pieces[i] = SaltedSum(piece, /*salt=*/i / kPieces, /*first_word=*/(i % kPieces) * (kPiece / 8));
-    }
-  });
-  std::vector<uint64_t> digests(buckets, 0);
-  for (size_t i = 0; i < pieces.size(); ++i) digests[i / kPieces] += pieces[i];
-  return digests;
+namespace {
+
+constexpr int64_t kBucketBytes = int64_t{64} << 20;
+device::SaltedSumsArgs Buckets(const void* arena, int64_t bytes) {
+  return {.words = bytes / 8, .bucket_words = kBucketBytes / 8, .x = static_cast<const uint64_t*>(arena)};
 }
+uint64_t OfBuckets(const std::vector<uint64_t>& sums) {
+  return SaltedSum(std::as_bytes(std::span(sums)), /*salt=*/sums.size());
+}
+
+}  // namespace
 
 uint64_t Weights::Digest() const {
   if (laid_out()) return impl_->digest;
-  const std::vector<uint64_t> buckets = BucketDigests();
-  return SaltedSum(std::as_bytes(std::span(buckets)), /*salt=*/buckets.size());
+  if (const DeviceWeights* newer = impl_->newer.load()) return newer->Digest();
+  device::SaltedSumsArgs a = Buckets(impl_->arena.data(), size());
+  std::vector<uint64_t> sums(static_cast<size_t>(a.buckets()));
+  a.sums = sums.data();
+  device::SaltedSums(a);
+  return OfBuckets(sums);
+}
+
+void Weights::BringDown() const {
+  Impl& m = *impl_;
+  if (m.newer.load() == nullptr && !m.lost) return;
+  const std::lock_guard lock(m.mu);  // others may read the arena at the same time
+  TP_CHECK(!m.lost) << "these weights were trained on a device that failed before they were read";
+  if (const DeviceWeights* newer = m.newer.load()) newer->Download(m.arena);
+  m.newer = nullptr;
 }
 
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
@@ -215,6 +233,8 @@ int64_t Weights::strips_bytes() const {
 }
 std::span<std::byte> Weights::Overwrite() {
   impl_->in_strips.clear();
+  impl_->newer = nullptr;
+  impl_->lost = false;
   ++impl_->overwritten;
   return impl_->arena;
 }
@@ -231,7 +251,7 @@ std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>
                          return LaysOut(other, p, dtype()) == LaysOut(*device, p, dtype());
                        });
     if (!alike && &other != device.get()) continue;
-    there->Written();  // who comes new finds the arena as it is now
+    there->Changed();  // who comes new finds the arena as it is now
     return there;
   }
   auto made = std::make_shared<DeviceWeights>(*this, device);
@@ -277,17 +297,39 @@ void DeviceWeights::MakeStrips() {
   }
   made_of_ = host_.impl_->overwritten;
 }
+DeviceWeights::~DeviceWeights() {
+  if (host_.impl_->newer.load() != this) return;
+  try {  // LibTorch throws where the device has failed; who asks for the weights is told
+    host_.BringDown();
+  } catch (const std::exception&) {
+    host_.impl_->newer = nullptr;
+    host_.impl_->lost = true;
+  }
+}
 void DeviceWeights::Upload() {
   if (copy_ != nullptr) device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
-  Written();
+  Changed();
 }
 void DeviceWeights::Written() {
+  if (copy_ != nullptr) {
+    const DeviceWeights* before = host_.impl_->newer.exchange(this);
+    TP_CHECK(before == nullptr || before == this) << "the same weights are trained on two devices";
+  }
+  Changed();
+}
+void DeviceWeights::Changed() {
   made_of_ = -1;
   if (host_.laid_out()) strips_.reset();
 }
-void DeviceWeights::Download(Weights& host) const {
-  TP_CHECK(&host == &host_) << "weights of a device are those of other weights of the host";
-  if (copy_ != nullptr) device_->Download(host.bytes().data(), data_, copy_->bytes());
+uint64_t DeviceWeights::Digest() const {
+  device::SaltedSumsArgs a = Buckets(data_, host_.size());
+  const auto sums = device_->Need(a.buckets() * 8);
+  a.sums = static_cast<uint64_t*>(sums->data());
+  device_->SaltedSums(a);
+  return OfBuckets(device_->Read(static_cast<const uint64_t*>(a.sums), a.buckets()));
+}
+void DeviceWeights::Download(std::span<std::byte> to) const {
+  device_->Download(to.data(), data_, copy_->bytes());
 }
 
 struct Gradients::Impl {

@@ -40,7 +40,8 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;
   [[nodiscard]] int64_t elements() const;
-  // The whole arena. These four require that it is not laid out (LayOutFor).
+  // The whole arena. These four require that it is not laid out (LayOutFor). What a device has trained comes
+  // down first, so a span is good until the next update; several threads may ask.
   [[nodiscard]] std::span<std::byte> bytes();
   [[nodiscard]] std::span<const std::byte> bytes() const;
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
@@ -64,15 +65,14 @@ class Weights {
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
   // digest.
-  // Where the arena is laid out: the digest from before that.
+  // Where a device has trained them it computes the digest, and nothing comes down. Where the arena is laid
+  // out: the digest from before that.
   [[nodiscard]] uint64_t Digest() const;
-  // One digest per bucket of kBucketBytes, salted with the bucket's number.
-  static constexpr size_t kBucketBytes = size_t{64} << 20;
-  [[nodiscard]] std::vector<uint64_t> BucketDigests() const;
 
  private:
   friend class DeviceWeights;
   Weights();
+  void BringDown() const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -84,12 +84,13 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 // The weights where a device computes with them, with the same index: data(), which is the arena if the
 // device's memory is the host's, else a copy; and strips, which are data() laid out for products where the
 // device is faster so. Publications, digests and folders see the host's arena. Who writes the arena calls
-// Upload(), a kernel that writes data() is followed by Written() and, before the host reads, by Download().
-// Strips follow by themselves.
+// Upload(), a kernel that writes data() is followed by Written(): the arena then follows when somebody reads
+// it, at the latest when this goes. Strips follow by themselves.
 class DeviceWeights {
  public:
   // `host` outlives it. requires memory for the copies: TP_CHECK.
   DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device);
+  ~DeviceWeights();
 
   [[nodiscard]] device::Device& device() const { return *device_; }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
@@ -106,9 +107,12 @@ class DeviceWeights {
   [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
   void Upload();                               // the host's were written
   void Written();                              // data() was, by kernels
-  void Download(Weights& host) const;  // brings data() to the host. requires the weights that it was made of
 
  private:
+  friend class Weights;
+  void Changed();  // strips are out of date
+  [[nodiscard]] uint64_t Digest() const;
+  void Download(std::span<std::byte> to) const;  // requires memory of its own
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
   void MakeStrips();
 

@@ -44,7 +44,6 @@ UpdateResult AdamW::Update(const float* gradients, double learning_rate) {
   result.finite = std::isfinite(result.grad_norm);
   if (!result.finite) return result;
   ++updates_;
-  ahead_ = true;
   weights_.dtype() == model::DType::kFloat32 ? UpdateAll<float>(gradients, learning_rate)
                                              : UpdateAll<device::BF16>(gradients, learning_rate);
   on_device_.Written();
@@ -74,10 +73,6 @@ void AdamW::UpdateAll(const float* gradients, double learning_rate) {
         .square_sum = At<double>(square_sum_, 0),
         .max_grad_norm = options_.max_grad_norm});
   }
-}
-
-void AdamW::DownloadWeights() {
-  if (std::exchange(ahead_, false)) on_device_.Download(weights_);
 }
 
 std::vector<NamedBytes> AdamW::State() {

@@ -11,9 +11,9 @@
 // rollout reads it. With float32 weights the weights are the master copy.
 //
 // Moments and rest are the device's memory, and its kernels make the update (core/device/arguments.h); only
-// the norm comes to the host. The host's weights follow when they are asked for (DownloadWeights). The norm
-// is summed in float64 in a fixed order, so an update is a function of its inputs. Not thread-safe: who owns
-// the device owns this; State may be read by others while nothing is updated (core/device/byte_store.h).
+// the norm comes to the host. The host's weights follow when somebody reads them (model::DeviceWeights). The
+// norm is summed in float64 in a fixed order, so an update is a function of its inputs. Not thread-safe: who
+// owns the device owns this; State may be read by others while nothing is updated (core/device/byte_store.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -57,8 +57,6 @@ class AdamW {
   // One update by gradients [elements], which are the device's. The finite check comes before the first
   // write.
   UpdateResult Update(const float* gradients, double learning_rate);
-  // Brings the host's weights up to what was updated.
-  void DownloadWeights();
 
   [[nodiscard]] int64_t updates() const { return updates_; }
   // weights (the host's), master_rest (bfloat16 only), m, v, updates. Writing into them restores the state,
@@ -78,7 +76,6 @@ class AdamW {
   AdamWOptions options_;
   std::shared_ptr<device::Buffer> rest_, m_, v_, square_sum_;
   int64_t updates_ = 0;
-  bool ahead_ = false;  // the device's weights are, of the host's
 };
 
 }  // namespace tidepool::train

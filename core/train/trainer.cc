@@ -508,9 +508,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     }
     return OkStatus();
   };
-  const Status made = make_updates();
-  m.DownloadWeights();  // also where some updates were made and one was not
-  TP_RETURN_IF_ERROR(made);
+  TP_RETURN_IF_ERROR(make_updates());
   result.finite = done.finite;
   result.updates = critic_alone ? 0 : done.updates;
   if (progress != nullptr) (void)progress({step.done, step.todo});
@@ -631,10 +629,6 @@ model::MemoryUse Trainer::held() const {
 int64_t Trainer::updates() const {
   const TrainerImpl& m = *impl_;
   return m.trained().updates() + (m.rl() && m.value != nullptr ? m.value->optimizer().updates() : 0);
-}
-void TrainerImpl::DownloadWeights() const {
-  if (optimizer != nullptr) optimizer->DownloadWeights();
-  if (value != nullptr) value->optimizer().DownloadWeights();
 }
 uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
   if (!rl() || value == nullptr) return weights_digest;

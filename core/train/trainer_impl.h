@@ -104,7 +104,6 @@ struct TrainerImpl {
   }
 
   // trainer.cc
-  void DownloadWeights() const;                                      // what was updated, to the host
   [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
   Status Split(StepContext& step) const;
   // Numbers of this rank's rows put in their cells, with those of the other ranks.

@@ -11,6 +11,7 @@
 #include "core/device/cpu/attention_plan.h"
 #include "core/device/cpu/attention_runs.h"
 #include "core/device/cpu/parallel.h"
+#include "core/device/cpu/salted_sums.h"
 #include "core/device/cpu/sampler.h"
 #include "core/device/page_buffer.h"
 
@@ -556,5 +557,6 @@ void CpuDevice::AddProbs(const AddProbsArgs& a) {
 }
 
 void CpuDevice::SquareSum(const SquareSumArgs& a) { device::SquareSum(a); }
+void CpuDevice::SaltedSums(const SaltedSumsArgs& a) { device::SaltedSums(a); }
 
 }  // namespace tidepool::device

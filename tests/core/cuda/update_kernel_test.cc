@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/base/hash.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
@@ -100,6 +101,34 @@ TEST(UpdateKernelTest, AdamWIsTheFormula) {
     CompareAdamW<float>(static_cast<uint64_t>(seed));
     CompareAdamW<BF16>(static_cast<uint64_t>(seed));
   }
+}
+
+// core/base/hash.h's sum, a bucket at a time.
+void CompareSaltedSums(uint64_t seed) {
+  TP_NEEDS_DEVICE();
+  FuzzRng rng(seed + 150);
+  const int64_t words = rng.OneOf({1, 31, 300, 16384, 50001});
+  device::SaltedSumsArgs a{.words = words,
+                           .bucket_words = rng.OneOf({words, 2 * words, words / 3 + 1, words / 7 + 5})};
+  std::vector<uint64_t> x, want;
+  for (int64_t i = 0; i < words; ++i) x.push_back(rng.Next());
+  for (int64_t i = 0; i < words; ++i) {
+    const int64_t bucket = i / a.bucket_words, place = i % a.bucket_words;
+    if (place == 0) want.push_back(0);
+    want.back() += Mix64(x[static_cast<size_t>(i)] ^ Mix64(static_cast<uint64_t>(bucket + place)));
+  }
+  const DeviceArray<uint64_t> d_x(x);
+  SameInEveryOrder(seed, "salted sums", [&] {
+    const DeviceArray<uint64_t> sums(a.buckets());
+    a.x = d_x.data();
+    a.sums = sums.data();
+    RunKernel("salted sums", [&](Launcher& l) { return SaltedSums(a, l); });
+    EXPECT_TRUE(sums.Read() == want) << words << " words in buckets of " << a.bucket_words;
+    return BytesOf(sums.Read());
+  });
+}
+TEST(UpdateKernelTest, DigestsOfBucketsAreTheHosts) {
+  for (int64_t seed = 0; seed < FuzzSeeds(5); ++seed) CompareSaltedSums(static_cast<uint64_t>(seed));
 }
 
 template <typename T>

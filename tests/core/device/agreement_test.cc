@@ -621,6 +621,19 @@ struct Case<SquareSumArgs> : Plain {
   }
 };
 
+template <>
+struct Case<SaltedSumsArgs> : Plain {
+  SaltedSumsArgs Make(Draws& d) {
+    SaltedSumsArgs a{.words = d.Size(d.rng.Chance(0.2) ? 100000 : 300)};
+    a.bucket_words = d.Size(2 * a.words);
+    if (a.buckets() > 300) a.bucket_words = 1 + a.words / 300;
+    std::vector<uint64_t> words;
+    for (int64_t i = 0; i < a.words; ++i) words.push_back(d.rng.Next());
+    a.x = d.Keep(std::move(words));
+    return a;
+  }
+};
+
 // Logits of a router in steps of an eighth: equal ones are often, near ones are not there.
 float* RouterLogits(Draws& d, int64_t rows, int64_t experts, bool special) {
   auto* logits = d.Between(rows * experts, 0, 0);

@@ -3,9 +3,15 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
+#include "tests/core/device/checked_device.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -50,6 +56,69 @@ TEST(WeightsTest, DigestSeesEveryByteAndPlace) {
   EXPECT_EQ(digest, w->Digest());
   std::swap_ranges(w->bytes().begin(), w->bytes().begin() + 8, w->bytes().begin() + 64);
   EXPECT_NE(digest, w->Digest());
+}
+
+// Counts what comes down, or fails as LibTorch does.
+class CountingDevice : public device::CheckedDevice {
+ public:
+  void Download(void* to, const void* from, int64_t bytes) override {
+    if (failed) throw std::runtime_error("the device has failed");
+    down += bytes;
+    CheckedDevice::Download(to, from, bytes);
+  }
+  int64_t down = 0;
+  bool failed = false;
+};
+// What an optimizer does: one byte of the device's weights is another.
+void Train(DeviceWeights& weights) {
+  std::byte byte{0};
+  auto* at = static_cast<std::byte*>(weights.data()) + 1001;
+  weights.device().Download(&byte, at, 1);
+  byte ^= std::byte{1};
+  weights.device().Upload(static_cast<void*>(at), &byte, 1);
+  weights.Written();
+}
+
+TEST(WeightsTest, ADeviceComputesTheDigestOfWhatItTrainedAndTheBytesComeDownWhereTheyAreRead) {
+  const auto device = std::make_shared<CountingDevice>();
+  auto w = std::move(Weights::Create(TinySpec(), DType::kBFloat16)).value();
+  w->Initialize(3, 0.02);
+  const std::vector<std::byte> before(w->bytes().begin(), w->bytes().end());
+  auto there = w->On(device);
+  Train(*there);
+  device->down = 0;
+  const uint64_t digest = w->Digest();
+  EXPECT_LT(device->down, 100) << "nothing but sums";
+  EXPECT_EQ(std::as_const(*w).bytes()[1001], before[1001] ^ std::byte{1});
+  EXPECT_EQ(w->Digest(), digest) << "the host's, of the same bytes";
+  EXPECT_GT(device->down, w->size());
+  device->down = 0;
+  (void)w->bytes();
+  EXPECT_EQ(device->down, 0) << "once";
+
+  Train(*there);
+  EXPECT_EQ(w->Get(0).dim(), 2);
+  EXPECT_TRUE(std::ranges::equal(w->bytes(), before));
+  Train(*there);
+  std::ranges::copy(before, w->Overwrite().begin());  // what was trained is given up
+  EXPECT_TRUE(std::ranges::equal(w->bytes(), before));
+  there->Upload();
+  Train(*there);
+  there.reset();
+  EXPECT_EQ(w->bytes()[1001], before[1001] ^ std::byte{1}) << "it came down before its memory went";
+}
+
+TEST(WeightsDeathTest, NobodyTakesOlderBytesForWhatAFailedDeviceTrained) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto device = std::make_shared<CountingDevice>();
+  auto w = std::move(Weights::Create(TinySpec(), DType::kBFloat16)).value();
+  auto there = w->On(device);
+  Train(*there);
+  device->failed = true;
+  there.reset();
+  EXPECT_DEATH((void)w->bytes(), "trained on a device that failed");
+  (void)w->Overwrite();
+  EXPECT_EQ(w->bytes().size(), static_cast<size_t>(w->size()));
 }
 
 TEST(WeightsTest, InitializationIsAFunctionOfTheSeed) {
