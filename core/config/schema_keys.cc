@@ -152,7 +152,7 @@ std::vector<Key> RolloutKeys() {
       TP_KEY(rollout.stop, "texts that end a response"),
       TP_KEY(rollout.stop_token_ids, "tokens that end a response, beside the model's own", Between(0, kMany)),
       TP_KEY(rollout.max_concurrent, "in flight", Between(1, 1 << 20), Unit{"samples"}, kFree),
-      TP_KEY(rollout.block_tokens, "block of the KV cache", Between(1, 4096), Unit{"tokens"}, kFree),
+      TP_KEY(rollout.block_tokens, "block of the KV cache", Between(1, 1024), Unit{"tokens"}, kFree),
       TP_KEY(rollout.admission,
              "reserve: a chunk starts only where its KV fits; adaptive: the number in flight follows KV use "
              "and queues of the engines",
@@ -165,7 +165,7 @@ std::vector<Key> RolloutKeys() {
              "become empty; 0: never",
              Between(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
       TP_KEY(rollout.kv_cache_tokens,
-             "capacity of the KV cache; 0: what max_concurrent needs, bounded by memory", Between(0, 1e12),
+             "capacity of the KV cache; 0: what max_concurrent needs, bounded by memory", Between(0, 2e9),
              Unit{"tokens"}, kFree),
       TP_KEY(rollout.max_batched_tokens, "in one forward of the engine", Between(1, 1 << 24), Unit{"tokens"},
              kFree),

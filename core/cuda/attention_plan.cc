@@ -1,8 +1,10 @@
 #include "core/cuda/attention_plan.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <bit>
 #include <utility>
+
+#include "core/base/hash.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -34,44 +36,53 @@ bool SameSlots(Runs runs, Place a, Place b, int32_t begin, int32_t end) {
 
 }  // namespace
 
-DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
-                      std::span<const int32_t> lengths, Runs runs) {
-  struct Item {
-    AttentionItem item;
-    std::vector<int32_t> rows;
-  };
-  DecodePlan plan;
-  plan.first_partial.resize(first_run.size());
-  std::vector<Item> items;
-  std::unordered_map<int64_t, size_t> full;  // partition and its first slot: the item that has them
+const DecodePlan& DecodePlanner::Plan(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                                      std::span<const int32_t> lengths, Runs runs) {
+  plan_.items.clear();
+  plan_.first_partial.assign(first_run.size(), 0);
+  plan_.partials = 0;
+  parts_.clear();
+  size_t full = 0;
+  for (const int32_t row : rows)
+    full += static_cast<size_t>(lengths[static_cast<size_t>(row)] / kPartitionKeys);
+  full_.assign(std::bit_ceil(2 * full + 1), {});  // half of it stays free
   for (const int32_t number : rows) {
     const auto row = static_cast<size_t>(number);
-    plan.first_partial[row] = static_cast<int32_t>(plan.partials);
+    plan_.first_partial[row] = static_cast<int32_t>(plan_.partials);
     Place place{first_run[row], 0};
-    for (int32_t begin = 0; begin < lengths[row]; begin += kPartitionKeys, ++plan.partials) {
+    for (int32_t begin = 0; begin < lengths[row]; begin += kPartitionKeys, ++plan_.partials) {
       Advance(runs, begin, &place);
       const int32_t partition = begin / kPartitionKeys, end = begin + kPartitionKeys;
+      auto item = static_cast<int32_t>(plan_.items.size());
       if (end <= lengths[row]) {
-        const auto [at, added] =
-            full.try_emplace((int64_t{partition} << 32) | SlotAt(runs, place, begin), items.size());
-        if (!added) {
-          Item& other = items[at->second];
-          if (SameSlots(runs, {other.item.run, other.item.run_position}, place, begin, end)) {
-            other.rows.push_back(number);
-            continue;
-          }
+        const int64_t key = (int64_t{partition} << 32) | SlotAt(runs, place, begin);
+        size_t at = Mix64(static_cast<uint64_t>(key)) % full_.size();
+        while (full_[at].key >= 0 && full_[at].key != key) at = (at + 1) % full_.size();
+        if (full_[at].key < 0) {
+          full_[at] = {key, item};
+        } else {
+          const AttentionItem& other = plan_.items[static_cast<size_t>(full_[at].item)];
+          if (SameSlots(runs, {other.run, other.run_position}, place, begin, end)) item = full_[at].item;
         }
       }
-      items.push_back({{0, 0, partition, place.run, place.position}, {number}});
+      if (item == static_cast<int32_t>(plan_.items.size()))
+        plan_.items.push_back({0, 0, partition, place.run, place.position});
+      ++plan_.items[static_cast<size_t>(item)].count;
+      parts_.emplace_back(item, number);
     }
   }
-  for (Item& i : items) {
-    i.item.first = static_cast<int32_t>(plan.order.size());
-    i.item.count = static_cast<int32_t>(i.rows.size());
-    plan.order.insert(plan.order.end(), i.rows.begin(), i.rows.end());
-    plan.items.push_back(i.item);
+  // The rows of each item together, in their order.
+  int32_t first = 0;
+  for (AttentionItem& item : plan_.items) {
+    item.first = first;
+    first += std::exchange(item.count, 0);
   }
-  return plan;
+  plan_.order.resize(parts_.size());
+  for (const auto& [item, row] : parts_) {
+    AttentionItem& of = plan_.items[static_cast<size_t>(item)];
+    plan_.order[static_cast<size_t>(of.first + of.count++)] = row;
+  }
+  return plan_;
 }
 
 std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/device/kv_run.h"
@@ -31,10 +32,28 @@ struct DecodePlan {
   std::vector<int32_t> first_partial;  // [rows of the batch]: place of a row's first partition among all
   int64_t partials = 0;                // partitions of all rows
 };
-// rows: those of the batch that are planned, ascending; first_run, lengths: of the batch. Rows whose
-// partition is full and lies in the same slots are one item. Time grows with the runs of all rows.
-DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
-                      std::span<const int32_t> lengths, std::span<const device::KvRun> runs);
+// Makes one plan after the other in the same memory. Not thread-safe.
+class DecodePlanner {
+ public:
+  // rows: those of the batch that are planned, ascending; first_run, lengths: of the batch. Rows whose
+  // partition is full and lies in the same slots are one item. Time grows with the runs of all rows. The plan
+  // is good until the next.
+  const DecodePlan& Plan(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                         std::span<const int32_t> lengths, std::span<const device::KvRun> runs);
+
+ private:
+  struct Full {
+    int64_t key = -1;  // partition and its first slot
+    int32_t item = 0;
+  };
+  DecodePlan plan_;
+  std::vector<std::pair<int32_t, int32_t>> parts_;  // item and row, partition by partition
+  std::vector<Full> full_;                          // by hash: the first item that has them
+};
+inline DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
+                             std::span<const int32_t> lengths, std::span<const device::KvRun> runs) {
+  return DecodePlanner().Plan(rows, first_run, lengths, runs);
+}
 
 // Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
 // first, so that the device is not left with one of them at the end.

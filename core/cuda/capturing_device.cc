@@ -1,8 +1,9 @@
 #include "core/cuda/capturing_device.h"
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
 
+#include <string_view>
 #include <utility>
 
 namespace tidepool::cuda {
@@ -15,8 +16,6 @@ class CapturedGraph : public device::Graph {
     const c10::cuda::CUDAGuard guard(device_);
     graph.replay();
   }
-
-  std::shared_ptr<device::Buffer> scratch;  // that its kernels work in; the device may take a larger one
   at::cuda::CUDAGraph graph;
 
  private:
@@ -25,24 +24,56 @@ class CapturedGraph : public device::Graph {
 
 }  // namespace
 
-std::unique_ptr<device::Graph> CapturingDevice::Record(const std::function<void()>& kernels) {
-  auto made = std::make_unique<CapturedGraph>(gpu());
-  if (stream_ == nullptr)
+class CapturingDevice::Capture : public device::Recording {
+ public:
+  // The stream of everything else is the default one, which cannot be captured, and this one waits for it
+  // only where it is told to. Kernels run here once before, for what happens on a first call alone: code that
+  // is loaded, memory of cuBLAS and of our kernels.
+  explicit Capture(CapturingDevice& device)
+      : device_(device), guard_(*device.stream_), graph_(std::make_unique<CapturedGraph>(device.gpu())) {}
+  ~Capture() override {
+    try {
+      if (std::exchange(device_.capturing_, false)) graph_->graph.capture_end();
+      device_.Synchronize();  // the default stream goes on
+    } catch (const c10::Error&) {
+      // What was wrong is already on its way to the caller; the stream is out of its capture either way.
+    }
+  }
+  void Begin() override {
+    device_.Synchronize();
+    // Other threads go on with what no capture may do, so its rules are for this thread.
+    graph_->graph.capture_begin(device_.pool_, cudaStreamCaptureModeThreadLocal);
+    device_.capturing_ = true;
+  }
+  std::unique_ptr<device::Graph> End() override {
+    device_.capturing_ = false;
+    try {
+      graph_->graph.capture_end();
+    } catch (const c10::Error& e) {  // an instance takes memory of the GPU; CUDA does not say so by its type
+      if (std::string_view(e.what_without_backtrace()).find("out of memory") == std::string_view::npos) throw;
+      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, e.what_without_backtrace());
+    }
+    return std::move(graph_);
+  }
+
+ private:
+  CapturingDevice& device_;
+  const c10::cuda::CUDAStreamGuard guard_;
+  std::unique_ptr<CapturedGraph> graph_;
+};
+
+std::unique_ptr<device::Recording> CapturingDevice::NewRecording() {
+  if (stream_ == nullptr) {
     stream_ = std::make_unique<c10::cuda::CUDAStream>(
         c10::cuda::getStreamFromPool(/*isHighPriority=*/false, gpu().index()));
-  // The stream of everything else is the default one, which cannot be captured, and this one waits for it
-  // only where it is told to.
+    pool_ = at::cuda::graph_pool_handle();
+  }
   Synchronize();
-  const c10::cuda::CUDAStreamGuard guard(*stream_);
-  // Also for what happens on a first call alone: code that is loaded, memory of cuBLAS and of our kernels.
-  kernels();
-  Synchronize();
-  made->scratch = scratch();
-  // Other threads go on with what no capture may do, so its rules are for this thread.
-  made->graph.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
-  kernels();
-  made->graph.capture_end();
-  return made;
+  return std::make_unique<Capture>(*this);
+}
+
+std::optional<int64_t> CapturingDevice::free_bytes() {
+  return capturing_ ? std::nullopt : CudaDevice::free_bytes();
 }
 
 }  // namespace tidepool::cuda

@@ -21,7 +21,9 @@ struct HeldAttention : AttentionOnDevice {
 class RoomForAttention : public device::GraphAttention {
  public:
   explicit RoomForAttention(const device::RowRunsOfHost& keys) {
-    const DecodePlan plan = PlanOf(keys);
+    rows_.resize(keys.lengths.size());
+    std::iota(rows_.begin(), rows_.end(), 0);
+    const DecodePlan& plan = PlanOf(keys);
     work_.decode.rows = static_cast<int64_t>(keys.lengths.size());
     work_.decode.items = Room(static_cast<int64_t>(plan.items.size()));
     work_.decode.partials = Room(plan.partials);
@@ -37,7 +39,7 @@ class RoomForAttention : public device::GraphAttention {
   }
   bool Divide(const device::RowRunsOfHost& keys, std::span<int32_t> words) override {
     const DecodeWork& w = work_.decode;
-    const DecodePlan plan = PlanOf(keys);
+    const DecodePlan& plan = PlanOf(keys);
     if (static_cast<int64_t>(plan.items.size()) > w.items || plan.partials > w.partials) return false;
     std::ranges::fill(words, 0);
     std::iota(words.begin(), words.begin() + w.rows, 0);
@@ -52,52 +54,14 @@ class RoomForAttention : public device::GraphAttention {
   // For sequences that grow by two partitions, and for longer ones in their place. The sums of a partition
   // are the largest part of a kernel's scratch, so no more (core/model/memory_use.cc).
   [[nodiscard]] int64_t Room(int64_t n) const { return n + n / 4 + 2 * work_.decode.rows; }
-  static DecodePlan PlanOf(const device::RowRunsOfHost& keys) {
-    std::vector<int32_t> rows(keys.lengths.size());
-    std::iota(rows.begin(), rows.end(), 0);
-    return PlanDecode(rows, keys.first_run, keys.lengths, keys.runs);
+  const DecodePlan& PlanOf(const device::RowRunsOfHost& keys) {
+    return planner_.Plan(rows_, keys.first_run, keys.lengths, keys.runs);
   }
   [[nodiscard]] int64_t at_items() const { return 2 * work_.decode.rows + work_.decode.partials; }
 
   AttentionOnDevice work_;
-};
-
-// Numbers that go up together.
-class Words {
- public:
-  // Where the values stand among all.
-  template <typename V>
-  int64_t Add(const std::vector<V>& values) {
-    static_assert(sizeof(V) % sizeof(int32_t) == 0);
-    const auto at = static_cast<int64_t>(words_.size());
-    const auto* p = reinterpret_cast<const int32_t*>(values.data());
-    words_.insert(words_.end(), p, p + values.size() * (sizeof(V) / sizeof(int32_t)));
-    return at;
-  }
-  [[nodiscard]] std::span<const int32_t> all() const { return words_; }
-
- private:
-  std::vector<int32_t> words_;
-};
-
-class DeviceLauncher : public Launcher {
- public:
-  DeviceLauncher(device::Device& device, Stream stream, std::shared_ptr<device::Buffer>& scratch)
-      : device_(device), stream_(stream), scratch_(scratch) {}
-  [[nodiscard]] Stream stream() override { return stream_; }
-  void* Scratch(int64_t bytes) override {
-    constexpr int64_t kStep = int64_t{1} << 20;  // a plan that grows by a row takes no new memory
-    if (scratch_ == nullptr || scratch_->bytes() < bytes) {
-      scratch_ = nullptr;
-      scratch_ = device_.Need((bytes + kStep - 1) / kStep * kStep);
-    }
-    return scratch_->data();
-  }
-
- private:
-  device::Device& device_;
-  Stream stream_;
-  std::shared_ptr<device::Buffer>& scratch_;
+  std::vector<int32_t> rows_;
+  DecodePlanner planner_;
 };
 
 template <typename Args>
@@ -107,14 +71,36 @@ constexpr bool kIsMultiply<device::MultiplyArgs<T>> = true;
 
 }  // namespace
 
+class CudaDevice::DeviceLauncher : public Launcher {
+ public:
+  DeviceLauncher(device::Device& device, Stream stream, CudaDevice::Scratch& scratch)
+      : device_(device), stream_(stream), scratch_(scratch) {}
+  [[nodiscard]] Stream stream() override { return stream_; }
+  void* Scratch(int64_t bytes) override {
+    constexpr int64_t kStep = int64_t{1} << 20;  // a plan that grows by a row takes no new memory
+    if (scratch_.memory == nullptr || scratch_.memory->bytes() < bytes) {
+      scratch_.Drop();  // what is too small goes first; graphs that work in it are not launched any more
+      scratch_.memory = device_.NeedUnset((bytes + kStep - 1) / kStep * kStep);
+    }
+    return scratch_.memory->data();
+  }
+
+ private:
+  device::Device& device_;
+  Stream stream_;
+  CudaDevice::Scratch& scratch_;
+};
+
 CudaDevice::CudaDevice(c10::Device device, CudaDeviceOptions options)
     : TorchDevice(device, device::ProductOperands::kNarrow), device_(device), options_(options) {}
 CudaDevice::~CudaDevice() = default;
 
 std::string CudaDevice::name() const { return "cuda " + std::to_string(device_.index()); }
 
-void CudaDevice::ReleaseScratch() { scratch_ = nullptr; }
-int64_t CudaDevice::scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
+void CudaDevice::ReleaseScratch() { scratch_.Drop(); }
+int64_t CudaDevice::scratch_bytes() const {
+  return scratch_.memory == nullptr ? 0 : scratch_.memory->bytes();
+}
 
 template <typename F>
 void CudaDevice::Run(const char* kernel, F launch) {
@@ -131,24 +117,25 @@ void CudaDevice::Run(const char* kernel, F launch) {
 std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttention(const device::RowRunsOfHost& keys,
                                                                  const device::HeadShape& shape) {
   const RowsByPass rows = DivideRows(keys.first_run, options_.batch_invariant);
-  const DecodePlan decode = PlanDecode(rows.decode, keys.first_run, keys.lengths, keys.runs);
+  const DecodePlan& decode = planner_.Plan(rows.decode, keys.first_run, keys.lengths, keys.runs);
   const std::vector<AttentionItem> prefill =
       PlanPrefill(rows.prefill, keys.first_run, keys.lengths, PrefillRows(shape.heads, shape.kv_heads));
-  Words words;
-  const int64_t row = words.Add(rows.decode), item = words.Add(decode.items), order = words.Add(decode.order),
-                first_partial = words.Add(decode.first_partial), prefill_item = words.Add(prefill);
+  device::Parcel parcel;
+  const int64_t row = parcel.Add(rows.decode), item = parcel.Add(decode.items),
+                order = parcel.Add(decode.order), first_partial = parcel.Add(decode.first_partial),
+                prefill_item = parcel.Add(prefill);
+  parcel.Send(*this);
   auto work = std::make_unique<HeldAttention>();
-  work->memory = Put(words.all());
-  const auto* at = static_cast<const int32_t*>(work->memory->data());
+  work->memory = parcel.memory();
   work->decode = {.rows = static_cast<int64_t>(rows.decode.size()),
                   .items = static_cast<int64_t>(decode.items.size()),
                   .partials = decode.partials,
-                  .row = at + row,
-                  .item = reinterpret_cast<const AttentionItem*>(at + item),
-                  .order = at + order,
-                  .first_partial = at + first_partial};
+                  .row = parcel.At<int32_t>(row),
+                  .item = parcel.At<AttentionItem>(item),
+                  .order = parcel.At<int32_t>(order),
+                  .first_partial = parcel.At<int32_t>(first_partial)};
   work->prefill = {.items = static_cast<int64_t>(prefill.size()),
-                   .item = reinterpret_cast<const AttentionItem*>(at + prefill_item)};
+                   .item = parcel.At<AttentionItem>(prefill_item)};
   return work;
 }
 

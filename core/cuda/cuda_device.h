@@ -36,6 +36,7 @@ class CudaDevice : public device::TorchDevice {
   [[nodiscard]] bool batch_invariant(DType) const override { return options_.batch_invariant; }
   void ReleaseScratch() override;
   [[nodiscard]] int64_t scratch_bytes() const override;
+  [[nodiscard]] int64_t scratch_moves() const override { return scratch_.moves; }
   std::unique_ptr<device::AttentionWork> PlanAttention(const device::RowRunsOfHost& keys,
                                                        const device::HeadShape& shape) override;
   std::unique_ptr<device::GraphAttention> PlanGraphAttention(const device::RowRunsOfHost& keys,
@@ -55,16 +56,26 @@ class CudaDevice : public device::TorchDevice {
 
  protected:
   [[nodiscard]] c10::Device gpu() const { return device_; }
-  [[nodiscard]] std::shared_ptr<device::Buffer> scratch() const { return scratch_; }
 
  private:
+  // What kernels work in, for one call at a time.
+  struct Scratch {
+    std::shared_ptr<device::Buffer> memory;
+    int64_t moves = 0;
+    void Drop() {
+      if (memory != nullptr) ++moves;
+      memory = nullptr;
+    }
+  };
+  class DeviceLauncher;
   // Runs launch(launcher); a launch that CUDA refuses is a bug, or leaves the device unusable.
   template <typename F>
   void Run(const char* kernel, F launch);
 
   const c10::Device device_;
   const CudaDeviceOptions options_;
-  std::shared_ptr<device::Buffer> scratch_;
+  Scratch scratch_;
+  DecodePlanner planner_;
 };
 
 }  // namespace tidepool::cuda

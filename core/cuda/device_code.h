@@ -9,6 +9,7 @@
 //   TP_SHARED(float, name, 256);          an array of the block; name[i]
 //   TP_DYNAMIC_SHARED(bytes);             Carve<T>(bytes, offset, count) is a part of it
 //   Get8, Put8                            8 elements as float32, one or two accesses of 16 bytes
+//   GetWords4, PutWords4                  16 bytes as they are
 //   CopyAsync16, CopyAsyncCommit, CopyAsyncWait<n>    16 bytes from device memory to shared memory
 //   LoadMatrix4, LoadMatrix4Transposed, MultiplyTile  ldmatrix and mma.sync.m16n8k16 of a warp
 //   Launch(grid, stream, kernel, args...)             0 or a cudaError_t
@@ -101,6 +102,16 @@ __device__ inline void Put8(float* x, int64_t i, const float (&v)[8]) {
 __device__ inline void Put8(BF16* x, int64_t i, const float (&v)[8]) {
   reinterpret_cast<uint4*>(x + i)[0] =
       make_uint4(NarrowTwo(v[0], v[1]), NarrowTwo(v[2], v[3]), NarrowTwo(v[4], v[5]), NarrowTwo(v[6], v[7]));
+}
+// The 16 bytes from element i on, which lie on 16 bytes, as they are.
+template <typename T>
+__device__ inline void GetWords4(const T* x, int64_t i, uint32_t (&out)[4]) {
+  const uint4 v = *reinterpret_cast<const uint4*>(x + i);
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+}
+template <typename T>
+__device__ inline void PutWords4(T* x, int64_t i, const uint32_t (&v)[4]) {
+  *reinterpret_cast<uint4*>(x + i) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 // Elements i and i + 1, i even: one access.
 __device__ inline void Put2(float* x, int64_t i, float a, float b) {

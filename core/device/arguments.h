@@ -249,7 +249,7 @@ template <typename T>
 struct TokenLogProbArgs {
   int64_t rows = 0, vocab = 0;
   const T* logits = nullptr;     // [rows, vocab]
-  const int32_t* ids = nullptr;  // [rows]
+  const int32_t* ids = nullptr;  // [rows]; below 0, as Sample leaves it: logprob is NaN
   float inv_temperature = 1;
   float* logprob = nullptr;  // [rows]
   float* entropy = nullptr;  // [rows] or null

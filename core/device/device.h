@@ -95,6 +95,14 @@ class Graph {
   virtual void Launch() = 0;
 };
 
+// Between Begin and End kernels that are called are recorded and not run. What is not ended is given up.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void Begin() = 0;
+  virtual std::unique_ptr<Graph> End() = 0;
+};
+
 // Attention in a Graph, of rows that are sequences of their own: kernels read from memory how it is divided,
 // and what other rows need can take its place there.
 class GraphAttention {
@@ -131,6 +139,9 @@ class Device {
 
   // Zeroed memory; kResourceExhausted, with the size.
   virtual StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) = 0;
+  // Memory with any values, where that saves something.
+  virtual StatusOr<std::shared_ptr<Buffer>> AllocateUnset(int64_t bytes) { return Allocate(bytes); }
+  // from_host may be written again when this returns; the copy takes its place among the kernels.
   virtual void Upload(void* to, const void* from_host, int64_t bytes) = 0;
   virtual void Download(void* to_host, const void* from, int64_t bytes) = 0;
   virtual void Copy(void* to, const void* from, int64_t bytes) = 0;  // no overlap
@@ -159,8 +170,11 @@ class Device {
   // Whether kernels can be recorded: one launch then stands for all of them.
   [[nodiscard]] virtual bool has_graphs() const { return false; }
   // Runs what `kernels` calls, then records it by calling that once more: kernels alone, nothing else of the
-  // device. Their arrays outlive the graph. requires has_graphs().
+  // device. Null where there is no memory for a graph; they have run all the same. Their arrays outlive the
+  // graph. requires has_graphs().
   virtual std::unique_ptr<Graph> Record(const std::function<void()>& kernels);
+  // How often what kernels keep between calls has moved: a graph of before may not be launched again.
+  [[nodiscard]] virtual int64_t scratch_moves() const { return 0; }
   // With room for more keys than these rows have. requires has_graphs() and another run of each row.
   virtual std::unique_ptr<GraphAttention> PlanGraphAttention(const RowRunsOfHost& keys,
                                                              const HeadShape& shape);
@@ -177,12 +191,14 @@ class Device {
   // For what a computation needs in its midst. Throws c10::OutOfMemoryError where there is no memory, as a
   // kernel of LibTorch's does: a worker ends of it, and says what was asked and what is free.
   std::shared_ptr<Buffer> Need(int64_t bytes);
+  // The same, of which the values may be any: who asks writes it.
+  std::shared_ptr<Buffer> NeedUnset(int64_t bytes);
   // Need for rows of their own.
   Array Take(int64_t rows, int64_t cols, DType dtype);
   // Need for values of the host.
   template <typename V>
   std::shared_ptr<Buffer> Put(std::span<const V> values) {
-    std::shared_ptr<Buffer> memory = Need(static_cast<int64_t>(values.size_bytes()));
+    std::shared_ptr<Buffer> memory = NeedUnset(static_cast<int64_t>(values.size_bytes()));
     Upload(static_cast<V*>(memory->data()), values);
     return memory;
   }
@@ -197,6 +213,40 @@ class Device {
     if (n > 0) Download(out.data(), from, n * static_cast<int64_t>(sizeof(V)));
     return out;
   }
+
+ protected:
+  // What Record records by.
+  virtual std::unique_ptr<Recording> NewRecording();
+};
+
+// Arrays of the host that go up behind each other in one copy.
+class Parcel {
+ public:
+  // Its place, for At. requires that nothing was sent
+  template <typename V>
+  int64_t Add(std::span<const V> values) {
+    const size_t at = bytes_.size();
+    const auto* p = reinterpret_cast<const std::byte*>(values.data());
+    bytes_.insert(bytes_.end(), p, p + values.size_bytes());
+    bytes_.resize((bytes_.size() + kAlignment - 1) / kAlignment * kAlignment);
+    return static_cast<int64_t>(at);
+  }
+  template <typename V>
+  int64_t Add(const std::vector<V>& values) {
+    return Add(std::span<const V>(values));
+  }
+  void Send(Device& device) { memory_ = device.Put(std::span<const std::byte>(bytes_)); }
+  // requires Send
+  template <typename V>
+  [[nodiscard]] const V* At(int64_t place) const {
+    return reinterpret_cast<const V*>(static_cast<const std::byte*>(memory_->data()) + place);
+  }
+  [[nodiscard]] const std::shared_ptr<Buffer>& memory() const { return memory_; }
+
+ private:
+  static constexpr size_t kAlignment = 16;  // of what a kernel reads at a time
+  std::vector<std::byte> bytes_;
+  std::shared_ptr<Buffer> memory_;
 };
 
 }  // namespace tidepool::device

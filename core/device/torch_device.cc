@@ -10,6 +10,7 @@
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/logsumexp.h>
@@ -29,6 +30,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <type_traits>
@@ -293,7 +295,8 @@ struct TorchDevice::Impl {
   void TokenLogProb(const TokenLogProbArgs<T>& a) const {
     const Tensor z = Wide(a.logits, {a.rows, a.vocab}) * a.inv_temperature, top = z.amax(1, /*keepdim=*/true),
                  e = at::exp(z - top), total = SumOf(e), log_total = total.log();
-    Store(a.logprob, z.gather(1, Ids(a.ids, {a.rows, 1})) - top - log_total);
+    const Tensor ids = Ids(a.ids, {a.rows, 1});
+    Store(a.logprob, at::where(ids < 0, NAN, z.gather(1, ids.clamp_min(0)) - top - log_total));
     if (a.entropy != nullptr) Store(a.entropy, log_total - SumOf(e * Unmasked(z - top)) / total);
     if (a.lse != nullptr) Store(a.lse, top + log_total);
   }
@@ -572,10 +575,10 @@ TorchDevice::~TorchDevice() = default;
 std::string TorchDevice::name() const { return "torch " + impl_->device.str(); }
 bool TorchDevice::host_memory() const { return impl_->device.is_cpu(); }
 
-StatusOr<std::shared_ptr<Buffer>> TorchDevice::Allocate(int64_t bytes) {
+StatusOr<std::shared_ptr<Buffer>> TorchDevice::AllocateUnset(int64_t bytes) {
   try {  // LibTorch says by an exception that there is no memory
     return std::shared_ptr<Buffer>(std::make_shared<TorchBuffer>(
-        at::zeros({std::max<int64_t>(bytes, 1)}, at::TensorOptions().dtype(at::kByte).device(impl_->device)),
+        at::empty({std::max<int64_t>(bytes, 1)}, at::TensorOptions().dtype(at::kByte).device(impl_->device)),
         bytes));
   } catch (const c10::Error& e) {
     const std::optional<int64_t> free = free_bytes();
@@ -584,12 +587,27 @@ StatusOr<std::shared_ptr<Buffer>> TorchDevice::Allocate(int64_t bytes) {
                                    : std::string(": ") + e.what_without_backtrace()));
   }
 }
+StatusOr<std::shared_ptr<Buffer>> TorchDevice::Allocate(int64_t bytes) {
+  TP_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> memory, TorchDevice::AllocateUnset(bytes));
+  Zero(memory->data(), bytes);
+  return memory;
+}
 
 void TorchDevice::Upload(void* to, const void* from_host, int64_t bytes) {
   if (bytes == 0) return;
   const c10::InferenceMode inference;
-  impl_->Raw(static_cast<std::byte*>(to), {bytes})
-      .copy_(at::from_blob(const_cast<void*>(from_host), {bytes}, at::kByte));
+  const Tensor there = impl_->Raw(static_cast<std::byte*>(to), {bytes});
+  // A copy from the host's own pages holds up whoever asks until every kernel before it has run. From pages
+  // that the system may not move it takes its place among them. LibTorch keeps such pages for the next, and
+  // does not give them out again before the copy is through.
+  constexpr int64_t kPinnedMost = int64_t{8} << 20;
+  if (!impl_->device.is_cpu() && bytes <= kPinnedMost) {
+    const Tensor pinned = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    std::memcpy(pinned.mutable_data_ptr(), from_host, static_cast<size_t>(bytes));
+    there.copy_(pinned, /*non_blocking=*/true);
+    return;
+  }
+  there.copy_(at::from_blob(const_cast<void*>(from_host), {bytes}, at::kByte));
 }
 void TorchDevice::Download(void* to_host, const void* from, int64_t bytes) {
   if (bytes == 0) return;

@@ -31,6 +31,7 @@ class TorchDevice : public Device {
   [[nodiscard]] bool host_memory() const override;
   [[nodiscard]] bool batch_invariant(DType) const override { return false; }  // at::mm promises nothing
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
+  StatusOr<std::shared_ptr<Buffer>> AllocateUnset(int64_t bytes) override;
   void Upload(void* to, const void* from_host, int64_t bytes) override;
   void Download(void* to_host, const void* from, int64_t bytes) override;
   void Copy(void* to, const void* from, int64_t bytes) override;

@@ -14,14 +14,19 @@
 namespace tidepool::engine {
 namespace {
 
+constexpr int64_t kKvTokensMost = 2'000'000'000;
+
 Status CheckOptions(const model::Weights& weights, const EngineOptions& o) {
   const auto bad = [](const std::string& what) { return InvalidArgument("engine: " + what); };
   if (o.block_tokens < 1 || o.block_tokens > 1024) {
     return bad("rollout.block_tokens is " + std::to_string(o.block_tokens) + ", expected 1 to 1024");
   }
-  if (o.kv_cache_tokens < o.block_tokens || o.kv_cache_tokens > std::numeric_limits<int32_t>::max()) {
+  // Kernels have slots as int32, those that fill up graphs included (core/config/schema_keys.cc).
+  static_assert(kKvTokensMost < std::numeric_limits<int32_t>::max() - model::kFillRowsMax);
+  if (o.kv_cache_tokens < o.block_tokens || o.kv_cache_tokens > kKvTokensMost) {
     return bad("rollout.kv_cache_tokens is " + std::to_string(o.kv_cache_tokens) +
-               ", expected at least a block (" + std::to_string(o.block_tokens) + ") and below 2^31");
+               ", expected at least a block (" + std::to_string(o.block_tokens) + ") and at most " +
+               std::to_string(kKvTokensMost));
   }
   if (o.max_running < 1)
     return bad("max_running is " + std::to_string(o.max_running) + ", expected 1 or more");

@@ -149,6 +149,9 @@ device::Array Engine::Impl::SelectHidden(std::span<Pick> picks) {
     if (same == states.end()) states.push_back(&pick.s->sample_state);
   }
   const auto n = static_cast<int64_t>(rows.size());
+  bool all_in_order = states.empty() && n == hidden.view.rows;
+  for (size_t i = 0; i < rows.size(); ++i) all_in_order = all_in_order && rows[i] == static_cast<int32_t>(i);
+  if (all_in_order) return hidden;  // a step that decodes
   device::Array selected =
       device->Take(n + static_cast<int64_t>(states.size()), weights.spec().hidden_size, weights.dtype());
   if (n > 0) model::GatherRows(*device, hidden.view, rows, selected.view.Rows(0, n));
@@ -179,34 +182,7 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
   for (size_t i = 0; i < picks.size(); ++i) {
     picks[i].id = drawn[i].id;
     picks[i].log_kept = drawn[i].log_kept;
-  }
-
-  // Log-probs go by temperature; most often there is one.
-  std::vector<bool> done(picks.size(), false);
-  for (size_t first = 0; first < picks.size(); ++first) {
-    if (done[first] || picks[first].id < 0) continue;
-    const float temperature = picks[first].s->sampling.temperature;
-    std::vector<Pick*> same;
-    for (size_t i = first; i < picks.size(); ++i) {
-      if (picks[i].id < 0 || picks[i].s->sampling.temperature != temperature) continue;
-      done[i] = true;
-      same.push_back(&picks[i]);
-    }
-    std::vector<int32_t> ids, sources;
-    bool identity = static_cast<int64_t>(same.size()) == logits.view.rows;
-    for (size_t i = 0; i < same.size(); ++i) {
-      ids.push_back(same[i]->id);
-      sources.push_back(same[i]->source);
-      identity = identity && sources[i] == static_cast<int32_t>(i);
-    }
-    device::Array gathered = logits;
-    if (!identity) {
-      gathered = device->Take(static_cast<int64_t>(same.size()), logits.view.cols, logits.view.dtype);
-      model::GatherRows(*device, logits.view, sources, gathered.view);
-    }
-    std::vector<float> logprobs(same.size());
-    model::TokenLogProbs(*device, gathered.view, ids, temperature == 0.0F ? 1.0F : temperature, logprobs);
-    for (size_t i = 0; i < same.size(); ++i) same[i]->logprob = logprobs[i];
+    picks[i].logprob = drawn[i].logprob;
   }
   stats.sample_s += SecondsSince(start);
 }

@@ -63,11 +63,10 @@ std::vector<int32_t> WordsOf(const FilledBatch& batch, device::GraphAttention& a
 void Decoder::Impl::DropGraphs() {
   graphs.clear();
   graphs_out = Array();
-  graphs_scratch = 0;
 }
 
 bool Decoder::Impl::RunsAsGraph(const RaggedBatch& b) const {
-  return b.fill_slot >= 0 && device.has_graphs() && b.experts.empty() && !b.ids.empty() &&
+  return b.fill_slot >= 0 && !graphs_refused && device.has_graphs() && b.experts.empty() && !b.ids.empty() &&
          static_cast<int64_t>(b.ids.size()) <= kGraphRowsMax &&
          std::ranges::adjacent_find(b.first_run, std::greater_equal<>()) == b.first_run.end();
 }
@@ -76,18 +75,19 @@ template <typename T>
 Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv) {
   TP_CHECK(given.fill_slot + kFillRowsMax <= kv.k.rows / spec.layers)
       << "slot " << given.fill_slot << " is not followed by enough that are no token's";
-  // Each keeps the scratch of its kernels. Where these have taken a larger one since, it is to be the only
-  // one.
   if (graphs_kv.k.data != kv.k.data || graphs_kv.v.data != kv.v.data || graphs_kv.k.rows != kv.k.rows ||
-      device.scratch_bytes() > graphs_scratch)
+      device.scratch_moves() != graphs_scratch)
     DropGraphs();
   graphs_kv = kv;
+  graphs_scratch = device.scratch_moves();
   if (!graphs_out) graphs_out = device.Take(kGraphRowsMax, spec.hidden_size, dtype);
 
   const auto rows = static_cast<int64_t>(given.ids.size()), of_graph = GraphRows(rows);
   FilledBatch batch(given, of_graph);
   const int64_t runs = batch.runs();
+  const Array out{graphs_out.memory, graphs_out.view.Rows(0, rows)};
   auto found = graphs.find(of_graph);
+  const int32_t* chosen = nullptr;
   std::vector<int32_t> words;
   if (found != graphs.end() && runs <= found->second.runs) {
     batch.MakeRoom(found->second.runs);
@@ -108,22 +108,28 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
     DeviceBatch on_device = BatchAt(batch.view(), at, kv.k.rows / spec.layers);
     on_device.attention = &graph.attention->work();
     const BlockBuffers b = TakeInference(of_graph);
-    graph.chosen = b.moe.chosen;
-    const View out = graphs_out.view.Rows(0, of_graph);
-    graph.graph = device.Record([&] { Infer<T>(on_device, b, kv, out); });
-    if (const int64_t now = device.scratch_bytes(); now > graphs_scratch) {
-      graphs.clear();
+    graph.chosen = chosen = b.moe.chosen;
+    const View all = graphs_out.view.Rows(0, of_graph);
+    graph.graph = device.Record([&] { Infer<T>(on_device, b, kv, all); });
+    if (const int64_t now = device.scratch_moves(); now != graphs_scratch) {
+      graphs.clear();  // their kernels worked in what is gone
       graphs_scratch = now;
     }
-    found = graphs.emplace(of_graph, std::move(graph)).first;
-    ++recorded_graphs;
+    if (graph.graph == nullptr) {  // no memory: this step has run, and those that follow need none
+      DropGraphs();
+      graphs_refused = true;
+    } else {
+      graphs.emplace(of_graph, std::move(graph));
+      ++recorded_graphs;
+    }
   } else {
+    chosen = found->second.chosen;
     device.Upload(static_cast<int32_t*>(found->second.words->data()), std::span<const int32_t>(words));
     found->second.graph->Launch();
   }
 
   if (given.routed != nullptr) {  // without the rows that fill up
-    const std::vector<int32_t> all = device.Read(found->second.chosen, routed_size(of_graph));
+    const std::vector<int32_t> all = device.Read(chosen, routed_size(of_graph));
     const int64_t k = spec.moe.experts_per_token;
     given.routed->clear();
     for (int64_t layer = 0; layer < spec.sparse_layers(); ++layer) {
@@ -131,7 +137,7 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
       given.routed->insert(given.routed->end(), from, from + rows * k);
     }
   }
-  return {graphs_out.memory, graphs_out.view.Rows(0, rows)};
+  return out;
 }
 
 template Array Decoder::Impl::ForwardAsGraph<float>(const RaggedBatch&, const KvMemory&);

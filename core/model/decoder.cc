@@ -477,6 +477,7 @@ std::pair<Array, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batch, bo
 
 void Decoder::ReleaseScratch() {
   impl_->DropGraphs();
+  impl_->graphs_refused = false;
   impl_->scratch.Release();
   impl_->idle.clear();
   impl_->logits = nullptr;

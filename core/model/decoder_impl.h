@@ -127,7 +127,8 @@ struct Decoder::Impl {
   std::map<int64_t, DecodeGraph> graphs;               // by rows; their kernels work in `scratch`
   KvMemory graphs_kv;                                  // and on this memory
   Array graphs_out;                                    // [kGraphRowsMax, d]
-  int64_t graphs_scratch = 0;                          // bytes of the device's that they keep
+  int64_t graphs_scratch = 0;                          // Device::scratch_moves() when they were recorded
+  bool graphs_refused = false;                         // there was no memory for one
   int64_t recorded_graphs = 0;
   double* prob_sum = nullptr;  // [E] of the training forward that is going on
 

@@ -21,6 +21,12 @@ constexpr int64_t GraphRowsInAll(int64_t rows) {
   for (int64_t of_graph = 1; of_graph < rows; of_graph = GraphRows(of_graph + 1)) sum += of_graph;
   return sum + GraphRows(rows);
 }
+// How many graphs those are.
+constexpr int64_t GraphsInAll(int64_t rows) {
+  int64_t count = 1;
+  for (int64_t of_graph = 1; of_graph < rows; of_graph = GraphRows(of_graph + 1)) ++count;
+  return count;
+}
 // Rows that fill up a graph, at most.
 constexpr int64_t kFillRowsMax = 31;
 

@@ -50,6 +50,15 @@ int64_t GpuAttentionPartBytes(const ModelSpec& s, int64_t rows, int64_t keys) {
   return rows * ((keys + 255) / 256) * s.heads * (s.head_size + 2) * 4;
 }
 
+// Of a recorded kernel: its arguments and what the driver keeps beside them, which is written nowhere. A
+// bound and no measurement; `engine_bench --parts` shows what graphs took.
+constexpr int64_t kGraphKernelBytes = int64_t{16} << 10;
+// Of one graph: a layer with its biases, attention in two launches, experts in more; embedding and last norm.
+int64_t GraphKernels(const ModelSpec& s) {
+  constexpr int64_t kDense = 14, kSparse = 30;
+  return 2 + (s.layers - s.sparse_layers()) * kDense + s.sparse_layers() * kSparse;
+}
+
 }  // namespace
 
 MemoryUse& MemoryUse::operator+=(const MemoryUse& o) {
@@ -143,12 +152,13 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
     use.workspace += ActivationArena::kChunkBytes + kGpuProductBytes +
                      GpuAttentionPartBytes(s, std::min(rows, sizes.decoded), sizes.keys);
     if (graphs) {
-      // The stream that is recorded; hidden states; room for parts of attention that are yet to come; and
-      // numbers of each row.
+      // The stream that is recorded; hidden states; room for parts of attention that are yet to come;
+      // numbers of each row; and the graphs themselves.
       const int64_t of_graph = GraphRows(alone), parts = GpuAttentionPartBytes(s, of_graph, sizes.keys);
       use.workspace += kGpuProductBytes + kGraphRowsMax * s.hidden_size * w + parts / 4 +
                        GpuAttentionPartBytes(s, 2 * of_graph, 1) +
-                       GraphRowsInAll(of_graph) * (64 + 32 * ((sizes.keys + 255) / 256));
+                       GraphRowsInAll(of_graph) * (64 + 32 * ((sizes.keys + 255) / 256)) +
+                       GraphsInAll(of_graph) * GraphKernels(s) * kGraphKernelBytes;
     }
     return use;
   }

@@ -1,6 +1,9 @@
 #include "core/model/row_operations.h"
 
+#include <algorithm>
+#include <bit>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 namespace tidepool::model {
@@ -46,8 +49,10 @@ void TokenLogProbs(device::Device& device, const device::View& logits, std::span
                                                     .lse = lse.empty() ? nullptr : row(2)});
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+  const int64_t parts = !lse.empty() ? 3 : !entropy.empty() ? 2 : 1;
+  const std::vector<float> all = device.Read(row(0), parts * n);
   for (auto [to, i] : {std::pair(logprobs, 0), std::pair(entropy, 1), std::pair(lse, 2)})
-    if (!to.empty()) device.Download(to.data(), row(i), static_cast<int64_t>(to.size_bytes()));
+    std::copy_n(all.begin() + i * n, to.size(), to.begin());
 }
 
 void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
@@ -58,64 +63,106 @@ void TokenLogProbsBackward(device::Device& device, const device::View& logits, s
            (entropy.empty() || entropy.size() == ids.size()))
       << "inputs of another length than ids";
   if (ids.empty()) return;
-  const auto put = [&](std::span<const float> values) {
-    return values.empty() ? std::shared_ptr<device::Buffer>() : device.Put(values);
-  };
-  const auto on_device = device.Put(ids);
-  const auto l = put(lse), e = put(entropy), dl = put(dlogprobs), de = put(dentropy);
+  device::Parcel parcel;
+  const int64_t id = parcel.Add(ids), l = parcel.Add(lse), e = parcel.Add(entropy),
+                dl = parcel.Add(dlogprobs), de = parcel.Add(dentropy);
+  parcel.Send(device);
+  const bool with_entropy = !entropy.empty();
   const auto run = [&]<typename T>(T) {
-    device.TokenLogProbBackward(device::TokenLogProbBackwardArgs<T>{.rows = logits.rows,
-                                                                    .vocab = logits.cols,
-                                                                    .logits = logits.As<T>(),
-                                                                    .ids = Data<int32_t>(on_device),
-                                                                    .inv_temperature = 1.0F / temperature,
-                                                                    .lse = Data<float>(l),
-                                                                    .entropy = Data<float>(e),
-                                                                    .dlogprob = Data<float>(dl),
-                                                                    .dentropy = Data<float>(de)});
+    device.TokenLogProbBackward(
+        device::TokenLogProbBackwardArgs<T>{.rows = logits.rows,
+                                            .vocab = logits.cols,
+                                            .logits = logits.As<T>(),
+                                            .ids = parcel.At<int32_t>(id),
+                                            .inv_temperature = 1.0F / temperature,
+                                            .lse = parcel.At<float>(l),
+                                            .entropy = with_entropy ? parcel.At<float>(e) : nullptr,
+                                            .dlogprob = parcel.At<float>(dl),
+                                            .dentropy = with_entropy ? parcel.At<float>(de) : nullptr});
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
 }
 
-void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
-                const device::View& out) {
-  TP_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == from.cols)
-      << rows.size() << " rows of " << from.cols << " into " << out.rows << " of " << out.cols;
-  const auto ids = device.Put(rows);
+namespace {
+
+// `rows` is the device's.
+void Gather(device::Device& device, const device::View& from, const int32_t* rows, const device::View& out) {
   const auto run = [&]<typename T>(T) {
     device.GatherRows(device::GatherRowsArgs<T>{.rows = out.rows,
                                                 .d = out.cols,
                                                 .table_rows = from.rows,
-                                                .ids = Data<int32_t>(ids),
+                                                .ids = rows,
                                                 .table = from.As<T>(),
                                                 .out = out.As<T>()});
   };
   out.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
 }
 
+}  // namespace
+
+void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
+                const device::View& out) {
+  TP_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == from.cols)
+      << rows.size() << " rows of " << from.cols << " into " << out.rows << " of " << out.cols;
+  const auto ids = device.Put(rows);
+  Gather(device, from, Data<int32_t>(ids), out);
+}
+
 std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
                               std::span<const int32_t> source, std::span<const device::SampleRow> how) {
   const auto n = static_cast<int64_t>(how.size());
-  const auto sources = device.Put(source);
-  const auto hows = device.Put(how);
-  const device::Array out = device.Take(2, n, DType::kFloat32);
+  TP_CHECK(source.size() == how.size()) << source.size() << " sources of " << how.size() << " draws";
+  // Log-probs go by temperature, so rows of one stand together.
+  std::vector<size_t> order(how.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return how[i].temperature; });
+  std::vector<int32_t> sources;
+  std::vector<device::SampleRow> hows;
+  for (const size_t i : order) {
+    sources.push_back(source[i]);
+    hows.push_back(how[i]);
+  }
+  device::Parcel parcel;
+  const int64_t at_source = parcel.Add(sources), at_how = parcel.Add(hows);
+  parcel.Send(device);
+  const device::Array out = device.Take(3, n, DType::kFloat32);
   auto* ids = static_cast<int32_t*>(out.view.data);
-  auto* log_kept = out.view.Rows(1, 1).As<float>();
   const auto run = [&]<typename T>(T) {
     device.Sample(device::SampleArgs<T>{.rows = n,
                                         .logit_rows = logits.rows,
                                         .vocab = logits.cols,
                                         .logits = logits.As<T>(),
-                                        .source = Data<int32_t>(sources),
-                                        .how = Data<device::SampleRow>(hows),
+                                        .source = parcel.At<int32_t>(at_source),
+                                        .how = parcel.At<device::SampleRow>(at_how),
                                         .ids = ids,
-                                        .log_kept = log_kept});
+                                        .log_kept = out.view.Rows(1, 1).As<float>()});
+    for (int64_t from = 0, to = 0; from < n; from = to) {
+      const float temperature = hows[static_cast<size_t>(from)].temperature;
+      while (to < n && hows[static_cast<size_t>(to)].temperature == temperature) ++to;
+      bool as_they_stand = to - from == logits.rows;
+      for (int64_t i = from; i < to; ++i)
+        as_they_stand = as_they_stand && sources[static_cast<size_t>(i)] == i - from;
+      device::Array gathered{.memory = nullptr, .view = logits};
+      if (!as_they_stand) {
+        gathered = device.Take(to - from, logits.cols, logits.dtype);
+        Gather(device, logits, parcel.At<int32_t>(at_source) + from, gathered.view);
+      }
+      device.TokenLogProb(
+          device::TokenLogProbArgs<T>{.rows = to - from,
+                                      .vocab = logits.cols,
+                                      .logits = gathered.view.template As<T>(),
+                                      .ids = ids + from,
+                                      .inv_temperature = 1.0F / (temperature == 0.0F ? 1.0F : temperature),
+                                      .logprob = out.view.Rows(2, 1).As<float>() + from});
+    }
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
-  const std::vector<int32_t> id = device.Read(ids, n);
-  const std::vector<float> kept = device.Read(log_kept, n);
-  std::vector<Drawn> drawn;
-  for (size_t i = 0; i < id.size(); ++i) drawn.push_back({id[i], kept[i]});
+  const std::vector<float> all = device.Read(out.view.As<float>(), 3 * n);
+  std::vector<Drawn> drawn(how.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    const float* at = all.data() + i;
+    drawn[order[i]] = {std::bit_cast<int32_t>(at[0]), at[n], at[2 * n]};
+  }
   return drawn;
 }
 

@@ -32,8 +32,9 @@ void GatherRows(device::Device& device, const device::View& from, std::span<cons
 struct Drawn {
   int32_t id = -1;        // -1: the logits hold a value that is not finite
   float log_kept = 0.0F;  // log of the share of mass that the cuts kept; exactly 0 without cuts
+  float logprob = 0.0F;   // as TokenLogProbs has it at the draw's temperature, at 1 where that is 0
 };
-// A token for each of `how`, from the row of logits that `source` names.
+// A token for each of `how`, from the row of logits that `source` names. The host waits once, for all of it.
 std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
                               std::span<const int32_t> source, std::span<const device::SampleRow> how);
 

@@ -6,8 +6,10 @@
 // many threads read the weights once, as a share of a step that only decodes.
 //
 //   engine_bench [--groups 8] [--samples 8] [--prompt 40] [--new 16] [--busy 0] [--shape smollm2]
-//     [--device cpu]
+//     [--device cpu] [--parts 0]
 //
+// --parts N: in place of all that, what each kernel of one step that decodes takes, run N times in a row, and
+// on a GPU what recorded graphs take of its memory.
 // --busy N: measures quiet, then beside N processes that compute without end, in turns.
 // --shape, --device: of bench_model.h. On a GPU the read share is in terms of a copy inside its memory: bytes
 // of weights that a step reads, by its time, as a share of the bytes that the copy reads and writes in that
@@ -39,6 +41,7 @@
 #include "core/engine/engine.h"
 #include "core/model/weights.h"
 #include "tests/bench/bench_model.h"
+#include "tests/bench/timed_device.h"
 
 namespace tidepool::engine {
 namespace {
@@ -46,7 +49,7 @@ namespace {
 int64_t groups = 8;  // the sizes of the flags
 int32_t samples = 8, prompt_tokens = 40;
 int64_t new_tokens = 16;
-int busy = 0;
+int busy = 0, parts = 0;
 std::string shape = "smollm2", device_kind = "cpu";
 constexpr int kRepeats = 5;
 
@@ -285,6 +288,72 @@ void Bench(const model::Weights& weights, const std::shared_ptr<device::Device>&
                alone.c_str(), host_us);
 }
 
+// All samples are in flight and decode.
+void Begin(Engine& engine, int64_t vocab) {
+  for (int64_t g = 0; g < groups; ++g) {
+    std::vector<int32_t> prompt;
+    for (int32_t i = 0; i < prompt_tokens; ++i)
+      prompt.push_back(static_cast<int32_t>((g * 977 + i * 131) % vocab));
+    for (int32_t k = 0; k < samples; ++k) {
+      const Status added = engine.Add({.tid = {g, 0, k},
+                                       .gid = GroupId{g},
+                                       .prompt = prompt,
+                                       .max_new_tokens = new_tokens,
+                                       .max_total_new = new_tokens});
+      TP_CHECK(added.ok()) << added.ToString();
+    }
+  }
+  while (engine.Step().stats.prefill_tokens > 0) {
+  }
+}
+
+void Parts(const model::Weights& weights, const std::shared_ptr<device::Device>& device) {
+  const auto make = [&](const std::shared_ptr<device::Device>& on, bool graphs) {
+    auto engine =
+        Engine::Create(weights, {.seed = 1,
+                                 .device = on,
+                                 .kv_cache_tokens = std::max<int64_t>(
+                                     8192, 2 * groups * (prompt_tokens + samples * (new_tokens + 16))),
+                                 .graphs = graphs,
+                                 .version = {0, 0}});
+    TP_CHECK(engine.ok()) << engine.status().ToString();
+    return std::move(engine).value();
+  };
+  const int64_t vocab = weights.spec().vocab_size;
+  const auto timed = std::make_shared<bench::TimedDevice>(device, parts);
+  {
+    const auto engine = make(timed, false);
+    Begin(*engine, vocab);
+    timed->Start();
+    (void)engine->Step();
+    timed->Print("a step that decodes " + std::to_string(groups * samples) + " rows");
+  }
+  if (!device->has_graphs()) return;
+  const auto engine = make(device, true);
+  Begin(*engine, vocab);
+  (void)engine->Step();  // with what the first one takes
+  engine->ReleaseMemory();
+  TP_CHECK(engine->AcquireMemory().ok());
+  const auto taken = [&] { return -device->free_bytes().value_or(0) - engine->held().total(); };
+  int64_t before = 0;
+  StepOutput out;
+  do {  // what was in flight is filled in again first
+    before = taken();
+    out = engine->Step();
+  } while (out.stats.recorded_graphs == 0 && engine->HasWork());
+  std::printf("== %ld graph recorded: %.1f MB of the GPU's memory beside what the engine counts\n",
+              static_cast<long>(out.stats.recorded_graphs), 1e-6 * static_cast<double>(taken() - before));
+  std::vector<double> steps;
+  for (int i = 0; i < 20 && engine->HasWork(); ++i) {
+    const double from = Now();
+    (void)engine->Step();
+    steps.push_back(1e6 * (Now() - from));
+  }
+  std::ranges::sort(steps);
+  std::printf("== a step by its graph: %.0f us, median of %zu\n",
+              steps.empty() ? 0.0 : steps[steps.size() / 2], steps.size());
+}
+
 }  // namespace
 }  // namespace tidepool::engine
 
@@ -303,6 +372,8 @@ int main(int argc, char** argv) {
       engine::new_tokens = value;
     else if (flag == "--busy" && value > 0)
       engine::busy = static_cast<int>(value);
+    else if (flag == "--parts" && value > 0)
+      engine::parts = static_cast<int>(value);
     else if (flag == "--shape" && i < argc)
       engine::shape = argv[i];
     else if (flag == "--device" && i < argc)
@@ -310,11 +381,11 @@ int main(int argc, char** argv) {
     else
       return std::fprintf(stderr,
                           "usage: engine_bench [--groups N] [--samples N] [--prompt N] [--new N] [--busy N] "
-                          "[--shape NAME] [--device cpu|cuda]\n"),
+                          "[--shape NAME] [--device cpu|cuda] [--parts N]\n"),
              2;
   }
   const std::unique_ptr<model::Weights> weights = bench::NoiseModel(engine::shape);
   const std::shared_ptr<device::Device> device = bench::BenchDevice(engine::device_kind);
   engine::machine = bench::DescribeDevice(*device);
-  engine::Bench(*weights, device);
+  engine::parts > 0 ? engine::Parts(*weights, device) : engine::Bench(*weights, device);
 }

@@ -5,8 +5,9 @@
 //
 //   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
 //     [--groups 8] [--samples 8] [--prompt 40] [--response 16] [--lengths 16,300,...] [--shape smollm2]
-//     [--device cpu]
+//     [--device cpu] [--parts 0]
 //
+// --parts N: in place of all that, what each kernel of one step takes, run N times in a row.
 // --shape, --device: of bench_model.h. On a GPU there is no baseline, and what is computed a second stands
 // beside what one large product reaches. Without a GPU: exit code 77, with the reason.
 // --lengths: responses of these lengths, one to a group, in place of groups, samples and response.
@@ -36,6 +37,7 @@
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 #include "tests/bench/bench_model.h"
+#include "tests/bench/timed_device.h"
 
 namespace tidepool::train {
 namespace {
@@ -157,7 +159,7 @@ void Print(const char* name, double value, const char* unit, const char* better,
 }
 
 int Main(int argc, char** argv) {
-  int threads = 2, steps = 3;
+  int threads = 2, steps = 3, parts = 0;
   int64_t micro = 1024, layers = 0;  // 0: of the shape
   bool recompute = false, quickstart = false;
   std::string shape = "smollm2", device_kind = "cpu";
@@ -168,6 +170,8 @@ int Main(int argc, char** argv) {
       threads = static_cast<int>(value());
     else if (std::strcmp(argv[i], "--steps") == 0)
       steps = static_cast<int>(value());
+    else if (std::strcmp(argv[i], "--parts") == 0)
+      parts = static_cast<int>(value());
     else if (std::strcmp(argv[i], "--micro") == 0)
       micro = value();
     else if (std::strcmp(argv[i], "--layers") == 0)
@@ -199,7 +203,7 @@ int Main(int argc, char** argv) {
                  stderr,
                  "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
                  "[--recompute] [--quickstart] [--groups N] [--samples N] [--prompt N] [--response N] "
-                 "[--lengths N,N,...] [--shape NAME] [--device cpu|cuda]\n"),
+                 "[--lengths N,N,...] [--shape NAME] [--device cpu|cuda] [--parts N]\n"),
              2;
   }
   at::set_num_threads(threads);
@@ -229,8 +233,20 @@ int Main(int argc, char** argv) {
   o.device = bench::BenchDevice(device_kind);
   const bool on_cpu = o.device->host_memory();
   machine = bench::DescribeDevice(*o.device);
+  const auto timed = parts > 0 ? std::make_shared<bench::TimedDevice>(o.device, parts) : nullptr;
+  if (timed != nullptr) o.device = timed;
   auto trainer = Trainer::Create(*weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
+  if (timed != nullptr) {
+    for (int64_t step = 1; step <= 2; ++step) {  // the first warms up
+      if (step == 2) timed->Start();
+      const auto result = (*trainer)->Step(RandomBatch(spec, sizes, step));
+      if (!result.ok())
+        return std::fprintf(stderr, "step failed: %s\n", result.status().ToString().c_str()), 1;
+    }
+    timed->Print("a training step");
+    return 0;
+  }
   std::vector<double> seconds;
   std::map<std::string, double> metrics;
   for (int s = 0; s <= steps; ++s) {  // the first warms up

@@ -211,6 +211,18 @@ class PackageTest(CudaTest):
         return subprocess.run([str(self.dir / "cuda-run" / "gpu-jobs"), *args], cwd=self.dir, capture_output=True, text=True,
                               timeout=120, env={**os.environ, "TIDEPOOL_LIBTORCH": str(ROOT / ".deps" / "libtorch" / "torch"), **env})
 
+    def test_a_library_that_is_not_found_is_named_and_nothing_is_packed_without_it(self):
+        ldd = self.dir / "ldd"
+        ldd.write_text("#!/bin/sh\nprintf '\\tlibcuda.so.1 => not found\\n\\tlibc.so.6 => /lib/libc.so.6 (0x1)\\n\\tlibgrpc.so.99 => not found\\n'\n")
+        ldd.chmod(0o755)
+        package = self.dir / "package.tar.gz"
+        packed = subprocess.run([str(ROOT / "scripts" / "cuda-run"), str(BIN.parent), str(package)], capture_output=True, text=True,
+                                env={**os.environ, "MODULE": str(MODULE), "PATH": f"{self.dir}:{os.environ['PATH']}"})
+        self.assertEqual(packed.returncode, 1, packed.stderr)
+        self.assertIn("cuda-run: libgrpc.so.99 is needed", packed.stderr)
+        self.assertNotIn("libcuda", packed.stderr)
+        self.assertFalse(package.exists())
+
     def test_what_is_packed_for_another_machine_runs_jobs_and_benchmarks_there(self):
         package = self.dir / "package.tar.gz"
         packed = subprocess.run([str(ROOT / "scripts" / "cuda-run"), str(BIN.parent), str(package)], capture_output=True, text=True,
@@ -229,6 +241,11 @@ class PackageTest(CudaTest):
         cases = [json.loads(line) for line in measured.stdout.splitlines() if line.startswith("{")]
         self.assertEqual({case["machine"] for case in cases}, {"Emulated GPU"})
         self.assertLessEqual({"decode_tokens_per_s", "read_share", "step", "step_tflops"}, {case["case"] for case in cases})
+        parts = self.gpu_jobs("parts", "tiny")
+        self.assert_done(parts)
+        self.assertRegex(parts.stdout, r"parts of a step that decodes 2 rows: \d+ calls")
+        self.assertRegex(parts.stdout, r"1 graph recorded: ")
+        self.assertRegex(parts.stdout, r"parts of a training step: \d+ calls[^=]*AdamW")
         skipped = self.gpu_jobs("bench", TIDEPOOL_EMULATED_GPUS="0")
         self.assert_done(skipped)
         self.assertIn("gpu-jobs: SKIPPED, the NVIDIA driver shows no GPU", skipped.stderr)

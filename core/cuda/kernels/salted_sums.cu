@@ -18,8 +18,8 @@ __device__ inline uint64_t Mixed(uint64_t x) {
 }
 
 // One piece of a bucket.
-__global__ void __launch_bounds__(kSumThreads) SaltedPieceKernel(device::SaltedSumsArgs a, int64_t pieces,
-                                                                uint64_t* out) {
+__global__ void __launch_bounds__(kSumThreads)
+    SaltedPieceKernel(device::SaltedSumsArgs a, int64_t pieces, uint64_t* out) {
   TP_SHARED(uint64_t, scratch, kSumThreads / 32);
   const int64_t bucket = blockIdx.x / pieces, first = blockIdx.x % pieces * kPieceWords,
                 begin = bucket * a.bucket_words;
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kSumThreads) SaltedPieceKernel(device::SaltedS
   if (threadIdx.x == 0) View(out)[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kSumThreads) SaltedBucketKernel(int64_t pieces, const uint64_t* of_pieces,
-                                                                 uint64_t* sums) {
+__global__ void __launch_bounds__(kSumThreads)
+    SaltedBucketKernel(int64_t pieces, const uint64_t* of_pieces, uint64_t* sums) {
   TP_SHARED(uint64_t, scratch, kSumThreads / 32);
   const Global<const uint64_t> in = View(of_pieces);
   uint64_t sum = 0;
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kSumThreads) SaltedBucketKernel(int64_t pieces
 }  // namespace
 
 int SaltedSums(const device::SaltedSumsArgs& a, Launcher& launcher) {
-  const int64_t pieces = CeilDiv<int64_t>(a.bucket_words, kPieceWords), all = a.buckets() * pieces;
+  const int64_t longest = a.words < a.bucket_words ? a.words : a.bucket_words,
+                pieces = CeilDiv<int64_t>(longest, kPieceWords), all = a.buckets() * pieces;
   auto* sums = static_cast<uint64_t*>(launcher.Scratch(all * static_cast<int64_t>(sizeof(uint64_t))));
   if (const int code = Launch({.name = "salted_piece", .x = all, .threads = kSumThreads}, launcher.stream(),
                               SaltedPieceKernel, a, pieces, sums);

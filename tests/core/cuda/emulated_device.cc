@@ -27,8 +27,7 @@ class Registered : public device::Buffer {
 
 class RecordedLaunches : public device::Graph {
  public:
-  RecordedLaunches(emulation::Launches launches, std::shared_ptr<device::Buffer> scratch)
-      : launches_(std::move(launches)), scratch_(std::move(scratch)) {}
+  explicit RecordedLaunches(emulation::Launches launches) : launches_(std::move(launches)) {}
   void Launch() override {
     for (const auto& launch : launches_) {
       const int code = launch();
@@ -38,7 +37,18 @@ class RecordedLaunches : public device::Graph {
 
  private:
   emulation::Launches launches_;
-  std::shared_ptr<device::Buffer> scratch_;  // that its kernels work in
+};
+
+class LaunchRecorder : public device::Recording {
+ public:
+  ~LaunchRecorder() override { emulation::RecordInto(nullptr); }
+  void Begin() override { emulation::RecordInto(&launches_); }
+  std::unique_ptr<device::Graph> End() override {
+    return std::make_unique<RecordedLaunches>(std::move(launches_));
+  }
+
+ private:
+  emulation::Launches launches_;
 };
 
 void CheckNotRecording(const char* call) {
@@ -47,13 +57,8 @@ void CheckNotRecording(const char* call) {
 
 }  // namespace
 
-std::unique_ptr<device::Graph> EmulatedCudaDevice::Record(const std::function<void()>& kernels) {
-  kernels();
-  emulation::Launches launches;
-  emulation::RecordInto(&launches);
-  kernels();
-  emulation::RecordInto(nullptr);
-  return std::make_unique<RecordedLaunches>(std::move(launches), scratch());
+std::unique_ptr<device::Recording> EmulatedCudaDevice::NewRecording() {
+  return std::make_unique<LaunchRecorder>();
 }
 void EmulatedCudaDevice::RunOrKeep(std::function<void()> kernel) {
   if (emulation::Recording() == nullptr) return kernel();

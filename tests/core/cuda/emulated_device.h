@@ -25,9 +25,8 @@ class EmulatedCudaDevice : public CudaDevice {
   [[nodiscard]] bool host_memory() const override { return false; }
   // A graph is a list of launches with their arguments as they were.
   [[nodiscard]] bool has_graphs() const override { return true; }
-  std::unique_ptr<device::Graph> Record(const std::function<void()>& kernels) override;
-
   StatusOr<std::shared_ptr<device::Buffer>> Allocate(int64_t bytes) override;
+  StatusOr<std::shared_ptr<device::Buffer>> AllocateUnset(int64_t bytes) override { return Allocate(bytes); }
   void Upload(void* to, const void* from_host, int64_t bytes) override;
   void Download(void* to_host, const void* from, int64_t bytes) override;
   void Copy(void* to, const void* from, int64_t bytes) override;
@@ -46,6 +45,9 @@ class EmulatedCudaDevice : public CudaDevice {
   TIDEPOOL_LIBTORCHS(MultiplyBack)
   TIDEPOOL_LIBTORCHS(MultiplyBackWeight)
 #undef TIDEPOOL_LIBTORCHS
+
+ protected:
+  std::unique_ptr<device::Recording> NewRecording() override;
 
  private:
   static void RunOrKeep(std::function<void()> kernel);

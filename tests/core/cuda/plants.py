@@ -59,7 +59,7 @@ PLANTS = [
     ("grouped_multiply.cu", "    __syncthreads();  // the step after the next one may overwrite these", "", 0),
     ("grouped_multiply.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
     ("grouped_multiply.cu", "const bool there = r < row_end && c < column_end;", "const bool there = c < column_end;", 0),
-    ("adamw.cu", "(out + 0x8000U) >> 16", "out >> 16", 0),
+    ("adamw.cu", "(__float_as_uint(master) + 0x8000U) >> 16", "__float_as_uint(master) >> 16", 0),
 ]
 
 

@@ -14,7 +14,7 @@ template <typename T>
 void CompareAdamW(uint64_t seed) {
   TP_NEEDS_DEVICE();
   FuzzRng rng(seed + 100);
-  const int64_t n = rng.OneOf({1, 255, 1024, 3000, 70000});
+  const int64_t n = rng.OneOf({1, 255, 1024, 3000, 3001, 70000});
   const std::string what = std::string(TypeName<T>()) + ", seed " + std::to_string(seed);
   const std::vector<float> g = RandomValues<float>(rng, n, 0.1F), m0 = RandomValues<float>(rng, n, 0.1F);
   std::vector<float> v0 = RandomValues<float>(rng, n, 0.01F);

@@ -366,7 +366,9 @@ struct Case<TokenLogProbArgs<T>> : Plain {
     TokenLogProbArgs<T> a{.rows = d.Size(12), .vocab = d.Size(d.Some() ? 40 : 3000)};
     a.logits = d.Logits<T>(a.rows, a.vocab);
     tolerance.absolute = 2e-6;
-    a.ids = d.Ids(a.rows, a.vocab);
+    int32_t* ids = d.Ids(a.rows, a.vocab);
+    if (d.rng.Chance(0.2)) ids[d.rng.Below(a.rows)] = -1;
+    a.ids = ids;
     a.inv_temperature = d.Some() ? 1.0F : 1.0F / 0.7F;
     if (d.Some()) a.entropy = d.Wanted<float>();
     if (d.Some()) a.lse = d.Wanted<float>();

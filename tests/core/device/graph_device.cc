@@ -1,5 +1,7 @@
 #include "tests/core/device/graph_device.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -48,15 +50,22 @@ class GraphDevice::Attended : public GraphAttention {
   Divided divided_;
 };
 
-std::unique_ptr<Graph> GraphDevice::Record(const std::function<void()>& kernels) {
-  CheckNotRecording("Record");
-  kernels();
-  Kernels recorded;
-  recording_ = &recorded;
-  kernels();
-  recording_ = nullptr;
-  return std::make_unique<Recorded>(std::move(recorded));
-}
+class GraphDevice::Recorder : public Recording {
+ public:
+  explicit Recorder(GraphDevice& device) : device_(device) { device_.CheckNotRecording("Record"); }
+  ~Recorder() override { device_.recording_ = nullptr; }
+  void Begin() override { device_.recording_ = &kernels_; }
+  std::unique_ptr<Graph> End() override {
+    if (device_.no_memory_for_graphs)
+      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no memory for a graph");
+    return std::make_unique<Recorded>(std::move(kernels_));
+  }
+
+ private:
+  GraphDevice& device_;
+  Kernels kernels_;
+};
+std::unique_ptr<Recording> GraphDevice::NewRecording() { return std::make_unique<Recorder>(*this); }
 
 std::unique_ptr<GraphAttention> GraphDevice::PlanGraphAttention(const RowRunsOfHost& keys,
                                                                 const HeadShape& shape) {
@@ -68,7 +77,9 @@ std::unique_ptr<GraphAttention> GraphDevice::PlanGraphAttention(const RowRunsOfH
 const AttentionWork* GraphDevice::Now(const AttentionWork* work) {
   const auto* divided = dynamic_cast<const Divided*>(work);
   if (divided == nullptr) return work;
-  const auto found = divided->by_number.find(Read(divided->at, 1)[0]);
+  int32_t number = 0;  // the kernel reads it, not the host
+  CheckedDevice::Download(&number, divided->at, sizeof(number));
+  const auto found = divided->by_number.find(number);
   TP_CHECK(found != divided->by_number.end()) << "a graph reads a division that nobody uploaded";
   return found->second.get();
 }

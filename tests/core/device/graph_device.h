@@ -17,10 +17,11 @@ class GraphDevice : public CheckedDevice {
   [[nodiscard]] bool has_graphs() const override { return true; }
   // A graph would go on with what was laid out when it was recorded.
   [[nodiscard]] bool lays_out(int64_t, int64_t, DType) const override { return false; }
-  // The CPU's is its threads', and no graph keeps it.
-  [[nodiscard]] int64_t scratch_bytes() const override { return scratch; }
-  int64_t scratch = 0;
-  std::unique_ptr<Graph> Record(const std::function<void()>& kernels) override;
+  // The CPU's is its threads', and no graph works in it.
+  [[nodiscard]] int64_t scratch_bytes() const override { return 0; }
+  [[nodiscard]] int64_t scratch_moves() const override { return moves; }
+  int64_t moves = 0;
+  bool no_memory_for_graphs = false;
   std::unique_ptr<GraphAttention> PlanGraphAttention(const RowRunsOfHost& keys,
                                                      const HeadShape& shape) override;
 
@@ -47,9 +48,13 @@ class GraphDevice : public CheckedDevice {
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
 
+ protected:
+  std::unique_ptr<Recording> NewRecording() override;
+
  private:
   using Kernels = std::vector<std::function<void()>>;
   class Recorded;
+  class Recorder;
   class Attended;
   struct Divided;
 

@@ -1,9 +1,11 @@
 // Recorded kernels: what they bake in, and what they read anew.
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -131,6 +133,29 @@ TYPED_TEST(GraphTest, AttendsToTheBatchThatWasUploadedLast) {
   }
   EXPECT_GE(recorded, 2);
   EXPECT_GE(replaced, 3);
+}
+
+TEST(RecordingTest, AnExceptionEndsTheRecordingAndKernelsRunAgain) {
+  const std::shared_ptr<Device> device = DeviceWithGraphs();
+  const std::vector<float> zeros(16, 0.0F);
+  const auto memory = device->Put(std::span<const float>(zeros));
+  auto* p = static_cast<float*>(memory->data());
+  const auto record = [&](const auto& raise) {
+    int calls = 0;
+    return device->Record([&] {
+      device->Sigmoid({.n = 16, .x = p});
+      if (++calls == 2) raise();
+    });
+  };
+  EXPECT_THROW((void)record([] { throw std::runtime_error("a kernel that cannot be launched"); }),
+               std::runtime_error);
+  EXPECT_EQ(device->Read(p, 1)[0], 0.5F) << "it ran once";
+  device->Upload(p, std::span<const float>(zeros));
+  EXPECT_EQ(record([] { throw c10::OutOfMemoryError({"", "", 0}, "no memory"); }), nullptr);
+  EXPECT_EQ(device->Read(p, 1)[0], 0.5F) << "it ran once";
+  device->Sigmoid({.n = 16, .x = p});
+  EXPECT_NEAR(device->Read(p, 1)[0], 0.622F, 1e-3) << "and nothing is recorded any more";
+  EXPECT_NE(record([] {}), nullptr);
 }
 
 TEST(GraphDeathTest, WhatIsNoKernelIsFoundWhileItIsRecorded) {

@@ -28,6 +28,9 @@ TEST(GraphRowsTest, AreFewNumbersAndHaveRoomForTheirRows) {
   }
   EXPECT_EQ(model::GraphRows(model::kGraphRowsMax), model::kGraphRowsMax);
   EXPECT_EQ(numbers, 4 + 7 + 6);
+  EXPECT_EQ(model::GraphsInAll(model::kGraphRowsMax), numbers);
+  EXPECT_EQ(model::GraphsInAll(1), 1);
+  EXPECT_EQ(model::GraphsInAll(8), 4);
 }
 
 struct Kind {
@@ -112,6 +115,46 @@ class EngineGraphsTest : public testing::TestWithParam<Kind> {
   std::shared_ptr<device::Device> device_ = device::DeviceWithGraphs();
 };
 
+// How often the host copies, and each way down it waits.
+class CountingDevice : public device::GraphDevice {
+ public:
+  explicit CountingDevice(bool graphs) : graphs_(graphs) {}
+  [[nodiscard]] bool has_graphs() const override { return graphs_; }
+  void Upload(void* to, const void* from_host, int64_t bytes) override {
+    ++uploads;
+    GraphDevice::Upload(to, from_host, bytes);
+  }
+  void Download(void* to_host, const void* from, int64_t bytes) override {
+    ++downloads;
+    GraphDevice::Download(to_host, from, bytes);
+  }
+  int64_t uploads = 0, downloads = 0;
+
+ private:
+  const bool graphs_;
+};
+
+TEST_P(EngineGraphsTest, AStepThatDecodesUploadsItsBatchAndItsDrawsAndWaitsOnce) {
+  if (GetParam().experts) GTEST_SKIP() << "their choices are read, too";
+  const auto weights = Model(256, /*endless=*/true);
+  for (const bool graphs : {false, true}) {
+    const auto device = std::make_shared<CountingDevice>(graphs);
+    device_ = device;
+    auto engine = Make(*weights, graphs);
+    for (int32_t k = 0; k < 5; ++k) Add(*engine, k, 60 + k, 40);
+    Outcome outcome;
+    Run(*engine, 4, outcome);
+    // Sequences grow by runs: what is recorded anew has room for twice as many.
+    while (graphs && outcome.recorded < 2) Run(*engine, 1, outcome);
+    device->uploads = device->downloads = 0;
+    const int64_t before = outcome.recorded;
+    Run(*engine, 4, outcome);
+    ASSERT_EQ(outcome.recorded, before) << "a step that records allocates and copies more";
+    EXPECT_EQ(device->uploads, 2 * 4) << (graphs ? "with graphs" : "without");
+    EXPECT_EQ(device->downloads, 4) << (graphs ? "with graphs" : "without");
+  }
+}
+
 TEST_P(EngineGraphsTest, AStepIsRecordedOnceForEachNumberOfRows) {
   const auto weights = Model(256, /*endless=*/true);
   Outcome outcomes[2];
@@ -175,7 +218,29 @@ TEST_P(EngineGraphsTest, TablesOfPositionsThatGrowAreReadWhereTheyAreThen) {
   EXPECT_EQ(outcomes[1].recorded, 2);  // and once more at position 256
 }
 
-TEST_P(EngineGraphsTest, AllShareTheLargestScratchOfTheirKernels) {
+TEST_P(EngineGraphsTest, GoesOnWithoutWhereThereIsNoMemoryForAGraphUntilItTakesItsMemoryAgain) {
+  const auto device = std::make_shared<device::GraphDevice>();
+  device_ = device;
+  const auto weights = Model(256, /*endless=*/true);
+  Outcome outcomes[2];
+  for (const bool graphs : {false, true}) {
+    auto engine = Make(*weights, graphs);
+    for (int32_t k = 0; k < 3; ++k) Add(*engine, k, 20 + k, 12 + k);
+    device->no_memory_for_graphs = true;
+    Run(*engine, 6, outcomes[graphs ? 1 : 0]);
+    EXPECT_EQ(outcomes[graphs ? 1 : 0].recorded, 0);
+    device->no_memory_for_graphs = false;
+    Run(*engine, 2, outcomes[graphs ? 1 : 0]);
+    EXPECT_EQ(outcomes[graphs ? 1 : 0].recorded, 0) << "it does not ask in every step";
+    engine->ReleaseMemory();
+    ASSERT_TRUE(engine->AcquireMemory().ok());
+    Run(*engine, 100, outcomes[graphs ? 1 : 0]);
+  }
+  EXPECT_GT(outcomes[1].recorded, 0);
+  ExpectSame(outcomes[1], outcomes[0]);
+}
+
+TEST_P(EngineGraphsTest, NoGraphRunsInScratchThatItsKernelsHaveLeft) {
   const auto device = std::make_shared<device::GraphDevice>();
   device_ = device;
   const auto weights = Model(256, /*endless=*/true);
@@ -188,7 +253,7 @@ TEST_P(EngineGraphsTest, AllShareTheLargestScratchOfTheirKernels) {
     return outcome.recorded - before;
   };
   EXPECT_EQ(recorded(3), 1);
-  device->scratch = 1000;  // of a kernel outside
+  ++device->moves;  // for a kernel outside
   EXPECT_EQ(recorded(2), 1);
   EXPECT_EQ(recorded(100), 1);  // one row
 }

@@ -30,10 +30,7 @@ struct Training {
     adam = std::move(AdamW::Create(*weights, on_device, options)).value();
   }
   UpdateResult Update(std::span<const float> gradients, double learning_rate) {
-    const UpdateResult result =
-        adam->Update(static_cast<const float*>(device->Put(gradients)->data()), learning_rate);
-    adam->DownloadWeights();
-    return result;
+    return adam->Update(static_cast<const float*>(device->Put(gradients)->data()), learning_rate);
   }
   // The float32 master copy.
   [[nodiscard]] std::vector<float> Master() const {

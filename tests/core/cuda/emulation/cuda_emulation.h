@@ -294,6 +294,18 @@ void Put8(emulation::Pointer<T> x, int64_t i, const float (&v)[8], TP_WHERE) {
   for (int j = 0; j < 8; ++j) Narrow(v[j], x.at() + i + j);
 }
 template <typename T>
+void GetWords4(emulation::Pointer<T> x, int64_t i, uint32_t (&out)[4], TP_WHERE) {
+  emulation::CheckAligned(x.at() + i, 16, TP_HERE);
+  emulation::Check(x.region(), x.at() + i, 16, emulation::Access::kRead, TP_HERE);
+  std::memcpy(out, x.at() + i, 16);
+}
+template <typename T>
+void PutWords4(emulation::Pointer<T> x, int64_t i, const uint32_t (&v)[4], TP_WHERE) {
+  emulation::CheckAligned(x.at() + i, 16, TP_HERE);
+  emulation::Check(x.region(), x.at() + i, 16, emulation::Access::kWrite, TP_HERE);
+  std::memcpy(static_cast<void*>(x.at() + i), v, 16);
+}
+template <typename T>
 void Put2(emulation::Pointer<T> x, int64_t i, float a, float b, TP_WHERE) {
   emulation::CheckAligned(x.at() + i, 2 * sizeof(T), TP_HERE);
   emulation::Check(x.region(), x.at() + i, 2 * sizeof(T), emulation::Access::kWrite, TP_HERE);
