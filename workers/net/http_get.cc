@@ -80,7 +80,11 @@ class Call {
     beast::flat_buffer buffer;
     http::response_parser<http::string_body> answer;
     answer.body_limit(options_.answer_bytes_max);
-    TP_RETURN_IF_ERROR(Step("no answer", [&](auto done) {
+    const char* none = options_.credentials.identity
+                           ? "no answer"
+                           : "no answer; of a run that is encrypted, authority.crt, operator.crt and "
+                             "operator.key have to lie beside the token";
+    TP_RETURN_IF_ERROR(Step(none, [&](auto done) {
       http::async_read(stream, buffer, answer, [done](error_code e, size_t) { done(e); });
     }));
     return HttpGot{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
