@@ -295,6 +295,8 @@ struct ObserveConfig {
   bool trace = true;
   int64_t samples_per_step = 8;  // rows written to samples/step_N.jsonl; 0: none, -1: all
   LogLevel log_level = LogLevel::kInfo;
+  std::string metrics_bind;  // address that processes show their pages on; empty: none
+  int64_t metrics_port = 0;  // the controller's; 0: any free port
 };
 
 struct SecurityConfig {

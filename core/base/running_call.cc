@@ -33,7 +33,7 @@ std::array<struct sigaction, kSignals.size()> before;
 std::atomic<bool> telling = false;
 int report_to = -1;
 pid_t told_of = -1;  // the process that does
-std::string log_path, log_role, words_path, afterwards;
+std::string log_path, log_context, words_path, afterwards;
 bool on_stderr = true;
 
 // What cannot be written is lost; the process ends nevertheless.
@@ -61,7 +61,7 @@ void AddToFiles(std::string_view text) {
   if (text.ends_with('\n')) text.remove_suffix(1);
   LineBuffer line;
   line.AddNow().Add(" level=error ");
-  if (!log_role.empty()) line.Add("role=").Add(log_role).Add(" ");
+  if (!log_context.empty()) line.Add(log_context).Add(" ");
   line.Add("event=died_in_call text=").AddQuoted(text).End();
   AddToFile(log_path, line.text());
 }
@@ -235,9 +235,9 @@ void RunningCall::Blame(std::string_view what) {
   Write(report_to, "\n");
 }
 
-void RunningCall::TellIn(std::string log, std::string last_words, std::string role) {
+void RunningCall::TellIn(std::string log, std::string last_words, std::string context) {
   log_path = std::move(log);
-  log_role = std::move(role);
+  log_context = std::move(context);
   words_path = std::move(last_words);
 }
 

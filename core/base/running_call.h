@@ -99,9 +99,9 @@ class RunningCall {
   // For a process that ends because of a plug-in in another way: adds its name to that file.
   static void Blame(std::string_view what);
   // Files that the last line is added to beside stderr, for a process whose end others have to understand:
-  // its log, as a line of it (core/observe/log.h) with event=died_in_call and this role, and one that holds
-  // nothing else. Paths; empty: none. Before the calls.
-  static void TellIn(std::string log, std::string last_words, std::string role = "");
+  // its log, as a line of it (core/observe/log.h) with event=died_in_call and this context, and one that
+  // holds nothing else. Paths; empty: none. Before the calls.
+  static void TellIn(std::string log, std::string last_words, std::string context = "");
   // That last line goes into this file, and not to stderr: whoever started this process tells it.
   static void TellOnlyIn(std::string last_words);
   // What is written to stderr below the last line, and into no file: how to go on. Empty: nothing.

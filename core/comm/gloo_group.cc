@@ -4,9 +4,11 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -25,8 +27,9 @@ at::Tensor View(std::span<double> v) {
 
 class GlooGroup final : public Collective {
  public:
-  GlooGroup(const GroupOptions& options, c10::intrusive_ptr<c10d::ProcessGroupGloo> group)
-      : options_(options), group_(std::move(group)) {}
+  GlooGroup(const GroupOptions& options, c10::intrusive_ptr<c10d::FileStore> store,
+            c10::intrusive_ptr<c10d::ProcessGroupGloo> group)
+      : options_(options), store_(std::move(store)), group_(std::move(group)) {}
 
   [[nodiscard]] int rank() const override { return options_.rank; }
   [[nodiscard]] int size() const override { return options_.size; }
@@ -69,15 +72,52 @@ class GlooGroup final : public Collective {
       return OkStatus();
     } catch (const std::exception& e) {
       const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const bool timed_out = s >= options_.timeout_s * 0.9;
       const std::string what = std::string("collective op=") + op + " tag=" + tag +
                                " seq=" + std::to_string(seq_) + " rank=" + std::to_string(options_.rank) +
                                "/" + std::to_string(options_.size) + " failed after " + std::to_string(s) +
-                               " s: " + e.what();
-      return s >= options_.timeout_s * 0.9 ? DeadlineExceeded(what) : Unavailable(what);
+                               " s" + WhomItWaitedFor(std::string(op) + " tag=" + tag, timed_out) + ": " +
+                               e.what();
+      return timed_out ? DeadlineExceeded(what) : Unavailable(what);
     }
   }
 
+  // Gloo says which connection failed, not who was late. So each rank whose operation fails writes into the
+  // file where they met which one it was: the ranks that wait fail alike, and who writes nothing within a
+  // moment is the one that did not come. Where a connection broke, its process is gone, and the controller,
+  // which knows, is not kept waiting.
+  std::string WhomItWaitedFor(const std::string& op, bool timed_out) noexcept {
+    const auto text_of = [](const std::vector<uint8_t>& bytes) {
+      return std::string(bytes.begin(), bytes.end());
+    };
+    const std::string mine = std::to_string(seq_) + " op=" + op;
+    std::string late, elsewhere;
+    try {
+      const auto key = [](int rank) { return "failed/" + std::to_string(rank); };
+      store_->set(key(options_.rank), std::vector<uint8_t>(mine.begin(), mine.end()));
+      const auto until = std::chrono::steady_clock::now() +
+                         std::chrono::milliseconds(
+                             static_cast<int64_t>(timed_out ? std::min(2e3, 1e2 * options_.timeout_s) : 200));
+      for (int rank = 0; rank < options_.size; ++rank) {
+        if (rank == options_.rank) continue;
+        bool said = store_->check({key(rank)});
+        while (!said && std::chrono::steady_clock::now() < until) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          said = store_->check({key(rank)});
+        }
+        if (!said) {
+          late += (late.empty() ? "" : ",") + std::to_string(rank);
+        } else if (const std::string theirs = text_of(store_->get(key(rank))); theirs != mine) {
+          elsewhere += ", rank " + std::to_string(rank) + " was at seq=" + theirs;
+        }
+      }
+    } catch (const std::exception&) {  // the file is gone, or the disk hangs: then it is not said
+    }
+    return (late.empty() ? "" : ", waiting for rank " + late) + elsewhere;
+  }
+
   GroupOptions options_;
+  c10::intrusive_ptr<c10d::FileStore> store_;  // where the ranks met
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   int64_t seq_ = 0;
 };
@@ -103,7 +143,7 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
     options->threads = 1;
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(o.host));
     made = std::make_unique<GlooGroup>(
-        o, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
+        o, store, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
   } catch (const std::exception& e) {
     return Unavailable("collective group of " + std::to_string(o.size) + " ranks: rank " +
                        std::to_string(o.rank) + " could not meet the others within " +

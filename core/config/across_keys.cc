@@ -500,6 +500,20 @@ void CheckCluster(Binder& b, LoadedConfig& loaded) {
          "others can reach '" + bind +
              "', and the hosts of control tasks (model.policy) do not encrypt what they say yet; write "
              "127.0.0.1");
+  const std::string& pages = c.observe.metrics_bind;
+  const bool shown = !pages.empty() && !IsLoopback(pages);
+  b.Rule("observe.metrics_bind", {"observe.metrics_bind", "cluster.bind", "security.tls"},
+         shown && !leaves && !c.security.tls,
+         "others can reach " + pages +
+             ", and the job has no certificates, so what its processes show would not be encrypted; write "
+             "security.tls: true, or 127.0.0.1 here");
+  b.Rule("observe.metrics_bind", {"observe.metrics_bind", "cluster.advertise"},
+         shown && IsAnyAddress(pages) && advertise.empty(),
+         "the controller would show its pages on every address of its host, and nobody would be told which "
+         "to ask; write one address here, or the one that others reach to cluster.advertise");
+  b.Rule("observe.metrics_port", {"observe.metrics_bind", "observe.metrics_port"},
+         pages.empty() && c.observe.metrics_port != 0,
+         "nothing listens there without observe.metrics_bind; write observe.metrics_bind: 127.0.0.1");
   b.Rule({"security.max_control_bytes", "security.max_frame_bytes"},
          c.security.max_control_bytes < c.security.max_frame_bytes,
          "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "

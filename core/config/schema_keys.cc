@@ -312,6 +312,11 @@ std::vector<Key> SystemKeys() {
       TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl, from several groups; 0: none, -1: all",
              Between(-1, kMany), Unit{"rows"}),
       TP_KEY(observe.log_level, "of the files in logs/"),
+      TP_KEY(observe.metrics_bind,
+             "address that the controller shows /metrics, /healthz, /readyz and /status on; workers show "
+             "theirs on any free port, of loopback where this is loopback, else of the address that others "
+             "reach them at; empty: no pages"),
+      TP_KEY(observe.metrics_port, "of the controller's pages; 0: any free port", Between(0, 65535)),
       TP_KEY(security.tls, "encrypt calls on loopback too; elsewhere they always are"),
       TP_KEY(
           security.max_control_bytes,

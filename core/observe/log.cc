@@ -4,6 +4,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <array>
 #include <charconv>
@@ -35,9 +36,8 @@ static_assert(static_cast<int>(LogLevel::kTrace) == SPDLOG_LEVEL_TRACE &&
               static_cast<int>(LogLevel::kError) == SPDLOG_LEVEL_ERROR);
 
 void Furnish(spdlog::logger& logger, const LogOptions& options) {
-  std::string fixed;
-  if (!options.role.empty()) fixed += " role=" + LogValue(options.role);
-  if (!options.worker.empty()) fixed += " worker=" + LogValue(options.worker);
+  const std::string context = LogContext(options);
+  const std::string fixed = (context.empty() ? "" : " ") + context;
   // %l says "warning" where the config says warn.
   std::string pattern = "%Y-%m-%dT%H:%M:%S.%eZ level=%*";
   for (const char c : fixed) pattern += c == '%' ? std::string("%%") : std::string(1, c);
@@ -59,6 +59,24 @@ std::shared_ptr<spdlog::logger> Logger() {
 }
 
 }  // namespace
+
+std::string LogContext(const LogOptions& options) {
+  std::string text;
+  const auto add = [&text](const char* key, const std::string& value) {
+    if (!value.empty()) text += (text.empty() ? "" : " ") + std::string(key) + "=" + LogValue(value);
+  };
+  add("run", options.run);
+  add("host", options.host);
+  add("epoch", options.epoch > 0 ? std::to_string(options.epoch) : "");
+  add("role", options.role);
+  add("worker", options.worker);
+  return text;
+}
+
+std::string HostName() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
 
 Status SetUpLogging(const LogOptions& options) {
   std::vector<spdlog::sink_ptr> sinks;

@@ -2,8 +2,8 @@
 // Logs of a run: one file a process in logs/, all with one format and the clock of the machine in UTC. A line
 // is key=value; a sentence for people stands last, as text:
 //
-//   2026-01-31T12:00:00.123Z level=warn role=controller event=worker_lost worker=reward-0/inc7 text="it was
-//   killed"
+//   2026-01-31T12:00:00.123Z level=warn run=r1 host=n0 epoch=1 role=controller event=worker_lost
+//   worker=reward-0/inc7 text="it was killed"
 //
 // spdlog stays behind this header. The logger is the process's one global. Thread-safe.
 
@@ -26,9 +26,17 @@ using tidepool::LogLevel;
 struct LogOptions {
   std::string path;  // file, appended to; empty: stderr
   LogLevel level = LogLevel::kInfo;
-  std::string role = {};    // put into every line where not empty: "controller", "device"
+  // Put into every line where not empty.
+  std::string run = {};     // id of the run
+  std::string host = {};    // name of the host
+  std::string role = {};    // "controller", "device"
   std::string worker = {};  // "reward-0/inc7"
+  int64_t epoch = 0;        // of the controller; 0: none yet
 };
+// Name of this host, "?" where the system does not say.
+std::string HostName();
+// What it puts into every line: "run=r1 host=n0 epoch=1 role=controller".
+std::string LogContext(const LogOptions& options);
 // Before it is called, and after a failure, lines go to stderr from kWarn up. May be called again.
 Status SetUpLogging(const LogOptions& options);
 

@@ -18,6 +18,12 @@ struct WorkerFacts {
   std::string name = {};  // "device-0", as its log
   int64_t pid = 0;        // 0: it was started by hand, perhaps on another machine
   int64_t peak_bytes = 0;
+  std::string host = {};             // name of its host
+  std::string roles = {};            // that its slots hold now, "rollout"
+  std::string doing = {};            // the operation that it is at, as it said last
+  int64_t running = 0, waiting = 0;  // requests in its engine
+  double kv_usage = 0;               // of its engine
+  std::string pages = {};            // address of its pages; empty: it shows none
 };
 
 // A place whose process died, and where it is started again.
@@ -112,7 +118,8 @@ inline std::vector<std::string> LossLines(const SummaryFile& s) {
   return lines;
 }
 
-TP_FIELDS(WorkerFacts, place, inc, name, pid, peak_bytes)
+TP_FIELDS(WorkerFacts, place, inc, name, pid, peak_bytes, host, roles, doing, running, waiting, kv_usage,
+          pages)
 TP_FIELDS(RestartFacts, place, in_s, deaths, why, name)
 TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
           leased, in_flight, restarts, refused, workers, restarting, pid, last_warning, call_held, waits_for,

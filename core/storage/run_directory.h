@@ -31,6 +31,7 @@ struct RunPaths {
   [[nodiscard]] std::string control() const { return JoinPath(dir, "control.json"); }
   [[nodiscard]] std::string last_words() const { return JoinPath(dir, "last_words"); }
   [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }
+  [[nodiscard]] std::string prometheus_targets() const { return JoinPath(dir, "prometheus_targets.json"); }
   [[nodiscard]] std::string model() const { return JoinPath(dir, "model"); }
   [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }
   [[nodiscard]] std::string best_model() const { return JoinPath(dir, "best"); }

@@ -130,7 +130,7 @@ class FaultyPluginsTest(RunTest):
         self.assertLess(time.monotonic() - begin, 45)
         self.assertIn("the end waits for " + label + " on a micro-batch of ", log.read_text())
         self.assertRegex(self.path("logs", "controller.log").read_text(),
-                         "level=warn role=controller event=end_waits worker=device-0 text=\"the end did not wait for " + re.escape(label) + " to come back")
+                         "level=warn run=[^ ]+ host=[^ ]+ epoch=1 role=controller event=end_waits worker=device-0 text=\"the end did not wait for " + re.escape(label) + " to come back")
 
     def test_a_loss_that_throws_or_crashes_ends_the_run_by_name(self):
         for how, words in [("throws", " threw an exception: no such place"),
@@ -330,9 +330,9 @@ class FaultyPluginsTest(RunTest):
                 self.assertIn(words, shown)
                 self.assertNotRegex(shown, r"(?m)[:,]\s*$|weights *$")  # no line, and no part of one, without a value
                 log = self.path("logs", "controller.log", run=policy).read_text()
-                self.assertRegex(log, r'(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=error role=controller event=died_in_call text="' + re.escape(words))
+                self.assertRegex(log, r'(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=error run=[^ ]+ host=[^ ]+ (epoch=1 )?role=controller event=died_in_call text="' + re.escape(words))
                 for line in log.splitlines():
-                    self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\S+Z level=\w+ role=controller event=")
+                    self.assertRegex(line, r"^\d{4}-\d\d-\d\dT\S+Z level=\w+ run=\S+ host=\S+ (epoch=1 )?role=controller event=")
                 self.assert_done(self.command("check", run))
                 self.assert_done(self.command("train", run, "--resume", "scheduler.policy="))
                 self.assertFalse(self.path("last_words", run=policy).exists())
@@ -341,7 +341,7 @@ class FaultyPluginsTest(RunTest):
     def test_a_call_that_holds_the_controller_is_told_while_it_does(self):
         run = self.start(POLICIES, "scheduler.policy=hangs", "cluster.plugin_timeout_s=16", "train.steps=2")
         held = f"the controller waits for policy hangs ({HERE}faulty_policy.cc) to come back from a plan, for at most 16 s (cluster.plugin_timeout_s)"
-        self.wait_for_words(self.path("logs", "controller.log"), f'level=warn role=controller event=call_held text="{held}"', run)
+        self.wait_for_words(self.path("logs", "controller.log"), f'role=controller event=call_held text="{held}"', run)
         self.wait_for(lambda: self.status().get("call_held"), 10, "the call in status.json", run)
         shown = self.command("status", str(self.path())).stdout
         self.assertRegex(shown, r"(?m)^waits +" + re.escape(held) + "$")

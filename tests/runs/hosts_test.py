@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -137,6 +138,45 @@ class HostsTest(RunTest):
         alone = self.train("configs/test/rl_split.yaml", *SAME, "cluster.weight_transport=stream", "train.steps=3", run="one")
         self.assert_done(alone)
         self.assertEqual(self.digests("two"), self.digests("one"))
+
+    def test_pages_of_all_hosts_are_read_from_another_one_and_nothing_is_legible(self):
+        sniffer = Sniffer(0)
+        sniffer.start()
+        sniffer.ready.wait(5)
+        controller, workers = self.run_over_hosts("watched", "train.steps=100000", "checkpoint.every_steps=1000",
+                                                  "observe.metrics_bind=" + ADDRESSES[0])
+        security = self.path("security", run="watched")
+
+        def four():
+            try:
+                found = json.loads(self.path("prometheus_targets.json", run="watched").read_text())
+            except (OSError, ValueError):
+                return None
+            return {t["labels"]["worker"]: t["targets"][0] for t in found} if len(found) == 4 else None
+        pages = self.wait_for(four, 60, "four pages", controller)
+        self.assertEqual({worker: address.split(":")[0] for worker, address in pages.items()},
+                         {"controller": ADDRESSES[0], "device-0": ADDRESSES[0], "device-1": ADDRESSES[1], "reward-0": ADDRESSES[1]})
+        self.wait_step(1, controller, run="watched")
+        ask = ("import ssl, sys, urllib.request\n"
+               "security, address = sys.argv[1:]\n"
+               "c = ssl.create_default_context(cafile=security + '/authority.crt')\n"
+               "c.check_hostname = False\n"
+               "c.load_cert_chain(security + '/operator.crt', security + '/operator.key')\n"
+               "r = urllib.request.Request(f'https://{address}/metrics')\n"
+               "r.add_header('Authorization', 'Bearer ' + open(security + '/operator.token').read().strip())\n"
+               "print(urllib.request.urlopen(r, timeout=10, context=c).read().decode())\n")
+        for worker, address in pages.items():
+            host = 1 if address.startswith(ADDRESSES[0]) else 0  # the other one
+            read = subprocess.run(in_host(host, [sys.executable, "-c", ask, str(security), address]), capture_output=True, text=True, timeout=60)
+            self.assertIn("tidepool_run_info{" if worker == "controller" else f'name="{worker}"', read.stdout, worker + read.stderr)
+        status = subprocess.run(in_host(1, [TIDEPOOL, "status", pages["controller"], "--token-file", str(security / "operator.token"), "--json"]),
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual([w["name"] for w in json.loads(status.stdout)["workers"]], ["device-0", "device-1", "reward-0"], status.stderr)
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        wire = sniffer.stop()
+        self.assertNotIn(b"tidepool_", wire)
+        self.assertNotIn((security / "operator.token").read_text().strip().encode(), wire)
 
     def test_two_hosts_train_together_over_a_network_of_their_own(self):
         config = "configs/test/rl_colocated.yaml"

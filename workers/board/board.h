@@ -23,7 +23,7 @@
 #include <memory>
 #include <string>
 
-#include "workers/board/http_server.h"
+#include "workers/net/http_server.h"
 
 namespace tidepool::workers {
 

@@ -20,12 +20,15 @@ struct CommandContext {
 
 // Prints the message on stderr as it is and sets the exit code.
 void Fail(CommandContext& context, const Status& status, int exit_code = 2);
+// The options of a command that takes a run or, with a token file, an address (SourceOf in run_status.h).
+void AddRunOrAddress(CLI::App& command, std::string& run, std::string& token_file);
 // config::TryGames. What it warns of goes to stderr.
 Status CheckGames(const config::LoadedConfig& loaded);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
 void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check
+void AddTopCommand(CLI::App& app, CommandContext& context);
 void AddJournalCommand(CLI::App& app, CommandContext& context);
 void AddSamplesCommand(CLI::App& app, CommandContext& context);
 void AddRunsCommand(CLI::App& app, CommandContext& context);

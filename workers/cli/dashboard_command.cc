@@ -6,10 +6,11 @@
 #include <memory>
 #include <string>
 
+#include "core/base/hash.h"
 #include "core/storage/run_directory.h"
 #include "workers/board/board.h"
-#include "workers/board/http_server.h"
 #include "workers/cli/command.h"
+#include "workers/net/http_server.h"
 
 namespace tidepool::workers {
 namespace {
@@ -30,7 +31,7 @@ Status ServeDashboard(std::string root, int64_t port) {
   std::string page;  // query of the first page
   const fs::path whole = fs::canonical(root, error);
   if (fs::exists(storage::RunPaths(whole.string()).config(), error)) {
-    page = "run=" + PercentEncoded(whole.filename().string());
+    page = "?run=" + PercentEncoded(whole.filename().string());
     root = whole.parent_path().string();
   }
   // Taken before the server's threads begin, so that they take none of these.
@@ -41,14 +42,14 @@ Status ServeDashboard(std::string root, int64_t port) {
   TP_ASSIGN_OR_RETURN(const std::string key, RandomHex());
   Board board(root);
   TP_ASSIGN_OR_RETURN(const auto server, HttpServer::Start({.port = static_cast<uint16_t>(port),
-                                                            .key = key,
+                                                            .key_digest = Sha256Hex(key),
                                                             .open_paths = {"/"},
                                                             .threads = Board::kLooksMax + 1},
                                                            [&board](const HttpRequest& request) {
                                                              return board.Answer(request);
                                                            }));
-  std::printf("Runs of %s, until Ctrl-C, for this machine's browsers:\n%s\n", root.c_str(),
-              server->Url(page).c_str());
+  std::printf("Runs of %s, until Ctrl-C, for this machine's browsers:\n%s/%s#key=%s\n", root.c_str(),
+              server->Url().c_str(), page.c_str(), key.c_str());
   std::printf(
       "The address holds a key: whoever has it, and can reach this machine's loopback, sees configs, samples "
       "and logs.\n");

@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct InspectOptions {
-  std::string run;
+  std::string run, token_file;
   bool json = false;
   bool healthy = false;
 };
@@ -42,16 +42,17 @@ void Print(const Json& json, int indent = 1) { std::printf("%s\n", Text(json, in
 // --- status and report ---
 
 void ShowStatus(CommandContext& context, const InspectOptions& options) {
-  const auto dir = FindRunDirectory(options.run, "status reads status.json and summary.json");
-  if (!dir.ok()) return Fail(context, dir.status());
-  const Json status = RunStatus(*dir);
+  const auto source = SourceOf(options.run, options.token_file);
+  if (!source.ok()) return Fail(context, source.status());
+  const auto status = (*source)();
+  if (!status.ok()) return Fail(context, status.status());
   if (options.healthy) {
-    if (!IsHealthy(status)) context.exit_code = 3;
+    if (!IsHealthy(*status)) context.exit_code = 3;
     std::printf("%s\n", context.exit_code == 0 ? "healthy" : "no controller has said for 30 s what it does");
   } else if (options.json) {
-    Print(status);
+    Print(*status);
   } else {
-    std::printf("%s", DescribeStatus(status).c_str());
+    std::printf("%s", DescribeStatus(*status).c_str());
   }
 }
 
@@ -306,6 +307,16 @@ void Check(CommandContext& context, const InspectOptions& options) {
 
 }  // namespace
 
+void AddRunOrAddress(CLI::App& command, std::string& run, std::string& token_file) {
+  command
+      .add_option("run", run,
+                  "Run directory, or the name of a run under runs/ (the newest that begins so); with "
+                  "--token-file HOST:PORT of its controller's pages")
+      ->required();
+  command.add_option("--token-file", token_file,
+                     "RUN/security/operator.token or a copy; beside it the certificates of an encrypted run");
+}
+
 void AddInspectCommands(CLI::App& app, CommandContext& context) {
   struct Kind {
     const char* name;
@@ -325,10 +336,14 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
     auto options = std::make_shared<InspectOptions>();
     const std::string name = kind.name;
     CLI::App* command = app.add_subcommand(name, kind.doc);
-    command
-        ->add_option("run", options->run,
-                     "Run directory, or the name of a run under runs/ (the newest that begins so)")
-        ->required();
+    if (name == "status") {
+      AddRunOrAddress(*command, options->run, options->token_file);
+    } else {
+      command
+          ->add_option("run", options->run,
+                       "Run directory, or the name of a run under runs/ (the newest that begins so)")
+          ->required();
+    }
     if (name != "report") command->add_flag("--json", options->json, "For machines");
     if (name == "status")
       command->add_flag(

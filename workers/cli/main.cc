@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   AddModelCommands(app, context);
   AddEvalCommand(app, context);
   AddInspectCommands(app, context);
+  AddTopCommand(app, context);
   AddJournalCommand(app, context);
   AddRunsCommand(app, context);
   AddSamplesCommand(app, context);

@@ -23,6 +23,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/data/best_model.h"
+#include "workers/net/http_get.h"
 
 namespace tidepool::workers {
 namespace {
@@ -373,6 +374,48 @@ Json RunStatus(const std::string& run_dir) {
   if (RealFileSystem().Exists(storage::RunPaths(paths.warm_start()).config()))
     s["warm_start"] = RunStatus(paths.warm_start());
   return s;
+}
+
+StatusOr<Json> StatusFrom(const std::string& address, const std::string& token_file) {
+  HttpGetOptions get{.address = address, .target = "/status"};
+  TP_ASSIGN_OR_RETURN(get.credentials, ReadCredentials(token_file));
+  TP_ASSIGN_OR_RETURN(const HttpGot got, HttpGet(get));
+  if (got.status == 401)
+    return PermissionDenied(token_file + ": the process at " + address +
+                            " does not know this token; name security/operator.token of its run");
+  const Json page = Json::parse(got.body, nullptr, /*allow_exceptions=*/false);
+  if (got.status != 200 || !page.is_object() || !page.contains("live"))
+    return Unavailable(address + ": answers " + std::to_string(got.status) +
+                       " and no status; RUN/control.json has the controller's address (`pages`)");
+  observe::StatusFile live;
+  FromJson(page["live"], live);
+  const double age_s = page.value("age_s", 0.0);
+  Json s = {{"run", page.value("run", "")},
+            {"state", "running"},
+            {"name", live.name},
+            {"job", page.value("job", "")}};
+  s["controller"] = {{"pid", live.pid}, {"alive", true}, {"silent_s", age_s}, {"paused", false}};
+  if (age_s > kSilent_s)
+    s["controller"]["silent"] = "its controller has said nothing for " + Number(age_s, "%.0f") + " s" +
+                                (live.call_held.empty() ? "" : ": it waits for " + live.call_held);
+  s["workers"] = Json::array();
+  for (const observe::WorkerFacts& worker : live.workers) {
+    s["workers"].push_back(JsonOf<Json>(worker));
+    s["workers"].back()["alive"] = true;  // by its heartbeats
+  }
+  s["restarting"] = page["live"].value("restarting", Json::array());
+  s["live"] = page["live"];
+  s["live"]["age_s"] = age_s;
+  return s;
+}
+
+StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file) {
+  if (!token_file.empty()) return StatusSource([run, token_file] { return StatusFrom(run, token_file); });
+  TP_ASSIGN_OR_RETURN(const std::string dir,
+                      FindRunDirectory(run,
+                                       "status reads status.json and summary.json; of an address "
+                                       "(HOST:PORT) with --token-file"));
+  return StatusSource([dir]() -> StatusOr<Json> { return RunStatus(dir); });
 }
 
 namespace {

@@ -2,12 +2,14 @@
 // `tidepool status`: what a run does now, or how it ended, from the files of its directory alone.
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/status.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -77,6 +79,16 @@ nlohmann::ordered_json RunStatus(const std::string& run_dir);
 // Whether a controller works on the run, or on its warm start, and has said within 30 s what it does; or the
 // run is finished.
 bool IsHealthy(const nlohmann::ordered_json& status);
+
+// The same of a run that is at work, as its controller shows it on /status (workers/net/watch_pages.h).
+// address: "10.0.0.7:9100"; token_file: RUN/security/operator.token or a copy, with the certificates beside
+// it where the run's calls are encrypted. kUnavailable: nobody answers; kPermissionDenied: the token is not
+// this run's.
+StatusOr<nlohmann::ordered_json> StatusFrom(const std::string& address, const std::string& token_file);
+
+// Asked again and again. `run`: as FindRunDirectory has it or, with a token file, an address.
+using StatusSource = std::function<StatusOr<nlohmann::ordered_json>()>;
+StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file);
 
 // For people, several lines.
 std::string DescribeStatus(const nlohmann::ordered_json& status);

@@ -88,6 +88,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.model_dir = request_.model_dir;
   w.shared_memory = shared_memory_;
   w.run_clock_ns = Now().since_start.count();
+  w.operator_digest = operator_digest_;
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }
 

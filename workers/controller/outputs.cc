@@ -222,12 +222,26 @@ void ControllerProcess::Show() {
                          .inc = at.inc.value,
                          .name = PlaceName(place),
                          .pid = launcher_.Pid(place),
-                         .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second});
+                         .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second,
+                         .host = at.hello.host});
+    observe::WorkerFacts& worker = s.workers.back();
+    for (const auto& [slot, role] : at.granted)
+      if (const std::string name = Name(role);
+          role != Role::kNone && worker.roles.find(name) == std::string::npos)
+        worker.roles += (worker.roles.empty() ? "" : ",") + name;
+    if (const auto beat = metrics_->beats().find(place); beat != metrics_->beats().end()) {
+      worker.doing = beat->second.doing;
+      worker.running = beat->second.running;
+      worker.waiting = beat->second.waiting;
+      worker.kv_usage = beat->second.kv_usage;
+      worker.pages = beat->second.pages;
+    }
   }
   s.restarting.clear();
   for (const auto& [worker, in, deaths, why] : view.restarting)
     s.restarting.push_back({worker.value, std::max(Seconds(in), 0.0), deaths, why, PlaceName(worker.value)});
   if (request_.on_progress) request_.on_progress(s);
+  ShowPages(view);
   if (!files_.Busy()) WriteStatus();  // a picture of now is not worth a queue where the disk is slow
 }
 

@@ -45,12 +45,14 @@ Status ControllerProcess::Open() {
   clock_.Start(Clock::now());
   observe::LogOptions log;
   log.path = storage::RunPaths(request_.run_dir).logs() + "/controller.log";
+  log.run = request_.run_id;
+  log.host = observe::HostName();
   log.role = "controller";
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
   // What a call of a plug-in does to this process is told by whoever watches it, without the loop.
-  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), log.role);
+  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), observe::LogContext(log));
   LimitedCall::TellHeld([this](const PluginCall& call) { TellHeld(call); });
   LimitedCall::Usual(config::UsualLimitOf(config_));  // a warm start has its own
   TP_ASSIGN_OR_RETURN(HeldFolder folder, HeldFolder::Open(request_.run_dir, {"config.yaml", "journal/lock",
@@ -84,6 +86,11 @@ Status ControllerProcess::Open() {
                                       return OkStatus();
                                     },
                                     [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
+  log.epoch = storage_->ctl_epoch();
+  RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), observe::LogContext(log));
+  // In its turn: lines of before are still to be written, by that thread.
+  files_.Do("write of logs/controller.log",
+            [log](const DiskThread::Say&) { (void)observe::SetUpLogging(log); });  // it was opened before
   if (earlier.torn_tail)
     Warn("the last " + std::to_string(earlier.torn_tail->bytes) + " bytes of " + earlier.torn_tail->file +
              " are cut off: a record that was not written to its end (" + earlier.torn_tail->why + ")",
@@ -193,6 +200,7 @@ Status ControllerProcess::Open() {
     const std::string& given = request_.certificates;
     TP_ASSIGN_OR_RETURN(hub.identity, given.empty() ? OpenOrCreateCertificates(security, request_.run_id)
                                                     : TakeCertificates(given, security));
+    identity_ = hub.identity;
   } else {
     RemoveCertificates(security);
   }
@@ -204,6 +212,7 @@ Status ControllerProcess::Open() {
                                 [this](int64_t lease, StepNumber step, Incarnation reader, int64_t rank) {
                                   return step_rows_->Read(lease, step, reader, rank);
                                 }));
+  TP_RETURN_IF_ERROR(OpenPages(tokens.Token(CallerRole::kOperator)));
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();
@@ -216,6 +225,7 @@ Status ControllerProcess::Open() {
       WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
                          .left =
                              [this](int64_t place) {
+                               metrics_->OnLeft(place);
                                for (const auto& [slot, role] : places_->places().at(place).granted)
                                  metrics_->OnHold(slot, Role::kNone, Now());
                              }});
@@ -238,6 +248,7 @@ Status ControllerProcess::Open() {
                             {"run_id", request_.run_id},
                             {"pid", getpid()},
                             {"ctl_epoch", storage_->ctl_epoch()}};
+  if (pages_ != nullptr) control["pages"] = pages_->address();
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();
 }
@@ -271,6 +282,8 @@ void ControllerProcess::Close() {
     (void)files_.Drain(DiskThread::kPatience);
     return;
   }
+  (void)fs_->RemoveTree(
+      storage::RunPaths(request_.run_dir).prometheus_targets());  // else the next start does
   std::error_code error;  // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(storage::RunPaths(request_.run_dir).control(), error);
   (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload());  // else the next start does
@@ -302,6 +315,7 @@ void ControllerProcess::Drive() {
       if (finished_) return;
     }
     const auto now = Clock::now();
+    if (pages_ != nullptr) pages_->Turned();
     if (now >= next_tick) {
       next_tick = now + std::chrono::milliseconds(50);
       CheckChildren();

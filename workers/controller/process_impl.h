@@ -11,7 +11,9 @@
 //   steps.cc        slots, optimizer steps, weights
 //   outputs.cc      metrics, samples, status, summary
 //   process_log.cc  the log, warnings
+//   pages.cc        what it shows over HTTP
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -52,6 +54,7 @@
 #include "workers/data/row_source.h"
 #include "workers/net/hub.h"
 #include "workers/net/mailbox.h"
+#include "workers/net/watch_pages.h"
 
 namespace tidepool::workers {
 
@@ -185,6 +188,10 @@ class ControllerProcess {
   void Show();
   void TakeFigures();
   void WriteStatus();
+  Status OpenPages(const std::string& operator_token);
+  [[nodiscard]] observe::Exposition Metrics(const scheduler::ControllerView& view);
+  [[nodiscard]] std::vector<std::string> Unready(const scheduler::ControllerView& view) const;
+  void ShowPages(const scheduler::ControllerView& view);
   void WriteSummary();
 
   RunRequest request_;
@@ -256,6 +263,16 @@ class ControllerProcess {
   Missing missing_;
   observe::TimeLeft time_left_;
   observe::StatusFile status_;  // as it was shown last
+
+  std::optional<Identity> identity_;  // where calls are encrypted
+  std::string operator_digest_;
+  std::string targets_;  // as prometheus_targets.json has it
+  struct Disk {
+    std::atomic<int64_t> free = -1, size = -1;  // bytes
+  };
+  std::shared_ptr<Disk> disk_ = std::make_shared<Disk>();  // the thread for files may outlive this
+  Clock::time_point next_disk_look_;
+  std::unique_ptr<WatchPages> pages_;
 };
 
 }  // namespace tidepool::workers

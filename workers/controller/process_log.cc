@@ -16,11 +16,6 @@
 namespace tidepool::workers {
 namespace {
 
-std::string HostName() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
-}
-
 std::string SecondsText(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", seconds);
@@ -93,13 +88,13 @@ void ControllerProcess::LogStart() {
        {"job", Name(config_.kind())},
        {"name", config_.name},
        {"steps", std::to_string(config_.train.steps)},
-       {"host", HostName()},
        {"pid", std::to_string(getpid())},
        {"dir", request_.run_dir}});
 }
 
 void ControllerProcess::LogRecord(const JournalRecord& r) {
   auto said = EventOf(r, [this](int64_t place) { return PlaceName(place); });
+  if (const auto* fault = std::get_if<record::Fault>(&r)) metrics_->OnFault(fault->kind);
   if (!said) return;
   LogEvent& e = *said;
   if (const auto* join = std::get_if<record::Join>(&r)) {

@@ -55,7 +55,12 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
 }
 
 void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
-  for (const auto& c : step.chunks) tokens_ += c.tokens.size();
+  int64_t made = 0;
+  for (const auto& c : step.chunks) made += c.tokens.size();
+  tokens_ += made;
+  totals_.tokens += made;
+  totals_.prefill_tokens += step.prefill_tokens;
+  totals_.prefix_hit_tokens += step.prefix_hit_tokens;
   prefill_ += step.prefill_tokens;
   prefix_hits_ += step.prefix_hit_tokens;
   gen_s_ += step.step_s;
@@ -67,6 +72,8 @@ void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
 
 void RunMetrics::OnGraded(const up::Graded& graded) {
   reward_s_ += graded.seconds;
+  ++totals_.graded[graded.outcome];
+  totals_.reward_retries += graded.retries;
   if (graded.retries > 0) counts_["reward/retries"] += static_cast<double>(graded.retries);
   if (graded.tid.is_eval()) return;
   for (const auto& [name, value] : graded.rewards) {
@@ -81,6 +88,7 @@ void RunMetrics::OnGraded(const up::Graded& graded) {
 void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
   (stepped.turn == 0 ? reset_s_ : turn_s_) += stepped.seconds;
   ++(stepped.turn == 0 ? resets_ : turns_);
+  ++totals_.turns[stepped.outcome];
   if (stepped.outcome == GradeOutcome::kInfra) counts_["env/infra_errors"] += 1;
   if (stepped.outcome == GradeOutcome::kData) counts_["env/data_errors"] += 1;
   if (stepped.timed_out) counts_["env/timeouts"] += 1;
@@ -131,11 +139,19 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
 
 void RunMetrics::OnLoaded(const up::Loaded& loaded) {
   load_s_ += loaded.seconds;
+  totals_.loaded_bytes += loaded.bytes;
+  if (loaded.error.empty()) loaded_[loaded.slot] = loaded.v;
   counts_["weights/bytes"] += static_cast<double>(loaded.bytes);
 }
 
 void RunMetrics::OnHeartbeat(int64_t place, const up::Heartbeat& beat) {
   peak_bytes_[place] = std::max(peak_bytes_[place], beat.rss_bytes);
+  Beat& now = beats_[place] = {.doing = beat.op, .pages = beat.pages};
+  for (const scheduler::event::EngineSample& engine : beat.engines) {
+    now.running += engine.running;
+    now.waiting += engine.waiting;
+    now.kv_usage = std::max(now.kv_usage, engine.kv_usage);
+  }
   if (beat.paced_steps == 0) return;
   PaceCount& last = pace_[place];
   if (beat.paced_steps < last.steps) {  // another incarnation
@@ -158,11 +174,13 @@ PaceCount RunMetrics::paced() const {
 
 void RunMetrics::OnHold(SlotId slot, Role role, TimePoint now) {
   time_.Hold(slot.value, role, Seconds(now.since_start));
+  held_[slot] = role;
 }
 
 void RunMetrics::OnCheckpoint(double seconds) {
   checkpoint_s_ += seconds;
   phase_seconds_["save"] += seconds;
+  totals_.checkpoint_s.Add(seconds);
 }
 
 Status RunMetrics::Write(int64_t step, const Version& version, TimePoint now,
@@ -189,6 +207,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
     if (sum.second > 0) m["reward/" + name + "/mean"] = sum.first / static_cast<double>(sum.second);
   }
   const double wall = any_write_ ? Seconds(now - last_write_) : 0;
+  ++totals_.steps;
+  if (wall > 0) totals_.step_s.Add(wall);
   m["staleness/mean"] = report.lag_mean;
   m["staleness/max"] = static_cast<double>(report.lag_max);
   for (size_t i = 0; i < report.lag_hist.size(); ++i)
@@ -308,7 +328,8 @@ Status RunMetrics::WriteEval(const record::EvalResult& result, TimePoint now) {
   gen_s_ = 0;
   last_write_ = now;
   any_write_ = true;
-  return Write(result.step.value, result.v, now, observe::EvalMetrics(result));
+  last_eval_ = observe::EvalMetrics(result);
+  return Write(result.step.value, result.v, now, last_eval_);
 }
 
 }  // namespace tidepool::workers

@@ -14,6 +14,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
+#include "core/observe/exposition.h"
 #include "core/observe/held_out.h"
 #include "core/observe/metrics_writer.h"
 #include "core/observe/tensorboard_writer.h"
@@ -28,6 +29,20 @@ namespace tidepool::workers {
 
 class RunMetrics {
  public:
+  // Since this process began: what its page counts (pages.cc).
+  struct Totals {
+    int64_t tokens = 0, prefill_tokens = 0, prefix_hit_tokens = 0, steps = 0, reward_retries = 0;
+    int64_t loaded_bytes = 0;
+    std::map<GradeOutcome, int64_t> graded, turns;
+    std::map<std::string, int64_t> faults;  // by class
+    observe::DurationHistogram step_s, sync_s, checkpoint_s;
+  };
+  // What a worker said of itself last.
+  struct Beat {
+    std::string doing, pages;
+    int64_t running = 0, waiting = 0;
+    double kv_usage = 0;
+  };
   // `files`: writes, and outlives this.
   static StatusOr<std::unique_ptr<RunMetrics>> Open(const JobConfig& config, const std::string& run_dir,
                                                     DiskThread& files);
@@ -44,7 +59,12 @@ class RunMetrics {
   // The slot is held in a role from now on; kNone: in none.
   void OnHold(SlotId slot, Role role, TimePoint now);
   void OnCheckpoint(double seconds);
-  void OnSync(double seconds) { sync_s_ += seconds; }
+  void OnSync(double seconds) {
+    sync_s_ += seconds;
+    totals_.sync_s.Add(seconds);
+  }
+  void OnLeft(int64_t place) { beats_.erase(place); }
+  void OnFault(const std::string& of_class) { ++totals_.faults[of_class]; }
   void Count(const std::string& name, double by = 1) { counts_[name] += by; }
 
   // The step is committed: writes everything that was gathered for it. An error is that of an earlier write.
@@ -53,6 +73,14 @@ class RunMetrics {
   Status WriteEval(const record::EvalResult& result, TimePoint now);
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
+  [[nodiscard]] const std::map<std::string, double>& last_eval() const { return last_eval_; }
+  [[nodiscard]] const Totals& totals() const { return totals_; }
+  [[nodiscard]] const std::map<int64_t, Beat>& beats() const { return beats_; }      // by place
+  [[nodiscard]] const std::map<SlotId, Role>& held() const { return held_; }         // roles of slots now
+  [[nodiscard]] const std::map<SlotId, Version>& loaded() const { return loaded_; }  // weights of slots
+  [[nodiscard]] std::optional<TimePoint> last_write() const {
+    return any_write_ ? std::optional(last_write_) : std::nullopt;
+  }
   // Of something per second: over the steps of this life that have a duration; none: no such step.
   [[nodiscard]] std::optional<double> MeanRate(const std::string& name) const;
   // Of all slots and their incarnations so far; steps 0: nothing is paced.
@@ -97,7 +125,11 @@ class RunMetrics {
   double batch_bytes_ = 0, padded_bytes_ = 0;  // of the newest batch
   int64_t env_turns_ = 0, env_retries_ = 0;    // up to the last step, over the whole run
   bool environment_ = false;
-  std::map<std::string, double> last_;
+  std::map<std::string, double> last_, last_eval_;
+  Totals totals_;
+  std::map<int64_t, Beat> beats_;
+  std::map<SlotId, Role> held_;
+  std::map<SlotId, Version> loaded_;
   struct Rate {
     double sum = 0, seconds = 0;
   };

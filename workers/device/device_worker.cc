@@ -62,7 +62,7 @@ class DeviceWorker {
     TP_ASSIGN_OR_RETURN(const std::string host, credentials.identity ? AddressForOthers(options_.address)
                                                                      : AddressTowards(options_.address));
     work_ = std::make_unique<RolesWork>(
-        credentials, host, [this](int64_t lease) { return CalledOff(lease); },
+        credentials, options_.address, host, [this](int64_t lease) { return CalledOff(lease); },
         [this](int64_t lease) { return EvaluationEnded(lease); });
     TP_ASSIGN_OR_RETURN(weights_server_,
                         WeightsServer::Start(host, credentials, 1 << 20,
@@ -75,6 +75,7 @@ class DeviceWorker {
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
     link.hello.pid = getpid();
+    link.hello.host = observe::HostName();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) {
                           if (std::ranges::any_of(e, IsShutdown)) told_to_end_ = true;
@@ -90,7 +91,9 @@ class DeviceWorker {
     machine_ = std::make_unique<DeviceMachine>(work_.get());
     heartbeat_ = std::jthread([this](std::stop_token stop) {
       while (!stop.stop_requested()) {
-        link_->Send(work_->pulse().Take());
+        up::Heartbeat beat = work_->pulse().Take();
+        work_->pages().Show(beat, link_->MayServe(), work_->pulse().device());
+        link_->Send(std::move(beat));
         const MutexLock lock(heartbeat_mu_);
         heartbeat_wake_.WaitFor(heartbeat_mu_, stop, work_->heartbeat());
       }
@@ -107,6 +110,7 @@ class DeviceWorker {
   std::optional<int> Turn() {
     const auto can_step = [this] { return machine_->CanStep() && link_->MayServe(); };
     Receive(std::chrono::milliseconds(can_step() ? 0 : 20));
+    work_->pages().Turned();
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
     if (machine_->exit_code()) {

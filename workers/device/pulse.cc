@@ -14,6 +14,7 @@ void Pulse::Begin(std::string op) {
 
 void Pulse::Engine(SlotId slot, const up::StepTokens& stats) {
   const MutexLock lock(mu_);
+  for (const up::ChunkDelta& chunk : stats.chunks) device_.generated_tokens += chunk.tokens.size();
   const double decode_s = stats.prefill_tokens == 0 ? stats.step_s
                           : beat_.engines.empty()   ? 0
                                                     : beat_.engines.front().decode_s;
@@ -24,6 +25,16 @@ void Pulse::Engine(SlotId slot, const up::StepTokens& stats) {
 void Pulse::SetPacer(const Pacer* pacer) {
   const MutexLock lock(mu_);
   pacer_ = pacer;
+}
+
+void Pulse::FreeBytes(std::optional<int64_t> of_device) {
+  const MutexLock lock(mu_);
+  device_.free_bytes = of_device;
+}
+
+DeviceFacts Pulse::device() {
+  const MutexLock lock(mu_);
+  return device_;
 }
 
 up::Heartbeat Pulse::Take() {

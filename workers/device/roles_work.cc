@@ -39,7 +39,9 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
     if (!config.ok()) return Told("config", config.status());
     config_ = std::move(*config);
-    LogWorkerJoined("device", welcome, config_);
+  }
+  LogWorkerJoined("device", welcome, config_, link_->ctl_epoch(), anew);
+  if (anew) {
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
@@ -72,6 +74,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     if (config_.observe.trace)
       trace_ = OpenWorkerTrace(config_, welcome, {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
+  pages_.Welcomed("device", config_, welcome, credentials_, controller_);
   link_->SetPermit(welcome.permit_s,
                    std::max(LostAfterSeconds(welcome.permit_s), config_.cluster.reattach_grace_s));
   return OkStatus();
@@ -88,6 +91,7 @@ void RolesWork::ForgetAll() {
 
 RolesWork::Operation RolesWork::Begins(const char* name, std::string_view category) {
   pulse_.Begin(name);
+  if (device_.gpu != nullptr) pulse_.FreeBytes(device_.gpu->free_bytes());
   return {this, name, category, TraceNow()};
 }
 RolesWork::Operation::~Operation() {

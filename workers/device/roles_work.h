@@ -28,6 +28,7 @@
 #include "workers/device/pulse.h"
 #include "workers/net/certificates.h"
 #include "workers/net/link.h"
+#include "workers/net/worker_pages.h"
 
 namespace tidepool::workers {
 
@@ -37,8 +38,11 @@ class RolesWork : public DeviceWork {
   // evaluation_ended: whether one has come that wants the step's result without its evaluation.
   using AboutLease = std::function<bool(int64_t lease)>;
   // host: the address of this worker that others of the run can reach.
-  RolesWork(Credentials credentials, std::string host, AboutLease called_off, AboutLease evaluation_ended)
+  // controller: the address that was dialled.
+  RolesWork(Credentials credentials, std::string controller, std::string host, AboutLease called_off,
+            AboutLease evaluation_ended)
       : credentials_(std::move(credentials)),
+        controller_(std::move(controller)),
         host_(std::move(host)),
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
@@ -46,6 +50,7 @@ class RolesWork : public DeviceWork {
   // Before anything else; outlives this.  requires FinishCheckpoint before the link ends
   void Use(Link* link) { link_ = link; }
   Pulse& pulse() { return pulse_; }
+  WorkerPages& pages() { return pages_; }
   // What is said of a device that had no memory for a computation; `why`: its own words.
   [[nodiscard]] std::string OutOfMemory(const std::string& why) const;
   // What others may fetch. kNotFound: it is not here.
@@ -117,11 +122,12 @@ class RolesWork : public DeviceWork {
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
 
   const Credentials credentials_;
-  const std::string host_;
+  const std::string controller_, host_;
   const AboutLease called_off_, evaluation_ended_;
   Link* link_ = nullptr;
   JobConfig config_;
   Pulse pulse_;
+  WorkerPages pages_;
   std::atomic<int64_t> heartbeat_ms_{500};
   SlotId slot_;                // this incarnation's
   ProcessMemory plan_;         // of this slot

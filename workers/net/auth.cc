@@ -33,10 +33,11 @@ StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   if (std::filesystem::exists(path, error)) {
     TP_ASSIGN_OR_RETURN(std::string secret, ReadTokenFile(path));
     JobTokens known(std::move(secret));
-    const std::string environment =
-        dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
-    if (!std::filesystem::exists(environment, error))
-      TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
+    for (const CallerRole role : AllOf<CallerRole>()) {  // runs of older builds lack some
+      const std::string file = dir + "/" + Name(role) + ".token";
+      if (!std::filesystem::exists(file, error))
+        TP_RETURN_IF_ERROR(WriteSecretFile(file, known.Token(role) + "\n"));
+    }
     return known;
   }
   std::filesystem::create_directories(dir, error);

@@ -14,8 +14,11 @@
 
 namespace tidepool::workers {
 
-enum class CallerRole { kDevice, kReward, kEnvironment };
-constexpr auto WordsOf(CallerRole) { return std::to_array<const char*>({"device", "reward", "environment"}); }
+// An operator reads what a run's processes say of themselves (watch_pages.h), and can do nothing else.
+enum class CallerRole { kDevice, kReward, kEnvironment, kOperator };
+constexpr auto WordsOf(CallerRole) {
+  return std::to_array<const char*>({"device", "reward", "environment", "operator"});
+}
 
 class JobTokens {
  public:

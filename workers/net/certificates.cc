@@ -86,6 +86,9 @@ std::optional<Issued> Issue(const std::string& organisation, const std::string& 
   const bool named = add("O", organisation.substr(0, 64)) && add("CN", name);
   X509_set_issuer_name(c, X509_get_subject_name(by));
   X509_set_pubkey(c, made.key.get());
+  const std::string names =
+      "DNS:" + name +
+      (name == CertifiedName(Name(CallerRole::kOperator)) ? "" : std::string(",DNS:") + kPagesName);
   const bool extended = issuer == nullptr
                             ? Extend(c, by, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") &&
                                   Extend(c, by, NID_key_usage, "critical,keyCertSign") &&
@@ -93,7 +96,7 @@ std::optional<Issued> Issue(const std::string& organisation, const std::string& 
                             : Extend(c, by, NID_basic_constraints, "critical,CA:FALSE") &&
                                   Extend(c, by, NID_key_usage, "critical,digitalSignature") &&
                                   Extend(c, by, NID_ext_key_usage, "serverAuth,clientAuth") &&
-                                  Extend(c, by, NID_subject_alt_name, "DNS:" + name);
+                                  Extend(c, by, NID_subject_alt_name, names);
   if (!named || !extended ||
       X509_sign(c, issuer == nullptr ? made.key.get() : issuer->key.get(), EVP_sha256()) == 0)
     return std::nullopt;

@@ -24,6 +24,10 @@ struct Identity {
   std::string authority, certificate, key;
 };
 
+// A second name in the certificates of all who serve pages (watch_pages.h), so that one scraper's setting
+// fits all of them. An operator's has it not: it cannot pass for a process of the run.
+inline constexpr char kPagesName[] = "pages.tidepool";
+
 // The DNS name in the certificate of a role.
 std::string CertifiedName(const std::string& role);
 

@@ -50,7 +50,7 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
   std::unique_ptr<Listener> listener;
-  std::atomic<int64_t> refused{0}, row_bytes{0};
+  std::atomic<int64_t> refused{0}, row_bytes{0}, received{0}, sent{0};
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
   std::map<ConnectionId, std::shared_ptr<AttachCall>> streams TP_GUARDED_BY(mu);
@@ -120,6 +120,7 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     bool refused_here = false;
     FrameReader reader;
     for (wire.Clear(); call->Read(&wire); wire.Clear()) {
+      received += static_cast<int64_t>(wire.ByteSizeLong());
       if (refused_here) continue;  // until it hangs up, or its time is over
       auto messages = reader.Take<FromWorker>(wire);
       const Status heard = Door::Heard(role, messages);
@@ -163,7 +164,10 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
         batch = door.TakeUnsent(id);
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
-      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) { return call->Write(frame); })) {
+      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) {
+            sent += static_cast<int64_t>(frame.ByteSizeLong());
+            return call->Write(frame);
+          })) {
         const MutexLock lock(mu);
         return door.Close(id, "the worker stopped reading");
       }
@@ -181,7 +185,8 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1}, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
-      row_bytes.fetch_add(static_cast<int64_t>(frame.ByteSizeLong()));
+      row_bytes += static_cast<int64_t>(frame.ByteSizeLong());
+      sent += static_cast<int64_t>(frame.ByteSizeLong());
       return writer->Write(frame);
     };
     if (!WriteFrames(**batch, static_cast<size_t>(options.max_frame_bytes) / 2, write))
@@ -237,6 +242,8 @@ std::string Hub::address() const {
 }
 int64_t Hub::served_row_bytes() const { return impl_->row_bytes.load(); }
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
+int64_t Hub::received_bytes() const { return impl_->received.load(); }
+int64_t Hub::sent_bytes() const { return impl_->sent.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {
   const MutexLock lock(impl_->mu);

@@ -75,12 +75,13 @@ TP_FIELDS_BY(Hello, v("run_id", r.run_id, kWords);
              TP_EACH(place, kind, pid) v("weights_address", r.weights_address, kWords);
              TP_EACH(process, ctl_epoch, inc, received)
                  v("environment_address", r.environment_address, kWords);
-             v("environment_token", r.environment_token, kWords);)
+             v("environment_token", r.environment_token, kWords); v("host", r.host, kWords);)
 TP_FIELDS_BY(Offer, v("slots", r.slots, kSlots); v("chunks", r.chunks, kOfferedChunks); v("last", r.last);)
 TP_FIELDS_BY(Unreachable, v("reward", r.reward); v("cause", r.cause, kWords);)
 TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines", r.engines, kSlots);
              TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed)
-                 v("waits_for", r.waits_for, kNames);)
+                 v("waits_for", r.waits_for, kNames);
+             v("pages", r.pages, kWords);)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))
@@ -96,7 +97,8 @@ TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v(
 namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
-             TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains))
+             TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
+                     operator_digest))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,

@@ -45,6 +45,7 @@ struct Hello {
   // Of an environment worker's VectorEnvironments service, empty: none; and what its callers have to bring,
   // drawn anew by every process.
   std::string environment_address, environment_token;
+  std::string host;  // name of its host
 };
 // What a process holds, said once to each controller epoch, in frames of at most kOfferedChunks chunks; the
 // last one says so.
@@ -69,6 +70,7 @@ struct Heartbeat {
   int64_t paced_steps = 0, paced_missed = 0;
   double pace_scale_needed = 0;
   std::vector<Unreachable> waits_for;  // what keeps it from its work
+  std::string pages;                   // address of its pages (watch_pages.h); empty: it shows none
 };
 // What one engine step made.
 struct ChunkDelta {
@@ -167,9 +169,10 @@ struct Welcome {
   std::string run_id;
   std::string
       model_dir;  // Hugging Face folder of the start (tokenizer, config; weights unless made from the config)
-  std::string shared_memory;  // folder of weights and recovery copies on the same host
-  int64_t run_clock_ns = 0;   // the run's clock when this was sent, for one time line of traces
-  bool trains = true;         // whether a slot of this worker may ever hold the actor's role
+  std::string shared_memory;    // folder of weights and recovery copies on the same host
+  int64_t run_clock_ns = 0;     // the run's clock when this was sent, for one time line of traces
+  bool trains = true;           // whether a slot of this worker may ever hold the actor's role
+  std::string operator_digest;  // SHA-256 of the token that its pages are read with
 };
 struct Refuse {
   std::string why;

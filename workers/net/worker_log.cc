@@ -10,7 +10,7 @@ namespace tidepool::workers {
 
 // Setting up a log of stderr does not fail.
 void LogWorkerStart(const std::string& kind, const std::string& controller) {
-  (void)observe::SetUpLogging({.path = "", .role = kind});
+  (void)observe::SetUpLogging({.path = "", .host = observe::HostName(), .role = kind});
   observe::Log(LogLevel::kInfo, "start",
                {{"version", BuildVersion()},
                 {"commit", BuildCommit()},
@@ -18,11 +18,16 @@ void LogWorkerStart(const std::string& kind, const std::string& controller) {
                 {"controller", controller}});
 }
 
-void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config) {
+void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config,
+                     int64_t ctl_epoch, bool anew) {
   (void)observe::SetUpLogging({.path = "",
                                .level = config.observe.log_level,
+                               .run = welcome.run_id,
+                               .host = observe::HostName(),
                                .role = kind,
-                               .worker = WorkerName(PlaceName(config, welcome.place), welcome.inc)});
+                               .worker = WorkerName(PlaceName(config, welcome.place), welcome.inc),
+                               .epoch = ctl_epoch});
+  if (!anew) return;
   observe::Log(LogLevel::kInfo, "joined", {{"run_id", welcome.run_id}, {"dir", welcome.run_dir}});
 }
 

@@ -11,8 +11,10 @@
 namespace tidepool::workers {
 
 void LogWorkerStart(const std::string& kind, const std::string& controller);
-// From here on lines have the worker's name ("reward-0/inc3"), and the level of the config counts.
-void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config);
+// From here on lines have the run, the host, the controller's epoch and the worker's name ("reward-0/inc3"),
+// and the level of the config counts. anew: as another incarnation, which is said.
+void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config,
+                     int64_t ctl_epoch, bool anew);
 // Why it is about to end: the controller that started this process tells it (observe::LastWords).
 void LogWorkerFailure(const std::string& event, const std::string& why);
 void LogWorkerEnd(int exit_code);

@@ -18,9 +18,9 @@ using Json = nlohmann::ordered_json;
 // Said about why, and read by people.
 constexpr size_t kAnswerBytes = 64 << 10;  // of one sample
 
-class HttpServer final : public RewardServer {
+class HttpRewardServer final : public RewardServer {
  public:
-  HttpServer(std::string name, tasks::RewardEndpoint endpoint, bool batches)
+  HttpRewardServer(std::string name, tasks::RewardEndpoint endpoint, bool batches)
       : name_(std::move(name)),
         path_(std::move(endpoint.path)),
         batches_(batches),
@@ -91,7 +91,7 @@ class HttpServer final : public RewardServer {
 
 std::unique_ptr<RewardServer> ConnectHttp(const std::string& name, const tasks::RewardEndpoint& endpoint,
                                           bool batches) {
-  return std::make_unique<HttpServer>(name, endpoint, batches);
+  return std::make_unique<HttpRewardServer>(name, endpoint, batches);
 }
 
 }  // namespace tidepool::workers

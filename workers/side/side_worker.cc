@@ -20,13 +20,15 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
   LogWorkerStart(kind_, options.address);
   const auto connect = [&]() -> Status {
     LinkOptions link;
-    TP_ASSIGN_OR_RETURN(link.credentials, ReadCredentials(options.token_file));
-    link.address = options.address;
+    TP_ASSIGN_OR_RETURN(credentials_, ReadCredentials(options.token_file));
+    link.credentials = credentials_;
+    link.address = controller_ = options.address;
     link.control_file = options.control_file;
     link.hello.run_id = options.run_id;
     link.hello.place = options.place;
     link.hello.kind = kind;
     link.hello.pid = getpid();
+    link.hello.host = observe::HostName();
     TP_RETURN_IF_ERROR(BeforeAttach(link.hello));
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
@@ -42,6 +44,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
       if (exit_code_) break;
     }
     Answer();
+    pages_.Turned();
     EndIfOverdue();
     Beat();
   }
@@ -108,8 +111,9 @@ Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
     heartbeat_s_ = config.cluster.heartbeat_s;
     link_->SetPermit(welcome.permit_s,
                      std::max(LostAfterSeconds(welcome.permit_s), config.cluster.reattach_grace_s));
+    pages_.Welcomed(kind_, config, welcome, credentials_, controller_);
+    LogWorkerJoined(kind_, welcome, config, link_->ctl_epoch(), anew);
     if (!anew) return OkStatus();
-    LogWorkerJoined(kind_, welcome, config);
     if (std::exchange(begun_, true)) End();
     return Anew(config, welcome);
   };
@@ -125,6 +129,7 @@ void SideWorker::Beat() {
   up::Heartbeat beat;
   Describe(beat);
   beat.rss_bytes = PeakResidentBytes();
+  pages_.Show(beat, link_->MayServe());
   Say(std::move(beat));
 }
 

@@ -18,6 +18,7 @@
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/messages.h"
+#include "workers/net/worker_pages.h"
 #include "workers/net/worker_trace.h"
 #include "workers/side/side_machine.h"
 
@@ -74,6 +75,9 @@ class SideWorker : private SideWork {
   std::unique_ptr<Link> link_;
   std::chrono::steady_clock::time_point next_beat_{};
   double heartbeat_s_ = 0.5;
+  std::string controller_;  // address
+  Credentials credentials_;
+  WorkerPages pages_;
   SideMachine machine_{this};
   bool begun_ = false;
   std::string kind_;

@@ -121,7 +121,7 @@ TEST(RunningCallDeathTest, TheLastLineIsInTheFilesToo) {
   const std::string path = std::getenv("FILES_OF_TEST"), log = path + ".log", words = path + ".words";
   const auto crash = [&] {
     std::ofstream(log) << "a line\n";
-    RunningCall::TellIn(log, words, "controller");
+    RunningCall::TellIn(log, words, "role=controller");
     RunningCall::TellAfterwards("go on with: this");
     Crash(SIGSEGV);
   };

@@ -24,12 +24,12 @@ class GlooGroupTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   // Runs `body` on every rank of a fresh group.
-  void Run(int size, const std::function<void(Collective&)>& body) {
+  void Run(int size, const std::function<void(Collective&)>& body, double timeout_s = 60) {
     const std::string store = (dir_ / std::to_string(++groups_)).string();
     std::vector<std::thread> ranks;
     for (int r = 0; r < size; ++r) {
       ranks.emplace_back([&, r] {
-        auto group = MakeGlooGroup({.store = store, .rank = r, .size = size, .timeout_s = 60});
+        auto group = MakeGlooGroup({.store = store, .rank = r, .size = size, .timeout_s = timeout_s});
         ASSERT_TRUE(group.ok()) << group.status().message();
         body(**group);
       });
@@ -94,6 +94,26 @@ TEST_F(GlooGroupTest, ARankThatLeavesIsAnErrorForTheOthers) {
     EXPECT_FALSE(last.ok());
     EXPECT_THAT(last.message(), ::testing::HasSubstr("op=all_reduce tag=gradients"));
   });
+}
+
+TEST_F(GlooGroupTest, TheRankThatIsWaitedForIsNamedByThoseThatWait) {
+  std::vector<std::string> said(3);
+  Run(
+      3,
+      [&](Collective& c) {
+        std::vector<float> v(100, 1.0F);
+        if (c.rank() == 1) {  // it is there, and does not come: as one that hangs in its own work
+          std::this_thread::sleep_for(std::chrono::seconds(3));
+          return;
+        }
+        said[static_cast<size_t>(c.rank())] = c.AllReduceSum(std::span<float>(v), "gradients").message();
+      },
+      1.0);
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(said[static_cast<size_t>(rank)],
+                ::testing::ContainsRegex("op=all_reduce tag=gradients seq=2 rank=" + std::to_string(rank) +
+                                         "/3 failed after .* s, waiting for rank 1"));
+  }
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ TEST(JobTokensTest, ARestartReadsTheSameSecretAndFilesAreForTheOwnerAlone) {
   std::set<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(dir))
     files.insert(entry.path().filename().string());
-  EXPECT_EQ(files, (std::set<std::string>{"device.token", "environment.token", "reward.token", "secret"}));
+  EXPECT_EQ(files, (std::set<std::string>{"device.token", "environment.token", "operator.token",
+                                          "reward.token", "secret"}));
 }
 
 TEST(JobTokensTest, ATokenFileThatOthersCanReadIsRefused) {

@@ -122,7 +122,7 @@ TEST_F(RpcSecurityTest, EveryMethodRefusesEveryCallerWithoutTheRight) {
     EXPECT_EQ(Call(method, "short"), grpc::StatusCode::UNAUTHENTICATED) << "short token";
     EXPECT_EQ(Call(method, other_.Token(CallerRole::kDevice)), grpc::StatusCode::UNAUTHENTICATED)
         << "token of another job";
-    for (const CallerRole role : {CallerRole::kReward, CallerRole::kEnvironment}) {
+    for (const CallerRole role : {CallerRole::kReward, CallerRole::kEnvironment, CallerRole::kOperator}) {
       const grpc::StatusCode code = Call(method, tokens_.Token(role));
       EXPECT_TRUE(code == grpc::StatusCode::PERMISSION_DENIED || code == grpc::StatusCode::UNAUTHENTICATED)
           << "wrong role " << Name(role);

@@ -1,13 +1,14 @@
 #pragma once
-// A small HTTP/1.1 server for loopback, in a process that does something else: the dashboard's (board.h).
-// It knows nothing of pages. Connections are served by threads of its own, which call the handler; the rest
-// of the program never waits for them.
+// A small HTTP/1.1 server in a process that does something else: the dashboard's (workers/board/board.h) and
+// the pages that a run's processes show of themselves (watch_pages.h). It knows nothing of pages. Connections
+// are served by threads of its own, which call the handler; the rest of the program never waits for them.
 //
-// Who may ask: the listener is 127.0.0.1 alone. A request whose Host is neither 127.0.0.1 nor localhost is
-// refused, because a page of some site can give its name our address (DNS rebinding). Then it has to show the
-// key, as `Authorization: Bearer KEY` and in no other way; it is compared in constant time. What
-// open_paths name is answered without it: a page that says nothing by itself and asks with the key for what
-// it shows.
+// Who may ask: on loopback, a request whose Host is another name than that of loopback is refused, because a
+// page of some site can give its name our address (DNS rebinding). With an identity everything is encrypted
+// and a caller has to show the certificate of `callers` first; an address that others can reach is listened
+// on with an identity alone. Then the request has to show the key, as `Authorization: Bearer KEY` and in no
+// other way; it is compared in constant time. What open_paths name is answered without it: on loopback, to
+// whoever is on this machine.
 //
 // The key stands in the fragment of the address that is printed (`#key=`), which no browser sends:
 // neither to whoever listens on the port by then, nor to another site as a referrer. `?key=` would be sent
@@ -25,6 +26,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -32,6 +34,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "workers/net/certificates.h"
 
 namespace tidepool::workers {
 
@@ -54,9 +57,12 @@ struct HttpResponse {
 };
 
 struct HttpServerOptions {
+  std::string host = "127.0.0.1";         // an address of this machine, or "localhost"
   uint16_t port = 0;                      // 0: a free one
-  std::string key;                        // not empty
-  std::set<std::string> open_paths = {};  // answered to whoever asks; nothing secret may be there
+  std::string key_digest;                 // SHA-256 of the key, hexadecimal; not empty
+  std::set<std::string> open_paths = {};  // answered without the key; nothing secret may be there
+  std::optional<Identity> identity = std::nullopt;
+  std::string callers = {};  // with an identity: the role in a caller's certificate (certificates.h)
   int64_t threads = 2;
   int64_t connections_max = 64;
   int64_t body_bytes_max = 0;  // 0: only GET and HEAD are answered
@@ -68,15 +74,16 @@ class HttpServer {
   // Called by several threads at once; HEAD comes as GET. What it throws is answered with 500.
   using Handler = std::function<HttpResponse(const HttpRequest&)>;
 
-  // Listens and serves. kAlreadyExists: the port is taken. kInternal: no socket.
+  // Listens and serves. kAlreadyExists: the port is taken. kInvalidArgument: the host is no address, or one
+  // that others can reach and there is no identity. kInternal: no socket.
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options, Handler handler);
   ~HttpServer();  // closes all connections; a handler that works is waited for
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
   [[nodiscard]] uint16_t port() const;
-  // Of the start page, with this query ("run=R", may be empty) and the key.
-  [[nodiscard]] std::string Url(std::string_view query = "") const;
+  // "http://127.0.0.1:8800", without a path.
+  [[nodiscard]] std::string Url() const;
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
 // The server as a stranger on the machine meets it: over a socket.
-#include "workers/board/http_server.h"
+#include "workers/net/http_server.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
+
+#include "core/base/hash.h"
+#include "workers/net/http_get.h"
 
 namespace tidepool::workers {
 namespace {
@@ -54,7 +58,7 @@ class Wire {
 
 struct Served {
   explicit Served(HttpServerOptions options = {}) {
-    options.key = "secret";
+    options.key_digest = Sha256Hex("secret");
     auto started = HttpServer::Start(options, [](const HttpRequest& r) -> HttpResponse {
       if (r.path == "/throw") throw std::runtime_error("broken");
       std::string said = r.method + " " + r.path;
@@ -101,8 +105,7 @@ TEST(HttpServerTest, OnlyWhoShowsTheTokenInTheHeaderIsAnswered) {
 TEST(HttpServerTest, TheTokenIsBehindTheAddressAndNoAnswerSetsACookie) {
   const Served s({.open_paths = {"/"}});
   const std::string start = "http://127.0.0.1:" + std::to_string(s.server->port());
-  EXPECT_EQ(s.server->Url(), start + "/#key=secret");
-  EXPECT_EQ(s.server->Url("run=a%20b"), start + "/?run=a%20b#key=secret");
+  EXPECT_EQ(s.server->Url(), start);
   for (const char* target : {"/", "/?run=a", "/?token=secret", "/x", "/throw"}) {
     for (const char* lines : {"", kBearer, "Cookie: a=b\r\n"}) {
       const std::string answer = s.Ask(target, lines);
@@ -223,10 +226,54 @@ TEST(HttpServerTest, StrangersThatTakeAllDescriptorsKeepNobodyOut) {
 
 TEST(HttpServerTest, APortThatIsTakenIsNamed) {
   const Served s;
-  const auto second = HttpServer::Start({.port = s.server->port(), .key = "x"},
+  const auto second = HttpServer::Start({.port = s.server->port(), .key_digest = Sha256Hex("x")},
                                         [](const HttpRequest&) { return HttpResponse{}; });
   EXPECT_EQ(second.status().code(), StatusCode::kAlreadyExists);
   EXPECT_TRUE(Has(second.status().message(), "another program listens there"));
+}
+
+TEST(HttpServerTest, AnAddressThatOthersReachNeedsCertificates) {
+  const auto open = HttpServer::Start({.host = "0.0.0.0", .key_digest = Sha256Hex("x")},
+                                      [](const HttpRequest&) { return HttpResponse{}; });
+  EXPECT_EQ(open.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Has(open.status().message(), "no certificates"));
+}
+
+TEST(HttpServerTest, WithAnIdentityTheCertificateOfItsCallersAndTheKeyAreNeeded) {
+  const std::string dir = testing::TempDir() + "/http_certificates", other = dir + "_of_another_job";
+  for (const std::string& each : {dir, other}) {
+    std::filesystem::remove_all(each);
+    std::filesystem::create_directories(each);
+    ASSERT_TRUE(OpenOrCreateCertificates(each, "run").ok());
+  }
+  const auto of = [](const std::string& from, const std::string& role) {
+    return *ReadIdentity(from + "/" + role + ".token");
+  };
+  const Served s(
+      {.host = "0.0.0.0", .open_paths = {}, .identity = of(dir, "controller"), .callers = "operator"});
+  const auto ask = [&](const std::string& key, const std::optional<Identity>& identity) {
+    return HttpGet({.address = "127.0.0.1:" + std::to_string(s.server->port()),
+                    .target = "/x",
+                    .credentials = {key, identity}});
+  };
+  const auto right = ask("secret", of(dir, "operator"));
+  ASSERT_TRUE(right.ok()) << right.status().message();
+  EXPECT_EQ(right->body, "GET /x ");
+  const auto no_key = ask("secre", of(dir, "operator"));
+  ASSERT_TRUE(no_key.ok()) << no_key.status().message();
+  EXPECT_EQ(no_key->status, 401);
+  EXPECT_FALSE(ask("secret", std::nullopt).ok()) << "not encrypted";
+  EXPECT_FALSE(ask("secret", of(dir, "device")).ok()) << "another role";
+  EXPECT_FALSE(ask("secret", of(other, "operator")).ok()) << "another job, which does not believe us";
+  // An operator is no process of the run: nobody shows it a token.
+  const Served false_one({.identity = of(dir, "operator"), .callers = "operator"});
+  EXPECT_FALSE(HttpGet({.address = "127.0.0.1:" + std::to_string(false_one.server->port()),
+                        .target = "/x",
+                        .credentials = {"secret", of(dir, "operator")}})
+                   .ok());
+  EXPECT_EQ(HttpGet({.address = "192.0.2.1:80", .target = "/x", .credentials = {"secret"}}).status().code(),
+            StatusCode::kFailedPrecondition);
+  for (const std::string& each : {dir, other}) std::filesystem::remove_all(each);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "workers/board/http_server.h"
+#include "workers/net/http_server.h"
 
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -9,6 +9,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -21,6 +22,7 @@
 #include <thread>
 
 #include "core/base/hash.h"
+#include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
@@ -76,11 +78,26 @@ HttpRequest RequestOf(const http::request<http::string_body>& from) {
 
 // Whether a browser that asks this host can only mean us. Any port: it may come through a tunnel.
 bool IsLoopbackName(std::string_view host) {
-  const size_t colon = host.rfind(':');
+  const size_t colon = host.find(':', host.starts_with('[') ? host.find(']') : 0);
   const std::string_view name = host.substr(0, colon);
   const std::string_view port = colon == std::string_view::npos ? std::string_view() : host.substr(colon + 1);
-  return (name == "127.0.0.1" || name == "localhost") &&
+  return (name == "127.0.0.1" || name == "localhost" || name == "[::1]") &&
          std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+StatusOr<net::ssl::context> TlsContext(const Identity& identity, const std::string& callers) {
+  try {
+    net::ssl::context tls(net::ssl::context::tls_server);
+    ::SSL_CTX_set_min_proto_version(tls.native_handle(), TLS1_2_VERSION);
+    tls.add_certificate_authority(net::buffer(identity.authority));
+    tls.use_certificate_chain(net::buffer(identity.certificate));
+    tls.use_private_key(net::buffer(identity.key), net::ssl::context::pem);
+    tls.set_verify_mode(net::ssl::verify_peer | net::ssl::verify_fail_if_no_peer_cert);
+    tls.set_verify_callback(net::ssl::host_name_verification(CertifiedName(callers)));
+    return tls;
+  } catch (const boost::system::system_error& e) {
+    return InvalidArgument(std::string("the certificates of the job cannot be used: ") + e.what());
+  }
 }
 
 int64_t HalfOfDescriptors() {
@@ -99,6 +116,7 @@ struct HttpServer::Impl {
 
   const HttpServerOptions options;
   const Handler handler;
+  std::optional<net::ssl::context> tls;  // with an identity
   const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
   Mutex mu;
@@ -120,14 +138,16 @@ struct HttpServer::Impl {
 class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Impl& server, tcp::socket socket, int64_t id)
-      : server_(server), stream_(std::move(socket)), id_(id), buffer_(BufferBytes(server.options)) {}
+      : server_(server), stream_(std::move(socket)), id_(id), buffer_(BufferBytes(server.options)) {
+    if (server.tls) tls_.emplace(stream_, *server.tls);
+  }
   ~Session() {
     const MutexLock lock(server_.mu);
     server_.sessions.erase(id_);
   }
   [[nodiscard]] bool known() const { return known_; }  // has shown the key; any thread
   void Run() {
-    net::post(stream_.get_executor(), [self = shared_from_this()] { self->Read(); });
+    net::post(stream_.get_executor(), [self = shared_from_this()] { self->Greet(); });
   }
   void Close() {
     net::post(stream_.get_executor(), [self = shared_from_this()] { self->stream_.close(); });
@@ -141,13 +161,32 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     stream_.expires_after(
         std::chrono::milliseconds(static_cast<int64_t>(1e3 * server_.options.idle_timeout_s)));
   }
+  void Greet() {
+    if (!tls_) return Read();
+    Deadline();
+    tls_->async_handshake(net::ssl::stream_base::server, [self = shared_from_this()](error_code error) {
+      if (error) return self->stream_.close();
+      self->Read();
+    });
+  }
+  // What requests and answers go over.
+  template <typename Use>
+  void Over(Use use) {
+    if (tls_) {
+      use(*tls_);
+    } else {
+      use(stream_);
+    }
+  }
   void Read() {
     parser_.emplace();
     parser_->header_limit(kHeadBytesMax);
     parser_->body_limit(static_cast<uint64_t>(server_.options.body_bytes_max));
     Deadline();  // of the whole request: one that trickles in is cut, too
-    http::async_read(stream_, buffer_, *parser_,
-                     [self = shared_from_this()](error_code error, size_t) { self->Answer(error); });
+    Over([this](auto& stream) {
+      http::async_read(stream, buffer_, *parser_,
+                       [self = shared_from_this()](error_code error, size_t) { self->Answer(error); });
+    });
   }
   void Answer(error_code error) {
     if (error == http::error::header_limit) return Refuse(431, "the head of the request is too long");
@@ -165,7 +204,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     Send(answer, request.version(), request.keep_alive(), head);
   }
   HttpResponse Checked(const http::request<http::string_body>& from) {
-    if (!IsLoopbackName(View(from[http::field::host])))
+    if (IsLoopback(server_.options.host) && !IsLoopbackName(View(from[http::field::host])))
       return {.status = 403, .body = "this server answers to 127.0.0.1 and localhost alone\n"};
     HttpRequest request = RequestOf(from);
     if (request.method == "HEAD") request.method = "GET";
@@ -174,7 +213,8 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
               .body = "only GET and HEAD are answered here\n",
               .headers = {{"Allow", "GET, HEAD"}}};
     const std::string_view bearer = View(from[http::field::authorization]);
-    if (bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), server_.options.key)) {
+    if (bearer.starts_with("Bearer ") &&
+        ConstantTimeEqual(Sha256Hex(bearer.substr(7)), server_.options.key_digest)) {
       known_ = true;
     } else if (!server_.options.open_paths.contains(request.path)) {
       return Stranger();
@@ -189,9 +229,9 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     return {
         .status = 401,
         .body =
-            "The key is missing or not this server's. Open the whole address that was printed when it was "
-            "started, or send what stands behind its #key= as `Authorization: Bearer KEY`. Each start "
-            "has another one.\n",
+            "The key is missing or not this server's. Send it as `Authorization: Bearer KEY`. A dashboard's "
+            "stands behind #key= in the whole address that was printed when it was started, and each start "
+            "has another one; a run's is in RUN/security/operator.token.\n",
         .headers = {{"WWW-Authenticate", "Bearer"}}};
   }
   void Refuse(int status, const char* why) {
@@ -213,14 +253,17 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     response->content_length(answer.body.size());
     if (!head) response->body() = answer.body;
     Deadline();
-    http::async_write(stream_, *response, [self = shared_from_this(), response](error_code error, size_t) {
-      if (error || response->need_eof()) return self->stream_.close();
-      self->Read();
+    Over([&](auto& stream) {
+      http::async_write(stream, *response, [self = shared_from_this(), response](error_code error, size_t) {
+        if (error || response->need_eof()) return self->stream_.close();
+        self->Read();
+      });
     });
   }
 
   Impl& server_;
   boost::beast::tcp_stream stream_;
+  std::optional<net::ssl::stream<boost::beast::tcp_stream&>> tls_;
   const int64_t id_;
   std::atomic<bool> known_ = false;
   boost::beast::flat_buffer buffer_;
@@ -284,9 +327,18 @@ HttpServer::~HttpServer() {
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options, Handler handler) {
   auto impl = std::make_unique<Impl>(options, std::move(handler));
-  const std::string address = "127.0.0.1:" + std::to_string(options.port);
+  const std::string address = JoinHostPort(options.host, options.port);
+  if (!IsLoopback(options.host) && !options.identity)
+    return InvalidArgument(address + ": others can reach it, and there are no certificates");
   error_code error;
-  const tcp::endpoint endpoint(net::ip::address_v4::loopback(), options.port);
+  const net::ip::address host = options.host == "localhost"
+                                    ? net::ip::make_address("127.0.0.1")
+                                    : net::ip::make_address(std::string(BareHost(options.host)), error);
+  if (error) return InvalidArgument(options.host + ": is no address of this machine, as 10.0.0.7");
+  if (options.identity) {
+    TP_ASSIGN_OR_RETURN(impl->tls, TlsContext(*options.identity, options.callers));
+  }
+  const tcp::endpoint endpoint(host, options.port);
   const auto strand = net::make_strand(impl->io);
   impl->acceptor.emplace(strand);
   impl->again.emplace(strand);
@@ -312,9 +364,8 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
 
 uint16_t HttpServer::port() const { return impl_->port; }
 
-std::string HttpServer::Url(std::string_view query) const {
-  return "http://127.0.0.1:" + std::to_string(impl_->port) + "/" + (query.empty() ? "" : "?") +
-         std::string(query) + "#key=" + impl_->options.key;
+std::string HttpServer::Url() const {
+  return (impl_->tls ? "https://" : "http://") + JoinHostPort(impl_->options.host, impl_->port);
 }
 
 std::string PercentEncoded(std::string_view text) {
