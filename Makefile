@@ -85,6 +85,7 @@ learn: programs  ## train a reduced quickstart with every algorithm (configs/alg
 	scripts/learn $(BUILD) $(ARGS)
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers
+	scripts/setup --nightly
 	scripts/nightly $(BUILD)
 
 cuda-run: configure  ## pack stripped programs for a machine with a GPU and no packages, and print the command to run there

@@ -109,8 +109,11 @@ Status JournalWriter::Claim(const std::vector<int64_t>& segments) {
 
 Status JournalWriter::StillOurs() {
   const int64_t epoch = ctl_epoch_;
-  if (fs_.Exists(JoinPath(dir_, ClaimName(epoch))) && !fs_.Exists(JoinPath(dir_, ClaimName(epoch + 1))))
-    return OkStatus();
+  const auto there = [&](int64_t claim) { return fs_.Exists(JoinPath(dir_, ClaimName(claim))); };
+  if (there(epoch) && !there(epoch + 1)) return OkStatus();
+  // Where all of the folder is gone nobody has claimed it.
+  const auto claims = ListNumberedFiles(fs_, dir_, kClaimEnding);
+  if (!claims.ok() || claims->empty() || claims->back() <= epoch) return OkStatus();
   return Broken(Aborted(dir_ + ": another controller has claimed it since this one (ctl_epoch " +
                         std::to_string(epoch) + ") did"));
 }

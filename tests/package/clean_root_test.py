@@ -95,7 +95,7 @@ def main():
         skip("a Debian root needs root to be made and entered")
     for tool in ("mmdebstrap", "unshare", "ip"):
         if shutil.which(tool) is None:
-            skip(f"{tool} is not installed; scripts/setup --tests installs it")
+            skip(f"{tool} is not installed; scripts/setup --nightly installs it")
     if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True).returncode != 0:
         skip("root of this container may not make namespaces")
     KEPT.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ def main():
         skip("an image needs root to be made here")
     for tool in ("buildah", "mmdebstrap"):
         if shutil.which(tool) is None:
-            skip(f"{tool} is not installed; scripts/setup --tests installs it")
+            skip(f"{tool} is not installed; scripts/setup --nightly installs it")
     KEPT.mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="image-", dir=KEPT))
     buildah = ["buildah", *STORE, "--root", str(folder / "store"), "--runroot", str(folder / "state")]
