@@ -190,7 +190,9 @@ Status JournalWriter::Flush() {
     // The old segment is whole and durable before the new one exists: a reader relies on it.
     if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
     if (Status cut = file_->Truncate(file_->size()); !cut.ok()) return Broken(cut);
+    TP_RETURN_IF_ERROR(StillOurs());
     if (Status started = StartSegment(); !started.ok()) {
+      TP_RETURN_IF_ERROR(StillOurs());  // who has claimed it meanwhile has this segment
       return started.code() == StatusCode::kResourceExhausted ? started : Broken(started);
     }
     new_base_ = false;

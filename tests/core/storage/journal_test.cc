@@ -483,6 +483,20 @@ TEST(JournalTest, AWriterThatWasTakenOverAcknowledgesNothingAndNothingOfItIsRead
   EXPECT_EQ((*next)->Flush().code(), StatusCode::kAborted);
 }
 
+// One that slept begins a segment when it wakes, and its name is taken.
+TEST(JournalTest, AWriterThatWasTakenOverBeginsNoSegment) {
+  MemoryFileSystem fs;
+  auto frozen = MustOpen(fs);
+  frozen->Append(record::Dup{}, 0);
+  ASSERT_TRUE(frozen->Sync().ok());
+  const auto next = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true});
+  ASSERT_TRUE(next.ok());
+  ASSERT_TRUE(frozen->SetBegun(7).ok());
+  frozen->Append(record::Dup{}, 0);
+  EXPECT_EQ(frozen->Flush().code(), StatusCode::kAborted);
+  EXPECT_EQ(MustRead(fs).entries.size(), 1U);
+}
+
 TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {
   MemoryFileSystem fs;
   JournalTail tail(fs, kDir, Lsn{2});
