@@ -27,6 +27,26 @@ namespace event {
 
 // The run begins, or goes on after the journal was folded. First event of every process.
 struct Started {};
+// What a trainer says of a row that it was given: the digest of its trajectory, and how many of its tokens it
+// left without loss because they are too old (on_stale: mask).
+struct GivenRow {
+  SampleId tid;
+  uint64_t digest = 0;
+  int64_t masked = 0;
+};
+// From every member of the training group: the weights_digest of all of them has to be one, and their `rows`,
+// those of its share from each, have to be the batch: every row once.
+struct TrainDone {
+  WorkerRef worker;
+  SlotId slot;
+  StepNumber step;
+  int64_t lease = 0;
+  bool finite = true;
+  uint64_t weights_digest = 0;
+  double seconds = 0;
+  std::vector<GivenRow> rows;
+  std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
+};
 // What a slot of a returning worker holds. `holds`: the weights in its memory, with the digest that the
 // worker verified when it had loaded them; invalid when there are none, or when a load was under way (its
 // memory is torn). Never trusted without the digest. `state_step`: the step whose training state is there,
@@ -37,6 +57,8 @@ struct OfferedSlot {
   uint64_t holds_digest = 0;
   StepNumber state_step;
   uint64_t state_digest = 0;
+  std::vector<TrainDone> done =
+      {};  // what it said of the step that led to that state, if it made it; one at most
 };
 // What is left of an attempt on a slot of a returning worker, without its tokens. The versions are those of
 // its tokens; invalid where it has none.
@@ -201,26 +223,6 @@ struct StepAborted {
   int64_t lease = 0;
   StepNumber step;
   uint64_t weights_digest = 0;
-};
-// What a trainer says of a row that it was given: the digest of its trajectory, and how many of its tokens it
-// left without loss because they are too old (on_stale: mask).
-struct GivenRow {
-  SampleId tid;
-  uint64_t digest = 0;
-  int64_t masked = 0;
-};
-// From every member of the training group: the weights_digest of all of them has to be one, and their `rows`,
-// those of its share from each, have to be the batch: every row once.
-struct TrainDone {
-  WorkerRef worker;
-  SlotId slot;
-  StepNumber step;
-  int64_t lease = 0;
-  bool finite = true;
-  uint64_t weights_digest = 0;
-  double seconds = 0;
-  std::vector<GivenRow> rows;
-  std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
 };
 // The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
 // were made, or it never had it; else nothing has changed. `data`: the rows are at fault.

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "scheduler/balance.h"
 #include "scheduler/machines/machines.h"
@@ -51,7 +53,9 @@ TrainerNeed Steps::DecideNeed() {
 // would never get through one.
 Duration Steps::Patience() const { return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s_)); }
 
-void Steps::Begin(const std::vector<GroupKey>& keys) {
+void Steps::Begin(const std::vector<GroupKey>& keys) { SendShares(OpenStep(keys)); }
+
+Steps::Batch Steps::OpenStep(const std::vector<GroupKey>& keys) {
   const Ledger& ledger = state_.ledger();
   Open t{.lease = state_.next_lease(),
          .step = {state_.step().value + 1},
@@ -95,7 +99,39 @@ void Steps::Begin(const std::vector<GroupKey>& keys) {
   out_.Record(record::StepBegin{t.step, t.v, std::move(plan)});
   all_.batches.MarkUrgent();
   open_ = std::move(t);
-  SendShares(std::move(batch));
+  return batch;
+}
+
+bool Steps::MayCommit(const RunState::OpenStep& step, const std::vector<SampleId>& rows,
+                      const std::map<SlotRef, event::TrainDone>& finished) const {
+  if (rows.empty() || step.step.value != state_.step().value + 1 || step.v != state_.version()) return false;
+  // The same slots train, and all of them have made it alike.
+  const std::vector<command::GroupMember> members = all_.slots.Members();
+  if (members.size() != step.members.size() || finished.size() != members.size()) return false;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto done = finished.find(SlotOf(members[i]));
+    if (members[i].slot != step.members[i].slot || done == finished.end() || !done->second.finite ||
+        done->second.weights_digest != finished.begin()->second.weights_digest)
+      return false;
+  }
+  // Its groups wait with the rows that they had, and nothing has become too old.
+  std::map<GroupKey, size_t> of_group;
+  for (const SampleId& tid : rows) ++of_group[KeyOf(tid)];
+  for (const auto& [key, n] : of_group) {
+    const Group* g = state_.ledger().Find(key);
+    if (g == nullptr || g->phase != GroupPhase::kQueued) return false;
+    const auto ready = std::ranges::count(g->samples, SamplePhase::kReady, &Sample::phase);
+    if (static_cast<size_t>(ready) != n) return false;
+  }
+  return true;
+}
+
+void Steps::CommitFinished(const std::vector<SampleId>& rows, std::map<SlotRef, event::TrainDone> finished) {
+  std::set<GroupKey> keys;
+  for (const SampleId& tid : rows) keys.insert(KeyOf(tid));
+  (void)OpenStep({keys.begin(), keys.end()});
+  open_->done = std::move(finished);
+  if (SameRows(open_->step)) Commit();
 }
 
 // A sample as it is trained by weights `v`, and the lag of its oldest token that has a loss. Adds to `stale`

@@ -13,6 +13,7 @@
 #include "scheduler/ledger.h"
 #include "scheduler/machines/machine.h"
 #include "scheduler/placement.h"
+#include "scheduler/run_state.h"
 
 namespace tidepool::scheduler {
 
@@ -38,6 +39,12 @@ class Steps : public Machine {
 
   void Advance();            // begins a step if there is everything for it
   TrainerNeed DecideNeed();  // what the trainer needs slots for
+  // A step that another life began and never wrote down, and that all its members have made: nothing has
+  // changed since that would make it another step.
+  [[nodiscard]] bool MayCommit(const RunState::OpenStep& step, const std::vector<SampleId>& rows,
+                               const std::map<SlotRef, event::TrainDone>& finished) const;
+  // Begins it again and takes what they said for the answer.  requires MayCommit
+  void CommitFinished(const std::vector<SampleId>& rows, std::map<SlotRef, event::TrainDone> finished);
   // `but`: who is out of it already; its slot invalid: with all its slots.
   void Abort(const std::string& why, const SlotRef& but = {});
   void Lost(const WorkerRef& ref, const std::string& why);  // a device worker is gone
@@ -59,6 +66,7 @@ class Steps : public Machine {
     std::set<Version> stale;    // tokens that have no loss
     int64_t rows = 0;
   };
+  Batch OpenStep(const std::vector<GroupKey>& keys);  // with its records
   [[nodiscard]] std::pair<record::TrainedRow, int64_t> RowOf(const SampleId& tid, const record::Enq& enq,
                                                              const Version& v,
                                                              std::set<Version>& stale) const;

@@ -15,8 +15,13 @@ constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker 
 void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offered) {
   const SlotRef ref{worker, offered.slot};
   if (!state_.ever_checkpointed()) return;
-  if (left_open_ && std::ranges::any_of(left_open_->members,
-                                        [&](const record::SlotPlan& m) { return m.slot == ref.slot; })) {
+  if (left_open_ && !offered.done.empty() && offered.done.front().lease == left_open_->lease &&
+      offered.state_step == left_open_->step) {
+    finished_[ref] = offered.done.front();
+    CopyOf(ref.slot) = {offered.state_step, offered.state_digest};
+  } else if (left_open_ && std::ranges::any_of(left_open_->members, [&](const record::SlotPlan& m) {
+               return m.slot == ref.slot;
+             })) {
     aborting_.insert(ref);
     out_.Do(command::AbortStep{worker, ref.slot,
                                all_.slots.pool().slot(all_.slots.pool().GangOf(ref.slot)).epoch,
@@ -28,7 +33,8 @@ void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offe
 }
 
 // The first that holds the committed state leads; nothing is restored and no lineage is opened. Nobody does:
-// the state comes from a checkpoint.
+// if all who were in the step that the last life left open have made it, it is committed now; else the state
+// comes from a checkpoint.
 void TrainerState::ElectAdopted() {
   for (const auto& [slot, d] : fleet_.devices) {
     const SlotRef ref = fleet_.Ref(slot);
@@ -47,7 +53,20 @@ void TrainerState::ElectAdopted() {
     all_.evaluations.Plan();
     return;
   }
-  if (aborting_.empty() && !all_.workers.DevicesReattach()) Plan(/*restore=*/true);
+  if (!aborting_.empty() || all_.workers.DevicesReattach()) return;
+  if (left_open_ && all_.steps.MayCommit(*left_open_, left_open_rows_, finished_)) {
+    leader_ = finished_.begin()->first;
+    phase_ = StatePhase::kReady;
+    must_restore_ = false;
+    all_.workers.Admitted(leader_.worker.worker);
+    out_.Say(LogLevel::kInfo, leader_.worker, "step_adopted",
+             "has made step " + std::to_string(left_open_->step.value) +
+                 ", which the last controller had not written down",
+             {{"step", std::to_string(left_open_->step.value)}});
+    all_.steps.CommitFinished(left_open_rows_, std::exchange(finished_, {}));
+    return;
+  }
+  Plan(/*restore=*/true);
 }
 
 // Who holds the committed state leads; nobody: it comes from the recovery copy or a checkpoint.

@@ -4,6 +4,13 @@ namespace tidepool::scheduler {
 
 void TrainerState::CloseOpenStep() {
   left_open_ = state_.open_step();
+  if (left_open_) {
+    for (const auto& [key, group] : state_.ledger().groups()) {
+      if (group.phase != GroupPhase::kLeased) continue;
+      for (size_t k = 0; k < group.samples.size(); ++k)
+        if (group.samples[k].phase == SamplePhase::kReady) left_open_rows_.push_back(group.Tid(k));
+    }
+  }
   if (left_open_) out_.Record(record::StepAbort{left_open_->step, "controller restarted"});
   if (state_.open_lease() >= 0) out_.Record(record::Unlease{state_.open_lease(), "controller restarted"});
 }

@@ -95,6 +95,8 @@ class TrainerState : public Machine {
   int64_t state_tries_ = 0;
   bool must_restore_ = false;                    // a new life always opens a lineage
   std::optional<RunState::OpenStep> left_open_;  // by the last life: its members may still be inside of it
+  std::vector<SampleId> left_open_rows_;
+  std::map<SlotRef, event::TrainDone> finished_;  // members that have made it
   Version published_;
   bool publishing_ = false, copying_ = false;
   int64_t publish_tries_ = 0;

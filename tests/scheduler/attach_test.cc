@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 
 #include "scheduler/checker.h"
 #include "tests/scheduler/sim_cluster.h"
@@ -67,6 +68,44 @@ TEST(AttachTest, WeightsServeOnlyWithTheDigestOfTheirPublication) {
     EXPECT_EQ(cluster.Run().code, 0);
     EXPECT_GT(admitted, 0);
     ExpectProven(cluster);
+  }
+}
+
+// The controller dies when the trainers have made step 2 and it has not written that down.
+TEST(AttachTest, AStepThatWasMadeWhileNoControllerLivedCounts) {
+  for (const int64_t trainers : {1, 2}) {
+    for (const bool tells : {true, false}) {
+      SCOPED_TRACE(std::to_string(trainers) + (tells ? " tell" : " do not tell"));
+      ControllerOptions job = LongLived(4);
+      job.fleet.actor_slots = trainers;
+      SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+      bool died = false, injected = false;
+      cluster.on_event = [&](const Event& e) {
+        const auto* done = std::get_if<event::TrainDone>(&e);
+        if (done != nullptr && done->step == StepNumber{2} && !std::exchange(died, true)) {
+          cluster.CrashController();
+          return false;
+        }
+        const auto* join = std::get_if<event::WorkerJoined>(&e);
+        if (tells || injected || join == nullptr || join->slots.empty() || join->slots.front().done.empty())
+          return true;
+        event::WorkerJoined silent = *join;
+        silent.slots.front().done.clear();
+        injected = true;
+        cluster.Inject(silent);
+        injected = false;
+        return false;
+      };
+      const SimResult r = cluster.Run();
+      EXPECT_EQ(r.code, 0) << r.why;
+      EXPECT_EQ(r.lives, 2);
+      EXPECT_EQ(Count<record::Restore>(cluster), tells ? 0 : 1);
+      std::map<int64_t, int64_t> commits;
+      for (const JournalEntry& e : cluster.journal())
+        if (const auto* c = std::get_if<record::StepCommit>(&e.record)) ++commits[c->step.value];
+      for (const auto& [step, times] : commits) EXPECT_TRUE(!tells || times == 1) << step;
+      ExpectProven(cluster);
+    }
   }
 }
 

@@ -146,6 +146,7 @@ void SimCluster::Offer(int64_t id) {
                            .chunks = {}};
   for (const auto& [slot, d] : p->devices) {
     join.slots.push_back({slot, d.version, d.version.valid() ? d.weights : 0, d.state_step, d.state});
+    if (d.done && d.done->step == d.state_step) join.slots.back().done = {*d.done};
     for (const auto* chunks : {&d.chunks, &d.ended}) {
       for (const auto& [key, c] : *chunks)
         join.chunks.push_back({slot, c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
@@ -440,6 +441,7 @@ void SimCluster::EndStep(const DeviceKey& device, const command::Train& c, uint6
   if (c.rank == options_.rank_of_other_mask) ++done.rows.front().masked;
   if (c.rank == options_.rank_of_row_left_out) done.rows.pop_back();
   if (c.rank == options_.rank_of_row_twice) done.rows.push_back(event::GivenRow(done.rows.front()));
+  p->done = done;
   Out(*p, std::move(done));
 }
 

@@ -145,7 +145,8 @@ class SimCluster {
     bool admitted = false;
     std::optional<command::Drain> draining;
     StepNumber state_step;
-    uint64_t state = 0;  // digest of the trainer's weights
+    std::optional<event::TrainDone> done;  // that it said last
+    uint64_t state = 0;                    // digest of the trainer's weights
     SlotEpoch epoch{-1};
     Role role = Role::kNone;
     int64_t group_epoch = 0;

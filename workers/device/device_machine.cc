@@ -48,6 +48,8 @@ void DeviceMachine::On(const down::Attached& attached) {
   if (inc_.valid()) {
     if (const auto digest = work_->WeightsDigest(); digest.ok())
       frame.slots.push_back({slot_, holds_, *digest, work_->StateStep(), *digest});
+    if (done_ && !frame.slots.empty() && done_->step == work_->StateStep())
+      frame.slots.back().done = {*done_};
     for (const auto& [tid, att] : held_.TakePartial()) work_->Cancel(tid, att);
     for (const scheduler::event::OfferedChunk& chunk : held_.Offered(slot_)) {
       if (frame.chunks.size() == up::kOfferedChunks) work_->Say(std::exchange(frame, {}));
@@ -284,6 +286,7 @@ void DeviceMachine::On(const down::Train& c) {
   done.slot = slot_;
   done.step = c.step;
   done.lease = c.lease;
+  done_ = done;  // a controller that has not written it down has a successor, maybe
   work_->Say(std::move(done));
 }
 

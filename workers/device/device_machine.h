@@ -149,7 +149,8 @@ class DeviceMachine {
   SlotEpoch epoch_;
   Role role_ = Role::kNone;
   Version admitted_;
-  Version holds_;  // the weights in memory, whole; invalid: none, or torn
+  Version holds_;                                    // the weights in memory, whole; invalid: none, or torn
+  std::optional<scheduler::event::TrainDone> done_;  // that was said last
   HeldTokens held_;
   int64_t refused_ = 0;
   std::optional<int> exit_code_;
