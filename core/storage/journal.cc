@@ -96,26 +96,34 @@ Status JournalWriter::Claim(const std::vector<int64_t>& segments) {
   }
   const std::string path = JoinPath(dir_, ClaimName(newest + 1));
   const auto claim = [&]() -> Status {
-    TP_ASSIGN_OR_RETURN(auto file, fs_.CreateNew(path));
+    auto made = fs_.CreateNew(path);
+    if (made.status().code() == StatusCode::kAlreadyExists)
+      return FailedPrecondition(dir_ + ": another controller began to go on with this run at the same time");
+    TP_ASSIGN_OR_RETURN(auto file, std::move(made));
     TP_RETURN_IF_ERROR(file->Append(ThisProcess() + "\n"));
     TP_RETURN_IF_ERROR(file->Sync());
     return fs_.SyncDir(dir_);
   };
   TP_RETURN_IF_ERROR(claim());
   ctl_epoch_ = static_cast<uint32_t>(newest + 1);
-  for (const int64_t old : claims) TP_RETURN_IF_ERROR(fs_.RemoveFile(JoinPath(dir_, ClaimName(old))));
+  for (const int64_t old : claims) {
+    const Status removed = fs_.RemoveFile(JoinPath(dir_, ClaimName(old)));
+    if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;  // else another one did
+  }
   return OkStatus();
 }
 
-Status JournalWriter::StillOurs() {
+Status JournalWriter::StillOurs() const {
   const int64_t epoch = ctl_epoch_;
   const auto there = [&](int64_t claim) { return fs_.Exists(JoinPath(dir_, ClaimName(claim))); };
   if (there(epoch) && !there(epoch + 1)) return OkStatus();
-  // Where all of the folder is gone nobody has claimed it.
   const auto claims = ListNumberedFiles(fs_, dir_, kClaimEnding);
-  if (!claims.ok() || claims->empty() || claims->back() <= epoch) return OkStatus();
-  return Broken(Aborted(dir_ + ": another controller has claimed it since this one (ctl_epoch " +
-                        std::to_string(epoch) + ") did"));
+  // Where all of the folder is gone nobody has claimed it.
+  if (claims.status().code() == StatusCode::kNotFound) return OkStatus();
+  TP_RETURN_IF_ERROR(claims.status());
+  if (claims->empty() || claims->back() <= epoch) return OkStatus();
+  return Aborted(dir_ + ": another controller has claimed it since this one (ctl_epoch " +
+                 std::to_string(epoch) + ") did");
 }
 
 std::string JournalWriter::current_file() const { return JoinPath(dir_, SegmentName(segment_)); }
@@ -159,6 +167,8 @@ Lsn JournalWriter::Append(const JournalRecord& record, uint64_t mono_ns) {
 }
 
 Status JournalWriter::Broken(Status status) {
+  // What goes wrong may be what the successor did, and is not the disk's fault then.
+  if (Status ours = StillOurs(); ours.code() == StatusCode::kAborted) status = ours;
   broken_ = status;
   return status;
 }
@@ -190,9 +200,8 @@ Status JournalWriter::Flush() {
     // The old segment is whole and durable before the new one exists: a reader relies on it.
     if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
     if (Status cut = file_->Truncate(file_->size()); !cut.ok()) return Broken(cut);
-    TP_RETURN_IF_ERROR(StillOurs());
+    if (Status ours = StillOurs(); !ours.ok()) return Broken(ours);
     if (Status started = StartSegment(); !started.ok()) {
-      TP_RETURN_IF_ERROR(StillOurs());  // who has claimed it meanwhile has this segment
       return started.code() == StatusCode::kResourceExhausted ? started : Broken(started);
     }
     new_base_ = false;
@@ -205,7 +214,8 @@ Status JournalWriter::Flush() {
   }
   buffer_.clear();
   records_.clear();
-  return StillOurs();
+  if (Status ours = StillOurs(); !ours.ok()) return Broken(ours);
+  return OkStatus();
 }
 
 Status JournalWriter::Sync() {
@@ -213,7 +223,7 @@ Status JournalWriter::Sync() {
   if (durable_ == next_) return OkStatus();
   // After a failed fdatasync the kernel may have dropped the bytes; trying again would prove nothing.
   if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
-  TP_RETURN_IF_ERROR(StillOurs());
+  if (Status ours = StillOurs(); !ours.ok()) return Broken(ours);
   durable_ = next_;
   after_sync_ = true;
   return OkStatus();

@@ -122,7 +122,7 @@ class JournalWriter {
   // segment, durable on return. Makes `dir` if need be. `run_id` empty: the one of the journal that is there.
   //   kFailedPrecondition  another controller has it open (its pid is named), another run, or a schema
   //                        that this program does not write
-  //   kDataLoss            corrupt; nothing was changed
+  //   kDataLoss            corrupt; nothing but the claim was changed
   //   kInvalidArgument     no run id for a new journal
   //   errors of FileSystem
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
@@ -153,6 +153,8 @@ class JournalWriter {
   // Sync, then gives reserved space and the lock back. The writer is unusable afterwards.
   Status Close();
 
+  // kAborted: another process has claimed the journal. Any thread, as far as the file system allows it.
+  [[nodiscard]] Status StillOurs() const;
   [[nodiscard]] const std::string& run_id() const { return run_id_; }
   [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Lsn next_lsn() const { return next_; }
@@ -167,7 +169,6 @@ class JournalWriter {
   JournalWriter(FileSystem& fs, std::string dir, JournalOptions options)
       : fs_(fs), dir_(std::move(dir)), options_(options) {}
   Status Claim(const std::vector<int64_t>& segments);
-  Status StillOurs();
   Status StartSegment();
   Status WriteBuffer();
   Status Broken(Status status);

@@ -315,6 +315,9 @@ Status JournalTail::Poll(const std::function<Status(JournalEntry&&)>& take) {
       ctl_epoch_ = header->ctl_epoch;
       schema_ = header->schema;
       begun_unix_ms_ = header->begun_unix_ms;
+      // What was handed out last was written by a process that had been overtaken.
+      if (header->first < next_)
+        return Aborted(path + ": goes on before the last record that was read; read it anew");
       next_ = header->first;
       if (segment_ == 0) begin_ = rest.substr(0, length);
       rest.remove_prefix(length);

@@ -63,6 +63,10 @@ std::optional<SlotRef> WeightRoll::SourceOf(SlotId slot) const {
   bool comes = false;
   for (const auto& [other, d] : fleet_.devices) {
     const Weights& w = d.weights_;
+    // One pull a host at a time, of whatever version: they share memory that one writes.
+    if (other != slot && w.loading.valid() && w.loading != target_ && fleet_.HostOf(other) == host &&
+        w.source != fleet_.Ref(other))
+      comes = true;
     if (w.verified != target_ && w.loading != target_) continue;
     const SlotRef ref = fleet_.Ref(other);
     if (!ref.worker.inc.valid() || !w.source.worker.inc.valid() || w.source == ref) continue;

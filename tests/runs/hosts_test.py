@@ -271,7 +271,7 @@ class HostsTest(RunTest):
         self.assertIn("--take-over", refused[0].stderr)
         first.send_signal(signal.SIGCONT)
         out, err = first.communicate(timeout=60)
-        self.assertEqual(first.returncode, 3, err)
+        self.assertEqual(first.returncode, 4, err)
         self.assertRegex(out + err, "has taken over this run|another controller has claimed it")
         self.assertTrue(self.path("control.json", run="frozen").exists() or second.poll() is not None)
         self.taken_over("frozen", host, second)

@@ -103,10 +103,11 @@ void ControllerProcess::OnArrived(Attachments::Arrived& e) {
   places_->Arrived(e, PlaceName(e.place));
 }
 
-// Nothing that the other one has is touched from now on.
+// Nothing that the other one has is touched from now on. An exit code of its own, so that what starts
+// controllers does not take the run back.
 void ControllerProcess::TakenOver(const std::string& why) {
   superseded_ = true;
-  Do(cmd::Finish{3, why});
+  Do(cmd::Finish{kTakenOver, why});
 }
 
 // --- the wire

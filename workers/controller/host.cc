@@ -21,6 +21,8 @@
 #include "workers/controller/launcher.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/controller/worker_command.h"
+#include "workers/data/shared_arena.h"
+#include "workers/net/certificates.h"
 
 namespace tidepool::workers {
 namespace {
@@ -110,6 +112,11 @@ class Host {
   Status End(const std::string& why) {
     options_.say(why);
     launcher_.EndAll(Duration{0}, kEndPatience);
+    // The weights that its workers shared go; a recovery copy stays for the worker that comes after a lost
+    // one.
+    if (const auto device = ReadCredentials(paths_.security() + "/device.token"); device.ok())
+      SharedBlock::Remove(SharedBlock::FolderOf(fs::absolute(options_.run_dir).string(), device->token),
+                          "weights");
     return OkStatus();
   }
 

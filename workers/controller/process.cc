@@ -255,6 +255,7 @@ Status ControllerProcess::Open() {
 
 void ControllerProcess::Close() {
   const bool now = storage_failed_ || stop_seen_ > 1;
+  if (!result_.disk_hangs && storage_->TakenOver()) superseded_ = true;  // whatever it ends for
   // What it has to say is of no use any more; a disk that hangs does not hold the end up.
   if (!now) (void)checkpoints_->Drain(std::chrono::seconds(1));
   if (!superseded_) {  // or else they belong to another controller

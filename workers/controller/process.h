@@ -41,8 +41,10 @@ struct RunRequest {
   const StopSignals* stop_signals = nullptr;
 };
 
-// How it ended, as its summary.json says it. exit: 0, 1 or 3; finished: the job is done, with all steps, the
-// last evaluation and final/; stopped: by a signal, before that.
+constexpr int kTakenOver = 4;  // exit code: another controller has this run
+
+// How it ended, as its summary.json says it. exit: 0, 1, 3 or kTakenOver; finished: the job is done, with all
+// steps, the last evaluation and final/; stopped: by a signal, before that.
 struct RunResult : observe::SummaryFile {
   bool disk_hangs = false;              // the run directory does not answer, or is gone: leave it alone
   std::optional<std::string> moved_to;  // where somebody has moved it; empty: it was removed

@@ -223,6 +223,10 @@ void RunStorage::Work(std::string operation) {
   writing_.Do(std::move(operation), [state = state_](const DiskThread::Say& say) { state->Write(say); });
 }
 
+bool RunStorage::TakenOver() const {
+  return state_->journal != nullptr && state_->journal->StillOurs().code() == StatusCode::kAborted;
+}
+
 std::optional<DiskThread::Operation> RunStorage::Busy() const {
   auto writing = writing_.Busy(), syncing = state_->syncing.Busy();
   if (!writing || (syncing && syncing->takes > writing->takes)) return syncing;

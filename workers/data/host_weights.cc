@@ -169,11 +169,13 @@ StatusOr<PublishedBytes> HostWeights::Open(const Version& version, milliseconds 
       return NotFound("version " + ToString(version) + " is not published here");
   }
   PublishedBytes out{.owner = copy, .digest = copy->digest};
-  const MutexLock lock(copy->mu);
-  if (!copy->listed && copy->here == static_cast<int64_t>(copy->bytes.size())) {  // published here
-    copy->pieces = PiecesOf(copy->bytes);
-    copy->listed = true;
+  bool published = false;  // here, so nobody has listed its pieces
+  {
+    const MutexLock lock(copy->mu);
+    published = !copy->listed && copy->here == static_cast<int64_t>(copy->bytes.size());
   }
+  if (published) copy->List(PiecesOf(copy->bytes));
+  const MutexLock lock(copy->mu);
   if (!copy->came.WaitFor(copy->mu, kStalled,
                           [&]() TP_REQUIRES(copy->mu) { return copy->listed || copy->over; }) ||
       copy->over)

@@ -117,7 +117,8 @@ StatusOr<SharedBlock::Memory> SharedBlock::Begin(const BlockTag& tag) {
   TP_RETURN_IF_ERROR(MakeFolder(dir_));
   std::error_code error;
   const int64_t size = kHeaderBytes + tag.bytes;
-  int64_t numbers[2] = {-1, -1};
+  std::pair<int32_t, int64_t> numbers[2] = {{-1, -1},
+                                            {-1, -1}};  // by lineage: a later one goes back in number
   for (int i = 0; i < 2; ++i) {
     if (buffers_[i] != nullptr && buffers_[i]->size != size) buffers_[i].reset();
     if (buffers_[i] == nullptr) {
@@ -133,7 +134,8 @@ StatusOr<SharedBlock::Memory> SharedBlock::Begin(const BlockTag& tag) {
       buffers_[i]->size = size;
     }
     const Header* h = buffers_[i]->header();
-    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1) numbers[i] = h->tag.number;
+    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1)
+      numbers[i] = {h->tag.lineage, h->tag.number};
   }
   filling_ = buffers_[numbers[0] <= numbers[1] ? 0 : 1];
   Header* h = filling_->header();
@@ -205,6 +207,12 @@ std::string SharedBlock::FolderOf(const std::string& run_dir, const std::string&
       stat(run_dir.c_str(), &st) == 0 ? std::to_string(st.st_dev) + ":" + std::to_string(st.st_ino) : run_dir;
   return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" +
          HmacSha256Hex(secret, "shared memory of " + folder).substr(0, 32);
+}
+
+void SharedBlock::Remove(const std::string& folder, const std::string& name) {
+  std::error_code error;
+  for (const char* end : {"-0", "-1"}) std::filesystem::remove(folder + "/" + name + end, error);
+  std::filesystem::remove(folder, error);  // if nothing else is there
 }
 
 void SharedBlock::RemoveAll(const std::string& folder) {

@@ -64,6 +64,7 @@ class SharedBlock {
   // the digits follow from the folder itself, too: wherever it is moved to, it is another one than its copy.
   static std::string FolderOf(const std::string& run_dir, const std::string& secret);
   static void RemoveAll(const std::string& folder);
+  static void Remove(const std::string& folder, const std::string& name);  // a block of it
 
  private:
   struct Buffer;

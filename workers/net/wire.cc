@@ -222,7 +222,8 @@ StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& 
     TP_ASSIGN_OR_RETURN(auto more, reader.Take<BatchRow>(frame));
     for (BatchRow& row : more) {
       if (std::exchange(row.same_prompt, false)) {
-        if (rows.empty()) return InvalidArgument("the first row has the prompt of one before it");
+        if (rows.empty() || rows.back().trajectory.is_outline())
+          return InvalidArgument("a row has the prompt of one before it, and there is none");
         row.trajectory.prompt = rows.back().trajectory.prompt;
       }
       rows.push_back(std::move(row));
