@@ -13,7 +13,7 @@ One JSON object a line and size:
   us_per_token, us_per_message   of that, by generated token and by message of a worker
   chunk_ms       from the end of a chunk, said by a worker, to the next chunk of that sample, at a worker: decision, journal and both ways
   grade_ms       from the end of a sample to its grading at a reward worker: with the write of its tokens
-  loop_ms        of the controller's own clock: from the receipt of a message to the moment that everything it caused was decided
+  loop           of cpu: the thread that decides. At 1 it is full, and latencies grow
   late_ms        how late load_workers made its engine steps: where that is much, the load is less than stated
 """
 import argparse
@@ -50,9 +50,10 @@ def rewards(workers):
 
 def stat(pid):
     fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    loop = open(f"/proc/{pid}/task/{pid}/stat").read().rsplit(")", 1)[1].split()
     status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines())
     kib = lambda key: int(status[key].split()[0]) * 1024
-    return {"user_s": int(fields[11]) / TICK, "system_s": int(fields[12]) / TICK, "threads": int(status["Threads"]), "rss": kib("VmRSS"), "peak": kib("VmHWM"),
+    return {"user_s": int(fields[11]) / TICK, "system_s": int(fields[12]) / TICK, "loop_s": (int(loop[11]) + int(loop[12])) / TICK, "threads": int(status["Threads"]), "rss": kib("VmRSS"), "peak": kib("VmHWM"),
             "files": len(os.listdir(f"/proc/{pid}/fd"))}
 
 
@@ -100,15 +101,15 @@ def measure(args, workers):
                 if phase == "end" and not args.to_the_end:
                     controller.send_signal(signal.SIGINT)
             load.wait(60)
+            if "end" not in found:
+                raise RuntimeError("the workers ended before the window did")
             code = controller.wait(120)
             checked = subprocess.run([bin_dir / "tidepool", "check", run], cwd=ROOT, capture_output=True, text=True, timeout=600)
             if checked.returncode != 0:
                 raise RuntimeError("the journal does not pass its check:\n" + checked.stdout + checked.stderr)
             if args.to_the_end and code != 0:
                 raise RuntimeError(f"the run ended with exit code {code}")
-            if "end" not in found:
-                raise RuntimeError("the run was over before the window was")
-            emit(args, workers, found, decisions(run), (pathlib.Path(run) / "journal").stat())
+            emit(args, workers, found)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             log.seek(0)
             print(f"scale_bench: {workers} workers: {error}\n{log.read()[-3000:]}", file=sys.stderr)
@@ -121,15 +122,7 @@ def measure(args, workers):
     return True
 
 
-def decisions(run):
-    """What the controller says of its own time, of the newest step."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] if (run / "metrics.jsonl").exists() else []
-    rows = [row.get("metrics", row) for row in rows]
-    return next(({key.rsplit("/", 1)[1]: 1e3 * row[key] for key in ("timing_s/decision/p50", "timing_s/decision/p99")} for row in reversed(rows)
-                 if "timing_s/decision/p99" in row), None)
-
-
-def emit(args, workers, found, loop, _):
+def emit(args, workers, found):
     begin, end = found["begin"], found["end"]
     diff = lambda key: end[key] - begin[key]
     seconds = diff("t_s")
@@ -141,7 +134,7 @@ def emit(args, workers, found, loop, _):
         "bench": "scale", "case": f"{workers} workers" + (", TLS" if args.tls else ""), "messages_per_s": round(up / seconds), "messages_down_per_s": round(diff("messages_down") / seconds),
         "tokens_per_s": round(tokens / seconds), "cpu": round(cpu, 3), "cpu_user": round(user, 3), "us_per_token": round(1e6 * cpu * seconds / tokens, 2),
         "us_per_message": round(1e6 * cpu * seconds / up, 1), "ms_per_worker_s": round(1e3 * cpu / workers, 3), "chunk_ms": end["chunk_ms"], "grade_ms": end["grade_ms"],
-        "loop_ms": loop, "late_ms": end["late_ms"], "rss_mb": round(end["rss"] / 1e6, 1), "rss_mb_begin": round(begin["rss"] / 1e6, 1), "peak_mb": round(end["peak"] / 1e6, 1), "threads": end["threads"],
+        "loop": round(diff("loop_s") / seconds, 3), "late_ms": end["late_ms"], "rss_mb": round(end["rss"] / 1e6, 1), "rss_mb_begin": round(begin["rss"] / 1e6, 1), "peak_mb": round(end["peak"] / 1e6, 1), "threads": end["threads"],
         "files": end["files"], "in_bytes_per_s": round(diff("in") / seconds), "out_bytes_per_s": round(diff("out") / seconds), "dialed_s": round(found["attached"]["dialed_s"], 2),
         "steps": diff("steps"), "rows": diff("rows"), "load_cpu": load, "load_threads": end["load"]["threads"], "refused": found.get("over", {}).get("refused"),
         "machine": machine, "cores": os.cpu_count(), "instruction_sets": [s for s in ("amx_bf16", "avx512f", "avx2", "vaes") if s in flags], "loadavg": os.getloadavg()[0], "commit": commit(),
