@@ -53,8 +53,8 @@ def stat(pid):
     loop = open(f"/proc/{pid}/task/{pid}/stat").read().rsplit(")", 1)[1].split()
     status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines())
     kib = lambda key: int(status[key].split()[0]) * 1024
-    return {"user_s": int(fields[11]) / TICK, "system_s": int(fields[12]) / TICK, "loop_s": (int(loop[11]) + int(loop[12])) / TICK, "threads": int(status["Threads"]), "rss": kib("VmRSS"), "peak": kib("VmHWM"),
-            "files": len(os.listdir(f"/proc/{pid}/fd"))}
+    return {"user_s": int(fields[11]) / TICK, "system_s": int(fields[12]) / TICK, "loop_s": (int(loop[11]) + int(loop[12])) / TICK,
+            "threads": int(status["Threads"]), "rss": kib("VmRSS"), "peak": kib("VmHWM"), "files": len(os.listdir(f"/proc/{pid}/fd"))}
 
 
 def sockets(port):
@@ -131,13 +131,17 @@ def emit(args, workers, found):
     up, tokens = diff("messages_up"), diff("tokens")
     load = {key: round((end["load"][key] - begin["load"][key]) / seconds, 3) for key in ("user_s", "system_s")}
     print(json.dumps({
-        "bench": "scale", "case": f"{workers} workers" + (", TLS" if args.tls else ""), "messages_per_s": round(up / seconds), "messages_down_per_s": round(diff("messages_down") / seconds),
-        "tokens_per_s": round(tokens / seconds), "cpu": round(cpu, 3), "cpu_user": round(user, 3), "us_per_token": round(1e6 * cpu * seconds / tokens, 2),
-        "us_per_message": round(1e6 * cpu * seconds / up, 1), "ms_per_worker_s": round(1e3 * cpu / workers, 3), "chunk_ms": end["chunk_ms"], "grade_ms": end["grade_ms"],
-        "loop": round(diff("loop_s") / seconds, 3), "late_ms": end["late_ms"], "rss_mb": round(end["rss"] / 1e6, 1), "rss_mb_begin": round(begin["rss"] / 1e6, 1), "peak_mb": round(end["peak"] / 1e6, 1), "threads": end["threads"],
-        "files": end["files"], "in_bytes_per_s": round(diff("in") / seconds), "out_bytes_per_s": round(diff("out") / seconds), "dialed_s": round(found["attached"]["dialed_s"], 2),
+        "bench": "scale", "case": f"{workers} workers" + (", TLS" if args.tls else ""),
+        "messages_per_s": round(up / seconds), "messages_down_per_s": round(diff("messages_down") / seconds), "tokens_per_s": round(tokens / seconds),
+        "cpu": round(cpu, 3), "cpu_user": round(user, 3), "loop": round(diff("loop_s") / seconds, 3), "us_per_token": round(1e6 * cpu * seconds / tokens, 2),
+        "us_per_message": round(1e6 * cpu * seconds / up, 1), "ms_per_worker_s": round(1e3 * cpu / workers, 3),
+        "chunk_ms": end["chunk_ms"], "grade_ms": end["grade_ms"], "late_ms": end["late_ms"],
+        "rss_mb": round(end["rss"] / 1e6, 1), "rss_mb_begin": round(begin["rss"] / 1e6, 1), "peak_mb": round(end["peak"] / 1e6, 1),
+        "bytes_per_new_token": round((end["rss"] - begin["rss"]) / tokens, 1), "threads": end["threads"], "files": end["files"],
+        "in_bytes_per_s": round(diff("in") / seconds), "out_bytes_per_s": round(diff("out") / seconds), "dialed_s": round(found["attached"]["dialed_s"], 2),
         "steps": diff("steps"), "rows": diff("rows"), "load_cpu": load, "load_threads": end["load"]["threads"], "refused": found.get("over", {}).get("refused"),
-        "machine": machine, "cores": os.cpu_count(), "instruction_sets": [s for s in ("amx_bf16", "avx512f", "avx2", "vaes") if s in flags], "loadavg": os.getloadavg()[0], "commit": commit(),
+        "machine": machine, "cores": os.cpu_count(), "instruction_sets": [s for s in ("amx_bf16", "avx512f", "avx2", "vaes") if s in flags],
+        "loadavg": os.getloadavg()[0], "commit": commit(),
         "config": {"step_ms": args.step_ms, "tokens": args.tokens, "tls": args.tls, "seconds": round(seconds, 1), "to_the_end": args.to_the_end}}), flush=True)
 
 
