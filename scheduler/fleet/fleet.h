@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -108,6 +109,7 @@ class Worker {
   WorkerRef ref_;  // Health's
   bool reattaches_ = false;
   std::string host_;
+  int64_t host_number_ = 0;  // Fleet::HostNumber
   Vitals vitals_;
 };
 
@@ -144,11 +146,21 @@ struct Fleet {
     for (const SlotId slot : slots) devices.Insert(slot, Device(id));
   }
   // Where its process runs.
-  void Place(WorkerId id, std::string host) { workers.at(id).host_ = std::move(host); }
+  void Place(WorkerId id, std::string host) {
+    Worker& w = workers.at(id);
+    w.host_number_ = hosts.try_emplace(host, static_cast<int64_t>(hosts.size())).first->second;
+    w.host_ = std::move(host);
+  }
   [[nodiscard]] const std::string& HostOf(SlotId slot) const {
     static const std::string kNowhere;
     const Device* d = devices.Find(slot);
     return d == nullptr ? kNowhere : workers.at(d->worker()).host();
+  }
+  // Hosts that were named so far, as numbers from 0 on: equal where their names are.
+  std::map<std::string, int64_t> hosts{{"", 0}};
+  [[nodiscard]] int64_t HostNumber(SlotId slot) const {
+    const Device* d = devices.Find(slot);
+    return d == nullptr ? 0 : workers.at(d->worker()).host_number_;
   }
   // Under the live process of its worker; inc invalid: there is none.
   [[nodiscard]] SlotRef Ref(SlotId slot) const { return {workers.at(devices.at(slot).worker()).ref(), slot}; }

@@ -1,7 +1,6 @@
 #include "scheduler/fleet/weight_roll.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace tidepool::scheduler {
@@ -55,37 +54,44 @@ void WeightRoll::EndLoad(Weights& w) {
   disturbing_ -= w.disturbs ? 1 : 0;
 }
 
-std::optional<SlotRef> WeightRoll::SourceOf(SlotId slot) const {
-  const std::string& host = fleet_.HostOf(slot);
-  if (fleet_.devices.at(slot).weights_.direct || host == fleet_.HostOf(from_.slot)) return from_;
-  // Who brought the target to another host, or does so, and how many read from each.
-  std::map<SlotId, int64_t> readers{{from_.slot, 0}};
-  bool comes = false;
-  for (const auto& [other, d] : fleet_.devices) {
-    const Weights& w = d.weights_;
-    // One pull a host at a time, of whatever version: they share memory that one writes.
-    if (other != slot && w.loading.valid() && w.loading != target_ && fleet_.HostOf(other) == host &&
-        w.source != fleet_.Ref(other))
-      comes = true;
-    if (w.verified != target_ && w.loading != target_) continue;
-    const SlotRef ref = fleet_.Ref(other);
-    if (!ref.worker.inc.valid() || !w.source.worker.inc.valid() || w.source == ref) continue;
-    if (fleet_.HostOf(other) == host) {
-      if (w.verified == target_) return ref;
-      comes = true;
-    } else if (fleet_.HostOf(w.source.slot) != fleet_.HostOf(other)) {  // not what its own host had already
-      readers.try_emplace(other, 0);
-    }
-  }
-  if (comes) return std::nullopt;
-  for (const auto& [other, d] : fleet_.devices) {
-    const auto of = readers.find(d.weights_.source.slot);
-    if (d.weights_.loading == target_ && of != readers.end() &&
-        fleet_.HostOf(of->first) != fleet_.HostOf(other))
-      ++of->second;
-  }
-  const auto least = std::ranges::min_element(readers, {}, [](const auto& entry) { return entry.second; });
-  return least->first == from_.slot ? from_ : fleet_.Ref(least->first);
+WeightRoll::Sources WeightRoll::LookAround() const {
+  Sources sources;
+  sources.hosts.resize(fleet_.hosts.size());
+  sources.pulls.insert(from_.slot);
+  for (const auto& [slot, d] : fleet_.devices) Note(slot, sources);
+  return sources;
+}
+
+void WeightRoll::Note(SlotId slot, Sources& sources) const {
+  const Weights& w = fleet_.devices.at(slot).weights_;
+  // One pull a host at a time, of whatever version: its slots share memory, which one of them writes.
+  if (w.loading.valid() && w.loading != target_ && w.source != fleet_.Ref(slot))
+    sources.hosts[static_cast<size_t>(fleet_.HostNumber(slot))].comes = true;
+  if (w.verified != target_ && w.loading != target_) return;
+  const bool from_afar = fleet_.HostNumber(w.source.slot) != fleet_.HostNumber(slot);
+  if (from_afar && w.loading == target_) ++sources.readers[w.source.slot];
+  const SlotRef ref = fleet_.Ref(slot);
+  if (!ref.worker.inc.valid() || !w.source.worker.inc.valid() || w.source == ref) return;
+  Sources::Host& host = sources.hosts[static_cast<size_t>(fleet_.HostNumber(slot))];
+  if (w.verified != target_)
+    host.comes = true;
+  else if (!host.has.worker.inc.valid())
+    host.has = ref;
+  if (from_afar) sources.pulls.insert(slot);  // not what its own host had already
+}
+
+std::optional<SlotRef> WeightRoll::SourceOf(SlotId slot, std::optional<Sources>& sources) const {
+  const int64_t number = fleet_.HostNumber(slot);
+  if (fleet_.devices.at(slot).weights_.direct || number == fleet_.HostNumber(from_.slot)) return from_;
+  if (!sources) sources = LookAround();
+  const Sources::Host& host = sources->hosts[static_cast<size_t>(number)];
+  if (host.has.worker.inc.valid()) return host.has;
+  if (host.comes) return std::nullopt;
+  const SlotId least = *std::ranges::min_element(sources->pulls, {}, [&](SlotId pull) {
+    const auto of = sources->readers.find(pull);
+    return of == sources->readers.end() ? 0 : of->second;
+  });
+  return least == from_.slot ? from_ : fleet_.Ref(least);
 }
 
 std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>& serving,
@@ -95,13 +101,14 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>&
   // Who loads older weights is behind as well, so this many of `behind_` have to be looked at.
   if (!from_.worker.inc.valid() || static_cast<int64_t>(behind_.size()) <= loading_) return loads;
   const int64_t limit = std::max<int64_t>(1, followers_ / 4);
+  std::optional<Sources> sources;
   for (const SlotId slot : behind_) {
     Weights& w = fleet_.devices.at(slot).weights_;
     if (w.loading.valid() || hold(slot)) continue;
     const bool disturbs = serving(slot);
     if (disturbs && disturbing_ >= limit) continue;
     const SlotRef ref = fleet_.Ref(slot);
-    const std::optional<SlotRef> source = trained(ref) ? ref : SourceOf(slot);
+    const std::optional<SlotRef> source = trained(ref) ? ref : SourceOf(slot, sources);
     if (!source) continue;
     w.disturbs = disturbs;
     w.loading = target_;
@@ -111,6 +118,7 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(SlotId)>&
     disturbing_ += disturbs ? 1 : 0;
     w.source = *source;
     w.relayed = *source != from_ && *source != ref;
+    if (sources) Note(slot, *sources);
     loads.push_back({ref.worker, slot, target_, digest_, *source});
   }
   return loads;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <vector>
@@ -53,8 +54,20 @@ class WeightRoll {
  private:
   void Set(SlotId slot, Weights& w, const Version& verified);
   void EndLoad(Weights& w);  // requires w.loading valid
+  // Who has the target or gets it, as of now: one look at all slots serves a whole Assign.
+  struct Sources {
+    struct Host {
+      SlotRef has;         // the first slot there that has it; inc invalid: none
+      bool comes = false;  // to a slot there, just now
+    };
+    std::vector<Host> hosts;            // by Fleet::HostNumber
+    std::set<SlotId> pulls;             // the trainer, and who brought it to another host, or does so
+    std::map<SlotId, int64_t> readers;  // how many slots of other hosts read from each
+  };
+  [[nodiscard]] Sources LookAround() const;
+  void Note(SlotId slot, Sources& sources) const;  // what `slot` has or gets
   // Who gives it the weights; none: they come to its host just now, and it waits.
-  [[nodiscard]] std::optional<SlotRef> SourceOf(SlotId slot) const;
+  [[nodiscard]] std::optional<SlotRef> SourceOf(SlotId slot, std::optional<Sources>& sources) const;
 
   Fleet& fleet_;
   int64_t followers_ = 0;

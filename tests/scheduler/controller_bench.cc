@@ -17,6 +17,9 @@
 #include <vector>
 
 #include "scheduler/checker.h"
+#include "scheduler/fleet/fleet.h"
+#include "scheduler/fleet/health.h"
+#include "scheduler/fleet/weight_roll.h"
 #include "scheduler/simulator/simulator.h"
 #include "tests/scheduler/sim_cluster.h"
 
@@ -123,6 +126,35 @@ void BenchCheckAndFold() {
       static_cast<double>(r.events) / (simulated - begin), check.ok && folded.ok() ? "true" : "false");
 }
 
+// A publication to `slots` idle engines, eight to a host: microseconds a slot for all that WeightRoll decides
+// until every one of them has loaded. With a look at all slots for each of them this grows with their number.
+void BenchRoll(int64_t slots) {
+  Fleet fleet;
+  WeightRoll roll(fleet);
+  Health health({.heartbeat_s = 0.5, .start_timeout_s = 60, .seed = 1, .launch = true}, fleet);
+  for (int64_t i = 0; i < slots; ++i) {
+    fleet.Add({i}, WorkerKind::kDevice, {{i}});
+    fleet.Place({i}, "host " + std::to_string(i / 8));
+    health.Joined({{i}, {i}}, {});
+    roll.Add({i});
+  }
+  roll.SetTarget({0, 1}, 7, fleet.Ref({0}));
+  const auto never = [](const auto&) { return false; };
+  std::deque<command::Load> loading;
+  const double begin = Now();
+  for (int64_t loaded = 0; loaded < slots; ++loaded) {
+    for (command::Load& l : roll.Assign(never, never, never)) loading.push_back(std::move(l));
+    if (loading.empty()) break;
+    const command::Load l = loading.front();
+    loading.pop_front();
+    (void)roll.Loaded({l.worker, l.slot, l.v, l.digest, ""});
+  }
+  std::printf(
+      "{\"bench\":\"controller\",\"case\":\"roll_to_%ld_slots\",\"value\":%.2f,\"unit\":\"us/slot\","
+      "\"better\":\"lower\"}\n",
+      static_cast<long>(slots), 1e6 * (Now() - begin) / static_cast<double>(slots));
+}
+
 double CpuSeconds() {
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -199,6 +231,7 @@ int main(int argc, char** argv) {
     Bench(65536, 128);
   }
   tidepool::scheduler::BenchCheckAndFold();
+  for (const int64_t slots : {16, 128, 1024}) tidepool::scheduler::BenchRoll(slots);
   // The fleet grows with the requests; then the requests alone.
   for (const int64_t engines : {0L, 64L}) {
     double first = 0, last = 0;

@@ -72,7 +72,9 @@ struct InferenceSession::Impl {
       if (options.stop && options.stop()) return Aborted("stopped");
       const TimePoint now{Clock::now() - started};
       if (Clock::now() >= renew) {
-        attachments->Acknowledge(attachments->Taken());
+        Attachments::Snapshot taken;
+        attachments->Taken(taken);
+        attachments->Acknowledge(taken);
         attachments->Renew();
         renew = Clock::now() + std::chrono::milliseconds(300);
       }

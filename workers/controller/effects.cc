@@ -18,9 +18,11 @@ void Effects::Execute() {
   }
   // Everything that was taken is decided: its effects are here, or wait with the last round.
   if (waiting_.empty()) {
-    attachments_.Acknowledge(attachments_.Taken());
+    Attachments::Snapshot taken;
+    attachments_.Taken(taken);
+    attachments_.Acknowledge(taken);
   } else {
-    waiting_.back().taken = attachments_.Taken();
+    attachments_.Taken(waiting_.back().taken);
   }
 }
 

@@ -102,6 +102,7 @@ void Attachments::Said(HubMessage& e, TimePoint now, std::vector<Event>& out) {
   if (e.message.seq != 0) {
     switch (p.session.Take(e.message.seq)) {
       case Session<ToWorker>::Verdict::kNew:
+        said_.insert(it->first);
         break;
       case Session<ToWorker>::Verdict::kOld:
         return;
@@ -219,10 +220,11 @@ void Attachments::Renew() {
     wire_->Send(connection, ToWorker{0, places_.at(place).session.durable(), down::PermitRenewal{}});
 }
 
-Attachments::Snapshot Attachments::Taken() const {
-  Snapshot out;
-  for (const auto& [id, p] : places_) out[{id, p.hello.process}] = p.session.taken();
-  return out;
+void Attachments::Taken(Snapshot& taken) {
+  for (const int64_t id : std::exchange(said_, {})) {
+    if (const auto it = places_.find(id); it != places_.end())
+      taken[{id, it->second.hello.process}] = it->second.session.taken();
+  }
 }
 
 void Attachments::Acknowledge(const Snapshot& durable) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -82,7 +83,7 @@ class Attachments {
     int64_t ctl_epoch = 0;
   };
   using Event = std::variant<Arrived, Message, Lost, Superseded>;
-  // What the controller had taken of each session at a moment.
+  // What the controller had taken of sessions at a moment, of those that are not acknowledged that far.
   using Snapshot = std::map<std::pair<int64_t, uint64_t>, int64_t>;  // (place, process)
 
   Attachments(const AttachmentOptions& options, Wire* wire) : options_(options), wire_(wire) {}
@@ -102,7 +103,9 @@ class Attachments {
   // To every connected worker: it may serve on; what it said is durable up to the last Acknowledge.
   void Renew();
 
-  [[nodiscard]] Snapshot Taken() const;
+  // Adds to `taken` what was taken since the last call, which is little beside all that are attached: the
+  // caller says it once more for every turn of its loop.
+  void Taken(Snapshot& taken);
   // What had been taken then has effects that are durable, or none.
   void Acknowledge(const Snapshot& durable);
 
@@ -135,6 +138,7 @@ class Attachments {
   Wire* wire_;
   std::map<int64_t, Place> places_;
   std::map<ConnectionId, int64_t> place_of_;  // the current connection of each
+  std::set<int64_t> said_;                    // places of which something was taken since Taken
 };
 
 }  // namespace tidepool::workers

@@ -25,7 +25,7 @@ namespace tidepool::workers {
 
 class Door : public Attachments::Wire {
  public:
-  // For a stream to say Hello, so that one which stays silent holds no thread for ever.
+  // For a stream to say Hello, so that one which stays silent is not kept for ever.
   static constexpr Duration kHelloDeadline = std::chrono::seconds(5);
   // For a worker that was refused to read what was sent before, and why, and to hang up.
   static constexpr Duration kRefusalDeadline = std::chrono::seconds(2);

@@ -8,6 +8,7 @@
 #include <map>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
@@ -21,30 +22,31 @@
 namespace tidepool::workers {
 namespace {
 
-// One call of Attach.
-struct AttachCall {
-  explicit AttachCall(grpc::ServerContext* call) : context(call) {}
-  Condition wake;  // with Hub::Impl::mu: there is something to write, or it is over
-  bool over = false;
-  grpc::Alarm due;  // ends the call; its writer cannot, while it waits in Write
+// How a call of Attach is cut short, also after it has ended.
+struct Cut {
+  explicit Cut(grpc::CallbackServerContext* call) : context(call) {}
+  grpc::Alarm hello, due;
   Mutex mu;
-  grpc::ServerContext* context TP_GUARDED_BY(mu);  // null when the call has ended
+  grpc::CallbackServerContext* context TP_GUARDED_BY(mu);  // null when the call has ended
 
-  void Cancel() {
+  void Now() {
     const MutexLock lock(mu);
     if (context != nullptr) context->TryCancel();
   }
 };
 
-struct Greeting {
-  Mutex mu;
-  Condition wake;
-  bool came TP_GUARDED_BY(mu) = false;
-};
+// The alarm is a part of what it is given: a shared_ptr would never go.
+void CutAfter(grpc::Alarm& alarm, const std::shared_ptr<Cut>& cut, Duration after) {
+  alarm.Set(std::chrono::system_clock::now() + after, [weak = std::weak_ptr(cut)](bool due) {
+    if (const auto at = weak.lock(); due && at != nullptr) at->Now();
+  });
+}
 
 }  // namespace
 
-struct Hub::Impl final : v1::Control::Service, Door::Streams {
+struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Service>, Door::Streams {
+  class Stream;
+
   HubOptions options;
   JobTokens tokens;
   std::function<void(HubEvent)> sink;
@@ -53,21 +55,20 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
   std::atomic<int64_t> refused{0}, row_bytes{0}, received{0}, sent{0};
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
-  std::map<ConnectionId, std::shared_ptr<AttachCall>> streams TP_GUARDED_BY(mu);
+  std::map<ConnectionId, Stream*> streams TP_GUARDED_BY(mu);  // of `door`
+  // Streams with something to write. A thousand connections have no threads of their own: these encode what
+  // goes out, gRPC's take in what comes.
+  static constexpr size_t kWriters = 2;
+  Condition some_ready;
+  std::deque<ConnectionId> ready TP_GUARDED_BY(mu);
+  std::vector<std::jthread> writers;  // waits: their own wait ends with the stop token
 
   Impl(HubOptions o, JobTokens t)
       : options(std::move(o)), tokens(std::move(t)), door(options.max_queued_messages, this) {}
 
   // Of Door, which is called under `mu`.
-  void Wake(ConnectionId id) override TP_REQUIRES(mu) { streams.at(id)->wake.NotifyAll(); }
-  void End(ConnectionId id, Duration after) override TP_REQUIRES(mu) {
-    const std::shared_ptr<AttachCall>& stream = streams.at(id);
-    if (after <= Duration{0}) return stream->Cancel();
-    // The alarm is a part of the stream, and keeps what it is given: a shared_ptr would never go.
-    stream->due.Set(std::chrono::system_clock::now() + after, [weak = std::weak_ptr(stream)](bool due) {
-      if (const auto ended = weak.lock(); due && ended != nullptr) ended->Cancel();
-    });
-  }
+  void Wake(ConnectionId id) override TP_REQUIRES(mu);
+  void End(ConnectionId id, Duration after) override TP_REQUIRES(mu);
 
   // A call that is refused for who makes it is counted.
   Status Counted(Status status) {
@@ -76,103 +77,15 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     return status;
   }
 
-  Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
+  Status Authorise(const grpc::ServerContextBase& context, CallerRole* role) {
     TP_RETURN_IF_ERROR(Counted(CheckToken(context, tokens, role)));
     TP_RETURN_IF_ERROR(Counted(CheckCertificate(context, Name(*role))));
     listener->Authenticated(context.peer());
     return OkStatus();
   }
 
-  grpc::Status Attach(grpc::ServerContext* context,
-                      grpc::ServerReaderWriter<v1::Frame, v1::Frame>* call) override {
-    CallerRole role{};
-    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
-    Greeting greeting;
-    std::jthread guard([&](std::stop_token) {  // waits: kHelloDeadline at most
-      const MutexLock lock(greeting.mu);
-      if (!greeting.wake.WaitFor(greeting.mu, Door::kHelloDeadline,
-                                 [&]() TP_REQUIRES(greeting.mu) { return greeting.came; }))
-        context->TryCancel();
-    });
-    v1::Frame wire;
-    const bool read = call->Read(&wire);
-    {
-      const MutexLock lock(greeting.mu);
-      greeting.came = true;
-    }
-    greeting.wake.NotifyAll();
-    guard.join();  // waits: it was told
-    if (!read) return ToGrpc(DeadlineExceeded("attach: no Hello came"));
-
-    auto hello = Door::Greeting(options.run_id, role, wire);
-    if (!hello.ok()) return ToGrpc(Counted(hello.status().At("attach")));
-    auto stream = std::make_shared<AttachCall>(context);
-    ConnectionId id = 0;
-    {
-      const MutexLock lock(mu);
-      id = door.Open();
-      streams[id] = stream;
-    }
-    // waits: joined below, after the stream was cancelled
-    std::jthread writer([&](std::stop_token) { Write(id, *stream, call); });
-    sink(HubOpened{id, *std::move(hello), context->peer()});
-    std::string why;
-    bool refused_here = false;
-    FrameReader reader;
-    for (wire.Clear(); call->Read(&wire); wire.Clear()) {
-      received += static_cast<int64_t>(wire.ByteSizeLong());
-      if (refused_here) continue;  // until it hangs up, or its time is over
-      auto messages = reader.Take<FromWorker>(wire);
-      const Status heard = Door::Heard(role, messages);
-      if (heard.ok()) {
-        if (messages->empty()) sink(HubPart{id});
-        for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
-        continue;
-      }
-      refused_here = true;
-      const MutexLock lock(mu);
-      door.Refuse(id, {Counted(heard).message()});
-    }
-    {
-      const MutexLock lock(mu);
-      why = door.Closed(id, "the connection was closed");
-      streams.erase(id);
-      stream->over = true;
-      stream->wake.NotifyAll();
-    }
-    stream->due.Cancel();
-    stream->Cancel();  // lets a writer that waits in Write return
-    writer.join();     // waits: over and cancelled, so neither its wait nor its Write goes on
-    {
-      const MutexLock lock(stream->mu);
-      stream->context = nullptr;
-    }
-    sink(HubClosed{id, why});
-    return grpc::Status::OK;
-  }
-
-  void Write(ConnectionId id, AttachCall& stream, grpc::ServerReaderWriter<v1::Frame, v1::Frame>* call) {
-    while (true) {
-      std::deque<ToWorker> batch;
-      {
-        const MutexLock lock(mu);
-        // The end of the connection sets `over`; the controller closes one that falls silent.
-        while (!stream.wake.WaitFor(mu, std::chrono::seconds(1),
-                                    [&]() TP_REQUIRES(mu) { return stream.over || door.HasUnsent(id); })) {
-        }
-        if (stream.over) return;
-        batch = door.TakeUnsent(id);
-      }
-      // No buffer_hint: a first message written with it waits for a second one that may never come.
-      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) {
-            sent += static_cast<int64_t>(frame.ByteSizeLong());
-            return call->Write(frame);
-          })) {
-        const MutexLock lock(mu);
-        return door.Close(id, "the worker stopped reading");
-      }
-    }
-  }
+  grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
+  void Write(const std::stop_token& stop);
 
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
                          grpc::ServerWriter<v1::Frame>* writer) override {
@@ -194,6 +107,174 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     return grpc::Status::OK;
   }
 };
+
+// One call of Attach, as gRPC's threads drive it: one read at a time, one write at a time, and the end when
+// neither is under way.
+class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Frame> {
+ public:
+  Stream(Impl& hub, grpc::CallbackServerContext* context)
+      : hub_(hub), peer_(context->peer()), cut_(std::make_shared<Cut>(context)) {
+    if (const Status s = hub_.Authorise(*context, &role_); !s.ok()) {
+      Finish(ToGrpc(s));
+    } else {
+      CutAfter(cut_->hello, cut_, Door::kHelloDeadline);
+      StartRead(&in_);
+    }
+  }
+
+  // Under Impl::mu: whether it is to be put into `ready`.
+  bool MayWait() { return !writing_ && !std::exchange(waiting_, true); }
+  // Under Impl::mu: it has left `ready`. True: what is taken now is to be written; its end is OnWriteDone.
+  bool MayWrite() {
+    waiting_ = false;
+    return !writing_ && !over_;
+  }
+  void Writes(bool some) { writing_ = some; }
+  void End(Duration after) {
+    if (after > Duration{0}) return CutAfter(cut_->due, cut_, after);
+    cut_->Now();
+  }
+
+  // By the thread that took it.
+  void Write(const std::deque<ToWorker>& batch) {
+    WriteFrames(batch, kFrameBytes, [this](const v1::Frame& frame) {
+      hub_.sent += static_cast<int64_t>(frame.ByteSizeLong());
+      out_.push_back(frame);
+      return true;
+    });
+    // No buffer_hint: a first message written with it waits for a second one that may never come.
+    StartWrite(&out_.front());
+  }
+
+  void OnReadDone(bool ok) override {
+    if (id_ == 0) return Greet(ok);
+    if (!ok) return Close();
+    hub_.received += static_cast<int64_t>(in_.ByteSizeLong());
+    Hear();
+    in_.Clear();
+    StartRead(&in_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (ok) out_.pop_front();
+    if (ok && !out_.empty()) return StartWrite(&out_.front());
+    bool over = false;
+    {
+      const MutexLock lock(hub_.mu);
+      writing_ = false;
+      over = over_;
+      if (!over && !ok) hub_.door.Close(id_, "the worker stopped reading");
+      if (!over && ok && hub_.door.HasUnsent(id_)) hub_.Wake(id_);
+    }
+    if (over) Finish(grpc::Status::OK);
+  }
+
+  void OnDone() override {
+    {
+      const MutexLock lock(cut_->mu);
+      cut_->context = nullptr;
+    }
+    const std::shared_ptr<Stream> last = std::move(self_);
+  }
+  // gRPC lets go of it with OnDone.
+  static Stream* Made(Impl& hub, grpc::CallbackServerContext* context) {
+    const auto stream = std::make_shared<Stream>(hub, context);
+    return (stream->self_ = stream).get();
+  }
+
+ private:
+  void Greet(bool ok) {
+    cut_->hello.Cancel();
+    if (!ok) return Finish(ToGrpc(DeadlineExceeded("attach: no Hello came")));
+    auto hello = Door::Greeting(hub_.options.run_id, role_, in_);
+    if (!hello.ok()) return Finish(ToGrpc(hub_.Counted(hello.status().At("attach"))));
+    {
+      const MutexLock lock(hub_.mu);
+      id_ = hub_.door.Open();
+      hub_.streams[id_] = this;
+    }
+    hub_.sink(HubOpened{id_, *std::move(hello), peer_});
+    in_.Clear();
+    StartRead(&in_);
+  }
+
+  void Hear() {
+    if (refused_) return;  // until it hangs up, or its time is over
+    auto messages = reader_.Take<FromWorker>(in_);
+    const Status heard = Door::Heard(role_, messages);
+    if (heard.ok()) {
+      if (messages->empty()) hub_.sink(HubPart{id_});
+      for (FromWorker& message : *messages) hub_.sink(HubMessage{id_, std::move(message)});
+      return;
+    }
+    refused_ = true;
+    const MutexLock lock(hub_.mu);
+    hub_.door.Refuse(id_, {hub_.Counted(heard).message()});
+  }
+
+  void Close() {
+    std::string why;
+    bool writing = false;
+    {
+      const MutexLock lock(hub_.mu);
+      why = hub_.door.Closed(id_, "the connection was closed");
+      hub_.streams.erase(id_);
+      over_ = true;
+      writing = writing_;
+    }
+    cut_->due.Cancel();
+    hub_.sink(HubClosed{id_, why});
+    cut_->Now();                             // ends a write that nobody reads
+    if (!writing) Finish(grpc::Status::OK);  // else OnWriteDone does
+  }
+
+  std::shared_ptr<Stream> self_;  // until OnDone
+  Impl& hub_;
+  const std::string peer_;
+  const std::shared_ptr<Cut> cut_;
+  CallerRole role_{};
+  ConnectionId id_ = 0;  // 0: no Hello has come
+  // Of the read that is under way.
+  v1::Frame in_;
+  FrameReader reader_;
+  bool refused_ = false;
+  std::deque<v1::Frame> out_;  // of the write that is under way
+  // Under Impl::mu. waiting_: it is in `ready`; writing_: from Take to the last OnWriteDone.
+  bool waiting_ = false, writing_ = false, over_ = false;
+};
+
+grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Hub::Impl::Attach(grpc::CallbackServerContext* context) {
+  return Stream::Made(*this, context);
+}
+
+void Hub::Impl::Wake(ConnectionId id) {
+  if (!streams.at(id)->MayWait()) return;
+  ready.push_back(id);
+  some_ready.NotifyAll();
+}
+void Hub::Impl::End(ConnectionId id, Duration after) { streams.at(id)->End(after); }
+
+void Hub::Impl::Write(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    Stream* stream = nullptr;
+    std::deque<ToWorker> batch;
+    {
+      const MutexLock lock(mu);
+      if (ready.empty()) {
+        some_ready.WaitFor(mu, std::chrono::milliseconds(200));
+        continue;
+      }
+      const auto it = streams.find(ready.front());
+      ready.pop_front();
+      if (it == streams.end()) continue;  // it is over
+      stream = it->second;
+      if (!stream->MayWrite()) continue;
+      batch = door.TakeUnsent(it->first);
+      stream->Writes(!batch.empty());
+    }
+    if (!batch.empty()) stream->Write(batch);  // it cannot end before its write has
+  }
+}
 
 Hub::Hub() = default;
 Hub::~Hub() {
@@ -232,6 +313,9 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
   builder.RegisterService(hub->impl_.get());
   TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder, ServerSide(hub->impl_->options.identity)));
+  for (size_t i = 0; i < Impl::kWriters; ++i)
+    hub->impl_->writers.emplace_back(
+        [impl = hub->impl_.get()](const std::stop_token& stop) { impl->Write(stop); });
   return hub;
 }
 
@@ -271,6 +355,10 @@ Hub::Holding::~Holding() {
   hub_->impl_->door.Release();
 }
 
-void Hub::Stop() { impl_->listener->Stop(); }
+void Hub::Stop() {
+  impl_->listener->Stop();
+  for (std::jthread& writer : impl_->writers) writer.request_stop();
+  impl_->some_ready.NotifyAll();
+}
 
 }  // namespace tidepool::workers

@@ -24,7 +24,7 @@ Status FromGrpc(const grpc::Status& status) {
   return {static_cast<StatusCode>(status.error_code()), status.error_message()};
 }
 
-Status CheckToken(const grpc::ServerContext& context, const JobTokens& tokens, CallerRole* role) {
+Status CheckToken(const grpc::ServerContextBase& context, const JobTokens& tokens, CallerRole* role) {
   const auto& metadata = context.client_metadata();
   const auto it = metadata.find("authorization");
   if (it == metadata.end())

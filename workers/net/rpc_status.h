@@ -17,7 +17,7 @@ grpc::Status ToGrpc(const Status& status);
 Status FromGrpc(const grpc::Status& status);
 
 // kUnauthenticated: no token, or none of this job's. Sets `role` otherwise.
-Status CheckToken(const grpc::ServerContext& context, const JobTokens& tokens, CallerRole* role);
+Status CheckToken(const grpc::ServerContextBase& context, const JobTokens& tokens, CallerRole* role);
 void AddToken(grpc::ClientContext* context, const std::string& token);
 
 }  // namespace tidepool::workers

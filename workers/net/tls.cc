@@ -21,7 +21,7 @@ std::shared_ptr<grpc::ChannelCredentials> ClientSide(const std::optional<Identit
                                .pem_cert_chain = identity->certificate});
 }
 
-Status CheckCertificate(const grpc::ServerContext& context, const std::string& role) {
+Status CheckCertificate(const grpc::ServerContextBase& context, const std::string& role) {
   const auto peer = context.auth_context();
   if (peer == nullptr || !peer->IsPeerAuthenticated()) return OkStatus();  // not over TLS, which requires one
   const auto names = peer->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME);

@@ -19,6 +19,6 @@ std::shared_ptr<grpc::ServerCredentials> ServerSide(const std::optional<Identity
 std::shared_ptr<grpc::ChannelCredentials> ClientSide(const std::optional<Identity>& identity,
                                                      const std::string& role, grpc::ChannelArguments* args);
 // kPermissionDenied: the call came over TLS with the certificate of another role.
-Status CheckCertificate(const grpc::ServerContext& context, const std::string& role);
+Status CheckCertificate(const grpc::ServerContextBase& context, const std::string& role);
 
 }  // namespace tidepool::workers

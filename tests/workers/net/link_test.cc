@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -96,6 +98,30 @@ TEST(LinkTest, MessagesThatAreLargerThanGrpcTakesArrive) {
   const auto message = ends.Next<HubMessage>(ends.at_hub);
   ASSERT_TRUE(message);
   EXPECT_EQ(std::get<up::StepTokens>(message->message.body).chunks[0].tokens.ids, said.chunks[0].tokens.ids);
+}
+
+int64_t ThreadsOfThisProcess() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+// A controller with a thousand workers has a few threads. A link has two, in its worker's process.
+TEST(LinkTest, AConnectionTakesNoThreadOfTheHub) {
+  Ends ends;
+  ASSERT_TRUE(ends.Attach());
+  LinkOptions dial;
+  dial.address = ends.hub->address();
+  dial.credentials.token = ends.tokens.Token(CallerRole::kDevice);
+  dial.hello.run_id = "run";
+  constexpr int64_t kLinks = 48;
+  const int64_t before = ThreadsOfThisProcess();
+  std::vector<std::unique_ptr<Link>> links;
+  for (int64_t i = 0; i < kLinks; ++i) {
+    auto made = Link::Connect(dial, [](const std::vector<LinkEvent>&) {});
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    links.push_back(std::move(*made));
+    ASSERT_TRUE(ends.Next<HubOpened>(ends.at_hub));
+  }
+  EXPECT_LE(ThreadsOfThisProcess() - before, 2 * kLinks + 16);  // 16: gRPC's own, which do not grow with them
 }
 
 TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {

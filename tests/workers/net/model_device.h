@@ -35,8 +35,10 @@ struct ModelWorld {
   std::map<Version, uint64_t> published;
   std::map<StepNumber, uint64_t> recovery;
   std::map<std::string, uint64_t> checkpoints;  // by folder
-  // Everything that was generated for an attempt, up to any of its ends.
+  // Everything that was generated for an attempt, up to any of its ends, where it is to be remembered.
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
+  bool remembers = true;
+  int64_t vocabulary = 1 << 30;  // of a job without words
   std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step, Incarnation reader,
                                                 int64_t rank)>
       rows;
@@ -153,7 +155,8 @@ class ModelDevice : public DeviceWork {
         r.context.push_back(NextToken());
         d.tokens.ids.push_back(r.context.back());
         d.tokens.logprobs.push_back(-1);
-        if (said_all = world_->words != nullptr && world_->words->IsEnd(r.context.back())) break;
+        said_all = world_->words != nullptr && world_->words->IsEnd(r.context.back());
+        if (said_all) break;
       }
       const int64_t made = d.tokens.size();
       if (made > 0) d.tokens.versions = {{version_, made}};
@@ -161,7 +164,7 @@ class ModelDevice : public DeviceWork {
       const bool whole = said_all || size + made >= r.limit;
       d.ended = whole || r.left <= 0;
       d.end = !whole ? ChunkEnd::kChunkLimit : r.full && !said_all ? ChunkEnd::kLength : ChunkEnd::kEos;
-      if (d.ended) world_->made[it->first].insert(r.context);
+      if (d.ended && world_->remembers) world_->made[it->first].insert(r.context);
       it = d.ended ? running_.erase(it) : std::next(it);
       step.chunks.push_back(std::move(d));
     }
@@ -250,7 +253,7 @@ class ModelDevice : public DeviceWork {
   };
   // Of an episode: a word of the job, every third time the last one of the turn.
   int32_t NextToken() {
-    if (world_->words == nullptr) return static_cast<int32_t>(rng_.Below(1 << 30));
+    if (world_->words == nullptr) return static_cast<int32_t>(rng_.Below(world_->vocabulary));
     if (rng_.Chance(0.3)) return world_->words->end_token();
     return static_cast<int32_t>(rng_.Below(world_->words->tokenizer().vocab_size()));
   }

@@ -226,7 +226,8 @@ TEST_F(AttachmentsTest, ALaterConnectionOfTheProcessTakesTheSessionOver) {
 
 TEST_F(AttachmentsTest, AcknowledgesOnlyWhatIsDurable) {
   Welcome(1, 9);
-  const auto snapshot = attachments.Taken();
+  Attachments::Snapshot snapshot;
+  attachments.Taken(snapshot);
   Say(1, 2, up::FinalSaved{});
   attachments.Renew();
   EXPECT_EQ(wire.sent[1].back().ack, 0);
