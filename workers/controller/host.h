@@ -16,6 +16,8 @@ struct HostOptions {
   std::string self_path;                             // the program tidepool
   int64_t slots = 1;                                 // device workers of each host
   int64_t index = 0;                                 // of this one, from 0
+  int64_t hosts = 0;                                 // that were started with this one; 0: not known
+  std::string hosts_said_by;                         // the variable that says so
   double patience_s = 600;                           // without a sign of life of a controller
   std::function<bool()> stop = {};                   // whether it was told to end
   std::function<void(const std::string&)> say = {};  // a line for people

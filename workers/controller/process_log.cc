@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/base/host_name.h"
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/log.h"
@@ -15,11 +16,6 @@
 
 namespace tidepool::workers {
 namespace {
-
-std::string HostName() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
-}
 
 std::string SecondsText(double seconds) {
   char text[32];
