@@ -61,6 +61,7 @@ void Checker::State::NewLife() {
   if (below_floor_ns) below_floor_ns = now->mono_ns;
   for (auto& [ref, since] : behind) since = now->mono_ns;
   behind_due_ns = transition_due_ns = 0;
+  slots_move = false;
 }
 
 Checker::Checker() : s_(std::make_unique<State>()) {}

@@ -54,7 +54,16 @@ bool Checker::State::On(const record::Join& x) {
 
 bool Checker::State::On(const record::TransitionBegin& x) {
   if (x.t.value <= last_transition) return Violation("G4", "transition numbers have to increase");
+  if (last_transition < 0) {
+    int64_t there = 0;
+    for (const int64_t slot : slots.SortedKeys()) there += slots.at(slot).owner.inc.valid() ? 1 : 0;
+    if (there < config->min_slots)
+      return Violation("G9", "slots are given out when " + std::to_string(there) +
+                                 " have a worker, and the run begins with " +
+                                 std::to_string(config->min_slots));
+  }
   last_transition = x.t.value;
+  slots_move = true;
   for (const record::SlotPlan& p : x.slots) {
     SlotState* found = Slot(p.slot);
     if (found == nullptr) return false;
@@ -278,7 +287,9 @@ void Checker::State::Recount(int64_t slot) {
   rollout_slots += static_cast<int>(generates) - static_cast<int>(s.generates);
   s.idle = idle;
   s.generates = generates;
-  const bool below = config->rollout_floor > 0 && config->stall_ms > 0 && idle_slots > 0 &&
+  // A life that waits for min_slots gives out nothing before.
+  const bool waits = config->min_slots > 0 && !slots_move;
+  const bool below = !waits && config->rollout_floor > 0 && config->stall_ms > 0 && idle_slots > 0 &&
                      rollout_slots < config->rollout_floor;
   if (!below)
     below_floor_ns.reset();

@@ -109,6 +109,7 @@ struct Checker::State {
   // G6: slots that are free and have a live worker; slots that generate or are on their way to it.
   int64_t idle_slots = 0, rollout_slots = 0;
   std::optional<uint64_t> below_floor_ns;  // since when
+  bool slots_move = false;                 // a transition has begun in this life
   // W7: engines that serve an older version than the newest one, and when they last did anything about it.
   Version newest;                      // of this lineage that may be loaded
   std::map<int64_t, uint64_t> behind;  // by slot

@@ -15,6 +15,9 @@ Status Validate(const ControllerOptions& c) {
     return InvalidArgument("rollout.max_new_tokens has to be positive");
   if (c.batch.max_lag_versions < 0) return InvalidArgument("scheduler.max_lag_versions has to be 0 or more");
   if (c.fleet.slots <= 0) return InvalidArgument("cluster.slots has to be positive");
+  if (c.fleet.min_slots < 0 || c.fleet.min_slots > c.fleet.slots)
+    return InvalidArgument("cluster.min_slots is " + std::to_string(c.fleet.min_slots) + " of " +
+                           std::to_string(c.fleet.slots) + " slots (cluster.slots)");
   if (c.fleet.slots_per_worker <= 0) return InvalidArgument("a device worker has no slot");
   std::set<SlotId> in_gangs;
   for (const std::vector<SlotId>& gang : c.fleet.gangs) {

@@ -22,6 +22,9 @@ struct FleetOptions {
   PlacementKind placement = PlacementKind::kColocated;
   std::string policy = {};  // decides within the placement; empty: its own
   int64_t slots = 1;
+  // A run begins when so many slots have a worker, and ends when fewer are left that are not given up. 0: it
+  // begins with any that can do the job, and every place has to come once.
+  int64_t min_slots = 0;
   // Both have no key of the config yet, because a worker process has one device and a model is on one device.
   int64_t slots_per_worker = 1;
   // Slots that hold a role together, in order; those that are named in none are by themselves.

@@ -257,6 +257,7 @@ struct SchedulerConfig {
 struct ClusterConfig {
   DeviceKind device = DeviceKind::kCpu;
   int64_t slots = 1;
+  int64_t min_slots = 0;  // a run begins and goes on with so many; 0: all have to come, none waits for others
   int64_t threads_per_slot = 2;
   std::string bind = "127.0.0.1";  // another than loopback: calls are encrypted
   int64_t port = 0;                // 0: any free port

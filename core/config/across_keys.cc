@@ -444,6 +444,41 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
          "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
 }
 
+// With fewer slots than all the placement still has to have somebody for each role, and sums that may round
+// as they like.
+void CheckMinSlots(Binder& b, const JobConfig& c) {
+  const std::string key = "cluster.min_slots";
+  if (!b.AllGood({"cluster.min_slots", "scheduler.placement", "cluster.slots", "scheduler.actor_slots"}))
+    return;
+  const int64_t least = c.cluster.min_slots, slots = c.cluster.slots, floor = c.scheduler.rollout_floor;
+  if (least == 0) return;
+  const PlacementKind placement = c.scheduler.placement;
+  const std::string is = "is " + Text(least);
+  if (least > slots)
+    return b.Complain(key, is + ", but there are " + Text(slots) + " slots (cluster.slots); lower it");
+  if (placement == PlacementKind::kSplit && least < 2)
+    return b.Complain(key,
+                      is + ", but with scheduler.placement split one slot trains and another one generates; "
+                           "write 2 or more");
+  const bool takes = placement == PlacementKind::kMultiplexed || placement == PlacementKind::kElastic;
+  if (takes && b.Good("scheduler.rollout_floor") && least <= floor)
+    return b.Complain(key,
+                      is + ", and " + Text(floor) +
+                          " always generate (scheduler.rollout_floor), which leaves none to train; write " +
+                          Text(floor + 1) + " or more");
+  if (least == slots || OneSlotTrains(c)) return;
+  b.Rule(key, {"deterministic"}, c.deterministic && placement == PlacementKind::kColocated,
+         is + " of " + Text(slots) +
+             " slots: how many train decides how sums round, and deterministic promises the same; write " +
+             Text(slots) +
+             ", or let one slot train (scheduler.actor_slots: 1 with placement split or multiplexed)");
+  b.Rule(key, {"scheduler.uneven_dp"}, !c.scheduler.uneven_dp && placement != PlacementKind::kElastic,
+         is + " of " + Text(slots) +
+             " slots, and how many train then need not divide train.groups_per_step, as scheduler.uneven_dp: "
+             "false asks; write " +
+             Text(slots) + ", or scheduler.uneven_dp: true");
+}
+
 // A trainer's memory is needed by another role only where a slot has both in turns.
 void CheckOffload(Binder& b, const JobConfig& c) {
   const std::string key = "train.offload_optimizer";
@@ -736,6 +771,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckIdleKeys(b, c);
   CheckSchedule(b, c);
   CheckPlacement(b, c);
+  CheckMinSlots(b, c);
   CheckOffload(b, c);
   CheckBest(b, c);
   CheckCluster(b, loaded);

@@ -251,6 +251,10 @@ std::vector<Key> SystemKeys() {
              "what a slot is: a share of the CPU cores, or a GPU: slot 0 the first that the driver shows, "
              "and so on"),
       TP_KEY(cluster.slots, "devices; one worker process each", Between(1, 65536)),
+      TP_KEY(cluster.min_slots,
+             "the run begins when so many slots have a worker, takes the others when they come, and goes on "
+             "without those that are gone for good; 0: every slot has to come, and none waits for the others",
+             Between(0, 65536), Unit{"slots"}),
       TP_KEY(cluster.threads_per_slot, "CPU threads of a worker", Between(1, 1024)),
       TP_KEY(cluster.bind,
              "address the controller listens on; where others can reach it, calls are encrypted"),

@@ -121,6 +121,12 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   return {Next::kRestart, FromSeconds(delay)};
 }
 
+void Health::Retire(WorkerId worker, const std::string& why) {
+  Vitals& p = fleet_.workers.at(worker).vitals_;
+  p.life = Life::kRetired;
+  p.last_why = why;
+}
+
 int64_t Health::Deaths(WorkerId worker, TimePoint now) const {
   return std::ranges::count_if(fleet_.workers.at(worker).vitals().restarts,
                                [&](TimePoint at) { return now - at <= FromSeconds(kRetireWindowSeconds); });
@@ -131,9 +137,13 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
   const Duration late = FromSeconds(3 * options_.heartbeat_s);
   for (auto& [worker, w] : fleet_.workers) {
     Vitals& p = w.vitals_;
-    if (p.life == Life::kStarting || p.life == Life::kRestarting) {
+    const bool left = p.life == Life::kAbsent && options_.may_lack && !w.slots().empty();
+    if (p.life == Life::kStarting || p.life == Life::kRestarting || left) {
       if (now - p.starting_since > FromSeconds(options_.start_timeout_s)) {
-        verdicts.push_back({Verdict::kStartTimedOut, worker, "did not join within cluster.start_timeout_s"});
+        verdicts.push_back(
+            {Verdict::kStartTimedOut, worker,
+             left ? "did not come back within cluster.start_timeout_s; it ended because: " + p.last_why
+                  : "did not join within cluster.start_timeout_s"});
       }
       continue;
     }

@@ -10,9 +10,11 @@
 // comes back from the dead: a new incarnation has to join.
 //
 // Back-off before restart k: min(60 s, 1 s * 2^k) * (1 + U[0, 1/4]), k resets after 5 min of health;
-// 5 restarts in 10 min: retired. A place that dies three times in a row before it joined ends the run.
-// Progress is that of the process: the work of one of its slots hides that another one's stands still.
-// Pure; not thread-safe.
+// 5 restarts in 10 min: retired. A place that dies three times in a row before it joined ends the run, or is
+// retired where the run may lack places. There a device that nobody starts is retired, too, when it has
+// stayed away for the start time-out; who joins at a retired place of such a run has it again. Progress is
+// that of the process: the work of one of its slots hides that another one's stands still. Pure; not
+// thread-safe.
 
 #include <cstdint>
 #include <string>
@@ -27,8 +29,9 @@ namespace tidepool::scheduler {
 
 struct HealthOptions {
   double heartbeat_s = 0.5, start_timeout_s = 600;
-  uint64_t seed = 1;   // of the jitter
-  bool launch = true;  // false: workers are started by hand, nothing is restarted
+  uint64_t seed = 1;      // of the jitter
+  bool launch = true;     // false: workers are started by hand, nothing is restarted
+  bool may_lack = false;  // devices may stay away (cluster.min_slots)
 };
 
 class Health {
@@ -60,6 +63,7 @@ class Health {
   enum class Death : uint8_t { kCounts, kForgiven };
   // The process died or is to be given up (also: a start that failed). Returns what to do.
   Next Died(WorkerId worker, const std::string& why, TimePoint now, Death death = Death::kCounts);
+  void Retire(WorkerId worker, const std::string& why);  // nobody waits for it any more
   [[nodiscard]] std::vector<Verdict> Tick(TimePoint now);
   [[nodiscard]] int64_t Deaths(WorkerId worker, TimePoint now) const;  // that count, within ten minutes
 

@@ -44,7 +44,8 @@ void Lifecycle::On(const event::Started&) {
                            : 0,
       .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),
       .checkpoint_steps = c.checkpoint.every_steps,
-      .row_digests = 1};
+      .row_digests = 1,
+      .min_slots = all_.workers.min_slots()};
   if (state_.empty()) {
     out_.Record(record::Config(terms));
   } else {

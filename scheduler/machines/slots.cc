@@ -36,6 +36,28 @@ std::string NobodyToWork(const LedgerView& ledger, const Plan& plan) {
   return std::string("gives no slot the role ") + Name(wanted) + " ('" + plan.why + "')";
 }
 
+// Where slots may lack (cluster.min_slots), the ones that train in turns may be all there are.
+bool MayTrainOnFewer(const ControllerOptions& c) {
+  return c.fleet.min_slots > 0 && c.fleet.placement == PlacementKind::kMultiplexed && !c.deterministic;
+}
+
+// So many slots, from the first, may train that those that are there leave scheduler.rollout_floor to
+// generate.
+int64_t WithinFloor(const PoolView& view) {
+  std::vector<SlotId> train;
+  int64_t others = 0;
+  for (const SlotView& s : view.slots) {
+    if (!s.live) continue;
+    if (s.id.value < view.actor_slots)
+      train.push_back(s.id);
+    else
+      ++others;
+  }
+  const auto all = static_cast<int64_t>(train.size());
+  const int64_t most = std::max<int64_t>(1, all + others - view.rollout_floor);
+  return most >= all ? view.actor_slots : train[static_cast<size_t>(most - 1)].value + 1;
+}
+
 }  // namespace
 
 Slots::Slots(Machines& all)
@@ -113,6 +135,7 @@ PoolView Slots::ViewPool() const {
   PoolView view = terms_;
   view.slots.reserve(pool_.slots().size());
   for (const auto& [id, s] : pool_.slots()) view.slots.push_back(ViewSlot(id, s));
+  if (MayTrainOnFewer(options_)) view.actor_slots = WithinFloor(view);
   return view;
 }
 
@@ -158,7 +181,8 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   const Forecast forecast = MakeForecast(ledger);
   std::vector<SlotId> changed = pool_.TakeChanged();
   // Slots to avoid are so for a time, which is no change of theirs.
-  by_slot = by_slot && facts_.placement.by_slot && std::min(now_, plan_made_) >= pool_.avoid_until();
+  by_slot = by_slot && facts_.placement.by_slot && !MayTrainOnFewer(options_) &&
+            std::min(now_, plan_made_) >= pool_.avoid_until();
   if (by_slot) {
     PoolView view = terms_;
     for (const SlotId id : changed) view.slots.push_back(ViewSlot(id, pool_.slot(id)));
@@ -182,6 +206,37 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   return changed;
 }
 
+// Until then nobody is given a role. Beside cluster.min_slots it takes somebody who may train, and somebody
+// who may generate where that is needed.
+bool Slots::MayBegin() const {
+  const int64_t least = all_.workers.min_slots();
+  if (begun_ || least == 0) return true;
+  bool trains = false, generates = !facts_.needs_rollout;
+  for (const auto& [id, s] : pool_.slots()) {
+    if (!Whole(s)) continue;
+    trains = trains || Eligible(id, Role::kActor);
+    generates = generates || Eligible(id, Role::kRollout);
+  }
+  return trains && generates && WholeSlots() >= least;
+}
+
+int64_t Slots::WholeSlots() const {
+  int64_t n = 0;
+  for (const auto& [id, s] : pool_.slots()) n += Whole(s) ? static_cast<int64_t>(s.gang.members().size()) : 0;
+  return n;
+}
+
+void Slots::NoteBegin() {
+  begun_ = true;
+  const int64_t there = WholeSlots(), all = static_cast<int64_t>(fleet_.devices.size());
+  if (all_.workers.min_slots() == 0 || there >= all) return;
+  out_.Note("begins_short",
+            "begins with " + std::to_string(there) + " of " + std::to_string(all) +
+                " slots (cluster.min_slots: " + std::to_string(all_.workers.min_slots()) +
+                "); the others join when they come",
+            {{"slots", std::to_string(there)}});
+}
+
 void Slots::Advance(bool again) {
   if (all_.life.over()) return;
   // Whoever is replaced may have parts of further gangs.
@@ -189,6 +244,7 @@ void Slots::Advance(bool again) {
     for (const WorkerRef& ref : fenced) all_.workers.Replace(ref, "another part of its gang is gone");
     if (all_.life.over()) return;
   }
+  if (!MayBegin()) return;
   // A plan is made in every tick, for what depends on time, and when something it depends on has changed. If
   // only slots changed, only those are planned again.
   const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());
@@ -202,7 +258,9 @@ void Slots::Advance(bool again) {
   }
   planned_ = key;
   const auto changed = DecidePlan(ledger, by_slot);
-  if (!all_.life.over()) FollowPlan(changed);
+  if (all_.life.over()) return;
+  FollowPlan(changed);
+  if (!begun_ && !pool_.transitions().empty()) NoteBegin();
 }
 
 void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {

@@ -61,7 +61,11 @@ class Slots : public Machine {
   void ForecastNextBatch(Forecast& f, const LedgerView& ledger, const std::vector<GroupLeft>& running) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
   void EndIfLeadsNowhere(const LedgerView& ledger);
+  [[nodiscard]] bool MayBegin() const;
+  [[nodiscard]] int64_t WholeSlots() const;
+  void NoteBegin();
 
+  bool begun_ = false;    // some slot was given a role in this life
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;

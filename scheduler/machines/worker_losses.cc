@@ -75,6 +75,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
+      if (MayLack(fleet_.workers.at(worker)))
+        return GiveUp(worker, "it died three times before it joined: " + why);
       all_.life.Fail("start_failed", WorkerRef{worker, {}},
                      "the worker died three times before it joined: " + why);
       return;
@@ -88,16 +90,25 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   CheckFleet();
 }
 
+void Workers::GiveUp(WorkerId worker, const std::string& why) {
+  health_.Retire(worker, why);
+  out_.Record(record::Fault{"gone", options_.NameOf(worker), {}, why, worker});
+  CheckFleet();
+}
+
 // A part of the fleet that the run cannot do without is gone for good.
 void Workers::CheckFleet() {
   bool rollout = false, side = false, actor = false, missing = false;
-  int64_t gangs = 0;
+  int64_t gangs = 0, left = 0;
   std::set<SlotId> retired;
-  std::string why;
+  std::string why, gone;  // gone: who, on which host
   for (const auto& [id, w] : fleet_.workers) {
     if (w.vitals().life == Life::kRetired) {
       retired.insert(w.slots().begin(), w.slots().end());
       why = w.vitals().last_why;
+      if (!w.slots().empty())
+        gone += (gone.empty() ? "" : ", ") + options_.NameOf(id) +
+                (w.host().empty() ? "" : " on " + w.host()) + " (" + why + ")";
     } else if (w.kind() == options_.side_kind()) {
       side = true;
     }
@@ -110,16 +121,26 @@ void Workers::CheckFleet() {
       continue;
     }
     ++gangs;
+    left += std::ranges::count_if(gang, [&](SlotId slot) { return fleet_.devices.Find(slot) != nullptr; });
     actor = actor || trains;
     rollout = rollout || all_.slots.Eligible(gang.front(), Role::kRollout);
   }
-  if (!actor || missing) {
+  if (left < min_slots()) {
+    all_.life.Fail("fleet_dead", "pool",
+                   std::to_string(left) + " of " + std::to_string(fleet_.devices.size()) +
+                       " slots are left, and cluster.min_slots is " + std::to_string(min_slots()) +
+                       "; gone: " + gone +
+                       "; go on with --resume when there are more hosts, or with a lower cluster.min_slots");
+  } else if (!actor || missing) {
     all_.life.Fail("fleet_dead", "actor",
                    std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
   } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
-             gangs <= s.rollout_floor) {
+             (gangs <= s.rollout_floor ||
+              // There all that train have to, so none of them can generate in place of another one.
+              (s.min_slots > 0 && options_.deterministic && s.placement == PlacementKind::kMultiplexed &&
+               gangs < s.actor_slots + s.rollout_floor))) {
     all_.life.Fail("fleet_dead", "pool",
                    std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +
                        std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");

@@ -13,7 +13,8 @@ HealthOptions HealthOf(const ControllerOptions& c) {
   return {.heartbeat_s = c.fleet.heartbeat_s,
           .start_timeout_s = c.fleet.start_timeout_s,
           .seed = c.seed,
-          .launch = c.fleet.launch_workers};
+          .launch = c.fleet.launch_workers,
+          .may_lack = c.fleet.min_slots > 0};
 }
 
 }  // namespace
@@ -26,7 +27,8 @@ std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
   if (w == nullptr || e.kind != w->kind()) return "this run has no such worker place";
   const std::string name = options_.NameOf(e.worker);
   if (w->live()) return name + " is taken by another process (" + options_.NameOf(w->ref()) + ")";
-  if (w->vitals().life == Life::kRetired) return name + " is retired: " + w->vitals().last_why;
+  if (w->vitals().life == Life::kRetired && !MayLack(*w))
+    return name + " is retired: " + w->vitals().last_why;
   for (const event::OfferedSlot& offered : e.slots) {
     if (std::ranges::find(w->slots(), offered.slot) == w->slots().end())
       return name + " has no slot " + std::to_string(offered.slot.value);
@@ -50,6 +52,9 @@ void Workers::On(const event::WorkerJoined& e) {
     FenceAbsent(e.worker, "another process took its place");
     if (!SomeReattach()) all_.samples.ResumeRows();
   }
+  if (fleet_.workers.at(e.worker).vitals().life == Life::kRetired)
+    out_.Note("newcomer", options_.NameOf(e.worker) + ", which was given up, has a worker again",
+              {{"worker", options_.NameOf(e.worker)}});
   const WorkerRef ref{e.worker, state_.next_incarnation()};
   const std::vector<SlotId>& slots = fleet_.workers.at(e.worker).slots();
   out_.Record(record::Join{ref, e.name,
@@ -241,6 +246,10 @@ void Workers::Tick() {
         break;
       case Health::Verdict::kStartTimedOut:
         if (w.reattaches()) break;
+        if (!options_.fleet.launch_workers && MayLack(w)) {
+          GiveUp(v.worker, v.why);
+          break;
+        }
         if (!options_.fleet.launch_workers) {
           all_.life.Fail("start_failed", WorkerRef{v.worker, {}}, "the worker " + v.why);
           return;

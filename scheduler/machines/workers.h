@@ -2,6 +2,7 @@
 // Worker processes: who joins, who comes back after a restart of the controller, who is dead, who is started
 // again, and whether those that are left can do the job.
 
+#include <algorithm>
 #include <string>
 
 #include "scheduler/events.h"
@@ -30,6 +31,10 @@ class Workers : public Machine {
   void Admitted(WorkerId worker) { health_.Admitted(worker); }        // it has what it needs to work
   void Weigh(SlotId slot, double pace) { health_.Weigh(slot, pace); }
 
+  // Slots that the run begins with and cannot go on without, of those that have a place; 0: it does not say.
+  [[nodiscard]] int64_t min_slots() const {
+    return std::min(options_.fleet.min_slots, static_cast<int64_t>(fleet_.devices.size()));
+  }
   [[nodiscard]] int64_t restarts() const { return health_.restarts(); }
   [[nodiscard]] int64_t deaths(WorkerId worker) const { return health_.Deaths(worker, now_); }
   // Some device, some worker of any kind lived under the last controller and may still come back.
@@ -48,6 +53,10 @@ class Workers : public Machine {
   void Crashed(const event::WorkerLost& e);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
+  [[nodiscard]] bool MayLack(const Worker& w) const {
+    return options_.fleet.min_slots > 0 && w.kind() == WorkerKind::kDevice;
+  }
+  void GiveUp(WorkerId worker, const std::string& why);  // requires MayLack
   void CheckFleet();
 
   Health health_;

@@ -276,6 +276,27 @@ class HostsTest(RunTest):
         self.assertTrue(self.path("control.json", run="frozen").exists() or second.poll() is not None)
         self.taken_over("frozen", host, second)
 
+    def test_a_run_begins_with_two_of_three_slots_takes_the_third_and_goes_on_without_it(self):
+        config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0],
+                  "cluster.weight_transport=stream", "cluster.slots=3", "cluster.min_slots=2", "train.steps=2000", "checkpoint.every_steps=10"]
+        host = self.launch(0, [TIDEPOOL, "host", str(self.path()), "--slots", "2"])
+        controller = self.launch(0, [TIDEPOOL, "train", *config])
+        self.wait_step(1, controller)
+        # Its own host, which is gone for good afterwards.
+        other = self.launch(1, [TIDEPOOL, "host", str(self.path()), "--slots", "2", "--index", "1"])
+        self.wait_for(lambda: any(r["kind"] == "START" and r.get("slot") == 2 for r in self.journal()), 90, "a chunk of slot 2", controller)
+        other.kill()
+        other.communicate()
+        self.wait_for(lambda: any(r["kind"] == "FAULT" and r["actor"] == "device-2" for r in self.journal()), 60, "a FAULT", controller)
+        self.wait_step(max(self.metrics()) + 2, controller)
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        self.finish(self.launch(0, [TIDEPOOL, "train", str(self.path()), "--resume", f"train.steps={max(self.digests()) + 3}"]))
+        self.finish(host)
+        self.assert_checked()
+        log = self.path("logs", "controller.log").read_text()
+        self.assertEqual(log.count("begins with 2 of 3 slots (cluster.min_slots: 2)"), 2, log)
+
     def test_a_run_that_is_stopped_in_order_and_resumed_at_once_has_its_workers_again(self):
         config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "train.steps=2000"]
         host = self.launch(0, [TIDEPOOL, "host", str(self.path()), "--slots", "2"])
@@ -364,6 +385,11 @@ class HostTest(RunTest):
             numbered = self.command("host", str(self.path()), env={name: str(7 + k) for k, name in enumerate(names) if k >= i})
             self.assert_done(numbered, 2)
             self.assertIn(f"--index is {7 + i}", numbered.stderr)
+        # Of several that were started alike each knows how many they are.
+        few = self.command("host", str(self.path()), env={"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+        self.assert_done(few, 2)
+        self.assertIn(f"host 0 ({socket.gethostname()}): {self.path('config.yaml')}: cluster.slots is 2, and the allocation has 1 hosts (SLURM_NTASKS) with 1 each "
+                      "(--slots); ask for more hosts, or resume the run with a lower cluster.min_slots", few.stderr)
         # A controller that was killed leaves its file.
         run.kill()
         run.communicate()
@@ -386,6 +412,20 @@ class HostTest(RunTest):
         wrong = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", "--certificates", str(given), run="wrong")
         self.assert_done(wrong, 2)
         self.assertIn("device.crt and device.key have to be there, to belong together", wrong.stderr)
+
+class FewerSlotsTest(RunTest):
+    def test_a_run_that_never_gets_its_least_slots_ends_and_says_who_is_missing(self):
+        run = self.start("configs/test/rl_split.yaml", "cluster.launch_workers=false", "cluster.slots=3", "cluster.min_slots=3", "cluster.start_timeout_s=8")
+        self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
+        host = subprocess.Popen([TIDEPOOL, "host", str(self.path()), "--slots", "2"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(host)
+        _, err = self.finish(run, 3)
+        self.assertIn("2 of 3 slots are left, and cluster.min_slots is 3; gone: device-2 (did not join within cluster.start_timeout_s)", err)
+        self.assertIn("--resume when there are more hosts, or with a lower cluster.min_slots", err)
+        self.assertFalse([r for r in self.journal() if r["kind"] == "GRANT"])
+        self.finish(self.start(str(self.path()), "--resume", "cluster.min_slots=2", "train.steps=3", "cluster.start_timeout_s=600"))
+        self.finish(host)
+        self.assert_checked()
 
 
 class AddressTest(RunTest):

@@ -405,6 +405,28 @@ TEST(CheckerTest, RolloutIsNotBelowItsFloorWhileHealthySlotsAreFree) {
   EXPECT_EQ(check(false, 2), "") << "another life has another clock";
 }
 
+TEST(CheckerTest, NothingIsGivenOutBeforeTheLeastSlotsAreThere) {
+  const auto check = [](int64_t min_slots, double seconds) {
+    Journal j;
+    Put(j, 0,
+        record::Config{{.job = "rl",
+                        .groups_per_step = 1,
+                        .group_size = 1,
+                        .slots = 3,
+                        .rollout_floor = 1,
+                        .stall_ms = 1000,
+                        .min_slots = min_slots}});
+    Put(j, 0, record::Join{{{0}, {0}}, "w0", Role::kNone});
+    Put(j, 0.1, record::Join{{{1}, {1}}, "w1", Role::kNone});
+    Put(j, seconds, record::TransitionBegin{{0}, {{{1}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
+    return Check(j).predicate;
+  };
+  EXPECT_EQ(check(3, 0.2), "G9");
+  EXPECT_EQ(check(2, 0.2), "");
+  EXPECT_EQ(check(2, 20), "") << "while it waits nobody has to generate";
+  EXPECT_EQ(check(0, 20), "G6");
+}
+
 TEST(CheckerTest, SlotsThatAreNotThereHoldNothing) {
   EXPECT_EQ(
       Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).slot = {3}; }),

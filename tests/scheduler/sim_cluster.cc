@@ -291,6 +291,7 @@ void SimCluster::DiskFailed(const Status& why) {
 void SimCluster::Spawn(WorkerId worker) {
   ++started_workers_;
   const int64_t life = life_;
+  if (options_.faults.last_stays_away && worker.value == options_.controller.device_workers() - 1) return;
   if (Chance(options_.faults.start_fails)) {
     At(FromSeconds(Delay(0.5)), [this, worker, life] {
       if (life == life_) Deliver(event::WorkerStartFailed{worker, "exit status 1"});

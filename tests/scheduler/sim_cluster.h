@@ -27,6 +27,7 @@ struct SimFaults {
   double controller_crash_mean_s = 0;
   double crash_in_batch = 0;  // the controller dies between its records and its commands
   double start_fails = 0;
+  bool last_stays_away = false;  // nobody ever comes to the last device place, and no start of it says why
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row
   double nonfinite = 0, train_fails = 0;
@@ -103,6 +104,10 @@ class SimCluster {
   // -1: never.
   int64_t cut_at_record = -1;
   void KillWorker(WorkerId worker);
+  // Somebody starts a process for that place by hand, so many seconds from now.
+  void Come(WorkerId worker, double in_s) {
+    At(FromSeconds(in_s), [this, worker] { Spawn(worker); });
+  }
   // The same, and what it has sent and nobody has received yet is lost with its connection.
   void KillWorkerUnsent(WorkerId worker);
   [[nodiscard]] int64_t lives() const { return result_.lives; }

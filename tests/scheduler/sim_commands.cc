@@ -13,6 +13,7 @@ struct SimCluster::Do {
 
   void operator()(const command::Append&) {}
   void operator()(const command::StartWorker& c) {
+    SIM_CHECK(s.options_.controller.fleet.launch_workers) << "somebody else starts them";
     const int64_t life = s.life_;
     s.At(c.delay, [&s = s, c, life] {
       if (life == s.life_) s.Spawn(c.worker);

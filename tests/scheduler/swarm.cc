@@ -57,6 +57,13 @@ SimOptions Swarm(uint64_t seed) {
     c.environment.max_turn_tokens = episodes.InRange(0, 8);
     c.rollout.max_new_tokens = episodes.InRange(12, 48);
   }
+  // A run that may lack places, and in half of them one to which nobody comes.
+  if (Rng lacks = rng.Fork("lacks"); lacks.Chance(0.3)) {
+    const int64_t least = colocated ? 1 : 2;  // who trains, who generates
+    o.faults.last_stays_away =
+        slots > least && lacks.Chance(0.5) && (kind != 1 || slots - c.fleet.actor_slots > 1);
+    c.fleet.min_slots = lacks.InRange(least, slots - (o.faults.last_stays_away ? 1 : 0));
+  }
   o.equal_rewards = rng.Chance(0.3) ? 0.4 : 0;
   o.deterministic_training = rng.Chance(0.5);
   o.mean_tokens = rng.Chance(0.3) ? 40 : 12;
@@ -124,9 +131,9 @@ std::string Unexplained(const SimOptions& options, const SimResult& r) {
       (because("not_saved") && f.stop_at_s > 0) || (because("checkpoint") && f.checkpoint_fails > 0) ||
       (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
       (because("start_failed") && f.start_fails > 0) ||
-      (because("fleet_dead") &&
-       (f.kill_mean_s > 0 || f.hang_mean_s > 0 || f.keeps_memory > 0 || f.fetch_error > 0 ||
-        f.group_error > 0 || f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
+      (because("fleet_dead") && (f.last_stays_away || f.kill_mean_s > 0 || f.hang_mean_s > 0 ||
+                                 f.keeps_memory > 0 || f.fetch_error > 0 || f.group_error > 0 ||
+                                 f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
       (because("state") && f.state_error > 0) ||
       ((because("reward_infra") || because("env_infra")) && f.infra > 0);
   return explained ? "" : r.why;

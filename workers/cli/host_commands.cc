@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 
+#include "core/base/host_name.h"
 #include "core/config/load.h"
 #include "core/config/training_slots.h"
 #include "workers/cli/command.h"
@@ -26,16 +27,28 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Which of the processes that were started alike this is: Slurm, Kubernetes, PMIx, Open MPI.
-int64_t IndexOfStarter() {
-  for (const char* name : {"SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"}) {
-    const char* value = std::getenv(name);
-    if (value == nullptr) continue;
-    int64_t index = -1;
-    const char* end = value + std::strlen(value);
-    return std::from_chars(value, end, index).ptr == end ? index : -1;
+int64_t NumberIn(const char* name) {
+  const char* value = std::getenv(name);
+  int64_t number = -1;
+  const char* end = value == nullptr ? nullptr : value + std::strlen(value);
+  return value != nullptr && std::from_chars(value, end, number).ptr == end ? number : -1;
+}
+
+// What started several processes alike, where it says which of them one is, and how many there are.
+struct Starter {
+  const char *index, *count;
+};
+constexpr Starter kStarters[] = {{"SLURM_PROCID", "SLURM_NTASKS"},
+                                 {"JOB_COMPLETION_INDEX", nullptr},  // Kubernetes
+                                 {"PMIX_RANK", nullptr},
+                                 {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+
+// Nothing: it was started by hand.
+const Starter* FindStarter() {
+  for (const Starter& starter : kStarters) {
+    if (std::getenv(starter.index) != nullptr) return &starter;
   }
-  return 0;
+  return nullptr;
 }
 
 void Host(CommandContext& context, HostOptions options) {
@@ -48,9 +61,7 @@ void Host(CommandContext& context, HostOptions options) {
   std::error_code error;  // a path that cannot be made absolute stays as it is
   if (const fs::path absolute = fs::absolute(options.run_dir, error); !error)
     options.run_dir = absolute.lexically_normal().string();
-  char name[256] = "";
-  ::gethostname(name, sizeof(name) - 1);
-  const std::string who = "host " + std::to_string(options.index) + " (" + name + "): ";
+  const std::string who = "host " + std::to_string(options.index) + " (" + HostName() + "): ";
   options.stop = StopOnSignal();
   options.say = [who](const std::string& line) { std::fprintf(stderr, "%s%s\n", who.c_str(), line.c_str()); };
   const Status status = RunHost(options);
@@ -197,7 +208,8 @@ Status K8s(K8sOptions o) {
 
 void AddHostCommands(CLI::App& app, CommandContext& context) {
   auto host = std::make_shared<HostOptions>();
-  host->index = IndexOfStarter();
+  const Starter* starter = FindStarter();
+  host->index = starter == nullptr ? 0 : NumberIn(starter->index);
   CLI::App* command = app.add_subcommand(
       "host",
       "Start the workers of a run that belong on this machine, and start them again when they are lost");
@@ -205,17 +217,24 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   command->add_option("--slots", host->slots, "Device workers of each host")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  command
-      ->add_option("--index", host->index,
-                   "Which host this is, from 0; default: as Slurm, Kubernetes or MPI say")
-      ->check(CLI::Range(0, 1 << 20));
+  const CLI::Option* index =
+      command
+          ->add_option("--index", host->index,
+                       "Which host this is, from 0; default: as Slurm, Kubernetes or MPI say")
+          ->check(CLI::Range(0, 1 << 20));
   command->add_option("--patience", host->patience_s, "Seconds without a controller after which it ends")
       ->check(CLI::Range(1.0, 1e7))
       ->capture_default_str();
   command->add_option("--beat", host->beat,
                       "A file that it touches each second, for whoever restarts what hangs");
   command->footer("Example: tidepool host runs/x --slots 2 --index 1");
-  command->callback([host, &context] { Host(context, *host); });
+  command->callback([host, starter, index, &context] {
+    if (starter != nullptr && starter->count != nullptr && index->empty()) {
+      host->hosts = std::max<int64_t>(NumberIn(starter->count), 0);
+      host->hosts_said_by = starter->count;
+    }
+    Host(context, *host);
+  });
 
   auto slurm = std::make_shared<SlurmOptions>();
   command = app.add_subcommand("slurm", "Print the batch script that runs a job on nodes of a Slurm cluster");

@@ -1,7 +1,9 @@
 #include "workers/controller/found_gpus.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/base/host_name.h"
 #include "workers/controller/program_output.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/memory_plan.h"
@@ -61,20 +63,24 @@ Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_p
   const FoundGpus found = FindGpus(worker_path);
   if (!found.problem.empty()) return refuse("cluster.device", found.problem);
   const auto count = static_cast<int64_t>(found.gpus.size());
-  if (cluster.slots > count) {
-    return refuse("cluster.slots", "is " + std::to_string(cluster.slots) +
-                                       ", and each slot of cluster.device: cuda is a GPU of its own, but the "
-                                       "driver shows " +
-                                       std::to_string(count) + "; lower it, or see CUDA_VISIBLE_DEVICES");
+  const int64_t least = cluster.min_slots > 0 ? cluster.min_slots : cluster.slots;
+  if (least > count) {
+    return refuse(cluster.min_slots > 0 ? "cluster.min_slots" : "cluster.slots",
+                  "is " + std::to_string(least) +
+                      ", and each slot of cluster.device: cuda is a GPU of its own, but the "
+                      "driver shows " +
+                      std::to_string(count) + " on host " + HostName() +
+                      "; lower it, or see CUDA_VISIBLE_DEVICES");
   }
-  for (int64_t slot = 0; slot < cluster.slots; ++slot) {
+  const int64_t slots = std::min(cluster.slots, count);
+  for (int64_t slot = 0; slot < slots; ++slot) {
     const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
     if (!gpu.problem.empty())
       return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + "): " + gpu.problem);
   }
   const auto plan = PlanMemory(loaded.config);
   if (!plan.ok()) return OkStatus();  // a worker says what is wrong
-  for (int64_t slot = 0; slot < cluster.slots; ++slot) {
+  for (int64_t slot = 0; slot < slots; ++slot) {
     const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
     const ProcessMemory& process = plan->processes[static_cast<size_t>(slot)];
     if (process.gpu() - process.context <= gpu.free_bytes) continue;  // free beside a context

@@ -152,6 +152,14 @@ class Host {
                              ", and cluster.slots: " + std::to_string(devices) + " with " +
                              std::to_string(options_.slots) + " a host (--slots) is work for " +
                              std::to_string(hosts) + " hosts, 0 to " + std::to_string(hosts - 1));
+    const bool may_lack = config_.cluster.min_slots > 0;
+    const int64_t least = may_lack ? config_.cluster.min_slots : devices;
+    if (options_.hosts > 0 && options_.hosts * options_.slots < least)
+      return FailedPrecondition(
+          paths_.config() + ": " + (may_lack ? "cluster.min_slots" : "cluster.slots") + " is " +
+          std::to_string(least) + ", and the allocation has " + std::to_string(options_.hosts) + " hosts (" +
+          options_.hosts_said_by + ") with " + std::to_string(options_.slots) +
+          " each (--slots); ask for more hosts, or resume the run with a lower cluster.min_slots");
     if (config_.cluster.launch_workers)
       return FailedPrecondition(
           paths_.config() +

@@ -17,6 +17,8 @@ struct HostOptions {
   int64_t slots = 1;                                 // device workers of each host
   int64_t index = 0;                                 // of this one, from 0
   std::string beat;                                  // a file that it touches each second; empty: none
+  int64_t hosts = 0;                                 // that were started with this one; 0: not known
+  std::string hosts_said_by;                         // the variable that says so
   double patience_s = 600;                           // without a sign of life of a controller
   std::function<bool()> stop = {};                   // whether it was told to end
   std::function<void(const std::string&)> say = {};  // a line for people

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/base/host_name.h"
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/log.h"

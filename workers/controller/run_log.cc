@@ -58,6 +58,11 @@ struct Teller {
       return Event(LogLevel::kWarn, "worker_retired", {{"worker", worker}},
                    "worker " + r.actor + " is not started again: " + r.what);
     }
+    if (r.kind == "gone") {
+      return Event(LogLevel::kWarn, "worker_gone", {{"worker", worker}},
+                   "nobody waits for worker " + r.actor +
+                       " any more, and whoever comes in its place joins: " + r.what);
+    }
     return Event(LogLevel::kError, "fault", {{"class", r.kind}, {"worker", worker}}, r.what);
   }
   Said operator()(const record::Fence& r) const {

@@ -39,6 +39,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   o.fleet = {.placement = c.scheduler.placement,
              .policy = c.scheduler.policy,
              .slots = c.cluster.slots,
+             .min_slots = c.cluster.min_slots,
              .actor_slots = c.scheduler.actor_slots,
              .rollout_floor = c.scheduler.rollout_floor,
              .uneven_dp = c.scheduler.uneven_dp,

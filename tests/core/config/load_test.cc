@@ -480,6 +480,26 @@ TEST(LoadConfigTest, SplitNeedsSlotsForBoth) {
   EXPECT_EQ(With("scheduler.max_lag_versions=2"), "no error");  // colocated may run ahead as well
 }
 
+TEST(LoadConfigTest, TheLeastSlotsOfARunCanDoItsJob) {
+  const auto error = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"cluster.slots=4", "train.groups_per_step=12"});
+    return Error(kGood, overrides);
+  };
+  EXPECT_EQ(error({"cluster.min_slots=1"}), "no error");
+  EXPECT_THAT(error({"cluster.min_slots=5"}),
+              HasSubstr("cluster.min_slots: is 5, but there are 4 slots (cluster.slots); lower it"));
+  EXPECT_THAT(
+      error({"cluster.min_slots=1", "scheduler.placement=split"}),
+      HasSubstr("cluster.min_slots: is 1, but with scheduler.placement split one slot trains and another"));
+  EXPECT_THAT(error({"cluster.min_slots=2", "scheduler.placement=elastic", "scheduler.rollout_floor=2"}),
+              HasSubstr("which leaves none to train; write 3 or more"));
+  EXPECT_THAT(error({"cluster.min_slots=3", "deterministic=true"}),
+              HasSubstr("deterministic promises the same"));
+  EXPECT_THAT(error({"cluster.min_slots=3", "scheduler.uneven_dp=false"}), HasSubstr("need not divide"));
+  EXPECT_EQ(error({"cluster.min_slots=4", "deterministic=true", "scheduler.uneven_dp=false"}), "no error");
+  EXPECT_EQ(error({"cluster.min_slots=2", "deterministic=true", "scheduler.placement=split"}), "no error");
+}
+
 TEST(LoadConfigTest, AnOptimizerIsOffloadedOnlyWhereAnotherRoleNeedsItsMemory) {
   const std::string disk = "train.offload_optimizer=disk";
   EXPECT_EQ(With(disk), "no error");
