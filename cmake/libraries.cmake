@@ -8,6 +8,13 @@ add_compile_definitions(JSON_DISABLE_ENUM_SERIALIZATION=1)
 find_package(yaml-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
+# Static, as gRPC's archives have it: of two copies, each would have an error queue of its own, and Asio would
+# ask the one that knows nothing of a handshake that failed.
+set(OPENSSL_USE_STATIC_LIBS TRUE)
+if("${OPENSSL_SSL_LIBRARY}" MATCHES "\\.so$")  # as an older configuration of this folder found it
+  unset(OPENSSL_SSL_LIBRARY CACHE)
+  unset(OPENSSL_CRYPTO_LIBRARY CACHE)
+endif()
 find_package(OpenSSL 3 REQUIRED)
 find_package(Boost 1.74 REQUIRED)  # headers alone: Beast, for HTTP
 find_package(PkgConfig REQUIRED)

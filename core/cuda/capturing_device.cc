@@ -16,6 +16,7 @@ class CapturedGraph : public device::Graph {
     const c10::cuda::CUDAGuard guard(device_);
     graph.replay();
   }
+  std::shared_ptr<const at::cuda::MempoolId_t> pool;  // alive as long as `graph`
   at::cuda::CUDAGraph graph;
 
  private:
@@ -41,8 +42,13 @@ class CapturingDevice::Capture : public device::Recording {
   }
   void Begin() override {
     device_.Synchronize();
+    graph_->pool = device_.pool_.lock();
+    if (graph_->pool == nullptr) {
+      graph_->pool = std::make_shared<const at::cuda::MempoolId_t>(at::cuda::graph_pool_handle());
+      device_.pool_ = graph_->pool;
+    }
     // Other threads go on with what no capture may do, so its rules are for this thread.
-    graph_->graph.capture_begin(device_.pool_, cudaStreamCaptureModeThreadLocal);
+    graph_->graph.capture_begin(*graph_->pool, cudaStreamCaptureModeThreadLocal);
     device_.capturing_ = true;
   }
   std::unique_ptr<device::Graph> End() override {
@@ -66,7 +72,6 @@ std::unique_ptr<device::Recording> CapturingDevice::NewRecording() {
   if (stream_ == nullptr) {
     stream_ = std::make_unique<c10::cuda::CUDAStream>(
         c10::cuda::getStreamFromPool(/*isHighPriority=*/false, gpu().index()));
-    pool_ = at::cuda::graph_pool_handle();
   }
   Synchronize();
   return std::make_unique<Capture>(*this);

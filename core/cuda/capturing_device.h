@@ -28,8 +28,9 @@ class CapturingDevice : public CudaDevice {
 
   // What kernels are captured on. One for all graphs: cuBLAS keeps memory for each stream.
   std::unique_ptr<c10::cuda::CUDAStream> stream_;
-  // Of all graphs, which run one after the other: each pool is 2 MiB at least.
-  at::cuda::MempoolId_t pool_ = {0, 0};
+  // Of all graphs that are alive, which run one after the other: each pool is 2 MiB at least. LibTorch gives
+  // up the pool of a graph that was the last one, and refuses its number from then on.
+  std::weak_ptr<const at::cuda::MempoolId_t> pool_;
   bool capturing_ = false;
 };
 

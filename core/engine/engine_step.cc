@@ -56,9 +56,10 @@ void Engine::Impl::Compute(EngineStats& stats) {
     view.routed = &routed;
   }
   if (fill_slots > 0) view.fill_slot = static_cast<int32_t>(blocks * options.block_tokens);
-  const int64_t recorded = decoder.recorded_graphs();
+  const int64_t recorded = decoder.recorded_graphs(), refused = decoder.refused_graphs();
   hidden = decoder.Forward(view, arena.memory());
   stats.recorded_graphs = decoder.recorded_graphs() - recorded;
+  stats.refused_graphs = decoder.refused_graphs() - refused;
   if (routing_bytes > 0) NoteRouting(view);
   stats.forward_s += SecondsSince(start);
 

@@ -89,6 +89,7 @@ struct EngineStats {
   int64_t decode_tokens = 0;      // rows of requests that only feed their last token, this step
   int64_t sampled_tokens = 0;     // this step
   int64_t recorded_graphs = 0;    // this step
+  int64_t refused_graphs = 0;     // this step: there was no memory for one, and later steps run without
   double step_s = 0;              // the whole step
   double forward_s = 0;           // of it, in the decoder
   double head_s = 0;              // of it, in the LM head

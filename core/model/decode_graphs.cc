@@ -118,6 +118,7 @@ Array Decoder::Impl::ForwardAsGraph(const RaggedBatch& given, const KvMemory& kv
     if (graph.graph == nullptr) {  // no memory: this step has run, and those that follow need none
       DropGraphs();
       graphs_refused = true;
+      ++refused_graphs;
     } else {
       graphs.emplace(of_graph, std::move(graph));
       ++recorded_graphs;

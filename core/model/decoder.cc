@@ -493,6 +493,7 @@ int64_t Decoder::held_bytes() const {
   return sum;
 }
 int64_t Decoder::recorded_graphs() const { return impl_->recorded_graphs; }
+int64_t Decoder::refused_graphs() const { return impl_->refused_graphs; }
 
 void SavedDeleter::operator()(SavedActivations* saved) const {
   if (saved == nullptr) return;

@@ -96,6 +96,8 @@ class Decoder {
   void ReleaseScratch();
   [[nodiscard]] int64_t held_bytes() const;       // of that memory, without the device's own
   [[nodiscard]] int64_t recorded_graphs() const;  // since it was made
+  // How often there was no memory for one, so that steps ran without until ReleaseScratch().
+  [[nodiscard]] int64_t refused_graphs() const;
 
  private:
   friend struct SavedActivations;

@@ -129,7 +129,7 @@ struct Decoder::Impl {
   Array graphs_out;                                    // [kGraphRowsMax, d]
   int64_t graphs_scratch = 0;                          // Device::scratch_moves() when they were recorded
   bool graphs_refused = false;                         // there was no memory for one
-  int64_t recorded_graphs = 0;
+  int64_t recorded_graphs = 0, refused_graphs = 0;
   double* prob_sum = nullptr;  // [E] of the training forward that is going on
 
   [[nodiscard]] View parameter(int64_t i) const { return on_device.parameter(i); }

@@ -1,4 +1,5 @@
 """A run is watched: its pages by Prometheus, promtool, and the commands that ask from elsewhere."""
+import http.client
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 import unittest
 import urllib.error
 import urllib.parse
@@ -188,6 +190,13 @@ scrape_configs:
         # The file and the page are pictures of a moment ago.
         self.wait_for(lambda: self.status().get("tokens_per_s") and self.status()["workers"][0]["roles"], 20, "a picture of a step", run)
         self.wait_for(lambda: 'tidepool_staleness_mean' in self.get(control["pages"], "/metrics", token, self.tls("run"))[1], 10, "a figure", run)
+
+        # What is no call of the run is cut at once, and not after the time that a connection may be idle.
+        for context in (None, self.tls("run", role=None)):
+            begun = time.monotonic()
+            with self.assertRaises((OSError, http.client.HTTPException)):
+                self.get(control["pages"], "/metrics", token, context)
+            self.assertLess(time.monotonic() - begun, 2)
 
         elsewhere = self.dir / "operator"  # what an operator has on another machine
         elsewhere.mkdir()

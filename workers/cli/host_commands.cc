@@ -67,7 +67,9 @@ void Host(CommandContext& context, HostOptions options) {
   const Status status = RunHost(options);
   if (!status.ok())
     Fail(context, Status(status.code(), who + status.message()),
-         status.code() == StatusCode::kDeadlineExceeded ? 3 : 2);
+         status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kFailedPrecondition
+             ? 2
+             : 3);
 }
 
 struct SlurmOptions {
@@ -82,6 +84,23 @@ Status CheckPlain(const std::string& what, const std::string& text) {
                          "'; a batch script takes none with spaces, quotes, \\, % or #");
 }
 
+std::string KeyOf(const std::string& override) { return override.substr(0, override.find('=')); }
+
+// What the command sets would win over the user's word without one.
+Status CheckOverrides(const std::vector<std::string>& overrides, const std::vector<std::string>& of_hosts) {
+  for (const std::string& override : overrides) {
+    const std::string key = KeyOf(override);
+    const auto set = std::ranges::find(of_hosts, key, KeyOf);
+    if (key != "cluster.advertise" && (set == of_hosts.end() || *set == override)) continue;
+    return InvalidArgument(override + ": this command sets " +
+                           (key == "cluster.advertise" ? key + " to the controller's host"
+                            : key == "cluster.slots"   ? key + " to the product of -N and --slots; give those"
+                                                       : *set) +
+                           " and takes no override of it; leave it out");
+  }
+  return OkStatus();
+}
+
 // All that the run will be started with, so that what it would refuse is refused here. of_hosts: what a run
 // over hosts needs over the user's overrides.
 StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
@@ -89,6 +108,7 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
                                             std::vector<std::string>& of_hosts) {
   of_hosts.insert(of_hosts.end(), {"cluster.slots=" + std::to_string(slots), "cluster.launch_workers=false",
                                    "cluster.bind=0.0.0.0", "cluster.weight_transport=stream"});
+  TP_RETURN_IF_ERROR(CheckOverrides(overrides, of_hosts));
   std::vector<std::string> all = overrides;
   all.insert(all.end(), of_hosts.begin(), of_hosts.end());
   all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
@@ -275,13 +295,7 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
       ->capture_default_str();
   command->add_option("--name", pods.name, "Of the JobSet; default: the config's name");
   command->add_option("--run", pods.run, "Folder of the run in the volume's runs/; default: the name")
-      ->check([](const std::string& text) {
-        return text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
-                           std::string::npos &&
-                       text.front() != '.'
-                   ? std::string()
-                   : std::string("letters, digits, -, _ and . alone");
-      });
+      ->check([](const std::string& text) { return text.empty() ? std::string("it is empty") : ""; });
   command->add_option("--namespace", pods.name_space, "Namespace; default: that of kubectl");
   command->add_option("--queue", pods.queue, "Local queue of Kueue");
   command->add_option(

@@ -42,7 +42,8 @@ void Print(const Json& json, int indent = 1) { std::printf("%s\n", Text(json, in
 // --- status and report ---
 
 void ShowStatus(CommandContext& context, const InspectOptions& options) {
-  const auto source = SourceOf(options.run, options.token_file);
+  const auto source =
+      SourceOf(options.run, options.token_file, options.healthy ? ReadJournal::kNever : ReadJournal::kAlways);
   if (!source.ok()) return Fail(context, source.status());
   const auto status = (*source)();
   if (!status.ok()) return Fail(context, status.status());

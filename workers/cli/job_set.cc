@@ -95,9 +95,16 @@ class Manifest {
     return std::regex_replace(path, std::regex("/"), "..");
   }
 
+  // Blank lines at the end, which a block of YAML drops: they mean something after one that keeps them alone.
+  static std::string WithoutBlankEnd(std::string text) {
+    if (text.find("|+") != std::string::npos || text.find(">+") != std::string::npos) return text;
+    while (text.ends_with("\n\n")) text.pop_back();
+    return text;
+  }
+
   [[nodiscard]] Json ConfigFiles() const {
     Json object = Object("v1", "ConfigMap", job_.name + "-config");
-    for (const auto& [path, text] : job_.files) object["data"][KeyOf(path)] = text;
+    for (const auto& [path, text] : job_.files) object["data"][KeyOf(path)] = WithoutBlankEnd(text);
     return object;
   }
 
@@ -137,9 +144,11 @@ class Manifest {
     object["spec"]["ca"]["secretName"] = authority;
     Add(object);
     for (const std::string& role : Roles()) {
+      Json names = {CertifiedName(role)};
+      if (ServesPages(role)) names.push_back(kPagesName);
       certificate(job_.name + "-" + role, authority,
                   {{"commonName", CertifiedName(role)},
-                   {"dnsNames", {CertifiedName(role)}},
+                   {"dnsNames", names},
                    {"usages", {"digital signature", "server auth", "client auth"}},
                    {"duration", "2160h"}});
     }
@@ -166,7 +175,7 @@ class Manifest {
       arguments.push_back(std::string("--certificates=") + kCertificates);
     Json container = Container(
         "run=$1 config=$2; shift 2\n"
-        "if [ -e \"$run/config.yaml\" ]; then set -- train \"$run\" --resume \"$@\"\n"
+        "if [ -e \"$run/config.yaml\" ]; then set -- train \"$run\" --resume --take-over \"$@\"\n"
         "else set -- train \"$config\" --run-dir \"$run\" \"$@\"; fi\n",
         arguments);
     const Json ask = {{"exec", {{"command", {"tidepool", "status", run, "--healthy"}}}},
@@ -206,7 +215,8 @@ class Manifest {
     Json spec = {{"completions", job_.hosts},
                  {"parallelism", job_.hosts},
                  {"completionMode", "Indexed"},
-                 {"backoffLimitPerIndex", 20}};
+                 {"backoffLimitPerIndex", 20},
+                 {"maxFailedIndexes", 0}};  // else one that is given up is waited for until all others end
     return Replicated("host", spec, container, Volumes());
   }
 
@@ -276,9 +286,10 @@ class Manifest {
   [[nodiscard]] Json Replicated(const std::string& name, Json spec, const Json& container,
                                 const Json& volumes) const {
     spec["podFailurePolicy"]["rules"] = {
-        // 2: the input is refused, now and later. 75: it was told to end.
+        // 2: the input is refused, now and later. 4: another controller has taken over. 75: it was told to
+        // end.
         {{"action", "FailJob"}, {"onExitCodes", {{"operator", "In"}, {"values", {2}}}}},
-        {{"action", "Ignore"}, {"onExitCodes", {{"operator", "In"}, {"values", {75}}}}},
+        {{"action", "Ignore"}, {"onExitCodes", {{"operator", "In"}, {"values", {4, 75}}}}},
         {{"action", "Ignore"}, {"onPodConditions", {{{"type", "DisruptionTarget"}, {"status", "True"}}}}}};
     spec["template"]["spec"] = {
         {"restartPolicy", "Never"},  // which a podFailurePolicy asks for: the Job makes another pod
@@ -311,8 +322,9 @@ std::string ControllerHost(const std::string& name) { return name + "-controller
 
 Status CheckPodJob(const PodJob& job) {
   static const std::regex label("[a-z]([a-z0-9-]*[a-z0-9])?"),
-      quantity("[1-9][0-9]*(\\.[0-9]+)?([kMGTP]i?|)"), subdomain("[a-z0-9]([a-z0-9.-]*[a-z0-9])?"),
-      image("[A-Za-z0-9][A-Za-z0-9._/:@-]*");
+      quantity("[1-9][0-9]*(\\.[0-9]+)?(k|M|G|T|P|E|[KMGTPE]i)?"),
+      subdomain("[a-z0-9]([a-z0-9-]*[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"),
+      folder("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"), image("[A-Za-z0-9][A-Za-z0-9._/:@-]*");
   struct Option {
     const char* name;
     const std::string& value;
@@ -328,6 +340,9 @@ Status CheckPodJob(const PodJob& job) {
            // longest.
            Option{"--name", job.name, label, 38,
                   "at most 38 small letters, digits and -, beginning with a letter", false},
+           Option{"--run", job.run, folder, 63,
+                  "at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit",
+                  false},
            Option{"--namespace", job.name_space, label, 63, of_label},
            Option{"--queue", job.queue, subdomain, 63, "small letters, digits, - and ."},
            Option{"--image", job.image, image, 1000, "name it as in registry/tidepool:1", false},

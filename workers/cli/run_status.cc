@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -22,6 +24,7 @@
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/cli/table.h"
 #include "workers/data/best_model.h"
 #include "workers/net/http_get.h"
 
@@ -242,7 +245,7 @@ void LookAtHolder(const std::string& run_dir, RunState& s) {
   s.why = "its controller begins, and has said nothing yet";
 }
 
-RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
+RunState WithoutHolder(const std::string& run_dir, ReadJournal journal) {
   const storage::RunPaths paths(run_dir);
   RunState s;
   observe::StatusFile live;
@@ -281,7 +284,7 @@ RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
     s.step = summary.steps;
     s.why = summary.why;
   }
-  if (!said || with_journal) {
+  if (journal == ReadJournal::kAlways || (!said && journal == ReadJournal::kWhereNothingElseTells)) {
     RealFileSystem real;
     const auto read = storage::ReadRunOnDisk(real, run_dir);
     if (!read.ok()) {
@@ -290,7 +293,7 @@ RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
       s.journal = *read;
     }
   }
-  if (said) return s;
+  if (said || (journal == ReadJournal::kNever && !s.summary.is_null())) return s;
   if (!s.journal_error.empty()) {
     s.state = "unreadable";
     s.why = s.journal_error;
@@ -301,9 +304,11 @@ RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
                                           : "failed";
     s.step = std::max<int64_t>(s.journal->last_step.value, 0);
     s.steps = s.journal->steps;
+  } else if (journal == ReadJournal::kNever && !s.live.is_null()) {
+    s.state = "dead";
   } else if (const std::string warm = paths.warm_start();
              RealFileSystem().Exists(storage::RunPaths(warm).config())) {
-    const RunState first = StateOf(warm);
+    const RunState first = StateOf(warm, journal);
     if (first.state == "running") {
       s.state = "warm_start";
       s.why = first.why;
@@ -319,15 +324,15 @@ RunState WithoutHolder(const std::string& run_dir, bool with_journal) {
 
 }  // namespace
 
-RunState StateOf(const std::string& run_dir, bool with_journal) {
-  RunState s = WithoutHolder(run_dir, with_journal);
+RunState StateOf(const std::string& run_dir, ReadJournal journal) {
+  RunState s = WithoutHolder(run_dir, journal);
   if (!s.alive) LookAtHolder(run_dir, s);
   return s;
 }
 
-Json RunStatus(const std::string& run_dir) {
+Json RunStatus(const std::string& run_dir, ReadJournal journal) {
   const storage::RunPaths paths(run_dir);
-  RunState state = StateOf(run_dir, /*with_journal=*/true);
+  RunState state = StateOf(run_dir, journal);
   Json s;
   s["run"] = run_dir;
   s["state"] = state.state;
@@ -372,11 +377,43 @@ Json RunStatus(const std::string& run_dir) {
   }
   if (!state.summary.is_null()) s["summary"] = std::move(state.summary);
   if (RealFileSystem().Exists(storage::RunPaths(paths.warm_start()).config()))
-    s["warm_start"] = RunStatus(paths.warm_start());
+    s["warm_start"] = RunStatus(paths.warm_start(), journal);
   return s;
 }
 
-StatusOr<Json> StatusFrom(const std::string& address, const std::string& token_file) {
+namespace {
+
+// "10.0.0.7:9100" of what was typed, perhaps as a browser has it; empty: it is no address.
+std::string AddressOf(std::string_view text) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (text.starts_with(scheme)) text.remove_prefix(scheme.size());
+  }
+  while (text.ends_with('/')) text.remove_suffix(1);
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return "";
+  const std::string_view port = text.substr(colon + 1);
+  int number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  const bool is_port =
+      error == std::errc() && end == port.data() + port.size() && number > 0 && number <= 65535;
+  return is_port && text.find('/') == std::string_view::npos ? std::string(text) : "";
+}
+
+// Of a page that may be anybody's: what has another type is as if it were not there.
+template <typename T>
+T ValueOf(const Json& object, const char* key, T value) {
+  if (const auto at = object.find(key); at != object.end()) FromJson(*at, value);
+  return value;
+}
+
+}  // namespace
+
+StatusOr<Json> StatusFrom(const std::string& typed, const std::string& token_file) {
+  const std::string address = AddressOf(typed);
+  if (address.empty())
+    return InvalidArgument("'" + typed +
+                           "' is no address; with --token-file write HOST:PORT, as RUN/control.json has it "
+                           "(`pages`)");
   HttpGetOptions get{.address = address, .target = "/status"};
   TP_ASSIGN_OR_RETURN(get.credentials, ReadCredentials(token_file));
   TP_ASSIGN_OR_RETURN(const HttpGot got, HttpGet(get));
@@ -384,16 +421,17 @@ StatusOr<Json> StatusFrom(const std::string& address, const std::string& token_f
     return PermissionDenied(token_file + ": the process at " + address +
                             " does not know this token; name security/operator.token of its run");
   const Json page = Json::parse(got.body, nullptr, /*allow_exceptions=*/false);
-  if (got.status != 200 || !page.is_object() || !page.contains("live"))
+  const Json shown = page.is_object() ? page.value("live", Json()) : Json();
+  if (got.status != 200 || !shown.is_object())
     return Unavailable(address + ": answers " + std::to_string(got.status) +
                        " and no status; RUN/control.json has the controller's address (`pages`)");
   observe::StatusFile live;
-  FromJson(page["live"], live);
-  const double age_s = page.value("age_s", 0.0);
-  Json s = {{"run", page.value("run", "")},
+  FromJson(shown, live);
+  const double age_s = ValueOf(page, "age_s", 0.0);
+  Json s = {{"run", ValueOf(page, "run", std::string())},
             {"state", "running"},
             {"name", live.name},
-            {"job", page.value("job", "")}};
+            {"job", ValueOf(page, "job", std::string())}};
   s["controller"] = {{"pid", live.pid}, {"alive", true}, {"silent_s", age_s}, {"paused", false}};
   if (age_s > kSilent_s)
     s["controller"]["silent"] = "its controller has said nothing for " + Number(age_s, "%.0f") + " s" +
@@ -403,19 +441,38 @@ StatusOr<Json> StatusFrom(const std::string& address, const std::string& token_f
     s["workers"].push_back(JsonOf<Json>(worker));
     s["workers"].back()["alive"] = true;  // by its heartbeats
   }
-  s["restarting"] = page["live"].value("restarting", Json::array());
-  s["live"] = page["live"];
+  s["restarting"] = Json::array();
+  for (const observe::RestartFacts& place : live.restarting) s["restarting"].push_back(JsonOf<Json>(place));
+  s["live"] = shown;
   s["live"]["age_s"] = age_s;
   return s;
 }
 
-StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file) {
+StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file, ReadJournal journal) {
   if (!token_file.empty()) return StatusSource([run, token_file] { return StatusFrom(run, token_file); });
+  std::error_code error;  // what cannot be looked at is not there for us
+  if (!AddressOf(run).empty() && !fs::exists(run, error) && !fs::exists(fs::path("runs") / run, error))
+    return InvalidArgument(run +
+                           ": of an address, name the operator's token, too: --token-file "
+                           "RUN/security/operator.token, or a copy");
   TP_ASSIGN_OR_RETURN(const std::string dir,
                       FindRunDirectory(run,
                                        "status reads status.json and summary.json; of an address "
                                        "(HOST:PORT) with --token-file"));
-  return StatusSource([dir]() -> StatusOr<Json> { return RunStatus(dir); });
+  if (journal != ReadJournal::kWhereNothingElseTells)
+    return StatusSource([dir, journal]() -> StatusOr<Json> { return RunStatus(dir, journal); });
+  struct Look {
+    Json quick, whole;
+  };
+  return StatusSource([dir, last = std::make_shared<Look>()]() -> StatusOr<Json> {
+    Json quick = RunStatus(dir, ReadJournal::kNever);
+    if (quick["state"] == "running") return quick;
+    for (Json* of : {&quick, quick.contains("warm_start") ? &quick["warm_start"] : &quick}) {
+      if (of->contains("live")) (*of)["live"].erase("age_s");  // it grows, though nothing happens
+    }
+    if (quick != last->quick) *last = {quick, RunStatus(dir, ReadJournal::kWhereNothingElseTells)};
+    return last->whole;
+  });
 }
 
 namespace {
@@ -497,7 +554,7 @@ bool IsHealthy(const nlohmann::ordered_json& status) {
 std::string DescribeStatus(const Json& status) {
   std::ostringstream out;
   Describe(status, status["run"].get<std::string>(), out);
-  return out.str();
+  return WithoutControls(out.str());
 }
 
 }  // namespace tidepool::workers

@@ -53,10 +53,16 @@ struct RunState {
   std::optional<storage::RunOnDisk> journal;  // where it was read
   std::string journal_error;
 };
+// The journal of a long run takes a while to read.
+enum class ReadJournal : uint8_t {
+  kNever,  // without it an ended run that did not say how is "dead"
+  kWhereNothingElseTells,
+  kAlways  // of a run that is not alive
+};
 // A run says in summary.json how it ended, in status.json where its disk had no room for that, and in
-// last_words where a call of a plug-in ended its controller; this is believed, and the journal, which takes
-// time, is read where neither says anything, or for `with_journal`.
-RunState StateOf(const std::string& run_dir, bool with_journal = false);
+// last_words where a call of a plug-in ended its controller; this is believed, and the journal is
+// read as `journal` says.
+RunState StateOf(const std::string& run_dir, ReadJournal journal = ReadJournal::kWhereNothingElseTells);
 
 // Keys of the answer (`status --json`):
 //   run, state, name, job
@@ -74,23 +80,24 @@ RunState StateOf(const std::string& run_dir, bool with_journal = false);
 //              policy_version as status.json and last_words have them
 //   best       what best/ holds (workers/data/best_model.h); absent without checkpoint.keep_best
 //   warm_start the same object about RUN/warm_start, if there is one
-nlohmann::ordered_json RunStatus(const std::string& run_dir);
+nlohmann::ordered_json RunStatus(const std::string& run_dir, ReadJournal journal = ReadJournal::kAlways);
 
 // Whether a controller works on the run, or on its warm start, and has said within 30 s what it does; or the
 // run is finished.
 bool IsHealthy(const nlohmann::ordered_json& status);
 
 // The same of a run that is at work, as its controller shows it on /status (workers/net/watch_pages.h).
-// address: "10.0.0.7:9100"; token_file: RUN/security/operator.token or a copy, with the certificates beside
-// it where the run's calls are encrypted. kUnavailable: nobody answers; kPermissionDenied: the token is not
-// this run's.
+// address: "10.0.0.7:9100", also with http:// or https:// before it; token_file: RUN/security/operator.token
+// or a copy, with the certificates beside it where the run's calls are encrypted. kUnavailable: nobody
+// answers; kPermissionDenied: the token is not this run's.
 StatusOr<nlohmann::ordered_json> StatusFrom(const std::string& address, const std::string& token_file);
 
-// Asked again and again. `run`: as FindRunDirectory has it or, with a token file, an address.
+// Asked again and again. `run`: as FindRunDirectory has it or, with a token file, an address. With
+// kWhereNothingElseTells the journal is read again only when something else has changed.
 using StatusSource = std::function<StatusOr<nlohmann::ordered_json>()>;
-StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file);
+StatusOr<StatusSource> SourceOf(const std::string& run, const std::string& token_file, ReadJournal journal);
 
-// For people, several lines.
+// For people, several lines, without control characters.
 std::string DescribeStatus(const nlohmann::ordered_json& status);
 
 }  // namespace tidepool::workers

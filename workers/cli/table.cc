@@ -46,6 +46,18 @@ std::vector<std::string> FitTable(std::vector<Cells>& rows, size_t width,
   return gone;
 }
 
+std::string WithoutControls(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool high = c == 0xC2U && next >= 0x80U && next < 0xA0U;  // U+0080 to U+009F
+    out += (c < 0x20U && c != '\n') || c == 0x7FU || high ? '?' : text[i];
+    if (high) ++i;
+  }
+  return out;
+}
+
 std::string Formatted(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof(text), format, value);

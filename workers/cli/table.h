@@ -1,5 +1,5 @@
 #pragma once
-// A table on the terminal.
+// What is shown on the terminal.
 
 #include <string>
 #include <vector>
@@ -13,6 +13,8 @@ std::string TableText(const std::vector<Cells>& rows);
 // than `width` characters; returns those.
 std::vector<std::string> FitTable(std::vector<Cells>& rows, size_t width,
                                   const std::vector<std::string>& least);
+// Text of others: a control character but the end of a line, which a terminal might obey, becomes '?'.
+std::string WithoutControls(const std::string& text);
 // std::printf of one number.
 std::string Formatted(const char* format, double value);
 

@@ -78,6 +78,7 @@ std::vector<std::string> TopLines(const Json& status, const observe::TerminalSiz
   for (std::string& line : Lines(TableText(rows))) lines.push_back(std::move(line));
   for (const observe::RestartFacts& place : live.restarting)
     lines.push_back(place.name + "  " + observe::RestartText(place));
+  for (std::string& line : lines) line = WithoutControls(line);
   return lines;
 }
 
@@ -164,7 +165,7 @@ void AddTopCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--once", options->once, "One picture, for scripts; so it is where there is no terminal");
   command->footer("Example: tidepool top quickstart");
   command->callback([options, &context] {
-    const auto source = SourceOf(options->run, options->token_file);
+    const auto source = SourceOf(options->run, options->token_file, ReadJournal::kWhereNothingElseTells);
     if (!source.ok()) return Fail(context, source.status());
     const StatusOr<Json> first = (*source)();
     if (!first.ok()) return Fail(context, first.status());

@@ -90,7 +90,8 @@ observe::Exposition ControllerProcess::Metrics(const scheduler::ControllerView& 
   m.Counter("tidepool_prefix_hit_tokens_total", Number(t.prefix_hit_tokens));
   m.Counter("tidepool_steps_total", Number(t.steps));
   m.Counter("tidepool_issued_samples_total", Number(view.issued_samples));
-  m.Counter("tidepool_trained_samples_total", Number(view.trained_samples));
+  m.Counter("tidepool_trained_samples_total", Number(t.trained_samples));
+  m.Gauge("tidepool_trained_samples", Number(view.trained_samples));
   for (size_t i = 0; i < view.drops.size(); ++i)
     m.Counter("tidepool_dropped_samples_total", Number(view.drops[i]),
               {{"reason", Name(static_cast<DropReason>(i))}});

@@ -96,6 +96,8 @@ void ControllerProcess::LogStart() {
 void ControllerProcess::LogRecord(const JournalRecord& r) {
   auto said = EventOf(r, [this](int64_t place) { return PlaceName(place); });
   if (const auto* fault = std::get_if<record::Fault>(&r)) metrics_->OnFault(fault->kind);
+  if (const auto* commit = std::get_if<record::StepCommit>(&r))
+    metrics_->OnCommitted(static_cast<int64_t>(commit->rows.size()));
   if (!said) return;
   LogEvent& e = *said;
   if (const auto* join = std::get_if<record::Join>(&r)) {

@@ -32,6 +32,7 @@ class RunMetrics {
   // Since this process began: what its page counts (pages.cc).
   struct Totals {
     int64_t tokens = 0, prefill_tokens = 0, prefix_hit_tokens = 0, steps = 0, reward_retries = 0;
+    int64_t trained_samples = 0;  // those that are trained again count again
     int64_t loaded_bytes = 0;
     std::map<GradeOutcome, int64_t> graded, turns;
     std::map<std::string, int64_t> faults;  // by class
@@ -53,6 +54,7 @@ class RunMetrics {
   // Of a step that begins. `bytes`: that its rows take in payload files.
   void OnBatch(const std::vector<BatchRow>& rows, int64_t bytes);
   void OnRowsServed(int64_t bytes);  // that trainers have read, since the controller began
+  void OnCommitted(int64_t rows) { totals_.trained_samples += rows; }
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);

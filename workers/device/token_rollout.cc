@@ -76,6 +76,9 @@ RolloutStep TokenRollout::Step() {
   tokens.prefix_hit_tokens = made.stats.prefix_hit_tokens;
   if (made.stats.recorded_graphs > 0)
     observe::Log(LogLevel::kDebug, "graph", {{"rows", made.stats.prefill_tokens + made.stats.decode_tokens}});
+  if (made.stats.refused_graphs > 0)
+    observe::Log(LogLevel::kWarn, "graph_refused",
+                 {{"rows", made.stats.prefill_tokens + made.stats.decode_tokens}});
   for (engine::Delta& d : made.deltas) {
     up::ChunkDelta c;
     c.tid = d.tid;

@@ -64,7 +64,8 @@ struct Issued {
 };
 
 // issuer: null for one that signs itself. Null on failure of the library.
-std::optional<Issued> Issue(const std::string& organisation, const std::string& name, const Issued* issuer) {
+std::optional<Issued> Issue(const std::string& organisation, const std::string& name, const Issued* issuer,
+                            bool of_pages = false) {
   Issued made{Certificate(X509_new()), Key(EVP_EC_gen("P-256"))};
   X509* c = made.certificate.get();
   if (c == nullptr || made.key == nullptr) return std::nullopt;
@@ -86,9 +87,7 @@ std::optional<Issued> Issue(const std::string& organisation, const std::string& 
   const bool named = add("O", organisation.substr(0, 64)) && add("CN", name);
   X509_set_issuer_name(c, X509_get_subject_name(by));
   X509_set_pubkey(c, made.key.get());
-  const std::string names =
-      "DNS:" + name +
-      (name == CertifiedName(Name(CallerRole::kOperator)) ? "" : std::string(",DNS:") + kPagesName);
+  const std::string names = "DNS:" + name + (of_pages ? std::string(",DNS:") + kPagesName : "");
   const bool extended = issuer == nullptr
                             ? Extend(c, by, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") &&
                                   Extend(c, by, NID_key_usage, "critical,keyCertSign") &&
@@ -171,6 +170,8 @@ Status WriteCertificates(const std::string& dir, const std::map<std::string, std
 
 }  // namespace
 
+bool ServesPages(const std::string& role) { return role != Name(CallerRole::kOperator); }
+
 std::string CertifiedName(const std::string& role) { return role + ".tidepool"; }
 
 StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string& organisation) {
@@ -183,7 +184,8 @@ StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string&
   if (!authority) return failed();
   std::map<std::string, std::string> made = {{kAuthorityFile, Pem(authority->certificate.get())}};
   for (const std::string& role : Roles()) {
-    const std::optional<Issued> issued = Issue(organisation, CertifiedName(role), &*authority);
+    const std::optional<Issued> issued =
+        Issue(organisation, CertifiedName(role), &*authority, ServesPages(role));
     if (!issued) return failed();
     made[role + ".key"] = Pem(issued->key.get());
     made[role + ".crt"] = Pem(issued->certificate.get());
@@ -212,12 +214,16 @@ StatusOr<Identity> TakeCertificates(const std::string& given, const std::string&
     const Identity identity{taken[kAuthorityFile], ReadAll(given + "/" + role + ".crt"),
                             ReadAll(given + "/" + role + ".key")};
     const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
-    if (!Holds(identity, 0) ||
-        X509_check_host(certificate.get(), CertifiedName(role).c_str(), 0, 0, nullptr) != 1)
+    const auto is_for = [&](const std::string& name) {
+      return X509_check_host(certificate.get(), name.c_str(), 0, 0, nullptr) == 1;
+    };
+    const bool pages = ServesPages(role);
+    if (!Holds(identity, 0) || !is_for(CertifiedName(role)) || is_for(kPagesName) != pages)
       return InvalidArgument(
           "--certificates: " + given + ": " + kAuthorityFile + ", " + role + ".crt and " + role +
           ".key have to be there, to belong together, not to have run out, and to be for the DNS name " +
-          CertifiedName(role) + "; without --certificates the run makes its own");
+          CertifiedName(role) + (pages ? " and " : " and not for ") + kPagesName +
+          "; without --certificates the run makes its own");
     taken[role + ".crt"] = identity.certificate;
     taken[role + ".key"] = identity.key;
   }

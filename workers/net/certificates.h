@@ -28,6 +28,9 @@ struct Identity {
 // fits all of them. An operator's has it not: it cannot pass for a process of the run.
 inline constexpr char kPagesName[] = "pages.tidepool";
 
+// Whether a role's certificate has that name.
+bool ServesPages(const std::string& role);
+
 // The DNS name in the certificate of a role.
 std::string CertifiedName(const std::string& role);
 

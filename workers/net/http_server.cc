@@ -165,7 +165,8 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (!tls_) return Read();
     Deadline();
     tls_->async_handshake(net::ssl::stream_base::server, [self = shared_from_this()](error_code error) {
-      if (error) return self->stream_.close();
+      // Not by the error alone: it comes from OpenSSL's queue of errors, and nothing may be read before.
+      if (error || ::SSL_is_init_finished(self->tls_->native_handle()) != 1) return self->stream_.close();
       self->Read();
     });
   }

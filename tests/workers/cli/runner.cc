@@ -34,6 +34,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
+  AddHostCommands(app, context);
   CliResult result;
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();

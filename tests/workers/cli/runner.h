@@ -12,8 +12,8 @@ struct CliResult {
 };
 
 // The commands that need nothing but files: validate, config, status, report, check, samples, journal, runs,
-// compare, prune, doctor, simulate, plan, the lists of what a config may name; and what generate and eval
-// refuse before they start a worker.
+// compare, prune, doctor, simulate, plan, slurm, k8s, the lists of what a config may name; and what generate
+// and eval refuse before they start a worker.
 CliResult RunCli(const std::vector<std::string>& words);
 
 // A fresh folder under the test's temporary folder, removed with the object. Also becomes the current

@@ -200,6 +200,40 @@ TEST(RunsTest, ARunWhoseControllerHasSaidNothingYetIsToldFromOneWhereNothingHapp
   EXPECT_EQ(BriefOf("runs/a")->last_line, begins);
 }
 
+TEST(RunsTest, AnAddressIsToldFromARunAndNeedsTheToken) {
+  const ScratchFolder scratch;
+  for (const char* command : {"status", "top"}) {
+    const CliResult bare = RunCli({command, "127.0.0.1:9100"});
+    EXPECT_EQ(bare.exit_code, 2);
+    EXPECT_NE(bare.err.find("--token-file"), std::string::npos) << bare.err;
+    for (const char* wrong : {"runs/a", "http://127.0.0.1", "127.0.0.1:http", "127.0.0.1:0", ":9100"}) {
+      const CliResult none = RunCli({command, wrong, "--token-file", "none"});
+      EXPECT_EQ(none.exit_code, 2);
+      EXPECT_NE(none.err.find("write HOST:PORT"), std::string::npos) << none.err;
+    }
+    // The address is one: what is missing is the file.
+    EXPECT_EQ(RunCli({command, "http://127.0.0.1:9/", "--token-file", "none"}).err.find("HOST:PORT"),
+              std::string::npos);
+  }
+}
+
+TEST(RunsTest, WhatARunSaysOfItselfIsNoOrderToTheTerminal) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  scratch.Write("runs/a/summary.json", R"({"exit": 3, "why": "a\u001b[2Jb\u009bc"})");
+  const std::string said = RunCli({"status", "a"}).out;
+  EXPECT_NE(said.find("a?[2Jb?c"), std::string::npos) << said;
+}
+
+TEST(RunsTest, AProbeReadsNoJournal) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  scratch.Write("runs/a/journal/0001.tpj", "no journal");
+  EXPECT_EQ(RunStatus("runs/a")["state"], "unreadable");
+  EXPECT_EQ(RunStatus("runs/a", ReadJournal::kNever)["state"], "new");
+  EXPECT_EQ(RunCli({"status", "a", "--healthy"}).exit_code, 3);
+}
+
 // While a controller goes on with it, advice to go on with it would only fail.
 TEST(RunsTest, ARunThatIsGoneOnWithIsNotOneToGoOnWith) {
   const ScratchFolder scratch;
