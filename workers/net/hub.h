@@ -66,7 +66,7 @@ class Hub : public Attachments::Wire {
   // Ends all calls and the server; returns within a few seconds.
   void Stop();
   [[nodiscard]] int64_t served_row_bytes() const;  // of frames that FetchRows sent
-  [[nodiscard]] int64_t refused_calls() const;  // wrong or no token, wrong role
+  [[nodiscard]] int64_t refused_calls() const;     // wrong or no token, wrong role
   // In frames from and to workers, before they are encrypted.
   [[nodiscard]] int64_t received_bytes() const;
   [[nodiscard]] int64_t sent_bytes() const;
