@@ -120,6 +120,7 @@ const std::map<int, Bug>& Bugs() {
           c.environment = {};
           c.fleet.placement = PlacementKind::kColocated;
           c.fleet.slots = 1;
+          c.fleet.min_slots = 0;
           c.steps = 50000;
           o.controller.eval.rows = 0;
           o.faults = {};

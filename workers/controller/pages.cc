@@ -15,6 +15,7 @@
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
+#include "workers/controller/reward_outage.h"
 
 namespace tidepool::workers {
 namespace {

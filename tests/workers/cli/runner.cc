@@ -24,6 +24,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   context.self_path = std::filesystem::read_symlink("/proc/self/exe").string();
   AddConfigCommands(app, context);
   AddInspectCommands(app, context);
+  AddTopCommand(app, context);
   AddJournalCommand(app, context);
   AddModelCommands(app, context);
   AddEvalCommand(app, context);
