@@ -50,10 +50,6 @@ class DecodePlanner {
   std::vector<std::pair<int32_t, int32_t>> parts_;  // item and row, partition by partition
   std::vector<Full> full_;                          // by hash: the first item that has them
 };
-inline DecodePlan PlanDecode(std::span<const int32_t> rows, std::span<const int32_t> first_run,
-                             std::span<const int32_t> lengths, std::span<const device::KvRun> runs) {
-  return DecodePlanner().Plan(rows, first_run, lengths, runs);
-}
 
 // Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
 // first, so that the device is not left with one of them at the end.

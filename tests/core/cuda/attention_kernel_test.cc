@@ -139,7 +139,7 @@ class Work {
  public:
   Work(const Batch& b, const std::vector<int32_t>& decoded, const std::vector<int32_t>& prefilled,
        int64_t rows_max)
-      : plan_(PlanDecode(decoded, b.first_run, b.lengths, b.runs)),
+      : plan_(DecodePlanner().Plan(decoded, b.first_run, b.lengths, b.runs)),
         prefill_(PlanPrefill(prefilled, b.first_run, b.lengths, rows_max)),
         row_(decoded),
         order_(plan_.order),
@@ -244,7 +244,7 @@ TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
             {500, 250}, {0, 350}, {760, 1}, {500, 250}, {0, 20},  {800, 300}};
   b.first_run = {0, 3, 6, 9};
   b.lengths = {609, 630, 601, 570};
-  const DecodePlan plan = PlanDecode(AllRows(b), b.first_run, b.lengths, b.runs);
+  const DecodePlan plan = DecodePlanner().Plan(AllRows(b), b.first_run, b.lengths, b.runs);
   EXPECT_EQ(plan.partials, 12);
   EXPECT_EQ(plan.items.size(), 7U);  // one of four rows, one of three, the fourth's second, four rests
   for (uint64_t seed = 0; seed < 2; ++seed) {
@@ -427,7 +427,7 @@ TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   const std::vector<device::KvRun> runs = {{1000, 300}, {0, 10},  {1000, 100},
                                            {1100, 200}, {50, 20}, {2000, 320}};
   const std::vector<int32_t> first_run = {0, 2, 5}, lengths = {310, 320, 320}, all = {0, 1, 2};
-  const DecodePlan plan = PlanDecode(all, first_run, lengths, runs);
+  const DecodePlan plan = DecodePlanner().Plan(all, first_run, lengths, runs);
   EXPECT_EQ(plan.partials, 6);
   EXPECT_TRUE((plan.first_partial == std::vector<int32_t>{0, 2, 4}));
   EXPECT_EQ(plan.items.size(), 5U);
