@@ -360,7 +360,8 @@ class OperationsTest(RunTest):
 
     def test_a_frozen_disk_holds_no_worker_up_and_is_named_when_it_hangs(self):
         disk = FrozenDisk()
-        job = ["cluster.reattach_grace_s=5", "cluster.stall_timeout_s=10"]  # the mode with most syncs
+        # The mode with most syncs. No checkpoint is made: a run whose checkpoint stands still soon has nothing to sync.
+        job = ["cluster.reattach_grace_s=5", "cluster.stall_timeout_s=10", "checkpoint.every_steps=1000000"]
         run = self.on_frozen_disk(disk, "fsync of ", *job)
         at = self.status()["step"]
         disk.freeze()
