@@ -66,7 +66,7 @@ const DecodePlan& DecodePlanner::Plan(std::span<const int32_t> rows, std::span<c
         }
       }
       if (item == static_cast<int32_t>(plan_.items.size()))
-        plan_.items.push_back({0, 0, partition, place.run, place.position});
+        plan_.items.push_back({0, 0, partition, place.run, place.position, number, lengths[row] - begin});
       ++plan_.items[static_cast<size_t>(item)].count;
       parts_.emplace_back(item, number);
     }

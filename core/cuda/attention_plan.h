@@ -24,6 +24,8 @@ struct AttentionItem {
   int32_t partition = 0;     // decode: keys [256 p, 256 p + 256)
   int32_t run = 0;           // the run that holds the first key
   int32_t run_position = 0;  // position of the run's first key
+  int32_t row = 0;           // decode: its first row, and how many keys that one has from `partition` on
+  int32_t left = 0;
 };
 
 struct DecodePlan {

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
+
+#include "core/cuda/kernels/few_rows_multiply.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -16,6 +19,10 @@ struct HeldAttention : AttentionOnDevice {
   std::shared_ptr<device::Buffer> memory;
 };
 
+bool Several(std::span<const int32_t> lengths) {
+  return std::ranges::any_of(lengths, [](int32_t length) { return length > kPartitionKeys; });
+}
+
 // A plan for decode in words that another one of as many rows can take. Its launches are those of a full one:
 // blocks without rows to attend return at once.
 class RoomForAttention : public device::GraphAttention {
@@ -24,7 +31,9 @@ class RoomForAttention : public device::GraphAttention {
     rows_.resize(keys.lengths.size());
     std::iota(rows_.begin(), rows_.end(), 0);
     const DecodePlan& plan = PlanOf(keys);
+    work_.rows_apart = true;
     work_.decode.rows = static_cast<int64_t>(keys.lengths.size());
+    work_.decode.several = Several(keys.lengths);
     work_.decode.items = Room(static_cast<int64_t>(plan.items.size()));
     work_.decode.partials = Room(plan.partials);
   }
@@ -40,7 +49,10 @@ class RoomForAttention : public device::GraphAttention {
   bool Divide(const device::RowRunsOfHost& keys, std::span<int32_t> words) override {
     const DecodeWork& w = work_.decode;
     const DecodePlan& plan = PlanOf(keys);
-    if (static_cast<int64_t>(plan.items.size()) > w.items || plan.partials > w.partials) return false;
+    if (static_cast<int64_t>(plan.items.size()) > w.items || plan.partials > w.partials ||
+        (!w.several && Several(keys.lengths))) {
+      return false;
+    }
     std::ranges::fill(words, 0);
     std::iota(words.begin(), words.begin() + w.rows, 0);
     std::ranges::copy(plan.first_partial, words.begin() + w.rows);
@@ -130,6 +142,7 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttention(const device::R
   work->decode = {.rows = static_cast<int64_t>(rows.decode.size()),
                   .items = static_cast<int64_t>(decode.items.size()),
                   .partials = decode.partials,
+                  .several = Several(keys.lengths),
                   .row = parcel.At<int32_t>(row),
                   .item = parcel.At<AttentionItem>(item),
                   .order = parcel.At<int32_t>(order),
@@ -152,8 +165,37 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
   return work;
 }
 
+void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
+  const bool few = !options_.batch_invariant && TakesFewRows(a.multiply),
+             norm = a.norm.rows > 0 && few && TakesNorm(a.norm, a.multiply);
+  if (!few) return TorchDevice::FusedMultiply(a);
+  device::FusedMultiplyArgs<BF16> left = a;
+  if (a.norm.rows > 0 && !norm) {
+    RmsNorm(a.norm);
+    left.norm = {};
+  }
+  Run("FusedMultiply", [&](Launcher& launcher) { return FewRowsFused(left, launcher.stream()); });
+}
+void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) {
+  if (!RotatesInAttention(turn, a)) return TorchDevice::RotaryAttention(turn, a);
+  Run("RotaryAttention", [&](Launcher& launcher) { return cuda::RotaryAttention(turn, a, launcher); });
+}
+
+// A product of few rows is ours, others are LibTorch's, unless a row has to have the same bits in every
+// batch.
+template <typename Args>
+bool CudaDevice::MultiplyFewRows(const Args& a) {
+  if constexpr (std::is_same_v<Args, device::MultiplyArgs<BF16>>) {
+    if (options_.batch_invariant || !TakesFewRows(a)) return false;
+    Run("Multiply", [&](Launcher& launcher) { return FewRowsFused({.multiply = a}, launcher.stream()); });
+    return true;
+  }
+  return false;
+}
+
 #define TIDEPOOL_KERNEL(Kernel, Args)                                                             \
   void CudaDevice::Kernel(const device::Args& a) {                                                \
+    if (MultiplyFewRows(a)) return;                                                               \
     if constexpr (kHasKernel<device::Args>) {                                                     \
       if (!kIsMultiply<device::Args> || options_.batch_invariant)                                 \
         return Run(#Kernel, [&](Launcher& launcher) { return cuda::Kernel(a, launcher); });       \

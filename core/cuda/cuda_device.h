@@ -53,6 +53,10 @@ class CudaDevice : public device::TorchDevice {
   TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
+  using TorchDevice::FusedMultiply;
+  using TorchDevice::RotaryAttention;
+  void FusedMultiply(const device::FusedMultiplyArgs<BF16>&) override;
+  void RotaryAttention(const device::RotaryArgs<BF16>&, const device::AttentionArgs<BF16>&) override;
 
  protected:
   [[nodiscard]] c10::Device gpu() const { return device_; }
@@ -71,6 +75,8 @@ class CudaDevice : public device::TorchDevice {
   // Runs launch(launcher); a launch that CUDA refuses is a bug, or leaves the device unusable.
   template <typename F>
   void Run(const char* kernel, F launch);
+  template <typename Args>
+  bool MultiplyFewRows(const Args& a);  // false: it is none, or another's
 
   const c10::Device device_;
   const CudaDeviceOptions options_;

@@ -12,6 +12,7 @@
 //   GetWords4, PutWords4                  16 bytes as they are
 //   CopyAsync16, CopyAsyncCommit, CopyAsyncWait<n>    16 bytes from device memory to shared memory
 //   LoadMatrix4, LoadMatrix4Transposed, MultiplyTile  ldmatrix and mma.sync.m16n8k16 of a warp
+//   WaitForKernelBefore, LetKernelAfterStart          of Grid::early
 //   Launch(grid, stream, kernel, args...)             0 or a cudaError_t
 //   LaunchError(code)                                 what that says
 
@@ -29,6 +30,7 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1;  // blocks; x below 2^31, y and z below 65536
   int threads = 32;
   int shared_bytes = 0;  // dynamic
+  bool early = false;    // may start before the kernel before has ended; it calls WaitForKernelBefore
 };
 
 }  // namespace tidepool::cuda
@@ -169,7 +171,23 @@ __device__ inline void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Before a kernel that starts early touches what another may write or still reads. All blocks of the kernel
+// before have ended then, and what they wrote is seen.
+__device__ inline void WaitForKernelBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Once all blocks have called it or ended, one that starts early may start.
+__device__ inline void LetKernelAfterStart() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 inline std::string LaunchError(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+// Whether the thread's device knows Grid::early: from compute capability 9.0 on.
+bool StartsEarly();
 template <typename... P, typename... A>
 int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
@@ -184,9 +202,18 @@ int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {
   }
   const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                     static_cast<unsigned>(grid.z));
-  kernel<<<blocks, static_cast<unsigned>(grid.threads), static_cast<size_t>(grid.shared_bytes),
-           static_cast<cudaStream_t>(stream)>>>(args...);
-  return static_cast<int>(cudaGetLastError());
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config = {.gridDim = blocks,
+                                     .blockDim = static_cast<unsigned>(grid.threads),
+                                     .dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes),
+                                     .stream = static_cast<cudaStream_t>(stream),
+                                     .attrs = &early,
+                                     .numAttrs = grid.early && StartsEarly() ? 1U : 0U};
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, args...);
+  (void)cudaGetLastError();
+  return static_cast<int>(code);
 }
 
 }  // namespace tidepool::cuda

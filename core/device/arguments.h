@@ -317,6 +317,9 @@ struct SampleArgs {
   const SampleRow* how = nullptr;   // [rows]
   int32_t* ids = nullptr;           // [rows]; -1: the logits hold a value that is not finite
   float* log_kept = nullptr;        // [rows]: log of the share of mass that the cuts kept; 0 without cuts
+  // [rows]: the token's log-probability without the cuts, at temperature 1 where that is 0: the very number
+  // that TokenLogProb gives for min(1 / temperature, 3e38). NaN where the id is -1.
+  float* logprob = nullptr;
   template <typename V>
   void Fields(V& v) {
     v.In(logits, logit_rows * vocab);
@@ -324,6 +327,7 @@ struct SampleArgs {
     v.In(how, rows);
     v.Out(ids, rows);
     v.Out(log_kept, rows);
+    v.Out(logprob, rows);
   }
 };
 
@@ -396,6 +400,15 @@ struct MultiplyArgs {
     v.In(w, n * k);
     v.Out(y, rows * n);
   }
+};
+// A product with what stands around it: the norm of its rows before it (norm.rows 0: none), the gate of a
+// feed-forward after it (glu.rows 0: none). norm.out is multiply.x and multiply.y is glu.gate_up; what they
+// hold afterwards may be anything. norm.x_out is not norm.x.
+template <typename T>
+struct FusedMultiplyArgs {
+  RmsNormArgs<T> norm;
+  MultiplyArgs<T> multiply;
+  SwiGluArgs<T> glu;
 };
 // dx = dy w
 template <typename T>

@@ -175,7 +175,8 @@ class Device {
   virtual std::unique_ptr<Graph> Record(const std::function<void()>& kernels);
   // How often what kernels keep between calls has moved: a graph of before may not be launched again.
   [[nodiscard]] virtual int64_t scratch_moves() const { return 0; }
-  // With room for more keys than these rows have. requires has_graphs() and another run of each row.
+  // With room for more keys than these rows have. requires has_graphs(), another run of each row, and that a
+  // row's own key is its last.
   virtual std::unique_ptr<GraphAttention> PlanGraphAttention(const RowRunsOfHost& keys,
                                                              const HeadShape& shape);
 
@@ -187,6 +188,22 @@ class Device {
   TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
+
+  // Kernels that follow each other, where a device may have one for all; else one after the other.
+#define TIDEPOOL_TOGETHER(T)                                                           \
+  virtual void FusedMultiply(const FusedMultiplyArgs<T>& a) {                          \
+    if (a.norm.rows > 0) RmsNorm(a.norm);                                              \
+    Multiply(a.multiply);                                                              \
+    if (a.glu.rows > 0) SwiGlu(a.glu);                                                 \
+  }                                                                                    \
+  /* a.q is turn.q, which may not be written. */                                       \
+  virtual void RotaryAttention(const RotaryArgs<T>& turn, const AttentionArgs<T>& a) { \
+    Rotary(turn);                                                                      \
+    Attention(a);                                                                      \
+  }
+  TIDEPOOL_TOGETHER(float)
+  TIDEPOOL_TOGETHER(BF16)
+#undef TIDEPOOL_TOGETHER
 
   // For what a computation needs in its midst. Throws c10::OutOfMemoryError where there is no memory, as a
   // kernel of LibTorch's does: a worker ends of it, and says what was asked and what is free.

@@ -331,7 +331,8 @@ struct TorchDevice::Impl {
                  z = Wide(a.logits, {a.logit_rows, a.vocab}).index_select(0, Ids(a.source, {a.rows})),
                  max = z.amax(1, /*keepdim=*/true), greedy = temperature == 0.0F;
     // A tiny temperature may overflow the scale: then only the largest logits have mass.
-    const Tensor x = (z - max) * temperature.reciprocal().clamp_max(3.0e38F);
+    const Tensor inverse = at::where(greedy, 1.0F, temperature).reciprocal().clamp_max(3.0e38F),
+                 x = (z - max) * inverse;
     const Tensor mass = at::where(x < -87.0F, 0.0F, at::exp(x)).to(at::kDouble), total = SumOf(mass);
 
     const Tensor by_k = (top_k > 0).logical_and(top_k < a.vocab), by_p = top_p < 1.0F;
@@ -355,6 +356,8 @@ struct TorchDevice::Impl {
                            .logical_and(by_k.logical_or(by_p).logical_or(by_min));
     Store(a.ids, at::where(finite, at::where(greedy, largest, drawn), -1));
     Store(a.log_kept, at::where(cut, (kept_total / total).clamp_max(1.0).log(), 0.0));
+    Store(a.logprob,
+          at::where(finite, x.gather(1, at::where(greedy, largest, drawn)) - SumOf(at::exp(x)).log(), NAN));
   }
 
   template <typename T>

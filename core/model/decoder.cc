@@ -156,15 +156,19 @@ DeviceBatch Decoder::Impl::Upload(const RaggedBatch& b, int64_t slot_count) cons
 }
 
 template <typename T>
-void Decoder::Impl::Multiply(const View& out, const View& x, int64_t matrix) const {
+device::MultiplyArgs<T> Decoder::Impl::Product(const View& out, const View& x, int64_t matrix) const {
   const auto [w, strips] = on_device.product(matrix);
-  device.Multiply(device::MultiplyArgs<T>{.rows = x.rows,
-                                          .n = w.rows,
-                                          .k = w.cols,
-                                          .x = x.As<T>(),
-                                          .w = w.As<T>(),
-                                          .y = out.As<T>(),
-                                          .strips = strips});
+  return {.rows = x.rows,
+          .n = w.rows,
+          .k = w.cols,
+          .x = x.As<T>(),
+          .w = w.As<T>(),
+          .y = out.As<T>(),
+          .strips = strips};
+}
+template <typename T>
+void Decoder::Impl::Multiply(const View& out, const View& x, int64_t matrix) const {
+  device.Multiply(Product<T>(out, x, matrix));
 }
 
 BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, bool training,
@@ -244,60 +248,80 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   const int64_t rows = batch.rows, d = spec.hidden_size;
   const auto eps = static_cast<float>(spec.rms_norm_eps);
 
-  device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
-                                        .d = d,
-                                        .x = x_before,
-                                        .add = add,
-                                        .x_out = b.x.As<T>(),
-                                        .weight = Weight<T>(w.attention_norm),
-                                        .eps = eps,
-                                        .out = b.norm.As<T>(),
-                                        .rstd = b.rstd1.As<float>()});
-  Multiply<T>(b.qkv, b.norm, w.qkv);
-  device.Rotary(device::RotaryArgs<T>{.rows = rows,
-                                      .heads = spec.heads,
-                                      .kv_heads = spec.kv_heads,
-                                      .head_size = spec.head_size,
-                                      .table_rows = positions,
-                                      .slot_count = batch.keys.slot_count,
-                                      .qkv = b.qkv.As<T>(),
-                                      .bias = Weight<T>(w.qkv_bias),
-                                      .q_norm = Weight<T>(w.q_norm),
-                                      .k_norm = Weight<T>(w.k_norm),
-                                      .eps = eps,
-                                      .cos = cos.view.As<float>(),
-                                      .sin = sin.view.As<float>(),
-                                      .positions = batch.positions,
-                                      .slots = batch.slots,
-                                      .q = b.q.As<T>(),
-                                      .k = k,
-                                      .v = v});
-  device.Attention(device::AttentionArgs<T>{.heads = spec.heads,
-                                            .kv_heads = spec.kv_heads,
-                                            .head_size = spec.head_size,
-                                            .keys = batch.keys,
-                                            .q = b.q.As<T>(),
-                                            .k = k,
-                                            .v = v,
-                                            .out = b.a.As<T>(),
-                                            .lse = b.lse.As<float>(),
-                                            .work = batch.attention});
+  const device::RmsNormArgs<T> norm1{.rows = rows,
+                                     .d = d,
+                                     .x = x_before,
+                                     .add = add,
+                                     .x_out = b.x.As<T>(),
+                                     .weight = Weight<T>(w.attention_norm),
+                                     .eps = eps,
+                                     .out = b.norm.As<T>(),
+                                     .rstd = b.rstd1.As<float>()},
+      norm2{.rows = rows,
+            .d = d,
+            .x = b.x.As<T>(),
+            .add = b.out.As<T>(),
+            .x_out = b.x_mid.As<T>(),
+            .weight = Weight<T>(w.mlp_norm),
+            .eps = eps,
+            .out = b.norm.As<T>(),
+            .rstd = b.rstd2.As<float>()};
+  const device::RotaryArgs<T> rotary{.rows = rows,
+                                     .heads = spec.heads,
+                                     .kv_heads = spec.kv_heads,
+                                     .head_size = spec.head_size,
+                                     .table_rows = positions,
+                                     .slot_count = batch.keys.slot_count,
+                                     .qkv = b.qkv.As<T>(),
+                                     .bias = Weight<T>(w.qkv_bias),
+                                     .q_norm = Weight<T>(w.q_norm),
+                                     .k_norm = Weight<T>(w.k_norm),
+                                     .eps = eps,
+                                     .cos = cos.view.As<float>(),
+                                     .sin = sin.view.As<float>(),
+                                     .positions = batch.positions,
+                                     .slots = batch.slots,
+                                     .q = b.q.As<T>(),
+                                     .k = k,
+                                     .v = v};
+  const device::AttentionArgs<T> attention{.heads = spec.heads,
+                                           .kv_heads = spec.kv_heads,
+                                           .head_size = spec.head_size,
+                                           .keys = batch.keys,
+                                           .q = b.q.As<T>(),
+                                           .k = k,
+                                           .v = v,
+                                           .out = b.a.As<T>(),
+                                           .lse = b.lse.As<float>(),
+                                           .work = batch.attention};
+  const device::SwiGluArgs<T> glu{
+      .rows = rows, .ff = spec.intermediate_size, .gate_up = b.gate_up.As<T>(), .act = b.act.As<T>()};
+
+  // A backward reads what lies between the kernels. Without one they may be one kernel, where the residual
+  // stream goes from one array to another, so that all of its readers find it.
+  const bool together = !b.rstd1 && (add == nullptr || norm1.x != norm1.x_out) && norm2.x != norm2.x_out;
+  if (together) {
+    device.FusedMultiply(
+        device::FusedMultiplyArgs<T>{.norm = norm1, .multiply = Product<T>(b.qkv, b.norm, w.qkv)});
+    device.RotaryAttention(rotary, attention);
+  } else {
+    device.RmsNorm(norm1);
+    Multiply<T>(b.qkv, b.norm, w.qkv);
+    device.Rotary(rotary);
+    device.Attention(attention);
+  }
   Multiply<T>(b.out, b.a, w.o);
   AddBias<T>(w.o_bias, b.out);
-  device.RmsNorm(device::RmsNormArgs<T>{.rows = rows,
-                                        .d = d,
-                                        .x = b.x.As<T>(),
-                                        .add = b.out.As<T>(),
-                                        .x_out = b.x_mid.As<T>(),
-                                        .weight = Weight<T>(w.mlp_norm),
-                                        .eps = eps,
-                                        .out = b.norm.As<T>(),
-                                        .rstd = b.rstd2.As<float>()});
-  if (w.sparse >= 0) return Experts<T>(layer, batch, b);
-  Multiply<T>(b.gate_up, b.norm, w.gate_up);
-  AddBias<T>(w.gate_up_bias, b.gate_up);
-  device.SwiGlu(device::SwiGluArgs<T>{
-      .rows = rows, .ff = spec.intermediate_size, .gate_up = b.gate_up.As<T>(), .act = b.act.As<T>()});
+  if (together && w.sparse < 0 && w.gate_up_bias < 0) {
+    device.FusedMultiply(device::FusedMultiplyArgs<T>{
+        .norm = norm2, .multiply = Product<T>(b.gate_up, b.norm, w.gate_up), .glu = glu});
+  } else {
+    device.RmsNorm(norm2);
+    if (w.sparse >= 0) return Experts<T>(layer, batch, b);
+    Multiply<T>(b.gate_up, b.norm, w.gate_up);
+    AddBias<T>(w.gate_up_bias, b.gate_up);
+    device.SwiGlu(glu);
+  }
   if (for_backward) return;
   Multiply<T>(b.out, b.act, w.down);
   AddBias<T>(w.down_bias, b.out);
@@ -329,7 +353,8 @@ BlockBuffers Decoder::Impl::TakeInference(int64_t rows) {
   scratch.Reset();
   BlockBuffers b = TakeBlock(scratch, rows, /*training=*/false, /*layer=*/-1);
   b.x = scratch.Take(rows, spec.hidden_size, dtype);
-  b.x_mid = b.x;  // the residual stream is updated in place
+  // The residual stream is updated in place, but of few rows, whose kernels may be one.
+  b.x_mid = rows <= kRowsTogether ? scratch.Take(rows, spec.hidden_size, dtype) : b.x;
   b.qkv = scratch.Take(rows, qkv_width(), dtype);
   TakeUnsaved(scratch, rows, b);
   b.moe.chosen = scratch.TakeArray<int32_t>(routed_size(rows));
@@ -341,12 +366,12 @@ void Decoder::Impl::Infer(const DeviceBatch& batch, const BlockBuffers& buffers,
                           const View& hidden) {
   const int64_t slots = batch.keys.slot_count;
   BlockBuffers b = buffers;
-  T* x = b.x.As<T>();
+  T* x = b.x_mid.As<T>();
   Embed<T>(batch, b.x);
   for (int64_t l = 0; l < spec.layers; ++l) {
     b.moe.chosen = ChosenOf(l, batch.rows, buffers.moe.chosen);
-    Block<T>(l, batch, b, x, l == 0 ? nullptr : b.out.As<T>(), kv.k.Rows(l * slots, slots).As<T>(),
-             kv.v.Rows(l * slots, slots).As<T>());
+    Block<T>(l, batch, b, l == 0 ? b.x.As<T>() : x, l == 0 ? nullptr : b.out.As<T>(),
+             kv.k.Rows(l * slots, slots).As<T>(), kv.v.Rows(l * slots, slots).As<T>());
   }
   FinalNorm<T>(hidden, x, b.out.As<T>(), x, nullptr);
 }

@@ -51,6 +51,10 @@ struct MoeBuffers {
   View shared_act;  // [P, s]
 };
 
+// Up to so many rows of a forward in inference kernels that follow each other are called together
+// (Device::FusedMultiply): the residual stream then needs two arrays.
+constexpr int64_t kRowsTogether = 32;
+
 // What one block computes. With everything saved each block has buffers of its own; in inference
 // and while recomputing they are shared by all blocks.
 struct BlockBuffers {
@@ -138,6 +142,8 @@ struct Decoder::Impl {
     return i < 0 ? nullptr : parameter(i).As<T>();
   }
   // out = x w^T (w: index of the parameter), dx = dy w, dw += dy^T x.
+  template <typename T>
+  [[nodiscard]] device::MultiplyArgs<T> Product(const View& out, const View& x, int64_t w) const;
   template <typename T>
   void Multiply(const View& out, const View& x, int64_t w) const;
   template <typename T>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 namespace tidepool::model {
@@ -83,50 +82,30 @@ void TokenLogProbsBackward(device::Device& device, const device::View& logits, s
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
 }
 
-namespace {
-
-// `rows` is the device's.
-void Gather(device::Device& device, const device::View& from, const int32_t* rows, const device::View& out) {
+void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
+                const device::View& out) {
+  TP_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == from.cols)
+      << rows.size() << " rows of " << from.cols << " into " << out.rows << " of " << out.cols;
+  const auto ids = device.Put(rows);
   const auto run = [&]<typename T>(T) {
     device.GatherRows(device::GatherRowsArgs<T>{.rows = out.rows,
                                                 .d = out.cols,
                                                 .table_rows = from.rows,
-                                                .ids = rows,
+                                                .ids = Data<int32_t>(ids),
                                                 .table = from.As<T>(),
                                                 .out = out.As<T>()});
   };
   out.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
 }
 
-}  // namespace
-
-void GatherRows(device::Device& device, const device::View& from, std::span<const int32_t> rows,
-                const device::View& out) {
-  TP_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == from.cols)
-      << rows.size() << " rows of " << from.cols << " into " << out.rows << " of " << out.cols;
-  const auto ids = device.Put(rows);
-  Gather(device, from, Data<int32_t>(ids), out);
-}
-
 std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
                               std::span<const int32_t> source, std::span<const device::SampleRow> how) {
   const auto n = static_cast<int64_t>(how.size());
   TP_CHECK(source.size() == how.size()) << source.size() << " sources of " << how.size() << " draws";
-  // Log-probs go by temperature, so rows of one stand together.
-  std::vector<size_t> order(how.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return how[i].temperature; });
-  std::vector<int32_t> sources;
-  std::vector<device::SampleRow> hows;
-  for (const size_t i : order) {
-    sources.push_back(source[i]);
-    hows.push_back(how[i]);
-  }
   device::Parcel parcel;
-  const int64_t at_source = parcel.Add(sources), at_how = parcel.Add(hows);
+  const int64_t at_source = parcel.Add(source), at_how = parcel.Add(how);
   parcel.Send(device);
   const device::Array out = device.Take(3, n, DType::kFloat32);
-  auto* ids = static_cast<int32_t*>(out.view.data);
   const auto run = [&]<typename T>(T) {
     device.Sample(device::SampleArgs<T>{.rows = n,
                                         .logit_rows = logits.rows,
@@ -134,34 +113,16 @@ std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits
                                         .logits = logits.As<T>(),
                                         .source = parcel.At<int32_t>(at_source),
                                         .how = parcel.At<device::SampleRow>(at_how),
-                                        .ids = ids,
-                                        .log_kept = out.view.Rows(1, 1).As<float>()});
-    for (int64_t from = 0, to = 0; from < n; from = to) {
-      const float temperature = hows[static_cast<size_t>(from)].temperature;
-      while (to < n && hows[static_cast<size_t>(to)].temperature == temperature) ++to;
-      bool as_they_stand = to - from == logits.rows;
-      for (int64_t i = from; i < to; ++i)
-        as_they_stand = as_they_stand && sources[static_cast<size_t>(i)] == i - from;
-      device::Array gathered{.memory = nullptr, .view = logits};
-      if (!as_they_stand) {
-        gathered = device.Take(to - from, logits.cols, logits.dtype);
-        Gather(device, logits, parcel.At<int32_t>(at_source) + from, gathered.view);
-      }
-      device.TokenLogProb(
-          device::TokenLogProbArgs<T>{.rows = to - from,
-                                      .vocab = logits.cols,
-                                      .logits = gathered.view.template As<T>(),
-                                      .ids = ids + from,
-                                      .inv_temperature = 1.0F / (temperature == 0.0F ? 1.0F : temperature),
-                                      .logprob = out.view.Rows(2, 1).As<float>() + from});
-    }
+                                        .ids = static_cast<int32_t*>(out.view.data),
+                                        .log_kept = out.view.Rows(1, 1).As<float>(),
+                                        .logprob = out.view.Rows(2, 1).As<float>()});
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
   const std::vector<float> all = device.Read(out.view.As<float>(), 3 * n);
   std::vector<Drawn> drawn(how.size());
-  for (size_t i = 0; i < order.size(); ++i) {
+  for (size_t i = 0; i < drawn.size(); ++i) {
     const float* at = all.data() + i;
-    drawn[order[i]] = {std::bit_cast<int32_t>(at[0]), at[n], at[2 * n]};
+    drawn[i] = {std::bit_cast<int32_t>(at[0]), at[n], at[2 * n]};
   }
   return drawn;
 }

@@ -82,6 +82,12 @@ class TimedDevice : public device::Device {
   }
   TIDEPOOL_EVERY_KERNEL
 #undef TIDEPOOL_KERNEL
+  using Device::FusedMultiply;
+  void FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) override {
+    Time(
+        "FusedMultiply" + OfMatrix(a.multiply), repeats_, [&] { of_->FusedMultiply(a); },
+        MatrixBytes(a.multiply));
+  }
 
  private:
   struct Part {

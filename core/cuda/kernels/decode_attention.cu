@@ -4,13 +4,17 @@
 // Partitions are cut at absolute positions, so what a row gets is a function of the row. Rows whose keys of a
 // partition lie in the same slots, samples of one prompt, share one pass over them (attention_plan.h): all
 // their heads are rows of the same tiles. In bfloat16 with heads of 64 or 128 the products run on tensor
-// cores: a warp takes 64 keys.
+// cores: a warp takes 32 keys.
 #include "core/cuda/kernels/attention_rows.h"
+#include "core/cuda/kernels/rotary_head.h"
 
 namespace tidepool::cuda {
 namespace {
 
-constexpr int kWarpKeys = kPartitionKeys / 4;  // 4 warps
+constexpr int kDecodeWarps = 8;
+constexpr int kDecodeThreads = kDecodeWarps * 32;
+constexpr int kWarpKeys = kPartitionKeys / kDecodeWarps;
+static_assert(kWarpKeys == 32);  // a lane looks up the slot of one
 
 // A row's result of a partition in scratch: head_size sums, the maximum, the sum of exponentials.
 __device__ inline Global<float> PartialOf(float* partial, int64_t place, int64_t heads, int64_t head,
@@ -21,68 +25,107 @@ __device__ inline Global<float> PartialOf(float* partial, int64_t place, int64_t
 template <int kD>
 struct DecodeLayout {  // dynamic shared memory, bytes
   static constexpr int kTile = kPartitionKeys * kTileRow<kD> * 2;
+  static constexpr int kSlabs = kD == 64 ? 4 : 2;  // warps whose sums there is room for
   static constexpr int kValues = kTile, kQueries = 2 * kTile, kOut = kQueries + 16 * kTileRow<kD> * 2;
-  static constexpr int kBytes = kOut + 16 * kD * 4;
+  static constexpr int kBytes = kOut + kSlabs * 16 * kD * 4;
   static_assert(kBytes <= kSharedMax);
 };
 
-template <int kD>
-__global__ void __launch_bounds__(kAttendThreads)
-    DecodeTilesKernel(device::AttentionArgs<BF16> f, DecodeWork work, float* partial) {
+// kRotate: queries, and the key and value of each row, come from `turn` and not from memory that a kernel
+// before has written; the block that attends to a row's last key writes its key and value there. The keys
+// before are of earlier steps, so they are on their way before the kernel before has ended.
+template <int kD, bool kRotate>
+__global__ void __launch_bounds__(kDecodeThreads)
+    DecodeTilesKernel(device::AttentionArgs<BF16> f, DecodeWork work, float* partial,
+                      device::RotaryArgs<BF16> turn) {
   TP_DYNAMIC_SHARED(bytes);
   using Layout = DecodeLayout<kD>;
   constexpr int kRow = kTileRow<kD>, kChunks = kD / 8;
   const Shared<BF16> keys = Carve<BF16>(bytes, 0, kPartitionKeys * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kValues, kPartitionKeys * kRow);
   const Shared<BF16> queries = Carve<BF16>(bytes, Layout::kQueries, 16 * kRow);
-  const Shared<float> out = Carve<float>(bytes, Layout::kOut, 16 * kD);
-  TP_SHARED(float, warp_max, 4 * 16);
-  TP_SHARED(float, warp_sum, 4 * 16);
+  const Shared<float> slabs = Carve<float>(bytes, Layout::kOut, Layout::kSlabs * 16 * kD);
+  TP_SHARED(float, warp_max, kDecodeWarps * 16);
+  TP_SHARED(float, warp_sum, kDecodeWarps * 16);
+  LetKernelAfterStart();
+  if constexpr (!kRotate) WaitForKernelBefore();
   const AttentionItem item = View(work.item)[blockIdx.x];
   if (item.count == 0) return;  // room of a graph
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads, m_count = item.count * group;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int64_t begin = int64_t{item.partition} * kPartitionKeys;
   const Global<const int32_t> order = View(work.order) + item.first, lengths = View(f.keys.lengths);
+  const auto row_of = [&](int64_t m) { return item.count == 1 ? item.row : int32_t{order[m / group]}; };
   // Rows share a partition that is full for each of them; a row alone may end inside it.
-  const int64_t left = lengths[int32_t{order[0]}] - begin;
-  const int key_count = static_cast<int>(left < kPartitionKeys ? left : kPartitionKeys);
+  const int key_count = item.left < kPartitionKeys ? item.left : kPartitionKeys;
   const float scale = 1.0F / sqrtf(static_cast<float>(kD));
+  // The row's own key, which is its last one and nobody else's.
+  const int own = kRotate && item.count == 1 && item.left <= kPartitionKeys ? key_count - 1 : -1;
 
-  const auto load_queries = [&](int64_t m0) {
-    for (int i = tid; i < 16 * kChunks; i += kAttendThreads) {
-      const int64_t m = m0 + i / kChunks;
-      const bool there = m < m_count;
-      const int64_t row = there ? order[m / group] : 0, head = kv * group + m % group;
-      CopyAsync16(queries + i / kChunks * kRow + i % kChunks * 8,
-                  View(f.q) + (there ? (row * f.heads + head) * kD + i % kChunks * 8 : 0), there);
-    }
-    CopyAsyncCommit();
-  };
-  load_queries(0);
-  // Each warp brings its own 64 keys, then their values; a lane looks up the slots of two.
+  // Each warp brings its own keys, then their values.
   SlotWalk walk{item.run, item.run_position};
   const Global<const device::KvRun> runs = View(f.keys.runs);
-  int64_t slots[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int key = warp * kWarpKeys + i * 32 + lane;
-    slots[i] = key < key_count ? walk.SlotOf(runs, begin + key) : 0;
-  }
+  const int my_key = warp * kWarpKeys + lane;
+  const int64_t my_slot = my_key < key_count ? walk.SlotOf(runs, begin + my_key) : 0;
   const auto load_tile = [&](const BF16* from, Shared<BF16> to) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      for (int r = 0; r < 32; r += 32 / kChunks) {
-        const int row = r + lane / kChunks, key = warp * kWarpKeys + i * 32 + row, chunk = lane % kChunks * 8;
-        const int64_t slot = __shfl_sync(kAllLanes, slots[i], row);
-        CopyAsync16(to + key * kRow + chunk, View(from) + (slot * f.kv_heads + kv) * kD + chunk,
-                    key < key_count);
-      }
+    for (int r = 0; r < kWarpKeys; r += 32 / kChunks) {
+      const int row = r + lane / kChunks, key = warp * kWarpKeys + row, chunk = lane % kChunks * 8;
+      const int64_t slot = __shfl_sync(kAllLanes, my_slot, row);
+      if (key == own) continue;
+      CopyAsync16(to + key * kRow + chunk, View(from) + (slot * f.kv_heads + kv) * kD + chunk,
+                  key < key_count);
     }
-    CopyAsyncCommit();
+  };
+  Angles<kD / 64> angles;
+  if constexpr (kRotate) LoadAngles(turn, item.row, angles);
+  const auto load_queries = [&](int64_t m0) {
+    if constexpr (kRotate) {
+      constexpr int kHeads = 16 / kDecodeWarps;
+      Head<kD / 64> x[kHeads] = {};
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {  // what all of them read is under way before one is used
+        const int64_t m = m0 + i * kDecodeWarps + warp;
+        if (m < m_count) LoadWithBias(turn, row_of(m), kv * group + m % group, x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {
+        const int64_t m = m0 + i * kDecodeWarps + warp;
+        if (m < m_count) {
+          if (item.count > 1) LoadAngles(turn, row_of(m), angles);
+          NormAndRotate(turn, kv * group + m % group, angles, x[i]);
+        }
+        StoreHead(queries + (i * kDecodeWarps + warp) * kRow, kD / 2, x[i]);
+      }
+    } else {
+      for (int i = tid; i < 16 * kChunks; i += kDecodeThreads) {
+        const int64_t m = m0 + i / kChunks;
+        const bool there = m < m_count;
+        const int64_t row = there ? row_of(m) : 0, head = kv * group + m % group;
+        CopyAsync16(queries + i / kChunks * kRow + i % kChunks * 8,
+                    View(f.q) + (there ? (row * f.heads + head) * kD + i % kChunks * 8 : 0), there);
+      }
+      CopyAsyncCommit();
+    }
   };
   load_tile(f.k, keys);
+  if constexpr (!kRotate) load_queries(0);  // of the keys' group
+  if constexpr (kRotate) CopyAsyncCommit();
   load_tile(f.v, values);
+  CopyAsyncCommit();
+  if constexpr (kRotate) {
+    WaitForKernelBefore();
+    load_queries(0);
+  }
+  if (own >= 0 && warp >= kDecodeWarps - 2) {  // the warps that may have fewer queries
+    const int64_t at = (int64_t{View(turn.slots)[item.row]} * f.kv_heads + kv) * kD,
+                  head = f.heads + kv + (warp == kDecodeWarps - 2 ? 0 : f.kv_heads);
+    Head<kD / 64> x;
+    LoadWithBias(turn, item.row, head, x);
+    NormAndRotate(turn, head, angles, x);
+    StoreHead((warp == kDecodeWarps - 2 ? keys : values) + own * kRow, kD / 2, x);
+    StoreHead(View(warp == kDecodeWarps - 2 ? turn.k : turn.v) + at, kD / 2, x);
+  }
 
   for (int64_t m0 = 0; m0 < m_count; m0 += 16) {
     if (m0 == 0) {
@@ -132,36 +175,58 @@ __global__ void __launch_bounds__(kAttendThreads)
     float all[2] = {-INFINITY, -INFINITY}, factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      for (int w = 0; w < 4; ++w) all[h] = fmaxf(all[h], warp_max[w * 16 + g + 8 * h]);
+      for (int w = 0; w < kDecodeWarps; ++w) all[h] = fmaxf(all[h], warp_max[w * 16 + g + 8 * h]);
       factor[h] = ExpBelow(max[h], all[h]);
     }
-    for (int w = 0; w < 4; ++w) {
-      if (w == warp) {
+    // A thread adds up the warps' sums of its elements.
+    constexpr int kMine = 16 * kD / kDecodeThreads;
+    float mine[kMine];
+#pragma unroll
+    for (int w0 = 0; w0 < kDecodeWarps; w0 += Layout::kSlabs) {
+      if (w0 > 0) __syncthreads();
+      if (w0 <= warp && warp < w0 + Layout::kSlabs) {
 #pragma unroll
         for (int n = 0; n < kD / 8; ++n) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int at = (g + i / 2 * 8) * kD + n * 8 + 2 * t + i % 2;
-            const float mine = acc[n][i] * factor[i / 2];
-            out[at] = w == 0 ? mine : float{out[at]} + mine;
+          for (int h = 0; h < 2; ++h) {
+            Put2(slabs, ((warp - w0) * 16 + g + h * 8) * kD + n * 8 + 2 * t, acc[n][2 * h] * factor[h],
+                 acc[n][2 * h + 1] * factor[h]);
           }
         }
       }
       __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+        for (int w = 0; w < Layout::kSlabs; ++w) {
+          const float v = slabs[w * 16 * kD + tid + i * kDecodeThreads];
+          mine[i] = w0 + w == 0 ? v : mine[i] + v;
+        }
+      }
     }
-    for (int i = tid; i < 16 * kD; i += kAttendThreads) {
-      const int64_t m = m0 + i / kD;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) slabs[tid + i * kDecodeThreads] = mine[i];  // read by this thread alone
+#pragma unroll 1
+    for (int at = tid; at < 16 * kD; at += kDecodeThreads) {
+      const int in_tile = at / kD, c = at % kD;
+      const int64_t m = m0 + in_tile;
       if (m >= m_count) break;
-      const int64_t row = order[m / group], head = kv * group + m % group;
+      const int64_t row = row_of(m), head = kv * group + m % group;
+      const bool whole = (item.count == 1 ? begin + item.left : lengths[row]) <= kPartitionKeys;
+      float top = -INFINITY, total = 0.0F;
+      for (int w = 0; w < kDecodeWarps; ++w) top = fmaxf(top, warp_max[w * 16 + in_tile]);
+      for (int w = 0; w < kDecodeWarps; ++w) {
+        total += ExpBelow(warp_max[w * 16 + in_tile], top) * warp_sum[w * 16 + in_tile];
+      }
+      if (whole) {  // there is nothing to merge
+        Put(View(f.out) + (row * f.heads + head) * kD, c, slabs[at] / total);
+        if (f.lse != nullptr && c == 0) View(f.lse)[row * f.heads + head] = top + logf(total);
+        continue;
+      }
       const Global<float> to =
           PartialOf(partial, View(work.first_partial)[row] + item.partition, f.heads, head, kD);
-      to[i % kD] = out[i];
-      if (i % kD != 0) continue;
-      float top = -INFINITY, total = 0.0F;
-      for (int w = 0; w < 4; ++w) top = fmaxf(top, warp_max[w * 16 + i / kD]);
-      for (int w = 0; w < 4; ++w) {
-        total += ExpBelow(warp_max[w * 16 + i / kD], top) * warp_sum[w * 16 + i / kD];
-      }
+      to[c] = slabs[at];
+      if (c != 0) continue;
       to[kD] = top;
       to[kD + 1] = total;
     }
@@ -174,6 +239,8 @@ template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
     DecodeRowsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial) {
   TP_ATTEND_SHARED(shared);
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const AttentionItem item = View(work.item)[blockIdx.x];
   if (item.count == 0) return;  // room of a graph
   const int64_t kv = blockIdx.y, group = f.heads / f.kv_heads;
@@ -206,10 +273,13 @@ __global__ void __launch_bounds__(kAttendThreads)
 // A block a head of a row.
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
-    MergePartialsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial) {
+    MergePartialsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial, bool several) {
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t row = View(work.row)[blockIdx.x], head = blockIdx.y, size = f.head_size;
   const int64_t first = View(work.first_partial)[row];
   const int64_t count = CeilDiv<int64_t>(View(f.keys.lengths)[row], kPartitionKeys);
+  if (several && count == 1) return;  // is written already
   PartResult all;
   for (int64_t p = 0; p < count; ++p) {
     const Global<float> from = PartialOf(partial, first + p, f.heads, head, size);
@@ -236,39 +306,68 @@ __global__ void __launch_bounds__(kAttendThreads)
 }
 
 template <int kD>
-int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float* partial, Stream stream) {
-  return Launch({.name = "decode_attention",
-                 .x = w.items,
-                 .y = f.kv_heads,
-                 .threads = kAttendThreads,
-                 .shared_bytes = DecodeLayout<kD>::kBytes},
-                stream, DecodeTilesKernel<kD>, f, w, partial);
+int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float* partial,
+                const device::RotaryArgs<BF16>* turn, Stream stream) {
+  const Grid grid{.name = "decode_attention",
+                  .x = w.items,
+                  .y = f.kv_heads,
+                  .threads = kDecodeThreads,
+                  .shared_bytes = DecodeLayout<kD>::kBytes,
+                  .early = true};
+  return turn == nullptr
+             ? Launch(grid, stream, DecodeTilesKernel<kD, false>, f, w, partial, device::RotaryArgs<BF16>())
+             : Launch(grid, stream, DecodeTilesKernel<kD, true>, f, w, partial, *turn);
 }
 template <typename T>
-int DecodeParts(const device::AttentionArgs<T>& f, const DecodeWork& w, float* partial, Stream stream) {
+bool DecodesInTiles(const device::AttentionArgs<T>& f) {
+  return sizeof(T) == 2 && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v) &&
+         (f.head_size == 64 || f.head_size == 128);
+}
+template <typename T>
+int Decode(const device::AttentionArgs<T>& f, const DecodeWork& w, const device::RotaryArgs<T>* turn,
+           Launcher& launcher) {
+  if (w.rows == 0) return 0;
+  auto* partial = static_cast<float*>(
+      launcher.Scratch(w.partials * f.heads * (f.head_size + 2) * static_cast<int64_t>(sizeof(float))));
+  const bool in_tiles = DecodesInTiles(f);
+  int code = 0;
   if constexpr (sizeof(T) == 2) {
-    if (On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
-      if (f.head_size == 64) return DecodeTiles<64>(f, w, partial, stream);
-      if (f.head_size == 128) return DecodeTiles<128>(f, w, partial, stream);
+    if (in_tiles) {
+      code = f.head_size == 64 ? DecodeTiles<64>(f, w, partial, turn, launcher.stream())
+                               : DecodeTiles<128>(f, w, partial, turn, launcher.stream());
     }
   }
-  return Launch({.name = "decode_attention_rows", .x = w.items, .y = f.kv_heads, .threads = kAttendThreads},
-                stream, DecodeRowsKernel<T>, f, w, partial);
+  if (!in_tiles) {
+    code = Launch({.name = "decode_attention_rows",
+                   .x = w.items,
+                   .y = f.kv_heads,
+                   .threads = kAttendThreads,
+                   .early = true},
+                  launcher.stream(), DecodeRowsKernel<T>, f, w, partial);
+  }
+  if (code != 0 || (in_tiles && !w.several)) return code;
+  return Launch(
+      {.name = "merge_partials", .x = w.rows, .y = f.heads, .threads = kAttendThreads, .early = true},
+      launcher.stream(), MergePartialsKernel<T>, f, w, partial, in_tiles);
 }
 
 }  // namespace
 
 template <typename T>
 int DecodeAttention(const device::AttentionArgs<T>& f, const DecodeWork& w, Launcher& launcher) {
-  if (w.rows == 0) return 0;
-  auto* partial = static_cast<float*>(
-      launcher.Scratch(w.partials * f.heads * (f.head_size + 2) * static_cast<int64_t>(sizeof(float))));
-  if (const int code = DecodeParts(f, w, partial, launcher.stream()); code != 0) return code;
-  return Launch({.name = "merge_partials", .x = w.rows, .y = f.heads, .threads = kAttendThreads},
-                launcher.stream(), MergePartialsKernel<T>, f, w, partial);
+  return Decode<T>(f, w, nullptr, launcher);
 }
 template int DecodeAttention<float>(const device::AttentionArgs<float>&, const DecodeWork&, Launcher&);
 template int DecodeAttention<BF16>(const device::AttentionArgs<BF16>&, const DecodeWork&, Launcher&);
+
+bool RotatesInAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) {
+  const auto& work = static_cast<const AttentionOnDevice&>(*a.work);
+  return work.rows_apart && DecodesInTiles(a) && turn.k == a.k && turn.v == a.v;
+}
+int RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a,
+                    Launcher& launcher) {
+  return Decode(a, static_cast<const AttentionOnDevice&>(*a.work).decode, &turn, launcher);
+}
 
 template <typename T>
 int Attention(const device::AttentionArgs<T>& a, Launcher& launcher) {

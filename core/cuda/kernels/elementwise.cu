@@ -9,6 +9,8 @@ constexpr int kElementThreads = 256;
 
 template <typename T>
 __global__ void __launch_bounds__(kElementThreads) AddBiasKernel(device::AddBiasArgs<T> a, bool wide) {
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t r = blockIdx.x, n = a.n;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kElementThreads + threadIdx.x) * 8;
   if (c >= n) return;
@@ -53,7 +55,8 @@ int AddBias(const device::AddBiasArgs<T>& a, Launcher& launcher) {
   return Launch({.name = "add_bias",
                  .x = a.rows,
                  .y = CeilDiv<int64_t>(a.n, kElementThreads * 8),
-                 .threads = kElementThreads},
+                 .threads = kElementThreads,
+                 .early = true},
                 launcher.stream(), AddBiasKernel<T>, a, Wide(a.n, a.bias, a.x));
 }
 template <typename T>

@@ -10,6 +10,8 @@ constexpr int kEmbeddingThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kEmbeddingThreads)
     GatherRowsKernel(device::GatherRowsArgs<T> a, bool wide) {
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t r = blockIdx.x, d = a.d;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kEmbeddingThreads + threadIdx.x) * 8;
   if (c >= d) return;
@@ -61,7 +63,8 @@ int GatherRows(const device::GatherRowsArgs<T>& a, Launcher& launcher) {
   return Launch({.name = "gather_rows",
                  .x = a.rows,
                  .y = CeilDiv<int64_t>(a.d, kEmbeddingThreads * 8),
-                 .threads = kEmbeddingThreads},
+                 .threads = kEmbeddingThreads,
+                 .early = true},
                 launcher.stream(), GatherRowsKernel<T>, a, Wide(a.d, a.table, a.out));
 }
 template <typename T>

@@ -59,6 +59,7 @@ std::string ErrorText(int code);
 // Decode: rows by partitions of 256 keys, by absolute position, merged left to right.
 struct DecodeWork {
   int64_t rows = 0, items = 0, partials = 0;
+  bool several = true;                     // whether a row may have more than one partition
   const int32_t* row = nullptr;            // [rows]: those of the batch that are decoded
   const AttentionItem* item = nullptr;     // [items]
   const int32_t* order = nullptr;          // [sum of counts]: the rows of the items
@@ -72,9 +73,15 @@ struct PrefillWork {
 // What AttentionArgs::work is, and AttentionBackwardArgs::work with ranges of rows that attend among
 // themselves.
 struct AttentionOnDevice : device::AttentionWork {
+  // All rows are decoded, the last key of each is its own, and no other row attends to that.
+  bool rows_apart = false;
   DecodeWork decode;
   PrefillWork prefill;
   std::vector<std::pair<int64_t, int64_t>> ranges;
 };
+
+// Both at once: q is not written, k and v are. requires RotatesInAttention.
+bool RotatesInAttention(const device::RotaryArgs<BF16>&, const device::AttentionArgs<BF16>&);
+int RotaryAttention(const device::RotaryArgs<BF16>&, const device::AttentionArgs<BF16>&, Launcher&);
 
 }  // namespace tidepool::cuda

@@ -15,6 +15,8 @@ constexpr int64_t kRowStep = kRowThreads * 8;
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) RmsNormKernel(device::RmsNormArgs<T> a, bool wide) {
   TP_SHARED(float, scratch, kRowThreads / 32);
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t r = blockIdx.x, d = a.d, first = static_cast<int64_t>(threadIdx.x) * 8;
   Global<const T> x = View(a.x) + r * d;
   if (a.add != nullptr) {
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(kColumnThreads)
 
 template <typename T>
 int RmsNorm(const device::RmsNormArgs<T>& a, Launcher& launcher) {
-  return Launch({.name = "rms_norm", .x = a.rows, .threads = kRowThreads}, launcher.stream(),
+  return Launch({.name = "rms_norm", .x = a.rows, .threads = kRowThreads, .early = true}, launcher.stream(),
                 RmsNormKernel<T>, a, Wide(a.d, a.x, a.add, a.x_out, a.weight, a.out));
 }
 

@@ -1,13 +1,12 @@
-// Draws a token from each row of logits.
+// Draws a token from each row of logits, and gives its log-probability.
 //
-// One block a row. It does what core/device/cpu/sampler.cc does, addition by addition (vocab_row.h), so that
-// a draw has the same bits on both, with one difference: masses under the cut of top_p are added as multiples
-// of 2^-44, since integers have the same sum in every order. The cuts of top_k and top_p are found as
-// thresholds by a radix walk over three digits of the logit's key, the counters of a digit in shared memory.
-// Counters are integers: their sums have no order. Nothing of the size of the vocabulary is kept: masses are
-// computed again from the logits, which are in the cache by then.
-#include "core/cuda/kernels/launch.h"
-#include "core/cuda/kernels/vocab_row.h"
+// Masses come from vocab_parts.h; then one block a row. It does what core/device/cpu/sampler.cc does,
+// addition by addition (vocab_row.h), so that a draw has the same bits on both, with one difference: masses
+// under the cut of top_p are added as multiples of 2^-44, since integers have the same sum in every order.
+// The cuts of top_k and top_p are found as thresholds by a radix walk over three digits of the logit's key,
+// the counters of a digit in shared memory. Counters are integers: their sums have no order. Nothing of the
+// size of the vocabulary is kept: masses are computed again from the logits, which are in the cache by then.
+#include "core/cuda/kernels/vocab_parts.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -111,48 +110,40 @@ __device__ inline float Threshold(Global<const T> row, int64_t vocab, float max,
   return FromKey(prefix);
 }
 
-// prefix[t] = tiles[0] + ... + tiles[t], from the first on; by one thread, as the order is the result.
-__device__ inline void AddTiles(int64_t count, Shared<const float> tiles, Shared<double> prefix) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    double sum = 0.0;
-    for (int64_t t = 0; t < count; ++t) {
-      sum = __dadd_rn(sum, tiles[t]);
-      prefix[t] = sum;
-    }
-  }
-  __syncthreads();
-}
-
 template <typename T>
 // Two blocks: left to itself, ptxas makes room for three on sm_80 and spills.
-__global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleArgs<T> a) {
+__global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleArgs<T> a, VocabParts v) {
   TP_SHARED(float, tiles, kVocabTilesMax);
-  TP_SHARED(double, prefix, kVocabTilesMax);
+  TP_SHARED(double, prefix, kVocabTile);  // of a group's tiles, then of a tile's tokens
+  TP_SHARED(double, groups, kGroupsMax);
   TP_SHARED(uint32_t, counts, kDigits);
   TP_SHARED(uint64_t, masses, kDigits);
   TP_SHARED(float, tile_mass, kVocabTile);
   TP_SHARED(float, scratch, kVocabThreads / 32);
   TP_SHARED(uint64_t, wide_scratch, kVocabThreads / 32);
   TP_SHARED(Walk, walk, 1);
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t r = blockIdx.x, vocab = a.vocab, tile_count = CeilDiv<int64_t>(vocab, kVocabTile);
   const Global<const T> row = View(a.logits) + int64_t{View(a.source)[r]} * vocab;
   const device::SampleRow how = View(a.how)[r];
   bool finite = false;
-  const float max = RowMax(row, vocab, scratch, &finite);
+  const float max = MaxOfParts(v, r, &finite);
   if (!finite) {
     if (threadIdx.x == 0) {
       View(a.ids)[r] = -1;
       View(a.log_kept)[r] = 0.0F;
+      View(a.logprob)[r] = NAN;
     }
     return;
   }
   const bool greedy = how.temperature == 0.0F;
-  // A tiny temperature may overflow the scale: then only the largest logits have mass.
-  const float scale = greedy ? 1.0F : fminf(1.0F / how.temperature, 3.0e38F);
-  SumTiles<false>(row, vocab, max, scale, -INFINITY, tiles, Shared<float>{});
-  AddTiles(tile_count, tiles, prefix);
-  const double total = prefix[tile_count - 1];
+  const float scale = ScaleOf(how);
+  for (int64_t t = threadIdx.x; t < tile_count; t += kVocabThreads) {
+    tiles[t] = View(v.sum)[r * tile_count + t];
+  }
+  __syncthreads();
+  const double total = AddGroups(tile_count, tiles, groups);
   double kept = total;
   float threshold = -INFINITY;
   const bool top_k = how.top_k > 0 && how.top_k < vocab, top_p = how.top_p < 1.0F;
@@ -180,9 +171,14 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
       threshold = fmaxf(threshold, __fadd_rn(max, __fmul_rn(how.log_min_p, how.temperature)));
     }
     __syncthreads();
-    SumTiles<false>(row, vocab, max, scale, threshold, tiles, Shared<float>{});
-    AddTiles(tile_count, tiles, prefix);
-    kept = prefix[tile_count - 1];
+    for (int64_t t0 = 0; t0 < tile_count; t0 += kVocabThreads / 16) {  // all lanes of a warp together
+      const int64_t t = t0 + threadIdx.x / 16;
+      float sum = 0.0F;
+      SumTile<false>(row, vocab, t, max, scale, threshold, &sum, static_cast<float*>(nullptr));
+      if (threadIdx.x % 16 == 0 && t < tile_count) tiles[t] = sum;
+    }
+    __syncthreads();
+    kept = AddGroups(tile_count, tiles, groups);
   }
 
   float first = -3.0e38F;  // minus the number of a token or a tile: the largest is the first
@@ -194,34 +190,65 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
     if (threadIdx.x == 0) {
       View(a.ids)[r] = static_cast<int32_t>(-first);
       View(a.log_kept)[r] = 0.0F;
+      View(a.logprob)[r] = TokenLogProbOf(max, max, scale, LogOfTotal(total));
     }
     return;
   }
   const double target = __dmul_rn(static_cast<double>(how.uniform), kept);
-  for (int64_t t = threadIdx.x; t < tile_count; t += kVocabThreads) {
-    if (t == tile_count - 1 || prefix[t] > target) first = fmaxf(first, -static_cast<float>(t));
+  // The group, the tile in it and the token in that, each the first whose sum is above the target; the sum
+  // inside one may end a rounding below that of the whole, and then the last takes what is left.
+  const int64_t group_count = CeilDiv<int64_t>(tile_count, kPartTiles);
+  if (threadIdx.x < group_count && (threadIdx.x == group_count - 1 || groups[threadIdx.x] > target)) {
+    first = -static_cast<float>(threadIdx.x);
   }
-  const auto tile = static_cast<int64_t>(-BlockMax<kVocabThreads>(first, scratch));
+  const auto group = static_cast<int64_t>(-BlockMax<kVocabThreads>(first, scratch));
+  const int64_t begin = group * kPartTiles,
+                count = tile_count - begin < kPartTiles ? tile_count - begin : kPartTiles;
+  const double before_group = group == 0 ? 0.0 : groups[group - 1];
+  if (threadIdx.x == 0) {
+    double sum = before_group;
+    for (int64_t t = 0; t < count; ++t) {
+      sum = __dadd_rn(sum, tiles[begin + t]);
+      prefix[t] = sum;
+    }
+  }
+  __syncthreads();
+  first = -3.0e38F;
+  if (threadIdx.x < count && (threadIdx.x == count - 1 || prefix[threadIdx.x] > target)) {
+    first = -static_cast<float>(threadIdx.x);
+  }
+  const auto in_group = static_cast<int64_t>(-BlockMax<kVocabThreads>(first, scratch)),
+             tile = begin + in_group;
   if (threadIdx.x < kVocabTile) {
     const int64_t i = tile * kVocabTile + threadIdx.x;
     const float z = i < vocab ? Get(row, i) : -INFINITY;
     tile_mass[threadIdx.x] = i < vocab && z >= threshold ? MassOf(z, max, scale) : 0.0F;
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  // Inside the tile the sum runs token by token and may end a rounding below the tile's sum; the last token
-  // with mass takes what is left.
-  double before = tile == 0 ? 0.0 : prefix[tile - 1];
-  int64_t id = -1;
-  for (int64_t j = 0; j < kVocabTile; ++j) {
-    const float e = tile_mass[j];
-    if (e <= 0.0F) continue;
-    id = tile * kVocabTile + j;
-    before = __dadd_rn(before, e);
-    if (before > target) break;
+  const double before = in_group == 0 ? before_group : double{prefix[in_group - 1]};
+  __syncthreads();  // prefix takes those of the tile's tokens
+  // Token by token, as the order is the result; what has no mass leaves the sum as it is.
+  if (threadIdx.x == 0) {
+    double sum = before;
+#pragma unroll 8
+    for (int j = 0; j < kVocabTile; ++j) {
+      sum = __dadd_rn(sum, tile_mass[j]);
+      prefix[j] = sum;
+    }
   }
+  __syncthreads();
+  float over = -3.0e38F, with_mass = -1.0F;
+  if (threadIdx.x < kVocabTile && tile_mass[threadIdx.x] > 0.0F) {
+    with_mass = static_cast<float>(threadIdx.x);
+    if (prefix[threadIdx.x] > target) over = -with_mass;
+  }
+  over = BlockMax<kVocabThreads>(over, scratch);
+  with_mass = BlockMax<kVocabThreads>(with_mass, scratch);
+  if (threadIdx.x != 0) return;
+  const float at = over > -1.0e38F ? -over : with_mass;
+  const int64_t id = at < 0.0F ? -1 : tile * kVocabTile + static_cast<int64_t>(at);
   View(a.ids)[r] = static_cast<int32_t>(id);
   View(a.log_kept)[r] = cut ? static_cast<float>(log(fmin(1.0, kept / total))) : 0.0F;
+  View(a.logprob)[r] = id < 0 ? NAN : TokenLogProbOf(Get(row, id), max, scale, LogOfTotal(total));
 }
 
 }  // namespace
@@ -229,8 +256,16 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
 template <typename T>
 int Sample(const device::SampleArgs<T>& a, Launcher& launcher) {
   if (a.vocab < 1 || a.vocab > kVocabTile * kVocabTilesMax) return static_cast<int>(cudaErrorInvalidValue);
-  return Launch({.name = "sample", .x = a.rows, .threads = kVocabThreads}, launcher.stream(), SampleKernel<T>,
-                a);
+  VocabParts v;
+  if (const int code = SumVocab(
+          VocabRows<T>{
+              .rows = a.rows, .vocab = a.vocab, .logits = a.logits, .source = a.source, .how = a.how},
+          launcher, &v);
+      code != 0) {
+    return code;
+  }
+  return Launch({.name = "sample", .x = a.rows, .threads = kVocabThreads, .early = true}, launcher.stream(),
+                SampleKernel<T>, a, v);
 }
 TP_INSTANTIATE(Sample)
 

@@ -1,5 +1,6 @@
 // silu(gate) * up and its backward.
 #include "core/cuda/kernels/block.h"
+#include "core/cuda/kernels/glu.h"
 #include "core/cuda/kernels/launch.h"
 
 namespace tidepool::cuda {
@@ -7,10 +8,10 @@ namespace {
 
 constexpr int kGluThreads = 256;
 
-__device__ inline float SigmoidOf(float v) { return 1.0F / (1.0F + __expf(-v)); }
-
 template <typename T>
 __global__ void __launch_bounds__(kGluThreads) SwiGluKernel(device::SwiGluArgs<T> a, bool wide) {
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t r = blockIdx.x, ff = a.ff;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kGluThreads + threadIdx.x) * 8;
   if (c >= ff) return;
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kGluThreads) SwiGluKernel(device::SwiGluArgs<T
   GetChunk(gate, c, ff, wide, g);
   GetChunk(gate + ff, c, ff, wide, u);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) g[j] = g[j] * SigmoidOf(g[j]) * u[j];
+  for (int j = 0; j < 8; ++j) g[j] = Gated(g[j], u[j]);
   PutChunk(View(a.act) + r * ff, c, ff, wide, g);
 }
 
@@ -46,21 +47,25 @@ __global__ void __launch_bounds__(kGluThreads)
   PutChunk(out + ff, c, ff, wide, u);
 }
 
-Grid GluGrid(const char* name, int64_t rows, int64_t ff) {
-  return {.name = name, .x = rows, .y = CeilDiv<int64_t>(ff, kGluThreads * 8), .threads = kGluThreads};
+Grid GluGrid(const char* name, int64_t rows, int64_t ff, bool early) {
+  return {.name = name,
+          .x = rows,
+          .y = CeilDiv<int64_t>(ff, kGluThreads * 8),
+          .threads = kGluThreads,
+          .early = early};
 }
 
 }  // namespace
 
 template <typename T>
 int SwiGlu(const device::SwiGluArgs<T>& a, Launcher& launcher) {
-  return Launch(GluGrid("swiglu", a.rows, a.ff), launcher.stream(), SwiGluKernel<T>, a,
+  return Launch(GluGrid("swiglu", a.rows, a.ff, /*early=*/true), launcher.stream(), SwiGluKernel<T>, a,
                 Wide(a.ff, a.gate_up, a.act));
 }
 template <typename T>
 int SwiGluBackward(const device::SwiGluBackwardArgs<T>& a, Launcher& launcher) {
-  return Launch(GluGrid("swiglu_backward", a.rows, a.ff), launcher.stream(), SwiGluBackwardKernel<T>, a,
-                Wide(a.ff, a.gate_up, a.dact, a.dgate_up));
+  return Launch(GluGrid("swiglu_backward", a.rows, a.ff, /*early=*/false), launcher.stream(),
+                SwiGluBackwardKernel<T>, a, Wide(a.ff, a.gate_up, a.dact, a.dgate_up));
 }
 
 TP_INSTANTIATE(SwiGlu)

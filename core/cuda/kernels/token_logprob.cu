@@ -1,39 +1,45 @@
 // Log-probability and entropy of given tokens from logits, without a [n, vocab] softmax in memory, and its
 // backward in place.
 //
-// Forward: one block a row, two sweeps: the largest logit, then the masses (vocab_row.h), so that the
-// sampler's own log-probability has the same bits. Bound by reading the logits; the second sweep mostly hits
-// L2. Backward: element by element, a block takes 4096 of them.
+// Forward: the largest logit, then the masses (vocab_parts.h), so that the sampler's own log-probability has
+// the same bits; then they are added up, a block a row. Backward: element by element, a block takes 4096 of
+// them.
 
-#include "core/cuda/kernels/launch.h"
-#include "core/cuda/kernels/vocab_row.h"
+#include "core/cuda/kernels/vocab_parts.h"
 
 namespace tidepool::cuda {
 namespace {
 
+constexpr int kLogProbThreads = 128;
+
 template <typename T>
-__global__ void __launch_bounds__(kVocabThreads) TokenLogProbKernel(device::TokenLogProbArgs<T> a) {
+__global__ void __launch_bounds__(kLogProbThreads)
+    TokenLogProbKernel(device::TokenLogProbArgs<T> a, VocabParts v) {
   TP_SHARED(float, tiles, kVocabTilesMax);
   TP_SHARED(float, weighted, kVocabTilesMax);
-  TP_SHARED(float, scratch, kVocabThreads / 32);
+  TP_SHARED(double, groups, kGroupsMax);
+  LetKernelAfterStart();
+  WaitForKernelBefore();
   const int64_t n = blockIdx.x, vocab = a.vocab;
   const float scale = a.inv_temperature;
-  const Global<const T> row = View(a.logits) + n * vocab;
   bool finite = false;  // a masked logit (-inf) weighs nothing, and a NaN makes the total NaN
-  const float max = RowMax(row, vocab, scratch, &finite);
-  SumTiles<true>(row, vocab, max, scale, -INFINITY, tiles, weighted);
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  double total = 0.0, sum = 0.0;
-  for (int64_t t = 0; t < CeilDiv<int64_t>(vocab, kVocabTile); ++t) {
-    total = __dadd_rn(total, tiles[t]);
-    sum += weighted[t];
+  const float max = MaxOfParts(v, n, &finite);
+  for (int64_t t = threadIdx.x; t < v.tiles; t += kLogProbThreads) {
+    tiles[t] = View(v.sum)[n * v.tiles + t];
+    if (a.entropy != nullptr) weighted[t] = View(v.weighted)[n * v.tiles + t];
   }
+  __syncthreads();
+  const double total = AddGroups(v.tiles, tiles, groups);
+  __syncthreads();  // all have read it
+  const double sum = a.entropy == nullptr ? 0.0 : AddGroups(v.tiles, weighted, groups);
+  if (threadIdx.x != 0) return;
   const int32_t id = View(a.ids)[n];
   const float log_total = LogOfTotal(total);
-  View(a.logprob)[n] = id < 0 || id >= vocab ? NAN : TokenLogProbOf(Get(row, id), max, scale, log_total);
-  if (a.entropy != nullptr) View(a.entropy)[n] = log_total - static_cast<float>(sum / total);
+  View(a.logprob)[n] = id < 0 || id >= vocab
+                           ? NAN
+                           : TokenLogProbOf(Get(View(a.logits), n * vocab + id), max, scale, log_total);
   if (a.lse != nullptr) View(a.lse)[n] = max * scale + log_total;
+  if (a.entropy != nullptr) View(a.entropy)[n] = log_total - static_cast<float>(sum / total);
 }
 
 constexpr int kBackThreads = 256;
@@ -80,8 +86,18 @@ int TokenLogProb(const device::TokenLogProbArgs<T>& a, Launcher& launcher) {
   if (a.rows < 0 || a.vocab < 1 || a.vocab > kVocabTile * kVocabTilesMax || !(a.inv_temperature > 0.0F)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  return Launch({.name = "token_logprob", .x = a.rows, .threads = kVocabThreads}, launcher.stream(),
-                TokenLogProbKernel<T>, a);
+  VocabParts v;
+  if (const int code = SumVocab(VocabRows<T>{.rows = a.rows,
+                                             .vocab = a.vocab,
+                                             .logits = a.logits,
+                                             .scale = a.inv_temperature,
+                                             .entropy = a.entropy != nullptr},
+                                launcher, &v);
+      code != 0) {
+    return code;
+  }
+  return Launch({.name = "token_logprob", .x = a.rows, .threads = kLogProbThreads, .early = true},
+                launcher.stream(), TokenLogProbKernel<T>, a, v);
 }
 
 template <typename T>

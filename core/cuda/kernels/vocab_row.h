@@ -1,10 +1,10 @@
 #pragma once
-// A row of logits as masses exp((z - max z) * scale), by one block: what the sampler draws from and what a
-// log-probability is relative to, so that both see the same total.
+// A row of logits as masses exp((z - max z) * scale): what the sampler draws from and what a log-probability
+// is relative to, so that both see the same total.
 //
 // The order of additions and every rounding is that of core/device/cpu/sampler.cc: tiles of 256 by 16 lanes,
-// lanes from first to last, tiles from first to last in float64, no product fused with a sum. So a draw has
-// the same bits here and there.
+// lanes from first to last, groups of 32 tiles and then the groups in float64, no product fused with a sum.
+// So a draw has the same bits here and there.
 
 #include "core/cuda/kernels/block.h"
 #include "core/cuda/limits.h"
@@ -37,49 +37,84 @@ __device__ inline float MassOf(float z, float max, float scale) {
   return ExpNonPositive(__fmul_rn(__fsub_rn(z, max), scale));
 }
 
-// Adds up, for each tile, mass(z_i) (and entropy's sum of mass times exponent, where `weighted` is not null)
-// of the tokens with z_i >= threshold. A barrier has to follow before the tiles are read.
+// The sum of tile t: of mass(z_i) (and entropy's of mass times exponent) of the tokens with z_i >= threshold,
+// by 16 neighbouring threads, which all get it. All threads of a warp together, whether there is such a tile
+// or not.
 template <bool kEntropy, typename T>
-__device__ inline void SumTiles(Global<const T> row, int64_t vocab, float max, float scale, float threshold,
-                                Shared<float> tiles, Shared<float> weighted) {
-  const int lane = static_cast<int>(threadIdx.x) % 16, half = static_cast<int>(threadIdx.x) / 16;
-  const int64_t count = CeilDiv<int64_t>(vocab, kVocabTile);
-  for (int64_t t0 = 0; t0 < count; t0 += kVocabThreads / 16) {  // all lanes of a warp together: they shuffle
-    const int64_t t = t0 + half;
-    float sum = 0.0F, weight = 0.0F;
-    for (int j = 0; j < kVocabTile / 16; ++j) {
-      const int64_t i = t * kVocabTile + j * 16 + lane;
-      if (i >= vocab) break;
-      const float z = Get(row, i);
-      const float y = __fmul_rn(__fsub_rn(z, max), scale);
-      const float e = z < threshold ? 0.0F : ExpNonPositive(y);  // NaN is no less than anything
-      sum = __fadd_rn(sum, e);
-      if (kEntropy) weight += e > 0.0F ? e * y : 0.0F;  // 0 * -inf is 0 here
-    }
-    float all = 0.0F, all_weighted = 0.0F;
-    for (int l = 0; l < 16; ++l) {
-      all = __fadd_rn(all, __shfl_sync(kAllLanes, sum, l, 16));
-      if (kEntropy) all_weighted += __shfl_sync(kAllLanes, weight, l, 16);
-    }
-    if (lane == 0 && t < count) {
-      tiles[t] = all;
-      if (kEntropy) weighted[t] = all_weighted;
-    }
+__device__ inline void SumTile(Global<const T> row, int64_t vocab, int64_t t, float max, float scale,
+                               float threshold, float* sum, float* weighted) {
+  constexpr int kSteps = kVocabTile / 16;
+  const int64_t first = t * kVocabTile + threadIdx.x % 16;
+  float z[kSteps];  // all on their way before one is used
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) z[j] = first + j * 16 < vocab ? Get(row, first + j * 16) : -INFINITY;
+  float lane = 0.0F, weight = 0.0F;
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) {
+    if (first + j * 16 >= vocab) continue;
+    const float y = __fmul_rn(__fsub_rn(z[j], max), scale);
+    const float e = z[j] < threshold ? 0.0F : ExpNonPositive(y);  // NaN is no less than anything
+    lane = __fadd_rn(lane, e);
+    if (kEntropy) weight += e > 0.0F ? e * y : 0.0F;  // 0 * -inf is 0 here
   }
+  float all = 0.0F, all_weighted = 0.0F;
+  for (int l = 0; l < 16; ++l) {
+    all = __fadd_rn(all, __shfl_sync(kAllLanes, lane, l, 16));
+    if (kEntropy) all_weighted += __shfl_sync(kAllLanes, weight, l, 16);
+  }
+  *sum = all;
+  if (kEntropy) *weighted = all_weighted;
 }
 
-// The largest logit, and whether one is NaN or infinite (`finite` false), by all threads of the block.
-template <typename T>
-__device__ inline float RowMax(Global<const T> row, int64_t vocab, Shared<float> scratch, bool* finite) {
+// A row is cut into parts for blocks of their own: one row alone is more than a multiprocessor does in time.
+constexpr int kPartTiles = 32;
+constexpr int kPartTokens = kPartTiles * kVocabTile;
+
+// Of rows of logits, in scratch: what their parts and tiles give.
+struct VocabParts {
+  int64_t parts = 0, tiles = 0;    // of a row
+  float* max = nullptr;            // [rows, parts]: NaN passed over
+  uint32_t* not_finite = nullptr;  // [rows, parts]: whether one is NaN or infinite
+  float* sum = nullptr;            // [rows, tiles]
+  float* weighted = nullptr;       // [rows, tiles], for the entropy; or null
+};
+
+// The largest logit of a row of parts, and whether one is NaN or infinite. By all threads of a warp.
+__device__ inline float MaxOfParts(const VocabParts& v, int64_t row, bool* finite) {
   float max = -INFINITY;
-  bool bad = false;
-  for (int64_t i = threadIdx.x; i < vocab; i += kVocabThreads) {
-    const float z = Get(row, i);
-    max = fmaxf(max, z);
-    bad = bad || (__float_as_uint(z) & 0x7F800000U) == 0x7F800000U;
+  uint32_t bad = 0;
+  for (int64_t p = threadIdx.x % 32; p < v.parts; p += 32) {
+    max = fmaxf(max, View(v.max)[row * v.parts + p]);
+    bad |= View(v.not_finite)[row * v.parts + p];
   }
-  *finite = __syncthreads_or(bad ? 1 : 0) == 0;
-  return BlockMax<kVocabThreads>(max, scratch);
+  *finite = __ballot_sync(kAllLanes, bad != 0) == 0;
+  return WarpMax(max);
+}
+
+// The sum of `tiles`: groups of kPartTiles by a thread each, then the groups by one, in their order. By all
+// threads of a block of at least kGroupsMax; groups: kGroupsMax values, which get the sum up to the end of
+// each. Ends with a barrier.
+constexpr int kGroupsMax = (kVocabTilesMax + kPartTiles - 1) / kPartTiles;
+__device__ inline double AddGroups(int64_t count, Shared<const float> tiles, Shared<double> groups) {
+  const int n = static_cast<int>(CeilDiv<int64_t>(count, kPartTiles)), g = static_cast<int>(threadIdx.x);
+  if (g < n) {
+    double sum = 0.0;
+#pragma unroll 8
+    for (int i = 0; i < kPartTiles; ++i) {
+      if (g * kPartTiles + i < count) sum = __dadd_rn(sum, tiles[g * kPartTiles + i]);
+    }
+    groups[g] = sum;
+  }
+  __syncthreads();
+  if (g == 0) {
+    double sum = 0.0;
+    for (int i = 0; i < n; ++i) {
+      sum = __dadd_rn(sum, groups[i]);
+      groups[i] = sum;
+    }
+  }
+  __syncthreads();
+  return groups[n - 1];
 }
 
 // log p of a token: what a trainer and a sampler report in the same bits.

@@ -281,12 +281,16 @@ struct CpuDevice::Impl {
   template <typename T>
   void Sample(const SampleArgs<T>& a) {
     draws.resize(static_cast<size_t>(Threads()));
-    ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
+    ParallelItems(a.rows, 24 * a.vocab, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const Draw draw = DrawToken(a.logits + a.source[r] * a.vocab, a.vocab, a.how[r],
                                     draws[static_cast<size_t>(ThreadIndex())]);
         a.ids[r] = draw.id;
         a.log_kept[r] = draw.log_kept;
+        const float temperature = a.how[r].temperature;
+        Kernels<T>().token_logprob(0, 1, a.vocab, a.logits + a.source[r] * a.vocab, a.ids + r,
+                                   temperature == 0.0F ? 1.0F : std::min(1.0F / temperature, 3.0e38F),
+                                   a.logprob + r, nullptr, nullptr);
       }
     });
   }

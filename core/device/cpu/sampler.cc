@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kTile = 256;
 constexpr int64_t kLanes = 16;
+constexpr size_t kGroup = 32;  // tiles that are added up by themselves
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TP_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -117,9 +118,14 @@ TP_EVERY_CPU void Cut(const float* z, float threshold, int64_t n, float* mass, f
   }
 }
 
+double SumGroup(const std::vector<float>& tiles, size_t first) {
+  double sum = 0;
+  for (size_t t = first; t < std::min(first + kGroup, tiles.size()); ++t) sum += tiles[t];
+  return sum;
+}
 double SumTiles(const std::vector<float>& tiles) {
   double sum = 0;
-  for (const float t : tiles) sum += t;
+  for (size_t first = 0; first < tiles.size(); first += kGroup) sum += SumGroup(tiles, first);
   return sum;
 }
 
@@ -215,9 +221,14 @@ Draw DrawWidened(int64_t n, const SampleRow& params, SamplerScratch& s) {
   const double target = static_cast<double>(params.uniform) * total;
   double before = 0;
   size_t tile = 0;
-  while (tile + 1 < s.tiles.size() && before + s.tiles[tile] <= target) before += s.tiles[tile++];
-  // Inside the tile the sum runs token by token and may end a rounding below the tile's sum; the last
-  // token with mass takes what is left.
+  for (double with = SumGroup(s.tiles, 0); tile + kGroup < s.tiles.size() && with <= target;) {
+    before = with;
+    with += SumGroup(s.tiles, tile += kGroup);
+  }
+  const size_t last = std::min(tile + kGroup, s.tiles.size()) - 1;
+  while (tile < last && before + s.tiles[tile] <= target) before += s.tiles[tile++];
+  // Inside the group and the tile the sum may end a rounding below theirs; the last of them, and the last
+  // token with mass, takes what is left.
   const int64_t end = std::min(n, (static_cast<int64_t>(tile) + 1) * kTile);
   for (int64_t i = static_cast<int64_t>(tile) * kTile; i < end; ++i) {
     const float e = s.mass[static_cast<size_t>(i)];

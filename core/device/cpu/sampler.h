@@ -3,10 +3,10 @@
 //
 // One uniform number u and the inverse of the cumulative distribution in vocabulary order: the token is
 // the first whose cumulated mass exceeds u * total. Masses are exp((z - max z) / T), summed in tiles of
-// 256 by 16 lanes and then over tiles in float64, always in this order, without fused multiply-add: the
-// draw is a function of (logits, parameters, u) alone, with the same bits on AVX2, AVX-512 and plain
-// x86-64. Cuts (SampleRow) are found as thresholds by a radix walk from the top, without sorting.
-// Pure functions; thread-safe with a scratch per thread.
+// 256 by 16 lanes, then groups of 32 tiles and then the groups in float64, always in this order (a GPU adds
+// up all groups at once), without fused multiply-add: the draw is a function of (logits, parameters, u)
+// alone, with the same bits on AVX2, AVX-512 and plain x86-64. Cuts (SampleRow) are found as thresholds by a
+// radix walk from the top, without sorting. Pure functions; thread-safe with a scratch per thread.
 
 #include <cstdint>
 #include <vector>

@@ -156,6 +156,10 @@ class Work {
     work_.prefill = {.items = static_cast<int64_t>(prefill_.size()), .item = prefill_item_.data()};
   }
   [[nodiscard]] const AttentionOnDevice* get() const { return &work_; }
+  void RowsAreApart() {
+    work_.rows_apart = true;
+    work_.decode.several = work_.decode.partials > work_.decode.rows;
+  }
 
  private:
   DecodePlan plan_;
@@ -253,6 +257,78 @@ TEST(AttentionKernelTest, SamplesOfAPromptShareAPassAndKeepTheirBits) {
     CompareDecode<BF16>(rng, b, {128}, seed, {0, 3});
     CompareDecode<float>(rng, b, {32}, seed, {0, 3});
   }
+}
+
+// The rotation in the attention against one kernel each: the same bits, in the KV memory, too.
+void CompareRotaryAttention(uint64_t seed, int64_t length_max) {
+  TP_NEEDS_DEVICE();
+  FuzzRng rng(seed + 2600);
+  const Batch b = RandomBatch(rng, rng.Between(1, 5), length_max, 1);
+  const Problem<BF16> p = RandomProblem<BF16>(rng, b, {64, 128}, {1, 2, 7, 20});
+  const OnDevice<BF16> d(p, b);
+  const int64_t rows = b.rows(), half = p.size / 2, width = (p.heads + 2 * p.kv_heads) * p.size;
+  std::vector<int32_t> slots, positions;
+  for (size_t r = 0; r < b.lengths.size(); ++r) {
+    int32_t left = b.lengths[r] - 1;
+    auto run = b.runs.begin() + b.first_run[r];
+    for (; left >= run->count; ++run) left -= run->count;
+    slots.push_back(run->start + left);
+    positions.push_back(b.lengths[r] - 1);
+  }
+  const bool norm = rng.Below(2) == 0, bias = rng.Below(2) == 0;
+  const std::string what = "seed " + std::to_string(seed) + ", head size " + std::to_string(p.size);
+  const DeviceArray<BF16> qkv(RandomValues<BF16>(rng, rows * width, 2.0F)),
+      biases(RandomValues<BF16>(rng, width)), q_norm(RandomValues<BF16>(rng, p.size)),
+      k_norm(RandomValues<BF16>(rng, p.size));
+  const DeviceArray<float> cos(RandomValues<float>(rng, length_max * half)),
+      sin(RandomValues<float>(rng, length_max * half));
+  const DeviceArray<int32_t> d_slots(slots), d_positions(positions);
+  Work work(b, AllRows(b), {}, 1);
+  const auto run = [&](bool together) {
+    const DeviceArray<BF16> q(static_cast<int64_t>(p.q.size())), k(p.k), v(p.v),
+        out(static_cast<int64_t>(p.q.size()));
+    const DeviceArray<float> lse(rows * p.heads);
+    const device::RotaryArgs<BF16> turn{.rows = rows,
+                                        .heads = p.heads,
+                                        .kv_heads = p.kv_heads,
+                                        .head_size = p.size,
+                                        .table_rows = length_max,
+                                        .slot_count = b.slots,
+                                        .qkv = qkv.data(),
+                                        .bias = bias ? biases.data() : nullptr,
+                                        .q_norm = norm ? q_norm.data() : nullptr,
+                                        .k_norm = norm ? k_norm.data() : nullptr,
+                                        .eps = 1e-5F,
+                                        .cos = cos.data(),
+                                        .sin = sin.data(),
+                                        .positions = d_positions.data(),
+                                        .slots = d_slots.data(),
+                                        .q = q.data(),
+                                        .k = k.data(),
+                                        .v = v.data()};
+    device::AttentionArgs<BF16> a = d.Args(p, out.data(), lse.data());
+    a.q = q.data(), a.k = k.data(), a.v = v.data(), a.work = work.get();
+    if (together) {
+      EXPECT_TRUE(RotatesInAttention(turn, a)) << what;
+      RunKernel(what, [&](Launcher& l) { return RotaryAttention(turn, a, l); });
+    } else {
+      RunKernel(what, [&](Launcher& l) { return Rotary(turn, l); });
+      RunKernel(what, [&](Launcher& l) { return Attention(a, l); });
+    }
+    return BytesOf(out.Read(), lse.Read(), k.Read(), v.Read());
+  };
+  const Bytes want = run(false);
+  work.RowsAreApart();
+  SameInEveryOrder(seed, what, [&] {
+    const Bytes got = run(true);
+    EXPECT_TRUE(got == want) << what;
+    return got;
+  });
+}
+TEST(AttentionKernelTest, RotatesAndAttendsInOneKernelWithTheBitsOfTwo) {
+  for (int64_t seed = 0; seed < FuzzSeeds(8); ++seed) CompareRotaryAttention(static_cast<uint64_t>(seed), 60);
+  for (int64_t seed = 0; seed < FuzzSeeds(3); ++seed)
+    CompareRotaryAttention(static_cast<uint64_t>(seed) + 100, 600);
 }
 
 template <typename T>

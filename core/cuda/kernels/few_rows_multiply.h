@@ -1,0 +1,19 @@
+#pragma once
+// Products of few rows, with the norm before them and the gate after them: what a step that decodes spends
+// its time on. In bfloat16.
+
+#include "core/cuda/kernels/launch.h"
+
+namespace tidepool::cuda {
+
+constexpr int64_t kFewRowsMax = 32;
+
+// Whether the kernel takes this product: its rows lie on 16 bytes and are few.
+bool TakesFewRows(const device::MultiplyArgs<BF16>& a);
+
+// Whether it takes the norm before the product along: every block normalises all rows again.
+bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a);
+// norm.rows 0: no norm before it; glu.rows 0: no gate after it. What lies between them is not written.
+int FewRowsFused(const device::FusedMultiplyArgs<BF16>& a, Stream stream);
+
+}  // namespace tidepool::cuda
