@@ -69,4 +69,32 @@ struct RowsByPass {
 // all_decoded: however many a sequence has, as the passes round apart.
 RowsByPass DivideRows(std::span<const int32_t> first_run, bool all_decoded = false);
 
+// The backward on tensor cores: a block takes 128 rows of a range, as queries or as keys, and walks the other
+// side 64 rows at a time, from the range's first row on. Steps where no query attends to a key are left out.
+constexpr int kBackBlock = 128, kBackStep = 64;
+struct alignas(16) BackwardBlock {
+  int32_t first = 0, count = 0;  // rows
+  int32_t step = 0, steps = 0;   // its part of BackwardPass::steps
+  int32_t tile = 0;              // the first of its tiles
+};
+struct alignas(16) BackwardStep {
+  int32_t first = 0, count = 0;  // rows
+  int32_t tile = 0;              // its 64 rows among those of all ranges, in their order
+  int32_t mask = 0;              // number of the mask; -1: all attend to all
+};
+struct BackwardPass {
+  std::vector<BackwardBlock> blocks;  // those of many steps first, as of PlanPrefill
+  std::vector<BackwardStep> steps;
+};
+struct BackwardPlan {
+  BackwardPass queries, keys;       // what a block's rows are
+  std::vector<BackwardStep> tiles;  // 64 rows each; no masks
+  std::vector<uint64_t>
+      masks;  // [masks, 128]: bit i of a block's row: whether it goes with row i of the step
+};
+// ranges: [begin, end) of rows that attend among themselves, where slots are rows.
+BackwardPlan PlanBackward(std::span<const std::pair<int64_t, int64_t>> ranges,
+                          std::span<const int32_t> first_run, std::span<const int32_t> lengths,
+                          std::span<const device::KvRun> runs);
+
 }  // namespace tidepool::cuda

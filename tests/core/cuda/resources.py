@@ -16,7 +16,7 @@ REGISTERS = 64
 REGISTERS_OF = {
     "DecodeTilesKernel": 255,
     "PrefillTilesKernel": 168,  # three blocks
-    "QueryGradientKernel": 168,
+    "QueryGradientKernel": 255,
     "KeyGradientKernel": 255,
     "GroupedTilesKernel": 128,  # four blocks of 128 threads
     "PrefillRowsKernel": 128,  # four blocks of 128 threads
