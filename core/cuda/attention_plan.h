@@ -55,9 +55,10 @@ class DecodePlanner {
 // first, so that the device is not left with one of them at the end.
 std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,
                                        std::span<const int32_t> lengths, int64_t rows_max);
-// Query rows of a pass: 64, shared by the heads of a key-value head.
+// Query rows of a pass, shared by the heads of a key-value head.
+constexpr int kPrefillQueries = 128;
 inline int64_t PrefillRows(int64_t heads, int64_t kv_heads) {
-  return heads / kv_heads >= 64 ? 1 : 64 / (heads / kv_heads);
+  return heads / kv_heads >= kPrefillQueries ? 1 : kPrefillQueries / (heads / kv_heads);
 }
 
 // Rows of a sequence from which on a pass of their own is worth it: fewer are decoded, which divides long

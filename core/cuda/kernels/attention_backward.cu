@@ -57,38 +57,6 @@ struct BackwardTiles {
   static_assert(kBytes <= kSharedMax && kBackStep % kStep == 0 && kStep % kChunk == 0);
 };
 
-constexpr float kLog2E = 1.44269504F;
-
-// Of 64 rows and one head: sums[head, tile] = 64 times lse log2(e), 64 times out.dout. What is no row gets
-// zeros.
-template <int kD>
-__global__ void __launch_bounds__(kAttendThreads)
-    TileSumsKernel(device::AttentionBackwardArgs<BF16> a, BackwardWork work, float* sums) {
-  constexpr int kLanes = kD / 8, kRows = kAttendThreads / kLanes;
-  const int64_t head = blockIdx.x % a.heads, number = blockIdx.x / a.heads;
-  const BackwardStep tile = View(work.tile)[number];
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const Global<float> to = View(sums) + (head * work.tiles + number) * 2 * kBackStep;
-#pragma unroll
-  for (int first = 0; first < kBackStep; first += kRows) {
-    const int r = first + static_cast<int>(threadIdx.x) / kLanes;
-    const int64_t item = (tile.first + r) * a.heads + head;
-    float sum = 0.0F;
-    if (r < tile.count) {
-      float x[8], y[8];
-      Get8(View(a.out), item * kD + lane * 8, x);
-      Get8(View(a.dout), item * kD + lane * 8, y);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
-    }
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane != 0) continue;
-    to[r] = r < tile.count ? View(a.lse)[item] * kLog2E : 0.0F;
-    to[kBackStep + r] = sum;
-  }
-}
-
 // Starts the copy of `count` rows of kD elements, `stride` apart, and zeros up to kRows rows.
 template <int kD, int kRows, int kThreads>
 __device__ inline void CopyRows(Shared<BF16> to, Global<const BF16> from, int stride, int count) {
@@ -135,35 +103,56 @@ __device__ inline void ZeroUnmasked(const uint32_t (&bits)[kStrips][2], float (&
   }
 }
 
-// A lane's part of a row of gradients, `factor` times `acc` with the rotation undone.
+// A lane's part of a row of gradients: as it is, or times `factor` with the rotation undone.
+template <int kD>
+__device__ inline void PutRow(const float (&acc)[kD / 8][4], int h, Shared<BF16> out) {
+  const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int n = 0; n < kD / 8; ++n) Put2(out, n * 8 + 2 * t, acc[n][2 * h], acc[n][2 * h + 1]);
+}
 template <int kD>
 __device__ inline void PutRotatedBack(const device::AttentionBackwardArgs<BF16>& a, int64_t row,
-                                      const float (&acc)[kD / 8][4], int h, float factor, Global<BF16> out) {
+                                      const float (&acc)[kD / 8][4], int h, float factor, Shared<BF16> out) {
   constexpr int kHalf = kD / 2;
   const int t = static_cast<int>(threadIdx.x) % 4;
   const int64_t at = int64_t{View(a.positions)[row]} * kHalf;
-  const Global<const float> cos = View(a.cos) + at, sin = View(a.sin) + at;
 #pragma unroll
   for (int n = 0; n < kD / 16; ++n) {
-    float low[2], high[2];
+    float cos[2], sin[2], low[2], high[2];
+    Get2(View(a.cos), at + n * 8 + 2 * t, cos);
+    Get2(View(a.sin), at + n * 8 + 2 * t, sin);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = n * 8 + 2 * t + i;
-      const float co = cos[c], si = sin[c];
       const float x = acc[n][2 * h + i] * factor, y = acc[n + kD / 16][2 * h + i] * factor;
-      low[i] = x * co + y * si;
-      high[i] = y * co - x * si;
+      low[i] = x * cos[i] + y * sin[i];
+      high[i] = y * cos[i] - x * sin[i];
     }
     Put2(out, n * 8 + 2 * t, low[0], low[1]);
     Put2(out, kHalf + n * 8 + 2 * t, high[0], high[1]);
   }
 }
+// A warp's rows from shared memory to rows that are `stride` apart.
+template <int kD, int kRows>
+__device__ inline void StoreRows(Shared<BF16> from, Global<BF16> to, int64_t stride, int count) {
+  constexpr int kLanes = kD / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32, chunk = lane % kLanes * 8;
+  __syncwarp();
+#pragma unroll
+  for (int r = lane / kLanes; r < kRows + lane / kLanes; r += 32 / kLanes) {
+    if (r >= count) continue;
+    uint32_t words[4];
+    GetWords4(from, r * kTileRow<kD> + chunk, words);
+    PutWords4(to, r * stride + chunk, words);
+  }
+}
 
-// Blocks: query heads of the plan's blocks of queries.
+// Blocks: query heads of the plan's blocks of queries. Leaves what the other kernel needs of a row:
+// sums[head, tile] has 64 times lse log2(e), then 64 times out.dout; zeros where there is no row.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
-    QueryGradientKernel(device::AttentionBackwardArgs<BF16> a, BackwardWork work, const float* sums) {
+    QueryGradientKernel(device::AttentionBackwardArgs<BF16> a, BackwardWork work, float* sums) {
   TP_DYNAMIC_SHARED(bytes);
+  TP_SHARED(float, of_rows, 2 * kBackBlock);
   constexpr int kD = Tiles::kD, kStrips = Tiles::kStrips, kStep = Tiles::kStep, kChunk = Tiles::kChunk;
   constexpr int kRow = Tiles::kRow, kThreads = Tiles::kThreads;
   const Shared<BF16> queries = Carve<BF16>(bytes, 0, kBackBlock * kRow);
@@ -192,33 +181,63 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
     CopyAsyncCommit();
   };
   load(0);
+  const Shared<BF16> my_queries = queries + warp * kStrips * 16 * kRow,
+                     my_douts = douts + warp * kStrips * 16 * kRow;
+  // The sums of the warp's rows, for this kernel and the next.
+  constexpr int kLanes = kD / 8, kLaneRows = 32 / kLanes, kParts = kStrips * 16 / kLaneRows;
+  const int my_first = warp * kStrips * 16, lane_row = lane / kLanes, lane_at = lane % kLanes * 8;
+  float out[kParts][8] = {}, log_sum[kParts] = {};
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int m = my_first + i * kLaneRows + lane_row;
+    if (m >= block.count) continue;
+    const int64_t at = (block.first + m) * a.heads + head;
+    Get8(View(a.out), at * kD + lane_at, out[i]);
+    log_sum[i] = View(a.lse)[at] * kLog2E;
+  }
+  CopyAsyncWait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int m = my_first + i * kLaneRows + lane_row;
+    float dout[8], sum = 0.0F;
+    Get8(my_douts, (m - my_first) * kRow + lane_at, dout);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += out[i][j] * dout[j];
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    if (lane % kLanes != 0) continue;
+    of_rows[m] = log_sum[i];
+    of_rows[kBackBlock + m] = sum;
+    if (m / kBackStep * kBackStep >= block.count) continue;  // no tile of the plan
+    const Global<float> to =
+        View(sums) + (head * work.tiles + block.tile + m / kBackStep) * 2 * kBackStep + m % kBackStep;
+    to[0] = log_sum[i];
+    to[kBackStep] = sum;
+  }
+  __syncwarp();
   float lse[kStrips][2], out_dout[kStrips][2];
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = (warp * kStrips + s) * 16 + g + 8 * h;
-      const bool there = m < block.count;
-      const Global<const float> from =
-          View(sums) + (head * work.tiles + block.tile + m / kBackStep) * 2 * kBackStep + m % kBackStep;
-      lse[s][h] = there ? from[0] : 0.0F;
-      out_dout[s][h] = there ? from[kBackStep] : 0.0F;
+      const int m = my_first + s * 16 + g + 8 * h;
+      lse[s][h] = of_rows[m];
+      out_dout[s][h] = of_rows[kBackBlock + m];
     }
   }
   const float scale = 1.0F / sqrtf(static_cast<float>(kD)), scale2 = scale * kLog2E;
   float dq[kStrips][kD / 8][4] = {};
-  const Shared<const BF16> my_queries = queries + warp * kStrips * 16 * kRow,
-                           my_douts = douts + warp * kStrips * 16 * kRow;
   Strips<kD, kStrips> left, left2;
+  if (Tiles::kHeld) {
+    LoadStrips<kD, kStrips>(my_queries, left);
+    LoadStrips<kD, kStrips>(my_douts, left2);
+  }
   const int loads = block.steps * (kBackStep / kStep);
   for (int i = 0; i < loads; ++i) {
     const int mask = steps[at_step].mask, part = next_part, buffer = i % 2;
     CopyAsyncWait<0>();
     __syncthreads();  // this step is there, and the one before was used
-    if (Tiles::kHeld && i == 0) {
-      LoadStrips<kD, kStrips>(my_queries, left);
-      LoadStrips<kD, kStrips>(my_douts, left2);
-    }
     if (i + 1 < loads) {
       if (++next_part == kBackStep / kStep) {
         next_part = 0;
@@ -257,17 +276,19 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
       MultiplyWeightStrips<kD, kChunk, kStrips>(ds, k, dq);
     }
   }
+  __syncwarp();
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = (warp * kStrips + s) * 16 + g + 8 * h;
-      if (m >= block.count) continue;
-      const int64_t row = block.first + m;
-      PutRotatedBack<kD>(a, row, dq[s], h, scale,
-                         View(a.dqkv) + (row * (a.heads + 2 * a.kv_heads) + head) * kD);
+      const int m = s * 16 + g + 8 * h;
+      if (my_first + m >= block.count) continue;
+      PutRotatedBack<kD>(a, block.first + my_first + m, dq[s], h, scale, my_queries + m * kRow);
     }
   }
+  const int64_t width = (a.heads + 2 * a.kv_heads) * kD;
+  StoreRows<kD, kStrips * 16>(my_queries, View(a.dqkv) + (block.first + my_first) * width + head * kD, width,
+                              block.count - my_first);
 }
 
 // Blocks: key-value heads of the plan's blocks of keys. Products are transposed: their rows are keys, their
@@ -293,6 +314,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
     const int64_t at = (block.first * a.kv_heads + kv) * kD;
     CopyRows<kD, kBackBlock, kThreads>(keys, View(a.k) + at, k_stride, block.count);
     CopyRows<kD, kBackBlock, kThreads>(values, View(a.v) + at, k_stride, block.count);
+    CopyAsyncCommit();
   }
   int at_step = 0, next_part = 0, next_head = kv * group;  // parts of kStep rows of the plan's step
   const auto load = [&](int buffer) {
@@ -313,8 +335,8 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
   const int loads = block.steps * (kBackStep / kStep) * group;
   if (loads > 0) load(0);
   const float scale = 1.0F / sqrtf(static_cast<float>(kD)), scale2 = scale * kLog2E;
-  const Shared<const BF16> my_keys = keys + warp * kStrips * 16 * kRow,
-                           my_values = values + warp * kStrips * 16 * kRow;
+  const Shared<BF16> my_keys = keys + warp * kStrips * 16 * kRow,
+                     my_values = values + warp * kStrips * 16 * kRow;
   Strips<kD, kStrips> left, left2;
   float dk[kStrips][kD / 8][4] = {}, dv[kStrips][kD / 8][4] = {};
   for (int i = 0; i < loads; ++i) {
@@ -372,22 +394,23 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
       MultiplyWeightStrips<kD, kChunk, kStrips>(ds, q, dk);
     }
   }
-  CopyAsyncWait<0>();
+  CopyAsyncWait<0>();  // of keys that no query attends to
+  __syncthreads();
+  const int my_first = warp * kStrips * 16;
 #pragma unroll
   for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = (warp * kStrips + s) * 16 + g + 8 * h;
-      if (m >= block.count) continue;
-      const int64_t row = block.first + m;
-      const Global<BF16> out = View(a.dqkv) + (row * (a.heads + 2 * a.kv_heads) + a.heads + kv) * kD;
-      PutRotatedBack<kD>(a, row, dk[s], h, scale, out);
-#pragma unroll
-      for (int n = 0; n < kD / 8; ++n) {
-        Put2(out + a.kv_heads * kD, n * 8 + 2 * t, dv[s][n][2 * h], dv[s][n][2 * h + 1]);
-      }
+      const int m = s * 16 + g + 8 * h;
+      if (my_first + m >= block.count) continue;
+      PutRotatedBack<kD>(a, block.first + my_first + m, dk[s], h, scale, my_keys + m * kRow);
+      PutRow<kD>(dv[s], h, my_values + m * kRow);
     }
   }
+  const int64_t width = (a.heads + 2 * a.kv_heads) * kD;
+  const Global<BF16> out = View(a.dqkv) + (block.first + my_first) * width + (a.heads + kv) * kD;
+  StoreRows<kD, kStrips * 16>(my_keys, out, width, block.count - my_first);
+  StoreRows<kD, kStrips * 16>(my_values, out + a.kv_heads * kD, width, block.count - my_first);
 }
 
 // Any type and head size, as attention_rows.h: a block takes one query head of a row, or one key of a
@@ -517,12 +540,6 @@ __global__ void __launch_bounds__(kAttendThreads)
 template <typename QueryTiles, typename KeyTiles>
 int BackwardByTiles(const device::AttentionBackwardArgs<BF16>& a, const BackwardWork& work, float* sums,
                     Stream stream) {
-  if (const int code =
-          Launch({.name = "attention_backward_sums", .x = work.tiles * a.heads, .threads = kAttendThreads},
-                 stream, TileSumsKernel<QueryTiles::kD>, a, work, sums);
-      code != 0) {
-    return code;
-  }
   if (const int code = Launch({.name = "attention_backward_queries",
                                .x = work.queries.blocks * a.heads,
                                .threads = QueryTiles::kThreads,
@@ -570,13 +587,13 @@ int AttentionBackward(const device::AttentionBackwardArgs<T>& a, Launcher& launc
   const auto& work = static_cast<const AttentionOnDevice&>(*a.work);
   if constexpr (sizeof(T) == 2) {
     if ((a.head_size == 64 || a.head_size == 128) && On16Bytes(a.q) && On16Bytes(a.k) && On16Bytes(a.v) &&
-        On16Bytes(a.out) && On16Bytes(a.dout)) {
+        On16Bytes(a.out) && On16Bytes(a.dout) && On16Bytes(a.dqkv)) {
       auto* sums = static_cast<float*>(launcher.Scratch(work.backward.tiles * a.heads * 2 * kBackStep *
                                                         static_cast<int64_t>(sizeof(float))));
       if (a.head_size == 64)
-        return BackwardByTiles<BackwardTiles<64, 2, 64, 32, 2, true>, BackwardTiles<64, 2, 64, 32, 2>>(
+        return BackwardByTiles<BackwardTiles<64, 1, 64, 16, 2, true>, BackwardTiles<64, 2, 64, 32, 2>>(
             a, work.backward, sums, launcher.stream());
-      return BackwardByTiles<BackwardTiles<128, 2, 32, 32, 2>, BackwardTiles<128, 1, 64, 32, 1>>(
+      return BackwardByTiles<BackwardTiles<128, 2, 32, 32, 2>, BackwardTiles<128, 1, 64, 16, 1, true>>(
           a, work.backward, sums, launcher.stream());
     }
   }

@@ -17,6 +17,7 @@ constexpr int kSharedMax = 160 * 1024;  // dynamic shared memory of a block of s
 
 template <int kD>
 constexpr int kTileRow = kD + 8;
+constexpr float kLog2E = 1.44269504F;  // e to the x is 2 to the x log2(e), which the GPU computes
 
 // c = a b^T: 16 rows of `a`, kN rows of `b`.
 template <int kD, int kN>
@@ -137,8 +138,8 @@ __device__ inline float ExpBelow(float s, float max) { return max == -INFINITY ?
 
 // Walks the slots of a sequence in order of position.
 struct SlotWalk {
-  int64_t run;
-  int64_t position;                                                          // of the run's first key
+  int32_t run;
+  int32_t position;                                                          // of the run's first key
   __device__ int64_t SlotOf(Global<const device::KvRun> runs, int64_t at) {  // `at` never goes back
     device::KvRun r = runs[run];
     while (position + r.count <= at) {
