@@ -73,10 +73,10 @@ RowsByPass DivideRows(std::span<const int32_t> first_run, bool all_decoded = fal
 // The backward on tensor cores: a block takes 128 rows of a range, as queries or as keys, and walks the other
 // side 64 rows at a time, from the range's first row on. Steps where no query attends to a key are left out.
 constexpr int kBackBlock = 128, kBackStep = 64;
-struct alignas(16) BackwardBlock {
-  int32_t first = 0, count = 0;  // rows
-  int32_t step = 0, steps = 0;   // its part of BackwardPass::steps
-  int32_t tile = 0;              // the first of its tiles
+struct alignas(16) BackwardBlock {  // aligned: read in one access
+  int32_t first = 0, count = 0;     // rows
+  int32_t step = 0, steps = 0;      // its part of BackwardPass::steps
+  int32_t tile = 0;                 // the first of its tiles
 };
 struct alignas(16) BackwardStep {
   int32_t first = 0, count = 0;  // rows

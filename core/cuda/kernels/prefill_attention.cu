@@ -12,11 +12,12 @@ namespace {
 
 constexpr int kTileKeys = 64;
 
-template <int kD_, int kStrips_, int kChunk_, int kBlocks_>
+template <int kD_, int kStrips_, int kChunk_, int kBlocks_, bool kLazy_>
 struct PrefillTiles {
-  static constexpr int kChunk = kChunk_;              // keys that are multiplied at a time
   static constexpr int kD = kD_, kStrips = kStrips_;  // a warp has kStrips times 16 query rows
+  static constexpr int kChunk = kChunk_;              // keys that are multiplied at a time
   static constexpr int kBlocks = kBlocks_;            // of a multiprocessor
+  static constexpr bool kLazy = kLazy_;               // whether sums are left alone where no maximum rises
   static constexpr int kRow = kTileRow<kD>, kThreads = kPrefillQueries / (16 * kStrips) * 32;
   // Dynamic shared memory, bytes: queries, keys twice, values twice.
   static constexpr int kQueries = kPrefillQueries * kRow * 2, kTile = kTileKeys * kRow * 2;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
           }
         }
       }
-      if (__any_sync(kAllLanes, rises ? 1 : 0) != 0) {  // else all factors are 1
+      if (!Tiles::kLazy || __any_sync(kAllLanes, rises ? 1 : 0) != 0) {
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -250,8 +251,10 @@ int PrefillAttention(const device::AttentionArgs<T>& f, const PrefillWork& work,
   if (work.items == 0) return 0;
   if constexpr (sizeof(T) == 2) {
     if (f.heads / f.kv_heads <= kPrefillQueries && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
-      if (f.head_size == 64) return PrefillByTiles<PrefillTiles<64, 2, 64, 2>>(f, work, launcher.stream());
-      if (f.head_size == 128) return PrefillByTiles<PrefillTiles<128, 2, 32, 2>>(f, work, launcher.stream());
+      if (f.head_size == 64)
+        return PrefillByTiles<PrefillTiles<64, 2, 64, 2, false>>(f, work, launcher.stream());
+      if (f.head_size == 128)
+        return PrefillByTiles<PrefillTiles<128, 2, 32, 2, true>>(f, work, launcher.stream());
     }
   }
   return Launch({.name = "prefill_attention_rows",
