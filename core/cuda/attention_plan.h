@@ -57,9 +57,10 @@ class DecodePlanner {
 // first, so that the device is not left with one of them at the end.
 std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,
                                        std::span<const int32_t> lengths, int64_t rows_max);
-// Query rows of a pass: 64, shared by the heads of a key-value head.
+// Query rows of a pass, shared by the heads of a key-value head.
+constexpr int kPrefillQueries = 128;
 inline int64_t PrefillRows(int64_t heads, int64_t kv_heads) {
-  return heads / kv_heads >= 64 ? 1 : 64 / (heads / kv_heads);
+  return heads / kv_heads >= kPrefillQueries ? 1 : kPrefillQueries / (heads / kv_heads);
 }
 
 // Rows of a sequence from which on a pass of their own is worth it: fewer are decoded, which divides long
@@ -70,5 +71,33 @@ struct RowsByPass {
 };
 // all_decoded: however many a sequence has, as the passes round apart.
 RowsByPass DivideRows(std::span<const int32_t> first_run, bool all_decoded = false);
+
+// The backward on tensor cores: a block takes 128 rows of a range, as queries or as keys, and walks the other
+// side 64 rows at a time, from the range's first row on. Steps where no query attends to a key are left out.
+constexpr int kBackBlock = 128, kBackStep = 64;
+struct alignas(16) BackwardBlock {  // aligned: read in one access
+  int32_t first = 0, count = 0;     // rows
+  int32_t step = 0, steps = 0;      // its part of BackwardPass::steps
+  int32_t tile = 0;                 // the first of its tiles
+};
+struct alignas(16) BackwardStep {
+  int32_t first = 0, count = 0;  // rows
+  int32_t tile = 0;              // its 64 rows among those of all ranges, in their order
+  int32_t mask = 0;              // number of the mask; -1: all attend to all
+};
+struct BackwardPass {
+  std::vector<BackwardBlock> blocks;  // those of many steps first, as of PlanPrefill
+  std::vector<BackwardStep> steps;
+};
+struct BackwardPlan {
+  BackwardPass queries, keys;       // what a block's rows are
+  std::vector<BackwardStep> tiles;  // 64 rows each; no masks
+  std::vector<uint64_t>
+      masks;  // [masks, 128]: bit i of a block's row: whether it goes with row i of the step
+};
+// ranges: [begin, end) of rows that attend among themselves, where slots are rows.
+BackwardPlan PlanBackward(std::span<const std::pair<int64_t, int64_t>> ranges,
+                          std::span<const int32_t> first_run, std::span<const int32_t> lengths,
+                          std::span<const device::KvRun> runs);
 
 }  // namespace tidepool::cuda

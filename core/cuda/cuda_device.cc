@@ -158,9 +158,25 @@ std::unique_ptr<device::GraphAttention> CudaDevice::PlanGraphAttention(const dev
 }
 
 std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
-    const device::RowRunsOfHost&, std::span<const std::pair<int64_t, int64_t>> ranges,
+    const device::RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
     const device::HeadShape&) {
-  auto work = std::make_unique<AttentionOnDevice>();
+  const BackwardPlan plan = PlanBackward(ranges, keys.first_run, keys.lengths, keys.runs);
+  device::Parcel parcel;
+  const int64_t query_block = parcel.Add(plan.queries.blocks), query_step = parcel.Add(plan.queries.steps),
+                key_block = parcel.Add(plan.keys.blocks), key_step = parcel.Add(plan.keys.steps),
+                tile = parcel.Add(plan.tiles), mask = parcel.Add(plan.masks);
+  parcel.Send(*this);
+  auto work = std::make_unique<HeldAttention>();
+  work->memory = parcel.memory();
+  work->backward = {.queries = {.blocks = static_cast<int64_t>(plan.queries.blocks.size()),
+                                .block = parcel.At<BackwardBlock>(query_block),
+                                .step = parcel.At<BackwardStep>(query_step)},
+                    .keys = {.blocks = static_cast<int64_t>(plan.keys.blocks.size()),
+                             .block = parcel.At<BackwardBlock>(key_block),
+                             .step = parcel.At<BackwardStep>(key_step)},
+                    .tiles = static_cast<int64_t>(plan.tiles.size()),
+                    .tile = parcel.At<BackwardStep>(tile),
+                    .mask = parcel.At<uint64_t>(mask)};
   work->ranges.assign(ranges.begin(), ranges.end());
   return work;
 }

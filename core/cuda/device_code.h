@@ -10,6 +10,8 @@
 //   TP_DYNAMIC_SHARED(bytes);             Carve<T>(bytes, offset, count) is a part of it
 //   Get8, Put8                            8 elements as float32, one or two accesses of 16 bytes
 //   GetWords4, PutWords4                  16 bytes as they are
+//   Get2, Put2                            2 elements, one access
+//   Exp2                                  2^x as the GPU's own instruction has it
 //   CopyAsync16, CopyAsyncCommit, CopyAsyncWait<n>    16 bytes from device memory to shared memory
 //   LoadMatrix4, LoadMatrix4Transposed, MultiplyTile  ldmatrix and mma.sync.m16n8k16 of a warp
 //   WaitForKernelBefore, LetKernelAfterStart          of Grid::early
@@ -72,6 +74,12 @@ __device__ inline uint32_t NarrowTwo(float low, float high) {
   return word;
 }
 
+__device__ inline float Exp2(float v) {  // off by 2^-22 of it at most; what is below 2^-126 is 0
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+  return out;
+}
+
 // Element i of a view as float32, and back.
 template <typename T>
 __device__ inline float Get(const T* x, int64_t i) {
@@ -116,6 +124,10 @@ __device__ inline void PutWords4(T* x, int64_t i, const uint32_t (&v)[4]) {
   *reinterpret_cast<uint4*>(x + i) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 // Elements i and i + 1, i even: one access.
+__device__ inline void Get2(const float* x, int64_t i, float (&out)[2]) {
+  const float2 v = *reinterpret_cast<const float2*>(x + i);
+  out[0] = v.x, out[1] = v.y;
+}
 __device__ inline void Put2(float* x, int64_t i, float a, float b) {
   *reinterpret_cast<float2*>(x + i) = make_float2(a, b);
 }

@@ -17,6 +17,7 @@ constexpr int kSharedMax = 160 * 1024;  // dynamic shared memory of a block of s
 
 template <int kD>
 constexpr int kTileRow = kD + 8;
+constexpr float kLog2E = 1.44269504F;  // e to the x is 2 to the x log2(e), which the GPU computes
 
 // c = a b^T: 16 rows of `a`, kN rows of `b`.
 template <int kD, int kN>
@@ -59,6 +60,69 @@ __device__ inline void MultiplyWeights(const float (&p)[kN / 8][4], Shared<const
   }
 }
 
+// The same of kStrips times 16 rows, which share what is loaded of `b`.
+template <int kD, int kStrips>
+using Strips = uint32_t[kStrips][kD / 16][4];  // rows as the left operand of a product
+template <int kD, int kStrips>
+__device__ inline void LoadStrips(Shared<const BF16> a, Strips<kD, kStrips>& out) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+    for (int k = 0; k < kD; k += 16)
+      LoadMatrix4(a + (s * 16 + lane % 16) * kTileRow<kD> + k + lane / 16 * 8, out[s][k / 16]);
+  }
+}
+template <int kD, int kN, int kStrips>
+__device__ inline void MultiplyStrips(const Strips<kD, kStrips>& a, Shared<const BF16> b,
+                                      float (&c)[kStrips][kN / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+    for (int n = 0; n < kN / 8; ++n) c[s][n][0] = c[s][n][1] = c[s][n][2] = c[s][n][3] = 0.0F;
+  }
+#pragma unroll
+  for (int k = 0; k < kD; k += 16) {
+#pragma unroll
+    for (int n = 0; n < kN; n += 16) {
+      uint32_t right[4];
+      LoadMatrix4(b + (n + lane % 8 + lane / 16 * 8) * kTileRow<kD> + k + lane / 8 % 2 * 8, right);
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) {
+        MultiplyTile(c[s][n / 8], a[s][k / 16], right[0], right[1]);
+        MultiplyTile(c[s][n / 8 + 1], a[s][k / 16], right[2], right[3]);
+      }
+    }
+  }
+}
+template <int kD, int kN, int kStrips>
+__device__ inline void MultiplyWeightStrips(const float (&p)[kStrips][kN / 8][4], Shared<const BF16> b,
+                                            float (&out)[kStrips][kD / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kN; n += 16) {
+    uint32_t left[kStrips][4];
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const float(&low)[4] = p[s][n / 8];
+      const float(&high)[4] = p[s][n / 8 + 1];
+      left[s][0] = NarrowTwo(low[0], low[1]), left[s][1] = NarrowTwo(low[2], low[3]);
+      left[s][2] = NarrowTwo(high[0], high[1]), left[s][3] = NarrowTwo(high[2], high[3]);
+    }
+#pragma unroll
+    for (int d = 0; d < kD; d += 16) {
+      uint32_t right[4];
+      LoadMatrix4Transposed(b + (n + lane % 16) * kTileRow<kD> + d + lane / 16 * 8, right);
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) {
+        MultiplyTile(out[s][d / 8], left[s], right[0], right[1]);
+        MultiplyTile(out[s][d / 8 + 1], left[s], right[2], right[3]);
+      }
+    }
+  }
+}
+
 // Over the four lanes that hold a row.
 __device__ inline float QuadMax(float v) {
   v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, 1));
@@ -74,8 +138,8 @@ __device__ inline float ExpBelow(float s, float max) { return max == -INFINITY ?
 
 // Walks the slots of a sequence in order of position.
 struct SlotWalk {
-  int64_t run;
-  int64_t position;                                                          // of the run's first key
+  int32_t run;
+  int32_t position;                                                          // of the run's first key
   __device__ int64_t SlotOf(Global<const device::KvRun> runs, int64_t at) {  // `at` never goes back
     device::KvRun r = runs[run];
     while (position + r.count <= at) {

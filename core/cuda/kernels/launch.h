@@ -70,6 +70,18 @@ struct PrefillWork {
   int64_t items = 0;
   const AttentionItem* item = nullptr;  // [items]; `first` is a row
 };
+// The backward on tensor cores.
+struct BackwardPassWork {
+  int64_t blocks = 0;
+  const BackwardBlock* block = nullptr;  // [blocks]
+  const BackwardStep* step = nullptr;
+};
+struct BackwardWork {
+  BackwardPassWork queries, keys;
+  int64_t tiles = 0;
+  const BackwardStep* tile = nullptr;  // [tiles]
+  const uint64_t* mask = nullptr;      // [masks, 128]
+};
 // What AttentionArgs::work is, and AttentionBackwardArgs::work with ranges of rows that attend among
 // themselves.
 struct AttentionOnDevice : device::AttentionWork {
@@ -77,6 +89,7 @@ struct AttentionOnDevice : device::AttentionWork {
   bool rows_apart = false;
   DecodeWork decode;
   PrefillWork prefill;
+  BackwardWork backward;
   std::vector<std::pair<int64_t, int64_t>> ranges;
 };
 

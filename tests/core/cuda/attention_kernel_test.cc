@@ -440,6 +440,38 @@ void CpuBackward(const Batch& b, const Problem<T>& p, int64_t before, device::At
   }
 }
 
+// The work of a backward of these ranges.
+class BackwardWorkOf {
+ public:
+  BackwardWorkOf(const std::vector<std::pair<int64_t, int64_t>>& ranges, const Batch& b)
+      : BackwardWorkOf(ranges, PlanBackward(ranges, b.first_run, b.lengths, b.runs)) {}
+  [[nodiscard]] const AttentionOnDevice* get() const { return &work_; }
+
+ private:
+  BackwardWorkOf(const std::vector<std::pair<int64_t, int64_t>>& ranges, const BackwardPlan& plan)
+      : query_blocks_(plan.queries.blocks),
+        key_blocks_(plan.keys.blocks),
+        query_steps_(plan.queries.steps),
+        key_steps_(plan.keys.steps),
+        tiles_(plan.tiles),
+        masks_(plan.masks) {
+    work_.ranges = ranges;
+    work_.backward = {.queries = {.blocks = static_cast<int64_t>(plan.queries.blocks.size()),
+                                  .block = query_blocks_.data(),
+                                  .step = query_steps_.data()},
+                      .keys = {.blocks = static_cast<int64_t>(plan.keys.blocks.size()),
+                               .block = key_blocks_.data(),
+                               .step = key_steps_.data()},
+                      .tiles = static_cast<int64_t>(plan.tiles.size()),
+                      .tile = tiles_.data(),
+                      .mask = masks_.data()};
+  }
+  DeviceArray<BackwardBlock> query_blocks_, key_blocks_;
+  DeviceArray<BackwardStep> query_steps_, key_steps_, tiles_;
+  DeviceArray<uint64_t> masks_;
+  AttentionOnDevice work_;
+};
+
 template <typename T>
 void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t rows_max) {
   TP_NEEDS_DEVICE();
@@ -478,9 +510,8 @@ void CompareBackward(uint64_t seed, const std::vector<int64_t>& sizes, int64_t r
     device::AttentionBackwardArgs<T> a = BackwardOf(d.Args(p, d_out.data(), d_lse.data()));
     a.dout = d_dout.data(), a.cos = d_cos.data(), a.sin = d_sin.data(), a.positions = d_positions.data();
     a.dqkv = d_dqkv.data();
-    AttentionOnDevice work;
-    work.ranges = {{before, before + rows}};
-    a.work = &work;
+    const BackwardWorkOf work({{before, before + rows}}, b);
+    a.work = work.get();
     RunKernel(what, [&](Launcher& l) { return AttentionBackward(a, l); });
     got = d_dqkv.Read();
     return BytesOf(got);
@@ -523,6 +554,72 @@ TEST(AttentionKernelTest, PlansShareWhatLiesInTheSameSlots) {
   EXPECT_EQ(items[0].first, 5);  // the longest first
   EXPECT_EQ(items[1].first, 2);
   EXPECT_EQ(items[2].count, 2);
+}
+
+// Which queries attend to which keys, said from both sides, once for each pair.
+TEST(AttentionKernelTest, TheBackwardsBlocksHoldEveryPairOnce) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    FuzzRng rng(seed + 1000);
+    const int64_t before = rng.OneOf({0, 70}), rows = rng.Between(1, 500);
+    const Batch b = TrainingBatch(rng, before, rows);
+    std::vector<std::pair<int64_t, int64_t>> ranges = {{before, b.rows()}};
+    if (before > 0) ranges.insert(ranges.begin(), {0, before});
+    const auto n = static_cast<size_t>(b.rows());
+    std::vector<int> want(n * n);
+    for (size_t row = 0; row < n; ++row) {
+      int32_t left = b.lengths[row];
+      for (auto run = static_cast<size_t>(b.first_run[row]); left > 0; left -= b.runs[run++].count) {
+        const int32_t count = std::min(left, b.runs[run].count);
+        for (int32_t i = 0; i < count; ++i) want[row * n + static_cast<size_t>(b.runs[run].start + i)] = 1;
+      }
+    }
+    const BackwardPlan plan = PlanBackward(ranges, b.first_run, b.lengths, b.runs);
+    for (const bool of_keys : {false, true}) {
+      const BackwardPass& pass = of_keys ? plan.keys : plan.queries;
+      std::vector<int> got(n * n);
+      int32_t steps_before = pass.blocks.front().steps;
+      for (const BackwardBlock& block : pass.blocks) {
+        EXPECT_TRUE(block.steps <= steps_before);
+        steps_before = block.steps;
+        EXPECT_EQ(plan.tiles[static_cast<size_t>(block.tile)].first, block.first);
+        for (int32_t s = block.step; s < block.step + block.steps; ++s) {
+          const BackwardStep& step = pass.steps[static_cast<size_t>(s)];
+          EXPECT_EQ(plan.tiles[static_cast<size_t>(step.tile)].first, step.first);
+          EXPECT_TRUE(step.mask >= 0 || (block.count == kBackBlock && step.count == kBackStep));
+          for (int32_t i = 0; i < kBackBlock; ++i) {
+            const uint64_t bits =
+                step.mask < 0 ? ~uint64_t{0} : plan.masks[static_cast<size_t>(step.mask * kBackBlock + i)];
+            for (int32_t j = 0; j < kBackStep; ++j) {
+              if ((bits >> j & 1U) == 0) continue;
+              const auto mine = static_cast<size_t>(block.first + i),
+                         other = static_cast<size_t>(step.first + j);
+              const bool there = i < block.count && j < step.count;
+              EXPECT_TRUE(there) << "seed " << seed;
+              if (!there) continue;
+              ++got[of_keys ? other * n + mine : mine * n + other];
+            }
+          }
+        }
+      }
+      EXPECT_TRUE(got == want) << "seed " << seed << (of_keys ? ", keys" : ", queries");
+    }
+  }
+  // Sequences have the same masks on their diagonals: two a side.
+  std::vector<int32_t> first_run, lengths;
+  std::vector<device::KvRun> runs;
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (int32_t s = 0; s < 3; ++s) {
+    ranges.emplace_back(s * 256, s * 256 + 256);
+    runs.push_back({s * 256, 256});
+    for (int32_t i = 0; i < 256; ++i) {
+      first_run.push_back(s);
+      lengths.push_back(i + 1);
+    }
+  }
+  const BackwardPlan plan = PlanBackward(ranges, first_run, lengths, runs);
+  EXPECT_EQ(plan.masks.size(), 4U * kBackBlock);
+  EXPECT_EQ(plan.queries.blocks.size(), 6U);
+  EXPECT_EQ(plan.queries.steps.size(), 18U);
 }
 
 // A batch of which some sequences are decoded and the others have a pass of their own, as CudaDevice divides

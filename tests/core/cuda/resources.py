@@ -15,8 +15,8 @@ REGISTERS = 64
 # With tensor cores a block of 128 threads holds its sums in registers: up to 255 are two blocks.
 REGISTERS_OF = {
     "DecodeTilesKernel": 255,
-    "PrefillTilesKernel": 168,  # three blocks
-    "QueryGradientKernel": 168,
+    "PrefillTilesKernel": 255,
+    "QueryGradientKernel": 255,
     "KeyGradientKernel": 255,
     "GroupedTilesKernel": 128,  # four blocks of 128 threads
     "PrefillRowsKernel": 128,  # four blocks of 128 threads

@@ -271,6 +271,8 @@ inline uint32_t NarrowTwo(float low, float high) {
   return static_cast<uint32_t>(a.bits) | static_cast<uint32_t>(b.bits) << 16;
 }
 
+inline float Exp2(float v) { return std::exp2(v); }
+
 template <typename T>
 float Get(emulation::Pointer<T> x, int64_t i, TP_WHERE) {
   emulation::Check(x.region(), x.at() + i, sizeof(T), emulation::Access::kRead, TP_HERE);
@@ -304,6 +306,12 @@ void PutWords4(emulation::Pointer<T> x, int64_t i, const uint32_t (&v)[4], TP_WH
   emulation::CheckAligned(x.at() + i, 16, TP_HERE);
   emulation::Check(x.region(), x.at() + i, 16, emulation::Access::kWrite, TP_HERE);
   std::memcpy(static_cast<void*>(x.at() + i), v, 16);
+}
+template <typename T>
+void Get2(emulation::Pointer<T> x, int64_t i, float (&out)[2], TP_WHERE) {
+  emulation::CheckAligned(x.at() + i, 2 * sizeof(T), TP_HERE);
+  emulation::Check(x.region(), x.at() + i, 2 * sizeof(T), emulation::Access::kRead, TP_HERE);
+  out[0] = Widen(x.at()[i]), out[1] = Widen(x.at()[i + 1]);
 }
 template <typename T>
 void Put2(emulation::Pointer<T> x, int64_t i, float a, float b, TP_WHERE) {
