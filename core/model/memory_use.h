@@ -46,11 +46,14 @@ int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
 // What a training forward keeps of the attention part of one block for one token.
 int64_t AttentionActivationBytes(const ModelSpec& spec, DType dtype);
 
+// Rows of logits that a trainer holds at a time. Each time the gradient of the head is read and written once,
+// which a GPU waits for.
+constexpr int64_t HeadRows(bool gpu) { return gpu ? 1024 : 256; }
+
 struct TrainingSizes {
   int64_t tokens = 0;  // computed together: train.micro_batch_tokens or less
   bool recompute = false;
-  int64_t head_rows = 256;  // rows of logits held at a time
-  int64_t threads = 1;      // of the CPU
+  int64_t threads = 1;  // of the CPU
   bool gpu = false;
   int64_t decoded_keys = 256;  // of the rows that a GPU decodes: of a few, or with deterministic of all
 };

@@ -15,6 +15,7 @@
 #include "core/algorithms/value_loss.h"
 #include "core/base/hash.h"
 #include "core/device/cpu/cpu_device.h"
+#include "core/model/memory_use.h"
 #include "core/model/routing.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
@@ -108,6 +109,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");
+  if (o.head_rows == 0) o.head_rows = model::HeadRows(!o.device->host_memory());
   if (o.micro_batch_tokens < 1 || o.head_rows < 1)
     return InvalidArgument("train.micro_batch_tokens must be at least 1");
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))

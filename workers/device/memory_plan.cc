@@ -86,7 +86,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
     if (OnGpu(c)) p.actor.activations += model::ActivationArena::kChunkBytes;
     // Its logits beside those of the student.
     if (name == "teacher" && c.kind() == JobKind::kDistill)
-      p.actor.workspace += model::TrainingSizes{}.head_rows * m.vocab_size * model::Bytes(dtype);
+      p.actor.workspace += model::HeadRows(OnGpu(c)) * m.vocab_size * model::Bytes(dtype);
   }
   if (!further.critic) return;
   // Weights and optimizer; its gradients and activations take the place of the policy's.
