@@ -28,10 +28,10 @@ struct FewRowsShape {
   static constexpr int kHalves = kRows == 8 ? 1 : 2;           // of one, that are something
   // Steps whose part of w is under way. Few registers leave room for the block of the next kernel, which
   // reads its own part meanwhile.
-  static constexpr int kAhead = (kWarps == 16 ? 2 : 4) / kMatrices;
+  static constexpr int kAhead = (kWarps == 16 ? 2 : kWarps == 4 ? 6 : 4) / kMatrices;
   static constexpr int kBlocks = kRows > 8 || kHeld > 1 ? 1
                                  : kWarps == 16         ? 2
-                                                        : 24 / kWarps;  // on a multiprocessor
+                                                        : 20 / kWarps;  // on a multiprocessor
   static constexpr bool kStaged = kRows == 8;
   static constexpr int kPad = 32;  // elements after a row in shared memory: neighbours lie in other banks
   static constexpr int kSums = kMatrices * kTiles * 2 * kHalves;
@@ -299,7 +299,7 @@ bool TakesFewRows(const device::MultiplyArgs<BF16>& a) {
   // Larger matrices take cuBLAS as long, and more rows longer here.
   constexpr int64_t kElementsMax = 26 << 20, kStagedMax = 96 << 10;
   return a.rows >= 1 && a.rows <= kFewRowsMax && !a.strips && Wide(a.k, a.x, a.w) && a.n % 2 == 0 &&
-         On16Bytes(a.y) && a.n * a.k <= kElementsMax && (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
+         On16Bytes(a.y) && (a.n * a.k <= kElementsMax || (a.rows <= 2 && a.n >= 4 * a.k && a.n <= 65536)) && (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
 }
 bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a) {
   return TakesFewRows(a) && norm.rstd == nullptr && a.k <= NormRows<8, 1>::Room(a.rows) &&
