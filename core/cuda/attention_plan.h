@@ -92,8 +92,8 @@ struct BackwardPass {
 struct BackwardPlan {
   BackwardPass queries, keys;       // what a block's rows are
   std::vector<BackwardStep> tiles;  // 64 rows each; no masks
-  std::vector<uint64_t>
-      masks;  // [masks, 128]: bit i of a block's row: whether it goes with row i of the step
+  // [masks, 128]: bit i of a block's row: whether it goes with row i of the step.
+  std::vector<uint64_t> masks;
 };
 // ranges: [begin, end) of rows that attend among themselves, where slots are rows.
 BackwardPlan PlanBackward(std::span<const std::pair<int64_t, int64_t>> ranges,

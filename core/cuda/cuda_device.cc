@@ -164,7 +164,7 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
   device::Parcel parcel;
   const int64_t query_block = parcel.Add(plan.queries.blocks), query_step = parcel.Add(plan.queries.steps),
                 key_block = parcel.Add(plan.keys.blocks), key_step = parcel.Add(plan.keys.steps),
-                tile = parcel.Add(plan.tiles), mask = parcel.Add(plan.masks);
+                mask = parcel.Add(plan.masks);
   parcel.Send(*this);
   auto work = std::make_unique<HeldAttention>();
   work->memory = parcel.memory();
@@ -175,7 +175,6 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
                              .block = parcel.At<BackwardBlock>(key_block),
                              .step = parcel.At<BackwardStep>(key_step)},
                     .tiles = static_cast<int64_t>(plan.tiles.size()),
-                    .tile = parcel.At<BackwardStep>(tile),
                     .mask = parcel.At<uint64_t>(mask)};
   work->ranges.assign(ranges.begin(), ranges.end());
   return work;

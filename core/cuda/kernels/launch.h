@@ -78,9 +78,8 @@ struct BackwardPassWork {
 };
 struct BackwardWork {
   BackwardPassWork queries, keys;
-  int64_t tiles = 0;
-  const BackwardStep* tile = nullptr;  // [tiles]
-  const uint64_t* mask = nullptr;      // [masks, 128]
+  int64_t tiles = 0;               // of 64 rows
+  const uint64_t* mask = nullptr;  // [masks, 128]
 };
 // What AttentionArgs::work is, and AttentionBackwardArgs::work with ranges of rows that attend among
 // themselves.

@@ -453,7 +453,6 @@ class BackwardWorkOf {
         key_blocks_(plan.keys.blocks),
         query_steps_(plan.queries.steps),
         key_steps_(plan.keys.steps),
-        tiles_(plan.tiles),
         masks_(plan.masks) {
     work_.ranges = ranges;
     work_.backward = {.queries = {.blocks = static_cast<int64_t>(plan.queries.blocks.size()),
@@ -463,11 +462,10 @@ class BackwardWorkOf {
                                .block = key_blocks_.data(),
                                .step = key_steps_.data()},
                       .tiles = static_cast<int64_t>(plan.tiles.size()),
-                      .tile = tiles_.data(),
                       .mask = masks_.data()};
   }
   DeviceArray<BackwardBlock> query_blocks_, key_blocks_;
-  DeviceArray<BackwardStep> query_steps_, key_steps_, tiles_;
+  DeviceArray<BackwardStep> query_steps_, key_steps_;
   DeviceArray<uint64_t> masks_;
   AttentionOnDevice work_;
 };
