@@ -11,7 +11,8 @@ constexpr int kHeadThreads = 256;
 constexpr int kHeadWarps = kHeadThreads / 32;
 constexpr int64_t kHeadNormRows = 32;  // whose gradients of the head norms are added up by one block
 
-template <typename T>
+// kP: a lane's pairs.
+template <typename T, int kP>
 __global__ void __launch_bounds__(kHeadThreads) RotaryKernel(device::RotaryArgs<T> a, int64_t items) {
   LetKernelAfterStart();
   WaitForKernelBefore();
@@ -20,9 +21,9 @@ __global__ void __launch_bounds__(kHeadThreads) RotaryKernel(device::RotaryArgs<
   if (item >= items) return;  // a whole warp
   const int64_t r = item / heads_all, h = item % heads_all;
   const int64_t size = a.head_size, half = size / 2;
-  Head<kPairs> x;
-  Angles<kPairs> angles;
-  LoadAngles(a, r, angles);
+  Head<kP> x;
+  Angles<kP> angles;
+  if (h < a.heads + a.kv_heads) LoadAngles(a, r, angles);
   LoadWithBias(a, r, h, x);
   NormAndRotate(a, h, angles, x);
   const int64_t slot = h < a.heads ? 0 : View(a.slots)[r];
@@ -103,9 +104,11 @@ template <typename T>
 int Rotary(const device::RotaryArgs<T>& a, Launcher& launcher) {
   if (a.head_size > kHeadMax || a.head_size % 2 != 0) return static_cast<int>(cudaErrorInvalidValue);
   const int64_t items = a.rows * (a.heads + 2 * a.kv_heads);
-  return Launch(
-      {.name = "rotary", .x = CeilDiv<int64_t>(items, kHeadWarps), .threads = kHeadThreads, .early = true},
-      launcher.stream(), RotaryKernel<T>, a, items);
+  const Grid grid{
+      .name = "rotary", .x = CeilDiv<int64_t>(items, kHeadWarps), .threads = kHeadThreads, .early = true};
+  if (a.head_size <= 64) return Launch(grid, launcher.stream(), RotaryKernel<T, 1>, a, items);
+  if (a.head_size <= 128) return Launch(grid, launcher.stream(), RotaryKernel<T, 2>, a, items);
+  return Launch(grid, launcher.stream(), RotaryKernel<T, kPairs>, a, items);
 }
 
 template <typename T>
