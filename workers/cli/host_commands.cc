@@ -215,7 +215,9 @@ Status K8s(K8sOptions o) {
   job.overrides.insert(job.overrides.end(), of_hosts.begin(), of_hosts.end());
   job.overrides.push_back("cluster.advertise=" + ControllerHost(job.name));
   if (job.certificates == PodCertificates::kSecret) {
-    TP_ASSIGN_OR_RETURN(job.secret, MakeCertificates(job.name));
+    TP_ASSIGN_OR_RETURN(
+        job.secret,
+        MakeCertificates(job.name, {static_cast<int64_t>(config.security.certificate_hours * 3600)}));
     std::fputs("note: the keys of the job are in what is printed; keep it as a secret\n", stderr);
   }
   job.gpus = config.cluster.device == DeviceKind::kCuda;

@@ -1,12 +1,27 @@
 #include "workers/net/tls.h"
 
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+
 #include <algorithm>
 
 namespace tidepool::workers {
 
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const std::optional<Identity>& identity) {
   if (!identity) return grpc::InsecureServerCredentials();
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  constexpr auto kRequire = GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+  if (!identity->folder.empty()) {
+    namespace tls = grpc::experimental;
+    const std::string of_role = identity->folder + "/" + identity->role;
+    tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
+        of_role + ".key", of_role + ".crt", identity->folder + "/authority.crt",
+        static_cast<unsigned>(LooksEvery(*identity))));
+    options.watch_root_certs();
+    options.watch_identity_key_cert_pairs();
+    options.set_cert_request_type(kRequire);
+    return tls::TlsServerCredentials(options);
+  }
+  grpc::SslServerCredentialsOptions options(kRequire);
   options.pem_root_certs = identity->authority;
   options.pem_key_cert_pairs.push_back({identity->key, identity->certificate});
   return grpc::SslServerCredentials(options);
@@ -16,9 +31,9 @@ std::shared_ptr<grpc::ChannelCredentials> ClientSide(const std::optional<Identit
                                                      const std::string& role, grpc::ChannelArguments* args) {
   if (!identity) return grpc::InsecureChannelCredentials();
   args->SetSslTargetNameOverride(CertifiedName(role));
-  return grpc::SslCredentials({.pem_root_certs = identity->authority,
-                               .pem_private_key = identity->key,
-                               .pem_cert_chain = identity->certificate});
+  const Identity now = Newest(*identity);
+  return grpc::SslCredentials(
+      {.pem_root_certs = now.authority, .pem_private_key = now.key, .pem_cert_chain = now.certificate});
 }
 
 Status CheckCertificate(const grpc::ServerContextBase& context, const std::string& role) {

@@ -13,7 +13,9 @@
 
 namespace tidepool::workers {
 
-// Without an identity: no encryption.
+// Without an identity: no encryption. With one of a folder each new connection is made by the files as they
+// are then: the server looks at them again and again, a client whenever it asks for credentials, which is for
+// each dial.
 std::shared_ptr<grpc::ServerCredentials> ServerSide(const std::optional<Identity>& identity);
 // role: of the server that is dialled; any other is refused. Sets what belongs to it in `args`.
 std::shared_ptr<grpc::ChannelCredentials> ClientSide(const std::optional<Identity>& identity,
