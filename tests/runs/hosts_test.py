@@ -311,6 +311,48 @@ class HostsTest(RunTest):
         self.finish(controller)
         self.assertEqual([r["actor"] for r in self.journal("renewed") if r["kind"] == "FAULT"], ["device-1"])
 
+    def test_a_host_that_does_not_see_the_run_directory_joins_by_a_token(self):
+        run = self.path(run="joined")
+        controller, workers = self.run_over_hosts("joined", "train.steps=100000", "checkpoint.every_steps=1000", "security.newcomers=true")
+        self.wait_step(1, controller, run="joined")
+        away = self.dir.parent / (self.dir.name + "-away")
+        away.mkdir()
+        self.addCleanup(shutil.rmtree, away)
+        token = away / "join.json"
+        self.assert_done(self.command("join-token", str(run), str(token), "--place", "1"))
+        self.assertEqual(token.stat().st_mode & 0o777, 0o600)
+        spent = away / "spent.json"
+        shutil.copy(token, spent)
+
+        shutil.copytree(run / "model", away / "model")
+
+        def hidden(*command):  # from a host that has the model at its path, and nothing else of the run
+            return in_host(1, ["sh", "-c", f'mount -t tmpfs tmpfs {self.dir} && mkdir {run} && cp -r {away}/model {run} && cd {away} && exec "$@"', "sh",
+                               *map(str, command)])
+        joined = subprocess.run(hidden(TIDEPOOL, "join", token, away / "security"), capture_output=True, text=True, timeout=60)
+        self.assertEqual(joined.returncode, 0, joined.stderr)
+        self.assertFalse(token.exists())
+        command = joined.stdout.split()
+        self.assertEqual(command[:2], ["tidepool-worker", "run"])
+        self.assertNotIn((away / "security" / "device.token").read_text().strip(), joined.stdout)
+        again = subprocess.run(hidden(TIDEPOOL, "join", spent, away / "again"), capture_output=True, text=True, timeout=60)
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("it was used, has expired, or is one of an earlier controller", again.stderr)
+        # Another place is not for it; its own it takes when the one that had it is gone.
+        other = subprocess.run(hidden(WORKER, *(word.replace("--place=1", "--place=0") for word in command[1:])), capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertIn("the certificate is for place 1, and the worker is to take place 0", other.stdout + other.stderr)
+        workers[1].kill()
+        late = subprocess.Popen(hidden(WORKER, *command[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(late)
+        self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal("joined")) == 4, 60, "the worker", late)
+        self.wait_step(max(self.metrics("joined")) + 3, controller, run="joined")
+        self.assertIn("certificate_issued", self.path("logs", "controller.log", run="joined").read_text())
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        late.communicate(timeout=20)
+        self.assertEqual(late.returncode, 0)
+
     def test_a_frozen_controller_is_taken_over_and_writes_nothing_when_it_wakes(self):
         refused = []
 

@@ -204,6 +204,7 @@ Status ControllerProcess::Open() {
                                           : TakeCertificates(given, security));
     identity_ = hub.identity;
     renewal_ = std::make_shared<CertificateRenewal>(security, request_.run_id, times, given);
+    if (config_.security.newcomers) TP_RETURN_IF_ERROR(OpenForNewcomers(security, tokens));
   } else {
     RemoveCertificates(security);
   }
@@ -252,6 +253,7 @@ Status ControllerProcess::Open() {
                             {"pid", getpid()},
                             {"ctl_epoch", storage_->ctl_epoch()}};
   if (pages_ != nullptr) control["pages"] = pages_->address();
+  if (join_ != nullptr) control["join"] = join_->address();
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();
 }
@@ -273,6 +275,7 @@ void ControllerProcess::Close() {
              {"text", "the end did not wait for " + ended.blames + " to come back"}});
     }
   }
+  if (join_ != nullptr) join_->Stop();
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
   if (closed.code() == StatusCode::kDeadlineExceeded) result_.disk_hangs = true;
@@ -343,6 +346,32 @@ void ControllerProcess::Drive() {
       Show();
     }
   }
+}
+
+Status ControllerProcess::OpenForNewcomers(const std::string& security, const JobTokens& tokens) {
+  if (!request_.certificates.empty())
+    return InvalidArgument(
+        "security.newcomers: true does not go with --certificates: whoever makes those makes one for another "
+        "host, too; write false");
+  const JoinServerOptions options{config_.cluster.bind, config_.cluster.advertise, *identity_};
+  TP_ASSIGN_OR_RETURN(
+      join_,
+      JoinServer::Start(
+          options,
+          [this, security, tokens, epoch = storage_->ctl_epoch(), renewal = renewal_, inbox = inbox_,
+           taken_over = storage_->AsksTakenOver()](const std::string& id, const std::string& secret,
+                                                   const std::string& signing_request) -> StatusOr<Admitted> {
+            if (taken_over()) return FailedPrecondition("another controller has this run");
+            auto admitted = Admit(security, tokens, epoch, *renewal, id, secret, signing_request,
+                                  std::chrono::system_clock::now());
+            if (admitted.ok())
+              inbox->Put(Answer([this, place = admitted->scope.place] {
+                Log(LogLevel::kInfo, "certificate_issued", {{"worker", PlaceName(place)}},
+                    "a join token was used for this place");
+              }));
+            return admitted;
+          }));
+  return OkStatus();
 }
 
 // On the thread for the disk: where that hangs, the certificates have a twelfth of their life left. Who was

@@ -54,6 +54,7 @@
 #include "workers/data/row_source.h"
 #include "workers/net/certificates.h"
 #include "workers/net/hub.h"
+#include "workers/net/join_service.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/watch_pages.h"
 
@@ -100,6 +101,7 @@ class ControllerProcess {
   std::chrono::milliseconds Begun();  // the time of day, since 1970, at which Now() was 0
   void FollowTimeOfDay();
   void RenewCertificates();
+  Status OpenForNewcomers(const std::string& security, const JobTokens& tokens);
   void NoteSuspension();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
@@ -223,6 +225,7 @@ class ControllerProcess {
   std::unique_ptr<WaitingFragments> waiting_fragments_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
+  std::unique_ptr<JoinServer> join_;  // none: newcomers get no certificates
   std::unique_ptr<Attachments> attachments_;
   std::unique_ptr<WorkerPlaces> places_;
   std::unique_ptr<Effects> effects_;

@@ -1,5 +1,6 @@
 #include "workers/net/certificates.h"
 
+#include <charconv>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -172,9 +173,50 @@ CertificateTimes TimesOf(const Identity& identity) {
 
 }  // namespace
 
+namespace {
+
+int64_t SecondsOf(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
+}
+
+constexpr char kNewcomers[] = "newcomers";  // name of their authorities
+
+// Of the authorities in `text` those of newcomers that hold, of this and of earlier lives of the controller.
+std::string NewcomersAuthorities(const std::string& text, int64_t now) {
+  std::string all;
+  for (const auto& authority : x509::ParseCertificates(text)) {
+    if (x509::IsNamed(authority.get(), kNewcomers) && x509::EndOf(authority.get()) > now)
+      all += x509::Pem(authority.get());
+  }
+  return all;
+}
+
+}  // namespace
+
+struct CertificateRenewal::Authority {
+  x509::Issued issued;
+};
+
+CertificateRenewal::CertificateRenewal(std::string dir, std::string run_id, const CertificateTimes& times,
+                                       std::string given)
+    : dir_(std::move(dir)), run_id_(std::move(run_id)), given_(std::move(given)), times_(times) {}
+CertificateRenewal::~CertificateRenewal() = default;
+
 bool ServesPages(const std::string& role) { return role != Name(CallerRole::kOperator); }
 
 std::string CertifiedName(const std::string& role) { return role + ".tidepool"; }
+
+std::string CertifiedPlace(int64_t place) { return "place-" + std::to_string(place) + ".tidepool"; }
+
+std::optional<int64_t> PlaceOf(std::string_view dns_name) {
+  constexpr std::string_view kBegin = "place-";
+  int64_t place = 0;
+  if (!dns_name.starts_with(kBegin)) return std::nullopt;
+  const auto [end, error] =
+      std::from_chars(dns_name.data() + kBegin.size(), dns_name.data() + dns_name.size(), place);
+  if (error != std::errc() || CertifiedPlace(place) != dns_name) return std::nullopt;
+  return place;
+}
 
 Identity Newest(const Identity& identity) {
   if (identity.folder.empty()) return identity;
@@ -226,7 +268,8 @@ StatusOr<Identity> TakeCertificates(const std::string& given, const std::string&
 }
 
 StatusOr<std::string> CertificateRenewal::Advance(std::chrono::system_clock::time_point now) {
-  const int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
+  const int64_t seconds = SecondsOf(now);
+  const MutexLock lock(mu_);
   if (step_ == Step::kNone) return given_.empty() ? Begin(seconds) : BeginGiven(seconds);
   if (seconds - since_ < times_.announced()) return std::string();
   if (step_ == Step::kAnnounced) return Show(seconds);
@@ -276,6 +319,7 @@ StatusOr<std::string> CertificateRenewal::Announce(CertificateFiles next, int64_
     const auto authorities = x509::ParseCertificates(mine.authority);
     if (X509* issuer = x509::IssuerOf(present.get(), authorities)) believed += x509::Pem(issuer);
   }
+  believed += NewcomersAuthorities(mine.authority, now);
   const bool known = believed == mine.authority && believed == next.at(kAuthorityFile);
   TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), believed));
   next_ = std::move(next);
@@ -292,6 +336,37 @@ StatusOr<std::string> CertificateRenewal::Show(int64_t now) {
   since_ = now;
   const auto mine = x509::ParseCertificate(next_.at(std::string(kControllerRole) + ".crt"));
   return "all roles have new certificates, which hold until " + UtcTimeText(x509::EndOf(mine.get()) * 1000);
+}
+
+StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
+    const std::string& request, const std::vector<std::string>& dns_names,
+    std::chrono::system_clock::time_point now) {
+  const int64_t seconds = SecondsOf(now);
+  if (!given_.empty())
+    return FailedPrecondition(
+        "the certificates of this run are those of --certificates; whoever made them "
+        "makes that of another host, too");
+  const x509::Key key = x509::KeyOfRequest(request);
+  if (key == nullptr)
+    return InvalidArgument("the signing request is none, or its key is no elliptic one of 256 bits or more");
+  const MutexLock lock(mu_);
+  TP_ASSIGN_OR_RETURN(const Identity mine, ControllersOf(dir_));
+  Certified certified{mine.authority, "", std::chrono::seconds(0)};
+  const auto left = [&](const X509* authority) { return x509::EndOf(authority) - seconds; };
+  if (newcomers_ == nullptr || left(newcomers_->issued.certificate.get()) < times_.lifetime / 2) {
+    auto made = x509::IssueAuthority(run_id_, times_.lifetime, kNewcomers);
+    if (!made) return Internal("the authority of newcomers could not be made: " + x509::WhatFailed());
+    certified.authority += x509::Pem(made->certificate.get());
+    TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), certified.authority));
+    newcomers_ = std::make_unique<Authority>(Authority{*std::move(made)});
+    certified.believed_in = std::chrono::seconds(LooksEvery(mine) + 1);
+  }
+  const x509::Issued& authority = newcomers_->issued;
+  const x509::Certificate issued =
+      x509::IssueFor(key.get(), authority, run_id_, left(authority.certificate.get()), dns_names);
+  if (issued == nullptr) return Internal("a certificate could not be made: " + x509::WhatFailed());
+  certified.certificate = x509::Pem(issued.get());
+  return certified;
 }
 
 void RemoveCertificates(const std::string& dir) {

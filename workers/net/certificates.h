@@ -4,24 +4,28 @@
 // Beside the token of each role in RUN/security lie its certificate and key (<role>.crt, <role>.key), and
 // authority.crt. A certificate names the role, "device.tidepool", and no host: a job's processes may run
 // anywhere. The authority's key is forgotten once the certificates are made, so nobody can make another one
-// for the job.
+// for the job. Hosts that do not see the folder get theirs of another authority (Certify, newcomers.h), whose
+// key is in the controller's memory alone.
 //
 // Certificates end, and a run may last longer: they are exchanged while the old ones still hold
 // (CertificateRenewal). Files change in place, each at once. Who dials reads them anew for each connection,
 // who listens looks at them again and again (tls.h, http_server.h), and a connection that stands stays.
 //
-// TLS is used where these files lie beside the token, else not at all. Thread-safe but for
-// CertificateRenewal.
+// TLS is used where these files lie beside the token, else not at all. Thread-safe.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
 
@@ -57,6 +61,10 @@ bool ServesPages(const std::string& role);
 
 // The DNS name in the certificate of a role.
 std::string CertifiedName(const std::string& role);
+// And of a place, in the certificate of a newcomer: it may attach there and nowhere else.
+std::string CertifiedPlace(int64_t place);
+// Nullopt: it is no such name.
+std::optional<int64_t> PlaceOf(std::string_view dns_name);
 
 // authority.crt, and of each role its .crt and .key: name of the file, PEM.
 using CertificateFiles = std::map<std::string, std::string>;
@@ -86,26 +94,40 @@ class CertificateRenewal {
  public:
   // given: as in TakeCertificates, which was called; empty: the run makes its own.
   CertificateRenewal(std::string dir, std::string run_id, const CertificateTimes& times,
-                     std::string given = "")
-      : dir_(std::move(dir)), run_id_(std::move(run_id)), given_(std::move(given)), times_(times) {}
+                     std::string given = "");
+  ~CertificateRenewal();
   // What is to be done by now. Returns what was done, for the log; empty: nothing. A file may be missing or
   // unwritable, and those that are given may be wrong or near their end (kFailedPrecondition); then it is
   // tried again at the next call.
   StatusOr<std::string> Advance(std::chrono::system_clock::time_point now);
 
+  // What a newcomer gets: its certificate for these names, and whom it is to believe.
+  struct Certified {
+    std::string authority, certificate;
+    std::chrono::seconds believed_in{0};  // all who listen have looked at authority.crt by then
+  };
+  // Over a signing request. The first one makes the authority of newcomers, and so does one after half of its
+  // life. kInvalidArgument: the request; kFailedPrecondition: the certificates are somebody else's.
+  StatusOr<Certified> Certify(const std::string& request, const std::vector<std::string>& dns_names,
+                              std::chrono::system_clock::time_point now);
+
  private:
   enum class Step { kNone, kAnnounced, kShown };
-  StatusOr<std::string> Begin(int64_t now);  // from kNone
-  StatusOr<std::string> BeginGiven(int64_t now);
-  StatusOr<std::string> Announce(CertificateFiles next, int64_t now);
-  StatusOr<std::string> Show(int64_t now);
+  StatusOr<std::string> Begin(int64_t now) TP_REQUIRES(mu_);  // from kNone
+  StatusOr<std::string> BeginGiven(int64_t now) TP_REQUIRES(mu_);
+  StatusOr<std::string> Announce(CertificateFiles next, int64_t now) TP_REQUIRES(mu_);
+  StatusOr<std::string> Show(int64_t now) TP_REQUIRES(mu_);
+  struct Authority;
 
-  std::string dir_, run_id_, given_;
-  CertificateTimes times_;
-  Step step_ = Step::kNone;
-  int64_t since_ = 0;              // of this step, seconds
-  CertificateFiles next_;          // but in kNone
-  CertificateFiles seen_, taken_;  // of given_: at the last look; the last that were used
+  const std::string dir_, run_id_, given_;
+  Mutex mu_;  // of the files, too
+  CertificateTimes times_ TP_GUARDED_BY(mu_);
+  Step step_ TP_GUARDED_BY(mu_) = Step::kNone;
+  int64_t since_ TP_GUARDED_BY(mu_) = 0;      // of this step, seconds
+  CertificateFiles next_ TP_GUARDED_BY(mu_);  // but in kNone
+  // Of given_: at the last look; the last that were used.
+  CertificateFiles seen_ TP_GUARDED_BY(mu_), taken_ TP_GUARDED_BY(mu_);
+  std::unique_ptr<Authority> newcomers_ TP_GUARDED_BY(mu_);  // null: none has come
 };
 
 // Of the role whose token this file has; nullopt: no certificates lie beside it. kInvalidArgument: some file

@@ -80,6 +80,8 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   Status Authorise(const grpc::ServerContextBase& context, CallerRole* role) {
     TP_RETURN_IF_ERROR(Counted(CheckToken(context, tokens, role)));
     TP_RETURN_IF_ERROR(Counted(CheckCertificate(context, Name(*role))));
+    if (*role == CallerRole::kOperator)
+      return Counted(PermissionDenied("an operator reads pages, and takes no part in the run"));
     listener->Authenticated(context.peer());
     return OkStatus();
   }
@@ -117,6 +119,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
     if (const Status s = hub_.Authorise(*context, &role_); !s.ok()) {
       Finish(ToGrpc(s));
     } else {
+      certified_ = CertifiedPlaceOf(*context);
       CutAfter(cut_->hello, cut_, Door::kHelloDeadline);
       StartRead(&in_);
     }
@@ -187,6 +190,10 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
     cut_->hello.Cancel();
     if (!ok) return Finish(ToGrpc(DeadlineExceeded("attach: no Hello came")));
     auto hello = Door::Greeting(hub_.options.run_id, role_, in_);
+    if (hello.ok() && certified_ && hello->place != *certified_)
+      hello = PermissionDenied("the certificate is for place " + std::to_string(*certified_) +
+                               ", and the worker is to take place " + std::to_string(hello->place) +
+                               " (--place)");
     if (!hello.ok()) return Finish(ToGrpc(hub_.Counted(hello.status().At("attach"))));
     {
       const MutexLock lock(hub_.mu);
@@ -233,7 +240,8 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
   const std::string peer_;
   const std::shared_ptr<Cut> cut_;
   CallerRole role_{};
-  ConnectionId id_ = 0;  // 0: no Hello has come
+  std::optional<int64_t> certified_;  // the place that the certificate is for
+  ConnectionId id_ = 0;               // 0: no Hello has come
   // Of the read that is under way.
   v1::Frame in_;
   FrameReader reader_;

@@ -126,14 +126,15 @@ std::string WhatFailed() {
   return text;
 }
 
-std::optional<Issued> IssueAuthority(const std::string& organisation, int64_t lifetime_s) {
+std::optional<Issued> IssueAuthority(const std::string& organisation, int64_t lifetime_s,
+                                     const std::string& name) {
   // A name of its own: of two that a file has OpenSSL finds the one that made a certificate by its name.
   unsigned char random[8];
   if (RAND_bytes(random, sizeof random) != 1) return std::nullopt;
   uint64_t number = 0;
   std::memcpy(&number, random, sizeof random);
   Issued made{nullptr, Key(EVP_EC_gen("P-256"))};
-  made.certificate = Begin(organisation, "authority-" + std::to_string(number) + ".tidepool", lifetime_s,
+  made.certificate = Begin(organisation, name + "-" + std::to_string(number) + ".tidepool", lifetime_s,
                            made.key.get(), nullptr);
   X509* c = made.certificate.get();
   if (c == nullptr || !Extend(c, c, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") ||
@@ -143,20 +144,55 @@ std::optional<Issued> IssueAuthority(const std::string& organisation, int64_t li
   return made;
 }
 
-std::optional<Issued> Issue(const Issued& authority, const std::string& organisation, int64_t lifetime_s,
-                            const std::vector<std::string>& dns_names) {
-  Issued made{nullptr, Key(EVP_EC_gen("P-256"))};
+bool IsNamed(const X509* authority, const std::string& name) {
+  char text[128] = "";
+  X509_NAME_get_text_by_NID(X509_get_subject_name(authority), NID_commonName, text, sizeof text);
+  return std::string(text).starts_with(name + "-");
+}
+
+Certificate IssueFor(EVP_PKEY* key, const Issued& authority, const std::string& organisation,
+                     int64_t lifetime_s, const std::vector<std::string>& dns_names) {
   X509* by = authority.certificate.get();
-  made.certificate = Begin(organisation, dns_names.front(), lifetime_s, made.key.get(), by);
-  X509* c = made.certificate.get();
+  Certificate made = Begin(organisation, dns_names.front(), lifetime_s, key, by);
+  X509* c = made.get();
   std::string names;
   for (const std::string& name : dns_names) names += (names.empty() ? "DNS:" : ",DNS:") + name;
   if (c == nullptr || !Extend(c, by, NID_basic_constraints, "critical,CA:FALSE") ||
       !Extend(c, by, NID_key_usage, "critical,digitalSignature") ||
       !Extend(c, by, NID_ext_key_usage, "serverAuth,clientAuth") ||
       !Extend(c, by, NID_subject_alt_name, names) || X509_sign(c, authority.key.get(), EVP_sha256()) == 0)
-    return std::nullopt;
+    return nullptr;
   return made;
+}
+
+std::optional<Issued> Issue(const Issued& authority, const std::string& organisation, int64_t lifetime_s,
+                            const std::vector<std::string>& dns_names) {
+  Issued made{nullptr, Key(EVP_EC_gen("P-256"))};
+  made.certificate = IssueFor(made.key.get(), authority, organisation, lifetime_s, dns_names);
+  if (made.certificate == nullptr) return std::nullopt;
+  return made;
+}
+
+std::optional<Request> MakeRequest() {
+  Request made{Key(EVP_EC_gen("P-256")), ""};
+  const std::unique_ptr<X509_REQ, Freed<X509_REQ_free>> request(X509_REQ_new());
+  if (made.key == nullptr || request == nullptr || X509_REQ_set_pubkey(request.get(), made.key.get()) != 1 ||
+      X509_REQ_sign(request.get(), made.key.get(), EVP_sha256()) == 0)
+    return std::nullopt;
+  const Memory out(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509_REQ(out.get(), request.get());
+  made.pem = TextOf(out.get());
+  return made;
+}
+
+Key KeyOfRequest(const std::string& pem) {
+  const std::unique_ptr<X509_REQ, Freed<X509_REQ_free>> request(
+      PEM_read_bio_X509_REQ(MemoryOf(pem).get(), nullptr, nullptr, nullptr));
+  Key key(request == nullptr ? nullptr : X509_REQ_get_pubkey(request.get()));
+  const bool good = key != nullptr && EVP_PKEY_is_a(key.get(), "EC") == 1 &&
+                    EVP_PKEY_get_bits(key.get()) >= 256 && X509_REQ_verify(request.get(), key.get()) == 1;
+  ERR_clear_error();  // the answer says it
+  return good ? std::move(key) : nullptr;
 }
 
 }  // namespace tidepool::workers::x509

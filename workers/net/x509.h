@@ -49,9 +49,25 @@ struct Issued {
 // Clocks of hosts differ: a certificate holds so long before it is made.
 constexpr int64_t kBefore_s = 24L * 3600;
 // From kBefore_s ago for another lifetime_s, with a key of its own. Null: the library failed.
-std::optional<Issued> IssueAuthority(const std::string& organisation, int64_t lifetime_s);
+// name: the first word of its common name.
+std::optional<Issued> IssueAuthority(const std::string& organisation, int64_t lifetime_s,
+                                     const std::string& name = "authority");
+bool IsNamed(const X509* authority, const std::string& name);
 // names: the first one is its common name.
 std::optional<Issued> Issue(const Issued& authority, const std::string& organisation, int64_t lifetime_s,
                             const std::vector<std::string>& dns_names);
+// The same for a key that somebody else has.
+Certificate IssueFor(EVP_PKEY* key, const Issued& authority, const std::string& organisation,
+                     int64_t lifetime_s, const std::vector<std::string>& dns_names);
+
+// A signing request (PKCS #10): it proves that who asks has the key. What it says of names counts for
+// nothing.
+struct Request {
+  Key key;
+  std::string pem;
+};
+std::optional<Request> MakeRequest();
+// Null: it is none, it is not signed by its key, or that is no elliptic one of 256 bits or more.
+Key KeyOfRequest(const std::string& pem);
 
 }  // namespace tidepool::workers::x509
