@@ -56,6 +56,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
   std::map<ConnectionId, Stream*> streams TP_GUARDED_BY(mu);  // of `door`
+  std::map<int64_t, Incarnation> welcomed TP_GUARDED_BY(mu);  // by place, the last one that was told
   // Streams with something to write. A thousand connections have no threads of their own: these encode what
   // goes out, gRPC's take in what comes.
   static constexpr size_t kWriters = 2;
@@ -86,6 +87,12 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     return OkStatus();
   }
 
+  bool IsAt(int64_t place, Incarnation reader) {
+    const MutexLock lock(mu);
+    const auto it = welcomed.find(place);
+    return it != welcomed.end() && it->second == reader;
+  }
+
   grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
   void Write(const std::stop_token& stop);
 
@@ -97,7 +104,13 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
       return ToGrpc(Counted(
           PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
     }
-    auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1}, request->rank());
+    const Incarnation reader{request->inc() - 1};
+    if (const auto place = CertifiedPlaceOf(*context); place && !IsAt(*place, reader)) {
+      return ToGrpc(Counted(PermissionDenied("FetchRows: the certificate is for place " +
+                                             std::to_string(*place) + ", which incarnation " +
+                                             std::to_string(reader.value) + " does not have")));
+    }
+    auto batch = rows(request->lease(), {request->step()}, reader, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
       row_bytes += static_cast<int64_t>(frame.ByteSizeLong());
@@ -339,6 +352,8 @@ int64_t Hub::sent_bytes() const { return impl_->sent.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {
   const MutexLock lock(impl_->mu);
+  if (const auto* welcome = std::get_if<down::Welcome>(&message.body))
+    impl_->welcomed[welcome->place] = welcome->inc;
   impl_->door.Send(id, std::move(message));
 }
 

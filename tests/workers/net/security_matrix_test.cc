@@ -368,10 +368,11 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
       }
     }
   }
-  // Of another place: the certificate of a newcomer is for one. Rows and weights are for any device.
+  // Of another place: the certificate of a newcomer is for one. Weights are for any device.
   const std::string attach = "tidepool.v1.Control.Attach", rows = "tidepool.v1.Control.FetchRows";
   for (const int64_t place : {0, -1, 2})
     ExpectRefused(attach, {elsewhere, token, HelloBytes(place)}, PERMISSION_DENIED, "another place");
+  ExpectRefused(rows, {elsewhere, token, RowsBytes(kReader)}, PERMISSION_DENIED, "another place");
   EXPECT_EQ(Attached(), 0);
   EXPECT_EQ(fetched_, 0);
   // Of a life that is over: a process that was fenced, and one that its controller has given up.
@@ -395,6 +396,8 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   EXPECT_EQ(Call("tidepool.v1.Weights.Fetch", {device, token, ""}).code, grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(fetched_, 1);
   EXPECT_EQ(says(Call(attach, {elsewhere, token, HelloBytes(1, 0, 8)})), "it was let in");
+  hub_->Send(1, ToWorker{0, 0, down::Welcome{.inc = kReader, .place = 1}});
+  EXPECT_EQ(Call(rows, {elsewhere, token, RowsBytes(kReader)}).code, grpc::StatusCode::OK);
 }
 
 // From connect to the first bytes of a handshake, and no further.
