@@ -301,7 +301,9 @@ struct ObserveConfig {
 };
 
 struct SecurityConfig {
-  bool tls = false;  // on loopback too
+  bool tls = false;                   // on loopback too
+  double certificate_hours = 8760.0;  // that certificates of the job hold
+  bool newcomers = false;             // hosts that do not see the run directory may ask for one
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
 };

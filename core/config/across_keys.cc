@@ -549,6 +549,9 @@ void CheckCluster(Binder& b, LoadedConfig& loaded) {
   b.Rule("observe.metrics_port", {"observe.metrics_bind", "observe.metrics_port"},
          pages.empty() && c.observe.metrics_port != 0,
          "nothing listens there without observe.metrics_bind; write observe.metrics_bind: 127.0.0.1");
+  b.Rule({"security.newcomers", "security.tls"}, c.security.newcomers && !leaves && !c.security.tls,
+         "newcomers get certificates, and the job has none; write security.tls: true, or the address of a "
+         "network to cluster.bind");
   b.Rule({"security.max_control_bytes", "security.max_frame_bytes"},
          c.security.max_control_bytes < c.security.max_frame_bytes,
          "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "

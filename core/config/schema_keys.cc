@@ -322,6 +322,13 @@ std::vector<Key> SystemKeys() {
              "reach them at; empty: no pages"),
       TP_KEY(observe.metrics_port, "of the controller's pages; 0: any free port", Between(0, 65535)),
       TP_KEY(security.tls, "encrypt calls on loopback too; elsewhere they always are"),
+      TP_KEY(security.certificate_hours,
+             "certificates of the job hold so long; the controller makes new ones when a twelfth of it is "
+             "left, and nothing stops for it",
+             Between(0.01, 8760), Unit{"hours"}),
+      TP_KEY(security.newcomers,
+             "the controller gives certificates to hosts that do not see the run directory, for join tokens "
+             "(`tidepool join-token`)"),
       TP_KEY(
           security.max_control_bytes,
           "largest frame that the controller sends or takes (a worker takes any of up to 64 MiB); messages "

@@ -225,21 +225,23 @@ class HostsTest(RunTest):
                 self.assertIn("device-1: process", err)
                 self.assertIn("started again", err)
 
-    def take_over(self, run, stop, *flags):
+    def take_over(self, run, stop, *flags, certificates=(), meanwhile=lambda first: None):
         """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
+        more, within = (500, 30) if certificates else (20, 10)  # the journal of a long run is long to read
         host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
         first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
-                                "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=2000", "checkpoint.every_steps=1000",
-                                "cluster.reattach_grace_s=20"])
+                                "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=20000", "checkpoint.every_steps=1000",
+                                "cluster.reattach_grace_s=20", *certificates])
         self.wait_step(7, first, run=run)
+        meanwhile(first)
         since = time.monotonic()
         stop(first)
         ip("-n", NAMES[0], "link", "set", "wire", "down")
         known = len(self.journal(run))
-        second = self.launch(1, [TIDEPOOL, "train", str(self.path(run=run)), "--resume", *flags, f"train.steps={max(self.digests(run)) + 20}",
-                                 "cluster.bind=" + ADDRESSES[1]])
+        second = self.launch(1, [TIDEPOOL, "train", str(self.path(run=run)), "--resume", *flags, f"train.steps={max(self.digests(run)) + more}",
+                                 "cluster.bind=" + ADDRESSES[1], *certificates])
         self.wait_for(lambda: any(r["kind"] in ("START", "STEP_BEGIN") for r in self.journal(run)[known:]), 60, "a decision", second)
-        self.assertLess(time.monotonic() - since, 10)
+        self.assertLess(time.monotonic() - since, within)
         return host, first, second
 
     def taken_over(self, run, host, second):
@@ -259,6 +261,111 @@ class HostsTest(RunTest):
         host, first, second = self.take_over("lost", lambda process: process.kill())
         first.communicate(timeout=20)
         self.taken_over("lost", host, second)
+
+    def test_certificates_of_somebody_else_change_in_mid_run_and_the_next_controller_goes_on_with_them(self):
+        for name in ("made", "next"):
+            self.assert_done(self.train("configs/test/rl_split.yaml", "security.tls=true", "security.certificate_hours=0.05", "train.steps=1", run=name))
+        given = self.dir / "theirs"
+        shutil.copytree(self.path("security", run="made"), given)
+        security = self.path("security", run="given")
+
+        def change(first):
+            self.assertEqual((security / "device.crt").read_text(), (given / "device.crt").read_text())
+            for file in self.path("security", run="next").iterdir():
+                shutil.copy(file, given)
+            self.wait_for(lambda: "the authority before is believed no more" in self.path("logs", "controller.log", run="given").read_text(),
+                          120, "the exchange", first)
+
+        host, first, second = self.take_over("given", lambda process: process.kill(), "--take-over", certificates=("--certificates", str(given)), meanwhile=change)
+        first.communicate(timeout=20)
+        for file in ("authority.crt", "controller.crt", "device.crt", "operator.key"):
+            self.assertEqual((security / file).read_text(), self.path("security", file, run="next").read_text())
+        self.taken_over("given", host, second)
+
+    def test_certificates_are_exchanged_in_mid_run(self):
+        begun = time.monotonic()
+        controller, workers = self.run_over_hosts("renewed", "train.steps=100000", "checkpoint.every_steps=1000", "security.certificate_hours=0.01",
+                                                  "observe.metrics_bind=" + ADDRESSES[0])
+        security, log = self.path("security", run="renewed"), self.path("logs", "controller.log", run="renewed")
+        copied = self.dir / "copied"
+        shutil.copytree(security, copied)
+        self.wait_step(1, controller, run="renewed")
+        self.wait_for(lambda: "all roles have new certificates" in log.read_text(), 60, "new certificates", controller)
+        time.sleep(max(0, begun + 45 - time.monotonic()))  # the first ones hold for 36 s
+        self.assertFalse([r for r in self.journal("renewed") if r["kind"] == "FAULT"], "what was connected is so still")
+        # Who comes now takes the new ones: a worker on the other host, and an operator.
+        workers[1].kill()
+        self.worker(1, [WORKER, "run"], "device", 1, "renewed")
+        self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal("renewed")) == 4, 60, "the worker", controller)
+        self.wait_step(max(self.metrics("renewed")) + 2, controller, run="renewed")
+        pages = json.loads(self.path("control.json", run="renewed").read_text())["pages"]
+        status = subprocess.run(in_host(1, [TIDEPOOL, "status", pages, "--token-file", str(security / "operator.token"), "--json"]),
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual(status.returncode, 0, status.stderr)
+        # The copy of before is of no use any more, and it says so.
+        control = json.loads(self.path("control.json", run="renewed").read_text())
+        late = subprocess.run(in_host(1, [WORKER, "run", "--connect", control["address"], "--run-id", control["run_id"], "--token-file",
+                                          str(copied / "device.token")]), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(late.returncode, 0)
+        self.assertRegex(late.stdout + late.stderr, r"device.crt: the certificate has expired at 20.*and this host's clock says 20")
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        self.assertEqual([r["actor"] for r in self.journal("renewed") if r["kind"] == "FAULT"], ["device-1"])
+
+    def test_a_host_that_does_not_see_the_run_directory_joins_by_a_token(self):
+        run = self.path(run="joined")
+        controller, workers = self.run_over_hosts("joined", "train.steps=100000", "checkpoint.every_steps=1000", "security.newcomers=true")
+        self.wait_step(1, controller, run="joined")
+        away = self.dir.parent / (self.dir.name + "-away")
+        away.mkdir()
+        self.addCleanup(shutil.rmtree, away)
+        token = away / "join.json"
+        self.assert_done(self.command("join-token", str(run), str(token), "--place", "1"))
+        self.assertEqual(token.stat().st_mode & 0o777, 0o600)
+        spent = away / "spent.json"
+        shutil.copy(token, spent)
+
+        shutil.copytree(run / "model", away / "model")
+
+        def hidden(*command):  # from a host that has the model at its path, and nothing else of the run
+            return in_host(1, ["sh", "-c", f'mount -t tmpfs tmpfs {self.dir} && mkdir {run} && cp -r {away}/model {run} && cd {away} && exec "$@"', "sh",
+                               *map(str, command)])
+        joined = subprocess.run(hidden(TIDEPOOL, "join", token, away / "security"), capture_output=True, text=True, timeout=60)
+        self.assertEqual(joined.returncode, 0, joined.stderr)
+        self.assertFalse(token.exists())
+        command = joined.stdout.split()
+        self.assertEqual(command[:2], ["tidepool-worker", "run"])
+        self.assertNotIn((away / "security" / "device.token").read_text().strip(), joined.stdout)
+        again = subprocess.run(hidden(TIDEPOOL, "join", spent, away / "again"), capture_output=True, text=True, timeout=60)
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("it was used, has expired, or is one of an earlier controller", again.stderr)
+        # Another place is not for it; its own it takes when the one that had it is gone.
+        other = subprocess.run(hidden(WORKER, *(word.replace("--place=1", "--place=0") for word in command[1:])), capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertIn("the certificate is for place 1, and the worker is to take place 0", other.stdout + other.stderr)
+        workers[1].kill()
+        late = subprocess.Popen(hidden(WORKER, *command[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(late)
+        self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal("joined")) == 4, 60, "the worker", late)
+        self.wait_step(max(self.metrics("joined")) + 3, controller, run="joined")
+        self.assertIn("certificate_issued", self.path("logs", "controller.log", run="joined").read_text())
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        late.communicate(timeout=20)
+        self.assertEqual(late.returncode, 0)
+
+    def test_a_controller_that_is_frozen_in_an_exchange_of_certificates_changes_none_when_it_wakes(self):
+        log = self.path("logs", "controller.log", run="halfway")
+        host, first, second = self.take_over(
+            "halfway", lambda process: process.send_signal(signal.SIGSTOP), "--take-over", certificates=("security.certificate_hours=0.01",),
+            meanwhile=lambda first: self.wait_for(lambda: "next authority is believed" in log.read_text(), 60, "the first step", first))
+        files = sorted(file for file in self.path("security", run="halfway").iterdir() if file.suffix in (".crt", ".key"))
+        before = [file.read_text() for file in files]
+        first.send_signal(signal.SIGCONT)
+        out, err = first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 4, err)
+        self.assertEqual([file.read_text() for file in files], before)
+        self.taken_over("halfway", host, second)
 
     def test_a_frozen_controller_is_taken_over_and_writes_nothing_when_it_wakes(self):
         refused = []

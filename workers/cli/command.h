@@ -42,7 +42,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, 
 void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddNewCommand(CLI::App& app, CommandContext& context);
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
-void AddHostCommands(CLI::App& app, CommandContext& context);  // host, slurm, k8s
+void AddHostCommands(CLI::App& app, CommandContext& context);  // host, join-token, join, slurm, k8s
 // Hidden: reward-worker and environment-worker, started by the launcher, or by hand.
 void AddSideWorkerCommands(CLI::App& app, CommandContext& context);
 

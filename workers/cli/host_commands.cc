@@ -1,4 +1,4 @@
-// `tidepool host`, `tidepool slurm` and `tidepool k8s`.
+// `tidepool host`, `tidepool join-token`, `tidepool join`, `tidepool slurm` and `tidepool k8s`.
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,19 +8,25 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "core/base/host_name.h"
+#include "core/base/places.h"
 #include "core/config/load.h"
 #include "core/config/training_slots.h"
+#include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
 #include "workers/cli/job_set.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/slurm_script.h"
 #include "workers/controller/host.h"
+#include "workers/controller/scheduler_options.h"
 #include "workers/net/certificates.h"
+#include "workers/net/join_service.h"
 
 namespace tidepool::workers {
 namespace {
@@ -215,12 +221,70 @@ Status K8s(K8sOptions o) {
   job.overrides.insert(job.overrides.end(), of_hosts.begin(), of_hosts.end());
   job.overrides.push_back("cluster.advertise=" + ControllerHost(job.name));
   if (job.certificates == PodCertificates::kSecret) {
-    TP_ASSIGN_OR_RETURN(job.secret, MakeCertificates(job.name));
+    TP_ASSIGN_OR_RETURN(
+        job.secret,
+        MakeCertificates(job.name, {static_cast<int64_t>(config.security.certificate_hours * 3600)}));
     std::fputs("note: the keys of the job are in what is printed; keep it as a secret\n", stderr);
   }
   job.gpus = config.cluster.device == DeviceKind::kCuda;
   job.threads_per_host = job.slots_per_host * config.cluster.threads_per_slot;
   std::fputs(JobSetManifest(job).c_str(), stdout);
+  return OkStatus();
+}
+
+struct JoinOptions {
+  std::string run, file, dir;
+  int64_t place = 0, minutes = 60;
+};
+
+// Where the run directory is seen: an operator's.
+Status MakeToken(const JoinOptions& o) {
+  const storage::RunPaths paths(o.run);
+  std::ifstream in(paths.control());
+  const auto control = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const auto text = [&](const char* name) { return control.is_object() ? control.value(name, "") : ""; };
+  if (text("run_id").empty())
+    return NotFound(paths.control() + ": no controller runs; a join token is good with one that lives");
+  if (text("join").empty())
+    return FailedPrecondition(o.run +
+                              ": its controller gives no certificates to newcomers; start it, or go on with "
+                              "--resume, with security.newcomers=true");
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths.config()));
+  const scheduler::ControllerOptions plan = SchedulerOptions(loaded.config, 0);
+  const int64_t devices = plan.device_workers(), places = devices + plan.side_workers();
+  if (o.place >= places)
+    return InvalidArgument("--place is " + std::to_string(o.place) + ", and the run has the places 0 to " +
+                           std::to_string(places - 1));
+  const std::string side = SideName(loaded.config);
+  JoinToken token{text("join"), text("address"), text("run_id"), "", "", "", {}};
+  token.scope.role = o.place < devices                        ? CallerRole::kDevice
+                     : side == Name(CallerRole::kEnvironment) ? CallerRole::kEnvironment
+                                                              : CallerRole::kReward;
+  token.scope.place = o.place;
+  token.scope.ctl_epoch = control.value("ctl_epoch", int64_t{0});
+  token.scope.expires = time(nullptr) + 60 * o.minutes;
+  TP_ASSIGN_OR_RETURN(const auto mine, ReadIdentity(paths.security() + "/controller.token"));
+  if (!mine) return NotFound(paths.security() + ": has no certificates");
+  token.authority = mine->authority;
+  TP_ASSIGN_OR_RETURN(token, MakeJoinToken(paths.security(), token));
+  TP_RETURN_IF_ERROR(WriteJoinToken(o.file, token));
+  std::printf("%s: good once within %s min, for %s\n", o.file.c_str(), std::to_string(o.minutes).c_str(),
+              PlaceName(loaded.config, o.place).c_str());
+  return OkStatus();
+}
+
+// On the new host.
+Status JoinRun(const JoinOptions& o) {
+  TP_ASSIGN_OR_RETURN(const JoinToken token, ReadJoinToken(o.file));
+  TP_RETURN_IF_ERROR(Join(token, o.dir));
+  std::error_code error;  // it is of no use to anybody any more
+  fs::remove(o.file, error);
+  const std::string role = Name(token.scope.role);
+  std::printf("%s --connect=%s --run-id=%s --place=%s --token-file=%s/%s.token\n",
+              token.scope.role == CallerRole::kDevice ? "tidepool-worker run"
+                                                      : ("tidepool " + role + "-worker").c_str(),
+              token.controller.c_str(), token.run_id.c_str(), std::to_string(token.scope.place).c_str(),
+              fs::absolute(o.dir).lexically_normal().c_str(), role.c_str());
   return OkStatus();
 }
 
@@ -254,6 +318,33 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
       host->hosts_said_by = starter->count;
     }
     Host(context, *host);
+  });
+
+  auto join = std::make_shared<JoinOptions>();
+  command = app.add_subcommand(
+      "join-token", "Make the file with which a host that does not see the run directory gets a certificate");
+  command->add_option("run", join->run, "The run's folder; its controller runs, with security.newcomers")
+      ->required();
+  command->add_option("file", join->file, "File to write; copy it to the host, and nowhere else")->required();
+  command->add_option("--place", join->place, "The place that it is for: devices first, from 0")
+      ->required()
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--minutes", join->minutes, "That it is good for")
+      ->check(CLI::Range(1, 7 * 24 * 60))
+      ->capture_default_str();
+  command->footer("Example: tidepool join-token runs/x join.json --place 1");
+  command->callback([join, &context] {
+    if (const Status status = MakeToken(*join); !status.ok()) Fail(context, status);
+  });
+  command =
+      app.add_subcommand("join", "Get a certificate for a join token, and print how to start the worker");
+  command->add_option("file", join->file, "What tidepool join-token has written; removed when it is used")
+      ->required();
+  command->add_option("dir", join->dir, "Folder for the certificate, its key and the worker's token")
+      ->required();
+  command->footer("Example: tidepool join join.json security");
+  command->callback([join, &context] {
+    if (const Status status = JoinRun(*join); !status.ok()) Fail(context, status);
   });
 
   auto slurm = std::make_shared<SlurmOptions>();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/disk_thread.h"
 #include "core/base/limited_call.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
@@ -24,7 +25,6 @@
 #include "workers/cli/plan_text.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
-#include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/file_plan.h"

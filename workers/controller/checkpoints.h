@@ -11,12 +11,12 @@
 #include <optional>
 #include <string>
 
+#include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
 #include "core/storage/checkpoint.h"
 #include "scheduler/best_checkpoint.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
-#include "workers/controller/disk_thread.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {

@@ -197,10 +197,14 @@ Status ControllerProcess::Open() {
   hub.port = config_.cluster.port;
   hub.advertise = config_.cluster.advertise;
   if (config_.security.tls || !IsLoopback(hub.bind)) {
+    const CertificateTimes times{static_cast<int64_t>(config_.security.certificate_hours * 3600)};
     const std::string& given = request_.certificates;
-    TP_ASSIGN_OR_RETURN(hub.identity, given.empty() ? OpenOrCreateCertificates(security, request_.run_id)
-                                                    : TakeCertificates(given, security));
+    TP_ASSIGN_OR_RETURN(hub.identity, given.empty()
+                                          ? OpenOrCreateCertificates(security, request_.run_id, times)
+                                          : TakeCertificates(given, security));
     identity_ = hub.identity;
+    renewal_ = std::make_shared<CertificateRenewal>(security, request_.run_id, times, given);
+    if (config_.security.newcomers) TP_RETURN_IF_ERROR(OpenForNewcomers(security, tokens));
   } else {
     RemoveCertificates(security);
   }
@@ -249,6 +253,7 @@ Status ControllerProcess::Open() {
                             {"pid", getpid()},
                             {"ctl_epoch", storage_->ctl_epoch()}};
   if (pages_ != nullptr) control["pages"] = pages_->address();
+  if (join_ != nullptr) control["join"] = join_->address();
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();
 }
@@ -270,6 +275,7 @@ void ControllerProcess::Close() {
              {"text", "the end did not wait for " + ended.blames + " to come back"}});
     }
   }
+  if (join_ != nullptr) join_->Stop();
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
   if (closed.code() == StatusCode::kDeadlineExceeded) result_.disk_hangs = true;
@@ -297,7 +303,7 @@ void ControllerProcess::Close() {
 void ControllerProcess::Drive() {
   (void)clock_.TakeAbsence();  // the start may have read long files
   auto next_tick = Clock::now();
-  auto next_show = Clock::now(), next_renewal = Clock::now();
+  auto next_show = Clock::now(), next_renewal = Clock::now(), next_certificates = Clock::now();
   const auto renewal =
       std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds())));
   while (!finished_) {
@@ -327,6 +333,10 @@ void ControllerProcess::Drive() {
       WatchDisk();
       Feed(ev::Tick{});
     }
+    if (renewal_ != nullptr && now >= next_certificates) {
+      next_certificates = now + std::chrono::seconds(1);
+      RenewCertificates();
+    }
     if (now >= next_renewal) {
       next_renewal = now + renewal;
       attachments_->Renew();
@@ -336,6 +346,54 @@ void ControllerProcess::Drive() {
       Show();
     }
   }
+}
+
+Status ControllerProcess::OpenForNewcomers(const std::string& security, const JobTokens& tokens) {
+  if (!request_.certificates.empty())
+    return InvalidArgument(
+        "security.newcomers: true does not go with --certificates: whoever makes those makes one for another "
+        "host, too; write false");
+  const JoinServerOptions options{config_.cluster.bind, config_.cluster.advertise, *identity_};
+  TP_ASSIGN_OR_RETURN(
+      join_,
+      JoinServer::Start(
+          options,
+          [this, security, tokens, epoch = storage_->ctl_epoch(), renewal = renewal_, inbox = inbox_,
+           taken_over = storage_->AsksTakenOver()](const std::string& id, const std::string& secret,
+                                                   const std::string& signing_request) -> StatusOr<Admitted> {
+            if (taken_over()) return FailedPrecondition("another controller has this run");
+            auto admitted = Admit(security, tokens, epoch, *renewal, id, secret, signing_request,
+                                  std::chrono::system_clock::now());
+            if (admitted.ok())
+              inbox->Put(Answer([this, place = admitted->scope.place] {
+                Log(LogLevel::kInfo, "certificate_issued", {{"worker", PlaceName(place)}},
+                    "a join token was used for this place");
+              }));
+            return admitted;
+          }));
+  return OkStatus();
+}
+
+// On the thread for the disk: where that hangs, the certificates have a twelfth of their life left. Who was
+// taken over, and does not know it yet, leaves them alone: they are the other one's.
+void ControllerProcess::RenewCertificates() {
+  if (files_.Busy()) return;
+  files_.Do("renewal of security/", [renewal = renewal_, inbox = inbox_, this,
+                                     taken_over = storage_->AsksTakenOver()](const DiskThread::Say&) {
+    if (taken_over()) return;
+    auto done = renewal->Advance(std::chrono::system_clock::now());
+    if (done.ok() && done->empty()) return;
+    inbox->Put(Answer([this, done = std::move(done)] {
+      if (done.ok()) {
+        renewal_trouble_.clear();
+        Log(LogLevel::kInfo, "certificates_renewed", {}, *done);
+      } else if (std::exchange(renewal_trouble_, done.status().message()) != done.status().message()) {
+        Warn("the certificates of the job could not be renewed, and it is tried again: " +
+                 done.status().message(),
+             "certificates_not_renewed");
+      }
+    }));
+  });
 }
 
 // Nobody is held to account: what runs on this machine stood still with it.

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "core/base/call_watch.h"
+#include "core/base/disk_thread.h"
 #include "core/base/places.h"
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
@@ -34,7 +35,6 @@
 #include "core/observe/samples_writer.h"
 #include "scheduler/controller.h"
 #include "workers/controller/checkpoints.h"
-#include "workers/controller/disk_thread.h"
 #include "workers/controller/effects.h"
 #include "workers/controller/fragments.h"
 #include "workers/controller/held_folder.h"
@@ -52,7 +52,9 @@
 #include "workers/controller/waiting_fragments.h"
 #include "workers/controller/worker_places.h"
 #include "workers/data/row_source.h"
+#include "workers/net/certificates.h"
 #include "workers/net/hub.h"
+#include "workers/net/join_service.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/watch_pages.h"
 
@@ -98,6 +100,8 @@ class ControllerProcess {
   void NoteAbsence();
   std::chrono::milliseconds Begun();  // the time of day, since 1970, at which Now() was 0
   void FollowTimeOfDay();
+  void RenewCertificates();
+  Status OpenForNewcomers(const std::string& security, const JobTokens& tokens);
   void NoteSuspension();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
@@ -204,9 +208,11 @@ class ControllerProcess {
   std::chrono::milliseconds begun_{};  // as the journal has it
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
-  std::shared_ptr<const HeldFolder> folder_;  // the run's
-  std::unique_ptr<RunStorage> storage_;       // journal and payload
-  DiskThread files_;                          // for people: metrics, samples, status, summary
+  std::shared_ptr<const HeldFolder> folder_;     // the run's
+  std::unique_ptr<RunStorage> storage_;          // journal and payload
+  std::shared_ptr<CertificateRenewal> renewal_;  // none: nothing is encrypted
+  std::string renewal_trouble_;                  // that was told last
+  DiskThread files_;                             // for people: metrics, samples, status, summary
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   observe::LearningWatch learning_;
@@ -219,6 +225,7 @@ class ControllerProcess {
   std::unique_ptr<WaitingFragments> waiting_fragments_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
+  std::unique_ptr<JoinServer> join_;  // none: newcomers get no certificates
   std::unique_ptr<Attachments> attachments_;
   std::unique_ptr<WorkerPlaces> places_;
   std::unique_ptr<Effects> effects_;

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
 #include "core/base/journal_records.h"
 #include "core/storage/payload.h"
-#include "workers/controller/disk_thread.h"
 #include "workers/controller/step_rows.h"
 
 namespace tidepool::workers {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/disk_thread.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
 #include "core/observe/exposition.h"
@@ -21,7 +22,6 @@
 #include "scheduler/commands.h"
 #include "scheduler/controller.h"
 #include "scheduler/slot_time.h"
-#include "workers/controller/disk_thread.h"
 #include "workers/device/pacer.h"
 #include "workers/net/messages.h"
 

@@ -223,8 +223,12 @@ void RunStorage::Work(std::string operation) {
   writing_.Do(std::move(operation), [state = state_](const DiskThread::Say& say) { state->Write(say); });
 }
 
-bool RunStorage::TakenOver() const {
-  return state_->journal != nullptr && state_->journal->StillOurs().code() == StatusCode::kAborted;
+bool RunStorage::TakenOver() const { return AsksTakenOver()(); }
+
+std::function<bool()> RunStorage::AsksTakenOver() const {
+  return [state = state_] {
+    return state->journal != nullptr && state->journal->StillOurs().code() == StatusCode::kAborted;
+  };
 }
 
 std::optional<DiskThread::Operation> RunStorage::Busy() const {

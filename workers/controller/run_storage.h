@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
@@ -25,7 +26,6 @@
 #include "core/sample/trajectory.h"
 #include "core/storage/journal.h"
 #include "core/storage/payload.h"
-#include "workers/controller/disk_thread.h"
 
 namespace tidepool::workers {
 
@@ -80,8 +80,9 @@ class RunStorage {
   void SetBegun(int64_t begun_unix_ms);
 
   [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
-  [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }  // of the next record to be handed over
-  [[nodiscard]] bool TakenOver() const;                     // by another controller; looks at the disk
+  [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }    // of the next record to be handed over
+  [[nodiscard]] bool TakenOver() const;                       // by another controller; looks at the disk
+  [[nodiscard]] std::function<bool()> AsksTakenOver() const;  // the same, for a thread that may outlive it
   // What the disk is at, and for how long.
   [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
   // Writes what was handed over and closes the journal. kDeadlineExceeded names what hangs.

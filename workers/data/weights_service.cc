@@ -25,8 +25,9 @@ struct WeightsServer::Impl final : v1::Weights::Service {
 
   grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
-    if (const Status s = listener->Admit(*context, "Fetch", token); !s.ok()) return ToGrpc(s);
+    // First: who is admitted is a stranger no more.
     if (const Status s = CheckCertificate(*context, Name(CallerRole::kDevice)); !s.ok()) return ToGrpc(s);
+    if (const Status s = listener->Admit(*context, "Fetch", token); !s.ok()) return ToGrpc(s);
     auto published = source(
         {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());

@@ -1,106 +1,20 @@
 #include "workers/net/certificates.h"
 
-#include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/rand.h>
-#include <openssl/x509v3.h>
-
+#include <charconv>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <vector>
 
+#include "core/base/utc_time.h"
 #include "workers/net/auth.h"
+#include "workers/net/x509.h"
 
 namespace tidepool::workers {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr long kDay = 24L * 3600;
-constexpr long kYear = 365 * kDay, kMonth = 30 * kDay;
-
-template <auto Free>
-struct Freed {
-  template <typename T>
-  void operator()(T* p) const {
-    Free(p);
-  }
-};
-using Key = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
-using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
-using Memory = std::unique_ptr<BIO, Freed<BIO_free>>;
-
-std::string TextOf(BIO* memory) {
-  char* data = nullptr;
-  const long n = BIO_get_mem_data(memory, &data);
-  return {data, static_cast<size_t>(n)};
-}
-std::string Pem(X509* certificate) {
-  const Memory out(BIO_new(BIO_s_mem()));
-  PEM_write_bio_X509(out.get(), certificate);
-  return TextOf(out.get());
-}
-std::string Pem(EVP_PKEY* key) {
-  const Memory out(BIO_new(BIO_s_mem()));
-  PEM_write_bio_PrivateKey(out.get(), key, nullptr, nullptr, 0, nullptr, nullptr);
-  return TextOf(out.get());
-}
-
-bool Extend(X509* certificate, X509* issuer, int nid, const std::string& value) {
-  X509V3_CTX context;
-  X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
-  X509_EXTENSION* extension = X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str());
-  const bool added = extension != nullptr && X509_add_ext(certificate, extension, -1) == 1;
-  X509_EXTENSION_free(extension);
-  return added;
-}
-
-struct Issued {
-  Certificate certificate;
-  Key key;
-};
-
-// issuer: null for one that signs itself. Null on failure of the library.
-std::optional<Issued> Issue(const std::string& organisation, const std::string& name, const Issued* issuer,
-                            bool of_pages = false) {
-  Issued made{Certificate(X509_new()), Key(EVP_EC_gen("P-256"))};
-  X509* c = made.certificate.get();
-  if (c == nullptr || made.key == nullptr) return std::nullopt;
-  unsigned char serial[16];
-  if (RAND_bytes(serial, sizeof serial) != 1) return std::nullopt;
-  serial[0] &= 0x7F;
-  BIGNUM* number = BN_bin2bn(serial, sizeof serial, nullptr);
-  BN_to_ASN1_INTEGER(number, X509_get_serialNumber(c));
-  BN_free(number);
-  X509_set_version(c, X509_VERSION_3);
-  X509_gmtime_adj(X509_getm_notBefore(c), -kDay);  // clocks of hosts differ
-  X509_gmtime_adj(X509_getm_notAfter(c), kYear);
-  X509_NAME* subject = X509_get_subject_name(c);
-  const auto add = [&](const char* field, const std::string& value) {
-    return X509_NAME_add_entry_by_txt(subject, field, MBSTRING_UTF8,
-                                      reinterpret_cast<const unsigned char*>(value.c_str()), -1, -1, 0) == 1;
-  };
-  X509* by = issuer == nullptr ? c : issuer->certificate.get();
-  const bool named = add("O", organisation.substr(0, 64)) && add("CN", name);
-  X509_set_issuer_name(c, X509_get_subject_name(by));
-  X509_set_pubkey(c, made.key.get());
-  const std::string names = "DNS:" + name + (of_pages ? std::string(",DNS:") + kPagesName : "");
-  const bool extended = issuer == nullptr
-                            ? Extend(c, by, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") &&
-                                  Extend(c, by, NID_key_usage, "critical,keyCertSign") &&
-                                  Extend(c, by, NID_subject_key_identifier, "hash")
-                            : Extend(c, by, NID_basic_constraints, "critical,CA:FALSE") &&
-                                  Extend(c, by, NID_key_usage, "critical,digitalSignature") &&
-                                  Extend(c, by, NID_ext_key_usage, "serverAuth,clientAuth") &&
-                                  Extend(c, by, NID_subject_alt_name, names);
-  if (!named || !extended ||
-      X509_sign(c, issuer == nullptr ? made.key.get() : issuer->key.get(), EVP_sha256()) == 0)
-    return std::nullopt;
-  return made;
-}
 
 std::vector<std::string> Roles() {
   std::vector<std::string> roles = {kControllerRole};
@@ -130,6 +44,8 @@ StatusOr<std::optional<Identity>> ReadOf(const std::string& dir, const std::stri
   std::error_code error;  // what cannot be looked at is not there for us
   if (!fs::exists(AuthorityFile(dir), error)) return std::optional<Identity>();
   Identity identity;
+  identity.folder = dir;
+  identity.role = role;
   TP_ASSIGN_OR_RETURN(identity.authority, ReadPem(AuthorityFile(dir)));
   TP_ASSIGN_OR_RETURN(identity.certificate, ReadPem(dir + "/" + role + ".crt"));
   const std::string key = dir + "/" + role + ".key";
@@ -138,113 +54,334 @@ StatusOr<std::optional<Identity>> ReadOf(const std::string& dir, const std::stri
   return std::optional(std::move(identity));
 }
 
-// Read: PEM_read_bio_X509 and the like. Null: the text is none.
-template <typename Owned, auto Read>
-Owned Parse(const std::string& pem) {
-  const Memory in(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  return Owned(Read(in.get(), nullptr, nullptr, nullptr));
+// Of what was read as files.
+Identity IdentityIn(const CertificateFiles& files, const std::string& role) {
+  return {files.at(kAuthorityFile), files.at(role + ".crt"), files.at(role + ".key")};
 }
-
-// Whether all three can be read, belong together and hold for so long.
-bool Holds(const Identity& identity, long for_s) {
-  const auto authority = Parse<Certificate, PEM_read_bio_X509>(identity.authority);
-  const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
-  const auto key = Parse<Key, PEM_read_bio_PrivateKey>(identity.key);
-  time_t later = time(nullptr) + for_s;
-  const auto lasts = [&](X509* c) { return X509_cmp_time(X509_get0_notAfter(c), &later) > 0; };
-  const bool holds = authority && certificate && key && lasts(authority.get()) && lasts(certificate.get()) &&
-                     X509_verify(certificate.get(), X509_get0_pubkey(authority.get())) == 1 &&
-                     X509_check_private_key(certificate.get(), key.get()) == 1;
-  ERR_clear_error();  // what was wrong is mended, and not of the next one who asks
-  return holds;
-}
-
-Status WriteCertificates(const std::string& dir, const std::map<std::string, std::string>& files) {
-  RemoveCertificates(dir);
-  for (const auto& [file, pem] : files) {
-    if (file != kAuthorityFile) TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, pem));
-  }
-  // Last: who finds it finds all.
-  return WriteSecretFile(AuthorityFile(dir), files.at(kAuthorityFile));
-}
-
-}  // namespace
-
-bool ServesPages(const std::string& role) { return role != Name(CallerRole::kOperator); }
-
-std::string CertifiedName(const std::string& role) { return role + ".tidepool"; }
-
-StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string& organisation) {
-  const auto failed = [] {
-    char text[256] = "";
-    ERR_error_string_n(ERR_get_error(), text, sizeof text);
-    return Internal(std::string("certificates of the job could not be made: ") + text);
-  };
-  const std::optional<Issued> authority = Issue(organisation, "authority.tidepool", nullptr);
-  if (!authority) return failed();
-  std::map<std::string, std::string> made = {{kAuthorityFile, Pem(authority->certificate.get())}};
+// All but authority.crt.
+std::vector<std::string> LeafFiles() {
+  std::vector<std::string> files;
   for (const std::string& role : Roles()) {
-    const std::optional<Issued> issued =
-        Issue(organisation, CertifiedName(role), &*authority, ServesPages(role));
-    if (!issued) return failed();
-    made[role + ".key"] = Pem(issued->key.get());
-    made[role + ".crt"] = Pem(issued->certificate.get());
+    for (const char* end : {".key", ".crt"}) files.push_back(role + end);
   }
-  return made;
+  return files;
+}
+// An empty text: it cannot be read.
+CertificateFiles ReadFiles(const std::string& dir) {
+  CertificateFiles files = {{kAuthorityFile, ReadAll(AuthorityFile(dir))}};
+  for (const std::string& file : LeafFiles()) files[file] = ReadAll(dir + "/" + file);
+  return files;
 }
 
-StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id) {
-  bool whole = true;
+bool KeyFits(const Identity& identity) {
+  const auto certificate = x509::ParseCertificate(identity.certificate);
+  const auto key = x509::ParseKey(identity.key);
+  return certificate && key && x509::AreOfEachOther(certificate.get(), key.get());
+}
+
+// Whether all three can be read, belong together and hold until then.
+bool Holds(const Identity& identity, int64_t until) {
+  const auto certificate = x509::ParseCertificate(identity.certificate);
+  const auto authorities = x509::ParseCertificates(identity.authority);
+  const X509* issuer = certificate ? x509::IssuerOf(certificate.get(), authorities) : nullptr;
+  return issuer != nullptr && x509::EndOf(issuer) > until && x509::EndOf(certificate.get()) > until &&
+         KeyFits(identity);
+}
+
+bool AllHold(const std::string& dir, int64_t until) {
   for (const std::string& role : Roles()) {
     const auto known = ReadOf(dir, role);
-    whole = whole && known.ok() && known->has_value() && Holds(**known, kMonth);
+    if (!known.ok() || !known->has_value() || !Holds(**known, until)) return false;
   }
-  if (!whole) {
-    TP_ASSIGN_OR_RETURN(const auto made, MakeCertificates(run_id));
-    TP_RETURN_IF_ERROR(WriteCertificates(dir, made));
-  }
-  TP_ASSIGN_OR_RETURN(const std::optional<Identity> mine, ReadOf(dir, kControllerRole));
-  if (!mine) return Internal(dir + ": the certificates that were just made are gone");
-  return *mine;
+  return true;
 }
 
-StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir) {
-  std::map<std::string, std::string> taken = {{kAuthorityFile, ReadAll(given + "/" + kAuthorityFile)}};
+// Whether somebody who looks at the clock of this host may show it.
+Status CheckHolds(const std::string& path, const Identity& identity, int64_t now) {
+  const auto mine = x509::ParseCertificate(identity.certificate);
+  const auto authorities = x509::ParseCertificates(identity.authority);
+  if (!mine || authorities.empty())
+    return InvalidArgument(path +
+                           ": it, or the authority.crt beside it, is no certificate; copy the whole folder "
+                           "RUN/security");
+  if (x509::IssuerOf(mine.get(), authorities) == nullptr)
+    return InvalidArgument(path + ": is a certificate of run '" + x509::OrganisationOf(mine.get()) +
+                           "', and the authority.crt beside it, of run '" +
+                           x509::OrganisationOf(authorities.front().get()) +
+                           "', has not made it; take the whole folder RUN/security of one run");
+  const auto clock = [&] { return "this host's clock says " + UtcTimeText(now * 1000); };
+  if (now > x509::EndOf(mine.get()))
+    return FailedPrecondition(
+        path + ": the certificate has expired at " + UtcTimeText(x509::EndOf(mine.get()) * 1000) + ", and " +
+        clock() +
+        "; the controller renews those of RUN/security while it runs: copy them again where "
+        "this is a copy, or set the clock");
+  if (now < x509::BeginOf(mine.get()))
+    return FailedPrecondition(path + ": the certificate holds from " +
+                              UtcTimeText(x509::BeginOf(mine.get()) * 1000) + " on, and " + clock() +
+                              "; set the clock of this host");
+  return OkStatus();
+}
+
+Status CheckGiven(const std::string& given, const CertificateFiles& files) {
   for (const std::string& role : Roles()) {
-    const Identity identity{taken[kAuthorityFile], ReadAll(given + "/" + role + ".crt"),
-                            ReadAll(given + "/" + role + ".key")};
-    const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
-    const auto is_for = [&](const std::string& name) {
-      return X509_check_host(certificate.get(), name.c_str(), 0, 0, nullptr) == 1;
-    };
+    const Identity identity = IdentityIn(files, role);
+    const auto certificate = x509::ParseCertificate(identity.certificate);
     const bool pages = ServesPages(role);
-    if (!Holds(identity, 0) || !is_for(CertifiedName(role)) || is_for(kPagesName) != pages)
+    if (!Holds(identity, time(nullptr)) || !x509::IsFor(certificate.get(), CertifiedName(role)) ||
+        x509::IsFor(certificate.get(), kPagesName) != pages)
       return InvalidArgument(
           "--certificates: " + given + ": " + kAuthorityFile + ", " + role + ".crt and " + role +
           ".key have to be there, to belong together, not to have run out, and to be for the DNS name " +
           CertifiedName(role) + (pages ? " and " : " and not for ") + kPagesName +
           "; without --certificates the run makes its own");
-    taken[role + ".crt"] = identity.certificate;
-    taken[role + ".key"] = identity.key;
   }
-  TP_RETURN_IF_ERROR(WriteCertificates(dir, taken));
-  return Identity{taken[kAuthorityFile], taken[std::string(kControllerRole) + ".crt"],
-                  taken[std::string(kControllerRole) + ".key"]};
+  return OkStatus();
+}
+
+// Whoever reads it sees the old text or the new one.
+Status Replace(const std::string& path, const std::string& text) {
+  const std::string next = path + ".next";
+  TP_RETURN_IF_ERROR(WriteSecretFile(next, text));
+  std::error_code error;
+  fs::rename(next, path, error);
+  return error ? Unavailable(path + ": cannot be replaced (" + error.message() + ")") : OkStatus();
+}
+
+// A reader that comes between a key and its certificate sees a pair that does not fit; it looks again.
+Status WriteLeaves(const std::string& dir, const CertificateFiles& files) {
+  for (const std::string& file : LeafFiles()) TP_RETURN_IF_ERROR(Replace(dir + "/" + file, files.at(file)));
+  return OkStatus();
+}
+
+Status WriteAll(const std::string& dir, const CertificateFiles& files) {
+  RemoveCertificates(dir);
+  TP_RETURN_IF_ERROR(WriteLeaves(dir, files));
+  return Replace(AuthorityFile(dir), files.at(kAuthorityFile));  // last: who finds it finds all
+}
+
+StatusOr<Identity> ControllersOf(const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(std::optional<Identity> mine, ReadOf(dir, kControllerRole));
+  if (!mine) return NotFound(AuthorityFile(dir) + ": is gone while the run needs it");
+  return *std::move(mine);
+}
+
+CertificateTimes TimesOf(const Identity& identity) {
+  const auto mine = x509::ParseCertificate(identity.certificate);
+  return {mine ? x509::EndOf(mine.get()) - x509::BeginOf(mine.get()) - x509::kBefore_s : 0};
+}
+
+}  // namespace
+
+namespace {
+
+int64_t SecondsOf(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
+}
+
+constexpr char kNewcomers[] = "newcomers";  // name of their authorities
+
+// Of the authorities in `text` those of newcomers that hold, of this and of earlier lives of the controller.
+std::string NewcomersAuthorities(const std::string& text, int64_t now) {
+  std::string all;
+  for (const auto& authority : x509::ParseCertificates(text)) {
+    if (x509::IsNamed(authority.get(), kNewcomers) && x509::EndOf(authority.get()) > now)
+      all += x509::Pem(authority.get());
+  }
+  return all;
+}
+
+}  // namespace
+
+struct CertificateRenewal::Authority {
+  x509::Issued issued;
+};
+
+CertificateRenewal::CertificateRenewal(std::string dir, std::string run_id, const CertificateTimes& times,
+                                       std::string given)
+    : dir_(std::move(dir)), run_id_(std::move(run_id)), given_(std::move(given)), times_(times) {}
+CertificateRenewal::~CertificateRenewal() = default;
+
+bool ServesPages(const std::string& role) { return role != Name(CallerRole::kOperator); }
+
+std::string CertifiedName(const std::string& role) { return role + ".tidepool"; }
+
+std::string CertifiedPlace(int64_t place) { return "place-" + std::to_string(place) + ".tidepool"; }
+
+std::optional<int64_t> PlaceOf(std::string_view dns_name) {
+  constexpr std::string_view kBegin = "place-";
+  int64_t place = 0;
+  if (!dns_name.starts_with(kBegin)) return std::nullopt;
+  const auto [end, error] =
+      std::from_chars(dns_name.data() + kBegin.size(), dns_name.data() + dns_name.size(), place);
+  if (error != std::errc() || CertifiedPlace(place) != dns_name) return std::nullopt;
+  return place;
+}
+
+Identity Newest(const Identity& identity) {
+  if (identity.folder.empty()) return identity;
+  auto now = ReadOf(identity.folder, identity.role);
+  return now.ok() && now->has_value() && KeyFits(**now) ? **std::move(now) : identity;
+}
+
+int64_t LooksEvery(const Identity& identity) {
+  return std::clamp<int64_t>(TimesOf(identity).announced() / 6, 1, 10);
+}
+
+StatusOr<CertificateFiles> MakeCertificates(const std::string& organisation, const CertificateTimes& times) {
+  const auto failed = [] {
+    return Internal("certificates of the job could not be made: " + x509::WhatFailed());
+  };
+  const auto authority = x509::IssueAuthority(organisation, times.lifetime);
+  if (!authority) return failed();
+  CertificateFiles made = {{kAuthorityFile, x509::Pem(authority->certificate.get())}};
+  for (const std::string& role : Roles()) {
+    std::vector<std::string> names = {CertifiedName(role)};
+    if (ServesPages(role)) names.emplace_back(kPagesName);
+    const auto issued = x509::Issue(*authority, organisation, times.lifetime, names);
+    if (!issued) return failed();
+    made[role + ".key"] = x509::Pem(issued->key.get());
+    made[role + ".crt"] = x509::Pem(issued->certificate.get());
+  }
+  return made;
+}
+
+StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id,
+                                            const CertificateTimes& times) {
+  if (!AllHold(dir, time(nullptr) + 3 * times.announced())) {
+    TP_ASSIGN_OR_RETURN(const CertificateFiles made, MakeCertificates(run_id, times));
+    TP_RETURN_IF_ERROR(WriteAll(dir, made));
+  }
+  return ControllersOf(dir);
+}
+
+StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir) {
+  const CertificateFiles files = ReadFiles(given);
+  TP_RETURN_IF_ERROR(CheckGiven(given, files));
+  const CertificateTimes times = TimesOf(IdentityIn(ReadFiles(dir), kControllerRole));
+  if (!AllHold(dir, time(nullptr) + 3 * times.announced())) {
+    TP_RETURN_IF_ERROR(WriteAll(dir, files));
+  } else if (ReadAll(AuthorityFile(dir)) == files.at(kAuthorityFile)) {
+    TP_RETURN_IF_ERROR(WriteLeaves(dir, files));
+  }
+  return ControllersOf(dir);
+}
+
+StatusOr<std::string> CertificateRenewal::Advance(std::chrono::system_clock::time_point now) {
+  const int64_t seconds = SecondsOf(now);
+  const MutexLock lock(mu_);
+  if (step_ == Step::kNone) return given_.empty() ? Begin(seconds) : BeginGiven(seconds);
+  if (seconds - since_ < times_.announced()) return std::string();
+  if (step_ == Step::kAnnounced) return Show(seconds);
+  TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), next_.at(kAuthorityFile)));
+  step_ = Step::kNone;
+  return std::string("the authority before is believed no more");
+}
+
+StatusOr<std::string> CertificateRenewal::Begin(int64_t now) {
+  if (AllHold(dir_, now + times_.renewed_before())) return std::string();
+  TP_ASSIGN_OR_RETURN(CertificateFiles next, MakeCertificates(run_id_, times_));
+  return Announce(std::move(next), now);
+}
+
+StatusOr<std::string> CertificateRenewal::BeginGiven(int64_t now) {
+  CertificateFiles files = ReadFiles(given_);
+  if (files != taken_) {
+    if (files != seen_) {  // it is read again before it is believed: its writer may be half-way
+      seen_ = std::move(files);
+      return std::string();
+    }
+    TP_RETURN_IF_ERROR(CheckGiven(given_, files));
+    const CertificateFiles present = ReadFiles(dir_);
+    TP_ASSIGN_OR_RETURN(const Identity mine, ControllersOf(dir_));
+    times_ = TimesOf(mine);
+    if (present != files) {
+      TP_ASSIGN_OR_RETURN(std::string done, Announce(files, now));
+      taken_ = std::move(files);
+      return done;
+    }
+    taken_ = std::move(files);
+  }
+  const Identity mine = IdentityIn(taken_, kControllerRole);
+  const int64_t end = x509::EndOf(x509::ParseCertificate(mine.certificate).get());
+  if (end - now < TimesOf(mine).renewed_before())
+    return FailedPrecondition("--certificates: " + given_ + ": the certificates end at " +
+                              UtcTimeText(end * 1000) + ", and there are no newer ones; put them there");
+  return std::string();
+}
+
+// Of the present authorities that which made the present certificates stays; those before have no more.
+StatusOr<std::string> CertificateRenewal::Announce(CertificateFiles next, int64_t now) {
+  TP_ASSIGN_OR_RETURN(const Identity mine, ControllersOf(dir_));
+  std::string believed = next.at(kAuthorityFile);
+  const auto present = x509::ParseCertificate(mine.certificate);
+  if (present && x509::IssuerOf(present.get(), x509::ParseCertificates(believed)) == nullptr) {
+    const auto authorities = x509::ParseCertificates(mine.authority);
+    if (X509* issuer = x509::IssuerOf(present.get(), authorities)) believed += x509::Pem(issuer);
+  }
+  believed += NewcomersAuthorities(mine.authority, now);
+  const bool known = believed == mine.authority && believed == next.at(kAuthorityFile);
+  TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), believed));
+  next_ = std::move(next);
+  since_ = now;
+  step_ = Step::kAnnounced;
+  return known ? Show(now) : std::string("the job's next authority is believed beside the present one");
+}
+
+StatusOr<std::string> CertificateRenewal::Show(int64_t now) {
+  TP_ASSIGN_OR_RETURN(const Identity before, ControllersOf(dir_));
+  TP_RETURN_IF_ERROR(WriteLeaves(dir_, next_));
+  // Nobody has the key of an authority of our own.
+  step_ = !given_.empty() && before.authority != next_.at(kAuthorityFile) ? Step::kShown : Step::kNone;
+  since_ = now;
+  const auto mine = x509::ParseCertificate(next_.at(std::string(kControllerRole) + ".crt"));
+  return "all roles have new certificates, which hold until " + UtcTimeText(x509::EndOf(mine.get()) * 1000);
+}
+
+StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
+    const std::string& request, const std::vector<std::string>& dns_names,
+    std::chrono::system_clock::time_point now) {
+  const int64_t seconds = SecondsOf(now);
+  if (!given_.empty())
+    return FailedPrecondition(
+        "the certificates of this run are those of --certificates; whoever made them "
+        "makes that of another host, too");
+  const x509::Key key = x509::KeyOfRequest(request);
+  if (key == nullptr)
+    return InvalidArgument("the signing request is none, or its key is no elliptic one of 256 bits or more");
+  const MutexLock lock(mu_);
+  TP_ASSIGN_OR_RETURN(const Identity mine, ControllersOf(dir_));
+  Certified certified{mine.authority, "", std::chrono::seconds(0)};
+  const auto left = [&](const X509* authority) { return x509::EndOf(authority) - seconds; };
+  if (newcomers_ == nullptr || left(newcomers_->issued.certificate.get()) < times_.lifetime / 2) {
+    auto made = x509::IssueAuthority(run_id_, times_.lifetime, kNewcomers);
+    if (!made) return Internal("the authority of newcomers could not be made: " + x509::WhatFailed());
+    certified.authority += x509::Pem(made->certificate.get());
+    TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), certified.authority));
+    newcomers_ = std::make_unique<Authority>(Authority{*std::move(made)});
+    certified.believed_in = std::chrono::seconds(LooksEvery(mine) + 1);
+  }
+  const x509::Issued& authority = newcomers_->issued;
+  const x509::Certificate issued =
+      x509::IssueFor(key.get(), authority, run_id_, left(authority.certificate.get()), dns_names);
+  if (issued == nullptr) return Internal("a certificate could not be made: " + x509::WhatFailed());
+  certified.certificate = x509::Pem(issued.get());
+  return certified;
 }
 
 void RemoveCertificates(const std::string& dir) {
   std::error_code error;  // what is not there need not go
   fs::remove(AuthorityFile(dir), error);
-  for (const std::string& role : Roles()) {
-    fs::remove(dir + "/" + role + ".crt", error);
-    fs::remove(dir + "/" + role + ".key", error);
-  }
+  for (const std::string& file : LeafFiles()) fs::remove(dir + "/" + file, error);
 }
 
 StatusOr<std::optional<Identity>> ReadIdentity(const std::string& token_file) {
   const fs::path path(token_file);
   const std::string dir = path.parent_path().string();
-  return ReadOf(dir.empty() ? "." : dir, path.stem().string());
+  const std::string folder = dir.empty() ? "." : dir, role = path.stem().string();
+  TP_ASSIGN_OR_RETURN(std::optional<Identity> identity, ReadOf(folder, role));
+  if (identity) TP_RETURN_IF_ERROR(CheckHolds(folder + "/" + role + ".crt", *identity, time(nullptr)));
+  return identity;
 }
 
 StatusOr<Credentials> ReadCredentials(const std::string& token_file) {

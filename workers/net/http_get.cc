@@ -41,7 +41,7 @@ class Call {
       stream_.async_connect(found, [done](error_code e, const auto&) { done(e); });
     }));
     if (!options_.credentials.identity) return Ask(stream_);
-    const Identity& identity = *options_.credentials.identity;
+    const Identity identity = Newest(*options_.credentials.identity);
     net::ssl::context tls(net::ssl::context::tls_client);
     tls.add_certificate_authority(net::buffer(identity.authority));
     tls.use_certificate_chain(net::buffer(identity.certificate));

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/base/disk_thread.h"
 #include "core/base/hash.h"
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
@@ -85,20 +86,68 @@ bool IsLoopbackName(std::string_view host) {
          std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-StatusOr<net::ssl::context> TlsContext(const Identity& identity, const std::string& callers) {
+StatusOr<std::shared_ptr<net::ssl::context>> TlsContext(const Identity& identity,
+                                                        const std::string& callers) {
   try {
-    net::ssl::context tls(net::ssl::context::tls_server);
-    ::SSL_CTX_set_min_proto_version(tls.native_handle(), TLS1_2_VERSION);
-    tls.add_certificate_authority(net::buffer(identity.authority));
-    tls.use_certificate_chain(net::buffer(identity.certificate));
-    tls.use_private_key(net::buffer(identity.key), net::ssl::context::pem);
-    tls.set_verify_mode(net::ssl::verify_peer | net::ssl::verify_fail_if_no_peer_cert);
-    tls.set_verify_callback(net::ssl::host_name_verification(CertifiedName(callers)));
+    auto tls = std::make_shared<net::ssl::context>(net::ssl::context::tls_server);
+    ::SSL_CTX_set_min_proto_version(tls->native_handle(), TLS1_2_VERSION);
+    tls->add_certificate_authority(net::buffer(identity.authority));
+    tls->use_certificate_chain(net::buffer(identity.certificate));
+    tls->use_private_key(net::buffer(identity.key), net::ssl::context::pem);
+    tls->set_verify_mode(net::ssl::verify_peer | net::ssl::verify_fail_if_no_peer_cert);
+    tls->set_verify_callback(net::ssl::host_name_verification(CertifiedName(callers)));
     return tls;
   } catch (const boost::system::system_error& e) {
     return InvalidArgument(std::string("the certificates of the job cannot be used: ") + e.what());
   }
 }
+
+// What new connections are encrypted with: by the files of an identity as they were at the last look.
+// Thread-safe.
+class FreshTls {
+ public:
+  static StatusOr<std::unique_ptr<FreshTls>> Create(const Identity& identity, const std::string& callers) {
+    auto state = std::make_shared<State>(identity, callers);
+    TP_ASSIGN_OR_RETURN(auto context, TlsContext(identity, callers));
+    state->Use(std::move(context));
+    return std::unique_ptr<FreshTls>(new FreshTls(std::move(state)));
+  }
+  // Waits for nobody: the disk may hang.
+  void Look() {
+    if (disk_.Busy()) return;
+    disk_.Do("look at certificates", [state = state_](const DiskThread::Say&) { state->Look(); });
+  }
+  // A connection owns it.
+  [[nodiscard]] std::shared_ptr<net::ssl::context> Context() const {
+    const MutexLock lock(state_->mu);
+    return state_->context;
+  }
+
+ private:
+  struct State {
+    State(Identity i, std::string c) : identity(std::move(i)), callers(std::move(c)) {}
+    void Use(std::shared_ptr<net::ssl::context> next) {
+      const MutexLock lock(mu);
+      context = std::move(next);
+    }
+    void Look() {
+      Identity now = Newest(identity);
+      if (now.authority == identity.authority && now.certificate == identity.certificate) return;
+      auto next = TlsContext(now, callers);
+      if (!next.ok()) return;  // the present ones go on, and it looks again
+      identity = std::move(now);
+      Use(*std::move(next));
+    }
+    Identity identity;  // of the thread that looks
+    const std::string callers;
+    Mutex mu;
+    std::shared_ptr<net::ssl::context> context TP_GUARDED_BY(mu);
+  };
+  explicit FreshTls(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  const std::shared_ptr<State> state_;
+  DiskThread disk_;
+};
 
 int64_t HalfOfDescriptors() {
   rlimit limit{};
@@ -116,7 +165,7 @@ struct HttpServer::Impl {
 
   const HttpServerOptions options;
   const Handler handler;
-  std::optional<net::ssl::context> tls;  // with an identity
+  std::unique_ptr<FreshTls> tls;  // with an identity
   const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
   Mutex mu;
@@ -125,10 +174,11 @@ struct HttpServer::Impl {
   // After what sessions use: they end with it.
   net::io_context io;
   std::optional<tcp::acceptor> acceptor;
-  std::optional<net::steady_timer> again;
+  std::optional<net::steady_timer> again, look;
   std::vector<std::jthread> threads;  // waits: io.stop() ends them, each after the handler that it is in
 
   void Accept();
+  void LookLater();  // at the certificates
   void Open(tcp::socket socket);
   // The oldest that has not shown the key, which then counts no more; null: all of them belong here.
   std::shared_ptr<Session> TakeOldestStranger();
@@ -139,7 +189,9 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Impl& server, tcp::socket socket, int64_t id)
       : server_(server), stream_(std::move(socket)), id_(id), buffer_(BufferBytes(server.options)) {
-    if (server.tls) tls_.emplace(stream_, *server.tls);
+    if (!server.tls) return;
+    context_ = server.tls->Context();
+    tls_.emplace(stream_, *context_);
   }
   ~Session() {
     const MutexLock lock(server_.mu);
@@ -264,6 +316,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
   Impl& server_;
   boost::beast::tcp_stream stream_;
+  std::shared_ptr<net::ssl::context> context_;
   std::optional<net::ssl::stream<boost::beast::tcp_stream&>> tls_;
   const int64_t id_;
   std::atomic<bool> known_ = false;
@@ -319,6 +372,15 @@ void HttpServer::Impl::Accept() {
   });
 }
 
+void HttpServer::Impl::LookLater() {
+  look->expires_after(std::chrono::seconds(LooksEvery(*options.identity)));
+  look->async_wait([this](error_code ended) {
+    if (ended) return;
+    tls->Look();
+    LookLater();
+  });
+}
+
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 HttpServer::~HttpServer() {
@@ -337,12 +399,13 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
                                     : net::ip::make_address(std::string(BareHost(options.host)), error);
   if (error) return InvalidArgument(options.host + ": is no address of this machine, as 10.0.0.7");
   if (options.identity) {
-    TP_ASSIGN_OR_RETURN(impl->tls, TlsContext(*options.identity, options.callers));
+    TP_ASSIGN_OR_RETURN(impl->tls, FreshTls::Create(*options.identity, options.callers));
   }
   const tcp::endpoint endpoint(host, options.port);
   const auto strand = net::make_strand(impl->io);
   impl->acceptor.emplace(strand);
   impl->again.emplace(strand);
+  impl->look.emplace(strand);
   tcp::acceptor& acceptor = *impl->acceptor;
   acceptor.open(endpoint.protocol(), error);
   if (!error) acceptor.set_option(net::socket_base::reuse_address(true), error);
@@ -357,6 +420,7 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
   if (error) return Internal(address + ": cannot be listened on (" + error.message() + ")");
   impl->port = acceptor.local_endpoint(error).port();
   impl->Accept();
+  if (impl->tls && !options.identity->folder.empty()) impl->LookLater();
   std::unique_ptr<HttpServer> server(new HttpServer(std::move(impl)));
   for (int64_t i = 0; i < options.threads; ++i)
     server->impl_->threads.emplace_back([&io = server->impl_->io] { io.run(); });

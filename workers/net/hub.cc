@@ -56,6 +56,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
   std::map<ConnectionId, Stream*> streams TP_GUARDED_BY(mu);  // of `door`
+  std::map<int64_t, Incarnation> welcomed TP_GUARDED_BY(mu);  // by place, the last one that was told
   // Streams with something to write. A thousand connections have no threads of their own: these encode what
   // goes out, gRPC's take in what comes.
   static constexpr size_t kWriters = 2;
@@ -80,8 +81,16 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   Status Authorise(const grpc::ServerContextBase& context, CallerRole* role) {
     TP_RETURN_IF_ERROR(Counted(CheckToken(context, tokens, role)));
     TP_RETURN_IF_ERROR(Counted(CheckCertificate(context, Name(*role))));
+    if (*role == CallerRole::kOperator)
+      return Counted(PermissionDenied("an operator reads pages, and takes no part in the run"));
     listener->Authenticated(context.peer());
     return OkStatus();
+  }
+
+  bool IsAt(int64_t place, Incarnation reader) {
+    const MutexLock lock(mu);
+    const auto it = welcomed.find(place);
+    return it != welcomed.end() && it->second == reader;
   }
 
   grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
@@ -95,7 +104,13 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
       return ToGrpc(Counted(
           PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
     }
-    auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1}, request->rank());
+    const Incarnation reader{request->inc() - 1};
+    if (const auto place = CertifiedPlaceOf(*context); place && !IsAt(*place, reader)) {
+      return ToGrpc(Counted(PermissionDenied("FetchRows: the certificate is for place " +
+                                             std::to_string(*place) + ", which incarnation " +
+                                             std::to_string(reader.value) + " does not have")));
+    }
+    auto batch = rows(request->lease(), {request->step()}, reader, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
       row_bytes += static_cast<int64_t>(frame.ByteSizeLong());
@@ -117,6 +132,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
     if (const Status s = hub_.Authorise(*context, &role_); !s.ok()) {
       Finish(ToGrpc(s));
     } else {
+      certified_ = CertifiedPlaceOf(*context);
       CutAfter(cut_->hello, cut_, Door::kHelloDeadline);
       StartRead(&in_);
     }
@@ -187,6 +203,10 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
     cut_->hello.Cancel();
     if (!ok) return Finish(ToGrpc(DeadlineExceeded("attach: no Hello came")));
     auto hello = Door::Greeting(hub_.options.run_id, role_, in_);
+    if (hello.ok() && certified_ && hello->place != *certified_)
+      hello = PermissionDenied("the certificate is for place " + std::to_string(*certified_) +
+                               ", and the worker is to take place " + std::to_string(hello->place) +
+                               " (--place)");
     if (!hello.ok()) return Finish(ToGrpc(hub_.Counted(hello.status().At("attach"))));
     {
       const MutexLock lock(hub_.mu);
@@ -233,7 +253,8 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
   const std::string peer_;
   const std::shared_ptr<Cut> cut_;
   CallerRole role_{};
-  ConnectionId id_ = 0;  // 0: no Hello has come
+  std::optional<int64_t> certified_;  // the place that the certificate is for
+  ConnectionId id_ = 0;               // 0: no Hello has come
   // Of the read that is under way.
   v1::Frame in_;
   FrameReader reader_;
@@ -331,6 +352,8 @@ int64_t Hub::sent_bytes() const { return impl_->sent.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {
   const MutexLock lock(impl_->mu);
+  if (const auto* welcome = std::get_if<down::Welcome>(&message.body))
+    impl_->welcomed[welcome->place] = welcome->inc;
   impl_->door.Send(id, std::move(message));
 }
 

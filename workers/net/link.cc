@@ -16,6 +16,7 @@
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
+#include "workers/net/why_not_believed.h"
 #include "workers/net/wire.h"
 
 namespace tidepool::workers {
@@ -83,6 +84,10 @@ struct Link::Impl {
     const auto credentials = ClientSide(identity, kControllerRole, &args);
     auto opened = grpc::CreateCustomChannel(address, credentials, args);
     if (!opened->WaitForConnected(deadline)) {
+      const std::string why =
+          identity ? WhyNotBelieved(address, Newest(*identity), std::chrono::milliseconds(500)) : "";
+      if (!why.empty())
+        return Unavailable("the controller at " + address + " and this worker do not come together: " + why);
       return Unavailable(
           "no controller answers at " + address +
           (identity ? "; does the network lead there, and is the run still there? It has to answer with a "

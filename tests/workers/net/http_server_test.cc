@@ -10,7 +10,9 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <thread>
 
 #include "core/base/hash.h"
 #include "workers/net/http_get.h"
@@ -279,6 +281,44 @@ TEST(HttpServerTest, WithAnIdentityTheCertificateOfItsCallersAndTheKeyAreNeeded)
   EXPECT_EQ(HttpGet({.address = "192.0.2.1:80", .target = "/x", .credentials = {"secret"}}).status().code(),
             StatusCode::kFailedPrecondition);
   for (const std::string& each : {dir, other}) std::filesystem::remove_all(each);
+}
+
+TEST(HttpServerTest, CertificatesThatAreExchangedAreThoseOfNewConnections) {
+  const std::string dir = testing::TempDir() + "/http_renewal";
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  const CertificateTimes times{.lifetime = 100};  // it looks every second
+  ASSERT_TRUE(OpenOrCreateCertificates(dir, "run", times).ok());
+  const auto of = [&](const std::string& role) { return *ReadIdentity(dir + "/" + role + ".token"); };
+  const Served s({.identity = of("controller"), .callers = "operator"});
+  const auto asks = [&](const Identity& identity) {
+    return HttpGet({.address = "127.0.0.1:" + std::to_string(s.server->port()),
+                    .target = "/x",
+                    .credentials = {"secret", identity}})
+        .ok();
+  };
+  const auto soon = [](const std::function<bool()>& condition) {
+    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+         std::chrono::steady_clock::now() < until;) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    return false;
+  };
+  const Identity first = *of("operator");
+  EXPECT_TRUE(asks(first));
+  CertificateRenewal renewal(dir, "run", times);
+  const auto late = std::chrono::system_clock::now() + std::chrono::seconds(95);
+  ASSERT_TRUE(renewal.Advance(late).ok());
+  ASSERT_TRUE(renewal.Advance(late + std::chrono::seconds(5)).ok());
+  Identity renewed = *of("operator"), copied = first;
+  EXPECT_NE(renewed.certificate, first.certificate);
+  renewed.folder.clear();
+  copied.folder.clear();  // with the old authority alone
+  EXPECT_TRUE(soon([&] { return asks(renewed); })) << "it does not believe the new authority";
+  EXPECT_TRUE(soon([&] { return !asks(copied); })) << "it shows the old certificate";
+  EXPECT_TRUE(asks(first)) << "who dials reads the files";
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace tidepool::workers {
+namespace tidepool {
 
 class DiskThread {
  public:
@@ -40,4 +40,4 @@ class DiskThread {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace tidepool::workers
+}  // namespace tidepool

@@ -1,4 +1,4 @@
-#include "workers/controller/disk_thread.h"
+#include "core/base/disk_thread.h"
 
 #include <deque>
 #include <thread>
@@ -6,7 +6,7 @@
 
 #include "core/base/thread_annotations.h"
 
-namespace tidepool::workers {
+namespace tidepool {
 namespace {
 using Clock = std::chrono::steady_clock;
 }  // namespace
@@ -85,4 +85,4 @@ bool DiskThread::Drain(Clock::duration patience) {
   return true;
 }
 
-}  // namespace tidepool::workers
+}  // namespace tidepool

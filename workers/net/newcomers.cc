@@ -1,0 +1,141 @@
+#include "workers/net/newcomers.h"
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/base/hash.h"
+#include "core/base/utc_time.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+std::string Folder(const std::string& security) { return security + "/newcomers"; }
+std::string Record(const std::string& security, const std::string& id) {
+  return Folder(security) + "/" + id + ".json";
+}
+
+// An id becomes a part of a path.
+bool IsId(const std::string& id) {
+  return id.size() == 16 &&
+         std::ranges::all_of(id, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+Json ToJson(const JoinScope& scope) {
+  return {{"role", Name(scope.role)},
+          {"place", scope.place},
+          {"ctl_epoch", scope.ctl_epoch},
+          {"expires", scope.expires}};
+}
+
+Json ReadObject(const std::string& path) {
+  std::ifstream in(path);
+  Json json = in ? Json::parse(in, nullptr, /*allow_exceptions=*/false) : Json();
+  return json.is_object() ? json : Json::object();
+}
+
+// What is missing or of another kind is empty.
+std::string Text(const Json& json, const char* name) {
+  const auto at = json.find(name);
+  return at != json.end() && at->is_string() ? at->get<std::string>() : "";
+}
+std::optional<int64_t> Number(const Json& json, const char* name) {
+  const auto at = json.find(name);
+  if (at == json.end() || !at->is_number_integer()) return std::nullopt;
+  return at->get<int64_t>();
+}
+std::optional<JoinScope> ScopeIn(const Json& json) {
+  const auto place = Number(json, "place"), epoch = Number(json, "ctl_epoch"), end = Number(json, "expires");
+  const std::string role = Text(json, "role");
+  if (!place || !epoch || !end) return std::nullopt;
+  for (const CallerRole each : {CallerRole::kDevice, CallerRole::kReward, CallerRole::kEnvironment}) {
+    if (role == Name(each)) return JoinScope{each, *place, *epoch, *end};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+StatusOr<JoinToken> MakeJoinToken(const std::string& security, JoinToken begun) {
+  TP_ASSIGN_OR_RETURN(const JobTokens random, JobTokens::Random());
+  begun.secret = random.Token(CallerRole::kDevice);
+  begun.id = random.Token(CallerRole::kReward).substr(0, 16);
+  std::error_code error;
+  fs::create_directories(Folder(security), error);
+  if (!error) fs::permissions(Folder(security), fs::perms::owner_all, error);
+  if (error) return Unavailable(Folder(security) + ": cannot be made (" + error.message() + ")");
+  Json record = ToJson(begun.scope);
+  record["digest"] = Sha256Hex(begun.secret);
+  // As a whole: the controller may look at once.
+  const std::string path = Record(security, begun.id);
+  TP_RETURN_IF_ERROR(WriteSecretFile(path + ".next", record.dump() + "\n"));
+  fs::rename(path + ".next", path, error);
+  if (error) return Unavailable(path + ": cannot be written (" + error.message() + ")");
+  return begun;
+}
+
+Status WriteJoinToken(const std::string& file, const JoinToken& token) {
+  std::error_code error;  // what cannot be looked at cannot be written either
+  if (fs::exists(file, error)) return AlreadyExists(file + ": is there; name another file");
+  Json json = ToJson(token.scope);
+  json.update({{"join", token.join},
+               {"controller", token.controller},
+               {"run_id", token.run_id},
+               {"authority", token.authority},
+               {"id", token.id},
+               {"secret", token.secret}});
+  return WriteSecretFile(file, json.dump(2) + "\n");
+}
+
+StatusOr<JoinToken> ReadJoinToken(const std::string& file) {
+  TP_RETURN_IF_ERROR(CheckPrivate(file));
+  const Json json = ReadObject(file);
+  const auto scope = ScopeIn(json);
+  JoinToken token{Text(json, "join"),         Text(json, "controller"), Text(json, "run_id"),
+                  Text(json, "authority"),    Text(json, "id"),         Text(json, "secret"),
+                  scope.value_or(JoinScope{})};
+  if (!scope || token.join.empty() || token.controller.empty() || token.run_id.empty() ||
+      token.authority.empty() || !IsId(token.id) || token.secret.size() != 64)
+    return InvalidArgument(file + ": is no join token; `tidepool join-token RUN` makes one");
+  if (const int64_t now = time(nullptr); now > scope->expires)
+    return FailedPrecondition(file + ": the join token has expired at " + UtcTimeText(scope->expires * 1000) +
+                              ", and this host's clock says " + UtcTimeText(now * 1000) +
+                              "; make another one with `tidepool join-token RUN`");
+  return token;
+}
+
+StatusOr<Admitted> Admit(const std::string& security, const JobTokens& tokens, int64_t ctl_epoch,
+                         CertificateRenewal& certificates, const std::string& id, const std::string& secret,
+                         const std::string& signing_request, std::chrono::system_clock::time_point now) {
+  const auto refused = [] {
+    return PermissionDenied(
+        "no join token of this run: it was used, has expired, or is one of an earlier controller; make "
+        "another one with `tidepool join-token RUN`");
+  };
+  if (!IsId(id)) return refused();
+  const std::string path = Record(security, id);
+  const Json record = ReadObject(path);
+  const auto scope = ScopeIn(record);
+  // First: whoever does not know the secret cannot use the token up.
+  if (!scope || !ConstantTimeEqual(Sha256Hex(secret), Text(record, "digest"))) return refused();
+  if (scope->ctl_epoch != ctl_epoch ||
+      std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count() > scope->expires)
+    return refused();
+  const std::string role = Name(scope->role);
+  TP_ASSIGN_OR_RETURN(
+      CertificateRenewal::Certified certified,
+      certificates.Certify(signing_request, {CertifiedName(role), CertifiedPlace(scope->place), kPagesName},
+                           now));
+  std::error_code error;
+  fs::rename(path, Folder(security) + "/" + id + ".used", error);
+  if (error) return refused();  // somebody else was first, and nobody gets what was just made
+  return Admitted{*scope, tokens.Token(scope->role), std::move(certified)};
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "workers/net/certificates.h"
+
+namespace tidepool::workers {
+
+// Why whoever listens there and we do not come together, as far as certificates say: that it shows one of
+// another run, or one that does not hold now, or does not take ours. "": nobody answers within `patience` (of
+// each read and write), or nothing is wrong. For a message alone: it trusts nothing and shows no token.
+// Thread-safe.
+std::string WhyNotBelieved(const std::string& address, const Identity& identity,
+                           std::chrono::milliseconds patience);
+
+}  // namespace tidepool::workers
