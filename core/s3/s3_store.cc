@@ -102,6 +102,14 @@ class S3Store : public CheckpointStore {
  public:
   S3Store(std::shared_ptr<s3::S3FileSystem> fs, StorePlace place)
       : fs_(std::move(fs)), place_(std::move(place)), base_(place_.Path().substr(5)) {}
+  // Arrow has to be ended before its statics go, at the end of the process: what is registered last is done
+  // first, and by now all statics are there that the calls of this store have made.
+  ~S3Store() override {
+    fs_.reset();
+    std::atexit([] { (void)s3::EnsureS3Finalized(); });
+  }
+  S3Store(const S3Store&) = delete;
+  S3Store& operator=(const S3Store&) = delete;
 
   Status Put(const std::string& path, const std::string& key, const GoOn& go_on) override {
     std::ifstream in(path, std::ios::binary);
@@ -170,18 +178,13 @@ class S3Store : public CheckpointStore {
     return ToStatus(fs_->DeleteDir(folder), place_, "");
   }
 
-  const std::shared_ptr<s3::S3FileSystem> fs_;
+  std::shared_ptr<s3::S3FileSystem> fs_;
   const StorePlace place_;
   const std::string base_;  // "bucket/prefix/run/step": without a slash at its end
 };
 
 StatusOr<std::unique_ptr<CheckpointStore>> Open(const StorePlace& place) {
-  static const arrow::Status begun = [] {
-    const arrow::Status status = s3::EnsureS3Initialized();
-    // Before the statics of Arrow go, at the end of the process.
-    std::atexit([] { (void)s3::EnsureS3Finalized(); });
-    return status;
-  }();
+  static const arrow::Status begun = s3::EnsureS3Initialized();
   if (!begun.ok()) return ToStatus(begun, place, "");
   s3::S3Options options = s3::S3Options::Defaults();  // credentials by AWS' own rules
   if (!place.region.empty()) options.region = place.region;
