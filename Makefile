@@ -16,7 +16,7 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build programs package binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-run cuda-bench cuda-test format lint clean help setup setup-tests configure
+.PHONY: s3 quickstart smollm2 smollm2-model build programs package binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-run cuda-bench cuda-test format lint clean help setup setup-tests configure
 
 quickstart: programs  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
@@ -38,7 +38,12 @@ configure: setup
 programs: configure  ## build the two programs, tidepool and tidepool-worker, into build/bin
 	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker
 
-package: configure  ## pack the programs for machines that do not compile: an archive and a Python wheel, in build/package
+s3: configure  ## build the programs with checkpoints in S3 (checkpoint.store; fetches 55 MB)
+	scripts/setup --s3
+	cmake -S . -B $(BUILD)
+	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker tidepool_s3_module
+
+package: s3  ## pack the programs for machines that do not compile: an archive and a Python wheel, in build/package
 	ninja -C $(BUILD) -j $(JOBS) packed
 	scripts/package $(BUILD)
 

@@ -280,7 +280,13 @@ struct CheckpointConfig {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
   bool save_final = true;
-  std::string keep_best;  // metric of an evaluation; best/ holds the model that had the best value
+  std::string keep_best;    // metric of an evaluation; best/ holds the model that had the best value
+  std::string store;        // directory or s3://BUCKET/PREFIX that holds their files; empty: the run's folder
+  std::string s3_endpoint;  // of another S3 than Amazon's
+  std::string s3_region;    // empty: as the environment says
+  double store_timeout_s = 60;  // for the store to answer
+  std::string
+      staging_dir;  // of each host, for files on their way to and from a store; empty: the run's folder
 };
 
 struct EvalConfig {

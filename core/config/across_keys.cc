@@ -689,6 +689,34 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
        "train.schedule is constant; write linear or cosine, or ");
 }
 
+void CheckStore(Binder& b, const JobConfig& c) {
+  const std::string key = "checkpoint.store", &store = c.checkpoint.store;
+  const std::string &endpoint = c.checkpoint.s3_endpoint, &region = c.checkpoint.s3_region;
+  const bool s3 = store.starts_with("s3://");
+  if (s3 && store.find_first_of("@?") != std::string::npos) {
+    return b.Complain(key,
+                      "has more than bucket and prefix; write s3://BUCKET/PREFIX, an endpoint into "
+                      "checkpoint.s3_endpoint, and credentials where AWS' own tools look for them "
+                      "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials), never here");
+  }
+  const bool named = s3 ? store.size() > 5 && store[5] != '/' : store.starts_with("/");
+  if (!store.empty() && (!named || store.ends_with("/"))) {
+    return b.Complain(key, "is '" + store +
+                               "', which is neither a directory by its whole path (/shared/checkpoints) nor "
+                               "s3://BUCKET/PREFIX");
+  }
+  b.Rule("checkpoint.s3_endpoint", {"checkpoint.store"}, !endpoint.empty() && !s3,
+         "is of a store in S3; write checkpoint.store");
+  b.Rule("checkpoint.s3_region", {"checkpoint.store"}, !region.empty() && !s3,
+         "is of a store in S3; write checkpoint.store");
+  const bool http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+  if (!endpoint.empty() &&
+      (!http || endpoint.find_first_of("@?") != std::string::npos || endpoint.ends_with("/"))) {
+    b.Complain("checkpoint.s3_endpoint",
+               "is '" + endpoint + "', which is no http://HOST:PORT or https://HOST");
+  }
+}
+
 // The best checkpoint is known by an evaluation of its step.
 void CheckBest(Binder& b, const JobConfig& c) {
   const std::string key = "checkpoint.keep_best", &metric = c.checkpoint.keep_best;
@@ -776,6 +804,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckPlacement(b, c);
   CheckMinSlots(b, c);
   CheckOffload(b, c);
+  CheckStore(b, c);
   CheckBest(b, c);
   CheckCluster(b, loaded);
   CheckDevice(b, c);

@@ -300,6 +300,18 @@ std::vector<Key> SystemKeys() {
              "those of reward_model): best/ holds the model of the checkpoint that had most of it, or least "
              "of a "
              "loss; empty: none"),
+      TP_KEY(checkpoint.store,
+             "where the files of checkpoints are: a directory that all hosts share, or s3://BUCKET/PREFIX; "
+             "empty: the run's folder"),
+      TP_KEY(checkpoint.s3_endpoint, "of a store that is not Amazon's: http://HOST:PORT or https://HOST"),
+      TP_KEY(checkpoint.s3_region, "of the bucket; empty: as AWS_REGION or ~/.aws/config say"),
+      TP_KEY(checkpoint.store_timeout_s,
+             "how long a request to S3 is tried again before the store is out of reach", Between(1, 3600),
+             Unit{"s"}),
+      TP_KEY(checkpoint.staging_dir,
+             "folder on a disk of each host that the files of a checkpoint pass on their way to and from the "
+             "store; empty: the run's folder",
+             kPath),
       TP_KEY(eval.every_steps,
              "evaluate on held-out rows: greedy answers that are graded (rl, sft), loss (sft, pairs); 0: "
              "before and after alone",

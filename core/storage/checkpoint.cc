@@ -9,6 +9,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/json_fields.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/publish_folder.h"
 #include "core/storage/share_files.h"
 
@@ -17,7 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;  // of a file, read at a time
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
 bool ParseHexWord(const std::string& text, uint64_t* value) {
@@ -69,36 +69,6 @@ int64_t StepOfName(std::string_view name, std::string_view suffix) {
 }
 
 }  // namespace
-
-void FileDigest::Update(std::string_view bytes) {
-  if (!partial_.empty()) {
-    const size_t take = std::min(8 - partial_.size(), bytes.size());
-    partial_.append(bytes.substr(0, take));
-    bytes.remove_prefix(take);
-    if (partial_.size() < 8) return;
-    sum_ += SaltedSum(std::as_bytes(std::span(partial_)), 0, words_++);
-    partial_.clear();
-  }
-  const size_t whole = bytes.size() / 8 * 8;
-  sum_ += SaltedSum(std::as_bytes(std::span(bytes.data(), whole)), 0, words_);
-  words_ += whole / 8;
-  partial_ = bytes.substr(whole);
-}
-
-uint64_t FileDigest::Finish() const {
-  return sum_ + SaltedSum(std::as_bytes(std::span(partial_)), 0, words_);
-}
-
-StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForRead(path));
-  FileDigest digest;
-  for (int64_t offset = 0;;) {
-    TP_ASSIGN_OR_RETURN(const std::string piece, file->ReadAt(offset, kPieceBytes));
-    if (piece.empty()) return digest.Finish();
-    digest.Update(std::string_view(piece));
-    offset += static_cast<int64_t>(piece.size());
-  }
-}
 
 std::string ManifestToJson(const Manifest& manifest) {
   return JsonOf<Json>(manifest).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -157,10 +127,17 @@ CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, cons
 
 StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Begin(FileSystem& fs,
                                                                     const std::string& checkpoints,
-                                                                    const CheckpointTry& which) {
+                                                                    const CheckpointTry& which,
+                                                                    const StorePlace& store) {
   std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, which));
   TP_RETURN_IF_ERROR(fs.MakeDirectories(checkpoints));
   TP_RETURN_IF_ERROR(fs.MakeDirectory(writer->tmp_));
+  if (!store.exists()) return writer;
+  const std::string name = BaseName(writer->tmp_);
+  writer->store_ = store.Below(name.substr(0, name.size() - std::string_view(".tmp").size()));
+  // Durable before anything is there: what a crash leaves in the store is found by it.
+  TP_RETURN_IF_ERROR(WriteStorePlace(fs, writer->tmp_, writer->store_));
+  TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
   return writer;
 }
 
@@ -190,6 +167,18 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest, const std::ve
     TP_ASSIGN_OR_RETURN(file.digest, DigestFile(fs_, full));
     manifest.files.push_back(std::move(file));
   }
+  return Publish(manifest, paths);
+}
+
+StatusOr<uint64_t> CheckpointWriter::TryCommitStored(Manifest& manifest) {
+  TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs_, store_));
+  TP_RETURN_IF_ERROR(CheckSizes(*store, manifest.files));
+  return Publish(manifest, {});
+}
+
+// manifest.json, and the name step_N; then all is read back. `paths`: of the files in the folder.
+StatusOr<uint64_t> CheckpointWriter::Publish(const Manifest& manifest,
+                                             const std::vector<std::string>& paths) {
   const std::string json = ManifestToJson(manifest);
   {
     TP_ASSIGN_OR_RETURN(const auto file, fs_.CreateNew(JoinPath(tmp_, kManifestName)));
@@ -202,14 +191,16 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest, const std::ve
   const std::string old_dir = final_dir + ".old";
   TP_RETURN_IF_ERROR(TakeName(fs_, tmp_, final_dir));
   const uint64_t digest = Hash64(json);
-  if (Status verified = VerifyCheckpoint(fs_, final_dir, digest).status(); !verified.ok()) {
+  const Status verified = store_.exists() ? ReadManifest(fs_, final_dir, digest).status()
+                                          : VerifyCheckpoint(fs_, final_dir, digest).status();
+  if (!verified.ok()) {
     // What cannot be read back does not keep the name; what had it before gets it again.
     TP_RETURN_IF_ERROR(fs_.Rename(final_dir, tmp_));
     if (fs_.Exists(old_dir)) TP_RETURN_IF_ERROR(fs_.Rename(old_dir, final_dir));
     return verified;
   }
   if (fs_.Exists(old_dir)) {
-    TP_RETURN_IF_ERROR(fs_.RemoveTree(old_dir));
+    TP_RETURN_IF_ERROR(RemoveFolder(fs_, old_dir));
     TP_RETURN_IF_ERROR(fs_.SyncDir(checkpoints_));
   }
   return digest;
@@ -240,6 +231,15 @@ StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest, std::vector<std::
   return digest;
 }
 
+StatusOr<uint64_t> CheckpointWriter::CommitStored(Manifest manifest, std::vector<ManifestFile> stored) {
+  manifest.step = step_;
+  std::ranges::sort(stored, {}, &ManifestFile::path);
+  manifest.files = std::move(stored);
+  auto digest = TryCommitStored(manifest);
+  if (!digest.ok()) (void)RemoveFolder(fs_, tmp_);  // as above
+  return digest;
+}
+
 StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
                                 std::optional<uint64_t> manifest_digest) {
   const std::string path = JoinPath(dir, kManifestName);
@@ -254,6 +254,12 @@ StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
 StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
                                     std::optional<uint64_t> manifest_digest) {
   TP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, dir, manifest_digest));
+  TP_ASSIGN_OR_RETURN(const auto place, ReadStorePlace(fs, dir));
+  if (place) {
+    TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs, *place));
+    for (const ManifestFile& file : manifest.files) TP_RETURN_IF_ERROR(VerifyObject(*store, file).At(dir));
+    return manifest;
+  }
   const auto base = manifest.notes.find(kBaseModel);
   for (const ManifestFile& file : manifest.files) {
     const std::string path = JoinPath(dir, file.path);
@@ -275,6 +281,37 @@ StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
   return manifest;
 }
 
+StatusOr<Manifest> FindCheckpoint(FileSystem& fs, const std::string& dir,
+                                  std::optional<uint64_t> manifest_digest) {
+  TP_ASSIGN_OR_RETURN(const auto place, ReadStorePlace(fs, dir));
+  if (!place) return VerifyCheckpoint(fs, dir, manifest_digest);
+  TP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, dir, manifest_digest));
+  TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs, *place));
+  TP_RETURN_IF_ERROR(CheckSizes(*store, manifest.files).At(dir));
+  return manifest;
+}
+
+StatusOr<std::string> FolderWithFiles(FileSystem& fs, const std::string& dir, const std::string& prefix,
+                                      const std::string& to, const CheckpointStore::GoOn& go_on) {
+  TP_ASSIGN_OR_RETURN(const auto place, ReadStorePlace(fs, dir));
+  if (!place) return dir;
+  TP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, dir, std::nullopt));
+  std::erase_if(manifest.files, [&](const ManifestFile& file) { return !file.path.starts_with(prefix); });
+  TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs, *place));
+  auto folder = FetchFiles(*store, fs, manifest.files, to, go_on);
+  if (!folder.ok()) return folder.status().At(dir);
+  return folder;
+}
+
+int64_t CheckpointBytes(FileSystem& fs, const std::string& dir) {
+  if (!fs.Exists(JoinPath(dir, kStorePlaceName))) return DiskBytes(dir);
+  const auto manifest = ReadManifest(fs, dir, std::nullopt);
+  int64_t bytes = 0;
+  if (manifest.ok())
+    for (const ManifestFile& file : manifest->files) bytes += file.bytes;
+  return bytes;
+}
+
 StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::string& checkpoints) {
   std::vector<StepNumber> steps;
   if (!fs.Exists(checkpoints)) return steps;
@@ -292,10 +329,10 @@ Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumb
   const std::string dir = JoinPath(checkpoints, CheckpointName(step));
   if (!fs.Exists(dir)) return OkStatus();
   const std::string going = dir + ".removed.tmp";
-  TP_RETURN_IF_ERROR(fs.RemoveTree(going));
+  TP_RETURN_IF_ERROR(RemoveFolder(fs, going));
   TP_RETURN_IF_ERROR(fs.Rename(dir, going));
   TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
-  TP_RETURN_IF_ERROR(fs.RemoveTree(going));
+  TP_RETURN_IF_ERROR(RemoveFolder(fs, going));
   return fs.SyncDir(checkpoints);
 }
 
@@ -306,11 +343,14 @@ StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints
   for (const std::string& name : names) {
     const std::string path = JoinPath(checkpoints, name);
     const int64_t old_step = StepOfName(name, ".old");
-    if (old_step >= 0) {
-      const std::string place = JoinPath(checkpoints, CheckpointName(StepNumber{old_step}));
-      TP_RETURN_IF_ERROR(fs.Exists(place) ? fs.RemoveTree(path) : fs.Rename(path, place));
-    } else if (name.starts_with("step_") && name.ends_with(".tmp")) {
-      TP_RETURN_IF_ERROR(fs.RemoveTree(path));
+    const std::string place = JoinPath(checkpoints, CheckpointName(StepNumber{old_step}));
+    if (old_step >= 0 && !fs.Exists(place)) {
+      TP_RETURN_IF_ERROR(fs.Rename(path, place));
+    } else if (old_step >= 0 || (name.starts_with("step_") && name.ends_with(".tmp"))) {
+      const bool stored = fs.Exists(JoinPath(path, kStorePlaceName));
+      const Status removed = RemoveFolder(fs, path);
+      if (!removed.ok() && stored) continue;
+      TP_RETURN_IF_ERROR(removed);
     } else {
       continue;
     }

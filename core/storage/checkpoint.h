@@ -11,6 +11,10 @@
 // fsync the parent -> read everything back and verify. Then the caller writes CK_COMMIT(manifest digest) to
 // the journal: that record, not the folder, is what makes it a checkpoint. There is no "latest" file.
 //
+// With checkpoint.store (checkpoint_store.h) the folder has manifest.json and store.json alone. Whoever
+// writes the files puts them into the store and has read them back before it tells of them; the commit looks
+// whether they are there with their sizes.
+//
 // Digests: of a file SaltedSum(bytes, 0), 8-byte words, taken in pieces (FileDigest); of a manifest
 // Hash64 of manifest.json's bytes. Names in a manifest are relative paths of plain parts below the
 // folder; a manifest with any other is refused. Functions are thread-safe for different steps.
@@ -28,6 +32,8 @@
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/storage/checkpoint_store.h"
+#include "core/storage/manifest_file.h"
 
 namespace tidepool::storage {
 
@@ -35,29 +41,6 @@ inline constexpr int kCheckpointSchema = 1;
 inline constexpr const char* kManifestName = "manifest.json";
 // Of Manifest::notes: the folder of the base model, whose weights those of model/ are (hard links).
 inline constexpr const char* kBaseModel = "base_model";
-
-// SaltedSum(file, 0) of bytes that come in pieces of any size, in order.
-class FileDigest {
- public:
-  void Update(std::string_view bytes);
-  void Update(std::span<const std::byte> bytes) {
-    Update(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  }
-  [[nodiscard]] uint64_t Finish() const;
-
- private:
-  uint64_t sum_ = 0;
-  uint64_t words_ = 0;
-  std::string partial_;  // < 8 bytes
-};
-StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path);
-
-struct ManifestFile {
-  std::string path;  // relative to the checkpoint's folder, '/' between parts
-  int64_t bytes = 0;
-  uint64_t digest = 0;
-  friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
-};
 
 struct Manifest {
   int schema = kCheckpointSchema;
@@ -73,7 +56,6 @@ struct Manifest {
   std::vector<ManifestFile> files;           // sorted by path; filled by Commit
 };
 
-TP_FIELDS(ManifestFile, path, bytes, digest)
 TP_FIELDS_BY(Manifest, TP_EACH(schema, run_id, ckpt, step) v("lsn", r.cut);
              TP_EACH(version, weights_digest, config_digest, instruction_set, notes, files))
 
@@ -92,9 +74,11 @@ struct CheckpointTry {
 // One checkpoint being written. Not thread-safe; writers of files need only dir().
 class CheckpointWriter {
  public:
+  // `store`: the run's place there; the files go to a folder of this try below it. None: into dir().
   // kAlreadyExists: this try was begun before.
   static StatusOr<std::unique_ptr<CheckpointWriter>> Begin(FileSystem& fs, const std::string& checkpoints,
-                                                           const CheckpointTry& which);
+                                                           const CheckpointTry& which,
+                                                           const StorePlace& store = {});
   // Uncommitted: the .tmp folder stays, for RemoveLeftovers.
   ~CheckpointWriter() = default;
 
@@ -105,32 +89,48 @@ class CheckpointWriter {
   //   kDataLoss           the folder holds other files than `written`, or what was read back differs
   //   errors of FileSystem, kResourceExhausted first of all; the .tmp folder is removed then
   StatusOr<uint64_t> Commit(Manifest manifest, std::vector<std::string> written);
+  // The same of files that are in the store. kNotFound, kDataLoss: one is not, or has another size.
+  StatusOr<uint64_t> CommitStored(Manifest manifest, std::vector<ManifestFile> stored);
 
  private:
   CheckpointWriter(FileSystem& fs, std::string checkpoints, const CheckpointTry& which);
   StatusOr<uint64_t> TryCommit(Manifest& manifest, const std::vector<std::string>& written);
+  StatusOr<uint64_t> TryCommitStored(Manifest& manifest);
+  StatusOr<uint64_t> Publish(const Manifest& manifest, const std::vector<std::string>& paths);
 
   FileSystem& fs_;
   std::string checkpoints_;
   StepNumber step_;
   std::string tmp_;
+  StorePlace store_;  // of this try
 };
 
 // Reads the manifest of a checkpoint folder. `manifest_digest`: what CK_COMMIT says; empty: any.
 // kNotFound, kDataLoss, kFailedPrecondition.
 StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
                                 std::optional<uint64_t> manifest_digest);
-// ReadManifest, then every file's size and digest. kDataLoss names the file, what was found and expected.
+// ReadManifest, then every file's size and digest, wherever they are. kDataLoss names the file, what was
+// found and expected.
 StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
                                     std::optional<uint64_t> manifest_digest);
+// The same, but of files in a store their presence and sizes alone: who fetches them looks at their digests.
+StatusOr<Manifest> FindCheckpoint(FileSystem& fs, const std::string& dir,
+                                  std::optional<uint64_t> manifest_digest);
+// Where the files of a checkpoint's folder are whose path begins with `prefix` ("model/"; "": all): there, in
+// a shared directory, or fetched to `to` from any other store; in a store they are verified.
+StatusOr<std::string> FolderWithFiles(FileSystem& fs, const std::string& dir, const std::string& prefix,
+                                      const std::string& to, const CheckpointStore::GoOn& go_on = {});
+// What a checkpoint takes, on the disk or in its store. 0: its folder or manifest is not there.
+int64_t CheckpointBytes(FileSystem& fs, const std::string& dir);
 
 // Steps that have a folder step_N with a manifest, ascending; not verified. None if there is no such folder.
 StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::string& checkpoints);
-// Takes the name step_N away first, so that a half-removed folder is never taken for a checkpoint. Ok if
-// there is none.
+// Takes the name step_N away first, so that a half-removed folder is never taken for a checkpoint, then what
+// it has in a store: where that cannot be, step_N.removed.tmp stays for RemoveLeftovers. Ok if there is none.
 Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step);
 // What interrupted commits and removals left: *.tmp goes; step_N.old, moved aside for a replacement that
 // never got its name, comes back. Call when no checkpoint is being written. Returns how many were handled.
+// What is in a store that does not answer now stays, with its folder, for the next time.
 StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints);
 
 }  // namespace tidepool::storage

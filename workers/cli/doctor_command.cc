@@ -420,7 +420,9 @@ class Doctor {
     CheckFiles(config);
     const auto plan = PlanMemory(config);
     if (!plan.ok()) return Missing(plan.status().message(), "mend it, or start with another config");
-    const int64_t disk_bytes = plan->checkpoint_bytes * (config.checkpoint.keep + 1);
+    // In a store they only pass this disk, one at a time.
+    const int64_t here = config.checkpoint.store.empty() ? config.checkpoint.keep + 1 : 1;
+    const int64_t disk_bytes = plan->checkpoint_bytes * here;
     fact["memory_bytes"] = plan->total();
     fact["dev_shm_bytes"] = plan->shared_memory_bytes;
     fact["disk_bytes"] = disk_bytes;

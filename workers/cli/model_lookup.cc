@@ -1,5 +1,7 @@
 #include "workers/cli/model_lookup.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -54,10 +56,30 @@ Status VerifyModel(FileSystem& files, const std::string& checkpoint) {
   return OkStatus();
 }
 
+// The model's folder: in the checkpoint's, or in a shared directory. From another store it is fetched into
+// the checkpoint's folder once, and goes with it.
+StatusOr<std::string> FolderOfModel(FileSystem& files, const std::string& dir) {
+  std::string model = dir + "/" + kModelFolder;
+  if (HoldsModel(model)) {
+    const Status verified = VerifyModel(files, dir);
+    if (verified.ok()) return model;
+    if (!PathThere(fs::path(dir) / storage::kStorePlaceName)) return verified;
+    TP_RETURN_IF_ERROR(files.RemoveTree(model));  // fetched, and damaged since
+  }
+  const std::string fetched = dir + "/fetched-" + std::to_string(getpid()) + ".tmp";
+  const auto folder =
+      storage::FolderWithFiles(files, dir, std::string(kModelFolder) + "/", fetched, [] { return true; });
+  Status status = folder.status();
+  if (folder.ok() && *folder != fetched) return *folder + "/" + kModelFolder;
+  if (folder.ok()) status = files.Rename(fetched + "/" + kModelFolder, model);
+  TP_RETURN_IF_ERROR(files.RemoveTree(fetched));
+  TP_RETURN_IF_ERROR(status);
+  return model;
+}
+
 StatusOr<FoundModel> ModelOfCheckpoint(FileSystem& files, const std::string& dir, const std::string& run,
                                        StepNumber step) {
-  TP_RETURN_IF_ERROR(VerifyModel(files, dir));
-  const std::string model = dir + "/" + kModelFolder;
+  TP_ASSIGN_OR_RETURN(const std::string model, FolderOfModel(files, dir));
   return FoundModel{.dir = model, .run = run, .step = step, .architecture = ArchitectureOf(model)};
 }
 
@@ -71,7 +93,13 @@ std::string StepsText(const std::vector<StepNumber>& steps) {
 StatusOr<std::vector<StepNumber>> ModelSteps(FileSystem& files, const std::string& checkpoints) {
   TP_ASSIGN_OR_RETURN(std::vector<StepNumber> steps, storage::ListCheckpoints(files, checkpoints));
   std::erase_if(steps, [&](StepNumber step) {
-    return !HoldsModel(checkpoints + "/" + storage::CheckpointName(step) + "/" + kModelFolder);
+    const std::string dir = checkpoints + "/" + storage::CheckpointName(step);
+    if (HoldsModel(dir + "/" + kModelFolder)) return false;
+    if (!PathThere(fs::path(dir) / storage::kStorePlaceName)) return true;
+    const auto manifest = storage::ReadManifest(files, dir, std::nullopt);
+    return !manifest.ok() || std::ranges::none_of(manifest->files, [](const storage::ManifestFile& file) {
+      return file.path == std::string(kModelFolder) + "/config.json";
+    });
   });
   return steps;
 }

@@ -215,7 +215,12 @@ StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const
   std::vector<std::string> paths;
   for (const PrunedItem& item : plan.items) paths.push_back(JoinPath(run_dir, item.path));
   const std::vector<int64_t> freed = storage::FreedBytes(paths);
-  for (size_t i = 0; i < freed.size(); ++i) plan.items[i].bytes = freed[i];
+  for (size_t i = 0; i < freed.size(); ++i) {
+    plan.items[i].bytes = freed[i];
+    if (!real.Exists(JoinPath(paths[i], storage::kStorePlaceName))) continue;
+    plan.items[i].bytes += storage::CheckpointBytes(real, paths[i]);
+    plan.items[i].what += ", in its store";
+  }
   return pruner;
 }
 
@@ -280,11 +285,11 @@ Status Pruner::RemoveItems(bool by_record) const {
     // The name of a folder goes first, so that what is half removed is never taken for whole.
     const std::string going = info.is_directory && !path.ends_with(".tmp") ? path + kGoing : path;
     if (going != path) {
-      TP_RETURN_IF_ERROR(real.RemoveTree(going));
+      TP_RETURN_IF_ERROR(storage::RemoveFolder(real, going));
       TP_RETURN_IF_ERROR(real.Rename(path, going));
       TP_RETURN_IF_ERROR(real.SyncDir(ParentPath(path)));
     }
-    TP_RETURN_IF_ERROR(real.RemoveTree(going));
+    TP_RETURN_IF_ERROR(storage::RemoveFolder(real, going));
     TP_RETURN_IF_ERROR(real.SyncDir(ParentPath(path)));
   }
   return OkStatus();

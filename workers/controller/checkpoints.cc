@@ -39,7 +39,10 @@ Status Checkpoints::Open() {
   for (const std::string& name : names) {
     if (name.starts_with("best.tmp-")) TP_RETURN_IF_ERROR(fs_->RemoveTree(JoinPath(paths.dir, name)));
   }
-  return storage::RemoveLeftovers(*fs_, dir_).status();
+  TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, dir_).status());
+  if (!owner_.store.exists()) return OkStatus();
+  store_ = storage::NewPlace(owner_.store, owner_.run_id);
+  return storage::TryStore(*fs_, store_, dir_);
 }
 
 template <typename Work, typename Then>
@@ -58,11 +61,12 @@ std::string Checkpoints::FolderOf(StepNumber step) const {
 void Checkpoints::Write(const cmd::WriteCheckpoint& c) {
   OnDisk(
       "making a folder for checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, dir = dir_, base = c.step.value == 0 ? owner_.base_model : "",
+      [fs = fs_, dir = dir_, store = store_,
+       base = c.step.value == 0 && !store_.exists() ? owner_.base_model : "",
        which = storage::CheckpointTry{c.step, owner_.ctl_epoch, c.ckpt}]() -> StatusOr<Begun> {
         // Or else a folder that was moved would be begun anew where it was.
         if (!fs->Exists(ParentPath(dir))) return NotFound(ParentPath(dir) + ": was moved or removed");
-        TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, dir, which));
+        TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, dir, which, store));
         // Nothing was trained: the model is the base model. Where the disk cannot give its files further
         // names (it is another disk, or another owner's), the trainer writes them.
         const bool linked = !base.empty() && storage::LinkModel(*fs, base, writer->dir() + "/model").ok();
@@ -94,9 +98,10 @@ void Checkpoints::Commit(const up::CheckpointFiles& files, Lsn cut) {
   if (is_base_) manifest.notes[storage::kBaseModel] = owner_.base_model;
   OnDisk(
       "commit of checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, writer = writer_, manifest, written = files.files] {
+      [fs = fs_, writer = writer_, manifest, written = files.files, stored = files.stored,
+       in_store = store_.exists()] {
         const auto begin = Clock::now();
-        auto digest = writer->Commit(manifest, written);
+        auto digest = in_store ? writer->CommitStored(manifest, stored) : writer->Commit(manifest, written);
         return std::pair(std::move(digest), std::chrono::duration<double>(Clock::now() - begin).count());
       },
       [this, c, weights = files.weights_digest, write_s = files.seconds](const auto& done) {
@@ -111,17 +116,26 @@ void Checkpoints::Commit(const up::CheckpointFiles& files, Lsn cut) {
 
 void Checkpoints::Verify(const cmd::VerifyCheckpoint& c) {
   const std::string dir = FolderOf(c.step);
+  struct Found {
+    StatusOr<storage::Manifest> manifest;
+    bool out_of_reach;
+  };
   OnDisk(
       "reading of checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, dir, digest = c.manifest_digest] { return storage::VerifyCheckpoint(*fs, dir, digest); },
-      [this, dir, ckpt = c.ckpt](StatusOr<storage::Manifest>& verified) {
-        Status status = verified.status();
-        if (verified.ok() && verified->notes["data_identity"] != owner_.data_identity) {
-          status =
-              FailedPrecondition(dir + " belongs to other data (identity " +
-                                 verified->notes["data_identity"] + ", now " + owner_.data_identity + ")");
+      [fs = fs_, dir, digest = c.manifest_digest] {
+        auto manifest = storage::FindCheckpoint(*fs, dir, digest);
+        const bool away =
+            storage::IsOfStore(manifest.status()) && fs->Exists(JoinPath(dir, storage::kStorePlaceName));
+        return Found{std::move(manifest), away};
+      },
+      [this, dir, ckpt = c.ckpt](Found& found) {
+        Status status = found.manifest.status();
+        if (status.ok() && found.manifest->notes["data_identity"] != owner_.data_identity) {
+          status = FailedPrecondition(dir + " belongs to other data (identity " +
+                                      found.manifest->notes["data_identity"] + ", now " +
+                                      owner_.data_identity + ")");
         }
-        ends_.feed(ev::CheckpointVerified{ckpt, status.ok() ? "" : status.message()});
+        ends_.feed(ev::CheckpointVerified{ckpt, status.ok() ? "" : status.message(), found.out_of_reach});
       });
 }
 
@@ -139,11 +153,16 @@ void Checkpoints::KeepBest(const cmd::KeepBest& c) {
   const std::string name = storage::CheckpointName(c.step);
   OnDisk(
       "making of best/ from checkpoints/" + name,
-      [fs = fs_, model = dir_ + "/" + name + "/model", best = storage::RunPaths(owner_.run_dir).best_model(),
+      [fs = fs_, checkpoint = dir_ + "/" + name, best = storage::RunPaths(owner_.run_dir).best_model(),
        note = BestModel{.metric = owner_.best_by, .value = c.value, .step = c.step.value}]() -> Status {
         const std::string tmp = best + ".tmp-" + std::to_string(note.step);
+        const std::string fetched = tmp + "-fetched";
         TP_RETURN_IF_ERROR(fs->RemoveTree(tmp));
-        TP_RETURN_IF_ERROR(storage::CopyModel(*fs, model, tmp));
+        TP_RETURN_IF_ERROR(fs->RemoveTree(fetched));
+        TP_ASSIGN_OR_RETURN(const std::string folder,
+                            storage::FolderWithFiles(*fs, checkpoint, "model/", fetched));
+        TP_RETURN_IF_ERROR(storage::CopyModel(*fs, folder + "/model", tmp));
+        TP_RETURN_IF_ERROR(fs->RemoveTree(fetched));
         TP_RETURN_IF_ERROR(
             fs->WriteFile(tmp + "/" + kBestModelFile, JsonOf<nlohmann::ordered_json>(note).dump(2) + "\n"));
         return storage::PublishFolder(*fs, tmp, best);

@@ -29,7 +29,8 @@ class Checkpoints {
     int64_t ctl_epoch = 0;
     // The folder whose weights are those of step 0; empty: there is none, or the job adds to them.
     std::string base_model = {};
-    std::string best_by = {};  // checkpoint.keep_best
+    std::string best_by = {};        // checkpoint.keep_best
+    storage::StorePlace store = {};  // checkpoint.store
   };
   struct Ends {
     std::function<void(std::function<void()>)> post;  // calls it on the loop; itself called on any thread
@@ -40,7 +41,8 @@ class Checkpoints {
     std::function<int64_t()> oldest_payload_file;  // that may be needed
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
-  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/.
+  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/. Errors
+  // of TryStore: a run does not begin with a store that takes nothing.
   Status Open();
 
   void Write(const scheduler::command::WriteCheckpoint& c);
@@ -74,6 +76,7 @@ class Checkpoints {
   const Owner owner_;
   const Ends ends_;
   const std::string dir_;
+  storage::StorePlace store_;  // of this run
   DiskThread disk_;
   std::shared_ptr<storage::CheckpointWriter> writer_;
   std::optional<scheduler::command::WriteCheckpoint> pending_;  // the trainer writes its files

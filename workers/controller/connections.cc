@@ -24,9 +24,9 @@ void ControllerProcess::Do(const cmd::StartWorker& c) {
 
 void ControllerProcess::StartDueWorkers() {
   for (const int64_t place : places_->TakeDue(Now())) {
-    const Status started =
-        launcher_.Start(place, WorkerCommand(place),
-                        storage::RunPaths(request_.run_dir).logs() + "/" + PlaceName(place) + ".log");
+    const Status started = launcher_.Start(
+        place, WorkerCommand(place),
+        storage::RunPaths(request_.run_dir).logs() + "/" + PlaceName(place) + ".log", KeysOf(config_, place));
     if (!started.ok()) {
       Feed(ev::WorkerStartFailed{{place}, started.message()});
       continue;

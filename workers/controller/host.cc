@@ -186,7 +186,8 @@ class Host {
       const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
                              controller_->address};
       TP_RETURN_IF_ERROR(launcher_.Start(place, WorkerCommand(run, config_, place),
-                                         paths_.logs() + "/" + NameOf(place) + ".log"));
+                                         paths_.logs() + "/" + NameOf(place) + ".log",
+                                         KeysOf(config_, place)));
       process.runs = true;
       process.started_for = *controller_;
       process.since = Clock::now();

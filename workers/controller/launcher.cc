@@ -50,17 +50,18 @@ constexpr std::string_view kPrefixes[] = {"LC_",       "OMP_",  "GOMP_",   "KMP_
                                           "TIDEPOOL_", "CUDA_", "NVIDIA_", "NCCL_", "PYTORCH_", "GRPC_",
                                           "ASAN_",     "LSAN_", "UBSAN_",  "TSAN_"};
 
-bool ForWorkers(std::string_view entry) {
+bool ForWorkers(std::string_view entry, Keys keys) {
   const std::string_view name = entry.substr(0, entry.find('='));
+  if (keys == Keys::kOfStore && (name.starts_with("AWS_") || name.starts_with("SSL_CERT_"))) return true;
   return std::ranges::find(kNames, name) != std::end(kNames) ||
          std::ranges::any_of(kPrefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-std::vector<char*> EnvironmentOfWorkers() {
+std::vector<char*> EnvironmentOfWorkers(Keys keys) {
   std::vector<char*> out;
   bool chosen = false;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!ForWorkers(*entry)) continue;
+    if (!ForWorkers(*entry, keys)) continue;
     chosen = chosen || std::strncmp(*entry, "GOMP_SPINCOUNT=", 15) == 0 ||
              std::strncmp(*entry, "OMP_WAIT_POLICY=", 16) == 0;
     out.push_back(*entry);
@@ -116,7 +117,8 @@ Launcher::~Launcher() {
   if (!outlive_) EndAll(Duration{0}, std::chrono::milliseconds(500));
 }
 
-Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, const std::string& log) {
+Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, const std::string& log,
+                       Keys keys) {
   if (access(argv[0].c_str(), X_OK) != 0) {
     return NotFound(argv[0] + ": cannot be started (" + std::strerror(errno) +
                     "); build it (make build) or set cluster.worker_dir to the folder that has it");
@@ -147,7 +149,7 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   pointers.push_back(nullptr);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes, pointers.data(),
-                                EnvironmentOfWorkers().data());
+                                EnvironmentOfWorkers(keys).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {

@@ -32,6 +32,10 @@ struct Ended {
   int64_t peak_bytes = 0;   // largest resident memory; 0: not known
 };
 
+// Which keys of the environment a worker gets: those of S3 (AWS_..., SSL_CERT_...) where it trains for a
+// store there.
+enum class Keys { kNone, kOfStore };
+
 class Launcher {
  public:
   explicit Launcher(bool outlive) : outlive_(outlive) {}
@@ -39,7 +43,8 @@ class Launcher {
 
   // argv[0] is the program's path; --parent and --report are added (StartedBy). stdout and stderr go to `log`
   // (appended), where its last words are read when it has ended. kNotFound: no such program.
-  Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log);
+  Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log,
+               Keys keys = Keys::kNone);
   // A worker that a former controller started and that came back by itself: it is killed and seen to end like
   // a child, though how it ended is not known. Nothing where the place has a process or the system cannot
   // watch that one (it has ended, or is not ours).

@@ -95,10 +95,11 @@ Status ControllerProcess::Open() {
     Warn("the last " + std::to_string(earlier.torn_tail->bytes) + " bytes of " + earlier.torn_tail->file +
              " are cut off: a record that was not written to its end (" + earlier.torn_tail->why + ")",
          "journal_cut");
-  const Checkpoints::Owner owner{
-      request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(), storage_->ctl_epoch(),
-      // A reward model begins with a head that the base model does not have.
-      config_.kind() == JobKind::kRewardModel ? "" : request_.model_dir, config_.checkpoint.keep_best};
+  const Checkpoints::Owner owner{request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(),
+                                 storage_->ctl_epoch(),
+                                 // A reward model begins with a head that the base model does not have.
+                                 config_.kind() == JobKind::kRewardModel ? "" : request_.model_dir,
+                                 config_.checkpoint.keep_best, StoreOf(config_)};
   checkpoints_ = std::make_unique<Checkpoints>(
       fs_, owner,
       Checkpoints::Ends{.post = Post(),

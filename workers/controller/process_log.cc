@@ -119,9 +119,9 @@ void ControllerProcess::LogRecord(const JournalRecord& r) {
     e.fields.emplace_back("path", dir);
     return files_.Do(
         "write of logs/controller.log",
-        [e = std::move(e), dir, when = std::chrono::system_clock::now()](const DiskThread::Say&) {
+        [e = std::move(e), dir, fs = fs_, when = std::chrono::system_clock::now()](const DiskThread::Say&) {
           LogFields fields = e.fields;
-          fields.emplace_back("bytes", std::to_string(storage::DiskBytes(dir)));
+          fields.emplace_back("bytes", std::to_string(storage::CheckpointBytes(*fs, dir)));
           observe::LogAt(when, e.level, observe::LogLine(e.event, fields));
         });
   }

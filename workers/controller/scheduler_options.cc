@@ -127,4 +127,14 @@ StatusOr<scheduler::Placement> LimitedPlacement(const scheduler::FleetOptions& f
   return placement;
 }
 
+storage::StorePlace StoreOf(const JobConfig& config) {
+  const CheckpointConfig& c = config.checkpoint;
+  if (c.store.empty()) return {};
+  return {.store = c.store,
+          .below = "",
+          .endpoint = c.s3_endpoint,
+          .region = c.s3_region,
+          .timeout_s = c.store_timeout_s};
+}
+
 }  // namespace tidepool::workers

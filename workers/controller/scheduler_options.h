@@ -1,10 +1,12 @@
 #pragma once
-// What the scheduler has to know of a job, taken from its config: the only place where one becomes the other.
+// What the scheduler, and the store of its checkpoints, have to know of a job, taken from its config: the
+// only place where one becomes the other.
 
 #include <cstdint>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/storage/checkpoint_store.h"
 #include "scheduler/controller_options.h"
 
 namespace tidepool::workers {
@@ -12,6 +14,9 @@ namespace tidepool::workers {
 // `held_out`: questions that the data sets aside; an evaluation asks eval.samples of them. The caller adds
 // what a config does not say: run_id, config_digest, data_rows and the predicted memory of the roles.
 scheduler::ControllerOptions SchedulerOptions(const JobConfig& config, int64_t held_out);
+
+// checkpoint.store; none exists where the config names none.
+storage::StorePlace StoreOf(const JobConfig& config);
 
 // The placement of `fleet`, whose policy is a plug-in, as LimitedCalls: the scheduler itself has neither a
 // clock nor threads. kInvalidArgument: of scheduler::CheckPolicy. For ControllerOptions::placement.

@@ -26,4 +26,9 @@ std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig&
   return argv;
 }
 
+Keys KeysOf(const JobConfig& config, int64_t place) {
+  const bool device = place < SchedulerOptions(config, 0).device_workers();
+  return device && StoreOf(config).is_s3() ? Keys::kOfStore : Keys::kNone;
+}
+
 }  // namespace tidepool::workers

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/config.h"
+#include "workers/controller/launcher.h"
 
 namespace tidepool::workers {
 
@@ -19,5 +20,7 @@ struct WorkersOfRun {
 
 // The program of a place and its arguments.
 std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place);
+// What it gets of the environment's keys.
+Keys KeysOf(const JobConfig& config, int64_t place);
 
 }  // namespace tidepool::workers

@@ -103,10 +103,16 @@ StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
   // That of step 0 holds moments that are zero, which take no room, and the base model by another name.
   const int64_t written = every > 0 ? (steps + every - 1) / every : 1;
   const int64_t at_a_time = std::min(written, c.checkpoint.keep + 1);
-  add(Counted(at_a_time, "checkpoint") + " of " + BytesText(memory.checkpoint_bytes) + " (checkpoint.keep " +
-          std::to_string(c.checkpoint.keep) +
-          (at_a_time > c.checkpoint.keep ? ", and the one being written)" : ")"),
-      at_a_time * memory.checkpoint_bytes);
+  if (!c.checkpoint.store.empty()) {
+    // The files are in the store; one checkpoint at a time is on its way there.
+    add("a checkpoint on its way to checkpoint.store",
+        c.checkpoint.staging_dir.empty() ? memory.checkpoint_bytes : 0);
+  } else {
+    add(Counted(at_a_time, "checkpoint") + " of " + BytesText(memory.checkpoint_bytes) +
+            " (checkpoint.keep " + std::to_string(c.checkpoint.keep) +
+            (at_a_time > c.checkpoint.keep ? ", and the one being written)" : ")"),
+        at_a_time * memory.checkpoint_bytes);
+  }
   add("the first weights", c.model.init ? memory.weights_bytes : 0);
   add("final/", c.checkpoint.save_final ? memory.weights_bytes : 0);
   // The one that is replaced stays until the new one is whole.

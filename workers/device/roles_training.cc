@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/base/loopback.h"
+#include "core/base/real_file_system.h"
+#include "core/storage/checkpoint.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
 #include "workers/device/torch_threads.h"
@@ -44,23 +46,22 @@ StatusOr<uint64_t> RolesWork::Made(StepNumber step, const Status& status) {
 
 StatusOr<uint64_t> RolesWork::InitState() {
   const auto operation = Begins("init_state", observe::kSystemSpan);
-  FinishCheckpoint();
+  AwaitFiles();
   if (!Withdraw()) return Unavailable("the old state is still being read");
   return Made({0}, roles_->InitState());
 }
 
 StatusOr<uint64_t> RolesWork::RestoreState(const down::RestoreState& c) {
   const auto operation = Begins("restore_state", observe::kSystemSpan);
-  FinishCheckpoint();
+  AwaitFiles();
   if (!Withdraw()) return Unavailable("the old state is still being read");
-  return Made(c.step, c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step)
-                                  : roles_->RestoreFromRecovery(c.step));
+  return Made(c.step, c.ckpt >= 0 ? RestoreFrom(c.dir, c.step) : roles_->RestoreFromRecovery(c.step));
 }
 
 StatusOr<uint64_t> RolesWork::FetchState(const down::FetchState& c) {
   const auto operation = Begins("fetch_state", observe::kWeightsSpan);
   const auto start = Clock::now();
-  FinishCheckpoint();
+  AwaitFiles();
   if (!Withdraw()) return Unavailable("another newcomer still reads the old state here");
   const Status fetched = roles_->FetchState(c.address, credentials_, c.step);
   if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
@@ -110,7 +111,7 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
     return {FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch))};
   }
-  FinishCheckpoint();  // it reads the weights that the optimizer is about to write
+  AwaitFiles();  // it reads the weights that the optimizer is about to write
   const auto operation = Begins("train", observe::kTrainSpan);
   const StepNumber before = state_.step();
   const int64_t updates = roles_->updates();
@@ -164,40 +165,88 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
 
 Status RolesWork::CopyRecovery(StepNumber step) {
   const auto operation = Begins("recovery_copy", observe::kCheckpointSpan);
-  if (roles_->parked()) FinishCheckpoint();  // it may be copying the files that are read now
+  if (roles_->parked()) AwaitFiles();  // it may be copying the files that are read now
   return roles_->CopyRecovery(step);
 }
 
 // --- checkpoints
 
+// With a store the checkpoint's folder gets none of the files. They are written beside it first: the state is
+// free for the next step as soon as they are on the disk, however long the store takes.
 void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
-  FinishCheckpoint();
+  FinishCheckpoint();  // of one that the controller has given up
   if (const Status ready = roles_->PrepareCheckpoint(); !ready.ok())
     return Say(up::CheckpointFiles{.ckpt = c.ckpt, .error = ready.message()});
-  checkpoint_ = std::jthread([this, c](std::stop_token) {
+  std::promise<void> written;
+  written_ = written.get_future();
+  checkpoint_ = std::jthread([this, c, written = std::move(written)](const std::stop_token& stop) mutable {
     const auto start = Clock::now();
     up::CheckpointFiles done;
     done.instruction_set = TorchInstructionSet();
     done.ckpt = c.ckpt;
-    const auto files = roles_->WriteCheckpoint(c.dir);
-    if (files.ok())
-      done.files = *files;
-    else
-      done.error = files.status().message();
+    const auto folder = WriteFiles(c.dir, done);
     const auto digest = roles_->WeightsDigest();
     if (digest.ok()) done.weights_digest = *digest;
+    written.set_value();
+    Status status = folder.status();
+    if (folder.ok() && *folder != c.dir) status = PutFiles(c.dir, *folder, stop, done);
+    if (!status.ok()) done.error = status.message();
     done.seconds = SecondsSince(start);
     Say(std::move(done));
   });
 }
 
-void RolesWork::FinishCheckpoint() {
+// Where the files are now: in `dir`, or in a staging folder where they belong into a store.
+StatusOr<std::string> RolesWork::WriteFiles(const std::string& dir, up::CheckpointFiles& done) {
+  RealFileSystem disk;
+  TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
+  std::string folder = dir;
+  if (place) {
+    TP_ASSIGN_OR_RETURN(folder, storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
+  }
+  TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder));
+  return folder;
+}
+
+Status RolesWork::PutFiles(const std::string& dir, const std::string& folder, const std::stop_token& stop,
+                           up::CheckpointFiles& done) {
+  RealFileSystem disk;
+  TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
+  TP_ASSIGN_OR_RETURN(const auto store, storage::OpenStore(disk, *place));
+  auto put = storage::PutFiles(*store, disk, folder, std::exchange(done.files, {}),
+                               [&] { return !stop.stop_requested(); });
+  (void)disk.RemoveTree(folder);  // what stays is removed with the folder of this try
+  TP_ASSIGN_OR_RETURN(done.stored, std::move(put));
+  return OkStatus();
+}
+
+Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
+  RealFileSystem disk;
+  TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
+  if (!place) return roles_->RestoreFromCheckpoint(dir, step);
+  TP_ASSIGN_OR_RETURN(const std::string staging,
+                      storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
+  const auto folder = storage::FolderWithFiles(disk, dir, "", staging, [] { return true; });
+  Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
+  if (storage::IsOfStore(folder.status()))
+    restored = Status(StatusCode::kDeadlineExceeded, folder.status().message());
+  (void)disk.RemoveTree(staging);  // as above
+  return restored;
+}
+
+void RolesWork::AwaitFiles() {
   // waits: for the disk; the controller replaces a worker that passes the deadline of its command
+  if (written_.valid()) written_.wait();
+}
+
+void RolesWork::FinishCheckpoint() {
+  checkpoint_.request_stop();
+  // waits: as above, and for one request to the store, which has a deadline
   if (checkpoint_.joinable()) checkpoint_.join();
 }
 
 Status RolesWork::SaveFinal(const down::SaveFinal& c) {
-  FinishCheckpoint();
+  AwaitFiles();
   const auto operation = Begins("save_final", observe::kCheckpointSpan);
   return roles_->SaveModel(c.dir);
 }

@@ -112,7 +112,7 @@ void RolesWork::PrepareActor() {
   const auto state = roles_->state();
   if (!state || state_.step() == state->step) return;  // none is here, or it was never put aside
   const auto operation = Begins("take_back", observe::kSystemSpan);
-  if (roles_->parked()) FinishCheckpoint();  // it may be copying the files that are read now
+  if (roles_->parked()) AwaitFiles();  // it may be copying the files that are read now
   if (auto parts = roles_->StateParts(); Told("grant", parts.status()).ok())
     state_.Offer(state->step, std::move(*parts));
 }
@@ -147,7 +147,7 @@ int64_t RolesWork::Release(Role role, int64_t need_bytes) {
 
 void RolesWork::Park() {
   const auto operation = Begins("offload", observe::kSystemSpan);
-  FinishCheckpoint();
+  AwaitFiles();
   // A newcomer that reads the state for longer than that keeps it in memory; so does a disk that is full.
   if (Withdraw()) {
     if (const Status parked = roles_->Park(); !parked.ok())
@@ -191,7 +191,7 @@ StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
     TP_ASSIGN_OR_RETURN(out.digest, roles_->WeightsDigest());
   } else {
     // Weights of others are written over those that belong to a state of training here.
-    FinishCheckpoint();
+    AwaitFiles();
     if (!Withdraw()) return Unavailable("a newcomer still reads the state that is here");
     auto digest = c.address.empty() ? roles_->LoadFromSharedMemory(c.v)
                                     : roles_->LoadFromStream(c.v, c.digest, c.address, credentials_);

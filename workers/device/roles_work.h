@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -111,6 +112,12 @@ class RolesWork : public DeviceWork {
     ~Operation();
   };
   Operation Begins(const char* name, std::string_view category);
+  // The files of a checkpoint are written: the state may change while they go to the store.
+  void AwaitFiles();
+  StatusOr<std::string> WriteFiles(const std::string& dir, up::CheckpointFiles& done);
+  static Status PutFiles(const std::string& dir, const std::string& folder, const std::stop_token& stop,
+                         up::CheckpointFiles& done);
+  Status RestoreFrom(const std::string& dir, StepNumber step);
   // Nobody reads the state from now on: waits for those that do. False: one is still there at its deadline.
   bool Withdraw() { return state_.Withdraw(std::chrono::seconds(30)); }
   void Offer(StepNumber step);
@@ -146,7 +153,8 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<Pacer> pacer_;                           // cluster.pace
   std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine
   std::unique_ptr<observe::TraceWriter> trace_;
-  std::jthread checkpoint_;  // waits: for the disk, see FinishCheckpoint
+  std::future<void> written_;  // waits: for the files of checkpoint_, see AwaitFiles
+  std::jthread checkpoint_;    // waits: for the disk and the store, see FinishCheckpoint
 };
 
 }  // namespace tidepool::workers

@@ -38,7 +38,7 @@ TP_FIELDS(Released, slot, epoch, free_bytes)
 TP_FIELDS(Granted, slot, epoch)
 TP_FIELDS_BY(Loaded, TP_EACH(slot, v, digest) v("error", r.error, kWords);)
 TP_FIELDS_BY(StateReady, TP_EACH(slot, step, weights_digest) v("error", r.error, kWords);
-             v("request", r.request);)
+             v("request", r.request); v("out_of_reach", r.out_of_reach);)
 TP_FIELDS_BY(GroupFormed, TP_EACH(slot, group_epoch) v("error", r.error, kWords);)
 TP_FIELDS(StepAborted, slot, lease, step, weights_digest)
 TP_FIELDS(GivenRow, tid, digest, masked)
@@ -90,7 +90,8 @@ TP_FIELDS_BY(EnvStepped,
              TP_EACH(history, state) v("why", r.why, kWords); TP_EACH(seconds, timed_out, replayed))
 TP_FIELDS_BY(Loaded, VisitFields(As<event::Loaded>(r), v); TP_EACH(bytes, seconds))
 TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v); v("metrics", r.metrics, kNames);)
-TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v("error", r.error, kWords);
+TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v("stored", r.stored, kNames);
+             v("error", r.error, kWords);
              TP_EACH(seconds, weights_digest) v("instruction_set", r.instruction_set, kWords);)
 }  // namespace up
 

@@ -16,6 +16,7 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
+#include "core/storage/manifest_file.h"
 #include "core/tasks/reward.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
@@ -129,7 +130,8 @@ struct TrainDone : event::TrainDone {
 };
 struct CheckpointFiles {
   int64_t ckpt = 0;
-  std::vector<std::string> files;
+  std::vector<std::string> files;             // in the checkpoint's folder
+  std::vector<storage::ManifestFile> stored;  // or in the store, and read back
   std::string error;
   double seconds = 0;
   uint64_t weights_digest = 0;
