@@ -30,9 +30,12 @@
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/learning_watch.h"
+#include "core/observe/log.h"
 #include "core/observe/progress.h"
 #include "core/observe/samples_writer.h"
+#include "core/storage/journal.h"
 #include "scheduler/controller.h"
+#include "scheduler/run_state.h"
 #include "workers/controller/checkpoints.h"
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/effects.h"
@@ -85,6 +88,14 @@ class ControllerProcess {
  private:
   // --- start and end
   Status Open();
+  [[nodiscard]] observe::LogOptions LogFile() const;
+  Status Prepare();
+  Status OpenDoors();
+  [[nodiscard]] Status Rehearse() const;
+  [[nodiscard]] StatusOr<std::unique_ptr<scheduler::Controller>> MakeController(
+      scheduler::RunState folded) const;
+  Status Claim();
+  Status Begin();
   void Close();
 
   // --- the loop
@@ -206,6 +217,8 @@ class ControllerProcess {
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::shared_ptr<const HeldFolder> folder_;  // the run's
   std::unique_ptr<RunStorage> storage_;       // journal and payload
+  storage::JournalSummary earlier_;           // what was there
+  scheduler::RunState folded_;                // and what it comes to, for the controller
   DiskThread files_;                          // for people: metrics, samples, status, summary
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
@@ -233,8 +246,9 @@ class ControllerProcess {
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
   std::unique_ptr<StepRows> step_rows_;
-  int64_t newest_payload_file_ = -1;  // of those that were reported as stored
-  std::string shared_memory_;         // folder of weights and recovery copies
+  std::atomic<bool> has_rows_ = false;  // step_rows_ is there, for the hub's threads
+  int64_t newest_payload_file_ = -1;    // of those that were reported as stored
+  std::string shared_memory_;           // folder of weights and recovery copies
   std::unique_ptr<Checkpoints> checkpoints_;
 
   RunResult result_;
@@ -265,6 +279,7 @@ class ControllerProcess {
   observe::StatusFile status_;  // as it was shown last
 
   std::optional<Identity> identity_;  // where calls are encrypted
+  JobCertificates certificates_;      // there
   std::string operator_digest_;
   std::string targets_;  // as prometheus_targets.json has it
   struct Disk {

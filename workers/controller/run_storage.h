@@ -82,6 +82,8 @@ class RunStorage {
   [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }  // of the next record to be handed over
   [[nodiscard]] bool TakenOver() const;                     // by another controller; looks at the disk
+  // The same on the thread of writes, beside which it is looked at anyway: -> StorageFailed, if it is so.
+  void LookForSuccessor();
   // What the disk is at, and for how long.
   [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
   // Writes what was handed over and closes the journal. kDeadlineExceeded names what hangs.

@@ -159,13 +159,8 @@ bool Holds(const Identity& identity, long for_s) {
   return holds;
 }
 
-Status WriteCertificates(const std::string& dir, const std::map<std::string, std::string>& files) {
-  RemoveCertificates(dir);
-  for (const auto& [file, pem] : files) {
-    if (file != kAuthorityFile) TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, pem));
-  }
-  // Last: who finds it finds all.
-  return WriteSecretFile(AuthorityFile(dir), files.at(kAuthorityFile));
+Identity IdentityOf(const std::string& role, const std::map<std::string, std::string>& files) {
+  return {files.at(kAuthorityFile), files.at(role + ".crt"), files.at(role + ".key")};
 }
 
 }  // namespace
@@ -193,26 +188,27 @@ StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string&
   return made;
 }
 
-StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id) {
+StatusOr<JobCertificates> FindOrMakeCertificates(const std::string& dir, const std::string& run_id) {
+  JobCertificates found;
   bool whole = true;
   for (const std::string& role : Roles()) {
     const auto known = ReadOf(dir, role);
     whole = whole && known.ok() && known->has_value() && Holds(**known, kMonth);
+    if (whole && role == kControllerRole) found.controller = **known;
   }
-  if (!whole) {
-    TP_ASSIGN_OR_RETURN(const auto made, MakeCertificates(run_id));
-    TP_RETURN_IF_ERROR(WriteCertificates(dir, made));
-  }
-  TP_ASSIGN_OR_RETURN(const std::optional<Identity> mine, ReadOf(dir, kControllerRole));
-  if (!mine) return Internal(dir + ": the certificates that were just made are gone");
-  return *mine;
+  if (whole) return found;
+  TP_ASSIGN_OR_RETURN(found.files, MakeCertificates(run_id));
+  found.controller = IdentityOf(kControllerRole, found.files);
+  return found;
 }
 
-StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir) {
-  std::map<std::string, std::string> taken = {{kAuthorityFile, ReadAll(given + "/" + kAuthorityFile)}};
+StatusOr<JobCertificates> ReadGivenCertificates(const std::string& given) {
+  JobCertificates taken;
+  taken.files[kAuthorityFile] = ReadAll(given + "/" + kAuthorityFile);
   for (const std::string& role : Roles()) {
-    const Identity identity{taken[kAuthorityFile], ReadAll(given + "/" + role + ".crt"),
-                            ReadAll(given + "/" + role + ".key")};
+    for (const std::string& file : {role + ".crt", role + ".key"})
+      taken.files[file] = ReadAll(given + "/" + file);
+    const Identity identity = IdentityOf(role, taken.files);
     const auto certificate = Parse<Certificate, PEM_read_bio_X509>(identity.certificate);
     const auto is_for = [&](const std::string& name) {
       return X509_check_host(certificate.get(), name.c_str(), 0, 0, nullptr) == 1;
@@ -224,12 +220,19 @@ StatusOr<Identity> TakeCertificates(const std::string& given, const std::string&
           ".key have to be there, to belong together, not to have run out, and to be for the DNS name " +
           CertifiedName(role) + (pages ? " and " : " and not for ") + kPagesName +
           "; without --certificates the run makes its own");
-    taken[role + ".crt"] = identity.certificate;
-    taken[role + ".key"] = identity.key;
   }
-  TP_RETURN_IF_ERROR(WriteCertificates(dir, taken));
-  return Identity{taken[kAuthorityFile], taken[std::string(kControllerRole) + ".crt"],
-                  taken[std::string(kControllerRole) + ".key"]};
+  taken.controller = IdentityOf(kControllerRole, taken.files);
+  return taken;
+}
+
+Status KeepCertificates(const JobCertificates& certificates, const std::string& dir) {
+  if (certificates.files.empty()) return OkStatus();
+  RemoveCertificates(dir);
+  for (const auto& [file, pem] : certificates.files) {
+    if (file != kAuthorityFile) TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, pem));
+  }
+  // Last: who finds it finds all.
+  return WriteSecretFile(AuthorityFile(dir), certificates.files.at(kAuthorityFile));
 }
 
 void RemoveCertificates(const std::string& dir) {

@@ -36,12 +36,18 @@ std::string CertifiedName(const std::string& role);
 
 // Those of all roles, made anew, for a year: name of the file, PEM.
 StatusOr<std::map<std::string, std::string>> MakeCertificates(const std::string& organisation);
-// The controller's, with those of all roles in `dir`: as they are if they belong together and hold for
-// another month, else made anew.
-StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id);
-// Those that somebody else has made and put into the folder `given`, whoever may read it; `dir` has copies
-// from now on. kInvalidArgument: which one cannot be used.
-StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir);
+// What a run is to use.
+struct JobCertificates {
+  Identity controller;
+  std::map<std::string, std::string> files;  // of all roles, to be kept; none: they lie there already
+};
+// Those in `dir` if they belong together and hold for another month, else new ones.
+StatusOr<JobCertificates> FindOrMakeCertificates(const std::string& dir, const std::string& run_id);
+// Those that somebody else has made and put into the folder `given`, whoever may read it. kInvalidArgument:
+// which one cannot be used.
+StatusOr<JobCertificates> ReadGivenCertificates(const std::string& given);
+// `dir` has them from now on.
+Status KeepCertificates(const JobCertificates& certificates, const std::string& dir);
 // Calls are not encrypted from now on.
 void RemoveCertificates(const std::string& dir);
 

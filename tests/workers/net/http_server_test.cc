@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "core/base/hash.h"
+#include "tests/workers/net/certified.h"
 #include "workers/net/http_get.h"
 
 namespace tidepool::workers {
@@ -245,7 +246,7 @@ TEST(HttpServerTest, WithAnIdentityTheCertificateOfItsCallersAndTheKeyAreNeeded)
   for (const std::string& each : {dir, other}) {
     std::filesystem::remove_all(each);
     std::filesystem::create_directories(each);
-    ASSERT_TRUE(OpenOrCreateCertificates(each, "run").ok());
+    ASSERT_TRUE(Certified(each, "run").ok());
   }
   const auto of = [](const std::string& from, const std::string& role) {
     return *ReadIdentity(from + "/" + role + ".token");

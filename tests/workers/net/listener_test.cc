@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "proto/control.grpc.pb.h"
+#include "tests/workers/net/certified.h"
 #include "workers/data/weights_service.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
@@ -100,7 +101,7 @@ TEST_F(ListenerTest, AStrangerIsNotTakenForAKnownOneWithTheSamePort) {
   // With TLS: gRPC itself would wait for two minutes for a handshake.
   const std::string dir = testing::TempDir() + "/listener_certificates";
   std::filesystem::create_directories(dir);
-  const auto identity = OpenOrCreateCertificates(dir, "run");
+  const auto identity = Certified(dir, "run");
   ASSERT_TRUE(identity.ok()) << identity.status().ToString();
   ASSERT_EQ((*listener)->Serve(builder, ServerSide(*identity)), OkStatus());
   sockaddr_in from{}, to{};

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "proto/control.grpc.pb.h"
+#include "tests/workers/net/certified.h"
 #include "workers/data/weights_service.h"
 #include "workers/net/hub.h"
 #include "workers/net/link.h"
@@ -139,7 +140,7 @@ struct Certificates {
   explicit Certificates(const std::string& name) : dir(testing::TempDir() + "/certificates_" + name) {
     std::filesystem::remove_all(dir);
     std::filesystem::create_directories(dir);
-    const auto made = OpenOrCreateCertificates(dir, name);
+    const auto made = Certified(dir, name);
     EXPECT_TRUE(made.ok()) << made.status().ToString();
   }
   ~Certificates() { std::filesystem::remove_all(dir); }
@@ -209,7 +210,7 @@ TEST_F(EncryptedRpcTest, AWorkerShowsItsTokenToTheControllerOfItsJobAlone) {
 TEST(CertificatesTest, AreKeptWhileTheyHoldAndKeysAreForTheOwnerAlone) {
   const Certificates mine("kept");
   const Identity before = mine.Of("device");
-  ASSERT_TRUE(OpenOrCreateCertificates(mine.dir, "kept").ok());
+  ASSERT_TRUE(Certified(mine.dir, "kept").ok());
   EXPECT_EQ(mine.Of("device").certificate, before.certificate);
   const std::string key = mine.dir + "/device.key";
   EXPECT_EQ(std::filesystem::status(key).permissions(),
@@ -218,13 +219,13 @@ TEST(CertificatesTest, AreKeptWhileTheyHoldAndKeysAreForTheOwnerAlone) {
   EXPECT_EQ(ReadIdentity(mine.dir + "/device.token").status().code(), StatusCode::kPermissionDenied);
   std::filesystem::remove(key);
   EXPECT_FALSE(ReadIdentity(mine.dir + "/device.token").ok()) << "not as if there were none";
-  ASSERT_TRUE(OpenOrCreateCertificates(mine.dir, "kept").ok());
+  ASSERT_TRUE(Certified(mine.dir, "kept").ok());
   EXPECT_NE(mine.Of("device").certificate, before.certificate) << "one that is incomplete is made anew";
   // So is what does not belong together.
   const auto replaced = [&](const std::string& file, const std::string& by) {
     const std::string old = mine.Of("device").certificate;
     std::filesystem::copy_file(by, mine.dir + "/" + file, std::filesystem::copy_options::overwrite_existing);
-    EXPECT_TRUE(OpenOrCreateCertificates(mine.dir, "kept").ok());
+    EXPECT_TRUE(Certified(mine.dir, "kept").ok());
     return mine.Of("device").certificate != old;
   };
   const Certificates stranger("stranger");
