@@ -299,7 +299,8 @@ Status ControllerProcess::Begin() {
   nlohmann::json control = {{"address", hub_->address()},
                             {"run_id", request_.run_id},
                             {"pid", getpid()},
-                            {"ctl_epoch", storage_->ctl_epoch()}};
+                            {"ctl_epoch", storage_->ctl_epoch()},
+                            {"shared_memory", shared_memory_}};
   if (pages_ != nullptr) control["pages"] = pages_->address();
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
   return OkStatus();

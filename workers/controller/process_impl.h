@@ -166,6 +166,7 @@ class ControllerProcess {
   void Do(const cmd::FetchState& c);
   void Do(const cmd::FormGroup& c);
   void Do(const cmd::RestoreState& c);
+  void Do(const cmd::Pull& c);
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c) { step_rows_->Add(c); }
   void Judge(const SampleId& tid, BatchRow& row) const;  // what a row is worth
