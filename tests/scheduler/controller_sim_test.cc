@@ -642,7 +642,7 @@ TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
 TEST(ControllerSimTest, AnEngineBehindASlowLinkServesWhileWeightsComeToItsHost) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.steps = 60;
-  job.batch.max_lag_versions = 6;
+  job.batch.max_lag_versions = 20;
   const SlotId far{1};  // of worker 1, on host 1; the trainer and another engine are on host 0
   SimCluster cluster({.controller = job, .seed = 5, .faults = {}, .hosts = 2, .pull_s = 1.5});
   std::vector<Version> admitted;
@@ -664,7 +664,7 @@ TEST(ControllerSimTest, AnEngineBehindASlowLinkServesWhileWeightsComeToItsHost) 
   };
   EXPECT_EQ(cluster.Run().code, 0);
   ExpectProven(cluster);  // the bound of the lag, too
-  EXPECT_LE(pulls - pulled, 2) << "the last one, and one that got too old";
+  EXPECT_LE(pulls - pulled, 1) << "each is finished, but for the last one";
   EXPECT_LT(pulls, 30) << "a pull takes several steps";
   EXPECT_GE(admitted.size(), 4U);
   EXPECT_TRUE(std::ranges::is_sorted(admitted));
