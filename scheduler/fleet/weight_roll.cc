@@ -183,8 +183,8 @@ WeightRoll::Orders WeightRoll::Assign() {
     w.verified = {};  // its memory is torn until the digest is compared
     ++state_.loading;
     state_.disturbing += disturbs ? 1 : 0;
-    orders.loads.push_back(
-        {ref.worker, slot, source.v, source.digest, source.from, /*alias=*/ask_.trained(ref)});
+    const bool trained = ref == target.from || ask_.trained(ref);
+    orders.loads.push_back({ref.worker, slot, source.v, source.digest, source.from, /*alias=*/trained});
   }
   for (size_t number = 0; number < state_.hosts.size(); ++number) {
     Host& host = state_.hosts[number];

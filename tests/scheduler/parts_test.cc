@@ -417,7 +417,7 @@ struct Rolling {
     const WeightRoll::Orders orders = roll.Assign();
     for (const command::Load& l : orders.loads) {
       begun.loads[l.slot.value] = l.from.slot.value;
-      EXPECT_FALSE(l.alias) << "nobody trained";
+      EXPECT_EQ(l.alias, l.slot == SlotId{0}) << "the trainer has them in its memory, nobody else has";
     }
     for (const command::Pull& p : orders.pulls) {
       begun.pulls[p.slot.value] = p.from.slot.value;
