@@ -213,13 +213,23 @@ struct Publish {
   Version v;
   uint64_t digest = 0;
 };
-// Answered by Loaded.
+// The worker brings these weights from `from` to its host, whatever its slot does meanwhile, and passes them
+// on while they come; what it was told to bring before is called off. -> Pulled.
+struct Pull {
+  WorkerRef worker;
+  SlotId slot;
+  Version v;
+  uint64_t digest = 0;
+  SlotRef from;
+};
+// From `from`, which is on the same host. alias: it trained them, and has them in its memory. -> Loaded.
 struct Load {
   WorkerRef worker;
   SlotId slot;
   Version v;
   uint64_t digest = 0;
   SlotRef from;
+  bool alias = false;
 };
 // It may serve v from now on.
 struct Admit {
@@ -296,7 +306,7 @@ using Command =
                  command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant,
                  command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
                  command::Train, command::AbortStep, command::EndEvaluation, command::CopyRecovery,
-                 command::Publish, command::Load, command::Admit, command::WriteCheckpoint,
+                 command::Publish, command::Pull, command::Load, command::Admit, command::WriteCheckpoint,
                  command::VerifyCheckpoint, command::DeleteCheckpoint, command::KeepBest, command::SaveFinal,
                  command::StepReport, command::EvalReport, command::Log, command::Finish>;
 

@@ -23,6 +23,7 @@ struct Receiver {
   void operator()(const event::Granted& e) const { m.slots.On(e); }
   void operator()(const event::ChunkProgress& e) const { m.rollouts.On(e); }
   void operator()(const event::ChunkFinished& e) const { m.rollouts.On(e); }
+  void operator()(const event::Pulled& e) const { m.rollouts.On(e); }
   void operator()(const event::Loaded& e) const { m.rollouts.On(e); }
   void operator()(const event::RowReady& e) const { m.samples.On(e); }
   void operator()(const event::RowInvalid& e) const { m.samples.On(e); }

@@ -99,8 +99,10 @@ class Dispatcher {
     Version v;
     int64_t tokens = 0;
   };
-  Dispatcher(const DispatchOptions& options, Fleet& fleet)
-      : options_(options), fleet_(fleet), requests_(options.group_size) {}
+  // in_sight: the newest weights that an engine will have soon (WeightRoll::InSight); null: any of them the
+  // newest there are.
+  Dispatcher(const DispatchOptions& options, Fleet& fleet, std::function<Version(SlotId)> in_sight = nullptr)
+      : options_(options), fleet_(fleet), in_sight_(std::move(in_sight)), requests_(options.group_size) {}
 
   // Requests.
   void Add(const Request& r);
@@ -246,6 +248,7 @@ class Dispatcher {
 
   DispatchOptions options_;
   Fleet& fleet_;
+  const std::function<Version(SlotId)> in_sight_;
   FlatTable<SampleId, Request> requests_;
   static size_t Line(const Request& r) { return r.generated == 0 && !r.only.valid() ? 1 : 0; }
   std::array<std::set<ReadyKey>, 2>

@@ -66,7 +66,9 @@ bool Dispatcher::MayTake(SlotId slot, const Request& r, int64_t tokens, Round& r
   // Those that come back from a load or a grant get their share.
   if (round.coming > 0 && full) return false;
   if (const Version oldest = OldestFor(r, round); oldest.valid()) {
-    if (e.version < oldest || (e.version == round.newest && round.older > 0 && full)) return false;
+    // Work that waited for the newest behind a slow link would find newer ones published then.
+    if (e.version < oldest && (in_sight_ == nullptr || e.version < in_sight_(slot))) return false;
+    if (e.version == round.newest && round.older > 0 && full) return false;
   }
   if (options_.pin && r.v_min.valid() && e.version != r.v_min) return false;
   return round.MayServe(e.version);

@@ -190,6 +190,15 @@ struct Granted {
   SlotId slot;
   SlotEpoch epoch;
 };
+// Weights `v` are on the host of the slot, as its worker has compared (`whole`), or have come further.
+// `error` set: they do not come.
+struct Pulled {
+  WorkerRef worker;
+  SlotId slot;
+  Version v;
+  bool whole = false;
+  std::string error;
+};
 // Weights `v` are in the slot's memory; its worker computed their digest. `error` set: could not load.
 struct Loaded {
   WorkerRef worker;
@@ -306,10 +315,10 @@ using Event =
     std::variant<event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed,
                  event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored,
                  event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped, event::Drained,
-                 event::Released, event::Granted, event::Loaded, event::StateReady, event::GroupFormed,
-                 event::StepAborted, event::TrainDone, event::TrainFailed, event::PayloadLost,
-                 event::Published, event::RecoveryCopied, event::CheckpointWritten, event::CheckpointFailed,
-                 event::CheckpointVerified, event::FinalSaved, event::BestKept, event::StopRequested,
-                 event::StorageFailed, event::StoodStill, event::Tick>;
+                 event::Released, event::Granted, event::Pulled, event::Loaded, event::StateReady,
+                 event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
+                 event::PayloadLost, event::Published, event::RecoveryCopied, event::CheckpointWritten,
+                 event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::BestKept,
+                 event::StopRequested, event::StorageFailed, event::StoodStill, event::Tick>;
 
 }  // namespace tidepool::scheduler

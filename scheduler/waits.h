@@ -23,6 +23,7 @@ enum class WaitKind : uint8_t {
   kVerify,
   kFinal,
   kTransition,
+  kPull,
   kLoad,
   kRow,
   kPayload,
@@ -31,7 +32,7 @@ enum class WaitKind : uint8_t {
 };
 constexpr auto WordsOf(WaitKind) {
   return std::to_array<const char*>({"state", "train", "publish", "recovery_copy", "checkpoint",
-                                     "verify_checkpoint", "save_final", "transition", "load", "row",
+                                     "verify_checkpoint", "save_final", "transition", "pull", "load", "row",
                                      "payload", "form_group", "abort_step"});
 }
 

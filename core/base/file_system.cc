@@ -130,6 +130,13 @@ Status FileSystem::RemoveTree(const std::string& path) {
   return RemoveDirectory(path);
 }
 
+StatusOr<std::unique_ptr<FileLock>> FileSystem::TakeLock(const std::string& path, const std::string& who) {
+  const std::string taken = path + ".taken";
+  TP_ASSIGN_OR_RETURN(auto lock, Lock(taken, who));
+  TP_RETURN_IF_ERROR(Rename(taken, path));
+  return lock;
+}
+
 StatusOr<std::vector<std::string>> FileSystem::ListTree(const std::string& dir) {
   std::vector<std::string> files;
   std::vector<std::string> pending = {""};

@@ -117,6 +117,9 @@ class FileSystem {
   // Removes a file or a folder with all it holds. Ok if there is nothing. Symbolic links are removed, not
   // followed.
   Status RemoveTree(const std::string& path);
+  // The lock of `path` is this caller's from now on, whoever has the one that is there: that one is of a file
+  // which has lost its name. kFailedPrecondition: another caller is at it just now.
+  StatusOr<std::unique_ptr<FileLock>> TakeLock(const std::string& path, const std::string& who);
   // Every file under `dir`, as paths relative to it with '/', sorted.
   StatusOr<std::vector<std::string>> ListTree(const std::string& dir);
 };

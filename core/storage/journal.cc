@@ -56,6 +56,12 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
                               "report, samples, journal and export read it here)");
   }
   TP_RETURN_IF_ERROR(writer->Claim(segments));
+  // From whoever holds it and has just lost the run. Or else the lock would be free once that one ends, and a
+  // third controller could begin that nobody told to take over.
+  if (writer->lock_ == nullptr) {
+    TP_RETURN_IF_ERROR(writer->StillOurs());
+    TP_ASSIGN_OR_RETURN(writer->lock_, fs.TakeLock(JoinPath(dir, "lock"), ThisProcess()));
+  }
   if (!segments.empty()) {
     TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
   }

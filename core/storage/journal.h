@@ -105,7 +105,7 @@ struct JournalOptions {
   int64_t reserve_bytes =
       int64_t{1} << 20;       // kept reserved ahead of the end, so that a full disk is seen early
   int64_t begun_unix_ms = 0;  // the time of day at which mono_ns is 0; 0: it has none
-  bool take_over = false;     // although somebody has the lock
+  bool take_over = false;     // although somebody has the lock, which is taken from them
 };
 
 // One process writes a journal. A lock keeps others out, but a lock is no proof: file systems of several

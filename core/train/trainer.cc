@@ -459,108 +459,72 @@ void TrainerImpl::Adapt(const Batch& batch, double kl) {
                                      static_cast<double>(batch.rows.size()), options.loss.kl->horizon);
 }
 
-StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress,
-                                   comm::Collective* group) try {
-  TrainerImpl& m = *impl_;
-  const TrainerOptions& o = m.options;
-  const bool policy = m.rl();
-  Stopwatch total, watch;
-  if (batch.rows.empty())
-    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
-  if (batch.step.value < 1)
-    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
-  StepContext step{.batch = batch, .group = group, .progress = progress};
-  const auto check = [&]() -> Status {
-    TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/policy));
-    if (group == nullptr &&
-        std::ranges::any_of(batch.rows, [](const Row& r) { return r.elsewhere.has_value(); }))
-      return InvalidArgument("trainer: rows are elsewhere, and there is no group of ranks");
-    TP_RETURN_IF_ERROR(m.Split(step));
-    return m.pairs() ? m.CheckPairs(step) : OkStatus();
-  };
-  TP_RETURN_IF_ERROR(AgreeOnRows(group, check(), "trainer"));
-  const bool critic_alone = policy && m.value != nullptr && batch.step.value <= o.critic_warmup_steps;
-  if (policy && m.value != nullptr && !critic_alone) step.todo *= 2;
+Status TrainerImpl::CheckStep(StepContext& step) const {
+  const std::vector<Row>& rows = step.batch.rows;
+  TP_RETURN_IF_ERROR(Check(rows, /*recorded=*/rl()));
+  if (step.group == nullptr &&
+      std::ranges::any_of(rows, [](const Row& r) { return r.elsewhere.has_value(); }))
+    return InvalidArgument("trainer: rows are elsewhere, and there is no group of ranks");
+  TP_RETURN_IF_ERROR(Split(step));
+  return pairs() ? CheckPairs(step) : OkStatus();
+}
 
-  StepResult result;
-  StepPlan plan = PlanRows(batch, o.loss, policy);
-  if (group != nullptr && policy)
-    TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(plan.behave), "recorded_log_probs"));
-  // Coefficients move with a step that was made, and with no other.
-  const Controls before = *m.controls;
-  struct Undo {
-    Controls* controls;
-    const Controls& before;
-    ~Undo() {
-      if (controls != nullptr) *controls = before;
-    }
-  } undo{m.controls, before};
+StatusOr<UpdatesDone> TrainerImpl::MakeUpdates(StepContext& step, StepPlan& plan, Stopwatch& watch,
+                                               std::map<std::string, double>& metrics) {
   UpdatesDone done;
-  const auto make_updates = [&]() -> Status {
-    if (policy) {
-      TP_RETURN_IF_ERROR(m.PreparePolicy(step, plan));
-      step.times.prepare = watch.Lap();
-      if (m.value != nullptr) {
-        TP_ASSIGN_OR_RETURN(done, m.UpdateCritic(step, plan, result.metrics));
-      }
-    } else if (m.reference != nullptr) {
-      TP_ASSIGN_OR_RETURN(plan.ref, m.AllLogProbs(step, *m.reference, *m.companions.reference, "reference"));
+  if (rl()) {
+    TP_RETURN_IF_ERROR(PreparePolicy(step, plan));
+    step.times.prepare = watch.Lap();
+    if (value != nullptr) {
+      TP_ASSIGN_OR_RETURN(done, UpdateCritic(step, plan, metrics));
     }
-    if (o.objective == JobKind::kRewardModel) {
-      TP_ASSIGN_OR_RETURN(done, m.UpdateRewardModel(step));
-    } else if (done.finite && !critic_alone) {
-      TP_RETURN_IF_ERROR(m.FillWeights(step, plan));
-      TP_ASSIGN_OR_RETURN(done, m.UpdateWeights(step, plan));
-      if (m.value != nullptr) m.gradients->Release();  // the next step's critic takes its place
-    }
-    return OkStatus();
-  };
-  TP_RETURN_IF_ERROR(make_updates());
-  result.finite = done.finite;
-  result.updates = critic_alone ? 0 : done.updates;
-  if (progress != nullptr) (void)progress({step.done, step.todo});
-  watch.Lap();
-  result.digest = m.weights.Digest();
-  const uint64_t everything = m.DigestWith(result.digest);
-  step.times.digest = watch.Lap();
-  if (group != nullptr) {
-    TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
-    TP_RETURN_IF_ERROR(CheckSameWeights(*group, everything, "trainer", batch.step));
+  } else if (reference != nullptr) {
+    TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
   }
-  const TokenSums& sums = step.sums;
-  std::map<std::string, double>& metrics = result.metrics;
-  if (policy && o.loss.kl) {
-    double kl = sums.reference_kl / std::max(1.0, sums.reference_tokens);
-    if (!plan.kl.empty())
-      kl = algorithms::TokenMean(plan.kl, plan.cells);  // also in steps of the critic alone
-    metrics["ref/kl"] = kl;
-    metrics["actor/kl_coef"] = m.controls->kl_coef;
-    if (result.finite) m.Adapt(batch, kl);
+  if (options.objective == JobKind::kRewardModel) return UpdateRewardModel(step);
+  if (done.finite && !CriticAlone(step)) {
+    TP_RETURN_IF_ERROR(FillWeights(step, plan));
+    TP_ASSIGN_OR_RETURN(done, UpdateWeights(step, plan));
+    if (value != nullptr) gradients->Release();  // the next step's critic takes its place
   }
-  if (result.finite) undo.controls = nullptr;
+  return done;
+}
 
-  const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));
-  if (policy) {
-    RowMetrics(batch.rows, plan.scores, metrics);
-    if (!plan.teacher.empty()) {  // KL(student || teacher) on the student's own samples
-      metrics["teacher/kl"] = -algorithms::TokenMean(
-          algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, 1, plan.cells), plan.cells);
-    }
-    if (!plan.steps.row.empty()) metrics["turns/shared_states"] = SharedStates(plan);
-    if (!plan.keep.empty()) metrics["is/masked_frac"] = plan.masked_fraction;
+double TrainerImpl::KlToReference(const StepContext& step, const StepPlan& plan) const {
+  // Also in steps of the critic alone.
+  if (!plan.kl.empty()) return algorithms::TokenMean(plan.kl, plan.cells);
+  return step.sums.reference_kl / std::max(1.0, step.sums.reference_tokens);
+}
+
+void TrainerImpl::PolicyMetrics(const StepContext& step, const StepPlan& plan,
+                                std::map<std::string, double>& metrics) {
+  RowMetrics(step.batch.rows, plan.scores, metrics);
+  if (!plan.teacher.empty()) {  // KL(student || teacher) on the student's own samples
+    metrics["teacher/kl"] = -algorithms::TokenMean(
+        algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, 1, plan.cells), plan.cells);
   }
+  if (!plan.steps.row.empty()) metrics["turns/shared_states"] = SharedStates(plan);
+  if (!plan.keep.empty()) metrics["is/masked_frac"] = plan.masked_fraction;
+}
+
+void TrainerImpl::LossMetrics(const StepContext& step, const UpdatesDone& done, const Controls& before,
+                              std::map<std::string, double>& metrics) const {
+  const TokenSums& sums = step.sums;
+  const bool critic_alone = CriticAlone(step);
+  const int64_t updates = critic_alone ? 0 : done.updates;
+  const auto passes = static_cast<double>(std::max<int64_t>(1, updates));
   double loss = sums.loss;
-  if (policy) {
-    loss -= o.loss.policy.entropy_coef * sums.entropy_loss;
-    if (o.loss.policy.kl_beta) {
+  if (rl()) {
+    loss -= options.loss.policy.entropy_coef * sums.entropy_loss;
+    if (options.loss.policy.kl_beta) {
       loss += before.kl_coef * sums.kl_loss;
       metrics["actor/kl_loss"] = sums.kl_loss / passes;
     }
   }
-  if (!m.pairs() && !critic_alone) TokenMetrics(sums, policy, metrics);
+  if (!pairs() && !critic_alone) TokenMetrics(sums, rl(), metrics);
   // Each update's loss is a sum of its own; the metric is their mean.
   const double mean = sums.loss / passes;
-  switch (o.objective) {
+  switch (options.objective) {
     case JobKind::kRl:
       if (!critic_alone) metrics["actor/pg_loss"] = mean;
       break;
@@ -575,20 +539,69 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
       break;
     case JobKind::kDpo:
     case JobKind::kRewardModel:
-      PairMetrics(o.objective, mean, sums, metrics);
+      PairMetrics(options.objective, mean, sums, metrics);
       break;
   }
-  if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone)
+  if (weights.spec().sparse_layers() > 0 && decoder != nullptr && !critic_alone)
     metrics["actor/router_balance"] = sums.balance / passes;
-  metrics["actor/loss"] = (loss + o.router_aux_coef * sums.balance) / passes;
+  metrics["actor/loss"] = (loss + options.router_aux_coef * sums.balance) / passes;
   metrics["actor/grad_norm"] = critic_alone ? 0 : done.grad_norm;
-  metrics["actor/lr"] = critic_alone ? 0 : LearningRate(o.schedule, batch.step.value);
-  metrics["actor/updates"] = static_cast<double>(result.updates);
-  metrics["actor/nonfinite"] = result.finite ? 0 : 1;
+  metrics["actor/lr"] = critic_alone ? 0 : LearningRate(options.schedule, step.batch.step.value);
+  metrics["actor/updates"] = static_cast<double>(updates);
+  metrics["actor/nonfinite"] = done.finite ? 0 : 1;
+}
+
+StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress,
+                                   comm::Collective* group) try {
+  TrainerImpl& m = *impl_;
+  const TrainerOptions& o = m.options;
+  Stopwatch total, watch;
+  if (batch.rows.empty())
+    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
+  if (batch.step.value < 1)
+    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
+  StepContext step{.batch = batch, .group = group, .progress = progress};
+  TP_RETURN_IF_ERROR(AgreeOnRows(group, m.CheckStep(step), "trainer"));
+  if (m.rl() && m.value != nullptr && !m.CriticAlone(step)) step.todo *= 2;
+  StepPlan plan = PlanRows(batch, o.loss, m.rl());
+  if (group != nullptr && m.rl())
+    TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(plan.behave), "recorded_log_probs"));
+  // Coefficients move with a step that was made, and with no other.
+  const Controls before = *m.controls;
+  struct Undo {
+    Controls* controls;
+    const Controls& before;
+    ~Undo() {
+      if (controls != nullptr) *controls = before;
+    }
+  } undo{m.controls, before};
+
+  StepResult result;
+  TP_ASSIGN_OR_RETURN(const UpdatesDone done, m.MakeUpdates(step, plan, watch, result.metrics));
+  result.finite = done.finite;
+  result.updates = m.CriticAlone(step) ? 0 : done.updates;
+  if (progress != nullptr) (void)progress({step.done, step.todo});
+  watch.Lap();
+  result.digest = m.weights.Digest();
+  const uint64_t everything = m.DigestWith(result.digest);
+  step.times.digest = watch.Lap();
+  if (group != nullptr) {
+    TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
+    TP_RETURN_IF_ERROR(CheckSameWeights(*group, everything, "trainer", batch.step));
+  }
+  if (m.rl() && o.loss.kl) {
+    const double kl = m.KlToReference(step, plan);
+    result.metrics["ref/kl"] = kl;
+    result.metrics["actor/kl_coef"] = m.controls->kl_coef;
+    if (result.finite) m.Adapt(batch, kl);
+  }
+  if (result.finite) undo.controls = nullptr;
+  if (m.rl()) TrainerImpl::PolicyMetrics(step, plan, result.metrics);
+  m.LossMetrics(step, done, before, result.metrics);
   step.times.total = total.Lap();
   int64_t tokens = 0;
   for (const Row& row : batch.rows) tokens += Tokens(row);
-  TimeMetrics(step.times, tokens, step.computed, metrics);
+  TimeMetrics(step.times, tokens, step.computed, result.metrics);
   return result;
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;

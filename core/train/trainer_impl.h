@@ -125,6 +125,19 @@ struct TrainerImpl {
                                      std::map<std::string, double>& metrics);
   StatusOr<UpdatesDone> UpdateWeights(StepContext& step, StepPlan& plan);
   void Adapt(const Batch& batch, double kl);
+  // The parts of Trainer::Step.
+  [[nodiscard]] bool CriticAlone(const StepContext& step) const {  // it has not learned enough yet
+    return rl() && value != nullptr && step.batch.step.value <= options.critic_warmup_steps;
+  }
+  Status CheckStep(StepContext& step) const;
+  StatusOr<UpdatesDone> MakeUpdates(StepContext& step, StepPlan& plan, Stopwatch& watch,
+                                    std::map<std::string, double>& metrics);
+  [[nodiscard]] double KlToReference(const StepContext& step, const StepPlan& plan) const;
+  static void PolicyMetrics(const StepContext& step, const StepPlan& plan,
+                            std::map<std::string, double>& metrics);
+  // before: the coefficients that the step was made with.
+  void LossMetrics(const StepContext& step, const UpdatesDone& done, const Controls& before,
+                   std::map<std::string, double>& metrics) const;
 
   // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens. untouched: by
   // the weights that the step began with.

@@ -48,9 +48,6 @@ struct Weights {
   uint64_t loading_digest = 0;
   int64_t tries = 0;
   bool disturbs = false;  // samples in it wait for this load
-  SlotRef source;         // of the load under way, or of what is verified; inc invalid: none
-  bool relayed = false;   // that source is not the trainer
-  bool direct = false;    // such a source failed, so the next load is from the trainer
   bool follows = false;   // it has an engine, which is to get the newest weights
 };
 

@@ -22,7 +22,9 @@ DispatchOptions DispatchOf(const Facts& facts) {
 }  // namespace
 
 Rollouts::Rollouts(Machines& all)
-    : Machine(all), dispatcher_(DispatchOf(facts_), all.fleet), weights_(all.fleet) {
+    : Machine(all),
+      dispatcher_(DispatchOf(facts_), all.fleet, [this](SlotId slot) { return weights_.InSight(slot); }),
+      weights_(all.fleet, RollConditions()) {
   const RolloutOptions& r = options_.rollout;
   if (r.admission != Admission::kAdaptive) return;
   const auto most = static_cast<double>(std::max<int64_t>(r.max_concurrent, 1));

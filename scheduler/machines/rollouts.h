@@ -22,6 +22,7 @@ class Rollouts : public Machine {
 
   void On(const event::ChunkProgress& e);
   void On(const event::ChunkFinished& e);
+  void On(const event::Pulled& e);
   void On(const event::Loaded& e);
   void Heard(const event::Heartbeat& e);  // what the engine says about itself
 
@@ -65,6 +66,11 @@ class Rollouts : public Machine {
   [[nodiscard]] double token_s() const { return token_s_; }
 
  private:
+  [[nodiscard]] WeightRoll::Conditions RollConditions();
+  [[nodiscard]] bool Holds(SlotId slot);
+  // What is said of a load or pull that is over, and done about its worker.
+  void Tell(WeightRoll::Outcome outcome, const WorkerRef& worker, const char* doing, const Version& v,
+            const std::string& error);
   void AdmitVerified(SlotId slot, const Version& v);
   void AdoptChunk(const event::OfferedChunk& chunk);
   [[nodiscard]] Version Verified(const event::OfferedSlot& offered) const;
@@ -81,6 +87,8 @@ class Rollouts : public Machine {
                                 const std::vector<RepackEngine>& engines) const;
 
   static constexpr double kCancelSeconds = 2;  // for a cancelled chunk to be acknowledged before a load
+  // A worker that pulls gives up when nothing came for half a minute, and says each second what has come.
+  static constexpr double kPullSilentSeconds = 60;
 
   Dispatcher dispatcher_;
   WeightRoll weights_;

@@ -4,40 +4,76 @@
 
 namespace tidepool::scheduler {
 
+WeightRoll::Conditions Rollouts::RollConditions() {
+  return {.serving =
+              [this](SlotId slot) {
+                const Engine* e = dispatcher_.FindEngine(slot);
+                return e != nullptr && e->open() && !e->in_flight.empty() && facts_.MayServe(e->version);
+              },
+          .hold = [this](SlotId slot) { return Holds(slot); },
+          .trained = [this](const SlotRef& ref) { return all_.trainer.Has(ref); },
+          .may_serve = [this](const Version& v) { return facts_.MayServe(v); }};
+}
+
+// The engine keeps the weights that it has for now.
+bool Rollouts::Holds(SlotId slot) {
+  const Engine* e = dispatcher_.FindEngine(slot);
+  if (e == nullptr || !all_.slots.pool().Holds(slot, Role::kRollout)) return true;
+  const bool has_it = fleet_.devices.at(slot).weights().verified ==
+                      e->version;  // else overwritten by a load that failed or came too late
+  // Pinned samples end on the weights that they began with.
+  if (has_it && options_.rollout.pin_version && facts_.MayServe(e->version) && dispatcher_.NeededFor(slot))
+    return true;
+  const auto& evaluation = all_.evaluations.current().active();
+  if (has_it && evaluation && evaluation->v != state_.version() && e->version == evaluation->v) return true;
+  const auto ghosts = ghosts_until_.find(slot);
+  if (ghosts == ghosts_until_.end()) return false;
+  if (now_ < ghosts->second && dispatcher_.HasGhosts(slot)) return true;
+  ghosts_until_.erase(ghosts);
+  return false;
+}
+
 void Rollouts::RollWeights() {
   if (all_.life.over()) return;
   const Version v = state_.version();
   const bool available =
       all_.trainer.ready() && all_.trainer.published() == v && state_.versions().IsPublished(v);
   weights_.SetTarget(v, state_.WeightsDigest(v), available ? all_.trainer.leader() : SlotRef{});
-  const auto& evaluation = all_.evaluations.current().active();
-  const auto serving = [&](SlotId slot) {
-    const Engine* e = dispatcher_.FindEngine(slot);
-    return e != nullptr && e->open() && !e->in_flight.empty() && facts_.MayServe(e->version);
-  };
-  const auto hold = [&](SlotId slot) {
-    const Engine* e = dispatcher_.FindEngine(slot);
-    if (e == nullptr || !all_.slots.pool().Holds(slot, Role::kRollout)) return true;
-    const bool has_it = fleet_.devices.at(slot).weights().verified ==
-                        e->version;  // else overwritten by a load that failed or came too late
-    // Pinned samples end on the weights that they began with.
-    if (has_it && options_.rollout.pin_version && facts_.MayServe(e->version) && dispatcher_.NeededFor(slot))
-      return true;
-    if (has_it && evaluation && evaluation->v != v && e->version == evaluation->v) return true;
-    const auto ghosts = ghosts_until_.find(slot);
-    if (ghosts == ghosts_until_.end()) return false;
-    if (now_ < ghosts->second && dispatcher_.HasGhosts(slot)) return true;
-    ghosts_until_.erase(ghosts);
-    return false;
-  };
-  for (command::Load& load :
-       weights_.Assign(serving, hold, [this](const SlotRef& ref) { return all_.trainer.Has(ref); })) {
+  WeightRoll::Orders orders = weights_.Assign();
+  for (command::Load& load : orders.loads) {
     dispatcher_.SetBar(load.slot, Engine::Bar::kLoading, true);
     if (options_.rollout.pin_version) DropPinnedOn(load.slot);
     waits_.Begin({WaitKind::kLoad, load.slot.value},
                  {load.worker, now_, In(options_.fleet.start_timeout_s), ToString(load.v)});
     out_.Do(std::move(load));
   }
+  for (command::Pull& pull : orders.pulls) {
+    waits_.Begin({WaitKind::kPull, pull.slot.value},
+                 {pull.worker, now_, In(kPullSilentSeconds), ToString(pull.v)});
+    out_.Do(std::move(pull));
+  }
+}
+
+void Rollouts::On(const event::Pulled& e) {
+  if (!fleet_.IsLive(SlotOf(e))) {
+    all_.life.Refuse();
+    return;
+  }
+  const Waits::Key key{WaitKind::kPull, e.slot.value};
+  if (!e.whole && e.error.empty()) {  // it comes
+    if (!weights_.Pulls(SlotOf(e))) return;
+    waits_.Extend(key, In(kPullSilentSeconds));
+    all_.life.Moved();
+    return;
+  }
+  const WeightRoll::Outcome outcome = weights_.Pulled(e);
+  if (outcome == WeightRoll::Outcome::kRefused) {  // called off for another one, which is on its way
+    all_.life.Refuse();
+    return;
+  }
+  waits_.End(key);
+  all_.life.Moved();
+  Tell(outcome, e.worker, "pulls", e.v, e.error);
 }
 
 void Rollouts::On(const event::Loaded& e) {
@@ -52,26 +88,33 @@ void Rollouts::On(const event::Loaded& e) {
   }
   waits_.End({WaitKind::kLoad, e.slot.value});
   all_.life.Moved();
+  if (outcome == WeightRoll::Outcome::kDone)
+    AdmitVerified(e.slot, e.v);
+  else
+    Tell(outcome, e.worker, "loads", e.v, e.error);
+}
+
+void Rollouts::Tell(WeightRoll::Outcome outcome, const WorkerRef& worker, const char* doing, const Version& v,
+                    const std::string& error) {
   switch (outcome) {
-    case WeightRoll::Outcome::kAdmit:
-      AdmitVerified(e.slot, e.v);
-      break;
     case WeightRoll::Outcome::kOvertaken:
-      out_.Say(LogLevel::kDebug, e.worker, "load_overtaken",
-               "fetched version " + ToString(e.v) + " while " + ToString(state_.version()) +
-                   " was published, which it loads now" + (e.error.empty() ? "" : " (" + e.error + ")"),
-               {{"version", ToString(e.v)}});
+      out_.Say(LogLevel::kDebug, worker, "load_overtaken",
+               std::string(doing) + " no more of version " + ToString(v) + ", for " +
+                   ToString(state_.version()) + " was published meanwhile" +
+                   (error.empty() ? "" : " (" + error + ")"),
+               {{"version", ToString(v)}});
       break;
     case WeightRoll::Outcome::kRetry:
-      out_.Say(
-          LogLevel::kWarn, e.worker, "load_again",
-          "loads version " + ToString(e.v) + " once more: " +
-              (e.error.empty() ? "the digest of what it has is not the one that was published" : e.error),
-          {{"version", ToString(e.v)}});
+      out_.Say(LogLevel::kWarn, worker, "load_again",
+               std::string(doing) + " version " + ToString(v) + " once more: " +
+                   (error.empty() ? "the digest of what it has is not the one that was published" : error),
+               {{"version", ToString(v)}});
+      break;
+    case WeightRoll::Outcome::kReplace:
+      all_.workers.Replace(worker, error.empty() ? "its weights differ from the published ones" : error);
       break;
     default:
-      all_.workers.Replace(e.worker,
-                           e.error.empty() ? "its weights differ from the published ones" : e.error);
+      break;
   }
 }
 
@@ -114,6 +157,7 @@ void Rollouts::Lost(WorkerId worker) {
   for (const SlotId slot : fleet_.workers.at(worker).slots()) {
     Drained(slot);
     Forget(slot);
+    waits_.End({WaitKind::kPull, slot.value});
   }
 }
 

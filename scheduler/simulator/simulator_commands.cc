@@ -325,12 +325,11 @@ void Simulator::Impl::Do(const command::Publish& c) {
 void Simulator::Impl::Do(const command::Load& c) {
   Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
-  const bool alias = SlotOf(c) == c.from;
   e->v = c.v;
   e->weights = c.digest;
   const double rate = job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot);
   // Between two steps; what it was generating waits for it and goes on with the new weights.
-  const double loaded = e->model.Stall(alias ? 0.001 : cost.weight_bytes() / rate, now);
+  const double loaded = e->model.Stall(c.alias ? 0.001 : cost.weight_bytes() / rate, now);
   Send(event::Loaded{c.worker, c.slot, c.v, published.at(c.v), ""}, loaded - now + job.message_s);
   if (job.controller.rollout.kv_on_update != KvOnUpdate::kKeep) {
     const double again = e->model.Recompute();

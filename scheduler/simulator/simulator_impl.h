@@ -207,6 +207,7 @@ struct Simulator::Impl {
   void Do(const command::KeepBest&) {}
   void Do(const command::CopyRecovery& c);
   void Do(const command::Publish& c);
+  void Do(const command::Pull&) {}  // all slots are on one host
   void Do(const command::Load& c);
   void Do(const command::WriteCheckpoint& c);
   void Do(const command::SaveFinal&) { Send(event::FinalSaved{""}); }

@@ -224,6 +224,32 @@ class HostsTest(RunTest):
         self.assertEqual(again.returncode, 0)
         self.assert_checked("cut")
 
+    def test_an_engine_behind_a_link_slower_than_the_steps_serves_and_gets_newer_weights(self):
+        # 80 kB of weights take more than three seconds; a step takes a tenth or less.
+        subprocess.run(["tc", "-n", NAMES[0], "qdisc", "add", "dev", "wire", "root", "tbf", "rate", "200kbit", "burst", "16kb", "latency", "400ms"], check=True, timeout=20)
+        controller = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false",
+                                     "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "cluster.slots=3", "scheduler.max_lag_versions=500",
+                                     "train.steps=100000", "checkpoint.every_steps=100000"])
+        self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()), what="control.json", process=controller)
+        for host, place in ((0, 0), (0, 1), (1, 2)):
+            self.worker(host, [WORKER, "run"], "device", place, "run")
+        self.worker(0, [TIDEPOOL, "reward-worker"], "reward", 3, "run")
+
+        def admitted():
+            return [r for r in self.journal() if r["kind"] == "ADMIT" and r["slot"] == 2]
+        end = time.monotonic() + 90
+        while len(admitted()) < 4 and time.monotonic() < end:
+            time.sleep(0.5)
+        controller.send_signal(signal.SIGTERM)
+        self.finish(controller)
+        self.assert_checked()  # no sample is older than the lag allows
+        versions = [r["v"]["number"] for r in admitted()]
+        self.assertGreaterEqual(len(versions), 4)
+        self.assertEqual(versions, sorted(set(versions)))
+        self.assertGreater(max(b - a for a, b in zip(versions, versions[1:])), 2, "the steps were faster than the link")
+        served = {r["wv"]["number"] for r in self.journal() if r["kind"] == "START" and r["slot"] == 2}
+        self.assertLessEqual(set(versions[:-1]), served)
+
     def test_hosts_start_their_workers_again_and_serve_the_next_controller(self):
         config = ["configs/test/rl_split.yaml", "--run-dir", str(self.path()), "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0],
                   "cluster.weight_transport=stream", "train.steps=2000", "checkpoint.every_steps=1"]

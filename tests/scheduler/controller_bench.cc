@@ -130,7 +130,10 @@ void BenchCheckAndFold() {
 // until every one of them has loaded. With a look at all slots for each of them this grows with their number.
 void BenchRoll(int64_t slots) {
   Fleet fleet;
-  WeightRoll roll(fleet);
+  const auto never = [](const auto&) { return false; };
+  WeightRoll roll(fleet, {.serving = never, .hold = never, .trained = never, .may_serve = [](const auto&) {
+                            return true;
+                          }});
   Health health({.heartbeat_s = 0.5, .start_timeout_s = 60, .seed = 1, .launch = true}, fleet);
   for (int64_t i = 0; i < slots; ++i) {
     fleet.Add({i}, WorkerKind::kDevice, {{i}});
@@ -139,11 +142,15 @@ void BenchRoll(int64_t slots) {
     roll.Add({i});
   }
   roll.SetTarget({0, 1}, 7, fleet.Ref({0}));
-  const auto never = [](const auto&) { return false; };
   std::deque<command::Load> loading;
   const double begin = Now();
   for (int64_t loaded = 0; loaded < slots; ++loaded) {
-    for (command::Load& l : roll.Assign(never, never, never)) loading.push_back(std::move(l));
+    WeightRoll::Orders orders = roll.Assign();
+    for (const command::Pull& p : orders.pulls) (void)roll.Pulled({p.worker, p.slot, p.v, true, ""});
+    if (!orders.pulls.empty()) {  // each host has them at once, and its slots load
+      for (command::Load& l : roll.Assign().loads) orders.loads.push_back(std::move(l));
+    }
+    for (command::Load& l : orders.loads) loading.push_back(std::move(l));
     if (loading.empty()) break;
     const command::Load l = loading.front();
     loading.pop_front();

@@ -638,6 +638,53 @@ TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
   EXPECT_GT(held, 0) << "some sample went on in its first attempt";
 }
 
+// Steps of the other engine's samples are faster than the link.
+TEST(ControllerSimTest, AnEngineBehindASlowLinkServesWhileWeightsComeToItsHost) {
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
+  job.steps = 60;
+  job.batch.max_lag_versions = 20;
+  const SlotId far{1};  // of worker 1, on host 1; the trainer and another engine are on host 0
+  SimCluster cluster({.controller = job, .seed = 5, .faults = {}, .hosts = 2, .pull_s = 1.5});
+  std::vector<Version> admitted;
+  std::map<Version, int64_t> chunks;
+  int64_t pulls = 0, pulled = 0, served_meanwhile = 0;
+  bool comes = false;
+  cluster.on_command = [&](const Command& c) {
+    if (std::holds_alternative<command::Pull>(c)) ++pulls, comes = true;
+    if (const auto* a = std::get_if<command::Admit>(&c); a != nullptr && a->slot == far)
+      admitted.push_back(a->v);
+    if (const auto* s = std::get_if<command::StartChunk>(&c); s != nullptr && s->slot == far) {
+      ++chunks[s->v];
+      served_meanwhile += comes && pulls > 1 ? 1 : 0;
+    }
+  };
+  cluster.on_event = [&](const Event& e) {
+    if (std::holds_alternative<event::Pulled>(e)) ++pulled, comes = false;
+    return true;
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  ExpectProven(cluster);  // the bound of the lag, too
+  EXPECT_LE(pulls - pulled, 1) << "each is finished, but for the last one";
+  EXPECT_LT(pulls, 30) << "a pull takes several steps";
+  EXPECT_GE(admitted.size(), 4U);
+  EXPECT_TRUE(std::ranges::is_sorted(admitted));
+  EXPECT_GT(served_meanwhile, 40);
+  EXPECT_GE(chunks.size(), 4U) << "versions that it was given work with";
+}
+
+TEST(ControllerSimTest, RunsOverSeveralHostsSurviveFaultsAsThoseOnOneDo) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SimOptions options = Swarm(seed);
+    options.hosts = 2 + static_cast<int64_t>(seed % 3);
+    options.pull_s = seed % 2 == 0 ? 0.05 : 2;
+    SimCluster cluster(options);
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(Unexplained(options, r), "");
+    ExpectProven(cluster);
+  }
+}
+
 TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.rollout.chunk_tokens = 32;

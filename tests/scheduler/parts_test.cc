@@ -372,129 +372,218 @@ TEST(GradingTest, LostGraderGivesItsSamplesBack) {
 // The slot of a worker that has one, of its own number.
 SlotRef On(int64_t worker, int64_t inc) { return {{{worker}, {inc}}, {worker}}; }
 
-// Workers 0 .. n - 1 have engines.
+// Workers 0 .. n - 1 have engines, `per_host` of them to a host.
 struct Rolling {
   Fleet fleet;
-  WeightRoll roll{fleet};
-  explicit Rolling(int64_t n, const Version& verified = {0, 0}) {
-    Health health(Quick(), fleet);
+  Health health{Quick(), fleet};
+  std::function<bool(SlotId)> serving = [](SlotId) { return false; };
+  int64_t newest = 1, max_lag = 0;
+  WeightRoll roll{fleet,
+                  {.serving = [this](SlotId slot) { return serving(slot); },
+                   .hold = [](SlotId) { return false; },
+                   .trained = [](const SlotRef&) { return false; },
+                   .may_serve = [this](const Version& v) { return newest - v.number <= max_lag; }}};
+  explicit Rolling(int64_t n, const Version& verified = {0, 0}, int64_t per_host = 100) {
     for (int64_t i = 0; i < n; ++i) {
       fleet.Add({i}, WorkerKind::kDevice, {{i}});
+      fleet.Place({i}, std::string(1, static_cast<char>('a' + i / per_host)));
       health.Joined({{i}, {i}}, {});
       roll.Holds({i}, verified);
       roll.Add({i});
     }
   }
-};
+  Rolling(const Rolling&) = delete;
+  Rolling& operator=(const Rolling&) = delete;
+  // Worker 0 is the trainer, too.
+  void Publish(int64_t number) {
+    newest = number;
+    roll.SetTarget({0, number}, Digest(number), On(0, 0));
+  }
+  static uint64_t Digest(int64_t number) { return static_cast<uint64_t>(76 + number); }
 
-const auto kNobody = [](const SlotRef&) { return false; };  // took part in the last step
+  using Map = std::map<int64_t, int64_t>;
+  // What begins: slots and whom they read from.
+  struct Begun {
+    Map loads, pulls;
+    friend bool operator==(const Begun&, const Begun&) = default;
+    friend std::ostream& operator<<(std::ostream& out, const Begun& b) {
+      for (const auto& [name, map] : {std::pair("loads", b.loads), {"pulls", b.pulls}})
+        for (const auto& [slot, from] : map) out << ' ' << name << ' ' << slot << " from " << from;
+      return out;
+    }
+  };
+  Begun Assign() {
+    Begun begun;
+    const WeightRoll::Orders orders = roll.Assign();
+    for (const command::Load& l : orders.loads) {
+      begun.loads[l.slot.value] = l.from.slot.value;
+      EXPECT_EQ(l.alias, l.slot == SlotId{0}) << "the trainer has them in its memory, nobody else has";
+    }
+    for (const command::Pull& p : orders.pulls) {
+      begun.pulls[p.slot.value] = p.from.slot.value;
+      pulled = p.v;
+    }
+    return begun;
+  }
+  Version pulled;  // that the newest pull is of
+  WeightRoll::Outcome Loaded(int64_t slot, int64_t number, const std::string& error = "") {
+    return roll.Loaded(
+        {On(slot, slot).worker, {slot}, {0, number}, error.empty() ? Digest(number) : 0U, error});
+  }
+  WeightRoll::Outcome Pulled(int64_t slot, int64_t number, const std::string& error = "") {
+    return roll.Pulled({On(slot, slot).worker, {slot}, {0, number}, error.empty(), error});
+  }
+};
 
 TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
   Rolling rolling(8);
-  WeightRoll& roll = rolling.roll;
-  roll.SetTarget({0, 1}, 7, On(0, 1));
-  const auto never = [](const auto&) { return false; };
-  const auto busy = [](SlotId slot) { return slot.value >= 4; };
-  EXPECT_EQ(roll.Assign(busy, never, never).size(), 4U + 2U) << "four idle ones, and a quarter of all";
+  rolling.serving = [](SlotId slot) { return slot.value >= 4; };
+  rolling.Publish(1);
+  EXPECT_EQ(rolling.Assign().loads.size(), 4U + 2U) << "four idle ones, and a quarter of all";
   EXPECT_FALSE(rolling.fleet.devices.at({0}).weights().verified.valid())
       << "its memory is torn until it has loaded";
 }
 
 TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
   Rolling rolling(8);
-  WeightRoll& w = rolling.roll;
-  w.SetTarget({0, 1}, 77, On(9, 9));
-  const auto all = [](SlotId) { return true; };
-  const auto none = [](SlotId) { return false; };
-  const auto loads = w.Assign(all, none, kNobody);
-  EXPECT_EQ(loads.size(), 2U);
-  EXPECT_TRUE(w.Assign(all, none, kNobody).empty());
-  EXPECT_EQ(w.Loaded({loads[0].worker, loads[0].slot, {0, 1}, 77, ""}), WeightRoll::Outcome::kAdmit);
-  EXPECT_EQ(w.Assign(all, none, kNobody).size(), 1U);
-  EXPECT_EQ(w.Assign(none, none, kNobody).size(), 5U) << "who serves nothing loads at once";
+  rolling.serving = [](SlotId) { return true; };
+  rolling.Publish(1);
+  const Rolling::Begun begun = rolling.Assign();
+  EXPECT_EQ(begun.loads.size(), 2U);
+  EXPECT_TRUE(rolling.Assign().loads.empty());
+  EXPECT_EQ(rolling.Loaded(begun.loads.begin()->first, 1), WeightRoll::Outcome::kDone);
+  EXPECT_EQ(rolling.Assign().loads.size(), 1U);
+  rolling.serving = [](SlotId) { return false; };
+  EXPECT_EQ(rolling.Assign().loads.size(), 5U) << "who serves nothing loads at once";
 }
 
 TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   Rolling rolling(1, {});
-  WeightRoll& w = rolling.roll;
-  const SlotRef ref = On(0, 0);
-  w.SetTarget({0, 1}, 77, On(9, 9));
-  const auto none = [](SlotId) { return false; };
+  rolling.Publish(1);
   for (int k = 0; k < 3; ++k) {
-    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-    EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 1}, 78, ""}),
+    ASSERT_EQ(rolling.Assign().loads.size(), 1U);
+    EXPECT_EQ(rolling.roll.Loaded({On(0, 0).worker, {0}, {0, 1}, 78, ""}),
               k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
 }
 
 // The trainer is worker 0 on host a; two slots a host on b, c and d.
 TEST(WeightRollTest, HostsFormAChainAndOneSlotOfEachPulls) {
-  const auto none = [](SlotId) { return false; };
-  Fleet fleet;
-  WeightRoll w{fleet};
-  Health health(Quick(), fleet);
-  for (int64_t i = 0; i < 8; ++i) {
-    fleet.Add({i}, WorkerKind::kDevice, {{i}});
-    fleet.Place({i}, std::string(1, static_cast<char>('a' + i / 2)));
-    health.Joined({{i}, {i}}, {});
-    if (i == 0) continue;
-    w.Holds({i}, {0, 0});
-    w.Add({i});
-  }
-  w.SetTarget({0, 1}, 77, On(0, 0));
-  const auto sources = [](const std::vector<command::Load>& loads) {
-    std::map<int64_t, int64_t> from;
-    for (const command::Load& l : loads) from[l.slot.value] = l.from.slot.value;
-    return from;
-  };
-  using Map = std::map<int64_t, int64_t>;
-  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{1, 0}, {2, 0}, {4, 2}, {6, 4}}))
+  using Outcome = WeightRoll::Outcome;
+  Rolling rolling(8, {0, 0}, 2);
+  rolling.max_lag = 1;
+  rolling.Publish(1);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{{0, 0}, {1, 0}}, {{2, 0}, {4, 2}, {6, 4}}}))
       << "its own host reads what the trainer published, the others are a chain";
-  EXPECT_TRUE(w.Assign(none, none, kNobody).empty()) << "the weights are on their way to every host";
-  const auto loaded = [&](int64_t slot, const std::string& error = "") {
-    return w.Loaded({On(slot, slot).worker, {slot}, {0, 1}, error.empty() ? 77U : 0U, error});
-  };
-  EXPECT_EQ(loaded(2), WeightRoll::Outcome::kAdmit);
-  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{3, 2}})) << "they are on host b";
-  EXPECT_EQ(loaded(6, "its source went away"), WeightRoll::Outcome::kRetry);
-  EXPECT_EQ(sources(w.Assign(none, none, kNobody)), (Map{{6, 0}})) << "the trainer is asked next";
-  for (const auto outcome :
-       {WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kReplace}) {
-    EXPECT_EQ(loaded(6, "a fault of its own"), outcome);
-    (void)w.Assign(none, none, kNobody);
+  EXPECT_EQ(rolling.Assign(), Rolling::Begun{}) << "the weights are on their way to every host";
+  EXPECT_EQ(rolling.Pulled(2, 1), Outcome::kDone);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{{2, 2}, {3, 2}}, {}})) << "they are on host b";
+  EXPECT_EQ(rolling.Loaded(2, 1), Outcome::kDone);
+  // A link of the chain breaks. Who was behind it asks whoever has them and sends to nobody else.
+  EXPECT_EQ(rolling.Pulled(6, 1, "its source went away"), Outcome::kRetry);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{}, {{6, 0}}}))
+      << "host c was tried, host b sends to it, and the trainer to nobody any more";
+  EXPECT_EQ(rolling.Pulled(6, 1, "that one, too"), Outcome::kRetry);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{}, {{6, 2}}})) << "host b has been asked for nothing in vain";
+  EXPECT_EQ(rolling.Pulled(6, 1, "and that one"), Outcome::kRetry);
+  // Nobody is left but the trainer, which is asked thrice.
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{}, {{6, 0}}}));
+  EXPECT_EQ(rolling.Pulled(6, 1, "a fault of its own"), Outcome::kRetry);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{}, {{6, 0}}}));
+  EXPECT_EQ(rolling.Pulled(6, 1, "a fault of its own"), Outcome::kReplace);
+}
+
+// A source that is itself behind the one that asks is no source.
+TEST(WeightRollTest, ABrokenChainIsNotTiedIntoARing) {
+  Rolling rolling(8, {0, 0}, 2);
+  rolling.Publish(1);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{2, 0}, {4, 2}, {6, 4}}));
+  EXPECT_EQ(rolling.Pulled(4, 1, "its source went away"), WeightRoll::Outcome::kRetry);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{4, 0}})) << "host d has its weights from here";
+}
+
+// A link that is slower than the steps: what comes is finished and served, and the newest is fetched next.
+TEST(WeightRollTest, APullIsFinishedWhateverIsPublishedMeanwhileUnlessItIsTooOld) {
+  using Outcome = WeightRoll::Outcome;
+  Rolling rolling(4, {0, 0}, 2);
+  rolling.serving = [](SlotId) { return true; };
+  rolling.max_lag = 4;
+  rolling.Publish(1);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{2, 0}}));
+  for (int64_t v = 2; v <= 4; ++v) {
+    rolling.Publish(v);
+    EXPECT_EQ(rolling.roll.InSight({2}), Version{}) << "work does not wait for it";
+    EXPECT_TRUE(rolling.Assign().pulls.empty()) << "version 1 is on its way";
+    EXPECT_EQ(rolling.fleet.devices.at({2}).weights().verified, (Version{0, 0})) << "and the engine serves";
   }
-  // A newcomer reads from whoever nobody reads from.
-  EXPECT_EQ(loaded(4), WeightRoll::Outcome::kAdmit);
-  w.Holds({6}, {});
-  EXPECT_EQ(sources(w.Assign(none, none, kNobody)).count(0), 0U);
+  EXPECT_EQ(rolling.Pulled(2, 1), Outcome::kDone);
+  rolling.serving = [](SlotId) { return false; };
+  const Rolling::Begun begun = rolling.Assign();
+  EXPECT_EQ(begun.loads.at(2), 2) << "it is three versions old, and may be served";
+  EXPECT_EQ(begun.pulls, (Rolling::Map{{2, 0}}));
+  EXPECT_EQ(rolling.pulled, (Version{0, 4}));
+  EXPECT_EQ(rolling.roll.InSight({2}), (Version{0, 4})) << "the newest is on its way";
+  EXPECT_EQ(rolling.roll.InSight({1}), (Version{0, 4}));
+  EXPECT_EQ(rolling.Loaded(2, 1), Outcome::kDone);
+  EXPECT_EQ(rolling.fleet.devices.at({2}).weights().verified, (Version{0, 1}));
+  // Version 4 gets too old on its way: called off, by the command for the newest.
+  for (int64_t v = 5; v <= 8; ++v) {
+    rolling.Publish(v);
+    EXPECT_EQ(rolling.roll.InSight({2}), (Version{0, 1}))
+        << "its host has no newer one, and gets one too late";
+    EXPECT_EQ(rolling.roll.InSight({1}), (Version{0, v}));
+    EXPECT_TRUE(rolling.Assign().pulls.empty()) << v;
+  }
+  rolling.Publish(9);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{2, 0}}));
+  EXPECT_EQ(rolling.pulled, (Version{0, 9}));
+  EXPECT_EQ(rolling.Pulled(2, 4), Outcome::kRefused);
+  EXPECT_EQ(rolling.Pulled(2, 9), Outcome::kDone);
+}
+
+// What one host begins with, the trainer has to keep and send for it alone.
+TEST(WeightRollTest, AHostThatIsLateTakesPartInWhatTheOthersAreGetting) {
+  Rolling rolling(4, {0, 0}, 2);
+  rolling.max_lag = 4;
+  rolling.Publish(1);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{2, 0}}));
+  rolling.Publish(2);
+  for (const int64_t i : {4, 5}) {
+    rolling.fleet.Add({i}, WorkerKind::kDevice, {{i}});
+    rolling.fleet.Place({i}, "c");
+    rolling.health.Joined({{i}, {i}}, {});
+    rolling.roll.Add({i});
+  }
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{4, 2}}));
+  EXPECT_EQ(rolling.pulled, (Version{0, 1}));
+  // The first one goes on to the newest, the second one follows it there.
+  EXPECT_EQ(rolling.Pulled(2, 1), WeightRoll::Outcome::kDone);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{2, 0}}));
+  EXPECT_EQ(rolling.pulled, (Version{0, 2}));
+  EXPECT_EQ(rolling.Pulled(4, 1), WeightRoll::Outcome::kDone);
+  EXPECT_EQ(rolling.Assign().pulls, (Rolling::Map{{4, 2}}));
+  EXPECT_EQ(rolling.pulled, (Version{0, 2}));
 }
 
 // In a fast run, loading takes longer than a step now and then.
 TEST(WeightRollTest, OvertakenByTheNextPublicationIsNoFaultButAWrongDigestIs) {
   Rolling rolling(1, {});
-  WeightRoll& w = rolling.roll;
-  const SlotRef ref = On(0, 0);
-  const auto none = [](SlotId) { return false; };
   for (int64_t v = 1; v <= 8; ++v) {
-    w.SetTarget({0, v}, static_cast<uint64_t>(70 + v), On(9, 9));
-    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-    w.SetTarget({0, v + 1}, static_cast<uint64_t>(71 + v), On(9, 9));
-    EXPECT_EQ(w.Loaded({ref.worker,
-                        ref.slot,
-                        {0, v},
-                        v % 2 == 0 ? 0 : static_cast<uint64_t>(70 + v),
-                        v % 2 == 0 ? "no complete copy" : ""}),
-              WeightRoll::Outcome::kOvertaken);
+    rolling.Publish(v);
+    ASSERT_EQ(rolling.Assign().loads.size(), 1U);
+    rolling.Publish(v + 1);
+    EXPECT_EQ(rolling.Loaded(0, v, v % 2 == 0 ? "no complete copy" : ""), WeightRoll::Outcome::kOvertaken);
   }
   for (const auto outcome :
        {WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kReplace}) {
-    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-    w.SetTarget({0, 10}, 80, On(9, 9));
-    EXPECT_EQ(w.Loaded({ref.worker, ref.slot, rolling.fleet.devices.at({0}).weights().loading, 5, ""}),
-              outcome);
+    ASSERT_EQ(rolling.Assign().loads.size(), 1U);
+    rolling.Publish(10);
+    EXPECT_EQ(
+        rolling.roll.Loaded({On(0, 0).worker, {0}, rolling.fleet.devices.at({0}).weights().loading, 5, ""}),
+        outcome);
   }
-  ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-  EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 10}, 80, ""}), WeightRoll::Outcome::kAdmit);
+  ASSERT_EQ(rolling.Assign().loads.size(), 1U);
+  EXPECT_EQ(rolling.Loaded(0, 10), WeightRoll::Outcome::kDone);
 }
 
 TEST(CheckpointScheduleTest, WritesAtStartEveryNAndAtTheEnd) {

@@ -143,7 +143,8 @@ void SimCluster::Offer(int64_t id) {
                            .kind = p->kind,
                            .restored_inc = p->inc,
                            .slots = {},
-                           .chunks = {}};
+                           .chunks = {},
+                           .host = HostOf(p->worker)};
   for (const auto& [slot, d] : p->devices) {
     join.slots.push_back({slot, d.version, d.version.valid() ? d.weights : 0, d.state_step, d.state});
     if (d.done && d.done->step == d.state_step) join.slots.back().done = {*d.done};
@@ -304,8 +305,13 @@ void SimCluster::Spawn(WorkerId worker) {
   p.worker = worker;
   p.kind = worker.value < options_.controller.device_workers() ? WorkerKind::kDevice
                                                                : options_.controller.side_kind();
-  event::WorkerJoined join{
-      .worker = worker, .name = "w", .kind = p.kind, .restored_inc = {}, .slots = {}, .chunks = {}};
+  event::WorkerJoined join{.worker = worker,
+                           .name = "w",
+                           .kind = p.kind,
+                           .restored_inc = {},
+                           .slots = {},
+                           .chunks = {},
+                           .host = HostOf(worker)};
   Out(p, join, Delay(0.5));
 }
 

@@ -58,6 +58,8 @@ struct SimOptions {
   bool loses_a_payload = false;        // of the first row that is leased
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
   int64_t rank_of_other_rows = -1, rank_of_other_mask = -1, rank_of_row_left_out = -1, rank_of_row_twice = -1;
+  int64_t hosts = 1;          // worker i is on host i % hosts
+  double pull_s = 0.05;       // for weights from one to another
   double limit_s = 20000;     // virtual
   bool check_online = false;  // the run ends at the first violation
   SimDisk* disk =
@@ -145,7 +147,7 @@ class SimCluster {
     std::map<std::pair<SampleId, int32_t>, Chunk> ended;  // whose end may not have arrived
     Version version;       // in its memory, whole; invalid while a load overwrites it
     uint64_t weights = 0;  // their digest, as computed from the memory
-    std::optional<Version> loading;
+    std::optional<Version> loading, pulling;
     TimePoint load_until;
     bool admitted = false;
     std::optional<command::Drain> draining;
@@ -173,6 +175,9 @@ class SimCluster {
     std::map<SlotId, Device> devices;  // since it was welcomed
     [[nodiscard]] WorkerRef ref() const { return {worker, inc}; }
   };
+  [[nodiscard]] std::string HostOf(WorkerId worker) const {
+    return options_.hosts > 1 ? std::to_string(worker.value % options_.hosts) : "";
+  }
   static DeviceKey KeyOf(const Device& d) { return {d.proc->id, d.slot}; }
   struct Step {  // a collective: nobody finishes before all have come
     std::set<DeviceKey> devices;

@@ -374,6 +374,19 @@ struct SimCluster::Do {
     if (!fails) s.published_[c.v] = c.digest;
     s.Out(*p, event::Published{c.worker, c.slot, c.v, fails ? "sim" : ""}, s.Delay(0.02));
   }
+  void operator()(const command::Pull& c) {
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
+    const DeviceKey id = KeyOf(*p);
+    p->pulling = c.v;
+    const bool error = s.Chance(s.options_.faults.load_error);
+    s.At(FromSeconds(s.Delay(s.options_.pull_s)), [&s = s, id, c, error] {
+      Device* q = s.Find(id);
+      if (q == nullptr || q->pulling != c.v) return;
+      q->pulling.reset();
+      s.Out(*q, event::Pulled{c.worker, c.slot, c.v, !error, error ? "sim" : ""});
+    });
+  }
   void operator()(const command::Load& c) {
     Device* p = s.Find(SlotOf(c));
     if (p == nullptr) return;
@@ -384,6 +397,9 @@ struct SimCluster::Do {
       s.Out(*p, event::Loaded{c.worker, c.slot, c.v, p->weights, ""});
       return;
     }
+    const int64_t here = p->proc->worker.value % s.options_.hosts;
+    SIM_CHECK(here == c.from.worker.worker.value % s.options_.hosts) << "a load from another host";
+    SIM_CHECK(s.published_.contains(c.v)) << "a load of what nobody published";
     p->loading = c.v;
     p->version = {};  // its memory is being overwritten
     const bool error = s.Chance(s.options_.faults.load_error), bad = s.Chance(s.options_.faults.bad_load);

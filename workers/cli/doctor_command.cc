@@ -41,6 +41,10 @@
 namespace tidepool::workers {
 namespace {
 
+constexpr char kMoreSharedMemory[] =
+    "give it more (--shm-size=4g of a container); with cluster.weight_transport: stream and without "
+    "checkpoint.recovery_every_steps what has no room there lies in the memory of each worker";
+
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
@@ -183,8 +187,8 @@ class Doctor {
     struct statvfs shm {};
     if (statvfs("/dev/shm", &shm) != 0) {
       Missing("/dev/shm is not there",
-              "mount a tmpfs there; weights go from trainer to rollout through it (or set "
-              "cluster.weight_transport: stream)");
+              "mount a tmpfs there; weights go from trainer to rollout through it (with "
+              "cluster.weight_transport: stream each worker keeps them in its own memory instead)");
       return;
     }
     const auto shm_total = static_cast<int64_t>(shm.f_blocks * shm.f_frsize),
@@ -193,8 +197,8 @@ class Doctor {
     facts_["dev_shm"] = {{"total_bytes", shm_total}, {"free_bytes", shm_free}};
     if (shm_free < (int64_t{512} << 20)) {
       Note("/dev/shm has " + BytesText(shm_free) + " free",
-           "placement split and recovery copies keep weights there; in a container give it more "
-           "(--shm-size=4g), or set cluster.weight_transport: stream");
+           std::string("published weights (2 or more slots) and recovery copies lie there; ") +
+               kMoreSharedMemory);
     }
   }
 
@@ -424,7 +428,7 @@ class Doctor {
     const int64_t here = config.checkpoint.store.empty() ? config.checkpoint.keep + 1 : 1;
     const int64_t disk_bytes = plan->checkpoint_bytes * here;
     fact["memory_bytes"] = plan->total();
-    fact["dev_shm_bytes"] = plan->shared_memory_bytes;
+    fact["dev_shm_bytes"] = plan->shared_memory_bytes();
     fact["disk_bytes"] = disk_bytes;
     const auto enough = [&](const char* of, int64_t need, const std::optional<int64_t>& free,
                             const char* advice) {
@@ -434,8 +438,7 @@ class Doctor {
                 advice);
     };
     enough("memory", plan->total(), free_memory_, "end other programs, or allow more");
-    enough("/dev/shm", plan->shared_memory_bytes, free_shm_,
-           "give it more (--shm-size of a container), or set cluster.weight_transport: stream");
+    enough("/dev/shm", plan->shared_memory_bytes(), free_shm_, kMoreSharedMemory);
     enough("disk", disk_bytes, free_disk_, "make room, or name another folder with --run-dir");
   }
 

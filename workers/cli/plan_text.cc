@@ -87,7 +87,6 @@ std::string DescribePlan(const JobConfig& c) {
     if (p.total() > p.process) list = {{"process", p.process}};
     if (p.on_gpu) {
       list.push_back({"weights", p.host_weights});
-      if (p.published > 0) list.push_back({"published", p.published});
     } else {
       const auto parts = p.parts();
       list.insert(list.end(), parts.begin(), parts.end());
@@ -95,8 +94,12 @@ std::string DescribePlan(const JobConfig& c) {
     line(p.name, p.total(), p.roles + (p.offloads ? ", one at a time" : ""), list);
     if (p.on_gpu) line("  its GPU", p.gpu(), "memory of the GPU", p.parts());
   }
-  if (plan->shared_memory_bytes > 0)
-    out << "  /dev/shm       " << BytesText(plan->shared_memory_bytes) << "\n";
+  if (!plan->shared_memory.empty()) {
+    std::vector<ProcessMemory::Part> list;
+    for (const MemoryPlan::SharedPart& part : plan->shared_memory)
+      list.push_back({part.name + " (" + part.key + ")", part.bytes});
+    line("/dev/shm", plan->shared_memory_bytes(), "of each host", list);
+  }
   if (const auto disk = PlanDisk(c); disk.ok()) {
     out << "disk         predicted about " << BytesText(disk->total()) << " at the fullest\n";
     for (const DiskPlan::Part& part : disk->parts) {

@@ -22,6 +22,7 @@
 #include "workers/controller/scheduler_options.h"
 #include "workers/controller/worker_command.h"
 #include "workers/data/shared_arena.h"
+#include "workers/net/addresses.h"
 #include "workers/net/certificates.h"
 
 namespace tidepool::workers {
@@ -43,6 +44,7 @@ constexpr auto kEndPatience = std::chrono::seconds(10);  // for workers to write
 struct Controller {
   std::string run_id, address;
   int64_t epoch = 0;
+  std::string shared_memory;  // folder of the run in /dev/shm
   bool operator==(const Controller&) const = default;
 };
 
@@ -59,7 +61,9 @@ std::optional<Controller> ReadController(const std::string& control) {
   if (run_id == json.end() || !run_id->is_string() || address == json.end() || !address->is_string() ||
       epoch == json.end() || !epoch->is_number_integer())
     return std::nullopt;
-  return Controller{run_id->get<std::string>(), address->get<std::string>(), epoch->get<int64_t>()};
+  const auto shared = json.find("shared_memory");
+  return Controller{run_id->get<std::string>(), address->get<std::string>(), epoch->get<int64_t>(),
+                    shared != json.end() && shared->is_string() ? shared->get<std::string>() : ""};
 }
 
 // The process of a place.
@@ -114,9 +118,7 @@ class Host {
     launcher_.EndAll(Duration{0}, kEndPatience);
     // The weights that its workers shared go; a recovery copy stays for the worker that comes after a lost
     // one.
-    if (const auto device = ReadCredentials(paths_.security() + "/device.token"); device.ok())
-      SharedBlock::Remove(SharedBlock::FolderOf(fs::absolute(options_.run_dir).string(), device->token),
-                          "weights");
+    if (!shared_memory_.empty()) SharedBlock::Remove(shared_memory_, "weights");
     return OkStatus();
   }
 
@@ -174,6 +176,12 @@ class Host {
     for (const auto& [place, process] : processes_) {
       if (process.runs && !ours_.contains(place)) launcher_.Kill(place, SIGTERM);  // another host's now
     }
+    if (const auto device = ReadCredentials(paths_.security() + "/device.token"); device.ok()) {
+      const auto host = device->identity ? AddressForOthers(controller_->address)
+                                         : AddressTowards(controller_->address);  // as the workers do
+      if (host.ok() && !controller_->shared_memory.empty())
+        shared_memory_ = SharedBlock::OfHost(controller_->shared_memory, *host);
+    }
     seen_ = true;
     options_.say("controller at " + controller_->address);
     return OkStatus();
@@ -225,6 +233,7 @@ class Host {
   JobConfig config_;                      // of its run, as is what follows
   std::string worker_path_;
   std::set<int64_t> ours_;
+  std::string shared_memory_;  // folder of our workers in /dev/shm; empty: not known
   Status refused_;
   std::map<int64_t, Process> processes_;
   Clock::time_point next_beat_;

@@ -118,20 +118,40 @@ class Job {
         if (!goes_on) return outcome_;
         model_dir = storage::RunPaths(storage::RunPaths(outcome_.run_dir).warm_start()).final_model();
       } else {
-        TP_RETURN_IF_ERROR(WriteInitFolder(*config.model.init, config.model.dtype, model_dir));
+        TP_RETURN_IF_ERROR(MakeInit(*config.model.init, config.model.dtype, model_dir, begun_));
       }
     }
     if (config.model.is_policy()) {
       model_dir = storage::RunPaths(outcome_.run_dir).model();
-      TP_RETURN_IF_ERROR(fs_.MakeDirectories(model_dir));
       TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(config));
-      TP_RETURN_IF_ERROR(policy::WritePolicySpec(spec, model_dir));
+      TP_RETURN_IF_ERROR(MakeModel(model_dir, begun_, [&](const std::string& folder) -> Status {
+        TP_RETURN_IF_ERROR(fs_.MakeDirectories(folder));
+        return policy::WritePolicySpec(spec, folder);
+      }));
     }
     Say("run " + outcome_.run_dir);
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("", loaded_, outcome_.run_dir, model_dir));
     outcome_.exit_code = outcome_.result.exit;
     outcome_.why = outcome_.result.why;
     return outcome_;
+  }
+
+  // The model folder of a run, which has a journal once it has `begun`. Of one that has, it stays as it is: a
+  // controller that lives reads it, and nobody has its journal yet. Else it is there as a whole or not at
+  // all.
+  Status MakeModel(const std::string& dir, bool begun,
+                   const std::function<Status(const std::string& folder)>& write) {
+    if (begun && fs_.Exists(dir)) return OkStatus();
+    const std::string unfinished = dir + ".tmp";
+    TP_RETURN_IF_ERROR(fs_.RemoveTree(unfinished));
+    TP_RETURN_IF_ERROR(write(unfinished));
+    TP_RETURN_IF_ERROR(fs_.RemoveTree(dir));
+    TP_RETURN_IF_ERROR(fs_.Rename(unfinished, dir));
+    return fs_.SyncDir(ParentPath(dir));
+  }
+  Status MakeInit(const ModelInit& init, DType dtype, const std::string& dir, bool begun) {
+    return MakeModel(dir, begun,
+                     [&](const std::string& folder) { return WriteInitFolder(init, dtype, folder); });
   }
 
   // A run that was refused leaves nothing in the way of the next try.
@@ -175,8 +195,7 @@ class Job {
       auto lock = storage::LockRun(fs_, dir);
       const bool held = lock.status().code() == StatusCode::kFailedPrecondition;
       if (held && request_.take_over) {
-        Say("takes the run over: " + dir +
-            " is held by another controller, which can write nothing from now on");
+        held_by_another_ = true;
       } else if (held && request_.resume) {
         return FailedPrecondition(lock.status().message() +
                                   "; if it is frozen, or its host cannot be reached, add --take-over");
@@ -380,6 +399,18 @@ class Job {
     return OkStatus();
   }
 
+  // The journal is this process's: so is the folder, whoever was taken over has it no more.
+  Status Accepted() {
+    if (lock_ == nullptr) {
+      TP_ASSIGN_OR_RETURN(lock_,
+                          fs_.TakeLock(storage::RunPaths(outcome_.run_dir).lock(), storage::ThisProcess()));
+    }
+    if (std::exchange(held_by_another_, false))
+      Say("has taken the run over: " + outcome_.run_dir +
+          " was held by another controller, which can write nothing any more");
+    return WriteConfigs();
+  }
+
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
   StatusOr<bool> WarmStart() {
     if (begun_) return true;
@@ -387,8 +418,8 @@ class Job {
     const std::string dir = storage::RunPaths(outcome_.run_dir).warm_start();
     TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
     if (state.Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy)) return true;
-    TP_RETURN_IF_ERROR(
-        WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, storage::RunPaths(dir).model()));
+    TP_RETURN_IF_ERROR(MakeInit(*warm.config.model.init, warm.config.model.dtype,
+                                storage::RunPaths(dir).model(), state.has_journal));
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, storage::RunPaths(dir).model()));
     const RunResult& result = outcome_.result;
     if (result.exit == 0 && !result.stopped) {
@@ -416,7 +447,7 @@ class Job {
     run.take_over = request_.take_over;
     run.stop_signals = request_.stop_signals;
     run.say = [this](const std::string& line) { Say(line); };
-    run.accepted = [this] { return WriteConfigs(); };
+    run.accepted = [this] { return Accepted(); };
     run.on_progress = [this, phase](const observe::StatusFile& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };
@@ -440,7 +471,8 @@ class Job {
   bool config_changes_ = false, warm_changes_ = false;
   std::vector<std::pair<std::string, std::string>> unwritten_;  // config.yaml: path, text
   RealFileSystem fs_;
-  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<FileLock> lock_;  // none: another controller has it, until this one is accepted
+  bool held_by_another_ = false;
   std::string worker_path_;
   JobOutcome outcome_;
   bool already_finished_ = false;

@@ -26,7 +26,6 @@ double Number(int64_t n) { return static_cast<double>(n); }
 
 Status ControllerProcess::OpenPages(const std::string& operator_token) {
   operator_digest_ = Sha256Hex(operator_token);
-  (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).prometheus_targets());  // of an earlier life
   if (config_.observe.metrics_bind.empty()) return OkStatus();
   auto opened = WatchPages::Start({.host = config_.observe.metrics_bind,
                                    .advertise = config_.cluster.advertise,

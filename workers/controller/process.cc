@@ -24,7 +24,10 @@
 
 namespace tidepool::workers {
 
-ControllerProcess::~ControllerProcess() { LimitedCall::TellHeld({}); }
+ControllerProcess::~ControllerProcess() {
+  LimitedCall::TellHeld({});
+  if (hub_ != nullptr) hub_->Stop();  // its threads use what goes now
+}
 
 StatusOr<RunResult> ControllerProcess::Run() {
   if (const Status opened = Open(); !opened.ok()) {
@@ -41,14 +44,28 @@ StatusOr<RunResult> ControllerProcess::Run() {
 
 // --- start and end
 
+// What can be refused comes first, and changes nothing that another controller of this run relies on: one
+// that is to be taken over goes on if this one cannot.
 Status ControllerProcess::Open() {
-  clock_.Start(Clock::now());
+  TP_RETURN_IF_ERROR(Prepare());
+  TP_RETURN_IF_ERROR(Claim());
+  return Begin();
+}
+
+observe::LogOptions ControllerProcess::LogFile() const {
   observe::LogOptions log;
   log.path = storage::RunPaths(request_.run_dir).logs() + "/controller.log";
   log.run = request_.run_id;
   log.host = observe::HostName();
   log.role = "controller";
   log.level = config_.observe.log_level;
+  if (storage_ != nullptr) log.epoch = storage_->ctl_epoch();
+  return log;
+}
+
+Status ControllerProcess::Prepare() {
+  clock_.Start(Clock::now());
+  const observe::LogOptions log = LogFile();
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   LogStart();
   // What a call of a plug-in does to this process is told by whoever watches it, without the loop.
@@ -66,6 +83,92 @@ Status ControllerProcess::Open() {
     TP_ASSIGN_OR_RETURN(const RowsWithoutAnswer without, CountRowsWithoutAnswer(config_, *rows_));
     if (without.count > 0) Warn(WarningOf(without), "data");
   }
+  if (config_.model.is_policy()) {
+    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
+  }
+  const bool asks = rows_->HasAnswers();
+  if (!asks && AnswersHeldOut(config_) && rows_->held_out_size() > 0)
+    Tell("no held-out row has an `answer`, so none is generated and graded; the held-out loss is measured");
+  options_ = SchedulerOptions(config_, asks ? rows_->held_out_size() : 0);
+  options_.run_id = request_.run_id;
+  options_.config_digest = request_.config_digest;
+  options_.data_rows = rows_->size();
+  // 0 where it cannot be predicted: then no proof is asked for.
+  if (const auto plan = PlanMemory(config_); plan.ok()) {
+    const RoleNeeds needs = NeedsOfRoles(*plan);
+    options_.device_bytes_need_rollout = needs.rollout;
+    options_.device_bytes_need_actor = needs.actor;
+    options_.device_bytes_offload = needs.offload;
+  }
+  if (const RlJob* rl = config_.rl()) {
+    const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
+    greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
+  }
+  TP_RETURN_IF_ERROR(OpenDoors());
+  return request_.take_over ? Rehearse() : OkStatus();
+}
+
+// Where workers and people reach it. Who comes before the loop turns waits.
+Status ControllerProcess::OpenDoors() {
+  const std::string security = storage::RunPaths(request_.run_dir).security();
+  TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(security));
+  shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
+  HubOptions hub;
+  hub.bind = config_.cluster.bind;
+  hub.port = config_.cluster.port;
+  hub.advertise = config_.cluster.advertise;
+  if (config_.security.tls || !IsLoopback(hub.bind)) {
+    const CertificateTimes times{static_cast<int64_t>(config_.security.certificate_hours * 3600)};
+    const std::string& given = request_.certificates;
+    if (config_.security.newcomers && !given.empty())
+      return InvalidArgument(
+          "security.newcomers: true does not go with --certificates: whoever makes those makes one for "
+          "another "
+          "host, too; write false");
+    // Those that hold stay, so a run that goes on beside loses nothing where this one is refused.
+    TP_ASSIGN_OR_RETURN(hub.identity, given.empty()
+                                          ? OpenOrCreateCertificates(security, request_.run_id, times)
+                                          : TakeCertificates(given, security));
+    identity_ = hub.identity;
+    renewal_ = std::make_shared<CertificateRenewal>(security, request_.run_id, times, given);
+  }
+  hub.run_id = request_.run_id;
+  hub.max_control_bytes = config_.security.max_control_bytes;
+  hub.max_frame_bytes = config_.security.max_frame_bytes;
+  TP_ASSIGN_OR_RETURN(hub_,
+                      Hub::Start(
+                          hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
+                          [this](int64_t lease, StepNumber step, Incarnation reader,
+                                 int64_t rank) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+                            if (!has_rows_.load())
+                              return Unavailable("this controller has just begun and knows of no lease");
+                            return step_rows_->Read(lease, step, reader, rank);
+                          }));
+  return OpenPages(tokens.Token(CallerRole::kOperator));
+}
+
+StatusOr<std::unique_ptr<scheduler::Controller>> ControllerProcess::MakeController(
+    scheduler::RunState folded) const {
+  scheduler::ControllerOptions options = options_;
+  TP_ASSIGN_OR_RETURN(const scheduler::Placement placement, LimitedPlacement(options.fleet));
+  options.placement = &placement;  // copied
+  return scheduler::Controller::CreateFrom(options, std::move(folded));
+}
+
+// Whether this controller could go on with what the journal says just now.
+Status ControllerProcess::Rehearse() const {
+  scheduler::RunState folded;
+  const Status read =
+      storage::ScanJournal(*fs_, storage::RunPaths(request_.run_dir).journal(), request_.run_id, Lsn{0},
+                           [&](JournalEntry&& entry) { return folded.Apply(entry); })
+          .status();
+  if (read.code() == StatusCode::kNotFound) return OkStatus();  // it had not begun
+  TP_RETURN_IF_ERROR(read);
+  return MakeController(std::move(folded)).status();
+}
+
+// From here on the journal is this controller's.
+Status ControllerProcess::Claim() {
   begun_ = Begun();
   StorageOptions storage{.run_dir = request_.run_dir,
                          .run_id = request_.run_id,
@@ -73,28 +176,29 @@ Status ControllerProcess::Open() {
                          .take_over = request_.take_over};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
-  if (config_.model.is_policy()) {
-    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
-  }
-  storage::JournalSummary earlier;
-  scheduler::RunState folded;
   TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(
-                                    fs_, storage, &earlier,
+                                    fs_, storage, &earlier_,
                                     [&](const JournalEntry& entry) {
-                                      TP_RETURN_IF_ERROR(folded.Apply(entry));
+                                      if (pages_ != nullptr) pages_->Turned();  // a long one takes a while
+                                      TP_RETURN_IF_ERROR(folded_.Apply(entry));
                                       Remember(entry.record);
                                       return OkStatus();
                                     },
                                     [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
-  log.epoch = storage_->ctl_epoch();
+  const observe::LogOptions log = LogFile();
   RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), observe::LogContext(log));
   // In its turn: lines of before are still to be written, by that thread.
   files_.Do("write of logs/controller.log",
             [log](const DiskThread::Say&) { (void)observe::SetUpLogging(log); });  // it was opened before
-  if (earlier.torn_tail)
-    Warn("the last " + std::to_string(earlier.torn_tail->bytes) + " bytes of " + earlier.torn_tail->file +
-             " are cut off: a record that was not written to its end (" + earlier.torn_tail->why + ")",
+  if (earlier_.torn_tail)
+    Warn("the last " + std::to_string(earlier_.torn_tail->bytes) + " bytes of " + earlier_.torn_tail->file +
+             " are cut off: a record that was not written to its end (" + earlier_.torn_tail->why + ")",
          "journal_cut");
+  return OkStatus();
+}
+
+Status ControllerProcess::Begin() {
+  const storage::RunPaths paths(request_.run_dir);
   const Checkpoints::Owner owner{request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(),
                                  storage_->ctl_epoch(),
                                  // A reward model begins with a head that the base model does not have.
@@ -119,8 +223,7 @@ Status ControllerProcess::Open() {
                             .find = [this](const SampleId& tid) { return controller_->FindPayload(tid); },
                             .in_memory = [this](const SampleId& tid) { return InMemory(tid); }});
   // Of a life that did not end in order. Workers that outlived it go on with what they have there.
-  if (config_.cluster.reattach_grace_s <= 0)
-    TP_RETURN_IF_ERROR(fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload()));
+  if (config_.cluster.reattach_grace_s <= 0) TP_RETURN_IF_ERROR(fs_->RemoveTree(paths.offload()));
   if (fragments_ != nullptr) {
     waiting_fragments_ = std::make_unique<WaitingFragments>(
         WaitingFragments::Ends{.hosts = [this] { return places_->EnvironmentHosts(); },
@@ -131,32 +234,10 @@ Status ControllerProcess::Open() {
                                    },
                                .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   }
-  const bool asks = rows_->HasAnswers();
-  if (!asks && AnswersHeldOut(config_) && rows_->held_out_size() > 0)
-    Tell("no held-out row has an `answer`, so none is generated and graded; the held-out loss is measured");
-  scheduler::ControllerOptions options = SchedulerOptions(config_, asks ? rows_->held_out_size() : 0);
-  options.run_id = request_.run_id;
-  options.config_digest = request_.config_digest;
-  options.data_rows = rows_->size();
-  options.checkpoint.best = checkpoints_->Best();
-  // 0 where it cannot be predicted: then no proof is asked for.
-  if (const auto plan = PlanMemory(config_); plan.ok()) {
-    const RoleNeeds needs = NeedsOfRoles(*plan);
-    options.device_bytes_need_rollout = needs.rollout;
-    options.device_bytes_need_actor = needs.actor;
-    options.device_bytes_offload = needs.offload;
-  }
-  options_ = options;
-  if (options.fleet.slots > 1)
-    TP_RETURN_IF_ERROR(fs_->MakeDirectories(storage::RunPaths(request_.run_dir).comm()));
-  if (const RlJob* rl = config_.rl()) {
-    const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
-    greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
-  }
-  TP_ASSIGN_OR_RETURN(const scheduler::Placement placement, LimitedPlacement(options.fleet));
-  options.placement = &placement;  // copied
-  const bool resumed = !folded.empty();
-  TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::CreateFrom(options, std::move(folded)));
+  options_.checkpoint.best = checkpoints_->Best();
+  if (options_.fleet.slots > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(paths.comm()));
+  const bool resumed = !folded_.empty();
+  TP_ASSIGN_OR_RETURN(controller_, MakeController(std::move(folded_)));
   step_rows_ = std::make_unique<StepRows>(
       *controller_,
       StepRows::Ends{.read = [this](const auto& tids, auto then) { recorded_->Read(tids, std::move(then)); },
@@ -168,9 +249,10 @@ Status ControllerProcess::Open() {
                          },
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
+  has_rows_.store(true);
   if (resumed) {
     Log(LogLevel::kInfo, "resume",
-        {{"records", std::to_string(earlier.next.value)},
+        {{"records", std::to_string(earlier_.next.value)},
          {"step", std::to_string(std::max<int64_t>(committed_.value, 0))},
          {"checkpoint_step", result_.checkpoint_step ? std::to_string(*result_.checkpoint_step) : "none"},
          {"ctl_epoch", std::to_string(storage_->ctl_epoch())}});
@@ -190,34 +272,6 @@ Status ControllerProcess::Open() {
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
-  const std::string security = storage::RunPaths(request_.run_dir).security();
-  TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(security));
-  shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
-  HubOptions hub;
-  hub.bind = config_.cluster.bind;
-  hub.port = config_.cluster.port;
-  hub.advertise = config_.cluster.advertise;
-  if (config_.security.tls || !IsLoopback(hub.bind)) {
-    const CertificateTimes times{static_cast<int64_t>(config_.security.certificate_hours * 3600)};
-    const std::string& given = request_.certificates;
-    TP_ASSIGN_OR_RETURN(hub.identity, given.empty()
-                                          ? OpenOrCreateCertificates(security, request_.run_id, times)
-                                          : TakeCertificates(given, security));
-    identity_ = hub.identity;
-    renewal_ = std::make_shared<CertificateRenewal>(security, request_.run_id, times, given);
-    if (config_.security.newcomers) TP_RETURN_IF_ERROR(OpenForNewcomers(security, tokens));
-  } else {
-    RemoveCertificates(security);
-  }
-  hub.run_id = request_.run_id;
-  hub.max_control_bytes = config_.security.max_control_bytes;
-  hub.max_frame_bytes = config_.security.max_frame_bytes;
-  TP_ASSIGN_OR_RETURN(hub_, Hub::Start(
-                                hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
-                                [this](int64_t lease, StepNumber step, Incarnation reader, int64_t rank) {
-                                  return step_rows_->Read(lease, step, reader, rank);
-                                }));
-  TP_RETURN_IF_ERROR(OpenPages(tokens.Token(CallerRole::kOperator)));
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();
@@ -244,15 +298,19 @@ Status ControllerProcess::Open() {
        {"device_workers", std::to_string(options_.device_workers())},
        {SideName(config_) + "_workers", std::to_string(options_.side_workers())},
        {"address", hub_->address()}});
+  if (storage_->TakenOver()) return FailedPrecondition("another controller has just taken over this run");
   TP_RETURN_IF_ERROR(request_.accepted());
-  // What an earlier life said of its end is not true any more.
-  const storage::RunPaths paths(request_.run_dir);
-  for (const std::string& said : {paths.summary(), paths.status(), paths.last_words()})
+  if (!identity_) RemoveCertificates(paths.security());
+  if (config_.security.newcomers && identity_) TP_RETURN_IF_ERROR(OpenForNewcomers());
+  // What an earlier life said of its end, and where it was to be reached, is not true any more.
+  for (const std::string& said :
+       {paths.summary(), paths.status(), paths.last_words(), paths.prometheus_targets()})
     TP_RETURN_IF_ERROR(fs_->RemoveTree(said));
   nlohmann::json control = {{"address", hub_->address()},
                             {"run_id", request_.run_id},
                             {"pid", getpid()},
-                            {"ctl_epoch", storage_->ctl_epoch()}};
+                            {"ctl_epoch", storage_->ctl_epoch()},
+                            {"shared_memory", shared_memory_}};
   if (pages_ != nullptr) control["pages"] = pages_->address();
   if (join_ != nullptr) control["join"] = join_->address();
   TP_RETURN_IF_ERROR(fs_->WriteFile(paths.control(), control.dump(2) + "\n"));
@@ -304,7 +362,8 @@ void ControllerProcess::Close() {
 void ControllerProcess::Drive() {
   (void)clock_.TakeAbsence();  // the start may have read long files
   auto next_tick = Clock::now();
-  auto next_show = Clock::now(), next_renewal = Clock::now(), next_certificates = Clock::now();
+  auto next_show = Clock::now(), next_renewal = Clock::now(), next_certificates = Clock::now(),
+       next_look = Clock::now();
   const auto renewal =
       std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds())));
   while (!finished_) {
@@ -342,6 +401,10 @@ void ControllerProcess::Drive() {
       next_renewal = now + renewal;
       attachments_->Renew();
     }
+    if (now >= next_look) {  // or else one that waits, and writes nothing, would not learn that it is over
+      next_look = now + std::chrono::seconds(1);
+      storage_->LookForSuccessor();
+    }
     if (now >= next_show) {
       next_show = now + std::chrono::milliseconds(250);
       Show();
@@ -349,11 +412,9 @@ void ControllerProcess::Drive() {
   }
 }
 
-Status ControllerProcess::OpenForNewcomers(const std::string& security, const JobTokens& tokens) {
-  if (!request_.certificates.empty())
-    return InvalidArgument(
-        "security.newcomers: true does not go with --certificates: whoever makes those makes one for another "
-        "host, too; write false");
+Status ControllerProcess::OpenForNewcomers() {
+  const std::string security = storage::RunPaths(request_.run_dir).security();
+  TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(security));
   const JoinServerOptions options{config_.cluster.bind, config_.cluster.advertise, *identity_};
   TP_ASSIGN_OR_RETURN(
       join_,

@@ -31,9 +31,12 @@
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/learning_watch.h"
+#include "core/observe/log.h"
 #include "core/observe/progress.h"
 #include "core/observe/samples_writer.h"
+#include "core/storage/journal.h"
 #include "scheduler/controller.h"
+#include "scheduler/run_state.h"
 #include "workers/controller/checkpoints.h"
 #include "workers/controller/effects.h"
 #include "workers/controller/fragments.h"
@@ -87,6 +90,14 @@ class ControllerProcess {
  private:
   // --- start and end
   Status Open();
+  [[nodiscard]] observe::LogOptions LogFile() const;
+  Status Prepare();
+  Status OpenDoors();
+  [[nodiscard]] Status Rehearse() const;
+  [[nodiscard]] StatusOr<std::unique_ptr<scheduler::Controller>> MakeController(
+      scheduler::RunState folded) const;
+  Status Claim();
+  Status Begin();
   void Close();
 
   // --- the loop
@@ -101,7 +112,7 @@ class ControllerProcess {
   std::chrono::milliseconds Begun();  // the time of day, since 1970, at which Now() was 0
   void FollowTimeOfDay();
   void RenewCertificates();
-  Status OpenForNewcomers(const std::string& security, const JobTokens& tokens);
+  Status OpenForNewcomers();
   void NoteSuspension();
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
@@ -159,6 +170,7 @@ class ControllerProcess {
   void Do(const cmd::FetchState& c);
   void Do(const cmd::FormGroup& c);
   void Do(const cmd::RestoreState& c);
+  void Do(const cmd::Pull& c);
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c) { step_rows_->Add(c); }
   void Judge(const SampleId& tid, BatchRow& row) const;  // what a row is worth
@@ -210,6 +222,8 @@ class ControllerProcess {
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::shared_ptr<const HeldFolder> folder_;     // the run's
   std::unique_ptr<RunStorage> storage_;          // journal and payload
+  storage::JournalSummary earlier_;              // what was there
+  scheduler::RunState folded_;                   // and what it comes to, for the controller
   std::shared_ptr<CertificateRenewal> renewal_;  // none: nothing is encrypted
   std::string renewal_trouble_;                  // that was told last
   DiskThread files_;                             // for people: metrics, samples, status, summary
@@ -240,8 +254,9 @@ class ControllerProcess {
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
   std::unique_ptr<StepRows> step_rows_;
-  int64_t newest_payload_file_ = -1;  // of those that were reported as stored
-  std::string shared_memory_;         // folder of weights and recovery copies
+  std::atomic<bool> has_rows_ = false;  // step_rows_ is there, for the hub's threads
+  int64_t newest_payload_file_ = -1;    // of those that were reported as stored
+  std::string shared_memory_;           // folder of weights and recovery copies
   std::unique_ptr<Checkpoints> checkpoints_;
 
   RunResult result_;

@@ -231,6 +231,13 @@ std::function<bool()> RunStorage::AsksTakenOver() const {
   };
 }
 
+void RunStorage::LookForSuccessor() {
+  if (writing_.Busy()) return;
+  writing_.Do("look at journal/", [state = state_](const DiskThread::Say&) {
+    if (Status s = state->journal->StillOurs(); s.code() == StatusCode::kAborted) state->Fail(s);
+  });
+}
+
 std::optional<DiskThread::Operation> RunStorage::Busy() const {
   auto writing = writing_.Busy(), syncing = state_->syncing.Busy();
   if (!writing || (syncing && syncing->takes > writing->takes)) return syncing;

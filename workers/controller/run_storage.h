@@ -83,6 +83,8 @@ class RunStorage {
   [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }    // of the next record to be handed over
   [[nodiscard]] bool TakenOver() const;                       // by another controller; looks at the disk
   [[nodiscard]] std::function<bool()> AsksTakenOver() const;  // the same, for a thread that may outlive it
+  // The same on the thread of writes, beside which it is looked at anyway: -> StorageFailed, if it is so.
+  void LookForSuccessor();
   // What the disk is at, and for how long.
   [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
   // Writes what was handed over and closes the journal. kDeadlineExceeded names what hangs.

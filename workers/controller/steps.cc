@@ -38,8 +38,12 @@ void ControllerProcess::Do(const cmd::RestoreState& c) {
   Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? checkpoints_->FolderOf(c.step) : ""});
 }
 
+void ControllerProcess::Do(const cmd::Pull& c) {
+  Send(c.worker, down::Pull{c.slot, c.v, c.digest, places_->HelloOf(c.from.worker.worker).weights_address});
+}
+
 void ControllerProcess::Do(const cmd::Load& c) {
-  down::Load m{c.slot, c.v, c.digest, "", SlotOf(c) == c.from};
+  down::Load m{c.slot, c.v, c.digest, "", c.alias};
   if (config_.cluster.weight_transport == WeightTransport::kStream && !m.alias)
     m.address = places_->HelloOf(c.from.worker.worker).weights_address;
   Send(c.worker, std::move(m));

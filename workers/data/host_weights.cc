@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace tidepool::workers {
@@ -10,14 +11,15 @@ namespace {
 using std::chrono::milliseconds;
 // Without a new byte for so long a reader gives up.
 constexpr std::chrono::seconds kStalled{30};
+constexpr size_t kCopies = 2;  // and one more where these are read
 
 }  // namespace
 
 struct HostWeights::Copy {
   Version version;
   uint64_t digest = 0;
-  std::vector<std::byte> own;          // where shared memory has no room
-  std::shared_ptr<const void> mapped;  // else
+  std::vector<std::byte> own;                  // where shared memory has no room
+  std::optional<SharedBlock::Filling> shared;  // else
   std::span<std::byte> bytes;
 
   Mutex mu;
@@ -36,6 +38,15 @@ struct HostWeights::Copy {
     const MutexLock lock(mu);
     here = to;
     came.NotifyAll();
+  }
+  // All of it is here.
+  void Complete() TP_EXCLUDES(mu) {
+    Came(static_cast<int64_t>(bytes.size()));
+    if (shared) shared->Complete();
+  }
+  bool whole() TP_EXCLUDES(mu) {
+    const MutexLock lock(mu);
+    return !over && here == static_cast<int64_t>(bytes.size());
   }
   void List(WeightPieces list) TP_EXCLUDES(mu) {
     const MutexLock lock(mu);
@@ -59,101 +70,135 @@ struct HostWeights::Copy {
 HostWeights::HostWeights(std::string folder) : block_(std::move(folder), "weights") {}
 HostWeights::~HostWeights() { Forget(); }
 
+std::shared_ptr<HostWeights::Copy> HostWeights::Find(const Version& version) const {
+  const auto it = std::ranges::find(copies_, version, [](const auto& copy) { return copy->version; });
+  return it == copies_.end() ? nullptr : *it;
+}
+
+void HostWeights::MakeRoom(Use use) {
+  std::shared_ptr<Copy> kept;  // the newest that is whole
+  for (const auto& copy : copies_)
+    if (use == Use::kPull && copy->whole()) kept = copy;
+  const auto unread = [&](const std::shared_ptr<Copy>& copy) {
+    return copy != kept && copy.use_count() == 1;
+  };
+  while (copies_.size() >= kCopies) {
+    auto place = std::ranges::find_if(copies_, unread);
+    if (place == copies_.end()) {
+      if (copies_.size() <= kCopies) return;
+      place = copies_.begin();
+    }
+    (*place)->End();
+    copies_.erase(place);
+  }
+}
+
 StatusOr<std::shared_ptr<HostWeights::Copy>> HostWeights::Begin(const Version& version, uint64_t digest,
-                                                                int64_t bytes, bool shared) {
+                                                                int64_t bytes, bool shared, Use use) {
   auto copy = std::make_shared<Copy>();
   copy->version = version;
   copy->digest = digest;
   const MutexLock lock(mu_);
-  while (copies_.size() >= 2) {
-    copies_.front()->End();
-    copies_.erase(copies_.begin());
-  }
+  std::erase_if(copies_, [&](const auto& old) {  // it is brought here again
+    if (old->version != version) return false;
+    old->End();
+    return true;
+  });
+  MakeRoom(use);
   auto memory = block_.Begin({version.number, version.lineage, digest, bytes});
   if (shared) TP_RETURN_IF_ERROR(memory.status());
   if (memory.ok()) {
-    copy->mapped = memory->owner;
-    copy->bytes = memory->bytes;
+    copy->shared = *std::move(memory);
+    copy->bytes = copy->shared->bytes();
   } else {
     copy->own.resize(static_cast<size_t>(bytes));
     copy->bytes = copy->own;
   }
-  // Shared memory may have chosen the place of a copy that others still read.
-  std::erase_if(copies_, [&](const std::shared_ptr<Copy>& c) {
-    if (c->bytes.data() != copy->bytes.data()) return false;
-    c->End();
-    return true;
-  });
   copies_.push_back(copy);
-  begun_.NotifyAll();
+  if (failed_ == version) failed_ = {};
+  changed_.NotifyAll();
   return copy;
 }
 
 Status HostWeights::Publish(const Version& version, uint64_t digest, const device::ByteSource& weights,
                             bool shared) {
-  TP_ASSIGN_OR_RETURN(const auto copy, Begin(version, digest, static_cast<int64_t>(weights.size()), shared));
+  {
+    const MutexLock lock(mu_);
+    if (const auto there = Find(version); there != nullptr && there->digest == digest && there->whole())
+      return OkStatus();  // another controller asks again
+  }
+  TP_ASSIGN_OR_RETURN(const auto copy,
+                      Begin(version, digest, static_cast<int64_t>(weights.size()), shared, Use::kPublish));
   weights.CopyTo(0, copy->bytes);
-  copy->Came(static_cast<int64_t>(weights.size()));
-  if (copy->mapped != nullptr) block_.Complete();
+  copy->Complete();
   return OkStatus();
 }
 
 StatusOr<uint64_t> HostWeights::Read(const Version& version, const device::ByteStore& out) const {
+  std::shared_ptr<Copy> copy;
+  {
+    const MutexLock lock(mu_);
+    copy = Find(version);
+  }
+  if (copy != nullptr && copy->whole() && copy->bytes.size() == out.size()) {
+    out.CopyFrom(0, copy->bytes);
+    if (copy->whole()) return copy->digest;
+  }
   TP_ASSIGN_OR_RETURN(const BlockTag tag, block_.Read(version.number, version.lineage, {out}));
   return tag.digest;
 }
 
-Status HostWeights::Pull(const std::string& address, const Credentials& credentials, const Version& version,
-                         uint64_t digest, const device::ByteStore& out) {
-  TP_ASSIGN_OR_RETURN(const auto copy,
-                      Begin(version, digest, static_cast<int64_t>(out.size()), /*shared=*/false));
-  const auto pull = [&]() -> Status {
-    WeightPieces pieces;
-    size_t piece = 0;
-    const auto head = [&](uint64_t, WeightPieces list) -> Status {
-      if (!list.sound() || list.total != static_cast<int64_t>(out.size()) || list.Digest() != digest)
-        return DataLoss("the list of its pieces is not that of the published digest");
-      pieces = std::move(list);
-      copy->List(pieces);
-      return OkStatus();
-    };
-    const auto take = [&](int64_t at, std::span<const std::byte> bytes) -> Status {
-      std::ranges::copy(bytes, copy->bytes.begin() + at);
-      const int64_t end = at + static_cast<int64_t>(bytes.size());
-      for (; piece < pieces.sums.size() && pieces.end(piece) <= end; ++piece) {
-        const auto whole = copy->bytes.subspan(static_cast<size_t>(pieces.begin(piece)),
-                                               static_cast<size_t>(pieces.end(piece) - pieces.begin(piece)));
-        if (!pieces.Has(piece, whole))
-          return DataLoss("piece " + std::to_string(piece) + " is not what the list says");
-        copy->Came(pieces.end(piece));
-        out.CopyFrom(static_cast<size_t>(pieces.begin(piece)), whole);
-      }
-      return OkStatus();
-    };
-    return Fetch(address, credentials, {.version = version, .step = {}}, static_cast<int64_t>(out.size()),
-                 head, take);
+Status HostWeights::Pull(const Source& from, const Version& version, uint64_t digest, int64_t bytes,
+                         const std::function<void()>& came, const std::stop_token& stop) {
+  // Another worker of this host may have brought it here.
+  if (const auto there = block_.Open(version.number, version.lineage);
+      there.ok() && (*there)->tag().digest == digest && (*there)->tag().bytes == bytes)
+    return OkStatus();
+  TP_ASSIGN_OR_RETURN(const auto copy, Begin(version, digest, bytes, /*shared=*/false, Use::kPull));
+  WeightPieces pieces;
+  size_t piece = 0;
+  const auto head = [&](uint64_t, WeightPieces list) -> Status {
+    if (!list.sound() || list.total != bytes || list.Digest() != digest)
+      return DataLoss("the list of its pieces is not that of the published digest");
+    pieces = std::move(list);
+    copy->List(pieces);
+    return OkStatus();
   };
-  const Status pulled = pull();
-  if (!pulled.ok()) {
-    copy->End();
-    const MutexLock lock(mu_);
-    std::erase(copies_, copy);
-    return pulled;
+  const auto take = [&](int64_t at, std::span<const std::byte> part) -> Status {
+    std::ranges::copy(part, copy->bytes.begin() + at);
+    came();
+    const int64_t end = at + static_cast<int64_t>(part.size());
+    for (; piece < pieces.sums.size() && pieces.end(piece) <= end; ++piece) {
+      const auto whole = copy->bytes.subspan(static_cast<size_t>(pieces.begin(piece)),
+                                             static_cast<size_t>(pieces.end(piece) - pieces.begin(piece)));
+      if (!pieces.Has(piece, whole))
+        return DataLoss("piece " + std::to_string(piece) + " is not what the list says");
+      copy->Came(pieces.end(piece));
+    }
+    return OkStatus();
+  };
+  const Status pulled =
+      Fetch(from.address, from.credentials, {.version = version, .step = {}}, bytes, head, take, stop);
+  if (pulled.ok()) {
+    copy->Complete();
+    return OkStatus();
   }
-  if (copy->mapped != nullptr) block_.Complete();
-  return OkStatus();
+  copy->End();
+  const MutexLock lock(mu_);
+  std::erase(copies_, copy);
+  failed_ = version;
+  changed_.NotifyAll();
+  return pulled;
 }
 
-StatusOr<PublishedBytes> HostWeights::Open(const Version& version, milliseconds patience) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+StatusOr<PublishedBytes> HostWeights::Open(const Version& version) {
+  const auto deadline = std::chrono::steady_clock::now() + kStalled;
   constexpr milliseconds kLook{50};  // for what another process of this host completes
   std::shared_ptr<Copy> copy;
-  while (copy == nullptr) {
+  for (bool comes = true;;) {
     {
       const MutexLock lock(mu_);
-      for (const auto& c : copies_)
-        if (c->version == version) copy = c;
-      if (copy == nullptr && std::chrono::steady_clock::now() < deadline) begun_.WaitFor(mu_, kLook);
+      copy = Find(version);  // one of this process is kept while it is read
     }
     if (copy != nullptr) break;
     if (auto there = block_.Open(version.number, version.lineage); there.ok()) {
@@ -165,8 +210,12 @@ StatusOr<PublishedBytes> HostWeights::Open(const Version& version, milliseconds 
       };
       return out;
     }
-    if (std::chrono::steady_clock::now() >= deadline)
+    if (!comes || std::chrono::steady_clock::now() >= deadline)
       return NotFound("version " + ToString(version) + " is not published here");
+    const MutexLock lock(mu_);
+    comes = failed_ != version &&
+            std::ranges::none_of(copies_, [&](const auto& c) { return c->version > version; });
+    if (comes) changed_.WaitFor(mu_, kLook);
   }
   PublishedBytes out{.owner = copy, .digest = copy->digest};
   bool published = false;  // here, so nobody has listed its pieces

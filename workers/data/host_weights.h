@@ -7,16 +7,18 @@
 // which all receive at the same time and each sends the weights once. A piece is checked against the list of
 // sums that the source sends first, and that list against the published digest, which the controller names.
 //
-// Where shared memory has no room, a copy lies in the memory of its process: then the others of the host pull
-// from it.
+// Two copies are kept, and a third where it has to be: a copy that somebody reads stays until that one has
+// it, however many versions are published meanwhile, or else a host whose link is slower than the steps would
+// never have one whole; and while a version is pulled, the newest that is whole stays. Where shared memory
+// has no room, and the third, lie in the memory of their process: then the others of the host pull from it.
 //
-// Publish, Read, Pull and Forget are called by the device thread, Open by any.
+// Thread-safe: the device thread publishes and reads while another one pulls, and any may open.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -38,28 +40,40 @@ class HostWeights {
 
   // `shared`: in shared memory or not at all; errors of SharedBlock::Begin.
   Status Publish(const Version& version, uint64_t digest, const device::ByteSource& weights, bool shared);
-  // From this host's shared memory into `out`; returns the digest that the copy has. kNotFound: it is not
-  // there.
+  // From this process's copy, or the host's shared memory, into `out`; returns the digest that the copy has.
+  // kNotFound: it is not there, or not whole.
   StatusOr<uint64_t> Read(const Version& version, const device::ByteStore& out) const;
-  // From the worker at `address` to this host, and into `out`. kDataLoss: other bytes than `digest` says.
-  Status Pull(const std::string& address, const Credentials& credentials, const Version& version,
-              uint64_t digest, const device::ByteStore& out);
-  // What is here, or comes within `patience`. kNotFound: nothing of that version.
-  StatusOr<PublishedBytes> Open(const Version& version, std::chrono::milliseconds patience);
+  // From another worker to this host; nothing is to be done where it is here. `came`: some more of it is
+  // here. kDataLoss: other bytes than `digest` says; kCancelled: `stop`; other errors of Fetch.
+  struct Source {
+    std::string address;
+    const Credentials& credentials;
+  };
+  Status Pull(
+      const Source& from, const Version& version, uint64_t digest, int64_t bytes,
+      const std::function<void()>& came = [] {}, const std::stop_token& stop = {});
+  // What is here, or comes. Whoever reads may have been told before the one that brings it here, so it is
+  // waited for: until it begins, or a newer one does, or it failed, or for half a minute. kNotFound: nothing
+  // of that version.
+  StatusOr<PublishedBytes> Open(const Version& version);
   // Nothing is passed on any more, and what lies in this process is given back.
   void Forget();
   [[nodiscard]] int64_t held_bytes() const;  // of copies in this process's own memory
 
  private:
   struct Copy;
-  // Memory for a copy, in place of the oldest.
-  StatusOr<std::shared_ptr<Copy>> Begin(const Version& version, uint64_t digest, int64_t bytes, bool shared);
+  enum class Use : uint8_t { kPublish, kPull };
+  // Memory for a copy, in place of one that nobody reads. kPull: not of the newest that is whole.
+  StatusOr<std::shared_ptr<Copy>> Begin(const Version& version, uint64_t digest, int64_t bytes, bool shared,
+                                        Use use);
+  void MakeRoom(Use use) TP_REQUIRES(mu_);
+  [[nodiscard]] std::shared_ptr<Copy> Find(const Version& version) const TP_REQUIRES(mu_);
 
   mutable Mutex mu_;
-  Condition begun_;
-  SharedBlock block_;
-  std::vector<std::shared_ptr<Copy>> copies_
-      TP_GUARDED_BY(mu_);  // that this process brought here, two at most
+  Condition changed_;                                             // of what follows
+  SharedBlock block_;                                             // Begin under mu_
+  Version failed_ TP_GUARDED_BY(mu_);                             // the last that did not come; invalid: none
+  std::vector<std::shared_ptr<Copy>> copies_ TP_GUARDED_BY(mu_);  // that this process brought here
 };
 
 }  // namespace tidepool::workers

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/base/file_system.h"
 #include "core/base/hash.h"
 
 namespace tidepool::workers {
@@ -19,6 +20,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31304b4c42505454ULL;  // "TTPBLK01"
 constexpr int64_t kHeaderBytes = 4096;
+constexpr char kSharedMemory[] = "/dev/shm";
 
 struct Header {
   uint64_t magic;
@@ -44,6 +46,13 @@ Status MakeFolder(const std::string& dir) {
   if (lstat(dir.c_str(), &st) != 0)
     return Unavailable(dir + ": cannot be looked at (" + std::strerror(errno) + ")");
   return CheckOurs(dir, st, S_IFDIR);
+}
+
+// The run's folder, once the last host's part of it is gone.
+void RemoveAround(const std::string& folder) {
+  std::error_code error;
+  if (const std::string around = ParentPath(folder); around != kSharedMemory)
+    std::filesystem::remove(around, error);
 }
 
 }  // namespace
@@ -103,23 +112,26 @@ StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
 Status SharedBlock::Write(BlockTag tag, const std::vector<device::ByteSource>& parts) {
   tag.bytes = 0;
   for (const auto& p : parts) tag.bytes += static_cast<int64_t>(p.size());
-  TP_ASSIGN_OR_RETURN(const Memory memory, Begin(tag));
+  TP_ASSIGN_OR_RETURN(const Filling filling, Begin(tag));
   size_t at = 0;
   for (const auto& p : parts) {
-    p.CopyTo(0, memory.bytes.subspan(at, p.size()));
+    p.CopyTo(0, filling.bytes().subspan(at, p.size()));
     at += p.size();
   }
-  Complete();
+  filling.Complete();
   return OkStatus();
 }
 
-StatusOr<SharedBlock::Memory> SharedBlock::Begin(const BlockTag& tag) {
+StatusOr<SharedBlock::Filling> SharedBlock::Begin(const BlockTag& tag) {
+  if (const std::string around = ParentPath(dir_); around != kSharedMemory)
+    TP_RETURN_IF_ERROR(MakeFolder(around));
   TP_RETURN_IF_ERROR(MakeFolder(dir_));
   std::error_code error;
   const int64_t size = kHeaderBytes + tag.bytes;
-  std::pair<int32_t, int64_t> numbers[2] = {{-1, -1},
-                                            {-1, -1}};  // by lineage: a later one goes back in number
+  std::shared_ptr<Buffer> free;
+  std::pair<int32_t, int64_t> oldest;  // by lineage: a later one goes back in number
   for (int i = 0; i < 2; ++i) {
+    if (buffers_[i] != nullptr && buffers_[i].use_count() > 1) continue;
     if (buffers_[i] != nullptr && buffers_[i]->size != size) buffers_[i].reset();
     if (buffers_[i] == nullptr) {
       const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
@@ -134,20 +146,27 @@ StatusOr<SharedBlock::Memory> SharedBlock::Begin(const BlockTag& tag) {
       buffers_[i]->size = size;
     }
     const Header* h = buffers_[i]->header();
+    std::pair<int32_t, int64_t> number{-1, -1};
     if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1)
-      numbers[i] = {h->tag.lineage, h->tag.number};
+      number = {h->tag.lineage, h->tag.number};
+    if (free != nullptr && oldest <= number) continue;
+    free = buffers_[i];
+    oldest = number;
   }
-  filling_ = buffers_[numbers[0] <= numbers[1] ? 0 : 1];
-  Header* h = filling_->header();
+  if (free == nullptr) return Unavailable(dir_ + "/" + name_ + ": both copies are in use");
+  Header* h = free->header();
   h->complete.store(0, std::memory_order_release);
   h->magic = kMagic;
   h->tag = tag;
-  return Memory{filling_, {filling_->base + kHeaderBytes, static_cast<size_t>(tag.bytes)}};
+  return Filling(std::move(free));
 }
 
-void SharedBlock::Complete() {
-  filling_->header()->complete.store(1, std::memory_order_release);
-  filling_.reset();
+std::span<std::byte> SharedBlock::Filling::bytes() const {
+  return {buffer_->base + kHeaderBytes, static_cast<size_t>(buffer_->header()->tag.bytes)};
+}
+
+void SharedBlock::Filling::Complete() const {
+  buffer_->header()->complete.store(1, std::memory_order_release);
 }
 
 StatusOr<std::shared_ptr<const SharedBlock::View>> SharedBlock::Open(int64_t number, int32_t lineage) const {
@@ -209,15 +228,21 @@ std::string SharedBlock::FolderOf(const std::string& run_dir, const std::string&
          HmacSha256Hex(secret, "shared memory of " + folder).substr(0, 32);
 }
 
+std::string SharedBlock::OfHost(const std::string& folder, const std::string& host) {
+  return folder + "/" + Sha256Hex(host).substr(0, 16);
+}
+
 void SharedBlock::Remove(const std::string& folder, const std::string& name) {
   std::error_code error;
   for (const char* end : {"-0", "-1"}) std::filesystem::remove(folder + "/" + name + end, error);
   std::filesystem::remove(folder, error);  // if nothing else is there
+  RemoveAround(folder);
 }
 
 void SharedBlock::RemoveAll(const std::string& folder) {
   std::error_code error;  // what is not there need not be removed
   std::filesystem::remove_all(folder, error);
+  RemoveAround(folder);
 }
 
 }  // namespace tidepool::workers

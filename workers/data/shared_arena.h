@@ -2,10 +2,12 @@
 // Named shared memory of a run: published weights and recovery copies, written by one process and
 // read by others on the same host, alive when its writer is not.
 //
-// A block is two buffers and a header each: the writer fills the older one, then marks it complete
-// with what it holds, so a reader or a crash never sees a torn one as whole. Files live in /dev/shm
-// under the run's own folder and are removed by RemoveAll at the end of the run.
-// One writer; readers check tag and digest.
+// A block is two buffers and a header each: the writer fills one, then marks it complete with what it holds,
+// so a reader or a crash never sees a torn one as whole. Files live in /dev/shm under the run's own folder
+// and are removed by RemoveAll at the end of the run. One writer; readers check tag and digest.
+//
+// A buffer is mapped for as long as the block, or somebody that it was handed to (Filling, View), has it. The
+// block fills the older one of those that nobody in this process has.
 //
 // Everybody may make names in /dev/shm. So the folder's name is made from a secret of the run and cannot be
 // guessed; it has mode 0700, its files 0600; and who opens one looks whether it is a plain file or folder of
@@ -16,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -31,21 +34,28 @@ struct BlockTag {
 };
 
 class SharedBlock {
+  struct Buffer;
+
  public:
   // `folder`: FolderOf this run.
   SharedBlock(std::string folder, std::string name);
   ~SharedBlock();
 
-  // Copies `parts` into the older buffer. Errors of Begin.
+  // Copies `parts` into a buffer. Errors of Begin.
   Status Write(BlockTag tag, const std::vector<device::ByteSource>& parts);
-  // The same in two: the older buffer of tag.bytes bytes, which is filled, and whole from Complete on.
-  // kResourceExhausted: /dev/shm is full (with the numbers).
-  struct Memory {
-    std::shared_ptr<const void> owner;
-    std::span<std::byte> bytes;
+  // The same in two: a buffer of tag.bytes bytes, to be filled, and whole from Complete on.
+  // kResourceExhausted: /dev/shm is full (with the numbers). kUnavailable: both buffers are in use.
+  class Filling {
+   public:
+    [[nodiscard]] std::span<std::byte> bytes() const;
+    void Complete() const;
+
+   private:
+    friend class SharedBlock;
+    explicit Filling(std::shared_ptr<Buffer> buffer) : buffer_(std::move(buffer)) {}
+    std::shared_ptr<Buffer> buffer_;
   };
-  StatusOr<Memory> Begin(const BlockTag& tag);
-  void Complete();  // requires Begin
+  StatusOr<Filling> Begin(const BlockTag& tag);
   // A complete buffer where it stands, with this number and lineage (any lineage: -1). kNotFound: there is
   // none.
   class View {
@@ -62,16 +72,20 @@ class SharedBlock {
 
   // "/dev/shm/tidepool-<uid>-<digits>". `secret`: of the run. A copy of a run folder has the same secret, so
   // the digits follow from the folder itself, too: wherever it is moved to, it is another one than its copy.
+  // What a folder's numbers are differs from host to host, so the controller alone makes this name and tells
+  // it.
   static std::string FolderOf(const std::string& run_dir, const std::string& secret);
+  // Its part for the workers of one host, by the address that others reach them at: hosts that are containers
+  // may have one /dev/shm.
+  static std::string OfHost(const std::string& folder, const std::string& host);
+  // With all that is in it, and the folder around it if that is empty then.
   static void RemoveAll(const std::string& folder);
   static void Remove(const std::string& folder, const std::string& name);  // a block of it
 
  private:
-  struct Buffer;
   std::string dir_;
   std::string name_;
-  std::shared_ptr<Buffer> buffers_[2];
-  std::shared_ptr<Buffer> filling_;  // since Begin
+  std::shared_ptr<Buffer> buffers_[2];  // shared with Fillings; null: not mapped yet
 };
 
 }  // namespace tidepool::workers

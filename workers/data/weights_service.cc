@@ -104,7 +104,8 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
 
 Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
              int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take) {
+             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take,
+             const std::stop_token& stop) {
   if (!credentials.identity && !IsLoopback(HostOf(address)))
     return FailedPrecondition(address +
                               " is on another host, and no certificates lie beside the token, so the call "
@@ -147,6 +148,7 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
       }
     }
   });
+  const std::stop_callback called_off(stop, [&] { context.TryCancel(); });
   auto reader = stub->Fetch(&context, request);
   v1::WeightsFrame frame;
   int64_t at = 0;
@@ -174,6 +176,7 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
   }
   if (!wrong.ok()) context.TryCancel();
   const Status end = FromGrpc(reader->Finish());
+  if (stop.stop_requested()) return {StatusCode::kCancelled, "fetch " + what + ": it was called off"};
   if (!wrong.ok()) return wrong.At("fetch " + what + " from " + address);
   if (stalled)
     return DeadlineExceeded("fetch " + what + " from " + address + ": nothing came for half a minute");

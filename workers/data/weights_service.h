@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -53,11 +54,13 @@ class WeightsServer {
 };
 
 // Reads what is wanted: `head` gets what the source says first, `take` the bytes in order. Their errors end
-// it. kDataLoss: size or order is wrong. kFailedPrecondition: the address is on another host and there is no
-// identity; the token is not shown. kDeadlineExceeded: nothing came for half a minute.
+// it, and so does `stop` (kCancelled). kDataLoss: size or order is wrong. kFailedPrecondition: the address is
+// on another host and there is no identity; the token is not shown. kDeadlineExceeded: nothing came for half
+// a minute.
 Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
              int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take);
+             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take,
+             const std::stop_token& stop = {});
 
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
 // source announced: the caller compares it with what came. Errors of Fetch.

@@ -43,6 +43,7 @@ void DeviceMachine::On(Command& command, int64_t newest) {
 // is told what is here. Nothing changes here before it has decided.
 void DeviceMachine::On(const down::Attached& attached) {
   work_->FinishCheckpoint();
+  work_->EndPull();
   work_->Begin(attached.ctl_epoch);
   up::Offer frame;
   if (inc_.valid()) {
@@ -209,6 +210,10 @@ void DeviceMachine::SayTokens(up::StepTokens tokens) {
 
 void DeviceMachine::On(const down::Admit& c) {
   if (Mine(c.slot)) admitted_ = c.v;
+}
+
+void DeviceMachine::On(const down::Pull& c) {
+  if (Mine(c.slot)) work_->Pull(c);
 }
 
 void DeviceMachine::On(const down::Load& c) {

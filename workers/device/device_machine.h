@@ -20,7 +20,8 @@
 
 namespace tidepool::workers {
 
-// What a device can do, and to whom it is said. Everything returns when it is done, except WriteCheckpoint.
+// What a device can do, and to whom it is said. Everything returns when it is done, except WriteCheckpoint
+// and Pull.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -46,6 +47,10 @@ class DeviceWork {
     int64_t bytes = 0;
     double seconds = 0;
   };
+  // Brings weights to this host, beside all else: says Pulled while they come and when they are whole, or not
+  // coming. One that is under way is called off.
+  virtual void Pull(const down::Pull& c) = 0;
+  virtual void EndPull() = 0;  // nothing more is said of one that is under way
   virtual StatusOr<Copied> Load(const down::Load& c) = 0;
   virtual void UseVersion(const Version& v) = 0;  // what was loaded is `v`
   virtual Status Publish(const down::Publish& c) = 0;
@@ -123,6 +128,7 @@ class DeviceMachine {
   void On(const down::EndEvaluation& c) { evaluation_ended_ = c.lease; }
   void On(const down::CopyRecovery& c);
   void On(const down::Publish& c);
+  void On(const down::Pull& c);
   void On(const down::Load& c);
   void On(const down::Admit& c);
   void On(const down::WriteCheckpoint& c);

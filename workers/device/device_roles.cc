@@ -278,13 +278,10 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
 
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, uint64_t digest, const std::string& address,
                                                const Credentials& credentials) {
-  // Another worker of this host may have brought it here.
   if (auto here = LoadFromSharedMemory(version); here.ok() && *here == digest) return here;
-  if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  Tear();
-  TP_RETURN_IF_ERROR(published_->Pull(address, credentials, version, digest, weights_->Overwrite()));
-  TP_RETURN_IF_ERROR(Whole(digest, "weights of version " + ToString(version)));
-  return digest_;
+  // This process does not see the shared memory of who has them.
+  TP_RETURN_IF_ERROR(published_->Pull({address, credentials}, version, digest, weights_->size()));
+  return LoadFromSharedMemory(version);
 }
 
 void DeviceRoles::UseVersion(Version version) {

@@ -85,8 +85,9 @@ class DeviceRoles {
   [[nodiscard]] model::MemoryUse held(Role role) const;  // of a role, without the weights that both share
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
-  StatusOr<uint64_t> LoadFromSharedMemory(Version version);
-  // Through the host's copy, which others may read meanwhile.  `digest`: the published one
+  StatusOr<uint64_t> LoadFromSharedMemory(Version version);  // the host's copy, HostWeights::Read
+  // The same; where shared memory has them not, from `address` into a copy of this process first.
+  // `digest`: the published one
   StatusOr<uint64_t> LoadFromStream(Version version, uint64_t digest, const std::string& address,
                                     const Credentials& credentials);
   void UseVersion(Version version);  // the arena now holds `version`

@@ -51,6 +51,7 @@ class DeviceWorker {
       }
     }
     work_->FinishCheckpoint();
+    work_->EndPull();
     heartbeat_.request_stop();
     LogWorkerEnd(*exit_code);
     return *exit_code;

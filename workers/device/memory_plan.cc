@@ -133,14 +133,14 @@ int64_t ProcessMemory::kept() const {
 }
 
 int64_t ProcessMemory::resident() const {
-  return std::max(rollout.weights, actor.weights) + (on_gpu ? 0 : published) + (offloads ? 0 : kept());
+  return std::max(rollout.weights, actor.weights) + (offloads ? 0 : kept());
 }
 
 int64_t ProcessMemory::need(Role role) const {
   return role == Role::kRollout ? rollout.passing() : actor.passing() + (offloads ? kept() : 0);
 }
 
-int64_t ProcessMemory::total() const { return process + (on_gpu ? host_weights + published : of_slot()); }
+int64_t ProcessMemory::total() const { return process + (on_gpu ? host_weights : of_slot()); }
 int64_t ProcessMemory::gpu() const { return on_gpu ? context + of_slot() : 0; }
 int64_t ProcessMemory::of_slot() const {
   const int64_t generates = need(Role::kRollout), trains = need(Role::kActor);
@@ -161,7 +161,6 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
       {"training workspace", actor.workspace, "lower train.micro_batch_tokens"},
       {"kv_cache", rollout.kv, "lower rollout.kv_cache_tokens"},
       {"engine workspace", rollout.workspace, "lower rollout.max_batched_tokens"}};
-  if (!on_gpu) list.push_back({"published", published});
   for (const auto& [name, bytes] : further) list.push_back({name, bytes, kModel});
   std::erase_if(list, [](const Part& part) { return part.bytes == 0; });
   return list;
@@ -179,7 +178,7 @@ std::string ProcessMemory::PartsText() const {
 }
 
 int64_t MemoryPlan::total() const {
-  int64_t sum = shared_memory_bytes;
+  int64_t sum = shared_memory_bytes();
   for (const ProcessMemory& p : processes) sum += p.total();
   return sum;
 }
@@ -268,9 +267,6 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
            .decoded = c.deterministic ? std::numeric_limits<int64_t>::max() : c.rollout.max_concurrent,
            .graphs = c.rollout.cuda_graphs});
     }
-    // The two newest versions are kept for those that fetch them, here or in shared memory, as there is room.
-    if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)
-      p.published = 2 * weights;
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
@@ -297,10 +293,19 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   plan.weights_bytes = weights;
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/data/shared_arena.h).
-  if (devices > 1 && c.cluster.weight_transport == WeightTransport::kSharedMemory)
-    plan.shared_memory_bytes += 2 * weights;
-  if (c.checkpoint.recovery_every_steps > 0) plan.shared_memory_bytes += 2 * state;
+  if (devices > 1)
+    plan.shared_memory.push_back(
+        {"published weights", "cluster.weight_transport: " + std::string(Name(c.cluster.weight_transport)),
+         2 * weights});
+  if (c.checkpoint.recovery_every_steps > 0)
+    plan.shared_memory.push_back({"recovery copies", "checkpoint.recovery_every_steps", 2 * state});
   return plan;
+}
+
+int64_t MemoryPlan::shared_memory_bytes() const {
+  int64_t sum = 0;
+  for (const SharedPart& part : shared_memory) sum += part.bytes;
+  return sum;
 }
 
 RoleNeeds NeedsOfRoles(const MemoryPlan& plan) {

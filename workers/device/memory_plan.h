@@ -33,7 +33,6 @@ struct ProcessMemory {
   model::MemoryUse rollout;  // without the weights, which both roles share
   model::MemoryUse actor;
   std::vector<std::pair<std::string, int64_t>> further = {};  // models beside the trained one
-  int64_t published = 0;                                      // copies of weights that others fetch
   bool offloads = false;  // train.offload_optimizer: the roles take turns in memory
   // A slot that is a GPU: `rollout`, `actor` and `further` are in its memory, beside its context; weights of
   // all models are with the host, too.
@@ -66,7 +65,15 @@ struct MemoryPlan {
   model::ModelSpec model;       // of a language model
   int64_t kv_cache_tokens = 0;  // capacity of one rollout worker
   std::vector<ProcessMemory> processes;
-  int64_t shared_memory_bytes = 0;      // /dev/shm: published weights (2 or more slots), recovery copies
+  // In /dev/shm of each host, where there is room: published weights of two versions (2 or more slots; with
+  // cluster.weight_transport: stream they are in the workers' own memory else), and on the trainer's host
+  // recovery copies. Key: that makes it smaller.
+  struct SharedPart {
+    std::string name, key;
+    int64_t bytes = 0;
+  };
+  std::vector<SharedPart> shared_memory;
+  [[nodiscard]] int64_t shared_memory_bytes() const;
   int64_t weights_bytes = 0;            // of the trained model, in memory and on disk
   int64_t checkpoint_bytes = 0;         // one on disk (workers/device/disk_plan.h)
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm

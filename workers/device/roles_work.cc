@@ -8,6 +8,7 @@
 #include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
+#include "workers/device/caught.h"
 #include "workers/device/memory_proof.h"
 #include "workers/device/torch_threads.h"
 #include "workers/net/resolved_config.h"
@@ -21,6 +22,7 @@ namespace {
 // Rows of the time line.
 constexpr int kRolloutRow = 1;
 constexpr int kActorRow = 2;
+constexpr int kPullRow = 3;
 
 Status Told(const char* event, const Status& status) {
   if (!status.ok()) LogWorkerFailure(event, status.message());
@@ -61,18 +63,19 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     // What cannot be predicted is not set aside; the controller asks for no proof then.
     if (const auto plan = PlanMemory(of_slot); plan.ok()) {
       plan_ = plan->processes[static_cast<size_t>(welcome.place)];
-      shared_memory_ = plan->shared_memory_bytes;
+      shared_memory_ = plan->shared_memory_bytes();
     }
-    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory,
+    shared_folder_ = SharedBlock::OfHost(welcome.shared_memory, host_);
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, shared_folder_,
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
                                            device_.make, welcome.trains);
-    shared_folder_ = welcome.shared_memory;
     const MutexLock lock(published_mu_);
     published_ = roles_->host_weights();
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(config_, welcome, {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+      trace_ = OpenWorkerTrace(config_, welcome,
+                               {{kRolloutRow, "rollout"}, {kActorRow, "actor"}, {kPullRow, "weights"}});
   }
   pages_.Welcomed("device", config_, welcome, credentials_, controller_);
   link_->SetPermit(welcome.permit_s,
@@ -82,6 +85,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
 
 void RolesWork::ForgetAll() {
   FinishCheckpoint();
+  EndPull();
   (void)Withdraw();  // who still reads the state after its deadline fails by digest
   LeaveGroup();
   paced_.clear();
@@ -183,6 +187,33 @@ std::string RolesWork::OutOfMemory(const std::string& why) const {
 
 // --- weights
 
+void RolesWork::EndPull() {
+  pull_.request_stop();
+  if (pull_.joinable()) pull_.join();  // waits: the stop cancels its call
+}
+
+void RolesWork::Pull(const down::Pull& c) {
+  EndPull();
+  pull_ = std::jthread(
+      [this, c, host = roles_->host_weights(), bytes = roles_->weight_bytes()](const std::stop_token& stop) {
+        const TimePoint begin = TraceNow();
+        auto said = Clock::now();
+        const auto came = [&] {
+          if (Clock::now() - said < std::chrono::seconds(1)) return;
+          said = Clock::now();
+          link_->Send(up::Pulled{.slot = c.slot, .v = c.v});
+        };
+        const Status pulled = Caught("pull", [&] {
+          return host->Pull({c.address, credentials_}, c.v, c.digest, bytes, came, stop);
+        });
+        if (stop.stop_requested()) return;
+        if (trace_)
+          trace_->Add({"pull", std::string(observe::kWeightsSpan), kPullRow, begin, TraceNow() - begin, {}});
+        link_->Send(up::Pulled{
+            .slot = c.slot, .v = c.v, .whole = pulled.ok(), .error = pulled.ok() ? "" : pulled.message()});
+      });
+}
+
 StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
   const auto operation = Begins("load", observe::kWeightsSpan);
   const auto start = Clock::now();
@@ -217,8 +248,7 @@ StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {
     published = published_;
   }
   if (published == nullptr) return NotFound("no weights are here yet");
-  // Who reads was told by the controller at the same time as whoever brings them here.
-  return published->Open(wanted.version, std::chrono::seconds(10));
+  return published->Open(wanted.version);
 }
 
 // --- rollout

@@ -48,7 +48,7 @@ class RolesWork : public DeviceWork {
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
-  // Before anything else; outlives this.  requires FinishCheckpoint before the link ends
+  // Before anything else; outlives this.  requires FinishCheckpoint and EndPull before the link ends
   void Use(Link* link) { link_ = link; }
   Pulse& pulse() { return pulse_; }
   WorkerPages& pages() { return pages_; }
@@ -75,6 +75,8 @@ class RolesWork : public DeviceWork {
     const auto state = roles_->state();
     return state ? state->step : StepNumber{};
   }
+  void Pull(const down::Pull& c) override;
+  void EndPull() override;
   StatusOr<Copied> Load(const down::Load& c) override;
   void UseVersion(const Version& v) override { roles_->UseVersion(v); }
   Status Publish(const down::Publish& c) override;
@@ -139,7 +141,7 @@ class RolesWork : public DeviceWork {
   SlotId slot_;                // this incarnation's
   ProcessMemory plan_;         // of this slot
   int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
-  std::string shared_folder_;  // there
+  std::string shared_folder_;  // of this host, there
   SlotDevice device_;
   std::unique_ptr<DeviceRoles> roles_;
 
@@ -155,6 +157,7 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<observe::TraceWriter> trace_;
   std::future<void> written_;  // waits: for the files of checkpoint_, see AwaitFiles
   std::jthread checkpoint_;    // waits: for the disk and the store, see FinishCheckpoint
+  std::jthread pull_;          // waits: for a source that sends nothing, but no longer than EndPull lets it
 };
 
 }  // namespace tidepool::workers

@@ -36,6 +36,7 @@ TP_FIELDS_BY(Graded, TP_EACH(tid, att, outcome, reward) v("rewards", r.rewards, 
 TP_FIELDS(Drained, slot, epoch)
 TP_FIELDS(Released, slot, epoch, free_bytes)
 TP_FIELDS(Granted, slot, epoch)
+TP_FIELDS_BY(Pulled, TP_EACH(slot, v, whole) v("error", r.error, kWords);)
 TP_FIELDS_BY(Loaded, TP_EACH(slot, v, digest) v("error", r.error, kWords);)
 TP_FIELDS_BY(StateReady, TP_EACH(slot, step, weights_digest) v("error", r.error, kWords);
              v("request", r.request); v("out_of_reach", r.out_of_reach);)
@@ -111,6 +112,7 @@ TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir"
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world)
 TP_FIELDS(FetchState, slot, epoch, step, weights_digest, request, address)
 TP_FIELDS_BY(FormGroup, VisitFields(As<command::FormGroup>(r), v); TP_EACH(store, timeout_s))
+TP_FIELDS(Pull, slot, v, digest, address)
 TP_FIELDS(Load, slot, v, digest, address, alias)
 TP_FIELDS(WriteCheckpoint, slot, ckpt, dir)
 TP_FIELDS(SaveFinal, slot, dir)

@@ -116,6 +116,7 @@ using event::FinalSaved;
 using event::Granted;
 using event::GroupFormed;
 using event::Published;
+using event::Pulled;
 using event::RecoveryCopied;
 using event::Released;
 using event::StateReady;
@@ -143,7 +144,7 @@ using FromWorkerBody =
     std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
-                 up::EnvStepped, up::Offer>;
+                 up::EnvStepped, up::Offer, up::Pulled>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken
@@ -258,11 +259,17 @@ struct FormGroup : command::FormGroup {
 };
 using command::CopyRecovery;
 using command::Publish;
+struct Pull {
+  SlotId slot;
+  Version v;
+  uint64_t digest = 0;
+  std::string address;  // of the source's Weights service
+};
 struct Load {
   SlotId slot;
   Version v;
   uint64_t digest = 0;
-  std::string address;  // of the peer's Weights service; empty: shared memory
+  std::string address;  // of the Weights service of who has them on this host; empty: shared memory
   bool alias = false;   // the weights are here: those of this slot's trainer
 };
 struct WriteCheckpoint {
@@ -285,7 +292,7 @@ using ToWorkerBody =
                  down::RestoreState, down::Train, down::AbortStep, down::EndEvaluation, down::FetchState,
                  down::FormGroup, down::CopyRecovery, down::Publish, down::Load, down::Admit,
                  down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached,
-                 down::Resend>;
+                 down::Resend, down::Pull>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

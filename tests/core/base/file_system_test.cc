@@ -250,6 +250,19 @@ TEST_F(RealFileSystemTest, LockIsOfTheFileThatIsThereNow) {
   EXPECT_THAT(comer.message(), HasSubstr("locked by now"));
 }
 
+TEST_F(RealFileSystemTest, ALockThatIsTakenIsKeptWhenTheOldHolderEnds) {
+  const std::string path = root_ + "/lock";
+  auto old = fs_.Lock(path, "old");
+  ASSERT_TRUE(old.ok());
+  auto now = fs_.TakeLock(path, "now");
+  ASSERT_TRUE(now.ok()) << now.status().ToString();
+  old->reset();
+  EXPECT_THAT(fs_.Lock(path, "comer").status().message(), HasSubstr("locked by now"));
+  EXPECT_EQ(RealFileSystem::LockedBy(path), "now");
+  now->reset();
+  EXPECT_TRUE(fs_.Lock(path, "comer").ok());
+}
+
 // Whoever wants to make room there needs the lock, but not the note in it.
 TEST_F(RealFileSystemTest, LockIsHadOnAFullDisk) { EXPECT_TRUE(fs_.Lock("/dev/full", "me").ok()); }
 

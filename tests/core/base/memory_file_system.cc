@@ -75,7 +75,7 @@ struct MemoryFileSystem::Disk {
   int64_t generation = 0;  // of handles: raised by Crash and Kill
   bool down = false;
   Duration busy{0};
-  std::map<std::string, std::string> locks;  // path -> holder
+  std::map<NodePtr, std::string> locks;  // file, whatever its name is now -> holder
 
   // Counts an operation. ok: do it. Else the error; `half_done` is set where the machine goes down now.
   Status Begin(std::string_view doing, std::string_view path, bool* half_done) {
@@ -307,16 +307,16 @@ class MemoryReadableFile : public ReadableFile {
 
 class MemoryFileLock : public FileLock {
  public:
-  MemoryFileLock(std::shared_ptr<MemoryFileSystem::Disk> disk, std::string path)
-      : disk_(std::move(disk)), path_(std::move(path)), generation_(disk_->generation) {}
+  MemoryFileLock(std::shared_ptr<MemoryFileSystem::Disk> disk, NodePtr file)
+      : disk_(std::move(disk)), file_(std::move(file)), generation_(disk_->generation) {}
   ~MemoryFileLock() override {
     const std::lock_guard lock(disk_->mu);
-    if (generation_ == disk_->generation) disk_->locks.erase(path_);
+    if (generation_ == disk_->generation) disk_->locks.erase(file_);
   }
 
  private:
   std::shared_ptr<MemoryFileSystem::Disk> disk_;
-  std::string path_;
+  NodePtr file_;
   int64_t generation_;
 };
 
@@ -534,12 +534,14 @@ Status MemoryFileSystem::SyncDir(const std::string& dir) {
 StatusOr<std::unique_ptr<FileLock>> MemoryFileSystem::Lock(const std::string& path, const std::string& who) {
   TP_ASSIGN_OR_RETURN(const auto file, OpenForAppend(path, FileAccess::kShared));
   const std::lock_guard lock(disk_->mu);
-  const auto [it, free] = disk_->locks.try_emplace(path, who);
+  const NodePtr node = disk_->Find(Parts(path));
+  if (node == nullptr) return FileError(ENOENT, "lock", path);
+  const auto [it, free] = disk_->locks.try_emplace(node, who);
   if (!free) {
     return FailedPrecondition(path + ": locked by " + it->second +
                               "; wait until it ends or stop it, or use another folder");
   }
-  return std::unique_ptr<FileLock>(std::make_unique<MemoryFileLock>(disk_, path));
+  return std::unique_ptr<FileLock>(std::make_unique<MemoryFileLock>(disk_, node));
 }
 
 StatusOr<int64_t> MemoryFileSystem::FreeBytes(const std::string& path) {

@@ -483,6 +483,21 @@ TEST(JournalTest, AWriterThatWasTakenOverAcknowledgesNothingAndNothingOfItIsRead
   EXPECT_EQ((*next)->Flush().code(), StatusCode::kAborted);
 }
 
+// The lock is the successor's, so that a third one which nobody told to take over is kept out, also once the
+// first one has ended.
+TEST(JournalTest, WhoTakesOverHasTheLock) {
+  MemoryFileSystem fs;
+  auto frozen = MustOpen(fs);
+  auto next = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true});
+  ASSERT_TRUE(next.ok()) << next.status().ToString();
+  EXPECT_EQ(JournalWriter::Open(fs, kDir, "run-1").status().code(), StatusCode::kFailedPrecondition);
+  frozen.reset();
+  EXPECT_EQ(JournalWriter::Open(fs, kDir, "run-1").status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE((*next)->StillOurs().ok());
+  next->reset();
+  EXPECT_TRUE(JournalWriter::Open(fs, kDir, "run-1").ok());
+}
+
 // One that slept begins a segment when it wakes, and its name is taken.
 TEST(JournalTest, AWriterThatWasTakenOverBeginsNoSegment) {
   MemoryFileSystem fs;

@@ -74,7 +74,7 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   const auto colocated = PlanMemory(c);
   ASSERT_TRUE(colocated.ok());
   ASSERT_EQ(colocated->processes.size(), 3U);  // device, reward, controller
-  EXPECT_EQ(colocated->shared_memory_bytes, 0);
+  EXPECT_EQ(colocated->shared_memory_bytes(), 0);
   const int64_t elements = model::WeightBytes(colocated->model, model::DType::kBFloat16) / 2;
   // Twice where it trains on the CPU: once more for its products.
   EXPECT_EQ(colocated->processes[0].actor.weights, 2 * 2 * elements);
@@ -92,7 +92,13 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   EXPECT_EQ(split->processes[2].resident(), 2 * elements);
   EXPECT_EQ(NeedsOfRoles(*split).rollout, split->processes[2].rollout.passing());
   EXPECT_EQ(NeedsOfRoles(*split).actor, split->processes[0].actor.passing());
-  EXPECT_EQ(split->shared_memory_bytes, 2 * 2 * elements);
+  EXPECT_EQ(split->shared_memory_bytes(), 2 * 2 * elements);
+  c.cluster.weight_transport = WeightTransport::kStream;  // each host has its copies there, too
+  const auto stream = PlanMemory(c);
+  ASSERT_EQ(stream->shared_memory.size(), 1U);
+  EXPECT_EQ(stream->shared_memory[0].bytes, 2 * 2 * elements);
+  EXPECT_EQ(stream->shared_memory[0].key, "cluster.weight_transport: stream");
+  EXPECT_EQ(stream->total(), split->total());
 }
 
 TEST(MemoryPlanTest, RolesThatTakeTurnsInMemoryNeedTheLargerOfThem) {

@@ -299,5 +299,22 @@ TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
   EXPECT_TRUE(std::get<StorageFailed>(done[0]).journal);
 }
 
+// One that waits for workers writes nothing for hours.
+TEST_F(RunStorageTest, ASuccessorIsFoundWithoutAWrite) {
+  Open(/*ends_with_the_machine=*/false);
+  storage_->LookForSuccessor();
+  const auto next = storage::JournalWriter::Open(*disk_, "run/journal", "a", {.take_over = true});
+  ASSERT_TRUE(next.ok()) << next.status().ToString();
+  const auto until = Clock::now() + seconds(20);
+  std::vector<StorageDone> done;
+  while (done.empty() && Clock::now() < until) {
+    storage_->LookForSuccessor();
+    for (StorageDone& d : inbox_->TakeAll(milliseconds(10))) done.push_back(std::move(d));
+  }
+  ASSERT_EQ(done.size(), 1U);
+  ASSERT_TRUE(std::holds_alternative<StorageFailed>(done[0]));
+  EXPECT_TRUE(std::get<StorageFailed>(done[0]).taken_over);
+}
+
 }  // namespace
 }  // namespace tidepool::workers

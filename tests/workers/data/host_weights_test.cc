@@ -23,7 +23,7 @@ struct Host {
   explicit Host(std::string f) : folder(std::move(f)), weights(folder) {
     auto started = WeightsServer::Start("127.0.0.1", {"token"}, 1 << 20,
                                         [this](const WantedBytes& w) -> StatusOr<PublishedBytes> {
-                                          auto opened = weights.Open(w.version, milliseconds(5000));
+                                          auto opened = weights.Open(w.version);
                                           if (opened.ok() && spoil) spoil(*opened);
                                           return opened;
                                         });
@@ -33,8 +33,13 @@ struct Host {
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
   ~Host() { SharedBlock::RemoveAll(folder); }
-  Status Pull(const Host& from, uint64_t digest, std::vector<std::byte>& out) {
-    return weights.Pull(from.server->address(), {"token"}, kVersion, digest, std::span(out));
+  // To this host, and from there into `out`.
+  Status Pull(const Host& from, uint64_t digest, std::vector<std::byte>& out,
+              const Version& version = kVersion) {
+    const Credentials credentials{"token"};
+    TP_RETURN_IF_ERROR(weights.Pull({from.server->address(), credentials}, version, digest,
+                                    static_cast<int64_t>(out.size())));
+    return weights.Read(version, std::span(out)).status();
   }
 
   std::string folder;
@@ -102,7 +107,7 @@ TEST_F(HostWeightsTest, PiecesArePassedOnWhileOthersStillCome) {
   EXPECT_EQ(*other.Read(kVersion, std::span(read)), digest_);
   EXPECT_EQ(read, bytes_);
   HostWeights successor(hosts_[1]->folder);
-  const auto opened = successor.Open(kVersion, milliseconds(0));
+  const auto opened = successor.Open(kVersion);
   ASSERT_TRUE(opened.ok());
   EXPECT_EQ(opened->pieces.Digest(), digest_);
 }
@@ -123,7 +128,7 @@ TEST_F(HostWeightsTest, APieceThatIsNotWhatWasPublishedGoesNoFurther) {
   last.join();
   EXPECT_FALSE(pulled.ok());
   for (const auto& host : hosts_)
-    EXPECT_EQ(HostWeights(host->folder).Open(kVersion, milliseconds(0)).ok(), host == hosts_[0]);
+    EXPECT_EQ(HostWeights(host->folder).Read(kVersion, std::span(second)).ok(), host == hosts_[0]);
 
   // A source that lists the sums of what it sends, which is not what was published.
   hosts_[0]->spoil = [&](PublishedBytes& opened) { opened.pieces.sums[1] ^= 1; };
@@ -138,16 +143,106 @@ TEST_F(HostWeightsTest, WithoutRoomInSharedMemoryTheCopyIsTheProcessesOwn) {
   EXPECT_FALSE(none.Publish(kVersion, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true).ok());
   ASSERT_EQ(none.Publish(kVersion, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/false), OkStatus());
   EXPECT_EQ(none.held_bytes(), static_cast<int64_t>(bytes_.size()));
-  const auto opened = none.Open(kVersion, milliseconds(0));
+  const auto opened = none.Open(kVersion);
   ASSERT_TRUE(opened.ok());
   std::vector<std::byte> read = Empty();
   ASSERT_EQ(opened->copy(0, read), OkStatus());
   EXPECT_EQ(read, bytes_);
-  // Two newer versions take its place: who still reads is told.
-  for (const int64_t v : {4, 5})
-    ASSERT_EQ(none.Publish({0, v}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/false), OkStatus());
-  EXPECT_EQ(opened->copy(0, read).code(), StatusCode::kUnavailable);
-  EXPECT_EQ(none.held_bytes(), 2 * static_cast<int64_t>(bytes_.size()));
+}
+
+// Steps that are faster than a link: what is read from a host stays there until it is read to its end.
+TEST_F(HostWeightsTest, ACopyIsKeptWhileItIsReadHoweverManyFollow) {
+  ASSERT_EQ(Publish(), OkStatus());
+  HostWeights& host = hosts_[0]->weights;
+  const auto publish = [&](int64_t number) {
+    bytes_[0] = static_cast<std::byte>(number);
+    digest_ = PiecesOf(bytes_).Digest();
+    return host.Publish({0, number}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/false);
+  };
+  const std::vector<std::byte> third = bytes_;
+  std::vector<std::byte> read = Empty();
+  auto opened = host.Open(kVersion);
+  ASSERT_TRUE(opened.ok());
+  for (int64_t v = 4; v <= 9; ++v) {
+    ASSERT_EQ(publish(v), OkStatus());
+    ASSERT_EQ(opened->copy(0, read), OkStatus());
+    EXPECT_EQ(read, third);
+    ASSERT_TRUE(host.Read({0, v}, std::span(read)).ok());
+    EXPECT_EQ(read, bytes_);
+    EXPECT_FALSE(host.Read({0, v - 1}, std::span(read)).ok() && v > 4) << "it took the place of the last one";
+    EXPECT_EQ(host.held_bytes(), 0) << "both are in shared memory";
+  }
+  // Two that are read: there is a third place, in this process, and no fourth.
+  auto ninth = host.Open({0, 9});
+  ASSERT_TRUE(ninth.ok());
+  ASSERT_EQ(publish(10), OkStatus());
+  EXPECT_EQ(host.held_bytes(), static_cast<int64_t>(bytes_.size()));
+  EXPECT_EQ(opened->copy(0, read), OkStatus());
+  EXPECT_EQ(ninth->copy(0, read), OkStatus());
+  auto tenth = host.Open({0, 10});
+  ASSERT_EQ(publish(11), OkStatus());
+  EXPECT_EQ(opened->copy(0, read).code(), StatusCode::kUnavailable) << "who still reads the oldest is told";
+  EXPECT_EQ(ninth->copy(0, read), OkStatus());
+}
+
+// The host's slots load the newest that is whole, while the next one comes.
+TEST_F(HostWeightsTest, APullLeavesTheNewestThatIsWhole) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::vector<std::byte> out = Empty();
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
+  auto reader = hosts_[1]->weights.Open(kVersion);  // of a further host, which is slow
+  ASSERT_TRUE(reader.ok());
+  for (int64_t v = 4; v <= 6; ++v) {
+    ASSERT_EQ(hosts_[0]->weights.Publish({0, v}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true),
+              OkStatus());
+    hosts_[0]->spoil = [&](PublishedBytes& opened) {
+      opened.copy = [&, v, copy = opened.copy](size_t at, std::span<std::byte> to) {
+        EXPECT_TRUE(hosts_[1]->weights.Read({0, v - 1}, std::span(out)).ok()) << v;
+        return copy(at, to);
+      };
+    };
+    std::vector<std::byte> next = Empty();
+    ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, next, {0, v}), OkStatus());
+    EXPECT_EQ(next, bytes_);
+  }
+  EXPECT_EQ(reader->copy(0, out), OkStatus());
+}
+
+TEST_F(HostWeightsTest, AReaderDoesNotWaitForWhatDoesNotCome) {
+  ASSERT_EQ(Publish(), OkStatus());
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(hosts_[0]->weights.Open({0, 2}).status().code(), StatusCode::kNotFound) << "a newer one is here";
+  std::vector<std::byte> out = Empty();
+  EXPECT_FALSE(hosts_[1]->Pull(*hosts_[0], digest_ + 1, out).ok());
+  EXPECT_EQ(hosts_[1]->weights.Open(kVersion).status().code(), StatusCode::kNotFound) << "it failed";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(HostWeightsTest, APullThatIsCalledOffEndsAtOnce) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::atomic<bool> begun = false;
+  hosts_[0]->spoil = [&](PublishedBytes& opened) {
+    opened.copy = [&, copy = opened.copy](size_t at, std::span<std::byte> out) {
+      for (int i = 0; i < 500 && at > 0; ++i) {  // it sends nothing for a while
+        begun = true;
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+      return copy(at, out);
+    };
+  };
+  const Credentials credentials{"token"};
+  Status pulled;
+  std::jthread pull([&](const std::stop_token& stop) {
+    pulled = hosts_[1]->weights.Pull(
+        {hosts_[0]->server->address(), credentials}, kVersion, digest_, static_cast<int64_t>(bytes_.size()),
+        [] {}, stop);
+  });
+  while (!begun) std::this_thread::sleep_for(milliseconds(1));
+  const auto begin = std::chrono::steady_clock::now();
+  pull.request_stop();
+  pull.join();
+  EXPECT_EQ(pulled.code(), StatusCode::kCancelled);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
 }
 
 }  // namespace

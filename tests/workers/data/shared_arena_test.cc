@@ -45,6 +45,17 @@ TEST_F(SharedArenaTest, NamesCannotBeGuessedFromTheRun) {
   EXPECT_NE(SharedBlock::FolderOf("/", "a"), SharedBlock::FolderOf("/tmp", "a"))
       << "a copy of the run's folder";
   EXPECT_EQ(SharedBlock::FolderOf("run", "a"), SharedBlock::FolderOf("run", "a")) << "a resumed run finds it";
+  // Two hosts that are containers with one /dev/shm.
+  const std::string first = SharedBlock::OfHost(folder_, "10.0.0.1"),
+                    second = SharedBlock::OfHost(folder_, "10.0.0.2");
+  ASSERT_NE(first, second);
+  for (const std::string& host : {first, second})
+    ASSERT_EQ(SharedBlock(host, "weights").Write({1, 0, 7, 0}, {std::as_bytes(std::span(bytes_))}),
+              OkStatus());
+  SharedBlock::RemoveAll(first);
+  EXPECT_TRUE(SharedBlock(second, "weights").Read(1, 0, {std::as_writable_bytes(std::span(read_))}).ok());
+  SharedBlock::Remove(second, "weights");
+  EXPECT_FALSE(std::filesystem::exists(folder_)) << "nothing is left of the run";
 }
 
 TEST_F(SharedArenaTest, NobodyElseGetsIn) {

@@ -382,9 +382,11 @@ struct SimController::Do {
   void operator()(const cmd::FormGroup& c) {
     s.Send(c.worker, down::FormGroup{c, std::to_string(s.life_) + "-" + std::to_string(c.group_epoch), 20});
   }
-  void operator()(const cmd::Load& c) {
-    s.Send(c.worker, down::Load{c.slot, c.v, c.digest, "", SlotOf(c) == c.from});
+  void operator()(const cmd::Pull& c) {
+    s.Send(c.worker,
+           down::Pull{c.slot, c.v, c.digest, s.places_->HelloOf(c.from.worker.worker).weights_address});
   }
+  void operator()(const cmd::Load& c) { s.Send(c.worker, down::Load{c.slot, c.v, c.digest, "", c.alias}); }
   void operator()(const cmd::Train& c) { s.step_rows_->Add(c); }
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.
