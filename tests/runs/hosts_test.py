@@ -276,7 +276,7 @@ class HostsTest(RunTest):
 
     def take_over(self, run, stop, *flags, certificates=(), meanwhile=lambda first: None):
         """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
-        more, within = (500, 30) if certificates else (20, 10)  # the journal of a long run is long to read
+        more, within = (1500, 30) if certificates else (20, 10)  # the journal of a long run is long to read
         host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
         first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
                                 "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=20000", "checkpoint.every_steps=1000",
@@ -404,11 +404,19 @@ class HostsTest(RunTest):
         self.assertEqual(late.returncode, 0)
 
     def test_a_controller_that_is_frozen_in_an_exchange_of_certificates_changes_none_when_it_wakes(self):
-        log = self.path("logs", "controller.log", run="halfway")
+        log, shown = self.path("logs", "controller.log", run="halfway"), []
+
+        def freeze(process):
+            process.send_signal(signal.SIGSTOP)
+            shown.append(self.path("security", "reward.crt", run="halfway").read_text())
+
         host, first, second = self.take_over(
-            "halfway", lambda process: process.send_signal(signal.SIGSTOP), "--take-over", certificates=("security.certificate_hours=0.01",),
+            "halfway", freeze, "--take-over", certificates=("security.certificate_hours=0.01",),
             meanwhile=lambda first: self.wait_for(lambda: "next authority is believed" in log.read_text(), 60, "the first step", first))
         files = sorted(file for file in self.path("security", run="halfway").iterdir() if file.suffix in (".crt", ".key"))
+        # The other one exchanges them, too.
+        self.wait_for(lambda: self.path("security", "reward.crt", run="halfway").read_text() != shown[0], 30, "its certificates", second)
+        time.sleep(0.5)
         before = [file.read_text() for file in files]
         first.send_signal(signal.SIGCONT)
         out, err = first.communicate(timeout=60)

@@ -47,7 +47,10 @@ struct CertificateTimes {
   int64_t lifetime = 365 * 24 * 3600;
   // Left of it when new ones are made: a run that nobody resumes for so long still has certificates that
   // hold.
-  [[nodiscard]] int64_t renewed_before() const { return lifetime / 12; }
+  // Of those that hold for minutes enough for both steps and for all to look.
+  [[nodiscard]] int64_t renewed_before() const {
+    return std::max(lifetime / 12, std::min(lifetime / 2, announced() + 10));
+  }
   // Between two steps of an exchange: all have looked at the files by then.
   [[nodiscard]] int64_t announced() const { return std::clamp<int64_t>(lifetime / 24, 2, 60); }
 };
