@@ -199,7 +199,8 @@ struct Loaded {
   std::string error;
 };
 // The slot holds the training state of `step` (fresh from the model, restored, or fetched from a peer: the
-// answer to the InitState, RestoreState or FetchState with that `request`). `error` set: could not.
+// answer to the InitState, RestoreState or FetchState with that `request`). `error` set: could not;
+// out_of_reach: because the store of the checkpoint is, so that nothing is known of the checkpoint.
 struct StateReady {
   WorkerRef worker;
   SlotId slot;
@@ -207,6 +208,7 @@ struct StateReady {
   uint64_t weights_digest = 0;
   std::string error;
   int64_t request = 0;
+  bool out_of_reach = false;
 };
 // The communicator of the training group `group_epoch` is up on this member. `error` set: could not.
 struct GroupFormed {
@@ -266,10 +268,12 @@ struct CheckpointFailed {
   int64_t ckpt = 0;
   std::string why;
 };
-// Reply to VerifyCheckpoint; "" = every digest right.
+// Reply to VerifyCheckpoint; "" = every digest right (of files in a store: every size; the worker that takes
+// them looks at the digests). out_of_reach: as of StateReady.
 struct CheckpointVerified {
   int64_t ckpt = 0;
   std::string error;
+  bool out_of_reach = false;
 };
 struct FinalSaved {
   std::string error;

@@ -4,6 +4,7 @@
 #include <arrow/filesystem/s3fs.h>
 #include <arrow/io/interfaces.h>
 #include <arrow/result.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -52,9 +53,10 @@ struct KnownError {
   const char* remedy;
 };
 constexpr KnownError kKnownErrors[] = {
-    {"NO_SUCH_BUCKET", StatusCode::kNotFound,
+    {"NO_SUCH_BUCKET", StatusCode::kFailedPrecondition,
      "there is no such bucket; make it, or correct checkpoint.store"},
-    {"NoSuchBucket", StatusCode::kNotFound, "there is no such bucket; make it, or correct checkpoint.store"},
+    {"NoSuchBucket", StatusCode::kFailedPrecondition,
+     "there is no such bucket; make it, or correct checkpoint.store"},
     {"NO_SUCH_KEY", StatusCode::kNotFound, "there is no such object; it was removed, or never put there"},
     {"ACCESS_DENIED", StatusCode::kPermissionDenied,
      "access denied; the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials, of "
@@ -132,7 +134,11 @@ class S3Store : public CheckpointStore {
 
   Status Read(const std::string& key, const Take& take) override {
     auto opened = fs_->OpenInputFile(base_ + "/" + key);
-    if (!opened.ok()) return ToStatus(opened.status(), place_, key);
+    if (!opened.ok()) {
+      const Status error = ToStatus(opened.status(), place_, key);
+      if (error.code() == StatusCode::kNotFound) TP_RETURN_IF_ERROR(FindBucket());
+      return error;
+    }
     std::vector<char> piece(kS3PieceBytes);
     for (int64_t at = 0;;) {
       const auto read = (*opened)->ReadAt(at, kS3PieceBytes, piece.data());
@@ -168,8 +174,16 @@ class S3Store : public CheckpointStore {
       if (info.type() == s3::FileType::File)
         objects.push_back({info.path().substr(folder.size() + 1), info.size()});
     }
+    if (objects.empty()) TP_RETURN_IF_ERROR(FindBucket());
     std::ranges::sort(objects, {}, &Object::key);
     return objects;
+  }
+  // Of a bucket that is not there Arrow says no more than of an object that is not.
+  Status FindBucket() {
+    const auto info = fs_->GetFileInfo(base_.substr(0, base_.find('/')));
+    if (!info.ok()) return ToStatus(info.status(), place_, "");
+    if (info->type() == s3::FileType::Directory) return OkStatus();
+    return ToStatus(arrow::Status::IOError("NO_SUCH_BUCKET"), place_, "");
   }
   Status RemoveBelow(const std::string& folder) {
     const auto info = fs_->GetFileInfo(folder);
@@ -184,7 +198,13 @@ class S3Store : public CheckpointStore {
 };
 
 StatusOr<std::unique_ptr<CheckpointStore>> Open(const StorePlace& place) {
-  static const arrow::Status begun = s3::EnsureS3Initialized();
+  static const arrow::Status begun = [] {
+    // AWS' library writes to connections that the other side may have closed. A program that has chosen what
+    // to do then keeps it.
+    struct sigaction now {};
+    if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+    return s3::EnsureS3Initialized();
+  }();
   if (!begun.ok()) return ToStatus(begun, place, "");
   s3::S3Options options = s3::S3Options::Defaults();  // credentials by AWS' own rules
   if (!place.region.empty()) options.region = place.region;

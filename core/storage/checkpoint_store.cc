@@ -51,7 +51,10 @@ class DirectoryStore : public CheckpointStore {
     return ErrorOf(place_, Move(path, JoinPath(dir_, key), go_on));
   }
   Status Read(const std::string& key, const Take& take) override {
-    return ErrorOf(place_, ReadFrom(JoinPath(dir_, key), take));
+    Status read = ReadFrom(JoinPath(dir_, key), take);
+    if (read.code() == StatusCode::kNotFound)
+      if (Status there = IsThere(); !there.ok()) read = std::move(there);
+    return ErrorOf(place_, read);
   }
   StatusOr<std::vector<Object>> List() override {
     auto listed = ListFolder();
@@ -74,7 +77,7 @@ class DirectoryStore : public CheckpointStore {
   Status IsThere() {
     TP_ASSIGN_OR_RETURN(const FileInfo info, fs_.Stat(place_.store));
     if (info.exists && info.is_directory) return OkStatus();
-    return NotFound("is no directory here; mount it, or make it");
+    return FailedPrecondition("is no directory here; mount it, or make it");
   }
   Status Move(const std::string& path, const std::string& target, const GoOn& go_on) {
     TP_RETURN_IF_ERROR(IsThere());

@@ -8,12 +8,12 @@
 // config names another store meanwhile.
 //
 // Errors name the host, the store, the object and what to do:
-//   kNotFound            no such directory, bucket or object
+//   kNotFound            no such object
 //   kPermissionDenied    read-only, no credentials, or those there may not do it
 //   kResourceExhausted   full
 //   kUnavailable         it does not answer: after tries for StorePlace::timeout_s
 //   kDataLoss            what was read is not what was written
-//   kFailedPrecondition  this program has no S3 (libtidepool_s3.so)
+//   kFailedPrecondition  no such directory or bucket; this program has no S3 (libtidepool_s3.so)
 // A shared directory has no deadline: a system call that hangs is left to who waits for this thread.
 
 #include <cstdint>
@@ -54,6 +54,12 @@ TP_FIELDS(StorePlace, store, below, endpoint, region, timeout_s)
 inline Status ErrorOf(const StorePlace& place, const Status& error) {
   return error.At("host " + HostName() + ", checkpoint.store " + place.store +
                   (place.endpoint.empty() ? "" : " at " + place.endpoint));
+}
+
+// kNotFound and kDataLoss speak of an object, any other error of the store, or of the way there: an object
+// that may be as it should.
+inline bool IsOfStore(const Status& error) {
+  return !error.ok() && error.code() != StatusCode::kNotFound && error.code() != StatusCode::kDataLoss;
 }
 
 // What is below one place. Thread-safe for different keys.

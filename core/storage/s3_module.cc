@@ -14,7 +14,7 @@ StatusOr<S3OpenFunction*> Load() {
   const std::string path = (self.parent_path() / "libtidepool_s3.so").string();
   if (!std::filesystem::exists(path, error)) {
     return FailedPrecondition("this build has no S3 (" + path +
-                              " is not there); run scripts/setup --s3 and build again, or name a shared "
+                              " is not there); `make s3` builds it, or name a shared "
                               "directory as checkpoint.store");
   }
   // Arrow has a TLS library of its own, which is not to call into that of the program.

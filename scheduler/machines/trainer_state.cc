@@ -86,6 +86,7 @@ void TrainerState::On(const event::CheckpointVerified& e) {
   }
   all_.life.Moved();
   waits_.End({WaitKind::kVerify, 0});
+  if (e.out_of_reach) return OutOfReach({}, e.error);
   if (!e.error.empty()) {
     out_.Warn("checkpoint_unreadable",
               "checkpoint " + std::to_string(e.ckpt) + " is not used, and an older one is tried: " + e.error,
@@ -180,7 +181,9 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
     phase_ = StatePhase::kPlanned;
     return;
   }
-  if (ckpt_ == -2) {
+  if (ckpt_ >= 0 && e.out_of_reach) {
+    OutOfReach(e.worker, error);
+  } else if (ckpt_ == -2) {
     all_.life.Fail("state", e.worker, "the model could not be made: " + error);
   } else if (ckpt_ == -1) {
     recovery_ = {};  // the copy is of no use; the newest checkpoint then
@@ -189,6 +192,15 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
     out_.Record(record::CheckpointReject{ckpt_, error});
     Plan(true);
   }
+}
+
+// An older one would cost steps, and may be as far away: nothing is rejected, and --resume finds all as it
+// is.
+void TrainerState::OutOfReach(const std::optional<WorkerRef>& who, const std::string& error) {
+  const std::string what = "checkpoint " + std::to_string(ckpt_) + " of step " + std::to_string(step_.value) +
+                           " cannot be reached: " + error + "; --resume goes on from it once it can be";
+  if (who) return all_.life.Fail("checkpoint", *who, what);
+  all_.life.Fail("checkpoint", "controller", what);
 }
 
 StateCopy& TrainerState::CopyOf(SlotId slot) { return all_.fleet.devices.at(slot).copy_; }

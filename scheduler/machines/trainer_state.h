@@ -75,6 +75,7 @@ class TrainerState : public Machine {
   void ElectAdopted();
   void WaitForAbort(const SlotRef& ref, StepNumber step);
   void LeaderFailed(const event::StateReady& e, const std::string& error);
+  void OutOfReach(const std::optional<WorkerRef>& who, const std::string& error);  // none: the controller
 
   StatePhase phase_ = StatePhase::kNone;
   SlotRef leader_;     // whose copy is published and saved; where the state is (being) loaded first

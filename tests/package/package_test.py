@@ -65,6 +65,9 @@ class PackageTest(unittest.TestCase):
         setup = (ROOT / "scripts/setup").read_text()
         pins = [re.search(rf"^{name}_version=(\S+)", setup, re.M)[1] for name in ("torch", "cuda_runtime", "cuda_cupti")]
         self.assertIn("torch=={} nvidia-cuda-runtime=={} nvidia-cuda-cupti=={}`".format(*pins), (ROOT / "docs/operating.md").read_text())
+        if any(name.endswith("/libtidepool_s3.so") for name in names):
+            arrow = re.search(r"^pyarrow_version=(\S+)", setup, re.M)[1]
+            self.assertIn(f'Requires-Dist: pyarrow=={arrow}; extra == "s3"\n', metadata)
         # Libraries beside the programs, and some of those within them.
         for library in ("libyaml-cpp.so.0.7", "libpcre2-8.so.0", "libgrpc.a", "libprotobuf.a", "headers"):
             self.assertIn(library, licences)

@@ -5,6 +5,7 @@ Needs root, for the namespaces; without it skipped.
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import time
 import unittest
 
 from harness import ROOT, TIDEPOOL, WORKER, RunTest
+from moto import Moto, needs_s3
 
 NAMES = (f"tpa{os.getpid()}", f"tpb{os.getpid()}")
 ADDRESSES = ("10.91.0.1", "10.91.0.2")
@@ -103,7 +105,7 @@ class HostsTest(RunTest):
         self.started.append(process)
         return process
 
-    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml"):
+    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0):
         """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other."""
         controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME,
                                      "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", *overrides])
@@ -111,7 +113,8 @@ class HostsTest(RunTest):
                                 what="control.json", process=controller)
         self.assertEqual(control["address"].split(":")[0], ADDRESSES[0])
 
-        return controller, [self.worker(0, [WORKER, "run"], "device", 0, run), self.worker(1, [WORKER, "run"], "device", 1, run),
+        return controller, [self.worker(trains_on, [WORKER, "run"], "device", 0, run),
+                            self.worker(1 - trains_on, [WORKER, "run"], "device", 1, run),
                             self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, run)]
 
     def worker(self, host, program, role, place, run):
@@ -185,6 +188,25 @@ class HostsTest(RunTest):
         alone = self.train(config, *SAME, "cluster.slots=2", "train.steps=2", run="one")
         self.assert_done(alone)
         self.assertEqual(self.digests("two"), self.digests("one"))
+
+    @needs_s3
+    def test_the_bytes_of_checkpoints_go_from_who_trains_to_the_store(self):
+        s3 = Moto(self, ADDRESSES[0], lambda command: in_host(0, command))
+        # /dev/shm is each host's own.
+        controller, workers = self.run_over_hosts("run", "train.steps=3", "checkpoint.every_steps=1", "checkpoint.staging_dir=/dev/shm", *s3.keys,
+                                                  trains_on=1)
+        self.finish(controller)
+        self.assert_checked()
+        self.assertTrue(s3.objects())
+        requests = [line for line in s3.log.read_text().splitlines() if re.search(r"/(model|trainer)/", line)]
+        hosts = {line.split()[0] for line in requests if '"PUT ' in line or '"POST ' in line or '"GET ' in line}
+        self.assertEqual(hosts, {ADDRESSES[1]}, requests)
+        # The next life begins with what is in the store.
+        controller = self.launch(0, [TIDEPOOL, "train", str(self.path()), "--resume", "train.steps=5"])
+        workers = [self.worker(1, [WORKER, "run"], "device", 0, "run"), self.worker(0, [WORKER, "run"], "device", 1, "run"),
+                   self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, "run")]
+        self.finish(controller)
+        self.assert_checked()
 
     def test_a_cut_of_seconds_costs_nothing_and_a_lost_worker_may_be_started_again(self):
         controller, workers = self.run_over_hosts("cut", "train.steps=8")

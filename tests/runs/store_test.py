@@ -1,21 +1,14 @@
 """Checkpoints outside the run's folder: in a shared directory, and in S3 as moto has it (scripts/setup --tests)."""
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import unittest
-import urllib.request
 
 from harness import BIN, ROOT, RunTest, kill
+from moto import KEYS, Moto, needs_s3
 
 CONFIG = "configs/test/rl_colocated.yaml"
-MOTO = ROOT / ".deps/moto-venv/bin/moto_server"
-KEYS = {"AWS_ACCESS_KEY_ID": "testing-key", "AWS_SECRET_ACCESS_KEY": "testing-secret-that-nobody-prints",
-        "AWS_EC2_METADATA_DISABLED": "true"}
-needs_s3 = unittest.skipUnless(MOTO.exists() and (BIN / "libtidepool_s3.so").exists(),
-                               "no moto, or no libtidepool_s3.so; scripts/setup --tests, then cmake and build again")
 
 
 class StoreTest(RunTest):
@@ -135,52 +128,20 @@ class StoreTest(RunTest):
             self.assertIn(why, refused.stderr + refused.stdout)
 
     # --- S3
-    def s3(self):
-        """Starts one with the bucket `tests`; the keys that name it."""
-        os.environ.update(KEYS)
-        self.addCleanup(lambda: [os.environ.pop(key) for key in KEYS])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        with open(self.dir / "moto.log", "w") as log:
-            self.moto = subprocess.Popen([str(MOTO), "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
-        self.started.append(self.moto)
-        self.endpoint = f"http://127.0.0.1:{port}"
-
-        def made():
-            try:
-                request = urllib.request.Request(f"{self.endpoint}/tests", method="PUT")
-                return urllib.request.urlopen(request, timeout=5).status == 200
-            except OSError:
-                return False
-        self.wait_for(made, 30, "moto", self.moto)
-        return ("checkpoint.store=s3://tests/some/prefix", f"checkpoint.s3_endpoint={self.endpoint}", "checkpoint.s3_region=us-east-1",
-                "checkpoint.store_timeout_s=2")
-
-    def bucket(self):
-        with urllib.request.urlopen(f"{self.endpoint}/tests?list-type=2&max-keys=1000", timeout=10) as answer:
-            return [key for key in re.findall(r"<Key>(.*?)</Key>", answer.read().decode()) if not key.endswith("/")]
-
-    def delete(self, key):
-        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/tests/{key}", method="DELETE"), timeout=10)
-
-    def put(self, key, data):
-        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/tests/{key}", data=data, method="PUT"), timeout=10)
-
     @needs_s3
     def test_stores_of_both_kinds_by_the_same_cases(self):
-        self.s3()
+        endpoint = Moto(self).endpoint
         tests = BIN / "checkpoint_store_test"
         if not tests.exists():
             self.skipTest(f"{tests} is not built")
-        done = subprocess.run([str(tests)], env={**os.environ, "TIDEPOOL_TEST_S3": self.endpoint}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run([str(tests)], env={**os.environ, "TIDEPOOL_TEST_S3": endpoint}, capture_output=True, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertNotIn("SKIPPED", done.stdout)
 
     @needs_s3
     def test_a_run_with_its_checkpoints_in_s3_survives_its_worker_and_its_controller(self):
-        keys = self.s3()
-        run = self.start(CONFIG, "train.steps=60", "checkpoint.every_steps=10", *keys)
+        s3 = Moto(self)
+        run = self.start(CONFIG, "train.steps=60", "checkpoint.every_steps=10", *s3.keys)
         self.wait_step(22, run)
         self.assertTrue(kill(self.worker_pid(0, run)))
         self.wait_step(30, run)
@@ -193,12 +154,12 @@ class StoreTest(RunTest):
         for manifest in self.path("checkpoints").glob("*/manifest.json"):
             place = json.loads((manifest.parent / "store.json").read_text())
             named |= {f"some/prefix/{place['below']}/{file['path']}" for file in json.loads(manifest.read_text())["files"]}
-        self.assertEqual(set(self.bucket()), named)
+        self.assertEqual(set(s3.objects()), named)
         self.assert_done(self.command("export", f"{self.path()}:60", "--out", str(self.dir / "exported")))
         self.assertTrue((self.dir / "exported/config.json").exists())
         # The newest is damaged: the one before it.
         weights = next(key for key in named if "/step_60." in key and key.endswith(".bin"))
-        self.put(weights, b"x" * 10)
+        self.assertEqual(s3.request("PUT", "/" + weights, b"x" * 10).returncode, 0)
         self.assertIn(weights.rsplit("/", 1)[1], self.command("check", str(self.path())).stderr)
         self.assert_done(self.command("train", str(self.path()), "--resume", "train.steps=65"))
         self.assertTrue(self.events("checkpoint_unreadable"))
@@ -209,28 +170,35 @@ class StoreTest(RunTest):
             if path.is_file():
                 self.assertNotIn(KEYS["AWS_SECRET_ACCESS_KEY"].encode(), path.read_bytes(), path)
         self.assert_done(self.command("prune", str(self.path()), "--final-only"))
-        self.assertEqual(self.bucket(), [])
+        self.assertEqual(s3.objects(), [])
 
     @needs_s3
     def test_an_s3_that_stops_answering_ends_the_run_with_a_name_and_it_goes_on_after_that(self):
-        keys = self.s3()
-        run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=10", *keys)
+        s3 = Moto(self)
+        run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=10", *s3.keys)
         self.wait_step(12, run)
-        self.moto.send_signal(signal.SIGSTOP)
+        s3.process.send_signal(signal.SIGSTOP)
         _, err = self.finish(run, 3, timeout=150)
-        for word in ("fault=checkpoint", "host ", "s3://tests/some/prefix", self.endpoint, "checkpoint.store_timeout_s"):
+        for word in ("fault=checkpoint", "host ", "s3://tests/some/prefix", s3.endpoint, "checkpoint.store_timeout_s"):
             self.assertIn(word, err)
-        self.moto.send_signal(signal.SIGCONT)
+        refused = self.command("train", str(self.path()), "--resume", timeout=60)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn(s3.endpoint, refused.stderr)
+        checked = self.command("check", str(self.path()))
+        self.assert_done(checked)  # nothing is known of its files
+        self.assertIn("were not looked at", checked.stdout)
+        s3.process.send_signal(signal.SIGCONT)
         last = max(self.metrics())
         self.assert_done(self.command("train", str(self.path()), "--resume", f"train.steps={last + 5}"))
         self.assert_checked()
+        self.assertFalse([r for r in self.journal() if r["kind"] == "CK_REJECT"])
 
     @needs_s3
     def test_what_is_wrong_with_a_bucket_is_said_at_the_start(self):
-        keys = self.s3()
-        refused = self.train(CONFIG, *keys, "checkpoint.store=s3://not-there")
+        s3 = Moto(self)
+        refused = self.train(CONFIG, *s3.keys, "checkpoint.store=s3://not-there")
         self.assertNotEqual(refused.returncode, 0)
-        for word in ("host ", "s3://not-there", self.endpoint, "no such bucket"):
+        for word in ("host ", "s3://not-there", s3.endpoint, "no such bucket"):
             self.assertIn(word, refused.stderr)
 
 

@@ -274,6 +274,36 @@ TEST(AttachTest, AnAnswerToAnEarlierRequestForAStateIsRefused) {
   ExpectProven(cluster);
 }
 
+// A store that does not answer says nothing about the checkpoint in it.
+TEST(AttachTest, ACheckpointThatIsOutOfReachIsNotRejectedAndEndsTheRun) {
+  for (const bool at_the_worker : {false, true}) {
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    bool crashed = false;
+    cluster.on_event = [&](const Event& e) {
+      const bool now = std::holds_alternative<event::ChunkFinished>(e) && !crashed &&
+                       cluster.controller()->View().step.value == 2;
+      if (now) cluster.CrashController();
+      crashed |= now;
+    };
+    cluster.on_executed = [&](const Command& c) {
+      const auto* verify = std::get_if<command::VerifyCheckpoint>(&c);
+      if (verify != nullptr && crashed && !at_the_worker)
+        cluster.Inject(event::CheckpointVerified{verify->ckpt, "it does not answer", true});
+      const auto* restore = std::get_if<command::RestoreState>(&c);
+      if (restore != nullptr && at_the_worker)
+        cluster.Inject(event::StateReady{
+            restore->worker, restore->slot, {}, 0, "it does not answer", restore->request, true});
+    };
+    const auto outcome = cluster.Run();
+    EXPECT_TRUE(crashed);
+    EXPECT_EQ(outcome.code, 3);
+    EXPECT_NE(outcome.why.find("it does not answer"), std::string::npos) << outcome.why;
+    for (const JournalEntry& e : cluster.journal())
+      EXPECT_FALSE(std::holds_alternative<record::CheckpointReject>(e.record));
+  }
+}
+
 TEST(AttachTest, ALiveTrainerWithTheCommittedStateIsAdopted) {
   for (const int64_t slots : {3, 4}) {
     ControllerOptions job = LongLived(slots);

@@ -162,6 +162,11 @@ void CheckFiles(const std::string& run, JournalVerdict& verdict) {
     const std::string dir = JoinPath(folder, storage::CheckpointName(c.step));
     const auto manifest = storage::VerifyCheckpoint(real, dir, c.manifest_digest);
     if (manifest.ok() || !CheckJournal(verdict.path).state.checkpoints().contains(id)) continue;
+    if (real.Exists(JoinPath(dir, storage::kStorePlaceName)) && storage::IsOfStore(manifest.status())) {
+      return verdict.Note("the files of checkpoint " + std::to_string(id) + " of step " +
+                          std::to_string(c.step.value) +
+                          " were not looked at: " + manifest.status().message());
+    }
     return verdict.Violates("C2", verdict.state.next_lsn(),
                             "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) +
                                 " is committed, but " + manifest.status().message());

@@ -61,8 +61,10 @@ Status VerifyModel(FileSystem& files, const std::string& checkpoint) {
 StatusOr<std::string> FolderOfModel(FileSystem& files, const std::string& dir) {
   std::string model = dir + "/" + kModelFolder;
   if (HoldsModel(model)) {
-    TP_RETURN_IF_ERROR(VerifyModel(files, dir));
-    return model;
+    const Status verified = VerifyModel(files, dir);
+    if (verified.ok()) return model;
+    if (!PathThere(fs::path(dir) / storage::kStorePlaceName)) return verified;
+    TP_RETURN_IF_ERROR(files.RemoveTree(model));  // fetched, and damaged since
   }
   const std::string fetched = dir + "/fetched-" + std::to_string(getpid()) + ".tmp";
   const auto folder =

@@ -116,17 +116,26 @@ void Checkpoints::Commit(const up::CheckpointFiles& files, Lsn cut) {
 
 void Checkpoints::Verify(const cmd::VerifyCheckpoint& c) {
   const std::string dir = FolderOf(c.step);
+  struct Found {
+    StatusOr<storage::Manifest> manifest;
+    bool out_of_reach;
+  };
   OnDisk(
       "reading of checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, dir, digest = c.manifest_digest] { return storage::FindCheckpoint(*fs, dir, digest); },
-      [this, dir, ckpt = c.ckpt](StatusOr<storage::Manifest>& verified) {
-        Status status = verified.status();
-        if (verified.ok() && verified->notes["data_identity"] != owner_.data_identity) {
-          status =
-              FailedPrecondition(dir + " belongs to other data (identity " +
-                                 verified->notes["data_identity"] + ", now " + owner_.data_identity + ")");
+      [fs = fs_, dir, digest = c.manifest_digest] {
+        auto manifest = storage::FindCheckpoint(*fs, dir, digest);
+        const bool away =
+            storage::IsOfStore(manifest.status()) && fs->Exists(JoinPath(dir, storage::kStorePlaceName));
+        return Found{std::move(manifest), away};
+      },
+      [this, dir, ckpt = c.ckpt](Found& found) {
+        Status status = found.manifest.status();
+        if (status.ok() && found.manifest->notes["data_identity"] != owner_.data_identity) {
+          status = FailedPrecondition(dir + " belongs to other data (identity " +
+                                      found.manifest->notes["data_identity"] + ", now " +
+                                      owner_.data_identity + ")");
         }
-        ends_.feed(ev::CheckpointVerified{ckpt, status.ok() ? "" : status.message()});
+        ends_.feed(ev::CheckpointVerified{ckpt, status.ok() ? "" : status.message(), found.out_of_reach});
       });
 }
 

@@ -259,7 +259,8 @@ void DeviceMachine::SayState(int64_t request, StepNumber step, const StatusOr<ui
                             .step = step,
                             .weights_digest = digest.ok() ? *digest : 0,
                             .error = ErrorOf(digest.status()),
-                            .request = request});
+                            .request = request,
+                            .out_of_reach = digest.status().code() == StatusCode::kDeadlineExceeded});
 }
 
 void DeviceMachine::On(const down::FormGroup& c) {

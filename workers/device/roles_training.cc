@@ -227,7 +227,9 @@ Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
   TP_ASSIGN_OR_RETURN(const std::string staging,
                       storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
   const auto folder = storage::FolderWithFiles(disk, dir, "", staging, [] { return true; });
-  const Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
+  Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
+  if (storage::IsOfStore(folder.status()))
+    restored = Status(StatusCode::kDeadlineExceeded, folder.status().message());
   (void)disk.RemoveTree(staging);  // as above
   return restored;
 }

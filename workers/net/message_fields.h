@@ -38,7 +38,7 @@ TP_FIELDS(Released, slot, epoch, free_bytes)
 TP_FIELDS(Granted, slot, epoch)
 TP_FIELDS_BY(Loaded, TP_EACH(slot, v, digest) v("error", r.error, kWords);)
 TP_FIELDS_BY(StateReady, TP_EACH(slot, step, weights_digest) v("error", r.error, kWords);
-             v("request", r.request);)
+             v("request", r.request); v("out_of_reach", r.out_of_reach);)
 TP_FIELDS_BY(GroupFormed, TP_EACH(slot, group_epoch) v("error", r.error, kWords);)
 TP_FIELDS(StepAborted, slot, lease, step, weights_digest)
 TP_FIELDS(GivenRow, tid, digest, masked)

@@ -207,7 +207,9 @@ TEST_P(CheckpointStoreTest, AStoreIsTriedBeforeARunDependsOnIt) {
   StorePlace wrong = at_;
   wrong.store = GetParam() == Kind::kDirectory ? root_ + "/not_mounted" : "s3://no-such-bucket";
   const Status tried = TryStore(fs_, wrong, checkpoints_);
-  EXPECT_EQ(tried.code(), StatusCode::kNotFound) << tried.ToString();
+  EXPECT_EQ(tried.code(), StatusCode::kFailedPrecondition) << tried.ToString();
+  const Status read = Open(wrong)->Read("object", [](std::string_view) { return OkStatus(); });
+  EXPECT_TRUE(IsOfStore(read)) << read.ToString();  // nothing is known of the object
   EXPECT_THAT(tried.message(), AllOf(HasSubstr("host "), HasSubstr(wrong.store), HasSubstr("make it")));
 }
 
@@ -228,6 +230,43 @@ TEST(DirectoryStoreTest, AFullOrReadOnlyDirectoryIsNamedWithHostAndRemedy) {
   }
   EXPECT_TRUE(store->List()->empty());
   EXPECT_TRUE(memory.Exists("/a"));  // nothing is lost
+}
+
+// A power cut at any operation: what is called a checkpoint afterwards is whole, and the store holds nothing
+// that no folder of the run names.
+TEST(DirectoryStoreTest, APowerCutLeavesNothingInTheStoreThatNobodyKnowsOf) {
+  int64_t cuts = 0, whole = 0;
+  for (int64_t at = 0;; ++at, ++cuts) {
+    MemoryFileSystem memory({.seed = static_cast<uint64_t>(at)});
+    for (const char* dir : {"/shared", "/staged", "/run"}) ASSERT_TRUE(memory.MakeDirectories(dir).ok());
+    ASSERT_TRUE(memory.WriteFile("/staged/weights", "weights").ok());
+    memory.SetFaults({.seed = static_cast<uint64_t>(at), .crash_at_operation = at});
+    const auto write = [&]() -> Status {
+      TP_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::Begin(memory, "/run/checkpoints", {{1}, 1, 1},
+                                                                     NewPlace({.store = "/shared"}, "run")));
+      TP_ASSIGN_OR_RETURN(const auto place, ReadStorePlace(memory, writer->dir()));
+      TP_ASSIGN_OR_RETURN(const auto store, OpenStore(memory, *place));
+      TP_ASSIGN_OR_RETURN(auto put, PutFiles(*store, memory, "/staged", {"weights"}, Always));
+      return writer->CommitStored({.ckpt = 1}, std::move(put)).status();
+    };
+    const bool committed = write().ok();
+    if (!memory.crashed()) break;
+    EXPECT_FALSE(committed);
+    memory.Crash();
+    memory.SetFaults({});
+    ASSERT_TRUE(RemoveLeftovers(memory, "/run/checkpoints").ok());
+    const auto steps = ListCheckpoints(memory, "/run/checkpoints");
+    ASSERT_TRUE(steps.ok());
+    for (const StepNumber step : *steps) {
+      const Status verified =
+          VerifyCheckpoint(memory, "/run/checkpoints/" + CheckpointName(step), std::nullopt).status();
+      EXPECT_TRUE(verified.ok()) << "cut at " << at << ": " << verified.ToString();
+      ++whole;
+    }
+    EXPECT_EQ(memory.ListTree("/shared")->size(), steps->size()) << "cut at " << at;
+  }
+  EXPECT_GT(cuts, 15);
+  EXPECT_GT(whole, 0);
 }
 
 // Two disks: a rename is refused, and the bytes are copied.
