@@ -203,6 +203,7 @@ class HostsTest(RunTest):
         self.assertEqual(hosts, {ADDRESSES[1]}, requests)
         # The next life begins with what is in the store.
         controller = self.launch(0, [TIDEPOOL, "train", str(self.path()), "--resume", "train.steps=5"])
+        self.wait_for(self.path("control.json").exists, what="control.json", process=controller)
         workers = [self.worker(1, [WORKER, "run"], "device", 0, "run"), self.worker(0, [WORKER, "run"], "device", 1, "run"),
                    self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, "run")]
         self.finish(controller)

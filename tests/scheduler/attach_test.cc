@@ -285,6 +285,7 @@ TEST(AttachTest, ACheckpointThatIsOutOfReachIsNotRejectedAndEndsTheRun) {
                        cluster.controller()->View().step.value == 2;
       if (now) cluster.CrashController();
       crashed |= now;
+      return true;
     };
     cluster.on_executed = [&](const Command& c) {
       const auto* verify = std::get_if<command::VerifyCheckpoint>(&c);
