@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/base/hash.h"
+#include "workers/net/certificates.h"
 #include "workers/net/http_get.h"
 
 namespace tidepool::workers {

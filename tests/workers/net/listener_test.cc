@@ -14,6 +14,7 @@
 
 #include "proto/control.grpc.pb.h"
 #include "workers/data/weights_service.h"
+#include "workers/net/certificates.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
 

@@ -12,6 +12,7 @@
 
 #include "proto/control.grpc.pb.h"
 #include "workers/data/weights_service.h"
+#include "workers/net/certificates.h"
 #include "workers/net/hub.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
