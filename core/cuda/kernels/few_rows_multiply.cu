@@ -299,7 +299,8 @@ bool TakesFewRows(const device::MultiplyArgs<BF16>& a) {
   // Larger matrices take cuBLAS as long, and more rows longer here.
   constexpr int64_t kElementsMax = 26 << 20, kStagedMax = 96 << 10;
   return a.rows >= 1 && a.rows <= kFewRowsMax && !a.strips && Wide(a.k, a.x, a.w) && a.n % 2 == 0 &&
-         On16Bytes(a.y) && (a.n * a.k <= kElementsMax || (a.rows <= 2 && a.n >= 4 * a.k && a.n <= 65536)) && (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
+         On16Bytes(a.y) && (a.n * a.k <= kElementsMax || (a.rows <= 2 && a.n >= 4 * a.k && a.n <= 65536)) &&
+         (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
 }
 bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a) {
   return TakesFewRows(a) && norm.rstd == nullptr && a.k <= NormRows<8, 1>::Room(a.rows) &&

@@ -153,7 +153,7 @@ TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
   const auto plan = PlanMemory(c);
   const ProcessMemory& gpu = plan->processes[0];
   const int64_t weights = cpu.rollout.weights;
-  EXPECT_EQ(gpu.total(), gpu.process + weights + gpu.published);
+  EXPECT_EQ(gpu.total(), gpu.process + weights);
   EXPECT_EQ(gpu.resident(), weights + gpu.actor.optimizer) << "copies for others are with the host";
   EXPECT_EQ(gpu.gpu(), gpu.context + gpu.resident() + gpu.rollout.passing() + gpu.actor.passing());
   EXPECT_EQ(gpu.actor.optimizer, cpu.actor.optimizer);
