@@ -44,6 +44,7 @@ struct Vitals {
 // The weights in a slot's memory: WeightRoll's part. Which of them its engine serves is Engine::version.
 struct Weights {
   Version verified;  // their digest was compared with that of their PUBLISH in this life; invalid: torn
+  Version newest;    // of those that were verified here: an engine goes back to none before
   Version loading;   // valid: a Load is under way
   uint64_t loading_digest = 0;
   int64_t tries = 0;

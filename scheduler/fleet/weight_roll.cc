@@ -15,6 +15,7 @@ constexpr int64_t kTries = 3;
 void WeightRoll::Set(SlotId slot, Weights& w, const Version& verified) {
   state_.settled = false;
   w.verified = verified;
+  if (verified.valid() && !(w.newest.valid() && verified < w.newest)) w.newest = verified;
   if (w.follows && verified != state_.target.v)
     state_.behind.insert(slot);
   else
@@ -39,7 +40,7 @@ void WeightRoll::Remove(SlotId slot) {
   state_.settled = false;
   if (w.loading.valid()) EndLoad(w);
   --state_.followers;
-  w = {.verified = w.verified};
+  w = {.verified = w.verified, .newest = w.newest};
   state_.behind.erase(slot);
 }
 
@@ -84,8 +85,9 @@ WeightRoll::Target WeightRoll::Available(SlotId slot) {
   if (ask_.trained(ref)) return {target.v, target.digest, ref};
   if (fleet_.HostNumber(slot) == fleet_.HostNumber(target.from.slot)) return target;
   const Host& host = HostOf(slot);
-  const Version& holds = fleet_.devices.at(slot).weights_.verified;
-  const bool better = host.has.v.valid() && !(holds.valid() && host.has.v <= holds);
+  const Version& newest = fleet_.devices.at(slot).weights_.newest;  // what it holds may be torn since
+  const bool better =
+      host.has.v.valid() && (host.has.v == target.v || !(newest.valid() && host.has.v <= newest));
   return better && (host.has.v == target.v || ask_.may_serve(host.has.v)) ? host.has : Target{};
 }
 

@@ -679,6 +679,7 @@ TEST(TrainerTest, OneBufferOfLogitsLivesAtATime) {
   auto w = Make(spec);
   TrainerOptions o = Plain();
   o.micro_batch_tokens = 4096;
+  o.head_rows = 256;
   auto trainer = std::move(Trainer::Create(*w, o)).value();
   Batch b = RandomBatch(spec, 1, 4, 15);
   Rng rng(5);
