@@ -181,7 +181,8 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
 }
 
 void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
-  const bool few = !options_.batch_invariant && TakesFewRows(a.multiply),
+  const bool few = !options_.batch_invariant && TakesFewRows(a.multiply) &&
+                   (a.glu.rows == 0 || TakesGate(a.glu)),
              norm = a.norm.rows > 0 && few && TakesNorm(a.norm, a.multiply);
   if (!few) return TorchDevice::FusedMultiply(a);
   device::FusedMultiplyArgs<BF16> left = a;

@@ -184,7 +184,8 @@ __device__ inline void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint3
 }
 
 // Before a kernel that starts early touches what another may write or still reads. All blocks of the kernel
-// before have ended then, and what they wrote is seen.
+// before have ended then, and what they wrote is seen. Some block of each such kernel calls it: only so has
+// the one before that ended, too.
 __device__ inline void WaitForKernelBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -198,7 +199,7 @@ __device__ inline void LetKernelAfterStart() {
 }
 
 inline std::string LaunchError(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
-// Whether the thread's device knows Grid::early: from compute capability 9.0 on.
+// Whether the thread's device knows Grid::early, and the code that it runs: from compute capability 9.0 on.
 bool StartsEarly();
 template <typename... P, typename... A>
 int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {

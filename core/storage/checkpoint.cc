@@ -171,6 +171,8 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest, const std::ve
 }
 
 StatusOr<uint64_t> CheckpointWriter::TryCommitStored(Manifest& manifest) {
+  if (manifest.files.empty())
+    return DataLoss(tmp_ + ": the trainer has put no file of this checkpoint into the store");
   TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs_, store_));
   TP_RETURN_IF_ERROR(CheckSizes(*store, manifest.files));
   return Publish(manifest, {});

@@ -166,6 +166,18 @@ StatusOr<std::optional<StorePlace>> ReadStorePlace(FileSystem& fs, const std::st
     return DataLoss(path + ": does not say where the files of this checkpoint are; " +
                     "it has to have the keys store, below, endpoint, region and timeout_s");
   }
+  // Files below it are removed with the checkpoint, whoever wrote this file.
+  const std::string_view below = place.below;
+  bool plain = !below.starts_with('/') && !below.ends_with('/');
+  for (size_t at = 0; plain && at <= below.size();) {
+    const size_t end = std::min(below.find('/', at), below.size());
+    const std::string_view part = below.substr(at, end - at);
+    plain = !part.empty() && part != "." && part != "..";
+    at = end + 1;
+  }
+  if (!plain)
+    return DataLoss(path + ": below is '" + place.below +
+                    "', expected the path of a folder of this run in the store, as the run wrote it");
   return std::optional(std::move(place));
 }
 

@@ -88,6 +88,10 @@ class TimedDevice : public device::Device {
         "FusedMultiply" + OfMatrix(a.multiply), repeats_, [&] { of_->FusedMultiply(a); },
         MatrixBytes(a.multiply));
   }
+  using Device::RotaryAttention;
+  void RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) override {
+    Time("RotaryAttention", repeats_, [&] { of_->RotaryAttention(turn, a); });
+  }
 
  private:
   struct Part {

@@ -415,7 +415,7 @@ class HostsTest(RunTest):
             meanwhile=lambda first: self.wait_for(lambda: "next authority is believed" in log.read_text(), 60, "the first step", first))
         files = sorted(file for file in self.path("security", run="halfway").iterdir() if file.suffix in (".crt", ".key"))
         # The other one exchanges them, too.
-        self.wait_for(lambda: self.path("security", "reward.crt", run="halfway").read_text() != shown[0], 30, "its certificates", second)
+        self.wait_for(lambda: self.path("security", "reward.crt", run="halfway").read_text() != shown[0], 90, "its certificates", second)
         time.sleep(0.5)
         before = [file.read_text() for file in files]
         first.send_signal(signal.SIGCONT)

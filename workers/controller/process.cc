@@ -105,7 +105,12 @@ Status ControllerProcess::Prepare() {
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
   TP_RETURN_IF_ERROR(OpenDoors());
-  return request_.take_over ? Rehearse() : OkStatus();
+  if (!request_.take_over) return OkStatus();
+  if (const storage::StorePlace store = StoreOf(config_); store.exists()) {
+    TP_RETURN_IF_ERROR(storage::TryStore(*fs_, storage::NewPlace(store, request_.run_id),
+                                         storage::RunPaths(request_.run_dir).checkpoints()));
+  }
+  return Rehearse();
 }
 
 // Where workers and people reach it. Who comes before the loop turns waits.

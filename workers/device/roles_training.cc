@@ -224,13 +224,18 @@ Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
   RealFileSystem disk;
   TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
   if (!place) return roles_->RestoreFromCheckpoint(dir, step);
-  TP_ASSIGN_OR_RETURN(const std::string staging,
-                      storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
-  const auto folder = storage::FolderWithFiles(disk, dir, "", staging, [] { return true; });
+  // Of this host, or of the store: the checkpoint may be as good as ever, so nobody is to reject it. Only
+  // files that are there and are not those of the manifest are its own fault.
+  const auto out_of_reach = [](const Status& why) {
+    return Status(StatusCode::kDeadlineExceeded, why.message());
+  };
+  const auto staging = storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place);
+  if (!staging.ok()) return out_of_reach(staging.status());
+  const auto folder = storage::FolderWithFiles(disk, dir, "", *staging, [] { return true; });
   Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
-  if (storage::IsOfStore(folder.status()))
-    restored = Status(StatusCode::kDeadlineExceeded, folder.status().message());
-  (void)disk.RemoveTree(staging);  // as above
+  if (storage::IsOfStore(folder.status()) || folder.status().code() == StatusCode::kNotFound)
+    restored = out_of_reach(folder.status());
+  (void)disk.RemoveTree(*staging);  // as above
   return restored;
 }
 

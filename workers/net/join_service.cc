@@ -90,12 +90,13 @@ Status Join(const JoinToken& token, const std::string& dir) {
   const std::string role = Name(token.scope.role);
   const auto request = x509::MakeRequest();
   if (!request) return Internal("a key could not be made: " + x509::WhatFailed());
-  // Before the token is used up.
+  // Before the token is used up. What is there may be somebody's identity that works.
   std::error_code error;
+  if (std::filesystem::exists(dir, error) && !std::filesystem::is_empty(dir, error))
+    return InvalidArgument(dir + ": is not empty; name a new folder for the certificate and its key");
   std::filesystem::create_directories(dir, error);
   if (!error) std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
-  TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".key", x509::Pem(request->key.get())));
 
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // to the run's own process, never through a proxy
@@ -116,6 +117,7 @@ Status Join(const JoinToken& token, const std::string& dir) {
   asked.set_signing_request(request->pem);
   v1::JoinReply reply;
   TP_RETURN_IF_ERROR(FromGrpc(v1::Newcomers::NewStub(channel)->Join(&context, asked, &reply)).At(token.join));
+  TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".key", x509::Pem(request->key.get())));
   TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".token", reply.token() + "\n"));
   TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + role + ".crt", reply.certificate()));
   TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/authority.crt", reply.authority()));

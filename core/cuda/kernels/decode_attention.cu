@@ -273,13 +273,13 @@ __global__ void __launch_bounds__(kAttendThreads)
 // A block a head of a row.
 template <typename T>
 __global__ void __launch_bounds__(kAttendThreads)
-    MergePartialsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial, bool several) {
+    MergePartialsKernel(device::AttentionArgs<T> f, DecodeWork work, float* partial, bool whole_written) {
   LetKernelAfterStart();
   WaitForKernelBefore();
   const int64_t row = View(work.row)[blockIdx.x], head = blockIdx.y, size = f.head_size;
   const int64_t first = View(work.first_partial)[row];
   const int64_t count = CeilDiv<int64_t>(View(f.keys.lengths)[row], kPartitionKeys);
-  if (several && count == 1) return;  // is written already
+  if (whole_written && count == 1) return;  // is written already
   PartResult all;
   for (int64_t p = 0; p < count; ++p) {
     const Global<float> from = PartialOf(partial, first + p, f.heads, head, size);

@@ -302,6 +302,7 @@ bool TakesFewRows(const device::MultiplyArgs<BF16>& a) {
          On16Bytes(a.y) && (a.n * a.k <= kElementsMax || (a.rows <= 2 && a.n >= 4 * a.k && a.n <= 65536)) &&
          (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
 }
+bool TakesGate(const device::SwiGluArgs<BF16>& glu) { return glu.ff % 2 == 0 && On16Bytes(glu.act); }
 bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a) {
   return TakesFewRows(a) && norm.rstd == nullptr && a.k <= NormRows<8, 1>::Room(a.rows) &&
          Wide(norm.d, norm.x, norm.add, norm.x_out, norm.weight);

@@ -13,6 +13,8 @@ bool TakesFewRows(const device::MultiplyArgs<BF16>& a);
 
 // Whether it takes the norm before the product along: every block normalises all rows again.
 bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a);
+// Whether it takes the gate after the product along.
+bool TakesGate(const device::SwiGluArgs<BF16>& glu);
 // norm.rows 0: no norm before it; glu.rows 0: no gate after it. What lies between them is not written.
 int FewRowsFused(const device::FusedMultiplyArgs<BF16>& a, Stream stream);
 

@@ -7,6 +7,10 @@ namespace tidepool::cuda {
 std::string ErrorText(int code) { return LaunchError(code); }
 
 #ifndef TIDEPOOL_CUDA_EMULATION
+namespace {
+__global__ void ProbeKernel() {}  // built like all others
+}  // namespace
+
 bool StartsEarly() {
   static thread_local int known_device = -1;
   static thread_local bool known = false;
@@ -16,7 +20,10 @@ bool StartsEarly() {
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
       return false;
     known_device = device;
-    known = major >= 9;
+    // Code that a newer GPU made of older PTX has no wait in it.
+    cudaFuncAttributes built = {};
+    if (cudaFuncGetAttributes(&built, ProbeKernel) != cudaSuccess) return false;
+    known = major >= 9 && built.ptxVersion >= 90;
   }
   return known;
 }

@@ -4,8 +4,9 @@
 // cudaError_t. Pointers are to device memory.
 //
 // No sum of floats is left to the order of threads: a result has the same bits in every run, and that of a
-// row does not depend on the rows beside it. Arrays whose rows are a multiple of 8 elements and that lie on
-// 16 bytes are read 16 bytes at a time, in the same order of additions.
+// row does not depend on the rows beside it (but of FewRowsFused: on their number). Arrays whose rows are a
+// multiple of 8 elements and that lie on 16 bytes are read 16 bytes at a time, in the same order of
+// additions.
 //
 // They are compared with the CPU kernels under an emulation (tests/core/cuda/emulation), and by
 // scripts/cuda-test on a GPU: so far an H100 (sm_90), no other. Callable from any thread; they act on the

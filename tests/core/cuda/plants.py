@@ -26,7 +26,7 @@ PLANTS = [
     ("decode_attention.cu", "      __syncwarp();  // each warp reads its own values alone", "", 0),
     ("decode_attention.cu", "    __syncthreads();\n    float p[kWarpKeys / 8][4];", "    float p[kWarpKeys / 8][4];", 0),
     ("decode_attention.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
-    ("decode_attention.cu", "const float mine = acc[n][i] * factor[i / 2];", "const float mine = acc[n][i];", 0),
+    ("decode_attention.cu", "acc[n][2 * h] * factor[h]", "acc[n][2 * h]", 0),
     ("decode_attention.cu", "key < key_count ? p[n][i] * scale : -INFINITY", "p[n][i] * scale", 0),
     ("attention_rows.h", "left.sum = left.sum * a + right.sum * b;", "left.sum = left.sum + right.sum * b;", 0),
     ("attention_rows.h", "  __syncthreads();  // q and scores are free again", "", 0),
@@ -44,11 +44,14 @@ PLANTS = [
     ("attention_backward.cu", "const int64_t count = r.count < left ? r.count : left;", "const int64_t count = r.count;", 0),
     ("sampler.cu", "    __syncthreads();\n    for (int64_t i = threadIdx.x; i < vocab;", "    for (int64_t i = threadIdx.x; i < vocab;", 0),
     ("sampler.cu", "if (threadIdx.x < 32) ChooseDigit", "if (threadIdx.x < 31) ChooseDigit", 0),
-    ("sampler.cu", "prefix[t] > target", "prefix[t] >= target", 0),
-    ("sampler.cu", "double before = tile == 0 ? 0.0 : prefix[tile - 1];", "double before = 0.0;", 0),
+    ("sampler.cu", "prefix[threadIdx.x] > target)) {", "prefix[threadIdx.x] >= target)) {", 0),
+    ("sampler.cu", "const double before = in_group == 0 ? before_group : double{prefix[in_group - 1]};", "const double before = before_group;", 0),
     ("vocab_row.h", "__fsub_rn(z, max)", "z", 1),
     ("rotary.cu", "    __syncthreads();\n  }\n}", "  }\n}", 0),
-    ("rotary.cu", "x.b[i] = second * co + first * si;", "x.b[i] = second * co - first * si;", 0),
+    ("rotary_head.h", "x.b[i] = second * angles.cos[i] + first * angles.sin[i];", "x.b[i] = second * angles.cos[i] - first * angles.sin[i];", 0),
+    ("few_rows_multiply.cu", "if (part != 0) return;", "", 0),
+    ("few_rows_multiply.cu", "for (int p = 1; p < split; ++p)", "for (int p = 2; p < split; ++p)", 0),
+    ("vocab_parts.cu", "max = fmaxf(max, z[l]);", "max = z[l];", 0),
     ("embedding.cu", "found[place] = static_cast<int32_t>(i);\n    __syncthreads();", "found[place] = static_cast<int32_t>(i);", 0),
     ("embedding.cu", "__popc(here & ((1U << lane) - 1U))", "__popc(here & (2U << lane) - 1U)", 0),
     ("experts.cu", "other == best && other_id < best_id", "other == best && other_id > best_id", 0),
@@ -77,6 +80,12 @@ def replace(text, old, new, which):
     return text[:at] + new + text[at + len(old):]
 
 
+def includes(source, name):
+    """Whether the kernel reads the header, be it through others."""
+    headers = [h for h in KERNELS.glob("*.h") if f'"core/cuda/kernels/{h.name}"' in source.read_text()]
+    return any(h.name == name or includes(h, name) for h in headers)
+
+
 def run(number, build, cxx, folder):
     name, old, new, which = PLANTS[number]
     text = replace((KERNELS / name).read_text(), old, new, which)
@@ -87,9 +96,7 @@ def run(number, build, cxx, folder):
     planted = tree / name
     planted.write_text(text)
     # The folder comes first among the includes, so a planted header takes the place of the right one.
-    sources = [planted] if name.endswith(".cu") else sorted(
-        p for p in KERNELS.glob("*.cu") if f'"core/cuda/kernels/{name}"' in p.read_text()
-        or (name == "block.h" and p.name in ("rows.cu", "experts.cu")))
+    sources = [planted] if name.endswith(".cu") else sorted(p for p in KERNELS.glob("*.cu") if includes(p, name))
     objects = []
     for source in sources:
         objects.append(folder / (source.name + ".o"))
