@@ -276,7 +276,7 @@ class HostsTest(RunTest):
 
     def take_over(self, run, stop, *flags, certificates=(), meanwhile=lambda first: None):
         """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
-        more, within = (1500, 30) if certificates else (20, 10)  # the journal of a long run is long to read
+        more, within = (1500, 75) if certificates else (20, 10)  # the journal of a long run is read twice: before the claim, too
         host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
         first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
                                 "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=20000", "checkpoint.every_steps=1000",
@@ -289,7 +289,7 @@ class HostsTest(RunTest):
         known = len(self.journal(run))
         second = self.launch(1, [TIDEPOOL, "train", str(self.path(run=run)), "--resume", *flags, f"train.steps={max(self.digests(run)) + more}",
                                  "cluster.bind=" + ADDRESSES[1], *certificates])
-        self.wait_for(lambda: any(r["kind"] in ("START", "STEP_BEGIN") for r in self.journal(run)[known:]), 60, "a decision", second)
+        self.wait_for(lambda: any(r["kind"] in ("START", "STEP_BEGIN") for r in self.journal(run)[known:]), 90, "a decision", second)
         self.assertLess(time.monotonic() - since, within)
         return host, first, second
 
