@@ -317,7 +317,7 @@ struct SampleArgs {
   const SampleRow* how = nullptr;   // [rows]
   int32_t* ids = nullptr;           // [rows]; -1: the logits hold a value that is not finite
   float* log_kept = nullptr;        // [rows]: log of the share of mass that the cuts kept; 0 without cuts
-  // [rows]: the token's log-probability without the cuts, at temperature 1 where that is 0: the very number
+  // [rows]: the token's log-probability without the cuts, at temperature 1 where that is 0: the number
   // that TokenLogProb gives for min(1 / temperature, 3e38). NaN where the id is -1.
   float* logprob = nullptr;
   template <typename V>

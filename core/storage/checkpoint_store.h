@@ -1,6 +1,6 @@
 #pragma once
 // Where the files of checkpoints are if not in the run's folder (checkpoint.store): a shared directory, or a
-// bucket of S3. Whoever trains puts them there, so their bytes pass nobody else.
+// bucket of S3. Whoever trains puts them there, and of their bytes the controller reads the best model alone.
 //
 // In the run's folder stays checkpoints/step_N/ with manifest.json, what CK_COMMIT names, and store.json, the
 // place of the files: a folder of the store that no other try has. The place is noted before the first byte
