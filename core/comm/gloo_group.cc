@@ -51,6 +51,27 @@ class GlooGroup final : public Collective {
     return all;
   }
 
+  // Gloo gathers equal sizes: what is shorter is padded.
+  StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag) override {
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, AllGather(uint64_t{mine.size()}, tag + ", sizes"));
+    const size_t most = *std::ranges::max_element(sizes);
+    std::string padded = mine;
+    padded.resize(most);
+    std::vector<std::string> all(sizes.size(), std::string(most, '\0'));
+    if (most > 0) {
+      const auto bytes = [](std::string& s) {
+        return at::from_blob(s.data(), {static_cast<int64_t>(s.size())},
+                             at::TensorOptions().dtype(at::kByte));
+      };
+      std::vector<at::Tensor> in{bytes(padded)};
+      std::vector<std::vector<at::Tensor>> out(1);
+      for (std::string& part : all) out[0].push_back(bytes(part));
+      TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in); }));
+    }
+    for (size_t rank = 0; rank < all.size(); ++rank) all[rank].resize(sizes[rank]);
+    return all;
+  }
+
  private:
   template <typename T>
   Status Reduce(std::span<T> values, const std::string& tag) {

@@ -103,28 +103,49 @@ StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int
   return std::shared_ptr<const OpenFile>(std::move(opened));
 }
 
+std::string PayloadReader::Where(int64_t file, int64_t offset) const {
+  return JoinPath(dir_, PayloadFileName(file)) + ": offset " + std::to_string(offset);
+}
+
+StatusOr<PayloadBytes> PayloadReader::ReadBytes(int64_t file, int64_t offset, int64_t bytes) {
+  if (file < 0 || offset < 0 || bytes < 0)
+    return InvalidArgument(Where(file, offset) + ": a payload reference with a negative place");
+  TP_ASSIGN_OR_RETURN(const auto open, Open(file));
+  TP_ASSIGN_OR_RETURN(std::string read, open->file->ReadAt(offset, bytes));
+  return PayloadBytes{open->schema, std::move(read)};
+}
+
 StatusOr<sample::Trajectory> PayloadReader::Read(const PayloadRef& ref) {
-  const std::string path = JoinPath(dir_, PayloadFileName(ref.file));
-  if (ref.offset < 0 || ref.bytes < 0)
-    return InvalidArgument(path + ": a payload reference with a negative place");
-  TP_ASSIGN_OR_RETURN(const auto open, Open(ref.file));
-  TP_ASSIGN_OR_RETURN(const std::string bytes, open->file->ReadAt(ref.offset, ref.bytes));
-  const std::string where = path + ": offset " + std::to_string(ref.offset);
-  if (static_cast<int64_t>(bytes.size()) != ref.bytes) {
-    return DataLoss(where + ": the file ends after " + std::to_string(bytes.size()) + " of the payload's " +
-                    std::to_string(ref.bytes) + " bytes; restore the file from a copy");
-  }
-  if (Hash64(bytes) != ref.digest) {
-    return DataLoss(where +
-                    ": the payload's digest differs from the journal's; restore the file from a copy");
-  }
-  auto trajectory = open->schema == kSchemaV1 ? DecodePayloadV1(bytes) : sample::Decode(bytes);
-  return trajectory.ok() ? trajectory : StatusOr<sample::Trajectory>(trajectory.status().At(where));
+  TP_ASSIGN_OR_RETURN(const PayloadBytes payload, ReadBytes(ref.file, ref.offset, ref.bytes));
+  return DecodePayload(payload, ref, Where(ref.file, ref.offset));
 }
 
 StatusOr<sample::Trajectory> PayloadReader::Read(const record::Enq& enq) {
-  TP_ASSIGN_OR_RETURN(sample::Trajectory t,
-                      Read(PayloadRef{enq.payload_file, enq.payload_offset, enq.payload_bytes, enq.digest}));
+  TP_ASSIGN_OR_RETURN(const PayloadBytes payload,
+                      ReadBytes(enq.payload_file, enq.payload_offset, enq.payload_bytes));
+  return DecodePayload(payload, enq, Where(enq.payload_file, enq.payload_offset));
+}
+
+StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const PayloadRef& ref,
+                                           const std::string& where) {
+  if (static_cast<int64_t>(payload.bytes.size()) != ref.bytes) {
+    return DataLoss(where + ": the file ends after " + std::to_string(payload.bytes.size()) +
+                    " of the payload's " + std::to_string(ref.bytes) +
+                    " bytes; restore the file from a copy");
+  }
+  if (Hash64(payload.bytes) != ref.digest) {
+    return DataLoss(where +
+                    ": the payload's digest differs from the journal's; restore the file from a copy");
+  }
+  auto trajectory =
+      payload.schema == kSchemaV1 ? DecodePayloadV1(payload.bytes) : sample::Decode(payload.bytes);
+  return trajectory.ok() ? trajectory : StatusOr<sample::Trajectory>(trajectory.status().At(where));
+}
+
+StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const record::Enq& enq,
+                                           const std::string& where) {
+  const PayloadRef ref{enq.payload_file, enq.payload_offset, enq.payload_bytes, enq.digest};
+  TP_ASSIGN_OR_RETURN(sample::Trajectory t, DecodePayload(payload, ref, where));
   if (t.tid != enq.tid || t.att != enq.att || t.prompt_size() != enq.prompt_len ||
       t.size() != enq.response_len) {
     return DataLoss("the payload of " + ToString(enq.tid) + " attempt " + std::to_string(enq.att) + " (" +

@@ -66,15 +66,29 @@ class PayloadWriter {
   Status broken_;
 };
 
+// A payload as it lies in its file, proven by nobody.
+struct PayloadBytes {
+  uint32_t schema = 0;  // of the file
+  std::string bytes;
+};
+// kDataLoss, begun with `where`: the bytes do not have the digest of `ref`, or are cut short.
+StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const PayloadRef& ref,
+                                           const std::string& where);
+// What that ENQ says was stored: also kDataLoss if sample, attempt, lengths or versions are not the record's.
+StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const record::Enq& enq,
+                                           const std::string& where);
+
 // Thread-safe.
 class PayloadReader {
  public:
   PayloadReader(FileSystem& fs, std::string dir) : fs_(fs), dir_(std::move(dir)) {}
-  // kNotFound: the file is gone; kDataLoss: the bytes there do not have `ref.digest`, or are cut short.
+  // kNotFound: the file is gone; kDataLoss: as DecodePayload.
   StatusOr<sample::Trajectory> Read(const PayloadRef& ref);
-  // What that ENQ says was stored: also kDataLoss if sample, attempt, lengths or versions are not the
-  // record's.
   StatusOr<sample::Trajectory> Read(const record::Enq& enq);
+  // Up to `bytes` bytes of a file from `offset`, fewer at its end. kInvalidArgument: a negative place.
+  StatusOr<PayloadBytes> ReadBytes(int64_t file, int64_t offset, int64_t bytes);
+  // "DIR/0007.tpp: offset 16", for messages.
+  [[nodiscard]] std::string Where(int64_t file, int64_t offset) const;
 
  private:
   FileSystem& fs_;

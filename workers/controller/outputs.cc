@@ -97,17 +97,16 @@ void ControllerProcess::CheckSignals() {
   }
 }
 
-observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
-  const sample::Trajectory& t = row.trajectory;
+observe::SampleRow ControllerProcess::SampleLine(ShownRow shown) const {
+  const sample::Trajectory& t = shown.row.trajectory;
   observe::SampleRow line;
   line.tid = t.tid;
   line.ids = t.Ids();
   line.text = rows_->ResponseText(line.ids);
   line.logprobs = t.Logprobs();
   line.ended = t.finish != sample::Finish::kLength;
-  if (EnsureRow(t.tid)) {
-    const EncodedRow& encoded = *samples_.FindRow(t.tid);
-    tasks::RewardInput seen = rows_->InputOf(t.tid, encoded, line.ids, line.ended);
+  if (shown.source) {
+    tasks::RewardInput seen = rows_->InputOf(t.tid, *shown.source, line.ids, line.ended);
     line.prompt = std::move(seen.prompt);
     line.answer = std::move(seen.answer);
     line.fields = std::move(seen.fields);
@@ -119,7 +118,7 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
       line.messages.push_back({std::move(m.role), std::move(m.content)});
   }
   if (environment_) {
-    line.loss_mask = t.LossMask(row.without_loss);
+    line.loss_mask = t.LossMask(shown.row.without_loss);
     line.messages.clear();  // the turns say who speaks
     line.turns.push_back({"environment", line.prompt});
     for (const sample::Segment& s : t.segments) {
@@ -131,10 +130,9 @@ observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
   }
   for (const auto& [version, count] : t.Versions())
     line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
-  line.reward = row.reward;
-  const auto& named = controller_->Rewards(t.tid);
-  line.rewards = {named.begin(), named.end()};
-  line.details = samples_.DetailsOf(t.tid);
+  line.reward = shown.row.reward;
+  line.rewards = std::move(shown.rewards);
+  line.details = std::move(shown.details);
   return line;
 }
 
@@ -143,15 +141,33 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
   if (config_.rl() == nullptr || config_.model.is_policy() || config_.observe.samples_per_step == 0) return;
   std::vector<int64_t> groups;
   for (const BatchRow& row : batch) groups.push_back(row.gid.value);
-  std::vector<observe::SampleRow> lines;
-  for (const size_t i : observe::ChooseSamples(groups, config_.observe.samples_per_step))
-    lines.push_back(SampleLine(batch[i]));
-  files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = step.value,
-                                  lines = std::move(lines), folder = folder_, this](const DiskThread::Say&) {
-    if (folder->MovedTo()) return;  // or else it would be begun anew where it was; the status tells the loop
-    const Status written = observe::WriteSamples(dir, step, lines);
-    if (!written.ok())
-      inbox->Put(Answer([this, written] { Warn("samples: " + written.message(), "samples"); }));
+  std::vector<ShownRow> shown;
+  std::vector<record::Enq> payloads;
+  for (const size_t i : observe::ChooseSamples(groups, config_.observe.samples_per_step)) {
+    const SampleId& tid = batch[i].stored.tid;
+    const auto& named = controller_->Rewards(tid);
+    payloads.push_back(batch[i].stored);
+    shown.push_back({.row = batch[i],
+                     .source = EnsureRow(tid) ? std::optional(*samples_.FindRow(tid)) : std::nullopt,
+                     .rewards = {named.begin(), named.end()},
+                     .details = samples_.DetailsOf(tid)});
+  }
+  recorded_->Read(std::move(payloads), [this, step, shown = std::move(shown)](Trajectories read) mutable {
+    std::vector<observe::SampleRow> lines;
+    for (size_t i = 0; i < shown.size(); ++i) {
+      if (!read[i].ok()) continue;  // whoever trains on it says so
+      shown[i].row.trajectory = *std::move(read[i]);
+      lines.push_back(SampleLine(std::move(shown[i])));
+    }
+    files_.Do("write of samples/",
+              [inbox = inbox_, dir = request_.run_dir, step = step.value, lines = std::move(lines),
+               folder = folder_, this](const DiskThread::Say&) {
+                if (folder->MovedTo())
+                  return;  // or else it would be begun anew where it was; the status tells the loop
+                const Status written = observe::WriteSamples(dir, step, lines);
+                if (!written.ok())
+                  inbox->Put(Answer([this, written] { Warn("samples: " + written.message(), "samples"); }));
+              });
   });
 }
 

@@ -118,6 +118,8 @@ Status ControllerProcess::OpenDoors() {
   const std::string security = storage::RunPaths(request_.run_dir).security();
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(security));
   shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
+  payloads_ = {new storage::PayloadReader(*fs_, storage::RunPaths(request_.run_dir).payload()),
+               [fs = fs_](storage::PayloadReader* reader) { delete reader; }};
   HubOptions hub;
   hub.bind = config_.cluster.bind;
   hub.port = config_.cluster.port;
@@ -140,6 +142,7 @@ Status ControllerProcess::OpenDoors() {
   hub.run_id = request_.run_id;
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;
+  hub.payloads = payloads_;
   TP_ASSIGN_OR_RETURN(hub_,
                       Hub::Start(
                           hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
@@ -223,7 +226,7 @@ Status ControllerProcess::Begin() {
                         .oldest_payload_file = [this] { return OldestPayloadFile(); }});
   TP_RETURN_IF_ERROR(checkpoints_->Open());
   recorded_ = std::make_unique<RecordedSamples>(
-      fs_, request_.run_dir,
+      payloads_,
       RecordedSamples::Ends{.post = Post(),
                             .find = [this](const SampleId& tid) { return controller_->FindPayload(tid); },
                             .in_memory = [this](const SampleId& tid) { return InMemory(tid); }});
@@ -245,11 +248,11 @@ Status ControllerProcess::Begin() {
   TP_ASSIGN_OR_RETURN(controller_, MakeController(std::move(folded_)));
   step_rows_ = std::make_unique<StepRows>(
       *controller_,
-      StepRows::Ends{.read = [this](const auto& tids, auto then) { recorded_->Read(tids, std::move(then)); },
+      StepRows::Ends{.taught = [this](const SampleId& tid) { return InMemory(tid); },
                      .judge = [this](const SampleId& tid, BatchRow& row) { Judge(tid, row); },
                      .opened =
-                         [this](StepNumber step, const std::vector<BatchRow>& rows, int64_t bytes) {
-                           metrics_->OnBatch(rows, bytes);
+                         [this](StepNumber step, const std::vector<BatchRow>& rows) {
+                           metrics_->OnBatch(rows);
                            WriteSamples(step, rows);
                          },
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },

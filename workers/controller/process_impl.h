@@ -199,7 +199,14 @@ class ControllerProcess {
   void Tell(const std::string& text, const std::string& event = "note", const LogFields& fields = {});
   void Do(const cmd::Finish& c);
   void CheckSignals();
-  observe::SampleRow SampleLine(const BatchRow& row);
+  // A row that people are shown, and what is known of its sample now: later that may be gone.
+  struct ShownRow {
+    BatchRow row;
+    std::optional<EncodedRow> source;
+    std::map<std::string, double> rewards;
+    std::map<std::string, std::string> details;
+  };
+  [[nodiscard]] observe::SampleRow SampleLine(ShownRow shown) const;
   void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
   void Show();
   void TakeFigures();
@@ -215,6 +222,7 @@ class ControllerProcess {
   scheduler::ControllerOptions options_;
   bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
   std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
+  std::shared_ptr<storage::PayloadReader> payloads_;  // keeps fs_
   LoopClock clock_;
   SuspendWatch suspend_watch_;
   std::chrono::milliseconds begun_{};  // as the journal has it

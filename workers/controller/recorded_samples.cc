@@ -2,14 +2,7 @@
 
 #include <utility>
 
-#include "core/storage/run_directory.h"
-
 namespace tidepool::workers {
-
-RecordedSamples::RecordedSamples(std::shared_ptr<FileSystem> fs, const std::string& run_dir, Ends ends)
-    : fs_(std::move(fs)),
-      reader_(std::make_shared<storage::PayloadReader>(*fs_, storage::RunPaths(run_dir).payload())),
-      ends_(std::move(ends)) {}
 
 void RecordedSamples::Read(const std::vector<SampleId>& tids, Then then) {
   Trajectories out;
@@ -35,7 +28,7 @@ void RecordedSamples::Read(const std::vector<SampleId>& tids, Then then) {
 
 void RecordedSamples::Begin() {
   if (wanted_.empty()) return;
-  disk_.Do("read of payload/", [wanted = std::exchange(wanted_, {}), fs = fs_, reader = reader_,
+  disk_.Do("read of payload/", [wanted = std::exchange(wanted_, {}), reader = reader_,
                                 post = ends_.post](const DiskThread::Say&) mutable {
     std::vector<Trajectories> read;
     for (const Wanted& w : wanted) {

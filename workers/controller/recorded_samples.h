@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "core/base/disk_thread.h"
-#include "core/base/file_system.h"
 #include "core/base/journal_records.h"
+#include "core/sample/trajectory.h"
 #include "core/storage/payload.h"
-#include "workers/controller/step_rows.h"
 
 namespace tidepool::workers {
+
+// Trajectories, or why one cannot be had, in the order in which they were asked for.
+using Trajectories = std::vector<StatusOr<sample::Trajectory>>;
 
 class RecordedSamples {
  public:
@@ -25,7 +27,8 @@ class RecordedSamples {
     std::function<StatusOr<sample::Trajectory>(const SampleId&)> in_memory;  // of one without payload
   };
   using Then = std::function<void(Trajectories)>;
-  RecordedSamples(std::shared_ptr<FileSystem> fs, const std::string& run_dir, Ends ends);
+  RecordedSamples(std::shared_ptr<storage::PayloadReader> reader, Ends ends)
+      : reader_(std::move(reader)), ends_(std::move(ends)) {}
 
   // Reads these payloads, then calls `then` on the loop.
   void Read(std::vector<record::Enq> what, Then then) {
@@ -42,7 +45,6 @@ class RecordedSamples {
     std::vector<record::Enq> what;
     Then then;
   };
-  const std::shared_ptr<FileSystem> fs_;  // that the reader reads
   const std::shared_ptr<storage::PayloadReader> reader_;
   const Ends ends_;
   std::vector<Wanted> wanted_;  // of this round

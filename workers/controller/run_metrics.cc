@@ -101,26 +101,20 @@ void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
   }
 }
 
-void RunMetrics::OnBatch(const std::vector<BatchRow>& rows, int64_t bytes) {
+void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
   int64_t tokens = 0, prompt = 0, response = 0;
+  batch_bytes_ = 0;
   for (const BatchRow& row : rows) {
-    const sample::Trajectory& t = row.trajectory;
-    prompt = std::max(prompt, t.prompt_size());
-    response = std::max(response, t.size());
-    tokens += t.prompt_size() + t.size();
+    const record::Enq& e = row.stored;
+    prompt = std::max(prompt, e.prompt_len);
+    response = std::max(response, e.response_len);
+    tokens += e.prompt_len + e.response_len;
+    batch_bytes_ += static_cast<double>(e.payload_bytes);
   }
   // A rectangle of the longest prompt and the longest response, as many bytes a token.
   const double padded = static_cast<double>((prompt + response) * static_cast<int64_t>(rows.size())) /
                         static_cast<double>(std::max<int64_t>(1, tokens));
-  batch_bytes_ = static_cast<double>(bytes);
   padded_bytes_ = batch_bytes_ * std::max(0.0, padded - 1);
-  if (!environment_) return;
-  batch_turns_ = 0;
-  batch_rows_ = static_cast<int64_t>(rows.size());
-  for (const BatchRow& row : rows) {
-    for (const sample::Segment& s : row.trajectory.segments)
-      batch_turns_ += s.kind == sample::SegmentKind::kTokens && s.size() > 0 ? 1 : 0;
-  }
 }
 
 void RunMetrics::OnRowsServed(int64_t bytes) {
@@ -134,6 +128,7 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   m.clear();
   for (const auto& [name, value] : done.metrics) m[name] = value;
   m["timing_s/update_actor"] = done.seconds;
+  counts_["data_plane/read_bytes"] += static_cast<double>(done.read_bytes);
   time_.Busy(Role::kActor, done.seconds);
 }
 
@@ -247,8 +242,6 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
     for (const char* name : {"env/infra_errors", "env/data_errors", "env/timeouts"}) m[name] = 0;
     if (turns_ > 0) m["env/step_s"] = turn_s_ / static_cast<double>(turns_);
     if (resets_ > 0) m["env/reset_s"] = reset_s_ / static_cast<double>(resets_);
-    if (batch_rows_ > 0)
-      m["turns/mean"] = static_cast<double>(batch_turns_) / static_cast<double>(batch_rows_);
     m["dispatch/waiting_env"] = static_cast<double>(view.waiting_env);
     m["dispatch/env_turns"] = static_cast<double>(view.env_turns - env_turns_);
     m["dispatch/env_retries"] = static_cast<double>(view.env_retries - env_retries_);

@@ -51,9 +51,8 @@ class RunMetrics {
   void OnTokens(const up::StepTokens& tokens, TimePoint now);
   void OnGraded(const up::Graded& graded);
   void OnEnvironment(const up::EnvStepped& stepped);
-  // Of a step that begins. `bytes`: that its rows take in payload files.
-  void OnBatch(const std::vector<BatchRow>& rows, int64_t bytes);
-  void OnRowsServed(int64_t bytes);  // that trainers have read, since the controller began
+  void OnBatch(const std::vector<BatchRow>& rows);  // of a step that begins
+  void OnRowsServed(int64_t bytes);                 // that trainers have read, since the controller began
   void OnCommitted(int64_t rows) { totals_.trained_samples += rows; }
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
@@ -121,8 +120,7 @@ class RunMetrics {
   double checkpoint_s_ = 0;
   double thread_s_ = 0;  // processor time of this thread up to the last step
   double turn_s_ = 0, reset_s_ = 0;
-  int64_t turns_ = 0, resets_ = 0;  // that environments played
-  int64_t batch_turns_ = 0, batch_rows_ = 0;
+  int64_t turns_ = 0, resets_ = 0;             // that environments played
   int64_t row_bytes_ = 0;                      // that were served up to the last step
   double batch_bytes_ = 0, padded_bytes_ = 0;  // of the newest batch
   int64_t env_turns_ = 0, env_retries_ = 0;    // up to the last step, over the whole run

@@ -22,48 +22,38 @@ void StepRows::Add(const scheduler::command::Train& c) {
   step_.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
                                                    c.group_epoch, c.rank, c.world});
   if (static_cast<int64_t>(step_.members.size()) < c.world) return;
-  ends_.read(step_.tids, [this, lease = c.lease](Trajectories recorded) {
-    if (step_.lease == lease) Open(std::move(recorded));  // else the step was called off
-  });
+  Open();
 }
 
-void StepRows::Open(Trajectories recorded) {
+void StepRows::Open() {
   const Step step = std::exchange(step_, {});
   std::vector<BatchRow> rows;
-  int64_t bytes = 0;
   for (size_t i = 0; i < step.tids.size(); ++i) {
-    StatusOr<BatchRow> row = Row(step.tids[i], std::move(recorded[i]));
+    StatusOr<BatchRow> row = Row(step.tids[i]);
     if (!row.ok())
       return ends_.feed(scheduler::event::PayloadLost{step.lease, step.tids[i], row.status().message()});
     row->gid = {step.group_of[i]};
-    for (const auto& [version, tokens] : row->trajectory.VersionsWithLoss()) {
-      if (std::ranges::find(step.stale, version) != step.stale.end()) row->without_loss.push_back(version);
-    }
+    row->rank = step.rank_of[i];
+    row->without_loss = step.stale;
     ends_.judge(step.tids[i], *row);
-    bytes += controller_.FindPayload(step.tids[i])->payload_bytes;
     rows.push_back(std::move(*row));
   }
-  ends_.opened(step.number, rows, bytes);
+  ends_.opened(step.number, rows);
   std::vector<OpenLease::Member> members(step.members.size());
   for (const auto& [worker, message] : step.members) {
-    auto list = std::make_shared<std::vector<BatchRow>>();
+    auto list = std::make_shared<std::vector<BatchRow>>(rows);
     std::shared_ptr<const sample::Segment> whole;  // the prompt of the row before, of this rank's `group`
     int64_t group = -1;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      BatchRow& row = list->emplace_back();
-      row.gid = rows[i].gid;
-      row.without_loss = rows[i].without_loss;
-      row.reward = rows[i].reward;
-      row.components = rows[i].components;
-      // The next member finds the outline of an outline: the same.
-      row.trajectory = rows[i].trajectory.Outline();
-      if (step.rank_of[i] != message.rank) continue;
-      std::swap(row.trajectory, rows[i].trajectory);
+    for (BatchRow& row : *list) {
+      if (row.stored.payload_file >= 0) continue;
+      if (row.rank != message.rank) {
+        row.trajectory = row.trajectory.Outline();
+        continue;
+      }
       // Samples of a group have one prompt: it goes over the wire once.
       auto& prompt = row.trajectory.prompt;
-      row.same_prompt =
-          whole != nullptr && prompt != nullptr && step.group_of[i] == group && *whole == *prompt;
-      group = step.group_of[i];
+      row.same_prompt = whole != nullptr && prompt != nullptr && row.gid.value == group && *whole == *prompt;
+      group = row.gid.value;
       whole = row.same_prompt ? std::exchange(prompt, nullptr) : prompt;
     }
     members[static_cast<size_t>(message.rank)] = {worker.inc, std::move(list)};
@@ -72,12 +62,13 @@ void StepRows::Open(Trajectories recorded) {
   for (const auto& [worker, message] : step.members) ends_.send(worker, message);
 }
 
-// What is trained is read from what is durable, and has to be what its ENQ says.
-StatusOr<BatchRow> StepRows::Row(const SampleId& tid, StatusOr<sample::Trajectory> recorded) const {
-  BatchRow row;
-  TP_ASSIGN_OR_RETURN(row.trajectory, std::move(recorded));
+StatusOr<BatchRow> StepRows::Row(const SampleId& tid) const {
   const record::Enq* enq = controller_.FindPayload(tid);
   if (enq == nullptr) return DataLoss("there is no payload of " + ToString(tid));
+  BatchRow row;
+  row.stored = *enq;
+  if (enq->payload_file >= 0) return row;
+  TP_ASSIGN_OR_RETURN(row.trajectory, ends_.taught(tid));
   if (sample::Digest(row.trajectory) != enq->digest || row.trajectory.size() != enq->response_len)
     return DataLoss("the row of " + ToString(tid) + " is not what its ENQ says");
   return row;

@@ -1,10 +1,11 @@
 #pragma once
 // The rows of an optimizer step, from the commands that begin it to its end. Every member of the training
-// group has a command of its own with its share of the batch, and reads the rows of that share and the
-// outlines of all others (core/sample/trajectory.h), so the bytes of a row leave here once. When the last
-// command is here, the rows are read from what is durable; when they are here, and are what their ENQs say,
-// they are open to the members, and the members are told. The controller process and the simulated network
-// run this very class. One thread, apart from Read.
+// group has a command of its own with its share of the batch. When the last command is here, the list of the
+// rows is open to the members, and the members are told: what each row is, what it is worth, which member
+// computes it, and where its payload lies. No payload is read here. Rows that have none, of supervised jobs,
+// are in the list of the member that computes them, and as outlines (core/sample/trajectory.h) in those of
+// the others. The controller process and the simulated network run this very class. One thread, apart from
+// Read.
 
 #include <functional>
 #include <string>
@@ -19,17 +20,13 @@
 
 namespace tidepool::workers {
 
-// Trajectories, or why one cannot be had, in the order in which they were asked for.
-using Trajectories = std::vector<StatusOr<sample::Trajectory>>;
-
 class StepRows {
  public:
   struct Ends {
-    // Samples as they are on record; `then` is called now or later.
-    std::function<void(const std::vector<SampleId>&, std::function<void(Trajectories)> then)> read;
+    // Of a sample without payload: what its row teaches.
+    std::function<StatusOr<sample::Trajectory>(const SampleId&)> taught;
     std::function<void(const SampleId&, BatchRow&)> judge;  // says what the row is worth
-    // With the bytes that the rows take in payload files.
-    std::function<void(StepNumber, const std::vector<BatchRow>&, int64_t bytes)> opened;
+    std::function<void(StepNumber, const std::vector<BatchRow>&)> opened;
     std::function<void(const WorkerRef&, down::Train)> send;
     std::function<void(scheduler::Event)> feed;
   };
@@ -55,12 +52,12 @@ class StepRows {
     std::vector<Version> stale;  // their tokens have no loss
     std::vector<std::pair<WorkerRef, down::Train>> members;
   };
-  void Open(Trajectories recorded);
-  [[nodiscard]] StatusOr<BatchRow> Row(const SampleId& tid, StatusOr<sample::Trajectory> recorded) const;
+  void Open();
+  [[nodiscard]] StatusOr<BatchRow> Row(const SampleId& tid) const;
 
   const scheduler::Controller& controller_;
   const Ends ends_;
-  Step step_;  // whose rows are being read
+  Step step_;  // whose commands come
   OpenLease open_;
 };
 

@@ -53,7 +53,7 @@ void ControllerProcess::Judge(const SampleId& tid, BatchRow& row) const {
   if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
   if (config_.rl() == nullptr) return;
   row.reward = controller_->Reward(tid);
-  if (row.trajectory.Fragment() != nullptr) return;
+  if (config_.model.is_policy()) return;
   const auto& named = controller_->Rewards(tid);
   for (const RewardFunction& f : config_.reward.functions) {
     const auto it = std::ranges::find(named, f.name, [](const auto& entry) { return entry.first; });

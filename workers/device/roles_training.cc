@@ -7,6 +7,7 @@
 #include "core/storage/checkpoint.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
+#include "workers/device/row_outlines.h"
 #include "workers/device/torch_threads.h"
 
 namespace tidepool::workers {
@@ -111,12 +112,15 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
     return {FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch))};
   }
+  const StatusOr<int64_t> read = ReadRows(c, *rows);
+  if (!read.ok()) return {read.status()};
   AwaitFiles();  // it reads the weights that the optimizer is about to write
   const auto operation = Begins("train", observe::kTrainSpan);
   const StepNumber before = state_.step();
   const int64_t updates = roles_->updates();
   Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start)
                          : Unavailable("a newcomer still reads the state after 30 s")};
+  if (out.done.ok()) out.done->read_bytes = *read;
   out.changed = roles_->updates() != updates;
   if (out.done.ok()) {
     Offer(c.step);
@@ -124,6 +128,31 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
     Offer(before);
   }
   return out;
+}
+
+StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow>& rows) {
+  Enqs mine;
+  for (const BatchRow& row : rows)
+    if (row.stored.payload_file >= 0 && row.rank == c.rank) mine.push_back(&row.stored);
+  // Who serves them may do so later: no fault of the data's.
+  auto found = stored_->Read(mine);
+  if (!found.ok()) return Unavailable(found.status().message());
+  std::vector<std::string> said(static_cast<size_t>(c.world));
+  said[static_cast<size_t>(c.rank)] = OutlinesOf(found->rows);
+  if (c.world > 1) {
+    pulse_.Begin("gather_outlines");
+    auto gathered = group_->AllGather(said[static_cast<size_t>(c.rank)], "outlines");
+    if (!gathered.ok()) {
+      LeaveGroup();
+      return gathered.status();
+    }
+    said = *std::move(gathered);
+  }
+  TP_RETURN_IF_ERROR(TakeOutlines(said, c.rank, rows));
+  size_t next = 0;
+  for (BatchRow& row : rows)
+    if (row.stored.payload_file >= 0 && row.rank == c.rank) row.trajectory = *std::move(found->rows[next++]);
+  return found->bytes;
 }
 
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,

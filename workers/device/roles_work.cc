@@ -5,6 +5,7 @@
 
 #include "core/base/places.h"
 #include "core/base/process_memory.h"
+#include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
@@ -71,6 +72,9 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
                                            device_.make, welcome.trains);
+    stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),
+                                           storage::RunPaths(welcome.run_dir).payload(),
+                                           [this](const Enqs& which) { return link_->FetchPayloads(which); });
     const MutexLock lock(published_mu_);
     published_ = roles_->host_weights();
     if (config_.observe.trace)

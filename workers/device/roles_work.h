@@ -20,6 +20,7 @@
 #include "core/comm/collective.h"
 #include "core/observe/trace_writer.h"
 #include "workers/data/offered_state.h"
+#include "workers/data/stored_rows.h"
 #include "workers/data/weights_service.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/device_roles.h"
@@ -129,6 +130,9 @@ class RolesWork : public DeviceWork {
   int64_t FreeBytes(Role next);
   int64_t Grown(const up::ChunkDelta& c);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
+  // Reads the payloads of this rank's rows, and learns the outlines of the others' from their ranks.
+  // Returns the bytes of what was read. kInvalidArgument: rows, of any rank, that cannot be read anywhere.
+  StatusOr<int64_t> ReadRows(const down::Train& c, std::vector<BatchRow>& rows);
 
   const Credentials credentials_;
   const std::string controller_, host_;
@@ -145,6 +149,7 @@ class RolesWork : public DeviceWork {
   SlotDevice device_;
   std::unique_ptr<DeviceRoles> roles_;
 
+  std::unique_ptr<StoredRows> stored_;            // payloads of the run
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
   Mutex published_mu_;
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_

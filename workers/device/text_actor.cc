@@ -59,8 +59,11 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
   train::Batch batch;
   batch.step = step;
   batch.version = version;
+  int64_t turns = 0;  // of episodes
   for (BatchRow& in : rows) {
     const sample::Trajectory& t = in.trajectory;
+    for (const sample::Segment& s : t.segments)
+      if (config_.environment() != nullptr && s.kind == sample::SegmentKind::kTokens && s.size() > 0) ++turns;
     train::Row row;
     row.tid = t.tid;
     row.gid = in.gid;
@@ -102,6 +105,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
       !after.ok() && after.code() != StatusCode::kAborted)
     return after;
   result.metrics.insert(evaluated.begin(), evaluated.end());
+  if (turns > 0) result.metrics["turns/mean"] = static_cast<double>(turns) / static_cast<double>(rows.size());
   return result;
 }
 

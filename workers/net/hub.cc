@@ -15,6 +15,7 @@
 #include "proto/control.grpc.pb.h"
 #include "workers/net/door.h"
 #include "workers/net/listener.h"
+#include "workers/net/rows_call.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
 #include "workers/net/wire.h"
@@ -96,20 +97,24 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
   void Write(const std::stop_token& stop);
 
+  // Whether the caller trains, and is `reader`.
+  Status MayReadRows(const grpc::ServerContextBase& context, Incarnation reader, const std::string& method) {
+    CallerRole role{};
+    TP_RETURN_IF_ERROR(Authorise(context, &role));
+    if (role != CallerRole::kDevice)
+      return Counted(PermissionDenied(method + ": a token for " + Name(role) + " may not read batches"));
+    if (const auto place = CertifiedPlaceOf(context); place && !IsAt(*place, reader)) {
+      return Counted(PermissionDenied(method + ": the certificate is for place " + std::to_string(*place) +
+                                      ", which incarnation " + std::to_string(reader.value) +
+                                      " does not have"));
+    }
+    return OkStatus();
+  }
+
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
                          grpc::ServerWriter<v1::Frame>* writer) override {
-    CallerRole role{};
-    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
-    if (role != CallerRole::kDevice) {
-      return ToGrpc(Counted(
-          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
-    }
     const Incarnation reader{request->inc() - 1};
-    if (const auto place = CertifiedPlaceOf(*context); place && !IsAt(*place, reader)) {
-      return ToGrpc(Counted(PermissionDenied("FetchRows: the certificate is for place " +
-                                             std::to_string(*place) + ", which incarnation " +
-                                             std::to_string(reader.value) + " does not have")));
-    }
+    if (const Status s = MayReadRows(*context, reader, "FetchRows"); !s.ok()) return ToGrpc(s);
     auto batch = rows(request->lease(), {request->step()}, reader, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
@@ -121,6 +126,28 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
       return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }
+
+  // The other service of the same door.
+  struct Payloads final : v1::Rows::Service {
+    explicit Payloads(Impl& of) : hub(of) {}
+    grpc::Status Read(grpc::ServerContext* context, const v1::ReadRowsRequest* request,
+                      grpc::ServerWriter<v1::RowBytes>* writer) override {
+      if (const Status s = hub.MayReadRows(*context, Incarnation{request->inc() - 1}, "Rows.Read"); !s.ok())
+        return ToGrpc(s);
+      if (hub.options.payloads == nullptr) return ToGrpc(NotFound("Rows.Read: there are no payloads here"));
+      const auto write = [&](const v1::RowBytes& frame) {
+        hub.row_bytes += static_cast<int64_t>(frame.ByteSizeLong());
+        hub.sent += static_cast<int64_t>(frame.ByteSizeLong());
+        return writer->Write(frame);
+      };
+      if (!ServeRows(*hub.options.payloads, *request, static_cast<size_t>(hub.options.max_frame_bytes) / 2,
+                     write))
+        return ToGrpc(Unavailable("Rows.Read: the worker went away"));
+      return grpc::Status::OK;
+    }
+    Impl& hub;
+  };
+  Payloads payloads{*this};
 };
 
 // One call of Attach, as gRPC's threads drive it: one read at a time, one write at a time, and the end when
@@ -333,6 +360,7 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
   builder.RegisterService(hub->impl_.get());
+  builder.RegisterService(&hub->impl_->payloads);
   TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder, ServerSide(hub->impl_->options.identity)));
   for (size_t i = 0; i < Impl::kWriters; ++i)
     hub->impl_->writers.emplace_back(

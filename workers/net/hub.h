@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/storage/payload.h"
 #include "workers/net/attachments.h"
 #include "workers/net/auth.h"
 #include "workers/net/certificates.h"
@@ -29,7 +30,8 @@ struct HubOptions {
   std::string run_id;
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
-  int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
+  int64_t max_queued_messages = 1 << 16;             // to one connection; more: it is closed as hung
+  std::shared_ptr<storage::PayloadReader> payloads;  // that Rows.Read reads; null: there are none
 };
 
 // Rows of a lease for FetchRows, in order, as this rank of its training group gets them; any thread.
@@ -65,7 +67,7 @@ class Hub : public Attachments::Wire {
   void Close(ConnectionId connection, const std::string& why) override;
   // Ends all calls and the server; returns within a few seconds.
   void Stop();
-  [[nodiscard]] int64_t served_row_bytes() const;  // of frames that FetchRows sent
+  [[nodiscard]] int64_t served_row_bytes() const;  // of frames that FetchRows and Rows.Read sent
   [[nodiscard]] int64_t refused_calls() const;     // wrong or no token, wrong role
   // In frames from and to workers, before they are encrypted.
   [[nodiscard]] int64_t received_bytes() const;

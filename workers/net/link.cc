@@ -14,6 +14,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/base/time.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/rows_call.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
 #include "workers/net/why_not_believed.h"
@@ -299,6 +300,17 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, 
   }
   TP_RETURN_IF_ERROR(FromGrpc(reader->Finish()).At("fetch rows of lease " + std::to_string(lease)));
   return rows;
+}
+
+StatusOr<PayloadsRead> Link::FetchPayloads(const Enqs& which) {
+  std::shared_ptr<grpc::Channel> channel;
+  Incarnation inc;
+  {
+    const MutexLock lock(impl_->mu);
+    channel = impl_->channel;
+    inc = impl_->session.inc();
+  }
+  return AskForRows(channel, impl_->options.credentials.token, inc, which);
 }
 
 }  // namespace tidepool::workers

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "workers/data/stored_rows.h"
 #include "workers/net/certificates.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_session.h"
@@ -52,8 +53,9 @@ class Link {
   [[nodiscard]] int64_t ctl_epoch() const;  // the newest that it has heard of
   [[nodiscard]] bool MayServe() const;      // WorkerSession::MayServe, now
 
-  // Rows of a leased batch.
+  // The list of a leased batch, and payloads of its rows.
   StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step, int64_t rank);
+  StatusOr<PayloadsRead> FetchPayloads(const Enqs& which);
 
  private:
   Link();

@@ -90,7 +90,8 @@ TP_FIELDS_BY(EnvStepped,
              TP_EACH(tid, att, turn, outcome, observation, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, state) v("why", r.why, kWords); TP_EACH(seconds, timed_out, replayed))
 TP_FIELDS_BY(Loaded, VisitFields(As<event::Loaded>(r), v); TP_EACH(bytes, seconds))
-TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v); v("metrics", r.metrics, kNames);)
+TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v); v("read_bytes", r.read_bytes);
+             v("metrics", r.metrics, kNames);)
 TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v("stored", r.stored, kNames);
              v("error", r.error, kWords);
              TP_EACH(seconds, weights_digest) v("instruction_set", r.instruction_set, kWords);)
@@ -121,6 +122,6 @@ TP_FIELDS_BY(Shutdown, v("why", r.why, kWords);)
 
 TP_FIELDS(FromWorker, seq, ack, body)
 TP_FIELDS(ToWorker, seq, ack, body)
-TP_FIELDS(BatchRow, gid, trajectory, same_prompt, without_loss, reward, components)
+TP_FIELDS(BatchRow, gid, rank, stored, trajectory, same_prompt, without_loss, reward, components)
 
 }  // namespace tidepool::workers

@@ -127,6 +127,7 @@ struct Loaded : event::Loaded {
   double seconds = 0;
 };
 struct TrainDone : event::TrainDone {
+  int64_t read_bytes = 0;  // of payloads, of this rank's rows
   std::vector<std::pair<std::string, double>> metrics;
 };
 struct CheckpointFiles {
@@ -300,10 +301,14 @@ struct ToWorker {
   ToWorkerBody body;
 };
 
-// One row of a leased batch.
+// One row of a leased batch. Its trajectory is with the controller only where it has no payload of its own:
+// then the rank whose row it is gets it whole, the others its outline. Else that rank reads the payload
+// (workers/data/stored_rows.h) and says the outline to the others.
 struct BatchRow {
   GroupId gid;
-  sample::Trajectory trajectory;  // as its ENQ named it; an outline for all ranks but the one whose row it is
+  int64_t rank = 0;    // that computes it
+  record::Enq stored;  // what it is, and where; payload_file below 0: it has no payload
+  sample::Trajectory trajectory;
   bool same_prompt = false;  // on the wire: its prompt is that of the row before it, and is not sent again
   std::vector<Version> without_loss;  // tokens of these versions are too old to be trained (on_stale: mask)
   double reward = 0;

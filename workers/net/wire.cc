@@ -235,6 +235,7 @@ StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& 
 
 template size_t Pack(const std::deque<ToWorker>&, size_t, size_t, v1::Frame*);
 template size_t Pack(const std::deque<FromWorker>&, size_t, size_t, v1::Frame*);
+template size_t Pack(const std::vector<BatchRow>&, size_t, size_t, v1::Frame*);
 using WriteFrame = std::function<bool(const v1::Frame&)>;
 template bool WriteFrames(const std::deque<ToWorker>&, size_t, const WriteFrame&);
 template bool WriteFrames(const std::deque<FromWorker>&, size_t, const WriteFrame&);

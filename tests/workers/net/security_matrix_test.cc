@@ -59,6 +59,7 @@ const std::map<std::string, Row> kRows = {
     {"tidepool.v1.Control.Attach",
      {Door::kController, {CallerRole::kDevice, CallerRole::kReward, CallerRole::kEnvironment}}},
     {"tidepool.v1.Control.FetchRows", {Door::kController, {CallerRole::kDevice}}},
+    {"tidepool.v1.Rows.Read", {Door::kController, {CallerRole::kDevice}}},
     {"tidepool.v1.Weights.Fetch", {Door::kDevice, {CallerRole::kDevice}}},
     {"tidepool.v1.Newcomers.Join", {Door::kNewcomers, {}}},
     {"tidepool.v1.VectorEnvironments.Play", {Door::kLoopback, {}}},
@@ -373,6 +374,10 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   for (const int64_t place : {0, -1, 2})
     ExpectRefused(attach, {elsewhere, token, HelloBytes(place)}, PERMISSION_DENIED, "another place");
   ExpectRefused(rows, {elsewhere, token, RowsBytes(kReader)}, PERMISSION_DENIED, "another place");
+  const std::string payloads = "tidepool.v1.Rows.Read";
+  v1::ReadRowsRequest read;
+  read.set_inc(kReader.value + 1);
+  ExpectRefused(payloads, {elsewhere, token, read.SerializeAsString()}, PERMISSION_DENIED, "another place");
   EXPECT_EQ(Attached(), 0);
   EXPECT_EQ(fetched_, 0);
   // Of a life that is over: a process that was fenced, and one that its controller has given up.
@@ -393,6 +398,7 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   ExpectRefused(rows, {device, token, RowsBytes({})}, PERMISSION_DENIED, "none");
   // And who may.
   EXPECT_EQ(Call(rows, {device, token, RowsBytes(kReader)}).code, grpc::StatusCode::OK);
+  EXPECT_EQ(Call(payloads, {device, token, read.SerializeAsString()}).code, grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Call("tidepool.v1.Weights.Fetch", {device, token, ""}).code, grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(fetched_, 1);
   EXPECT_EQ(says(Call(attach, {elsewhere, token, HelloBytes(1, 0, 8)})), "it was let in");

@@ -51,14 +51,9 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                                    .over = [this] { return exit_code.has_value(); }});
   step_rows_ = std::make_unique<StepRows>(
       *controller_,
-      StepRows::Ends{.read =
-                         [this](const auto& tids, const auto& then) {
-                           Trajectories recorded;
-                           for (const SampleId& tid : tids) recorded.push_back(Recorded(tid));
-                           then(std::move(recorded));
-                         },
+      StepRows::Ends{.taught = [this](const SampleId& tid) { return Recorded(tid); },
                      .judge = [](const SampleId&, BatchRow&) {},
-                     .opened = [](StepNumber, const auto&, int64_t) {},
+                     .opened = [](StepNumber, const auto&) {},
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed =
                          [this](scheduler::Event e) {
@@ -74,12 +69,20 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
       frames.push_back(frame);
       return true;
     });
-    return ReadRows([&](v1::Frame* frame) {
-      if (frames.empty()) return false;
-      *frame = std::move(frames.front());
-      frames.pop_front();
-      return true;
-    });
+    TP_ASSIGN_OR_RETURN(auto read, ReadRows([&](v1::Frame* frame) {
+                          if (frames.empty()) return false;
+                          *frame = std::move(frames.front());
+                          frames.pop_front();
+                          return true;
+                        }));
+    // As each rank reads its own, and the others say their outlines.
+    for (BatchRow& row : read) {
+      if (row.stored.payload_file < 0) continue;
+      const auto it = files_->payload.find({row.stored.tid, row.stored.att});
+      if (it == files_->payload.end()) return NotFound("a payload is nowhere");
+      row.trajectory = row.rank == rank ? it->second : it->second.Outline();
+    }
+    return read;
   };
 }
 

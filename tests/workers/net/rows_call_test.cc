@@ -1,0 +1,187 @@
+// Payloads over the wire, as a rank of a training group on another host reads them.
+#include "workers/net/rows_call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/rng.h"
+#include "core/sample/codec.h"
+#include "tests/core/base/memory_file_system.h"
+#include "tests/core/sample/random_trajectory.h"
+#include "workers/device/row_outlines.h"
+#include "workers/net/hub.h"
+#include "workers/net/link.h"
+#include "workers/net/mailbox.h"
+
+namespace tidepool::workers {
+namespace {
+
+using testing::HasSubstr;
+
+record::Enq EnqOf(const sample::Trajectory& t, const storage::PayloadRef& ref) {
+  record::Enq enq;
+  enq.tid = t.tid;
+  enq.att = t.att;
+  enq.prompt_len = t.prompt_size();
+  enq.response_len = t.size();
+  enq.digest = ref.digest;
+  enq.payload_file = ref.file;
+  enq.payload_offset = ref.offset;
+  enq.payload_bytes = ref.bytes;
+  return enq;
+}
+
+// A controller with payload files, and a rank on a host that sees none of them.
+class RowsCallTest : public testing::Test {
+ protected:
+  RowsCallTest() {
+    Rng rng(3);
+    auto writer = *storage::PayloadWriter::Open(*fs_, "payload", "run", /*file_bytes=*/3000);
+    for (int i = 0; i < 40; ++i) {
+      written_.push_back(sample::RandomTrajectory(rng, i));
+      enqs_.push_back(EnqOf(written_.back(), *writer->Append(written_.back())));
+    }
+    HubOptions options;
+    options.run_id = "run";
+    options.max_frame_bytes = 512;  // a payload takes several
+    options.payloads = {new storage::PayloadReader(*fs_, "payload"),
+                        [fs = fs_](auto* reader) { delete reader; }};
+    hub_ = *Hub::Start(options, tokens_, [](HubEvent) {}, {});
+    LinkOptions dial;
+    dial.address = hub_->address();
+    dial.credentials.token = tokens_.Token(CallerRole::kDevice);
+    dial.hello.run_id = "run";
+    link_ = *Link::Connect(dial, [](const std::vector<LinkEvent>&) {});
+  }
+  ~RowsCallTest() override { hub_->Stop(); }
+
+  [[nodiscard]] Enqs All() const {
+    Enqs all;
+    for (const record::Enq& e : enqs_) all.push_back(&e);
+    return all;
+  }
+  StoredRows From(std::shared_ptr<FileSystem> fs) {
+    return {std::move(fs), "payload", [this](const Enqs& which) {
+              asked_ += which.size();
+              return link_->FetchPayloads(which);
+            }};
+  }
+
+  std::shared_ptr<MemoryFileSystem> fs_ = std::make_shared<MemoryFileSystem>();
+  std::vector<sample::Trajectory> written_;
+  std::vector<record::Enq> enqs_;
+  const JobTokens tokens_ = *JobTokens::Random();
+  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<Link> link_;
+  size_t asked_ = 0;
+};
+
+TEST_F(RowsCallTest, WhatAHostDoesNotSeeItIsSentAndWhatItSeesItReads) {
+  auto found = From(std::make_shared<MemoryFileSystem>()).Read(All());
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  for (size_t i = 0; i < written_.size(); ++i) EXPECT_EQ(*found->rows[i], written_[i]) << i;
+  EXPECT_EQ(asked_, written_.size());
+  EXPECT_EQ(found->asked_bytes, found->bytes);
+  EXPECT_GE(hub_->served_row_bytes(), found->bytes);
+
+  asked_ = 0;
+  found = From(fs_).Read(All());
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  for (size_t i = 0; i < written_.size(); ++i) EXPECT_EQ(*found->rows[i], written_[i]) << i;
+  EXPECT_EQ(asked_, 0U);
+  EXPECT_EQ(found->asked_bytes, 0);
+}
+
+// A host sees less of a file than is in it: what another one has just written comes later.
+TEST_F(RowsCallTest, AFileThatIsShorterHereIsMadeUpByWhoServes) {
+  auto behind = std::make_shared<MemoryFileSystem>();
+  const auto writer = *storage::PayloadWriter::Open(*behind, "payload", "run", 3000);
+  for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(writer->Append(written_[i]).ok());
+  const auto found = From(behind).Read(All());
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  for (size_t i = 0; i < written_.size(); ++i) EXPECT_EQ(*found->rows[i], written_[i]) << i;
+  EXPECT_EQ(asked_, written_.size() - 3);
+}
+
+TEST_F(RowsCallTest, WhatIsNowhereIsLostByItselfAndTheOthersCome) {
+  enqs_[4].payload_file = 99;
+  enqs_[7].digest ^= 1;
+  enqs_[9].payload_bytes += 1 << 20;  // beyond the end of its file
+  const auto found = From(std::make_shared<MemoryFileSystem>()).Read(All());
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  for (const size_t i : {4, 7, 9}) EXPECT_FALSE(found->rows[i].ok()) << i;
+  EXPECT_THAT(found->rows[4].status().message(), HasSubstr("0099.tpp"));
+  EXPECT_THAT(found->rows[7].status().message(), HasSubstr("digest differs from the journal's"));
+  EXPECT_THAT(found->rows[9].status().message(), HasSubstr("the file ends after"));
+  EXPECT_TRUE(found->rows[8].ok());
+}
+
+TEST_F(RowsCallTest, WhoServesNothingIsAnErrorOfTheWholeAndLosesNoRow) {
+  hub_->Stop();
+  const auto found = From(std::make_shared<MemoryFileSystem>()).Read(All());
+  EXPECT_FALSE(found.ok());
+}
+
+// --- what ranks tell each other
+
+class RowOutlinesTest : public testing::Test {
+ protected:
+  RowOutlinesTest() {
+    Rng rng(5);
+    for (int i = 0; i < 12; ++i) {
+      whole_.push_back(sample::RandomTrajectory(rng, i));
+      BatchRow row;
+      row.rank = i % 3;
+      row.stored = EnqOf(whole_.back(), {.file = 0, .offset = 0, .bytes = 1, .digest = 1});
+      rows_.push_back(row);
+    }
+  }
+  std::vector<StatusOr<sample::Trajectory>> ReadBy(int64_t rank) const {
+    std::vector<StatusOr<sample::Trajectory>> read;
+    for (size_t i = 0; i < rows_.size(); ++i)
+      if (rows_[i].rank == rank) read.emplace_back(whole_[i]);
+    return read;
+  }
+  std::vector<sample::Trajectory> whole_;
+  std::vector<BatchRow> rows_;
+};
+
+TEST_F(RowOutlinesTest, EveryRankLearnsTheShapeOfTheOthersRows) {
+  std::vector<std::string> said;
+  for (int64_t rank = 0; rank < 3; ++rank) said.push_back(OutlinesOf(ReadBy(rank)));
+  ASSERT_TRUE(TakeOutlines(said, 1, rows_).ok());
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    if (rows_[i].rank == 1) continue;
+    EXPECT_EQ(rows_[i].trajectory, whole_[i].Outline()) << i;
+  }
+}
+
+TEST_F(RowOutlinesTest, AllRanksRefuseABatchAlikeWhereOneCannotReadARow) {
+  std::vector<std::string> said;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    auto read = ReadBy(rank);
+    if (rank != 0) read[1] = DataLoss("0007.tpp is gone");
+    said.push_back(OutlinesOf(read));
+  }
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    const Status status = TakeOutlines(said, rank, rows_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("row " + ToString(rows_[4].stored.tid) + ": 0007.tpp is gone"));
+    EXPECT_THAT(status.message(), HasSubstr("row " + ToString(rows_[5].stored.tid) + ": 0007.tpp is gone"));
+  }
+}
+
+TEST_F(RowOutlinesTest, BytesThatAreNoOutlinesOfTheRowsAreRefused) {
+  std::vector<std::string> said;
+  for (int64_t rank = 0; rank < 3; ++rank) said.push_back(OutlinesOf(ReadBy(rank)));
+  for (const auto& spoil : std::vector<std::function<void(std::string&)>>{
+           [](std::string& s) { s.pop_back(); }, [](std::string& s) { s += "x"; },
+           [](std::string& s) { s.clear(); }, [&](std::string& s) { s = OutlinesOf(ReadBy(0)); }}) {
+    auto others = said;
+    spoil(others[2]);
+    EXPECT_EQ(TakeOutlines(others, 1, rows_).code(), StatusCode::kInternal);
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::workers
