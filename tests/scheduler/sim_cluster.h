@@ -31,6 +31,7 @@ struct SimFaults {
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row
   double nonfinite = 0, train_fails = 0;
+  double bad_row = 0;  // share of samples that no trainer can use, whatever step they are in
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double best_fails_until_s = 0;  // best/ cannot be made before
@@ -90,6 +91,10 @@ class SimCluster {
   [[nodiscard]] const std::vector<command::StepReport>& reports() const { return reports_; }
   [[nodiscard]] const std::vector<command::EvalReport>& evals() const { return evals_; }
   [[nodiscard]] const std::vector<command::KeepBest>& kept_best() const { return kept_best_; }
+  [[nodiscard]] bool IsBad(const SampleId& tid) const {  // no trainer can use it
+    return options_.faults.bad_row > 0 &&
+           SampleUniform(options_.seed, SampleUid(tid), 0, 7) < options_.faults.bad_row;
+  }
   [[nodiscard]] int64_t started_workers() const { return started_workers_; }
   [[nodiscard]] Controller* controller() { return controller_.get(); }
   // Called before each command is executed (after its batch's records are durable).

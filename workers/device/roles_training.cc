@@ -115,8 +115,10 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   const auto operation = Begins("train", observe::kTrainSpan);
   const StepNumber before = state_.step();
   const int64_t updates = roles_->updates();
-  Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start)
+  std::vector<BadRow> bad;
+  Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start, bad)
                          : Unavailable("a newcomer still reads the state after 30 s")};
+  out.bad = std::move(bad);
   out.changed = roles_->updates() != updates;
   if (out.done.ok()) {
     Offer(c.step);
@@ -127,7 +129,7 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
 }
 
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,
-                                           Clock::time_point start) {
+                                           Clock::time_point start, std::vector<BadRow>& bad) {
   const auto shape = pacer_ ? ShareOf(rows) : std::pair<double, double>();
   up::TrainDone done;
   for (const BatchRow& row : rows)
@@ -141,7 +143,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                                     pulse_.Begin(op);
                                                     return !evaluation_ended_(c.lease);
                                                   }},
-                                                 c.world > 1 ? group_.get() : nullptr);
+                                                 c.world > 1 ? group_.get() : nullptr, bad);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

@@ -128,7 +128,8 @@ class RolesWork : public DeviceWork {
   void Park();
   int64_t FreeBytes(Role next);
   int64_t Grown(const up::ChunkDelta& c);
-  StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
+  StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
+                                  std::vector<BadRow>& bad);
 
   const Credentials credentials_;
   const std::string controller_, host_;
