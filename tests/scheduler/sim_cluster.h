@@ -57,6 +57,7 @@ struct SimOptions {
   double grading_s = 0.01;
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
+  bool blames_a_batch = false;         // the first step: its data are at fault, and no sample of it is named
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
   int64_t rank_of_other_rows = -1, rank_of_other_mask = -1, rank_of_row_left_out = -1, rank_of_row_twice = -1;
   int64_t hosts = 1;          // worker i is on host i % hosts

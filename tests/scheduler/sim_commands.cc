@@ -341,6 +341,7 @@ struct SimCluster::Do {
       for (const SampleId& tid : s.lease_.tids) {
         if (s.IsBad(tid)) bad.push_back({tid, "sim"});
       }
+      if (std::exchange(s.options_.blames_a_batch, false)) bad.push_back({{999, 0, 0}, "sim"});
       for (const DeviceKey& member : step.devices) {
         const command::Train train = s.waiting_.at(member);
         if (!bad.empty()) {  // all ranks have agreed on it
