@@ -147,6 +147,7 @@ bool Checker::State::On(const record::Fault& x) {
       return Violation("L5",
                        x.actor + " is retired after " + std::to_string(inside) + " failures in 10 minutes");
   }
+  if (x.kind == "row" && !IsSetAside(x.tid)) return false;
   if (x.kind == "worker_lost") losses[x.actor].emplace_back(now->ctl_epoch, now->mono_ns);
   return true;
 }

@@ -172,6 +172,20 @@ bool Checker::State::On(const record::Dup& x) {
          (row->enqueued || Violation("Q2", ToString(x.tid) + " is called a duplicate, but none is in"));
 }
 
+// What a trainer could not use was dropped, with its group; so it is never trained (Q2).
+bool Checker::State::IsSetAside(const SampleId& tid) {
+  const Row* row = Known(tid);
+  if (row == nullptr) return false;
+  for (const SampleId& of_group : groups.at(row->gid).tids) {
+    if (rows.at(of_group).where == Where::kDropped) continue;
+    return Violation("Q12", "the trainer could not use " + ToString(tid) + ", and " + ToString(of_group) +
+                                " of its group is not dropped");
+  }
+  return row->reason == DropReason::kDataInvalid ||
+         Violation("Q12",
+                   "the trainer could not use " + ToString(tid) + ", and it was dropped for another reason");
+}
+
 bool Checker::State::CloseRow(Row& row) {
   GroupFacts& g = groups.at(row.gid);
   if (--g.open_rows == 0 && static_cast<int64_t>(g.tids.size()) == config->group_size) --open_groups;

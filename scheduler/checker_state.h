@@ -141,6 +141,7 @@ struct Checker::State {
   bool On(const record::Enq& x);
   bool On(const record::Graded& x);
   bool On(const record::Dup& x);
+  bool IsSetAside(const SampleId& tid);
   bool CloseRow(Row& row);
   bool On(const record::Drop& x);
 

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/bad_row.h"
 #include "core/base/hash.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
@@ -236,7 +237,8 @@ struct StepAborted {
   uint64_t weights_digest = 0;
 };
 // The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
-// were made, or it never had it; else nothing has changed. `data`: the rows are at fault.
+// were made, or it never had it; else nothing has changed. `data`: the rows are at fault, those in `bad`;
+// empty: the batch as a whole.
 struct TrainFailed {
   WorkerRef worker;
   SlotId slot;
@@ -245,6 +247,7 @@ struct TrainFailed {
   std::string why;
   bool data = false;
   bool torn = false;
+  std::vector<BadRow> bad = {};
 };
 // What is stored of `tid` is not what its ENQ says. The step of `lease` was sent to nobody.
 struct PayloadLost {

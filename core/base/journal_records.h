@@ -273,13 +273,14 @@ struct Snapshot {
   uint64_t state_digest = 0;
 };
 // actor: who it was, as people call it. worker: where that is one; programs that did not write it left it
-// to the actor: "w3".
+// to the actor: "w3". tid: the sample that it is about, if it is about one.
 struct Fault {
   std::string kind;
   std::string actor;
   Incarnation inc;
   std::string what;
   WorkerId worker = {};
+  SampleId tid = {};
 };
 // finished 1: all steps, final evaluation and model done.
 struct EndRun {
@@ -385,7 +386,7 @@ TP_FIELDS(CheckpointReject, ckpt, why)
 TP_FIELDS(CheckpointDelete, ckpt)
 TP_FIELDS(Restore, ckpt, step, old_lineage, new_lineage)
 TP_FIELDS(Snapshot, state_digest)
-TP_FIELDS_BY(Fault, TP_EACH(kind, actor, inc, what) v("w", r.worker);)
+TP_FIELDS_BY(Fault, TP_EACH(kind, actor, inc, what) v("w", r.worker); v("tid", r.tid);)
 TP_FIELDS(EndRun, code, why, finished)
 TP_FIELDS(EvalScore, name, mean, deviation)
 TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards, lost, why_lost)

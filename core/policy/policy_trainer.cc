@@ -14,6 +14,7 @@
 #include "core/algorithms/statistics.h"
 #include "core/base/rng.h"
 #include "core/policy/distribution.h"
+#include "core/train/bad_rows.h"
 #include "core/train/step_metrics.h"
 
 namespace tidepool::policy {
@@ -288,22 +289,26 @@ Status PolicyTrainer::Update(const StepData& data, std::span<const int64_t> mini
 StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version,
                                                 std::span<const FragmentRow> rows,
                                                 const train::ProgressCallback& progress,
-                                                comm::Collective* group) {
+                                                comm::Collective* group, std::vector<BadRow>* bad) {
   const PolicyTrainerOptions& o = options_;
   const PolicySpec& spec = o.policy;
   const auto start = std::chrono::steady_clock::now();
   if (rows.empty())
     return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
-  Status usable;
+  std::vector<BadRow> found = bad != nullptr ? std::move(*bad) : std::vector<BadRow>();
+  Status whole;
   for (const FragmentRow& row : rows) {
-    if (!usable.ok()) break;
-    if (!row.mine && group == nullptr)
-      usable = InvalidArgument("row " + ToString(row.tid) + " is elsewhere, and there is no group of ranks");
-    if (!row.mine) continue;
+    if (!row.mine) {
+      if (group == nullptr)
+        whole = InvalidArgument("policy trainer: rows are elsewhere, and there is no group of ranks");
+      continue;
+    }
     if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok())
-      usable = InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
+      found.push_back({row.tid, sound.message()});
   }
-  TP_RETURN_IF_ERROR(train::AgreeOnRows(group, usable, "policy trainer"));
+  const Status usable = train::AgreeOnRows(group, whole, found, "policy trainer");
+  if (bad != nullptr) *bad = std::move(found);
+  TP_RETURN_IF_ERROR(usable);
   network_.WeightsChanged();
   TP_ASSIGN_OR_RETURN(StepData data, Observe(rows, version, group));
   train::StepResult result;

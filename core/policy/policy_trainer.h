@@ -70,10 +70,10 @@ class PolicyTrainer {
                                                          const PolicyTrainerOptions& options);
 
   // kInvalidArgument: a fragment that is none of this policy, nothing changed; kAborted: `progress` said
-  // stop, between two updates; other errors come from the group.
+  // stop, between two updates; other errors come from the group. `bad`: as of train::Trainer::Step.
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::span<const FragmentRow> rows,
                                    const train::ProgressCallback& progress = nullptr,
-                                   comm::Collective* group = nullptr);
+                                   comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
 
   std::vector<train::NamedBytes> State() { return optimizer_->State(); }
   [[nodiscard]] int64_t updates() const { return optimizer_->updates(); }

@@ -113,6 +113,14 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int
   return b;
 }
 
+Status CheckFits(const Row& row, int64_t budget, int64_t further) {
+  if (Computed(row) + further <= budget) return OkStatus();
+  return InvalidArgument(
+      std::to_string(row.prompt.size()) + " prompt and " + std::to_string(row.response.size()) +
+      " response tokens are more than train.micro_batch_tokens = " + std::to_string(budget) +
+      "; raise it or shorten data.max_prompt_tokens or rollout.max_new_tokens");
+}
+
 StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows,
                                                          std::span<const int64_t> places, int64_t budget,
                                                          int64_t routing_bytes) {
@@ -125,13 +133,7 @@ StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> ro
     Item item{{}, 0};
     for (const int64_t place : group) {
       const Row& row = rows[static_cast<size_t>(place)];
-      if (Computed(row) > budget) {
-        return InvalidArgument(
-            "row " + ToString(row.tid) + " has " + std::to_string(row.prompt.size()) + " prompt and " +
-            std::to_string(row.response.size()) +
-            " response tokens, more than train.micro_batch_tokens = " + std::to_string(budget) +
-            "; raise it or shorten data.max_prompt_tokens or rollout.max_new_tokens");
-      }
+      TP_RETURN_IF_ERROR(CheckFits(row, budget).At("row " + ToString(row.tid)));
       item.places.push_back(place);
       const int64_t tokens = item.tokens + Computed(row) -
                              LongestShared(rows, item.places, item.places.size() - 1, routing_bytes).second;

@@ -35,10 +35,13 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int
 // Splits places (groups of neighbours with one gid) into micro-batches of at most `budget` computed tokens:
 // first-fit decreasing over groups, the order of groups stable in size and inside a micro-batch. A
 // group above the budget is cut between rows, and each part computes the prompt again.
-// kInvalidArgument names a single row that is longer than the budget.
+// kInvalidArgument names a single row that is longer than the budget (CheckFits).
 StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows,
                                                          std::span<const int64_t> places, int64_t budget,
                                                          int64_t routing_bytes = 0);
+
+// kInvalidArgument: the row and `further` tokens are more than `budget` computed ones.
+Status CheckFits(const Row& row, int64_t budget, int64_t further = 0);
 
 // Cuts the rows into `parts` runs of whole groups with about equal numbers of groups (minibatches).
 std::vector<std::vector<int64_t>> SplitGroups(std::span<const Row> rows, int64_t parts);

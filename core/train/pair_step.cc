@@ -9,36 +9,36 @@
 
 namespace tidepool::train {
 
-Status TrainerImpl::CheckPairs(const StepContext& step) const {
+Status CheckAnswer(const Row& row) {
+  if (row.response_tokens() == 0 ||
+      (!row.loss_mask.empty() &&
+       std::ranges::count(row.loss_mask, 0) == static_cast<int64_t>(row.loss_mask.size())))
+    return InvalidArgument("an answer of a pair has no tokens");
+  return OkStatus();
+}
+
+void TrainerImpl::CheckPairs(const StepContext& step, std::vector<BadRow>& bad) const {
+  const std::vector<Row>& rows = step.batch.rows;
   std::map<int64_t, int64_t> size;
-  for (const Row& row : step.batch.rows) {
-    ++size[row.gid.value];
-    if (row.response_tokens() == 0 ||
-        (!row.loss_mask.empty() &&
-         std::ranges::count(row.loss_mask, 0) == static_cast<int64_t>(row.loss_mask.size()))) {
-      return InvalidArgument("row " + ToString(row.tid) + ": an answer of a pair has no tokens");
-    }
-  }
-  for (const auto& [gid, n] : size) {
-    if (n != 2)
-      return InvalidArgument("group " + std::to_string(gid) + ": a pair has two answers, found " +
-                             std::to_string(n));
+  for (const Row& row : rows) ++size[row.gid.value];
+  for (const Row& row : rows) {
+    if (size[row.gid.value] == 2) continue;
+    bad.push_back({row.tid, "group " + std::to_string(row.gid.value) + ": a pair has two answers, found " +
+                                std::to_string(size[row.gid.value])});
   }
   for (const auto& update : step.micros) {
     for (const auto& micro : update) {
       std::map<int64_t, int64_t> here;
-      for (const int64_t i : micro) ++here[step.batch.rows[static_cast<size_t>(i)].gid.value];
+      for (const int64_t i : micro) ++here[rows[static_cast<size_t>(i)].gid.value];
       for (const int64_t i : micro) {
-        const Row& row = step.batch.rows[static_cast<size_t>(i)];
-        if (here[row.gid.value] == 2) continue;
-        return InvalidArgument(
-            "row " + ToString(row.tid) +
-            ": the two answers of its pair together are longer than train.micro_batch_tokens " +
-            std::to_string(options.micro_batch_tokens) + "; raise it");
+        const Row& row = rows[static_cast<size_t>(i)];
+        if (here[row.gid.value] == 2 || size[row.gid.value] != 2) continue;
+        bad.push_back(
+            {row.tid, "the two answers of its pair together are longer than train.micro_batch_tokens " +
+                          std::to_string(options.micro_batch_tokens) + "; raise it"});
       }
     }
   }
-  return OkStatus();
 }
 
 Pairs PairsOf(std::span<const Row> rows, std::span<const int64_t> places) {

@@ -79,17 +79,6 @@ void ColumnMetrics(const std::string& name, std::span<const double> column, cons
   metrics[name + "/min"] = low;
 }
 
-Status AgreeOnRows(comm::Collective* group, const Status& mine, const std::string& who) {
-  if (group == nullptr) return mine;
-  const auto found = group->AllGather(mine.ok() ? 0 : 1, "rows");
-  TP_RETURN_IF_ERROR(mine);
-  TP_RETURN_IF_ERROR(found.status());
-  const auto bad = std::ranges::find(*found, uint64_t{1});
-  if (bad == found->end()) return OkStatus();
-  return InvalidArgument(who + ": rank " + std::to_string(bad - found->begin()) +
-                         " was given rows that cannot be trained on; its own message names them");
-}
-
 Status CheckSameWeights(comm::Collective& group, uint64_t digest, const std::string& who, StepNumber step) {
   TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group.AllGather(digest, "digest"));
   const auto other = std::ranges::find_if(digests, [&](uint64_t d) { return d != digest; });

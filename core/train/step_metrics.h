@@ -53,11 +53,6 @@ struct StepTimes {
   double forward = 0, head = 0, backward = 0, reduce = 0, optimizer = 0, digest = 0, total = 0;  // seconds
 };
 
-// Before a step: a rank that cannot use its rows would leave the others in their first collective. So all say
-// what they found, and all refuse the batch, as data. kInvalidArgument: `mine`, or which rank; group null:
-// `mine`.
-Status AgreeOnRows(comm::Collective* group, const Status& mine, const std::string& who);
-
 // After a step every rank has the same weights: kInternal, begun with `who`, where a digest differs.
 Status CheckSameWeights(comm::Collective& group, uint64_t digest, const std::string& who, StepNumber step);
 

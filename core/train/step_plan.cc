@@ -50,8 +50,32 @@ std::vector<uint8_t> SampledByTrained(const Batch& batch, const algorithms::Cell
   return sampled;
 }
 
+Status CheckScores(const Row& row, const algorithms::ResolvedAlgorithm& a, size_t reward_functions) {
+  if (a.advantage->Uses(Provision::kComponents) && row.components.size() != reward_functions) {
+    return InvalidArgument(std::to_string(row.components.size()) +
+                           " scores of single reward functions, advantage " + a.advantage->name + " needs " +
+                           std::to_string(reward_functions));
+  }
+  if (!a.advantage->Uses(Provision::kTurns)) return OkStatus();
+  if (row.turns.empty())
+    return InvalidArgument("there is no record of its turns, which advantage " + a.advantage->name +
+                           " compares");
+  int64_t from = -1;
+  for (const TurnMark& turn : row.turns) {
+    if (turn.begin <= from || !std::isfinite(turn.reward_before)) {
+      return InvalidArgument("turn at token " + std::to_string(turn.begin) + " does not follow the one at " +
+                             std::to_string(from));
+    }
+    from = turn.begin;
+    if (turn.begin >= row.response_tokens()) break;
+  }
+  return OkStatus();
+}
+
 Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a,
                       std::span<const double> component_weights, double kl_coef, StepPlan& plan) {
+  for (const Row& row : batch.rows)
+    TP_RETURN_IF_ERROR(CheckScores(row, a, component_weights.size()).At("row " + ToString(row.tid)));
   algorithms::AdvantageInput in{.cells = &plan.cells, .rewards = plan.scores, .group = plan.groups};
   if (!plan.kl.empty()) {
     in.kl = plan.kl;
@@ -80,31 +104,15 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
     in.baseline = baseline;
   }
   if (a.advantage->Uses(Provision::kComponents)) {
-    for (const Row& row : batch.rows) {
-      if (row.components.size() != component_weights.size()) {
-        return InvalidArgument("row " + ToString(row.tid) + ": has " + std::to_string(row.components.size()) +
-                               " scores of single reward functions, advantage " + a.advantage->name +
-                               " needs " + std::to_string(component_weights.size()));
-      }
+    for (const Row& row : batch.rows)
       components.insert(components.end(), row.components.begin(), row.components.end());
-    }
     in.components = components;
     in.component_weights = component_weights;
   }
   if (a.advantage->Uses(Provision::kTurns)) {
     for (size_t i = 0; i < batch.rows.size(); ++i) {
       const Row& row = batch.rows[i];
-      if (row.turns.empty())
-        return InvalidArgument("row " + ToString(row.tid) + ": has no record of its turns, which advantage " +
-                               a.advantage->name + " compares");
-      int64_t from = -1;
       for (const TurnMark& turn : row.turns) {
-        if (turn.begin <= from || !std::isfinite(turn.reward_before)) {
-          return InvalidArgument("row " + ToString(row.tid) + ": turn at token " +
-                                 std::to_string(turn.begin) + " does not follow the one at " +
-                                 std::to_string(from));
-        }
-        from = turn.begin;
         // Heard, but there was no room left to answer: no turn of the policy.
         if (turn.begin >= row.response_tokens()) break;
         plan.steps.row.push_back(static_cast<int64_t>(i));

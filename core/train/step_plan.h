@@ -35,8 +35,10 @@ StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& algor
 // Which rows were sampled by the weights that are trained, in every token that counts.
 std::vector<uint8_t> SampledByTrained(const Batch& batch, const algorithms::Cells& cells);
 
+// kInvalidArgument: the row lacks the score of each reward function, or its turns, which the advantage needs.
+Status CheckScores(const Row& row, const algorithms::ResolvedAlgorithm& algorithm, size_t reward_functions);
 // Advantages (and returns) of a plan that has everything the algorithm asks for. kl_coef: as it stands.
-// kInvalidArgument: rows lack the scores of each reward function, or their turns.
+// kInvalidArgument: of CheckScores.
 Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& algorithm,
                       std::span<const double> component_weights, double kl_coef, StepPlan& plan);
 // Share of the turns whose state another turn of their group began in too; 0 without turns.

@@ -17,6 +17,7 @@
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/memory_use.h"
 #include "core/model/routing.h"
+#include "core/train/bad_rows.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
@@ -64,39 +65,40 @@ int64_t Tokens(const Row& row) { return row.prompt_tokens() + row.response_token
 TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c)
     : weights(w), options(o), companions(c), controls(&spare) {}
 
-Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
+Status TrainerImpl::CheckRow(const Row& row, bool recorded) const {
   const int64_t vocab = weights.spec().vocab_size;
-  for (const Row& row : rows) {
-    const std::string who = "row " + ToString(row.tid) + ": ";
-    const auto n = static_cast<size_t>(row.response_tokens());
-    if (row.prompt_tokens() < 1)
-      return InvalidArgument(who + "the prompt is empty; at least one token is needed");
-    for (const auto* ids : {&row.prompt, &row.response}) {
-      for (const int32_t id : *ids) {
-        if (id < 0 || id >= vocab) {
-          return InvalidArgument(who + "token id " + std::to_string(id) +
-                                 " is outside the model's vocabulary of " + std::to_string(vocab));
-        }
+  const auto n = static_cast<size_t>(row.response_tokens());
+  if (row.prompt_tokens() < 1) return InvalidArgument("the prompt is empty; at least one token is needed");
+  for (const auto* ids : {&row.prompt, &row.response}) {
+    for (const int32_t id : *ids) {
+      if (id < 0 || id >= vocab) {
+        return InvalidArgument("token id " + std::to_string(id) + " is outside the model's vocabulary of " +
+                               std::to_string(vocab));
       }
     }
-    if (recorded && !row.elsewhere && row.logprobs.size() != n) {
-      return InvalidArgument(who + std::to_string(row.logprobs.size()) + " log-probs for " +
-                             std::to_string(n) + " response tokens");
-    }
-    if ((!row.versions.empty() && row.versions.size() != n) ||
-        (!row.loss_mask.empty() && row.loss_mask.size() != n) ||
-        (!row.log_kept.empty() && row.log_kept.size() != n)) {
-      return InvalidArgument(who + "versions, log_kept or loss_mask differ in length from the " +
-                             std::to_string(n) + " response tokens");
-    }
-    TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n).At("row " + ToString(row.tid)));
-    if (!std::isfinite(row.reward)) return InvalidArgument(who + "the reward is not finite");
-    const int64_t length = Tokens(row);
-    if (length > weights.spec().max_position) {
-      return InvalidArgument(who + std::to_string(length) + " tokens, but the model has " +
-                             std::to_string(weights.spec().max_position) + " positions");
-    }
   }
+  if (recorded && !row.elsewhere && row.logprobs.size() != n) {
+    return InvalidArgument(std::to_string(row.logprobs.size()) + " log-probs for " + std::to_string(n) +
+                           " response tokens");
+  }
+  if ((!row.versions.empty() && row.versions.size() != n) ||
+      (!row.loss_mask.empty() && row.loss_mask.size() != n) ||
+      (!row.log_kept.empty() && row.log_kept.size() != n)) {
+    return InvalidArgument("versions, log_kept or loss_mask differ in length from the " + std::to_string(n) +
+                           " response tokens");
+  }
+  TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n));
+  if (!std::isfinite(row.reward)) return InvalidArgument("the reward is not finite");
+  const int64_t length = Tokens(row);
+  if (length > weights.spec().max_position) {
+    return InvalidArgument(std::to_string(length) + " tokens, but the model has " +
+                           std::to_string(weights.spec().max_position) + " positions");
+  }
+  return OkStatus();
+}
+
+Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
+  for (const Row& row : rows) TP_RETURN_IF_ERROR(CheckRow(row, recorded).At("row " + ToString(row.tid)));
   return OkStatus();
 }
 
@@ -459,14 +461,24 @@ void TrainerImpl::Adapt(const Batch& batch, double kl) {
                                      static_cast<double>(batch.rows.size()), options.loss.kl->horizon);
 }
 
-Status TrainerImpl::CheckStep(StepContext& step) const {
+Status TrainerImpl::CheckStep(StepContext& step, std::vector<BadRow>& bad) const {
   const std::vector<Row>& rows = step.batch.rows;
-  TP_RETURN_IF_ERROR(Check(rows, /*recorded=*/rl()));
   if (step.group == nullptr &&
       std::ranges::any_of(rows, [](const Row& r) { return r.elsewhere.has_value(); }))
     return InvalidArgument("trainer: rows are elsewhere, and there is no group of ranks");
+  // A reward model's rows are a token longer: the place of the score.
+  const int64_t score_place = options.objective == JobKind::kRewardModel ? 1 : 0;
+  for (const Row& row : rows) {
+    Status usable = CheckRow(row, /*recorded=*/rl());
+    if (usable.ok()) usable = CheckFits(row, options.micro_batch_tokens, score_place);
+    if (usable.ok() && rl()) usable = CheckScores(row, options.loss, options.component_weights.size());
+    if (usable.ok() && pairs()) usable = CheckAnswer(row);
+    if (!usable.ok()) bad.push_back({row.tid, usable.message()});
+  }
+  if (!bad.empty()) return OkStatus();
   TP_RETURN_IF_ERROR(Split(step));
-  return pairs() ? CheckPairs(step) : OkStatus();
+  if (pairs()) CheckPairs(step, bad);
+  return OkStatus();
 }
 
 StatusOr<UpdatesDone> TrainerImpl::MakeUpdates(StepContext& step, StepPlan& plan, Stopwatch& watch,
@@ -552,7 +564,7 @@ void TrainerImpl::LossMetrics(const StepContext& step, const UpdatesDone& done, 
 }
 
 StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress,
-                                   comm::Collective* group) try {
+                                   comm::Collective* group, std::vector<BadRow>* bad) try {
   TrainerImpl& m = *impl_;
   const TrainerOptions& o = m.options;
   Stopwatch total, watch;
@@ -561,7 +573,11 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (batch.step.value < 1)
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
   StepContext step{.batch = batch, .group = group, .progress = progress};
-  TP_RETURN_IF_ERROR(AgreeOnRows(group, m.CheckStep(step), "trainer"));
+  std::vector<BadRow> found = bad != nullptr ? std::move(*bad) : std::vector<BadRow>();
+  const Status checked = m.CheckStep(step, found);
+  const Status usable = AgreeOnRows(group, checked, found, "trainer");
+  if (bad != nullptr) *bad = std::move(found);
+  TP_RETURN_IF_ERROR(usable);
   if (m.rl() && m.value != nullptr && !m.CriticAlone(step)) step.todo *= 2;
   StepPlan plan = PlanRows(batch, o.loss, m.rl());
   if (group != nullptr && m.rl())

@@ -26,6 +26,7 @@
 #include "core/algorithms/distillation.h"
 #include "core/algorithms/preference.h"
 #include "core/algorithms/registry.h"
+#include "core/base/bad_row.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
@@ -108,14 +109,16 @@ class Trainer {
                                                    const Companions& companions = {});
   ~Trainer();
 
-  // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
-  // With a group, every rank calls this with a list of the same rows and the tokens of its own (batch.h):
-  // what concerns the whole batch is exchanged, gradients and sums are added up over the ranks and every rank
+  // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed. `bad` then
+  // has the rows that are at fault, the same on all ranks; none: it is the batch as a whole. What stands
+  // there before was found by the caller: the rank refuses these rows whatever else they look like. With a
+  // group, every rank calls this with a list of the same rows and the tokens of its own (batch.h): what
+  // concerns the whole batch is exchanged, gradients and sums are added up over the ranks and every rank
   // makes the same update; one that ends up with other weights than the rest is kInternal. The result is that
   // of one rank with all rows, up to rounding. After an error the group is useless: leave it, so that the
   // others see it.
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
-                            comm::Collective* group = nullptr);
+                            comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
 
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);

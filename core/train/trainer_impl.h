@@ -98,7 +98,8 @@ struct TrainerImpl {
     return options.objective == JobKind::kDpo || options.objective == JobKind::kRewardModel;
   }
   [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
-  [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
+  [[nodiscard]] Status CheckRow(const Row& row, bool recorded) const;          // says what is wrong with it
+  [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;  // and with which
   [[nodiscard]] ScoringOptions scoring(bool replay) const {
     return {options.temperature, options.micro_batch_tokens, options.head_rows, replay};
   }
@@ -129,7 +130,8 @@ struct TrainerImpl {
   [[nodiscard]] bool CriticAlone(const StepContext& step) const {  // it has not learned enough yet
     return rl() && value != nullptr && step.batch.step.value <= options.critic_warmup_steps;
   }
-  Status CheckStep(StepContext& step) const;
+  // An error is of the batch as a whole; `bad` gets its rows that cannot be trained on.
+  Status CheckStep(StepContext& step, std::vector<BadRow>& bad) const;
   StatusOr<UpdatesDone> MakeUpdates(StepContext& step, StepPlan& plan, Stopwatch& watch,
                                     std::map<std::string, double>& metrics);
   [[nodiscard]] double KlToReference(const StepContext& step, const StepPlan& plan) const;
@@ -149,13 +151,14 @@ struct TrainerImpl {
                     const std::function<double(size_t)>& weight, TokenSums& sums) const;
 
   // pair_step.cc
-  Status CheckPairs(const StepContext& step) const;
+  void CheckPairs(const StepContext& step, std::vector<BadRow>& bad) const;
   StatusOr<UpdatesDone> UpdateRewardModel(StepContext& step);
 };
 
+Status CheckAnswer(const Row& row);  // of a pair: it has a token to be trained on
 // Rows of a reward model: the score stands after the last token, so one more is appended that nothing reads.
 std::vector<Row> WithScorePlace(std::span<const Row> rows);
-// Of each pair among rows[places], chosen first. requires CheckPairs.
+// Of each pair among rows[places], chosen first. requires that CheckPairs found nothing.
 using Pairs = std::vector<std::pair<size_t, size_t>>;
 Pairs PairsOf(std::span<const Row> rows, std::span<const int64_t> places);
 // What pairs cost, with what they score added to the sums. `policy`, `reference`: log-probs of answers;

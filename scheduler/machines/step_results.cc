@@ -3,6 +3,13 @@
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+// Batches in a row whose bad rows were named. The next one is without them, so a few bad rows end by
+// themselves; a trainer that refuses whatever it is given would go through all data.
+constexpr int64_t kBadBatches = 10;
+
+}  // namespace
 
 void Steps::On(const event::TrainDone& e) {
   if (!fleet_.IsLive(SlotOf(e)) || !open_ || e.lease != open_->lease || e.step != open_->step ||
@@ -15,7 +22,7 @@ void Steps::On(const event::TrainDone& e) {
   open_->done[SlotOf(e)] = e;
   if (open_->done.size() < open_->members.size()) return;
   if (!ReplicasAgree(e.step)) return;
-  train_failures_ = 0;
+  train_failures_ = bad_batches_ = 0;
   train_s_ = train_s_ == 0 ? e.seconds : 0.8 * train_s_ + 0.2 * e.seconds;
   double slowest = 0;
   for (const auto& [ref, done] : open_->done) slowest = std::max(slowest, done.seconds);
@@ -131,11 +138,13 @@ void Steps::On(const event::TrainFailed& e) {
   }
   all_.life.Moved();
   const std::set<GroupKey> keys = Keys();
+  const std::vector<BadRow> bad = e.data ? OfStep(e.bad) : std::vector<BadRow>();
   Abort(e.why, SlotOf(e));
   if (e.torn) all_.trainer.Torn(SlotOf(e));
   out_.Say(LogLevel::kWarn, e.worker, "train_failed",
            "failed in step " + std::to_string(e.step.value) + ": " + e.why,
            {{"step", std::to_string(e.step.value)}});
+  if (!bad.empty()) return BadRows(e, bad);
   if (++train_failures_ >= kTries) {
     all_.life.Fail("train", e.worker,
                    "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures_) +
@@ -146,6 +155,23 @@ void Steps::On(const event::TrainFailed& e) {
   if (e.data) SetAside(keys, DropReason::kDataInvalid);
 }
 
+// Their groups are never trained. The others are in the queue again, each at its place.
+void Steps::BadRows(const event::TrainFailed& e, const std::vector<BadRow>& bad) {
+  for (const BadRow& row : bad) {
+    const std::string tid = ToString(row.tid);
+    SetAside({KeyOf(row.tid)}, DropReason::kDataInvalid);
+    out_.Record(record::Fault{"row", tid, {}, row.why, {}, row.tid});
+    out_.Warn(Name(DropReason::kDataInvalid),
+              "sample " + tid + " is dropped with its group, the trainer cannot use it: " + row.why,
+              {{"tid", tid}, {"step", std::to_string(e.step.value)}});
+  }
+  if (++bad_batches_ < kBadBatches) return;
+  all_.life.Fail("data_invalid", e.worker,
+                 std::to_string(bad_batches_) + " batches in a row had rows that cannot be trained on; " +
+                     "the last one: sample " + ToString(bad[0].tid) + ": " + bad[0].why,
+                 e.step);
+}
+
 // The lease ends; the others of the batch are trained in another one.
 void Steps::On(const event::PayloadLost& e) {
   if (!open_ || e.lease != open_->lease) {
@@ -154,7 +180,7 @@ void Steps::On(const event::PayloadLost& e) {
   }
   all_.life.Moved();
   Abort(e.why);
-  out_.Record(record::Fault{"payload", ToString(e.tid), {}, e.why});
+  out_.Record(record::Fault{"payload", ToString(e.tid), {}, e.why, {}, e.tid});
   SetAside({KeyOf(e.tid)}, DropReason::kDataInvalid);
 }
 
@@ -162,6 +188,16 @@ std::set<GroupKey> Steps::Keys() const {
   std::set<GroupKey> keys;
   for (const record::TrainedRow& row : open_->rows) keys.insert(KeyOf(row.tid));
   return keys;
+}
+
+std::vector<BadRow> Steps::OfStep(const std::vector<BadRow>& bad) const {
+  std::set<SampleId> rows;
+  for (const record::TrainedRow& row : open_->rows) rows.insert(row.tid);
+  std::vector<BadRow> out;
+  for (const BadRow& row : bad) {
+    if (rows.erase(row.tid) > 0) out.push_back(row);
+  }
+  return out;
 }
 
 void Steps::SetAside(const std::set<GroupKey>& keys, DropReason reason) {

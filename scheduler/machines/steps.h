@@ -77,6 +77,7 @@ class Steps : public Machine {
   bool ReplicasAgree(StepNumber step);
   bool SameRows(StepNumber step);
   void NotFinite(const event::TrainDone& e);
+  void BadRows(const event::TrainFailed& e, const std::vector<BadRow>& bad);
   void Commit();
   struct GivenTo {
     event::GivenRow row;
@@ -84,6 +85,8 @@ class Steps : public Machine {
   };
   std::string OtherRow(std::vector<GivenTo> given, WorkerRef& who);
   [[nodiscard]] std::set<GroupKey> Keys() const;  // groups of the open step
+  [[nodiscard]] std::vector<BadRow> OfStep(
+      const std::vector<BadRow>& bad) const;  // those that are rows of it
   void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 
   std::vector<command::GroupMember> group_;  // that has communicators, or is getting them
@@ -91,7 +94,7 @@ class Steps : public Machine {
   int64_t group_epoch_ = 0, group_tries_ = 0;
   int64_t group_checked_ = -1;  // changes of the pool that PrepareGroup has seen
   std::optional<Open> open_;
-  int64_t nonfinite_ = 0, train_failures_ = 0;  // in a row
+  int64_t nonfinite_ = 0, train_failures_ = 0, bad_batches_ = 0;  // in a row
   double train_s_ = 0;
 };
 

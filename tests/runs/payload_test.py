@@ -2,8 +2,10 @@
 import json
 import os
 import shutil
+import struct
 import unittest
 
+from bad_journal_test import crc32c
 from harness import RunTest
 
 CONFIG = "configs/test/rl_split.yaml"
@@ -11,6 +13,21 @@ CONFIG = "configs/test/rl_split.yaml"
 
 def key(tid):
     return (tid["ordinal"], tid["issue"], tid["sample"])
+
+
+def mix64(x):
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def hash64(data):
+    """Hash64 of core/base/hash.h: the digest of a sample."""
+    h = mix64(len(data) * 0x9E3779B97F4A7C15 % 2**64)
+    for at in range(0, len(data), 8):
+        h = mix64(h ^ int.from_bytes(data[at:at + 8], "little"))
+    return h
 
 
 class PayloadTest(RunTest):
@@ -61,6 +78,61 @@ class PayloadTest(RunTest):
         self.assertLessEqual({key(r["tid"])[:2] for r in dropped}, {group})  # or it became too old before its lease
         self.assertEqual(self.summary()["steps"], 6)
         self.verdict()
+
+    def test_a_sample_that_the_trainer_cannot_use_takes_its_group_alone(self):
+        """Its bytes are damaged, and what names them was written after that: nobody finds it before a rank looks at the row."""
+        args = ["train.steps=6", "scheduler.max_lag_versions=3", "cluster.slots=4", "scheduler.placement=split", "scheduler.actor_slots=2"]
+        self.killed_at(2, *args)
+        records = self.journal()
+        gone = {key(row["tid"]) for r in records if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
+        gone |= {key(r["tid"]) for r in records if r["kind"] == "DROP"}
+        graded = {key(r["tid"]) for r in records if r["kind"] == "GRADED" and r["outcome"] == "ok"} - gone
+        folded = max(r["lsn"] for r in records if r["kind"] == "SNAPSHOT")  # what is older is in a hash that would not be right
+        size = next(r["group_size"] for r in records if r["kind"] == "CONFIG")
+        whole = {t[:2] for t in graded if sum(o[:2] == t[:2] for o in graded) == size}
+        waiting = [r for r in records if r["kind"] == "ENQ" and r["lsn"] > folded and key(r["tid"])[:2] in whole]
+        if not waiting:
+            self.skipTest("all that was stored had been trained when the controller was killed")
+        enq = min(waiting, key=lambda r: key(r["tid"]))  # of the group that is trained first
+        file = self.path("payload", f"{enq['payload_file']:04}.tpp")
+        data = bytearray(file.read_bytes())
+        begin, end = enq["payload_offset"], enq["payload_offset"] + enq["payload_bytes"]
+        first_id = begin + 26  # format, tid, att, finish, segments; kind, columns and size of the prompt (all small)
+        data[first_id:first_id + 4] = struct.pack("<i", 1 << 30)  # no token of the model
+        file.write_bytes(data)
+        self.replace_in_journal(enq["lsn"], struct.pack("<Q", int(enq["digest"], 16)), struct.pack("<Q", hash64(data[begin:end])))
+
+        self.assert_done(self.train(CONFIG, *args, "--resume"))
+        records = self.journal()
+        faults = [r for r in records if r["kind"] == "FAULT" and r["class"] == "row"]
+        self.assertEqual([key(f["tid"]) for f in faults], [key(enq["tid"])])
+        self.assertIn("token id 1073741824 is outside the model's vocabulary", faults[0]["what"])
+        group = key(enq["tid"])[:2]
+        refused = next(r for r in records if r["kind"] == "LEASE" and key(enq["tid"]) in map(key, r["tids"]))
+        others = {key(t) for t in refused["tids"] if key(t)[:2] != group}
+        again = next(r for r in records if r["kind"] == "LEASE" and r["lsn"] > refused["lsn"])
+        self.assertLessEqual(others, set(map(key, again["tids"])))
+        self.assertTrue(others)
+        self.assertEqual({key(r["tid"])[:2] for r in records if r["kind"] == "DROP" and r["reason"] == "data_invalid"}, {group})
+        self.assertEqual(self.summary()["steps"], 6)
+        name = ".".join(map(str, key(enq["tid"])))
+        self.assertIn(f"sample {name} is dropped with its group, the trainer cannot use it: token id", self.summary()["lost"]["data_invalid"])
+        self.assertIn(name, self.command("journal", str(self.path()), "--kind", "FAULT", "--sample", name).stdout)
+        self.verdict()
+
+    def replace_in_journal(self, lsn, old, new):
+        """In the one segment of a run that has had one life."""
+        segment = self.path("journal", "0000.tpj")
+        data = bytearray(segment.read_bytes())
+        at = struct.unpack_from("<I", data, 12)[0]
+        while struct.unpack_from("<Q", data, at + 8)[0] != lsn:
+            at += 8 + struct.unpack_from("<I", data, at)[0]
+        length = struct.unpack_from("<I", data, at)[0]
+        record = bytes(data[at + 8:at + 8 + length])
+        self.assertEqual(record.count(old), 1)
+        record = record.replace(old, new)
+        data[at + 4:at + 8 + length] = struct.pack("<I", crc32c(record)) + record
+        segment.write_bytes(data)
 
     def test_what_a_power_cut_has_taken_is_not_trained_and_the_run_goes_on(self):
         args = ["train.steps=6", "scheduler.max_lag_versions=3"]

@@ -610,6 +610,19 @@ TEST(CheckerTest, AbnormalEndNamesItsFault) {
             "L3");
 }
 
+TEST(CheckerTest, ARowThatTheTrainerCouldNotUseWasDroppedWithItsGroup) {
+  const auto fault = [](const SampleId& tid) { return record::Fault{"row", "", {}, "", {}, tid}; };
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              const size_t i = Find<record::StepCommit>(j, 1);
+              Insert(j, i, fault(std::get<record::StepCommit>(j[i].record).rows[0].tid));
+            }),
+            "Q12");
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              Insert(j, Find<record::StepCommit>(j, 1), fault({999, 0, 0}));
+            }),
+            "Q1");
+}
+
 TEST(CheckerTest, NamesTheFirstRecordThatIsWrong) {
   Journal j = GoodJournal();
   const size_t at = Find<record::Enq>(j, 5);

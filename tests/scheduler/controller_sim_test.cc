@@ -496,6 +496,82 @@ TEST(ControllerSimTest, ASampleWhosePayloadIsLostTakesItsGroupAlone) {
   ExpectProven(cluster);
 }
 
+// The trainers name samples that they cannot use: their groups go, and nobody else of their batch.
+TEST(ControllerSimTest, RowsThatTheTrainersNameTakeTheirGroupsAlone) {
+  for (const int64_t actors : {1, 2}) {
+    SCOPED_TRACE(actors);
+    SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 3), .seed = 5, .faults = {}};
+    o.controller.fleet.actor_slots = actors;
+    o.controller.batch.max_lag_versions = 4;  // nobody becomes too old while a batch is made again
+    o.controller.steps = 12;
+    o.faults.bad_row = 0.05;
+    SimCluster cluster(o);
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 0) << r.why;
+    std::set<GroupKey> bad, dropped;
+    std::set<std::string> named;
+    int64_t aborted = 0, trained = 0;
+    for (const JournalEntry& e : cluster.journal()) {
+      aborted += std::holds_alternative<record::StepAbort>(e.record) ? 1 : 0;
+      if (const auto* d = std::get_if<record::Drop>(&e.record); d != nullptr) {
+        if (d->reason == DropReason::kDataInvalid) dropped.insert(KeyOf(d->tid));
+      }
+      if (const auto* f = std::get_if<record::Fault>(&e.record); f != nullptr) {
+        EXPECT_EQ(f->kind, "row");
+        EXPECT_EQ(f->what, "sim");
+        EXPECT_TRUE(cluster.IsBad(f->tid));
+        bad.insert(KeyOf(f->tid));
+        named.insert("sample " + ToString(f->tid) +
+                     " is dropped with its group, the trainer cannot use it: sim");
+      }
+      if (const auto* commit = std::get_if<record::StepCommit>(&e.record); commit != nullptr) {
+        for (const record::TrainedRow& row : commit->rows) {
+          EXPECT_FALSE(bad.contains(KeyOf(row.tid)));
+          EXPECT_FALSE(cluster.IsBad(row.tid));
+          ++trained;
+        }
+      }
+    }
+    EXPECT_GT(aborted, 1);
+    EXPECT_EQ(dropped, bad);
+    EXPECT_EQ(trained, 12 * o.controller.batch.groups_per_step * o.controller.batch.group_size);
+    for (const std::string& line : cluster.warnings())
+      std::erase_if(named, [&](const std::string& words) { return line.ends_with(words); });
+    EXPECT_TRUE(named.empty()) << "the log does not say: " << *named.begin();
+    ExpectProven(cluster);
+  }
+}
+
+// A trainer that refuses whatever it is given would go through all data.
+TEST(ControllerSimTest, ATrainerThatNamesARowOfEveryBatchEndsTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 5, .faults = {}};
+  o.faults.bad_row = 1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+  EXPECT_NE(r.why.find("10 batches in a row had rows that cannot be trained on"), std::string::npos) << r.why;
+  ExpectProven(cluster);
+}
+
+// Who names samples of another step says nothing about this one; then it is the batch that is at fault.
+TEST(ControllerSimTest, ABatchWithoutANamedRowIsSetAsideAsAWhole) {
+  SimCluster cluster(
+      {.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 5, .faults = {}, .blames_a_batch = true});
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  std::set<GroupKey> batch, dropped;
+  for (const JournalEntry& e : cluster.journal()) {
+    if (const auto* lease = std::get_if<record::Lease>(&e.record); lease != nullptr && batch.empty()) {
+      for (const SampleId& tid : lease->tids) batch.insert(KeyOf(tid));
+    }
+    const auto* d = std::get_if<record::Drop>(&e.record);
+    if (d != nullptr && d->reason == DropReason::kDataInvalid) dropped.insert(KeyOf(d->tid));
+  }
+  EXPECT_EQ(dropped, batch);
+  ExpectProven(cluster);
+}
+
 TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
   SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
   o.controller.steps = 1000;

@@ -31,6 +31,7 @@ struct SimFaults {
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row
   double nonfinite = 0, train_fails = 0;
+  double bad_row = 0;  // share of samples that no trainer can use, whatever step they are in
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double best_fails_until_s = 0;  // best/ cannot be made before
@@ -56,6 +57,7 @@ struct SimOptions {
   double grading_s = 0.01;
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
+  bool blames_a_batch = false;         // the first step: its data are at fault, and no sample of it is named
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
   int64_t rank_of_other_rows = -1, rank_of_other_mask = -1, rank_of_row_left_out = -1, rank_of_row_twice = -1;
   int64_t hosts = 1;          // worker i is on host i % hosts
@@ -90,6 +92,10 @@ class SimCluster {
   [[nodiscard]] const std::vector<command::StepReport>& reports() const { return reports_; }
   [[nodiscard]] const std::vector<command::EvalReport>& evals() const { return evals_; }
   [[nodiscard]] const std::vector<command::KeepBest>& kept_best() const { return kept_best_; }
+  [[nodiscard]] bool IsBad(const SampleId& tid) const {  // no trainer can use it
+    return options_.faults.bad_row > 0 &&
+           SampleUniform(options_.seed, SampleUid(tid), 0, 7) < options_.faults.bad_row;
+  }
   [[nodiscard]] int64_t started_workers() const { return started_workers_; }
   [[nodiscard]] Controller* controller() { return controller_.get(); }
   // Called before each command is executed (after its batch's records are durable).

@@ -337,8 +337,19 @@ struct SimCluster::Do {
         step.broken |= q == nullptr || q->in_step != lease;
       }
       if (step.broken) return;
+      std::vector<BadRow> bad;
+      for (const SampleId& tid : s.lease_.tids) {
+        if (s.IsBad(tid)) bad.push_back({tid, "sim"});
+      }
+      if (std::exchange(s.options_.blames_a_batch, false)) bad.push_back({{999, 0, 0}, "sim"});
       for (const DeviceKey& member : step.devices) {
         const command::Train train = s.waiting_.at(member);
+        if (!bad.empty()) {  // all ranks have agreed on it
+          Device* q = s.Find(member);
+          q->in_step = -1;
+          s.Out(*q, event::TrainFailed{train.worker, train.slot, train.step, lease, "sim", true, false, bad});
+          continue;
+        }
         if (nonfinite) {
           Device* q = s.Find(member);
           q->in_step = -1;

@@ -30,10 +30,12 @@ class Actor {
  public:
   virtual ~Actor() = default;
   // `group`: null: there is one rank. Rows are those of all ranks; of the others' there are outlines.
-  // kInvalidArgument: the rows cannot be trained on (data), nothing changed. kAborted: `progress.trains`
-  // returned false. kUnavailable: the evaluation before training was not waited for, nothing changed.
+  // kInvalidArgument: the rows cannot be trained on (data), nothing changed; `bad`: as of
+  // train::Trainer::Step. kAborted: `progress.trains` returned false. kUnavailable: the evaluation before
+  // training was not waited for, nothing changed.
   virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                           const TrainProgress& progress, comm::Collective* group) = 0;
+                                           const TrainProgress& progress, comm::Collective* group,
+                                           std::vector<BadRow>& bad) = 0;
   // Live bytes of what a checkpoint stores; the part "weights" is the arena.
   virtual std::vector<train::NamedBytes> State() = 0;
   virtual void WeightsChanged() {}  // that bytes of weights were written from outside, State's too

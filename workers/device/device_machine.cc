@@ -285,7 +285,8 @@ void DeviceMachine::On(const down::Train& c) {
   if (trained.changed) holds_ = {};  // these weights have no version yet
   if (!trained.done.ok()) {
     // The command that called it off is answered next.
-    if (trained.done.status().code() != StatusCode::kAborted) SayTrainFailed(c, trained.done.status());
+    if (trained.done.status().code() != StatusCode::kAborted)
+      SayTrainFailed(c, trained.done.status(), std::move(trained.bad));
     return;
   }
   up::TrainDone done = *std::move(trained.done);
@@ -296,13 +297,14 @@ void DeviceMachine::On(const down::Train& c) {
   work_->Say(std::move(done));
 }
 
-void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why) {
+void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad) {
   work_->Say(up::TrainFailed{.slot = slot_,
                              .step = c.step,
                              .lease = c.lease,
                              .why = why.message(),
                              .data = why.code() == StatusCode::kInvalidArgument,
-                             .torn = work_->StateStep().value != c.step.value - 1});
+                             .torn = work_->StateStep().value != c.step.value - 1,
+                             .bad = std::move(bad)});
 }
 
 // A step that this worker is in is called off where it runs; one that it never began, or that is over, here.

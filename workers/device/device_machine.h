@@ -80,6 +80,7 @@ class DeviceWork {
   struct Trained {
     StatusOr<up::TrainDone> done;  // kAborted: called off; kInvalidArgument: the data is wrong
     bool changed = false;          // the weights are not those of before
+    std::vector<BadRow> bad = {};  // of wrong data: the rows that are at fault; none: the batch as a whole
   };
   virtual Trained Train(const down::Train& c) = 0;
   virtual Status CopyRecovery(StepNumber step) = 0;
@@ -146,7 +147,7 @@ class DeviceMachine {
   void SayTokens(up::StepTokens tokens);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
-  void SayTrainFailed(const down::Train& c, const Status& why);
+  void SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad = {});
 
   DeviceWork* work_;
   std::deque<Command> waiting_;

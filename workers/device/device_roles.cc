@@ -292,12 +292,13 @@ void DeviceRoles::UseVersion(Version version) {
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                          const TrainProgress& progress, comm::Collective* group) {
+                                          const TrainProgress& progress, comm::Collective* group,
+                                          std::vector<BadRow>& bad) {
   if (!owns_state_) return FailedPrecondition("no state of training is here");
   TP_RETURN_IF_ERROR(MakeActor());
   const int64_t before = updates();
   const auto result =
-      Caught("train", [&] { return actor_->Step(step, version, std::move(rows), progress, group); });
+      Caught("train", [&] { return actor_->Step(step, version, std::move(rows), progress, group, bad); });
   if (updates() != before) serves_ = false;  // the weights are those of no version yet
   if (!result.ok()) {
     if (updates() != before) owns_state_ = false;  // some of its updates were made

@@ -95,7 +95,8 @@ class DeviceRoles {
 
   // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                               const TrainProgress& progress, comm::Collective* group = nullptr);
+                               const TrainProgress& progress, comm::Collective* group,
+                               std::vector<BadRow>& bad);
   // Optimizer updates ever made: tells whether a step that failed changed anything. 0 while it is parked.
   [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
   // `shared`: as HostWeights::Publish.

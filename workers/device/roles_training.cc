@@ -112,15 +112,17 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
     return {FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch))};
   }
-  const StatusOr<int64_t> read = ReadRows(c, *rows);
-  if (!read.ok()) return {read.status()};
+  std::vector<BadRow> bad;
+  const StatusOr<int64_t> read = ReadRows(c, *rows, bad);
+  if (!read.ok()) return {.done = read.status(), .bad = std::move(bad)};
   AwaitFiles();  // it reads the weights that the optimizer is about to write
   const auto operation = Begins("train", observe::kTrainSpan);
   const StepNumber before = state_.step();
   const int64_t updates = roles_->updates();
-  Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start)
+  Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start, bad)
                          : Unavailable("a newcomer still reads the state after 30 s")};
   if (out.done.ok()) out.done->read_bytes = *read;
+  out.bad = std::move(bad);
   out.changed = roles_->updates() != updates;
   if (out.done.ok()) {
     Offer(c.step);
@@ -130,7 +132,8 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   return out;
 }
 
-StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow>& rows) {
+StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow>& rows,
+                                      std::vector<BadRow>& bad) {
   Enqs mine;
   for (const BatchRow& row : rows)
     if (row.stored.payload_file >= 0 && row.rank == c.rank) mine.push_back(&row.stored);
@@ -148,7 +151,7 @@ StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow
     }
     said = *std::move(gathered);
   }
-  TP_RETURN_IF_ERROR(TakeOutlines(said, c.rank, rows));
+  TP_RETURN_IF_ERROR(TakeOutlines(said, c.rank, rows, bad));
   size_t next = 0;
   for (BatchRow& row : rows)
     if (row.stored.payload_file >= 0 && row.rank == c.rank) row.trajectory = *std::move(found->rows[next++]);
@@ -156,7 +159,7 @@ StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow
 }
 
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,
-                                           Clock::time_point start) {
+                                           Clock::time_point start, std::vector<BadRow>& bad) {
   const auto shape = pacer_ ? ShareOf(rows) : std::pair<double, double>();
   up::TrainDone done;
   for (const BatchRow& row : rows)
@@ -170,7 +173,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                                     pulse_.Begin(op);
                                                     return !evaluation_ended_(c.lease);
                                                   }},
-                                                 c.world > 1 ? group_.get() : nullptr);
+                                                 c.world > 1 ? group_.get() : nullptr, bad);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

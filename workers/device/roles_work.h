@@ -129,10 +129,12 @@ class RolesWork : public DeviceWork {
   void Park();
   int64_t FreeBytes(Role next);
   int64_t Grown(const up::ChunkDelta& c);
-  StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
+  StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
+                                  std::vector<BadRow>& bad);
   // Reads the payloads of this rank's rows, and learns the outlines of the others' from their ranks.
-  // Returns the bytes of what was read. kInvalidArgument: rows, of any rank, that cannot be read anywhere.
-  StatusOr<int64_t> ReadRows(const down::Train& c, std::vector<BatchRow>& rows);
+  // Returns the bytes of what was read. kInvalidArgument: rows, of any rank, that cannot be read anywhere;
+  // `bad` has them.
+  StatusOr<int64_t> ReadRows(const down::Train& c, std::vector<BatchRow>& rows, std::vector<BadRow>& bad);
 
   const Credentials credentials_;
   const std::string controller_, host_;

@@ -15,9 +15,9 @@ std::string OutlinesOf(std::span<const StatusOr<sample::Trajectory>> read) {
   return out;
 }
 
-Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector<BatchRow>& rows) {
+Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector<BatchRow>& rows,
+                    std::vector<BadRow>& bad) {
   std::vector<ByteReader> of(said.begin(), said.end());
-  std::string lost;
   for (BatchRow& row : rows) {
     if (row.stored.payload_file < 0) continue;
     if (row.rank < 0 || row.rank >= static_cast<int64_t>(of.size()))
@@ -27,7 +27,8 @@ Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector
     const bool read = reader.Number<uint8_t>() == 1;
     const std::string_view text = reader.String();
     if (reader.ok() && !read) {
-      lost += (lost.empty() ? "row " : "; row ") + ToString(row.stored.tid) + ": " + std::string(text);
+      if (bad.size() < kMostBadRows)
+        bad.push_back({row.stored.tid, std::string(text.substr(0, kBadRowWords))});
     } else if (reader.ok() && row.rank != rank) {
       auto outline = sample::Decode(text);
       if (!outline.ok() || !outline->is_outline() || outline->tid != row.stored.tid ||
@@ -40,7 +41,9 @@ Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector
   for (size_t r = 0; r < of.size(); ++r)
     if (!of[r].ok() || of[r].left() > 0)
       return Internal("rank " + std::to_string(r) + " said outlines of other rows than its own");
-  return lost.empty() ? OkStatus() : InvalidArgument(lost);
+  if (bad.empty()) return OkStatus();
+  return InvalidArgument("row " + ToString(bad[0].tid) + ": " + bad[0].why +
+                         (bad.size() > 1 ? "; and " + std::to_string(bad.size() - 1) + " more rows" : ""));
 }
 
 }  // namespace tidepool::workers

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/bad_row.h"
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
 #include "workers/net/messages.h"
@@ -15,8 +16,9 @@ namespace tidepool::workers {
 
 // Of the payloads of one rank, in the order of its rows.
 std::string OutlinesOf(std::span<const StatusOr<sample::Trajectory>> read);
-// `said`: by rank. Fills in the rows of ranks other than `rank`. kInvalidArgument: somebody could not read a
-// row: all of these are named. kInternal: what a rank said is no list of its rows.
-Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector<BatchRow>& rows);
+// `said`: by rank. Fills in the rows of ranks other than `rank`. kInvalidArgument: somebody could not read
+// rows, and `bad` has these, on every rank the same. kInternal: what a rank said is no list of its rows.
+Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector<BatchRow>& rows,
+                    std::vector<BadRow>& bad);
 
 }  // namespace tidepool::workers

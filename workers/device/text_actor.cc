@@ -55,7 +55,8 @@ int64_t TextActor::further_bytes() const {
 }
 
 StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                            const TrainProgress& progress, comm::Collective* group) {
+                                            const TrainProgress& progress, comm::Collective* group,
+                                            std::vector<BadRow>& bad) {
   train::Batch batch;
   batch.step = step;
   batch.version = version;
@@ -99,7 +100,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
           [&](const train::StepProgress& p) {
             return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
           },
-          group));
+          group, &bad));
   // The step was made, whatever becomes of its evaluation.
   if (const Status after = Evaluate(step, /*before=*/false, progress, evaluated);
       !after.ok() && after.code() != StatusCode::kAborted)

@@ -21,7 +21,8 @@ class TextActor : public Actor {
                                                  ModelReader& models);
 
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                   const TrainProgress& progress, comm::Collective* group) override;
+                                   const TrainProgress& progress, comm::Collective* group,
+                                   std::vector<BadRow>& bad) override;
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
   void WeightsChanged() override { trainer_->WeightsChanged(); }
   [[nodiscard]] uint64_t Digest(uint64_t weights) const override { return trainer_->Digest(weights); }

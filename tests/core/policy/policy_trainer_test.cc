@@ -212,7 +212,11 @@ TEST(PolicyTrainerTest, BadInputChangesNothing) {
   const uint64_t before = w.weights_->Digest();
   std::vector<FragmentRow> rows = {w.Play(0, 20)};
   rows[0].fragment.actions[3] = 5;
-  EXPECT_EQ((*trainer)->Step({1}, {0, 0}, rows).status().code(), StatusCode::kInvalidArgument);
+  std::vector<BadRow> bad;
+  EXPECT_EQ((*trainer)->Step({1}, {0, 0}, rows, nullptr, nullptr, &bad).status().code(),
+            StatusCode::kInvalidArgument);
+  ASSERT_EQ(bad.size(), 1u);
+  EXPECT_EQ(bad[0].tid, rows[0].tid);
   EXPECT_EQ((*trainer)->Step({1}, {0, 0}, {}).status().code(), StatusCode::kInvalidArgument);
   rows = {w.Play(1, 20)};
   EXPECT_EQ(

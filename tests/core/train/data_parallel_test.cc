@@ -140,6 +140,55 @@ TEST(DataParallelTest, TheSameRanksGiveTheSameBits) {
   EXPECT_EQ(Train(spec, batch, o, 3, owner)[0].digest, Train(spec, batch, o, 3, owner)[2].digest);
 }
 
+// Of whatever rank they are: all refuse the batch, name the same rows with the same words, and change
+// nothing.
+TEST(DataParallelTest, AllRanksNameTheSameBadRows) {
+  const ModelSpec spec = model::TinySpec();
+  Batch batch = UnequalBatch(spec, 6, 2);
+  const std::vector<int> owner{0, 1, 2, 0, 1, 2};
+  batch.rows[2].response[0] = static_cast<int32_t>(spec.vocab_size);  // group 1, of rank 1
+  batch.rows[5].logprobs.pop_back();                                  // group 2, of rank 2
+  batch.rows[6].reward = NAN;                                         // group 3: every rank sees it
+  const std::filesystem::path store =
+      std::filesystem::temp_directory_path() / ("tidepool-bad-" + std::to_string(std::random_device()()));
+  std::vector<std::vector<BadRow>> named(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      auto group = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = 3});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      Batch mine = batch;
+      for (Row& r : mine.rows)
+        if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
+      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      model::Randomize(*weights, 21, 0.2);
+      const uint64_t before = weights->Digest();
+      auto trainer = std::move(Trainer::Create(*weights, {.device = model::AnyDevice()})).value();
+      std::vector<BadRow>& bad = named[static_cast<size_t>(rank)];
+      if (rank == 0) bad.push_back({batch.rows[0].tid, "its bytes cannot be read"});  // so its caller says
+      const auto result = trainer->Step(mine, nullptr, group->get(), &bad);
+      EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(result.status().message().find("row 0.0.0: its bytes cannot be read; and 3 more rows"),
+                std::string::npos)
+          << result.status().message();
+      EXPECT_EQ(weights->Digest(), before);
+    });
+  }
+  for (auto& t : threads) t.join();
+  std::filesystem::remove(store);
+  for (const std::vector<BadRow>& bad : named) {
+    ASSERT_EQ(bad.size(), 4u);
+    EXPECT_EQ(bad[0].tid, batch.rows[0].tid);
+    EXPECT_EQ(bad[1].tid, batch.rows[2].tid);
+    EXPECT_NE(bad[1].why.find("outside the model's vocabulary"), std::string::npos) << bad[1].why;
+    EXPECT_EQ(bad[2].tid, batch.rows[5].tid);
+    EXPECT_NE(bad[2].why.find("log-probs for"), std::string::npos) << bad[2].why;
+    EXPECT_EQ(bad[3].tid, batch.rows[6].tid);
+    EXPECT_EQ(bad[3].why, "the reward is not finite");
+  }
+}
+
 TEST(DataParallelTest, AShareWithoutAGroupIsRefused) {
   const ModelSpec spec = model::TinySpec();
   auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();

@@ -228,6 +228,27 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   EXPECT_EQ(offer.slots[0].state_digest, done.weights_digest);
 }
 
+TEST_F(DeviceMachineTest, RowsThatCannotBeTrainedOnAreNamed) {
+  world.rows = [](int64_t, StepNumber, Incarnation, int64_t) -> StatusOr<std::vector<BatchRow>> {
+    std::vector<BatchRow> rows(2);
+    rows[1].trajectory.tid = {12, 0, 3};
+    return rows;
+  };
+  world.bad_row = 1;
+  Serve();
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
+  Said<up::Granted>();
+  Tell(down::InitState{.slot = kSlot, .request = 6});
+  Said<up::StateReady>();
+  Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 8, .step = {1}, .rows = 2});
+  const auto failed = Said<up::TrainFailed>();
+  EXPECT_TRUE(failed.data);
+  EXPECT_FALSE(failed.torn);
+  ASSERT_EQ(failed.bad.size(), 2u);
+  EXPECT_EQ(failed.bad[1].tid, (SampleId{12, 0, 3}));
+  EXPECT_EQ(failed.bad[1].why, "no rank can use it");
+}
+
 // Also one that came together with the step's own.
 TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
   device.called_off = [this](int64_t lease) { return machine.CalledOff(lease); };

@@ -86,7 +86,9 @@ class DeviceRolesTest : public testing::Test {
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
     }
-    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress});
+    std::vector<BadRow> bad;
+    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress}, nullptr,
+                         bad);
   }
   // A checkpoint in a folder of this name, which the controller makes.
   StatusOr<std::vector<std::string>> Write(const std::string& name) {

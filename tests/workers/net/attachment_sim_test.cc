@@ -73,8 +73,9 @@ struct Episodes {
 
 class Sim {
  public:
-  Sim(uint64_t seed, scheduler::ControllerOptions job, const Episodes* episodes)
+  Sim(uint64_t seed, scheduler::ControllerOptions job, const Episodes* episodes, double bad_row)
       : job_(std::move(job)), network_(seed) {
+    world_.bad_row = bad_row;
     if (episodes != nullptr) {
       world_.job = &episodes->config;
       world_.words = episodes->words.get();
@@ -108,7 +109,7 @@ class Sim {
     return "after the network healed the job did not come to an end: " +
            (controller_ == nullptr ? "no controller" : controller_->Describe());
   }
-  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0;
+  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0;
   bool done = false;
   [[nodiscard]] int64_t turns() const { return world_.turns; }
   [[nodiscard]] const SimNetwork& network() const { return network_; }
@@ -119,6 +120,27 @@ class Sim {
     const auto check = scheduler::Check(files_.journal);
     if (!check.ok)
       return check.predicate + " at record " + std::to_string(check.lsn.value) + ": " + check.why;
+    std::set<scheduler::GroupKey> named;
+    for (const JournalEntry& entry : files_.journal) {
+      if (const auto* fault = std::get_if<record::Fault>(&entry.record);
+          fault != nullptr && fault->kind == "row") {
+        if (!world_.IsBad(fault->tid)) return ToString(fault->tid) + " is called bad";
+        named.insert(scheduler::KeyOf(fault->tid));
+        ++bad_rows;
+      }
+      if (const auto* commit = std::get_if<record::StepCommit>(&entry.record); commit != nullptr) {
+        for (const record::TrainedRow& row : commit->rows)
+          if (world_.IsBad(row.tid)) return ToString(row.tid) + " cannot be used, and was trained";
+      }
+    }
+    if (world_.bad_row > 0) {
+      for (const JournalEntry& entry : files_.journal) {
+        const auto* drop = std::get_if<record::Drop>(&entry.record);
+        if (drop != nullptr && drop->reason == DropReason::kDataInvalid &&
+            !named.contains(scheduler::KeyOf(drop->tid)))
+          return ToString(drop->tid) + " is dropped for the sake of others of its batch";
+      }
+    }
     for (const JournalEntry& entry : files_.journal) {
       const auto* enq = std::get_if<record::Enq>(&entry.record);
       if (enq == nullptr) continue;
@@ -234,16 +256,17 @@ class Sim {
 
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
-          behind_gap = 0, turns = 0, done = 0, strangers = 0;
+          behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0;
   std::map<std::string, int64_t> closed;
 };
 
 // Every seed of the job comes to its end with nothing wrong; what happened in all of them together.
-Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Episodes* episodes = nullptr) {
+Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Episodes* episodes = nullptr,
+              double bad_row = 0) {
   Seen seen;
   if (const char* times = std::getenv("TIDEPOOL_SIM_SEEDS")) seeds *= std::strtoull(times, nullptr, 10);
   for (uint64_t seed = 0; seed < seeds; ++seed) {
-    Sim sim(seed, job, episodes);
+    Sim sim(seed, job, episodes, bad_row);
     const std::string wrong = sim.Run();
     EXPECT_EQ(wrong, "") << "seed " << seed;
     if (!wrong.empty()) break;
@@ -255,6 +278,7 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     seen.turns += sim.turns(), seen.strangers += sim.network().strangers;
     for (const auto& [why, times] : sim.network().closed) seen.closed[why] += times;
     seen.done += sim.done ? 1 : 0;
+    seen.bad_rows += sim.bad_rows;
   }
   // A simulation in which nothing happens proves nothing.
   const auto n = static_cast<int64_t>(seeds);
@@ -324,6 +348,17 @@ TEST(AttachmentSimTest, SeveralRanksTrain) {
   job.fleet.slots = 4;
   job.fleet.actor_slots = 2;
   RunSeeds(300, job);
+}
+
+// Whatever dies meanwhile: the samples that a rank names, and no others of their batch, are set aside.
+TEST(AttachmentSimTest, ARankNamesRowsThatItCannotUse) {
+  for (const int64_t actors : {1, 2}) {
+    SCOPED_TRACE(actors);
+    scheduler::ControllerOptions job = Job();
+    job.fleet.slots = 2 + actors;
+    job.fleet.actor_slots = actors;
+    EXPECT_GT(RunSeeds(100, job, nullptr, 0.03).bad_rows, 100);
+  }
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct ModelWorld {
   struct Group {
     std::set<int64_t> ranks;
     std::map<int64_t, std::set<int64_t>> arrived;  // ranks, by lease
+    std::map<int64_t, std::vector<BadRow>> bad;    // that they found, by lease
     bool broken = false;                           // somebody has left
   };
   std::map<std::string, std::shared_ptr<Group>> groups;
@@ -49,6 +50,11 @@ struct ModelWorld {
   double bad_turn = 0;  // chance that an environment fails
   double bad_load = 0;  // chance that a load leaves other bytes
   double bad_step = 0;  // chance that a step breaks off within its updates
+  double bad_row = 0;   // share of samples that the rank which has them cannot use
+
+  [[nodiscard]] bool IsBad(const SampleId& tid) const {
+    return bad_row > 0 && SampleUniform(2, SampleUid(tid), 4, 5) < bad_row;
+  }
 };
 
 class ModelDevice : public DeviceWork {
@@ -214,7 +220,19 @@ class ModelDevice : public DeviceWork {
       return {FailedPrecondition("not in that group")};
     const StepNumber before = std::exchange(state_step_, {});
     wait(0.3, [] { return false; });
+    std::vector<BadRow> alone;
+    const auto group = c.world > 1 ? group_ : nullptr;
+    std::vector<BadRow>& bad = group != nullptr ? group->bad[c.lease] : alone;
+    for (const BatchRow& row : *rows) {
+      const SampleId& tid = row.trajectory.tid;
+      if (!row.trajectory.is_outline() && world_->IsBad(tid)) bad.push_back({tid, "no rank can use it"});
+    }
     Status together = called_off(c.lease) ? Aborted("called off") : Together(c);
+    if (together.ok() && !bad.empty()) {
+      state_step_ = before;
+      LeaveGroup();
+      return {InvalidArgument("row " + ToString(bad[0].tid) + " cannot be used"), false, bad};
+    }
     if (!together.ok()) {
       state_step_ = before;
       return {std::move(together)};

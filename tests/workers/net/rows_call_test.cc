@@ -144,12 +144,13 @@ class RowOutlinesTest : public testing::Test {
   }
   std::vector<sample::Trajectory> whole_;
   std::vector<BatchRow> rows_;
+  std::vector<BadRow> bad_;
 };
 
 TEST_F(RowOutlinesTest, EveryRankLearnsTheShapeOfTheOthersRows) {
   std::vector<std::string> said;
   for (int64_t rank = 0; rank < 3; ++rank) said.push_back(OutlinesOf(ReadBy(rank)));
-  ASSERT_TRUE(TakeOutlines(said, 1, rows_).ok());
+  ASSERT_TRUE(TakeOutlines(said, 1, rows_, bad_).ok());
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (rows_[i].rank == 1) continue;
     EXPECT_EQ(rows_[i].trajectory, whole_[i].Outline()) << i;
@@ -164,10 +165,14 @@ TEST_F(RowOutlinesTest, AllRanksRefuseABatchAlikeWhereOneCannotReadARow) {
     said.push_back(OutlinesOf(read));
   }
   for (int64_t rank = 0; rank < 3; ++rank) {
-    const Status status = TakeOutlines(said, rank, rows_);
+    std::vector<BadRow> bad;
+    const Status status = TakeOutlines(said, rank, rows_, bad);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    ASSERT_EQ(bad.size(), 2U);
+    EXPECT_EQ(bad[0].tid, rows_[4].stored.tid);
+    EXPECT_EQ(bad[1].tid, rows_[5].stored.tid);
+    EXPECT_EQ(bad[1].why, "0007.tpp is gone");
     EXPECT_THAT(status.message(), HasSubstr("row " + ToString(rows_[4].stored.tid) + ": 0007.tpp is gone"));
-    EXPECT_THAT(status.message(), HasSubstr("row " + ToString(rows_[5].stored.tid) + ": 0007.tpp is gone"));
   }
 }
 
@@ -179,7 +184,7 @@ TEST_F(RowOutlinesTest, BytesThatAreNoOutlinesOfTheRowsAreRefused) {
            [](std::string& s) { s.clear(); }, [&](std::string& s) { s = OutlinesOf(ReadBy(0)); }}) {
     auto others = said;
     spoil(others[2]);
-    EXPECT_EQ(TakeOutlines(others, 1, rows_).code(), StatusCode::kInternal);
+    EXPECT_EQ(TakeOutlines(others, 1, rows_, bad_).code(), StatusCode::kInternal);
   }
 }
 
