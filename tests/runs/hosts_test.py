@@ -105,8 +105,8 @@ class HostsTest(RunTest):
         self.started.append(process)
         return process
 
-    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0):
-        """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other."""
+    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0, before=()):
+        """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other. `before`: the command of slot 1."""
         controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME,
                                      "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", *overrides])
         control = self.wait_for(lambda: self.path("control.json", run=run).exists() and json.loads(self.path("control.json", run=run).read_text()),
@@ -114,7 +114,7 @@ class HostsTest(RunTest):
         self.assertEqual(control["address"].split(":")[0], ADDRESSES[0])
 
         return controller, [self.worker(trains_on, [WORKER, "run"], "device", 0, run),
-                            self.worker(1 - trains_on, [WORKER, "run"], "device", 1, run),
+                            self.worker(1 - trains_on, [*before, WORKER, "run"], "device", 1, run),
                             self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, run)]
 
     def worker(self, host, program, role, place, run):
@@ -188,6 +188,31 @@ class HostsTest(RunTest):
         alone = self.train(config, *SAME, "cluster.slots=2", "train.steps=2", run="one")
         self.assert_done(alone)
         self.assertEqual(self.digests("two"), self.digests("one"))
+        # Each rank read the payloads of its own rows, and the controller sent none of them.
+        for run in ("two", "one"):
+            self.read_once(run)
+
+    def read_once(self, run):
+        steps = [step for step in self.metrics(run).values() if step.get("data_plane/batch_bytes", 0) > 0]
+        self.assertEqual(len(steps), 2)
+        for step in steps:
+            self.assertEqual(step["data_plane/read_bytes"], step["data_plane/batch_bytes"])
+        return steps
+
+    def test_a_trainer_whose_host_does_not_see_the_payloads_has_its_own_sent_once(self):
+        hidden = self.path("payload", run="two")
+        controller, workers = self.run_over_hosts(
+            "two", "cluster.slots=2", "cluster.trusted_fabric=true", "train.steps=2", config="configs/test/rl_colocated.yaml",
+            before=["sh", "-c", f'mount -t tmpfs tmpfs {hidden} && exec "$@"', "sh"])
+        self.finish(controller)
+        alone = self.train("configs/test/rl_colocated.yaml", *SAME, "cluster.slots=2", "train.steps=2", run="one")
+        self.assert_done(alone)
+        self.assertEqual(self.digests("two"), self.digests("one"))
+        two, one = (sum(step["data_plane/bytes"] for step in self.read_once(run)) for run in ("two", "one"))
+        batches = sum(step["data_plane/batch_bytes"] for step in self.read_once("two"))
+        sent = two - one  # beyond the lists of rows: the rows of one rank of two, cut into frames
+        self.assertGreater(sent, batches / 4)
+        self.assertLess(sent, batches)
 
     @needs_s3
     def test_the_bytes_of_checkpoints_go_from_who_trains_to_the_store(self):
