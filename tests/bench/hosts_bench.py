@@ -7,8 +7,11 @@ weights   seconds from the publication of a version to the last host's having it
           --slots-per-host): a chain should take as long as one. Bytes that the trainer's host sent, over those of the weights.
 rows      bytes of a batch that leave the controller, 4 training slots on 2 hosts, over the bytes of the rows; and what rows of
           different lengths save beside a rectangle of the longest.
+tls       a step of SmolLM2 (--model), one slot that trains and one that generates, weights streamed, on loopback: encrypted over plain
+hosts     a step of the quickstart, the same two slots on two hosts (encrypted, streamed) over one host (plain, shared memory, workers of
+          the controller's own), and over one host that does as two would
 
-One JSON object a line. Needs root (`ip netns`, `tc`). Every link is TLS.
+One JSON object a line. Needs root (`ip netns`, `tc`). Every link between hosts is TLS. The last two take turns, --rounds times.
 """
 import argparse
 import json
@@ -69,10 +72,10 @@ class Network:
 class Job:
     """A run whose controller is on host 0; `places`: the host of each slot."""
 
-    def __init__(self, network, build, folder, places, overrides):
+    def __init__(self, network, build, folder, places, overrides, config="configs/test/rl_split.yaml"):
         self.dir, self.network, self.processes = folder, network, []
         self.bin = ROOT / build / "bin"
-        self.start(0, [self.bin / "tidepool", "train", "configs/test/rl_split.yaml", "--run-dir", folder, "cluster.launch_workers=false", "cluster.bind=10.92.0.1",
+        self.start(0, [self.bin / "tidepool", "train", config, "--run-dir", folder, "cluster.launch_workers=false", "cluster.bind=10.92.0.1",
                        "cluster.weight_transport=stream", "cluster.trusted_fabric=true", f"cluster.slots={len(places)}", *overrides])
         control = self.wait(lambda: (folder / "control.json").exists() and json.loads((folder / "control.json").read_text()), "control.json")
         for place, host in enumerate([*places, 0]):
@@ -118,14 +121,14 @@ class Bench:
 
     def emit(self, case, value, unit, ratio, goal, **config):
         print(json.dumps({"bench": "hosts", "case": case, "value": value, "unit": unit, "ratio": ratio, "goal": goal, "machine": self.machine,
-                          "instruction_sets": self.sets, "commit": commit(), "config": {"mbit": self.args.mbit, "tls": True, **config}}), flush=True)
+                          "instruction_sets": self.sets, "commit": commit(), "config": {"mbit": self.args.mbit, **config}}), flush=True)
 
-    def job(self, hosts, places, overrides, read):
+    def job(self, hosts, places, overrides, read, *config):
         network = Network(hosts, self.args.mbit)
         with tempfile.TemporaryDirectory(prefix="hosts_bench") as folder:
             job = None
             try:
-                job = Job(network, self.args.build, pathlib.Path(folder) / "run", places, overrides)
+                job = Job(network, self.args.build, pathlib.Path(folder) / "run", places, overrides, *config)
                 job.finish()
                 return read(job, network)
             finally:
@@ -166,18 +169,64 @@ class Bench:
         self.emit("saved beside a padded rectangle", sums["padded_bytes_avoided"], "bytes", sums["padded_bytes_avoided"] / (sums["padded_bytes_avoided"] + sums["batch_bytes"]), None)
 
 
+    def alone(self, config, overrides):
+        """Seconds of the steps of a run on this host, whose workers the controller starts."""
+        with tempfile.TemporaryDirectory(prefix="hosts_bench") as folder:
+            done = subprocess.run([ROOT / self.args.build / "bin" / "tidepool", "train", config, "--run-dir", f"{folder}/run", *overrides], cwd=ROOT, capture_output=True,
+                                  text=True, timeout=600)
+            if done.returncode != 0:
+                sys.exit("the run failed:\n" + done.stdout[-1000:] + done.stderr[-1000:])
+            return step_seconds(pathlib.Path(folder) / "run")
+
+    def by_turns(self, case, goal, one, other, **config):
+        """Two ways to make the same steps; the first steps of a run, in which everything is new, do not count."""
+        found = ([], [])
+        for _ in range(self.args.rounds):
+            for steps, way in zip(found, (one, other)):
+                steps += way()[self.args.skip:]
+        medians = [statistics.median(steps) for steps in found]
+        self.emit(case, medians[1], "s", medians[1] / medians[0], goal, beside_s=medians[0], steps=len(found[0]), rounds=self.args.rounds,
+                  spread_s=[[round(q, 4) for q in statistics.quantiles(steps, n=4)[::2]] for steps in found], loadavg=os.getloadavg()[0], **config)
+
+    def tls(self):
+        config = "configs/smollm2_products.yaml"
+        overrides = [f"model.path={self.args.model}", *SAME, *SPLIT, "cluster.weight_transport=stream", f"train.steps={self.args.steps}"]
+        way = lambda on: lambda: self.alone(config, [*overrides, f"security.tls={on}"])
+        self.by_turns("step of SmolLM2, encrypted over plain", 1.05, way("false"), way("true"), mbit=0, config=config)
+
+    def two_hosts(self):
+        config = "configs/quickstart.yaml"
+        overrides = [*SAME, *SPLIT, "model.init.warm_start=", f"train.steps={self.args.steps}"]
+        on = lambda places: lambda: self.job(max(places) + 1, places, overrides, lambda job, network: step_seconds(job.dir), config)
+        self.by_turns("step of the quickstart, two hosts over one", 1.15, lambda: self.alone(config, overrides), on([0, 1]), config=config)
+        # As between hosts, what is decided is on the disk before it is done, and all that is said is encrypted.
+        self.by_turns("the same, over one host whose workers are started by hand", None, on([0, 0]), on([0, 1]), config=config)
+
+
+SAME = ["eval.every_steps=0", "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=0", "checkpoint.recovery_every_steps=0"]
+SPLIT = ["scheduler.placement=split", "scheduler.actor_slots=1", "cluster.slots=2", "cluster.threads_per_slot=1"]
+
+
+def step_seconds(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["metrics"]["timing_s/step"] for row in rows if "timing_s/step" in row["metrics"]]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build")
     parser.add_argument("--mbit", type=int, default=400, help="of each host's link in each direction; 0: no limit")
     parser.add_argument("--slots-per-host", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--only", default="weights,rows")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--skip", type=int, default=1)
+    parser.add_argument("--model", default="models/smollm2-135m-instruct")
+    parser.add_argument("--only", default="weights,rows,hosts", help="and tls, which needs --model")
     args = parser.parse_args()
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
         sys.exit("hosts_bench: needs root, ip, tc and nsenter (iproute2, util-linux)")
     for part in args.only.split(","):
-        {"weights": Bench(args).weights, "rows": Bench(args).rows}[part]()
+        {"weights": Bench(args).weights, "rows": Bench(args).rows, "tls": Bench(args).tls, "hosts": Bench(args).two_hosts}[part]()
 
 
 if __name__ == "__main__":

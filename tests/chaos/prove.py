@@ -165,8 +165,9 @@ class Run:
             self.say("payload", f"{name(tid)}: holds {len(p.prompt)} + {steps} tokens, ENQ says {enq['prompt_len']} + {enq['response_len']}", enq)
         if len(p.versions) != steps or len(p.logprobs) not in (0, len(p.response)) or len(p.loss_mask) not in (0, len(p.response)):
             self.say("payload", f"{name(tid)}: {steps} tokens, {len(p.versions)} versions, {len(p.logprobs)} log-probabilities", enq)
-        if p.versions and (p.versions[0], p.versions[-1]) != (version(enq["wv_min"]), version(enq["wv_max"])):
-            self.say("payload", f"{name(tid)}: versions {p.versions[0]} to {p.versions[-1]}, ENQ says {enq['wv_min']} to {enq['wv_max']}", enq)
+        # A sample may go on at an engine that is behind the one that it began at.
+        if p.versions and (min(p.versions), max(p.versions)) != (version(enq["wv_min"]), version(enq["wv_max"])):
+            self.say("payload", f"{name(tid)}: versions {min(p.versions)} to {max(p.versions)}, ENQ says {enq['wv_min']} to {enq['wv_max']}", enq)
         self.payloads[tid] = p
         self.not_doubled(name(tid), p, enq)
 
