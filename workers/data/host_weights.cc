@@ -13,6 +13,11 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kStalled{30};
 constexpr size_t kCopies = 2;  // and one more where these are read
 
+Status Torn(const Version& version) {
+  return DataLoss("version " + ToString(version) +
+                  " is not here as it was published; it is to be brought again");
+}
+
 }  // namespace
 
 struct HostWeights::Copy {
@@ -67,12 +72,27 @@ struct HostWeights::Copy {
   }
 };
 
+struct HostWeights::Held {
+  std::shared_ptr<Copy> copy;
+  std::shared_ptr<const void> memory;  // null: the copy's own
+};
+
 HostWeights::HostWeights(std::string folder) : block_(std::move(folder), "weights") {}
 HostWeights::~HostWeights() { Forget(); }
 
-std::shared_ptr<HostWeights::Copy> HostWeights::Find(const Version& version) const {
+std::shared_ptr<const HostWeights::Held> HostWeights::Find(const Version& version) const {
   const auto it = std::ranges::find(copies_, version, [](const auto& copy) { return copy->version; });
-  return it == copies_.end() ? nullptr : *it;
+  if (it == copies_.end()) return nullptr;
+  Held held{*it, (*it)->shared ? (*it)->shared->Hold() : nullptr};
+  if ((*it)->shared && held.memory == nullptr) return nullptr;  // another process has filled it
+  return std::make_shared<const Held>(std::move(held));
+}
+
+void HostWeights::Drop(const std::shared_ptr<Copy>& copy) {
+  copy->End();
+  const MutexLock lock(mu_);
+  std::erase(copies_, copy);
+  changed_.NotifyAll();
 }
 
 void HostWeights::MakeRoom(Use use) {
@@ -105,11 +125,26 @@ StatusOr<std::shared_ptr<HostWeights::Copy>> HostWeights::Begin(const Version& v
     return true;
   });
   MakeRoom(use);
-  auto memory = block_.Begin({version.number, version.lineage, digest, bytes});
+  const auto begin = [&] {
+    return block_.Begin({version.number, version.lineage, digest, bytes},
+                        use == Use::kPull ? SharedBlock::Keep::kNewest : SharedBlock::Keep::kNothing);
+  };
+  auto memory = begin();
+  // Others of this host copy what they need of both, which takes seconds.
+  for (const auto deadline = std::chrono::steady_clock::now() + kStalled;
+       shared && memory.status().code() == StatusCode::kUnavailable &&
+       std::chrono::steady_clock::now() < deadline;
+       memory = begin())
+    changed_.WaitFor(mu_, milliseconds(10));
   if (shared) TP_RETURN_IF_ERROR(memory.status());
   if (memory.ok()) {
     copy->shared = *std::move(memory);
     copy->bytes = copy->shared->bytes();
+    std::erase_if(copies_, [&](const auto& old) {  // its memory nobody read
+      if (old->bytes.data() != copy->bytes.data()) return false;
+      old->End();
+      return true;
+    });
   } else {
     copy->own.resize(static_cast<size_t>(bytes));
     copy->bytes = copy->own;
@@ -124,7 +159,8 @@ Status HostWeights::Publish(const Version& version, uint64_t digest, const devic
                             bool shared) {
   {
     const MutexLock lock(mu_);
-    if (const auto there = Find(version); there != nullptr && there->digest == digest && there->whole())
+    if (const auto there = Find(version);
+        there != nullptr && there->copy->digest == digest && there->copy->whole())
       return OkStatus();  // another controller asks again
   }
   TP_ASSIGN_OR_RETURN(const auto copy,
@@ -135,14 +171,14 @@ Status HostWeights::Publish(const Version& version, uint64_t digest, const devic
 }
 
 StatusOr<uint64_t> HostWeights::Read(const Version& version, const device::ByteStore& out) const {
-  std::shared_ptr<Copy> copy;
+  std::shared_ptr<const Held> held;
   {
     const MutexLock lock(mu_);
-    copy = Find(version);
+    held = Find(version);
   }
-  if (copy != nullptr && copy->whole() && copy->bytes.size() == out.size()) {
-    out.CopyFrom(0, copy->bytes);
-    if (copy->whole()) return copy->digest;
+  if (held != nullptr && held->copy->whole() && held->copy->bytes.size() == out.size()) {
+    out.CopyFrom(0, held->copy->bytes);
+    return held->copy->digest;
   }
   TP_ASSIGN_OR_RETURN(const BlockTag tag, block_.Read(version.number, version.lineage, {out}));
   return tag.digest;
@@ -183,30 +219,34 @@ Status HostWeights::Pull(const Source& from, const Version& version, uint64_t di
     copy->Complete();
     return OkStatus();
   }
-  copy->End();
-  const MutexLock lock(mu_);
-  std::erase(copies_, copy);
-  failed_ = version;
-  changed_.NotifyAll();
+  {
+    const MutexLock lock(mu_);
+    failed_ = version;
+  }
+  Drop(copy);
   return pulled;
 }
 
 StatusOr<PublishedBytes> HostWeights::Open(const Version& version) {
   const auto deadline = std::chrono::steady_clock::now() + kStalled;
   constexpr milliseconds kLook{50};  // for what another process of this host completes
-  std::shared_ptr<Copy> copy;
+  std::shared_ptr<const Held> held;
   for (bool comes = true;;) {
     {
       const MutexLock lock(mu_);
-      copy = Find(version);  // one of this process is kept while it is read
+      held = Find(version);
     }
-    if (copy != nullptr) break;
+    if (held != nullptr) break;
     if (auto there = block_.Open(version.number, version.lineage); there.ok()) {
       PublishedBytes out{.owner = *there, .digest = (*there)->tag().digest};
       out.pieces = PiecesOf((*there)->bytes());
+      if (out.pieces.Digest() != out.digest) {
+        block_.Reject((*there)->tag());
+        return Torn(version);
+      }
       out.copy = [there = *there](size_t at, std::span<std::byte> to) {
         std::ranges::copy(there->bytes().subspan(at, to.size()), to.begin());
-        return there->same() ? OkStatus() : Unavailable("these weights were replaced while they were read");
+        return OkStatus();
       };
       return out;
     }
@@ -217,21 +257,43 @@ StatusOr<PublishedBytes> HostWeights::Open(const Version& version) {
             std::ranges::none_of(copies_, [&](const auto& c) { return c->version > version; });
     if (comes) changed_.WaitFor(mu_, kLook);
   }
-  PublishedBytes out{.owner = copy, .digest = copy->digest};
+  const auto& copy = held->copy;
+  PublishedBytes out{.owner = held, .digest = copy->digest};
   bool published = false;  // here, so nobody has listed its pieces
   {
     const MutexLock lock(copy->mu);
     published = !copy->listed && copy->here == static_cast<int64_t>(copy->bytes.size());
   }
-  if (published) copy->List(PiecesOf(copy->bytes));
+  if (published) {
+    WeightPieces pieces = PiecesOf(copy->bytes);
+    if (pieces.Digest() != copy->digest) {
+      if (copy->shared) block_.Reject(copy->shared->tag());
+      Drop(copy);
+      return Torn(version);
+    }
+    copy->List(std::move(pieces));
+  }
   const MutexLock lock(copy->mu);
   if (!copy->came.WaitFor(copy->mu, kStalled,
                           [&]() TP_REQUIRES(copy->mu) { return copy->listed || copy->over; }) ||
       copy->over)
     return Unavailable("version " + ToString(version) + " did not come here");
   out.pieces = copy->pieces;
-  out.copy = [copy](size_t at, std::span<std::byte> to) { return copy->CopyTo(at, to); };
+  out.copy = [held](size_t at, std::span<std::byte> to) { return held->copy->CopyTo(at, to); };
   return out;
+}
+
+void HostWeights::LookAgain(const Version& version) {
+  std::shared_ptr<const Held> held;
+  {
+    const MutexLock lock(mu_);
+    held = Find(version);
+  }
+  if (held != nullptr && held->copy->whole() && PiecesOf(held->copy->bytes).Digest() != held->copy->digest)
+    Drop(held->copy);
+  if (const auto there = block_.Open(version.number, version.lineage);
+      there.ok() && PiecesOf((*there)->bytes()).Digest() != (*there)->tag().digest)
+    block_.Reject((*there)->tag());
 }
 
 void HostWeights::Forget() {

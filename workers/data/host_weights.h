@@ -7,10 +7,11 @@
 // which all receive at the same time and each sends the weights once. A piece is checked against the list of
 // sums that the source sends first, and that list against the published digest, which the controller names.
 //
-// Two copies are kept, and a third where it has to be: a copy that somebody reads stays until that one has
-// it, however many versions are published meanwhile, or else a host whose link is slower than the steps would
-// never have one whole; and while a version is pulled, the newest that is whole stays. Where shared memory
-// has no room, and the third, lie in the memory of their process: then the others of the host pull from it.
+// Two copies are kept (by all of a host's processes together), and a third where it has to be: a copy that
+// somebody reads stays until that one has it, however many versions are published meanwhile, or else a host
+// whose link is slower than the steps would never have one whole; and while a version is pulled, the newest
+// that is whole stays. Where shared memory has no room, and the third, lie in the memory of their process:
+// then the others of the host pull from it.
 //
 // Thread-safe: the device thread publishes and reads while another one pulls, and any may open.
 
@@ -56,6 +57,9 @@ class HostWeights {
   // waited for: until it begins, or a newer one does, or it failed, or for half a minute. kNotFound: nothing
   // of that version.
   StatusOr<PublishedBytes> Open(const Version& version);
+  // Somebody has found other bytes than its digest says. Where they are so here, it is here no more, and Pull
+  // brings it again.
+  void LookAgain(const Version& version);
   // Nothing is passed on any more, and what lies in this process is given back.
   void Forget();
   [[nodiscard]] int64_t held_bytes() const;  // of copies in this process's own memory
@@ -67,7 +71,10 @@ class HostWeights {
   StatusOr<std::shared_ptr<Copy>> Begin(const Version& version, uint64_t digest, int64_t bytes, bool shared,
                                         Use use);
   void MakeRoom(Use use) TP_REQUIRES(mu_);
-  [[nodiscard]] std::shared_ptr<Copy> Find(const Version& version) const TP_REQUIRES(mu_);
+  // Nobody fills its memory while the caller has it. Null: it is not here, or its memory has something else.
+  struct Held;
+  [[nodiscard]] std::shared_ptr<const Held> Find(const Version& version) const TP_REQUIRES(mu_);
+  void Drop(const std::shared_ptr<Copy>& copy) TP_EXCLUDES(mu_);
 
   mutable Mutex mu_;
   Condition changed_;                                             // of what follows

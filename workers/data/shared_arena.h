@@ -4,10 +4,12 @@
 //
 // A block is two buffers and a header each: the writer fills one, then marks it complete with what it holds,
 // so a reader or a crash never sees a torn one as whole. Files live in /dev/shm under the run's own folder
-// and are removed by RemoveAll at the end of the run. One writer; readers check tag and digest.
+// and are removed by RemoveAll at the end of the run. Readers check tag and digest.
 //
-// A buffer is mapped for as long as the block, or somebody that it was handed to (Filling, View), has it. The
-// block fills the older one of those that nobody in this process has.
+// Several processes of a host may bring weights there. A buffer that one of them fills, or that somebody
+// reads (Filling, View, Hold), is locked, so no other fills it; locks end with their process. The block fills
+// the older one of those that nobody has. A buffer is mapped for as long as the block, or one of these, has
+// it.
 //
 // Everybody may make names in /dev/shm. So the folder's name is made from a secret of the run and cannot be
 // guessed; it has mode 0700, its files 0600; and who opens one looks whether it is a plain file or folder of
@@ -43,32 +45,41 @@ class SharedBlock {
 
   // Copies `parts` into a buffer. Errors of Begin.
   Status Write(BlockTag tag, const std::vector<device::ByteSource>& parts);
-  // The same in two: a buffer of tag.bytes bytes, to be filled, and whole from Complete on.
-  // kResourceExhausted: /dev/shm is full (with the numbers). kUnavailable: both buffers are in use.
+  // The same in two: a buffer of tag.bytes bytes, to be filled, and whole from Complete on, when others may
+  // fill it with something else. Hold, on any thread, keeps them from it for as long as what it returns
+  // lives; null: it has something else by now. kResourceExhausted: /dev/shm is full (with the numbers).
+  // kUnavailable: both buffers are in use.
   class Filling {
    public:
+    [[nodiscard]] const BlockTag& tag() const { return tag_; }
     [[nodiscard]] std::span<std::byte> bytes() const;
-    void Complete() const;
+    void Complete();
+    [[nodiscard]] std::shared_ptr<const void> Hold() const;
 
    private:
     friend class SharedBlock;
-    explicit Filling(std::shared_ptr<Buffer> buffer) : buffer_(std::move(buffer)) {}
+    Filling(std::shared_ptr<Buffer> buffer, std::shared_ptr<const void> fills, const BlockTag& tag)
+        : buffer_(std::move(buffer)), fills_(std::move(fills)), tag_(tag) {}
     std::shared_ptr<Buffer> buffer_;
+    std::shared_ptr<const void> fills_;  // null: it is complete
+    BlockTag tag_;
   };
-  StatusOr<Filling> Begin(const BlockTag& tag);
+  // kNewest: the newest complete buffer is in use, too.
+  enum class Keep : uint8_t { kNothing, kNewest };
+  StatusOr<Filling> Begin(const BlockTag& tag, Keep keep = Keep::kNothing);
   // A complete buffer where it stands, with this number and lineage (any lineage: -1). kNotFound: there is
   // none.
   class View {
    public:
     [[nodiscard]] virtual const BlockTag& tag() const = 0;
     [[nodiscard]] virtual std::span<const std::byte> bytes() const = 0;
-    [[nodiscard]] virtual bool same() const = 0;  // it has not been written since
     virtual ~View() = default;
   };
   StatusOr<std::shared_ptr<const View>> Open(int64_t number, int32_t lineage) const;
-  // Copies what Open finds into `out` (sizes must add up). kDataLoss: another size; kUnavailable: it was
-  // written meanwhile.
+  // Copies what Open finds into `out` (sizes must add up). kDataLoss: another size.
   StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<device::ByteStore>& out) const;
+  // A complete buffer that has not what its tag says is not complete from now on, for anybody.
+  void Reject(const BlockTag& tag) const;
 
   // "/dev/shm/tidepool-<uid>-<digits>". `secret`: of the run. A copy of a run folder has the same secret, so
   // the digits follow from the folder itself, too: wherever it is moved to, it is another one than its copy.
@@ -83,6 +94,14 @@ class SharedBlock {
   static void Remove(const std::string& folder, const std::string& name);  // a block of it
 
  private:
+  [[nodiscard]] std::string PathOf(int i) const;
+  // As it is, without a lock. kNotFound.
+  static StatusOr<std::shared_ptr<Buffer>> Look(const std::string& path);
+  // Lets go of it in the end.
+  static std::shared_ptr<const void> HeldBy(const std::shared_ptr<Buffer>& buffer);
+  // To be filled. kUnavailable: somebody has it.
+  StatusOr<std::shared_ptr<const void>> Take(int i, int64_t size);
+
   std::string dir_;
   std::string name_;
   std::shared_ptr<Buffer> buffers_[2];  // shared with Fillings; null: not mapped yet

@@ -272,7 +272,10 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
   TP_ASSIGN_OR_RETURN(const uint64_t published, published_->Read(version, weights_->Overwrite()));
-  TP_RETURN_IF_ERROR(Whole(published, "weights of version " + ToString(version)));
+  if (Status whole = Whole(published, "weights of version " + ToString(version)); !whole.ok()) {
+    published_->LookAgain(version);
+    return whole;
+  }
   return digest_;
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "core/base/rng.h"
@@ -206,6 +207,89 @@ TEST_F(HostWeightsTest, APullLeavesTheNewestThatIsWhole) {
     EXPECT_EQ(next, bytes_);
   }
   EXPECT_EQ(reader->copy(0, out), OkStatus());
+}
+
+// Another worker of the host pulls, since the controller asks any: what this one passes on stays as it is.
+TEST_F(HostWeightsTest, WhatAProcessPassesOnNoOtherOverwrites) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::vector<std::byte> out = Empty();
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
+  const std::vector<std::byte> third = bytes_;
+  auto reader = hosts_[1]->weights.Open(kVersion);
+  ASSERT_TRUE(reader.ok());
+
+  HostWeights other(hosts_[1]->folder);
+  const Credentials credentials{"token"};
+  for (int64_t v = 4; v <= 7; ++v) {
+    bytes_[0] = static_cast<std::byte>(v);
+    digest_ = PiecesOf(bytes_).Digest();
+    ASSERT_EQ(hosts_[0]->weights.Publish({0, v}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true),
+              OkStatus());
+    ASSERT_EQ(other.Pull({hosts_[0]->server->address(), credentials}, {0, v}, digest_,
+                         static_cast<int64_t>(bytes_.size())),
+              OkStatus());
+    ASSERT_EQ(reader->copy(0, out), OkStatus());
+    EXPECT_EQ(out, third);
+    ASSERT_TRUE(other.Read({0, v}, std::span(out)).ok());
+    EXPECT_EQ(out, bytes_);
+  }
+  // Once nobody reads it, its memory is the others', and the first process does not take theirs for its own.
+  reader = NotFound("let go of");
+  ASSERT_EQ(other.Pull({hosts_[0]->server->address(), credentials}, {0, 7}, digest_,
+                       static_cast<int64_t>(bytes_.size())),
+            OkStatus());
+  for (int64_t v = 8; v <= 9; ++v) {
+    ASSERT_EQ(hosts_[0]->weights.Publish({0, v}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true),
+              OkStatus());
+    ASSERT_EQ(other.Pull({hosts_[0]->server->address(), credentials}, {0, v}, digest_,
+                         static_cast<int64_t>(bytes_.size())),
+              OkStatus());
+  }
+  EXPECT_FALSE(hosts_[1]->weights.Read(kVersion, std::span(out)).ok());
+  ASSERT_TRUE(hosts_[1]->weights.Read({0, 9}, std::span(out)).ok());
+  EXPECT_EQ(out, bytes_);
+}
+
+// Whatever tore it: its tag says that it is whole, so nobody would bring it again.
+TEST_F(HostWeightsTest, ATornCopyIsBroughtAgain) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::vector<std::byte> out = Empty();
+  const auto tear = [&](int host) {
+    for (const char* file : {"/weights-0", "/weights-1"}) {
+      const std::string path = hosts_[host]->folder + file;
+      if (!std::filesystem::exists(path)) continue;
+      std::fstream block(path, std::ios::in | std::ios::out | std::ios::binary);
+      block.seekp(4096 + 12345);
+      block.write("torn", 4);
+    }
+  };
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
+  // Its own reader finds it, in the process that pulled and in another one.
+  HostWeights other(hosts_[1]->folder);
+  for (HostWeights* finds : {&hosts_[1]->weights, &other}) {
+    tear(1);
+    ASSERT_TRUE(finds->Read(kVersion, std::span(out)).ok());
+    ASSERT_NE(out, bytes_);
+    finds->LookAgain(kVersion);
+    ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
+    EXPECT_EQ(out, bytes_);
+    finds->LookAgain(kVersion);
+    EXPECT_TRUE(finds->Read(kVersion, std::span(out)).ok()) << "there is nothing wrong with it";
+  }
+  // It is about to be passed on.
+  tear(1);
+  EXPECT_EQ(other.Open(kVersion).status().code(), StatusCode::kDataLoss);
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
+  EXPECT_EQ(out, bytes_);
+  const Version next{0, 4};
+  const auto publish = [&] {
+    return hosts_[0]->weights.Publish(next, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true);
+  };
+  ASSERT_EQ(publish(), OkStatus());
+  tear(0);
+  EXPECT_EQ(hosts_[0]->weights.Open(next).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(publish(), OkStatus());
+  EXPECT_TRUE(hosts_[0]->weights.Open(next).ok());
 }
 
 TEST_F(HostWeightsTest, AReaderDoesNotWaitForWhatDoesNotCome) {

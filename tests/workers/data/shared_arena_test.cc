@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 namespace tidepool::workers {
 namespace {
@@ -38,6 +40,64 @@ TEST_F(SharedArenaTest, AnotherProcessReadsWhatWasWritten) {
   EXPECT_EQ(Read(4)->digest, 7U);
   EXPECT_EQ(read_, bytes_);
   EXPECT_EQ(Read(5).status().code(), StatusCode::kNotFound);
+}
+
+// Each block has its own open files, as each process has; locks are of these.
+TEST_F(SharedArenaTest, NobodyFillsWhatAnotherOneReads) {
+  ASSERT_EQ(Write(3), OkStatus());
+  ASSERT_EQ(Write(4), OkStatus());
+  const SharedBlock reader(folder_, "weights");
+  SharedBlock writer(folder_, "weights");
+  bytes_ = {"changed"};
+  {
+    auto third = reader.Open(3, 0), fourth = reader.Open(4, 0);
+    ASSERT_TRUE(third.ok() && fourth.ok());
+    EXPECT_EQ(Write(5).code(), StatusCode::kUnavailable);
+    EXPECT_EQ(std::memcmp((*third)->bytes().data(), "tidepoo", 8), 0);
+    fourth = NotFound("let go of");
+    EXPECT_EQ(Write(5), OkStatus()) << "although it is the newer one";
+    EXPECT_EQ(std::memcmp((*third)->bytes().data(), "tidepoo", 8), 0);
+  }
+  EXPECT_EQ(Write(6), OkStatus());
+  EXPECT_FALSE(Read(3).ok());
+  EXPECT_TRUE(Read(5).ok());
+}
+
+TEST_F(SharedArenaTest, TwoThatFillAtATimeHaveABufferEach) {
+  SharedBlock first(folder_, "weights"), second(folder_, "weights"), third(folder_, "weights");
+  const auto tag = [](int64_t number) { return BlockTag{number, 0, 7, 8}; };
+  auto three = first.Begin(tag(3)), four = second.Begin(tag(4));
+  ASSERT_TRUE(three.ok() && four.ok());
+  EXPECT_EQ(third.Begin(tag(5)).status().code(), StatusCode::kUnavailable);
+  std::memset(three->bytes().data(), '3', 8);
+  std::memset(four->bytes().data(), '4', 8);
+  four->Complete();
+  three->Complete();
+  ASSERT_TRUE(Read(3).ok());
+  EXPECT_EQ(read_[0], '3');
+  ASSERT_TRUE(Read(4).ok());
+  EXPECT_EQ(read_[0], '4');
+
+  // One that is gone in the middle leaves its buffer to others.
+  { ASSERT_TRUE(third.Begin(tag(5)).ok()); }
+  EXPECT_EQ(second.Begin(tag(6), SharedBlock::Keep::kNewest).status(), OkStatus());
+  EXPECT_TRUE(Read(4).ok());
+  EXPECT_EQ(three->Hold(), nullptr) << "it has something else by now";
+  EXPECT_NE(four->Hold(), nullptr);
+}
+
+TEST_F(SharedArenaTest, ABlockOfAnotherSizeTakesThePlaceOfOneThatIsRead) {
+  ASSERT_EQ(Write(3), OkStatus());
+  const SharedBlock reader(folder_, "weights");
+  SharedBlock writer(folder_, "weights");
+  const std::vector<char> large(9000, 'x');
+  for (int64_t number = 4; number < 7; ++number) {
+    const auto before = reader.Open(number - 1, 0);
+    ASSERT_TRUE(before.ok());
+    ASSERT_EQ(writer.Write({number, 0, 7, 0}, {std::as_bytes(std::span(large))}), OkStatus());
+    EXPECT_EQ((*before)->bytes().size(), number == 4 ? 8U : 9000U);
+  }
+  EXPECT_TRUE(reader.Open(6, 0).ok());
 }
 
 TEST_F(SharedArenaTest, NamesCannotBeGuessedFromTheRun) {
