@@ -243,6 +243,12 @@ struct SwiGluBackwardArgs {
   }
 };
 
+// What logits are multiplied by: 1 at temperature 0, which is greedy. That of a tiny temperature would
+// overflow: then only the largest logits have mass.
+inline float InverseTemperature(float temperature) {
+  return temperature == 0.0F ? 1.0F : 1.0F / temperature < 3.0e38F ? 1.0F / temperature : 3.0e38F;
+}
+
 // With z = logits * inv_temperature: lse(z), log p(id) = z[id] - lse, entropy of p. A masked logit (-inf)
 // weighs nothing; NaN goes through.
 template <typename T>
@@ -318,7 +324,7 @@ struct SampleArgs {
   int32_t* ids = nullptr;           // [rows]; -1: the logits hold a value that is not finite
   float* log_kept = nullptr;        // [rows]: log of the share of mass that the cuts kept; 0 without cuts
   // [rows]: the token's log-probability without the cuts, at temperature 1 where that is 0: the number
-  // that TokenLogProb gives for min(1 / temperature, 3e38). NaN where the id is -1.
+  // that TokenLogProb gives for InverseTemperature. NaN where the id is -1.
   float* logprob = nullptr;
   template <typename V>
   void Fields(V& v) {

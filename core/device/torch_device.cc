@@ -293,12 +293,12 @@ struct TorchDevice::Impl {
 
   template <typename T>
   void TokenLogProb(const TokenLogProbArgs<T>& a) const {
-    const Tensor z = Wide(a.logits, {a.rows, a.vocab}) * a.inv_temperature, top = z.amax(1, /*keepdim=*/true),
-                 e = at::exp(z - top), total = SumOf(e), log_total = total.log();
+    const Tensor z = Wide(a.logits, {a.rows, a.vocab}), top = z.amax(1, /*keepdim=*/true),
+                 x = (z - top) * a.inv_temperature, e = at::exp(x), total = SumOf(e), log_total = total.log();
     const Tensor ids = Ids(a.ids, {a.rows, 1});
-    Store(a.logprob, at::where(ids < 0, NAN, z.gather(1, ids.clamp_min(0)) - top - log_total));
-    if (a.entropy != nullptr) Store(a.entropy, log_total - SumOf(e * Unmasked(z - top)) / total);
-    if (a.lse != nullptr) Store(a.lse, top + log_total);
+    Store(a.logprob, at::where(ids < 0, NAN, x.gather(1, ids.clamp_min(0)) - log_total));
+    if (a.entropy != nullptr) Store(a.entropy, log_total - SumOf(e * Unmasked(x)) / total);
+    if (a.lse != nullptr) Store(a.lse, top * a.inv_temperature + log_total);
   }
   template <typename T>
   void TokenLogProbBackward(const TokenLogProbBackwardArgs<T>& a) const {

@@ -38,14 +38,15 @@ void TokenLogProbs(device::Device& device, const device::View& logits, std::span
   const device::Array out = device.Take(3, n, DType::kFloat32);
   const auto row = [&](int64_t i) { return out.view.Rows(i, 1).As<float>(); };
   const auto run = [&]<typename T>(T) {
-    device.TokenLogProb(device::TokenLogProbArgs<T>{.rows = n,
-                                                    .vocab = logits.cols,
-                                                    .logits = logits.As<T>(),
-                                                    .ids = Data<int32_t>(on_device),
-                                                    .inv_temperature = 1.0F / temperature,
-                                                    .logprob = row(0),
-                                                    .entropy = entropy.empty() ? nullptr : row(1),
-                                                    .lse = lse.empty() ? nullptr : row(2)});
+    device.TokenLogProb(
+        device::TokenLogProbArgs<T>{.rows = n,
+                                    .vocab = logits.cols,
+                                    .logits = logits.As<T>(),
+                                    .ids = Data<int32_t>(on_device),
+                                    .inv_temperature = device::InverseTemperature(temperature),
+                                    .logprob = row(0),
+                                    .entropy = entropy.empty() ? nullptr : row(1),
+                                    .lse = lse.empty() ? nullptr : row(2)});
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
   const int64_t parts = !lse.empty() ? 3 : !entropy.empty() ? 2 : 1;
@@ -73,7 +74,7 @@ void TokenLogProbsBackward(device::Device& device, const device::View& logits, s
                                             .vocab = logits.cols,
                                             .logits = logits.As<T>(),
                                             .ids = parcel.At<int32_t>(id),
-                                            .inv_temperature = 1.0F / temperature,
+                                            .inv_temperature = device::InverseTemperature(temperature),
                                             .lse = parcel.At<float>(l),
                                             .entropy = with_entropy ? parcel.At<float>(e) : nullptr,
                                             .dlogprob = parcel.At<float>(dl),

@@ -110,6 +110,19 @@ __device__ inline float Threshold(Global<const T> row, int64_t vocab, float max,
   return FromKey(prefix);
 }
 
+// The first thread whose sum, that of the masses up to its own, is above the target; else the last with mass.
+__device__ inline int64_t FirstOver(float mass, Shared<const double> sums, double target,
+                                    Shared<float> scratch) {
+  float over = -3.0e38F, with_mass = -1.0F;
+  if (mass > 0.0F) {
+    with_mass = static_cast<float>(threadIdx.x);
+    if (sums[threadIdx.x] > target) over = -with_mass;
+  }
+  over = BlockMax<kVocabThreads>(over, scratch);
+  with_mass = BlockMax<kVocabThreads>(with_mass, scratch);
+  return static_cast<int64_t>(over > -1.0e38F ? -over : with_mass);
+}
+
 template <typename T>
 // Two blocks: left to itself, ptxas makes room for three on sm_80 and spills.
 __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleArgs<T> a, VocabParts v) {
@@ -196,7 +209,8 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
   }
   const double target = __dmul_rn(static_cast<double>(how.uniform), kept);
   // The group, the tile in it and the token in that, each the first whose sum is above the target; the sum
-  // inside one may end a rounding below that of the whole, and then the last takes what is left.
+  // inside one may end a rounding below that of the whole, and then the last that has mass takes what is
+  // left.
   const int64_t group_count = CeilDiv<int64_t>(tile_count, kPartTiles);
   if (threadIdx.x < group_count && (threadIdx.x == group_count - 1 || groups[threadIdx.x] > target)) {
     first = -static_cast<float>(threadIdx.x);
@@ -213,12 +227,9 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
     }
   }
   __syncthreads();
-  first = -3.0e38F;
-  if (threadIdx.x < count && (threadIdx.x == count - 1 || prefix[threadIdx.x] > target)) {
-    first = -static_cast<float>(threadIdx.x);
-  }
-  const auto in_group = static_cast<int64_t>(-BlockMax<kVocabThreads>(first, scratch)),
-             tile = begin + in_group;
+  const int64_t in_group = FirstOver(threadIdx.x < count ? float{tiles[begin + threadIdx.x]} : 0.0F, prefix,
+                                     target, scratch),
+                tile = begin + in_group;
   if (threadIdx.x < kVocabTile) {
     const int64_t i = tile * kVocabTile + threadIdx.x;
     const float z = i < vocab ? Get(row, i) : -INFINITY;
@@ -236,19 +247,13 @@ __global__ void __launch_bounds__(kVocabThreads, 2) SampleKernel(device::SampleA
     }
   }
   __syncthreads();
-  float over = -3.0e38F, with_mass = -1.0F;
-  if (threadIdx.x < kVocabTile && tile_mass[threadIdx.x] > 0.0F) {
-    with_mass = static_cast<float>(threadIdx.x);
-    if (prefix[threadIdx.x] > target) over = -with_mass;
-  }
-  over = BlockMax<kVocabThreads>(over, scratch);
-  with_mass = BlockMax<kVocabThreads>(with_mass, scratch);
+  const int64_t id =
+      tile * kVocabTile +
+      FirstOver(threadIdx.x < kVocabTile ? float{tile_mass[threadIdx.x]} : 0.0F, prefix, target, scratch);
   if (threadIdx.x != 0) return;
-  const float at = over > -1.0e38F ? -over : with_mass;
-  const int64_t id = at < 0.0F ? -1 : tile * kVocabTile + static_cast<int64_t>(at);
   View(a.ids)[r] = static_cast<int32_t>(id);
   View(a.log_kept)[r] = cut ? static_cast<float>(log(fmin(1.0, kept / total))) : 0.0F;
-  View(a.logprob)[r] = id < 0 ? NAN : TokenLogProbOf(Get(row, id), max, scale, LogOfTotal(total));
+  View(a.logprob)[r] = TokenLogProbOf(Get(row, id), max, scale, LogOfTotal(total));
 }
 
 }  // namespace

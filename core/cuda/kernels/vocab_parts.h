@@ -6,8 +6,7 @@
 
 namespace tidepool::cuda {
 
-// The factor of a row's exponents. A tiny temperature may overflow it: then only the largest logits have
-// mass.
+// device::InverseTemperature.
 __device__ inline float ScaleOf(const device::SampleRow& how) {
   return how.temperature == 0.0F ? 1.0F : fminf(1.0F / how.temperature, 3.0e38F);
 }

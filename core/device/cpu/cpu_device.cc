@@ -287,10 +287,8 @@ struct CpuDevice::Impl {
                                     draws[static_cast<size_t>(ThreadIndex())]);
         a.ids[r] = draw.id;
         a.log_kept[r] = draw.log_kept;
-        const float temperature = a.how[r].temperature;
         Kernels<T>().token_logprob(0, 1, a.vocab, a.logits + a.source[r] * a.vocab, a.ids + r,
-                                   temperature == 0.0F ? 1.0F : std::min(1.0F / temperature, 3.0e38F),
-                                   a.logprob + r, nullptr, nullptr);
+                                   InverseTemperature(a.how[r].temperature), a.logprob + r, nullptr, nullptr);
       }
     });
   }

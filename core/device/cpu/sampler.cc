@@ -188,8 +188,7 @@ Draw DrawWidened(int64_t n, const SampleRow& params, SamplerScratch& s) {
 
   s.mass.resize(static_cast<size_t>(n));
   s.tiles.resize(static_cast<size_t>((n + kTile - 1) / kTile));
-  // A tiny temperature may overflow the scale: then only the largest logits have mass.
-  const float scale = std::min(1.0F / params.temperature, 3.0e38F);
+  const float scale = InverseTemperature(params.temperature);
   Masses(s.logits.data(), facts.max, scale, n, s.mass.data(), s.tiles.data());
   double total = SumTiles(s.tiles);
   Draw draw;
@@ -225,10 +224,11 @@ Draw DrawWidened(int64_t n, const SampleRow& params, SamplerScratch& s) {
     before = with;
     with += SumGroup(s.tiles, tile += kGroup);
   }
-  const size_t last = std::min(tile + kGroup, s.tiles.size()) - 1;
+  // Inside the group and the tile the sum may end a rounding below theirs; the last tile, and the last token,
+  // that has mass takes what is left.
+  size_t last = std::min(tile + kGroup, s.tiles.size()) - 1;
+  while (s.tiles[last] == 0.0F) --last;  // some tile has mass: the group's sum is above the target
   while (tile < last && before + s.tiles[tile] <= target) before += s.tiles[tile++];
-  // Inside the group and the tile the sum may end a rounding below theirs; the last of them, and the last
-  // token with mass, takes what is left.
   const int64_t end = std::min(n, (static_cast<int64_t>(tile) + 1) * kTile);
   for (int64_t i = static_cast<int64_t>(tile) * kTile; i < end; ++i) {
     const float e = s.mass[static_cast<size_t>(i)];

@@ -107,7 +107,10 @@ Problem<T> RandomProblem(FuzzRng& rng, const Batch& b, const std::vector<int64_t
 template <typename T>
 struct OnDevice {  // a problem's arrays
   OnDevice(const Problem<T>& p, const Batch& b)
-      : q(p.q), k(p.k), v(p.v), first_run(b.first_run), lengths(b.lengths), runs(b.runs) {}
+      : q(p.q), k(p.k), v(p.v), first_run(b.first_run), lengths(b.lengths), runs(b.runs) {
+    lengths.Settle();
+    runs.Settle();
+  }
   DeviceArray<T> q, k, v;
   DeviceArray<int32_t> first_run, lengths;
   DeviceArray<device::KvRun> runs;
@@ -154,6 +157,8 @@ class Work {
                     .order = order_.data(),
                     .first_partial = first_partial_.data()};
     work_.prefill = {.items = static_cast<int64_t>(prefill_.size()), .item = prefill_item_.data()};
+    order_.Settle();
+    item_.Settle();
   }
   [[nodiscard]] const AttentionOnDevice* get() const { return &work_; }
   void RowsAreApart() {
@@ -283,10 +288,15 @@ void CompareRotaryAttention(uint64_t seed, int64_t length_max) {
   const DeviceArray<float> cos(RandomValues<float>(rng, length_max * half)),
       sin(RandomValues<float>(rng, length_max * half));
   const DeviceArray<int32_t> d_slots(slots), d_positions(positions);
+  cos.Settle();
+  sin.Settle();
+  d_positions.Settle();
   Work work(b, AllRows(b), {}, 1);
   const auto run = [&](bool together) {
     const DeviceArray<BF16> q(static_cast<int64_t>(p.q.size())), k(p.k), v(p.v),
         out(static_cast<int64_t>(p.q.size()));
+    k.Settle();  // of earlier steps
+    v.Settle();
     const DeviceArray<float> lse(rows * p.heads);
     const device::RotaryArgs<BF16> turn{.rows = rows,
                                         .heads = p.heads,

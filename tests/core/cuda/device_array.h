@@ -26,7 +26,10 @@ namespace tidepool::cuda {
 // Why there is no device; empty where there is one.
 #ifdef TIDEPOOL_CUDA_EMULATION
 inline std::string WhyNoDevice() { return ""; }
-inline std::string DeviceError(int code) { return code == 0 ? "" : ErrorText(code); }
+inline std::string DeviceError(int code) {
+  emulation::Synchronize();
+  return code == 0 ? "" : ErrorText(code);
+}
 inline void NewOrder(uint64_t seed) { emulation::Seed(seed); }
 #else
 inline std::string WhyNoDevice() {
@@ -48,7 +51,8 @@ inline void ExpectOk(int code, const std::string& what) {
   EXPECT_TRUE(error.empty()) << what << ": " << error;
 }
 
-// An array of the device, aligned as cudaMalloc does it.
+// An array of the device, aligned as cudaMalloc does it. It stands for what the kernel before writes, which
+// one that starts early has to wait for, until it is settled.
 template <typename T>
 class DeviceArray {
  public:
@@ -85,6 +89,11 @@ class DeviceArray {
   }
 #endif
   T* data() const { return data_; }
+#ifdef TIDEPOOL_CUDA_EMULATION
+  void Settle() const { emulation::Settle(data_); }
+#else
+  void Settle() const {}
+#endif
 
  private:
   DeviceArray(int64_t n, bool written) : n_(n) {
@@ -92,7 +101,7 @@ class DeviceArray {
 #ifdef TIDEPOOL_CUDA_EMULATION
     const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
     data_ = static_cast<T*>(std::aligned_alloc(256, static_cast<size_t>((bytes + 255) / 256 * 256)));
-    emulation::AddMemory(data_, bytes, static_cast<int>(sizeof(T)), written);
+    emulation::AddMemory(data_, bytes, static_cast<int>(sizeof(T)), written, /*settled=*/false);
 #else
     void* data = nullptr;
     ExpectOk(cudaMalloc(&data, static_cast<size_t>(n) * sizeof(T)), "memory of a test");

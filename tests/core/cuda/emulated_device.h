@@ -34,12 +34,31 @@ class EmulatedCudaDevice : public CudaDevice {
   void Synchronize() override;
   [[nodiscard]] std::optional<int64_t> free_bytes() override { return memory_bytes_ - *held_; }
 
-#define TIDEPOOL_LIBTORCHS(Kernel)                             \
-  void Kernel(const device::Kernel##Args<float>& a) override { \
-    RunOrKeep([this, a] { CudaDevice::Kernel(a); });           \
-  }                                                            \
-  void Kernel(const device::Kernel##Args<BF16>& a) override {  \
-    RunOrKeep([this, a] { CudaDevice::Kernel(a); });           \
+  // What a product writes.
+  struct Output {
+    template <typename Args>
+    explicit Output(Args a) {
+      a.Fields(*this);
+    }
+    template <typename T>
+    void In(const T*, int64_t) {}
+    template <typename T>
+    void Out(T* p, int64_t n) {
+      begin = p, bytes = n * static_cast<int64_t>(sizeof(T));
+    }
+    template <typename T>
+    void InOut(T* p, int64_t n) {
+      Out(p, n);
+    }
+    const void* begin = nullptr;
+    int64_t bytes = 0;
+  };
+#define TIDEPOOL_LIBTORCHS(Kernel)                              \
+  void Kernel(const device::Kernel##Args<float>& a) override {  \
+    RunOrKeep([this, a] { CudaDevice::Kernel(a); }, Output(a)); \
+  }                                                             \
+  void Kernel(const device::Kernel##Args<BF16>& a) override {   \
+    RunOrKeep([this, a] { CudaDevice::Kernel(a); }, Output(a)); \
   }
   TIDEPOOL_LIBTORCHS(Multiply)
   TIDEPOOL_LIBTORCHS(MultiplyBack)
@@ -50,7 +69,7 @@ class EmulatedCudaDevice : public CudaDevice {
   std::unique_ptr<device::Recording> NewRecording() override;
 
  private:
-  static void RunOrKeep(std::function<void()> kernel);
+  static void RunOrKeep(std::function<void()> kernel, Output output);
 
   const int64_t memory_bytes_, gives_bytes_;
   // Shared with buffers, which may outlive the device. Atomic: they are freed beside it.

@@ -8,7 +8,7 @@ namespace {
 
 struct Memory {  // device memory of a test
   explicit Memory(int64_t n, bool written = true) : values(static_cast<size_t>(n)) {
-    emulation::AddMemory(values.data(), n * 4, 4, written);
+    emulation::AddMemory(values.data(), n * 4, 4, written, /*settled=*/true);
   }
   ~Memory() { emulation::RemoveMemory(values.data()); }
   Memory(const Memory&) = delete;
@@ -240,6 +240,70 @@ TEST(EmulationTest, FragmentsAreThoseOfMma) {
       }
     }
   }
+}
+
+enum class Wait { kFirst, kAfterRead, kAfterWrite, kNever };
+void EarlyKernel(const float* x, float* out, Wait wait) {
+  if (wait == Wait::kFirst) WaitForKernelBefore();
+  const float v = View(x)[static_cast<int64_t>(threadIdx.x)];
+  if (wait == Wait::kAfterRead) WaitForKernelBefore();
+  if (out != nullptr) View(out)[static_cast<int64_t>(threadIdx.x)] = v;
+  if (wait == Wait::kAfterWrite) WaitForKernelBefore();
+}
+TEST(EmulationTest, AKernelThatStartsEarlyHasToWaitForTheOnesBefore) {
+  Memory x(32), y(32), z(32);
+  const auto early = [](Memory& from, Memory* to, Wait wait) {
+    Launch({.name = "early", .early = true}, nullptr, EarlyKernel, static_cast<const float*>(from.data()),
+           to == nullptr ? nullptr : to->data(), wait);
+  };
+  const auto late = [](Memory& from, Memory& to) {
+    Launch({.name = "late"}, nullptr, EarlyKernel, static_cast<const float*>(from.data()), to.data(),
+           Wait::kNever);
+  };
+  emulation::Synchronize();
+  late(x, y);
+  EXPECT_EQ(emulation::Error(), "");
+  early(x, &z, Wait::kAfterRead);  // nobody writes x
+  EXPECT_EQ(emulation::Error(), "");
+  early(z, &x, Wait::kFirst);
+  EXPECT_EQ(emulation::Error(), "");
+  for (Memory* written : {&x, &y, &z}) {  // each by another of the three, and all may still run
+    early(*written, nullptr, Wait::kAfterRead);
+    EXPECT_TRUE(Says("read before the wait for the kernel before, which may still write it"))
+        << emulation::Error();
+  }
+  early(y, &x, Wait::kAfterWrite);
+  EXPECT_TRUE(Says("device memory: ")) << emulation::Error();
+  emulation::Synchronize();
+  early(y, &x, Wait::kAfterRead);
+  EXPECT_EQ(emulation::Error(), "");
+  early(y, &x, Wait::kAfterWrite);
+  EXPECT_TRUE(Says("written before the wait for the kernel before")) << emulation::Error();
+  emulation::Synchronize();
+  early(y, nullptr, Wait::kNever);
+  EXPECT_TRUE(Says("starts early, and no block waits")) << emulation::Error();
+  late(y, z);  // one that does not start early begins when all have ended, and may itself still run
+  early(x, nullptr, Wait::kAfterRead);
+  EXPECT_EQ(emulation::Error(), "");
+  early(z, nullptr, Wait::kAfterRead);
+  EXPECT_TRUE(Says("read before the wait")) << emulation::Error();
+  emulation::Wrote(y.data(), 32 * 4);  // a kernel of someone else
+  early(z, nullptr, Wait::kAfterRead);
+  EXPECT_EQ(emulation::Error(), "");
+  early(y, nullptr, Wait::kAfterRead);
+  EXPECT_TRUE(Says("read before the wait")) << emulation::Error();
+}
+
+TEST(EmulationTest, ABlockHasNoMoreSharedMemoryThanTheDevice) {
+  Memory out(1);
+  emulation::SetSharedMax(1024);
+  RunSum(out.data(), true, 1);
+  EXPECT_EQ(emulation::Error(), "");
+  Launch({.name = "sum", .threads = 64, .shared_bytes = 1024}, nullptr, SumKernel, out.data(), true);
+  EXPECT_TRUE(Says("more shared memory than the 1024 bytes")) << emulation::Error();
+  Launch({.name = "sum", .threads = 64, .shared_bytes = 1025}, nullptr, SumKernel, out.data(), true);
+  EXPECT_TRUE(Says("a grid that the device does not have")) << emulation::Error();
+  emulation::SetSharedMax(163 * 1024);
 }
 
 void CountKernel(float* out) {

@@ -133,6 +133,8 @@ void CompareFused(uint64_t seed) {
   const DeviceArray<BF16> x(RandomValues<BF16>(rng, rows * k)), add_x(RandomValues<BF16>(rng, rows * k)),
       weight(RandomValues<BF16>(rng, k)),
       w(RandomValues<BF16>(rng, n * k, 2.0F / std::sqrt(static_cast<float>(k))));
+  weight.Settle();
+  w.Settle();
   const DeviceArray<BF16> sum(rows * k), normed(rows * k), y(rows * n), act(rows * ff);
   device::FusedMultiplyArgs<BF16> f;
   f.multiply = {

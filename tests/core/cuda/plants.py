@@ -67,6 +67,18 @@ PLANTS = [
     ("grouped_multiply.cu", "    __syncthreads();  // the step after the next one may overwrite these", "", 0),
     ("grouped_multiply.cu", "CopyAsyncWait<1>();", "CopyAsyncWait<2>();", 0),
     ("grouped_multiply.cu", "const bool there = r < row_end && c < column_end;", "const bool there = c < column_end;", 0),
+    # Kernels that start early: no wait, a wait too late.
+    ("few_rows_multiply.cu", "  WaitForKernelBefore();\n", "", 0),
+    ("few_rows_multiply.cu", "  WaitForKernelBefore();\n\n  const int x_stride", "  const uint32_t begin = View(a.x)[0].bits;\n"
+     "  if (begin < 0x10000) WaitForKernelBefore();\n\n  const int x_stride", 0),
+    ("decode_attention.cu", "    WaitForKernelBefore();\n    load_queries(0);", "    load_queries(0);\n    WaitForKernelBefore();", 0),
+    ("decode_attention.cu", "  WaitForKernelBefore();\n  const int64_t row", "  const int64_t row", 0),
+    ("rows.cu", "  WaitForKernelBefore();\n  const int64_t r = blockIdx.x, d = a.d, first = static_cast<int64_t>(threadIdx.x) * 8;\n"
+     "  Global<const T> x = View(a.x) + r * d;",
+     "  const int64_t r = blockIdx.x, d = a.d, first = static_cast<int64_t>(threadIdx.x) * 8;\n"
+     "  Global<const T> x = View(a.x) + r * d;\n  const float begin = Get(x, 0);\n  if (begin == begin) WaitForKernelBefore();", 0),
+    ("sampler.cu", "  WaitForKernelBefore();\n", "", 0),
+    ("vocab_parts.cu", "  WaitForKernelBefore();\n", "", 1),
     ("adamw.cu", "(__float_as_uint(master) + 0x8000U) >> 16", "__float_as_uint(master) >> 16", 0),
 ]
 

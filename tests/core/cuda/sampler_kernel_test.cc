@@ -73,12 +73,11 @@ void CompareDraws(uint64_t seed) {
       std::vector<int32_t> id(static_cast<size_t>(logit_rows), -1);
       id[static_cast<size_t>(source[i])] = got[i];
       const DeviceArray<int32_t> d_id(id);
-      const float t = how[i].temperature;
       const device::TokenLogProbArgs<T> of{.rows = logit_rows,
                                            .vocab = vocab,
                                            .logits = d_logits.data(),
                                            .ids = d_id.data(),
-                                           .inv_temperature = t == 0.0F ? 1.0F : std::min(1.0F / t, 3.0e38F),
+                                           .inv_temperature = device::InverseTemperature(how[i].temperature),
                                            .logprob = again.data()};
       RunKernel(what, [&](Launcher& l) { return TokenLogProb(of, l); });
       EXPECT_EQ(std::bit_cast<uint32_t>(again.Read()[static_cast<size_t>(source[i])]),
@@ -94,6 +93,30 @@ TEST(SamplerKernelTest, DrawsWhatTheCpuDraws) {
     CompareDraws<float>(static_cast<uint64_t>(seed));
     CompareDraws<BF16>(static_cast<uint64_t>(seed));
   }
+}
+
+// The row of sampler_test.cc whose second group ends a rounding apart, by tiles and as a whole.
+TEST(SamplerKernelTest, ADrawBetweenTwoRoundingsOfAGroupIsATokenWithMass) {
+  TP_NEEDS_DEVICE();
+  constexpr int64_t kGroup = int64_t{32} * 256;
+  std::vector<BF16> z(3 * kGroup, BF16{0});
+  for (int64_t i = kGroup; i < 2 * kGroup; ++i)
+    RoundTo(i % 256 == 0 && i + 256 < 2 * kGroup ? -28.5F : -100.0F, &z[static_cast<size_t>(i)]);
+  const DeviceArray<BF16> logits(z);
+  const DeviceArray<int32_t> source(std::vector<int32_t>{0}), id(1);
+  const DeviceArray<device::SampleRow> how(std::vector<device::SampleRow>{{.uniform = 0.5F}});
+  const DeviceArray<float> kept(1), logprob(1);
+  const device::SampleArgs<BF16> a{.rows = 1,
+                                   .logit_rows = 1,
+                                   .vocab = 3 * kGroup,
+                                   .logits = logits.data(),
+                                   .source = source.data(),
+                                   .how = how.data(),
+                                   .ids = id.data(),
+                                   .log_kept = kept.data(),
+                                   .logprob = logprob.data()};
+  RunKernel("two roundings", [&](Launcher& l) { return Sample(a, l); });
+  EXPECT_EQ(id.Read()[0], 2 * kGroup - 2 * 256);
 }
 
 }  // namespace

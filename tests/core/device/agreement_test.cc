@@ -369,7 +369,7 @@ struct Case<TokenLogProbArgs<T>> : Plain {
     int32_t* ids = d.Ids(a.rows, a.vocab);
     if (d.rng.Chance(0.2)) ids[d.rng.Below(a.rows)] = -1;
     a.ids = ids;
-    a.inv_temperature = d.Some() ? 1.0F : 1.0F / 0.7F;
+    a.inv_temperature = d.Some() ? 1.0F : InverseTemperature(d.Some() ? 0.7F : 1e-39F);
     if (d.Some()) a.entropy = d.Wanted<float>();
     if (d.Some()) a.lse = d.Wanted<float>();
     return a;
@@ -413,10 +413,10 @@ struct Case<SampleArgs<T>> : Plain {
     tolerance.absolute = 1e-5;
     a.source = d.Ids(a.rows, a.logit_rows);
     std::vector<SampleRow> how(static_cast<size_t>(a.rows));
-    constexpr float kTemperatures[] = {0.0F, 0.3F, 0.7F, 1.0F, 2.0F}, kTopP[] = {0.0F, 0.3F, 0.9F, 0.999F},
-                    kMinP[] = {0.01F, 0.5F, 1.0F};
+    constexpr float kTemperatures[] = {0.0F, 0.3F, 0.7F, 1.0F, 2.0F, 1e-39F},
+                    kTopP[] = {0.0F, 0.3F, 0.9F, 0.999F}, kMinP[] = {0.01F, 0.5F, 1.0F};
     for (SampleRow& row : how) {
-      row.temperature = kTemperatures[d.rng.Below(5)];
+      row.temperature = kTemperatures[d.rng.Below(6)];
       if (d.Some()) row.top_k = static_cast<int32_t>(d.rng.InRange(1, a.vocab + 2));
       if (d.Some()) row.top_p = kTopP[d.rng.Below(4)];
       if (d.Some()) row.min_p = kMinP[d.rng.Below(3)], row.log_min_p = std::log(row.min_p);

@@ -134,6 +134,26 @@ TEST(LogProbTest, MaskedLogitsHaveNoWeightAndNanIsNotHidden) {
   }
 }
 
+// All mass is on the largest, as at temperature 0.
+TEST(LogProbTest, ATinyTemperatureIsGreedy) {
+  for (const Isa isa : Sets()) {
+    for (const float largest : {-2.0F, 0.0F, 30.0F}) {
+      std::vector<float> logits(3 * 41, largest - 1.5F);
+      const std::vector<int32_t> ids = {7, 40, 3};
+      for (const size_t at : {7, 41 + 7, 41 + 40, 2 * 41 + 7}) logits[at] = largest;
+      float lp[3], h[3], lse[3];
+      KernelsFor<float>(isa).token_logprob(0, 3, 41, logits.data(), ids.data(), InverseTemperature(1e-39F),
+                                           lp, h, lse);
+      EXPECT_EQ(lp[0], 0.0F);
+      EXPECT_NEAR(lp[1], -std::log(2.0), 1e-6);  // two are largest
+      EXPECT_EQ(lp[2], -std::numeric_limits<float>::infinity());
+      EXPECT_NEAR(h[0], 0, 1e-6);
+      EXPECT_NEAR(h[1], std::log(2.0), 1e-6);
+      EXPECT_FALSE(std::isnan(lse[0]));
+    }
+  }
+}
+
 TEST(LogProbTest, BackwardIsTheDerivative) {
   Rng rng(3);
   const int64_t vocab = 37;

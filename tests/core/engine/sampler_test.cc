@@ -116,6 +116,17 @@ TEST(SamplerTest, EndsOfTheUnitIntervalAreTokensWithMass) {
   EXPECT_EQ(device::DrawToken(z.data(), 1000, SampleRowOf({.temperature = 1e-30F}, 0.2F), scratch).id, 300);
 }
 
+// Added to the group before it one by one, the small masses of the second group leave no trace; added up
+// first, they do. Between the two sums lies the target, and the group's last tile has no mass.
+TEST(SamplerTest, ADrawBetweenTwoRoundingsOfAGroupIsATokenWithMass) {
+  device::SamplerScratch scratch;
+  constexpr size_t kGroup = 32 * 256;
+  std::vector<float> z(3 * kGroup, 0.0F);
+  for (size_t i = kGroup; i < 2 * kGroup; ++i) z[i] = i % 256 == 0 && i + 256 < 2 * kGroup ? -28.5F : -100.0F;
+  EXPECT_EQ(device::DrawToken(z.data(), 3 * kGroup, SampleRowOf({}, 0.5F), scratch).id,
+            2 * static_cast<int32_t>(kGroup) - 2 * 256);
+}
+
 TEST(SamplerTest, FrequenciesFollowTheProbabilities) {
   device::SamplerScratch scratch;
   const std::vector<float> z = {0, std::log(2.0F), std::log(5.0F)};

@@ -75,6 +75,7 @@ struct Thread {
   Dim3 index;
   int id = 0, warp = 0, lane = 0;
   int64_t until_put_aside = 0;
+  bool waited = false;  // for the kernel before
   const char* waits_for = "";
   Place waits_at = {"", 0};
   std::vector<Copy> issued;
@@ -128,6 +129,10 @@ class Device {
     void operator()(Cell* cells) const { std::free(cells); }
   };
   std::map<const char*, std::pair<Region, std::unique_ptr<Cell, Free>>> memory_;  // by end
+  int shared_max_ = 163 * 1024;
+  // Of this thread's launches, the first block of those that may still run when a kernel starts early: the
+  // last one that did not, and those since. 0: there was none.
+  static thread_local uint32_t running_since_;
 
   // The launch.
   Grid grid_;
@@ -135,6 +140,7 @@ class Device {
   void* context_ = nullptr;
   uint32_t first_block_ = 1, block_ = 1;
   Dim3 block_index_;
+  bool waited_ = false;  // a thread of it, for the kernel before
   // The block.
   uint32_t epoch_ = 0;
   std::vector<std::unique_ptr<Thread>> threads_;
@@ -161,6 +167,7 @@ class Device {
 };
 
 thread_local std::string Device::error_;
+thread_local uint32_t Device::running_since_ = 0;
 
 Device& Dev() {
   static Device device;
@@ -274,6 +281,7 @@ bool Device::RunBlock() {
     t.warp = i / 32;
     t.lane = i % 32;
     t.until_put_aside = static_cast<int64_t>(Random() % 512);
+    t.waited = !grid_.early;
     t.issued.clear();
     t.groups.clear();
     Prepare(t.context, stacks_ + kStackBytes * static_cast<size_t>(i), kStackBytes, Entry);
@@ -305,13 +313,16 @@ int Device::Run(const Grid& grid, void (*body)(void*), void* context) {
   context_ = context;
   if (grid.x < 0 || grid.x > 0x7FFFFFFF || grid.y < 0 || grid.y > 65535 || grid.z < 0 || grid.z > 65535 ||
       grid.threads < 32 || grid.threads > 1024 || grid.threads % 32 != 0 || grid.shared_bytes < 0 ||
-      grid.shared_bytes > 163 * 1024) {  // what a block of sm_80 may have
-    error_ = std::string("kernel ") + grid.name + ": a grid that no device has: " + std::to_string(grid.x) +
-             " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z) + " blocks of " +
+      grid.shared_bytes > shared_max_) {
+    error_ = std::string("kernel ") + grid.name +
+             ": a grid that the device does not have: " + std::to_string(grid.x) + " x " +
+             std::to_string(grid.y) + " x " + std::to_string(grid.z) + " blocks of " +
              std::to_string(grid.threads) + " threads, " + std::to_string(grid.shared_bytes) + " bytes";
     return cudaErrorInvalidValue;
   }
   first_block_ = block_ + 1;
+  waited_ = false;
+  if (!grid.early || running_since_ == 0) running_since_ = first_block_;
   const int64_t blocks = grid.x * grid.y * grid.z;
   std::vector<int64_t> order(static_cast<size_t>(blocks));
   for (int64_t i = 0; i < blocks; ++i) {
@@ -324,6 +335,10 @@ int Device::Run(const Grid& grid, void (*body)(void*), void* context) {
     block_index_ = {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
                     static_cast<unsigned>(i / grid.x / grid.y)};
     if (!RunBlock()) return cudaErrorLaunchFailure;
+  }
+  if (grid.early && !waited_) {  // then the one after it would not wait for those before it
+    error_ = std::string("kernel ") + grid.name + ": starts early, and no block waits for the kernel before";
+    return cudaErrorLaunchFailure;
   }
   return cudaSuccess;
 }
@@ -342,6 +357,14 @@ void Device::Access1(Cell& c, const Region& region, Access access, Place place) 
            : who == kManyThreads ? std::string("threads")
                                  : "threads of warp " + std::to_string(-2 - who);
   };
+  if (!me_->waited && !region.shared) {
+    if (access != Access::kRead)
+      Fail(std::string(region.name) + ": written before the wait for the kernel before", place);
+    if (!region.settled || (c.writer_block >= running_since_ && c.writer_block < first_block_))
+      Fail(
+          std::string(region.name) + ": read before the wait for the kernel before, which may still write it",
+          place);
+  }
   if (c.pending)
     Fail(std::string(region.name) + ": an asynchronous copy to this place was not waited for", place);
   if (c.writer_block == block_) {
@@ -403,12 +426,12 @@ void Seed(uint64_t seed) {
 const std::string& Error() { return Device::error_; }
 const Counts& Totals() { return Dev().counts_; }
 
-void AddMemory(void* begin, int64_t bytes, int unit, bool written) {
+void AddMemory(void* begin, int64_t bytes, int unit, bool written, bool settled) {
   const auto count = static_cast<size_t>((bytes + unit - 1) / unit);
   std::unique_ptr<Cell, Device::Free> cells(static_cast<Cell*>(std::calloc(count, sizeof(Cell))));
   for (size_t i = 0; i < count && !written; ++i) cells.get()[i].unwritten = true;
   auto* p = static_cast<char*>(begin);
-  const Region region{p, p + bytes, cells.get(), unit, false, "device memory"};
+  const Region region{p, p + bytes, cells.get(), unit, false, "device memory", settled};
   const std::lock_guard lock(Dev().mutex_);
   Dev().memory_[p + bytes] = {region, std::move(cells)};
 }
@@ -417,6 +440,27 @@ void RemoveMemory(const void* begin) {
   auto& memory = Dev().memory_;
   const auto at = memory.upper_bound(static_cast<const char*>(begin));
   if (at != memory.end() && at->second.first.begin == begin) memory.erase(at);
+}
+void Settle(const void* begin) {
+  const std::lock_guard lock(Dev().mutex_);
+  if (Region* r = FindMemory(begin); r != nullptr) r->settled = true;
+}
+void Synchronize() {
+  const std::lock_guard lock(Dev().mutex_);
+  Device::running_since_ = Dev().block_ + 1;
+}
+void Wrote(const void* begin, int64_t bytes) {
+  const std::lock_guard lock(Dev().mutex_);
+  Device::running_since_ = ++Dev().block_;
+  Region* r = FindMemory(begin);
+  if (r == nullptr || bytes == 0) return;
+  const auto* p = static_cast<const char*>(begin);
+  for (int64_t i = (p - r->begin) / r->unit; i <= (p - r->begin + bytes - 1) / r->unit; ++i)
+    r->cells[i].writer_block = Dev().block_;
+}
+void SetSharedMax(int bytes) {
+  const std::lock_guard lock(Dev().mutex_);
+  Dev().shared_max_ = bytes;
 }
 Region* FindMemory(const void* p) {
   auto& memory = Dev().memory_;
@@ -433,6 +477,9 @@ Region* DeclareShared(const char* name, int line, int64_t bytes) {
   }
   const int64_t at = (d.shared_used_ + 15) / 16 * 16;
   if (at + bytes > kStaticSharedMax) d.Fail("more than 48 KiB of shared arrays", {name, line});
+  if (at + bytes + d.grid_.shared_bytes > d.shared_max_)
+    d.Fail("more shared memory than the " + std::to_string(d.shared_max_) + " bytes of a block of the device",
+           {name, line});
   d.shared_used_ = at + bytes;
   char* begin = d.arena_ + at;
   std::memset(begin, 0xFF, static_cast<size_t>(bytes));
@@ -587,6 +634,7 @@ void CommitCopies() {
   me.groups.push_back(std::move(me.issued));
   me.issued.clear();
 }
+void WaitForKernelBefore() { Dev().me_->waited = Dev().waited_ = true; }
 void WaitCopies(int left) {
   Thread& me = *Dev().me_;
   while (static_cast<int>(me.groups.size()) > left) {
@@ -637,6 +685,8 @@ void LoadMatrices(const char* what, bool transposed, Shared<const BF16> row, uin
 }
 
 }  // namespace
+
+int SharedMax() { return emulation::Dev().shared_max_; }
 
 void LoadMatrix4(Shared<const BF16> row, uint32_t (&out)[4], const char* file, int line) {
   LoadMatrices("ldmatrix", false, row, out, {file, line});

@@ -14,6 +14,9 @@
 //     (__syncthreads, or __syncwarp within a warp), or by two blocks of a launch
 //   - a barrier or a shuffle that some threads never reach, or reach at another line
 //   - a read of an asynchronous copy before it was waited for
+//   - of a kernel that starts early, before it waits: a write, and a read of what a kernel that may still run
+//     has written; and that no block of it waits
+//   - more shared memory than a block of the device may have
 //
 // What it cannot show: speed, registers, rounding of the device's own exp and log, the order in which mma
 // adds (taken from left to right here), and whether the PTX behind the inlines of device_code.h is what it
@@ -41,9 +44,16 @@ void Seed(uint64_t seed);
 // What was wrong with the last launch of this thread; empty if nothing was.
 const std::string& Error();
 // Device memory: [begin, begin + bytes) in elements of `unit` bytes; read only where `written` or a kernel
-// wrote.
-void AddMemory(void* begin, int64_t bytes, int unit, bool written);
+// wrote. not `settled`: what the host wrote there stands for what the kernel before writes.
+void AddMemory(void* begin, int64_t bytes, int unit, bool written, bool settled);
 void RemoveMemory(const void* begin);
+void Settle(const void* begin);
+// All that this thread launched has ended: the host has waited, or the stream did something else.
+void Synchronize();
+// Did that, and wrote here: a kernel of someone else.
+void Wrote(const void* begin, int64_t bytes);
+// Shared memory that a block may have, bytes: 163 KiB as on sm_80 until it is set. Of all threads.
+void SetSharedMax(int bytes);
 // Launches of this thread go there instead of being run; null: they are run. Each gives 0 or a cudaError_t.
 using Launches = std::vector<std::function<int()>>;
 void RecordInto(Launches* launches);
@@ -66,6 +76,7 @@ struct Region {
   int unit = 4;
   bool shared = false;
   const char* name = "device memory";
+  bool settled = true;
 };
 struct Place {
   const char* file;
@@ -93,6 +104,7 @@ void CopyAsync(const Region* to_region, void* to, const Region* from_region, con
                Place place);
 void CommitCopies();
 void WaitCopies(int left);
+void WaitForKernelBefore();
 
 // An index that knows the line it was written in.
 struct Index {
@@ -341,8 +353,10 @@ void LoadMatrix4(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void LoadMatrix4Transposed(Shared<const BF16> row, uint32_t (&out)[4], TP_WHERE);
 void MultiplyTile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, TP_WHERE);
 
-inline void WaitForKernelBefore() {}  // kernels run one after the other here
-inline void LetKernelAfterStart() {}
+inline void WaitForKernelBefore() { emulation::WaitForKernelBefore(); }
+inline void LetKernelAfterStart() {
+}  // kernels run one after the other here; one that starts early is checked
+int SharedMax();
 
 inline std::string LaunchError(int code) {
   return emulation::Error().empty() ? "error " + std::to_string(code) : emulation::Error();
