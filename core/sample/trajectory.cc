@@ -224,6 +224,13 @@ std::vector<Segment> TaughtSegments(const std::vector<int32_t>& ids, const std::
   return out;
 }
 
+uint64_t HashOfIds(std::span<const int32_t> prompt, std::span<const int32_t> response, size_t n) {
+  const auto bytes = [](std::span<const int32_t> ids) {
+    return std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size_bytes());
+  };
+  return Hash64(bytes(response.first(n)), Hash64(bytes(prompt)));
+}
+
 std::shared_ptr<const Segment> PromptSegment(std::vector<int32_t> ids) {
   Segment prompt;
   prompt.kind = SegmentKind::kPrompt;

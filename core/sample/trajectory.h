@@ -123,5 +123,7 @@ struct Trajectory {
 // The segments of a supervised answer: `mask` [ids] is 1 on what is taught; empty: all of it.
 std::vector<Segment> TaughtSegments(const std::vector<int32_t>& ids, const std::vector<uint8_t>& mask);
 std::shared_ptr<const Segment> PromptSegment(std::vector<int32_t> ids);
+// Of a prompt and the first `n` ids of a response.  requires n <= response.size()
+uint64_t HashOfIds(std::span<const int32_t> prompt, std::span<const int32_t> response, size_t n);
 
 }  // namespace tidepool::sample

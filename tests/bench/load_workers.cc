@@ -381,7 +381,8 @@ class Load {
       Worker& w = workers_[i];
       if (w.over) continue;
       if (w.machine->CanStep() && w.link->MayServe()) {
-        w.machine->Step();
+        w.machine->Step([] { return TimePoint{}; });
+        w.machine->SayTokens();  // each step has the length of what is said together
         ++w.op_seq;
         ++engine_steps_;
         if (in_window_) late_ms_.push_back(1e3 * SecondsBetween(due, now));

@@ -156,6 +156,7 @@ class ControllerProcess {
   bool EnsureRow(const SampleId& tid);
   void Do(const cmd::StartChunk& c);
   void Do(const cmd::CancelChunk& c);
+  void Do(const cmd::ForgetGroup& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
   [[nodiscard]] StatusOr<sample::Trajectory> InMemory(const SampleId& tid);

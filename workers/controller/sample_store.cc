@@ -25,7 +25,7 @@ const SampleStore::Row& SampleStore::RowOf(const SampleId& tid) const {
 StoredSample& SampleStore::Get(const SampleId& tid, int32_t att) {
   StoredSample& s = samples_[tid];
   if (s.tokens.att != att) {
-    s = StoredSample{};
+    s = StoredSample{.gid = s.gid};
     s.tokens.tid = tid;
     s.tokens.att = att;
   }
@@ -40,6 +40,27 @@ const StoredSample* SampleStore::Find(const SampleId& tid) const {
 StoredSample* SampleStore::Change(const SampleId& tid) {
   const auto it = samples_.find(tid);
   return it == samples_.end() ? nullptr : &it->second;
+}
+
+void SampleStore::Drop(const SampleId& tid) {
+  const auto it = samples_.find(tid);
+  if (it == samples_.end()) return;
+  if (const auto group = given_.find(it->second.gid); group != given_.end()) {
+    group->second.erase(tid);
+    if (group->second.empty()) given_.erase(group);
+  }
+  samples_.erase(it);
+}
+
+void SampleStore::Forgotten(const SampleId& tid) {
+  if (StoredSample* s = Change(tid); s != nullptr) s->worker = {};
+}
+
+void SampleStore::Forgotten(GroupId gid, const WorkerRef& worker) {
+  const auto group = given_.find(gid);
+  if (group == given_.end()) return;
+  for (const SampleId& tid : group->second)
+    if (StoredSample* s = Change(tid); s != nullptr && s->worker == worker) s->worker = {};
 }
 
 void SampleStore::PutDetails(const SampleId& tid, std::map<std::string, std::string> details) {
@@ -63,7 +84,8 @@ void SampleStore::Discard(const SampleId& tid) {
 }
 
 down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk& c) {
-  const sample::Trajectory& tokens = Get(c.tid, c.att).tokens;
+  StoredSample& stored = Get(c.tid, c.att);
+  const sample::Trajectory& tokens = stored.tokens;
   down::StartChunk m;
   m.slot = c.slot;
   m.epoch = c.epoch;
@@ -71,8 +93,22 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   m.att = c.att;
   m.gid = c.gid;
   m.version = c.v;
-  m.prompt = RowOf(c.tid).row.prompt;
+  const std::vector<int32_t>& prompt = RowOf(c.tid).row.prompt;
   m.generated = tokens.Ids();
+  if (stored.worker == c.worker && stored.with_worker > 0) {
+    m.have = stored.with_worker;
+    m.have_hash = sample::HashOfIds(prompt, m.generated, static_cast<size_t>(m.have));
+    m.generated.erase(m.generated.begin(), m.generated.begin() + m.have);
+  } else {
+    m.prompt = prompt;
+  }
+  stored.worker = c.worker;
+  stored.with_worker = tokens.size();
+  if (stored.gid != c.gid) {
+    if (const auto before = given_.find(stored.gid); before != given_.end()) before->second.erase(c.tid);
+    stored.gid = c.gid;
+  }
+  given_[c.gid].insert(c.tid);
   for (const sample::Segment& s : tokens.segments) m.routing_bytes += static_cast<int64_t>(s.routing.size());
   m.chunk_tokens = c.chunk_tokens;
   m.max_new_tokens = c.max_new_tokens;

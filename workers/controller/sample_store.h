@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "core/base/ids.h"
@@ -22,6 +23,10 @@ struct StoredSample {
   // said; how much of the response had been said before the newest answer, and its hash.
   int64_t turns = 0, sealed = 0;
   uint64_t history = 0, seal = 0;
+  // Who worked on it last has its prompt and the first `with_worker` tokens of its response still.
+  WorkerRef worker;
+  int64_t with_worker = 0;
+  GroupId gid;  // that the worker knows it by
   // The worker was asked for the tokens from here on: they come once, whatever comes before them.
   std::pair<SlotRef, int64_t> asked = {{}, -1};
 };
@@ -36,16 +41,20 @@ class SampleStore {
   StoredSample& Get(const SampleId& tid, int32_t att);
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
   [[nodiscard]] StoredSample* Change(const SampleId& tid);
-  void Drop(const SampleId& tid) { samples_.erase(tid); }
+  void Drop(const SampleId& tid);
   // What graders said of the sample, by function; for people.
   void PutDetails(const SampleId& tid, std::map<std::string, std::string> details);
   [[nodiscard]] std::map<std::string, std::string> DetailsOf(const SampleId& tid) const;
   // The sample is over. The row goes with the last of its samples.
   void Discard(const SampleId& tid);
 
-  // The message by which a worker starts this chunk, with the prompt and what has been generated so far;
-  // `greedy` is the caller's.  requires its row here
+  // The message by which a worker starts this chunk, with the prompt and what has been generated so far, as
+  // far as the worker has them not; `greedy` is the caller's.  requires its row here
   [[nodiscard]] down::StartChunk StartMessage(const scheduler::command::StartChunk& c);
+
+  // A worker is told to forget what it has of the sample, or of all of the group.
+  void Forgotten(const SampleId& tid);
+  void Forgotten(GroupId gid, const WorkerRef& worker);
 
   // With the group's prompt.  requires its row and tokens here
   [[nodiscard]] sample::Trajectory Finished(const SampleId& tid) const;
@@ -61,6 +70,7 @@ class SampleStore {
 
   std::map<std::pair<bool, int64_t>, Row> rows_;
   std::map<SampleId, StoredSample> samples_;
+  std::map<GroupId, std::set<SampleId>> given_;  // samples of samples_ that workers were given
   std::map<SampleId, std::map<std::string, std::string>> details_;
 };
 

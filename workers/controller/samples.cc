@@ -66,6 +66,12 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
   if (waiting_fragments_ != nullptr) waiting_fragments_->Cancel(c.tid, c.att);
+  samples_.Forgotten(c.tid);
+  Send(c.worker, c);
+}
+
+void ControllerProcess::Do(const cmd::ForgetGroup& c) {
+  samples_.Forgotten(c.gid, c.worker);
   Send(c.worker, c);
 }
 

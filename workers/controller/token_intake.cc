@@ -22,7 +22,9 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     if (n > 0) {
       if (const Status sound = ends_.check(c.tokens); sound.ok()) {
         const Version version = c.tokens.versions.back().first;
-        samples_.Get(c.tid, c.att).tokens.Append(std::move(c.tokens));
+        StoredSample& record = samples_.Get(c.tid, c.att);
+        record.tokens.Append(std::move(c.tokens));
+        if (record.worker == worker) record.with_worker = record.tokens.size();
         ends_.feed(ChunkProgress{worker, step.slot, c.tid, c.att, n, version});
       } else {
         c.ended = true;
@@ -35,6 +37,9 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
       samples_.Get(c.tid, c.att).tokens.finish = c.end == ChunkEnd::kLength ? sample::Finish::kLength
                                                  : c.end == ChunkEnd::kStop ? sample::Finish::kStop
                                                                             : sample::Finish::kEos;
+      // It holds nothing of it, or something else.
+      if (c.end == ChunkEnd::kCancelled || c.end == ChunkEnd::kDataError || c.end == ChunkEnd::kError)
+        samples_.Forgotten(c.tid);
     }
     ends_.feed(ChunkFinished{worker, step.slot, c.tid, c.att, c.end, std::move(c.why)});
   }

@@ -24,6 +24,7 @@ void DeviceMachine::Work(const std::function<int64_t()>& newest) {
 }
 
 void DeviceMachine::On(Command& command, int64_t newest) {
+  SayTokens();                       // they go before whatever it is answered with
   if (command.ctl_epoch < newest) {  // its controller has a successor
     ++refused_;
     return;
@@ -108,7 +109,7 @@ void DeviceMachine::On(const down::Drain& c) {
   up::StepTokens tokens;
   for (const auto& [tid, att] : work_->Drain())
     held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
-  SayTokens(std::move(tokens));
+  Say(std::move(tokens));
   work_->Say(up::Drained{.slot = c.slot, .epoch = c.epoch});
 }
 
@@ -134,22 +135,20 @@ void DeviceMachine::On(const down::Grant& c) {
 
 void DeviceMachine::On(down::StartChunk& c) {
   if (!Current(c.slot, c.epoch)) return;
-  const SampleId tid = c.tid;
-  const int32_t att = c.att;
-  const GroupId gid = c.gid;
-  const std::vector<int32_t> generated = c.generated;
+  if (!held_.Complete(c))
+    return End(c.tid, c.att, ChunkEnd::kCancelled, "the tokens before this chunk are not here any more");
   if (role_ != Role::kRollout || !work_->Serves() || c.version != admitted_) {
-    held_.Begin(tid, att, gid, generated);
-    End(tid, att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
+    held_.Begin(c);
+    End(c.tid, c.att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
     return;
   }
-  const Status added = work_->Add(std::move(c));
+  const Status added = work_->Add(c);
   // It is under way, further than the command says: its tokens go on where they are.
   if (added.code() == StatusCode::kAlreadyExists) return;
-  held_.Begin(tid, att, gid, generated);
+  held_.Begin(c);
   if (added.ok()) return;
   const bool data = added.code() == StatusCode::kInvalidArgument;
-  End(tid, att, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message());
+  End(c.tid, c.att, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message());
 }
 
 // A chunk is over without more tokens.
@@ -177,21 +176,57 @@ void DeviceMachine::On(const down::Resend& c) {
   if (!Mine(c.slot)) return;
   up::StepTokens again;
   again.chunks = held_.From(c.tid, c.att, c.from);
-  SayTokens(std::move(again));
+  Say(std::move(again));
 }
 
 bool DeviceMachine::CanStep() const {
   return role_ == Role::kRollout && holds_.valid() && work_->Serves() && work_->HasWork();
 }
 
-void DeviceMachine::Step() {
+void DeviceMachine::Step(const std::function<TimePoint()>& now) {
+  if (!unsaid_) unsaid_since_ = now();
   up::StepTokens tokens = work_->Step();
-  for (up::ChunkDelta& c : tokens.chunks) held_.Say(c);
-  SayTokens(std::move(tokens));
+  bool ended = false;
+  for (up::ChunkDelta& c : tokens.chunks) {
+    held_.Say(c);
+    ended = ended || c.ended;
+  }
+  Join(std::move(tokens));
+  if (ended || !CanStep() || now() - unsaid_since_ >= kTogether) SayTokens();
+}
+
+void DeviceMachine::Join(up::StepTokens tokens) {
+  std::vector<up::ChunkDelta> chunks = std::exchange(tokens.chunks, {});
+  if (!unsaid_) unsaid_.emplace();
+  unsaid_->step_s += tokens.step_s;
+  unsaid_->prefill_tokens += tokens.prefill_tokens;
+  unsaid_->prefix_hit_tokens += tokens.prefix_hit_tokens;
+  unsaid_->kv_usage = tokens.kv_usage;
+  unsaid_->running = tokens.running;
+  unsaid_->waiting = tokens.waiting;
+  for (up::ChunkDelta& c : chunks) {
+    const auto [at, first] = unsaid_at_.try_emplace({c.tid, c.att}, unsaid_->chunks.size());
+    up::ChunkDelta* before = first ? nullptr : &unsaid_->chunks[at->second];
+    if (before == nullptr || before->ended || c.tokens.kind != sample::SegmentKind::kTokens) {
+      at->second = unsaid_->chunks.size();
+      unsaid_->chunks.push_back(std::move(c));
+      continue;
+    }
+    before->tokens.Append(c.tokens);
+    before->ended = c.ended;
+    before->end = c.end;
+    before->why = std::move(c.why);
+  }
+}
+
+void DeviceMachine::SayTokens() {
+  if (!unsaid_) return;
+  unsaid_at_.clear();
+  Say(*std::exchange(unsaid_, std::nullopt));
 }
 
 // In as many messages as keep each below the limit of its size. What is counted by step goes with the first.
-void DeviceMachine::SayTokens(up::StepTokens tokens) {
+void DeviceMachine::Say(up::StepTokens tokens) {
   tokens.slot = slot_;
   std::vector<up::ChunkDelta> chunks = std::exchange(tokens.chunks, {});
   int64_t size = 0;

@@ -4,9 +4,11 @@
 // sockets, clocks or tensors: all that happens happens through DeviceWork. The worker process
 // (device_worker.cc) and the simulated network run this very class. Not thread-safe.
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +16,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/time.h"
 #include "workers/device/held_tokens.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_session.h"
@@ -102,7 +105,11 @@ class DeviceMachine {
   [[nodiscard]] bool EvaluationEnded(int64_t lease) const;
   // There are tokens to be made. The caller asks for its permit as well (WorkerSession::MayServe).
   [[nodiscard]] bool CanStep() const;
-  void Step();  // requires CanStep()
+  // Its tokens are said with those of other steps: at the end of a chunk, before the next command is carried
+  // out, and else kTogether after the first of these began.  requires CanStep()
+  void Step(const std::function<TimePoint()>& now);
+  static constexpr Duration kTogether = std::chrono::milliseconds(100);
+  void SayTokens();  // those that wait: where no step follows
 
   [[nodiscard]] std::optional<int> exit_code() const { return exit_code_; }  // set: the process has to end
   [[nodiscard]] int64_t refused() const { return refused_; }  // commands of earlier epochs, or unknown ones
@@ -144,7 +151,8 @@ class DeviceMachine {
   bool Mine(SlotId slot);
   bool Current(SlotId slot, SlotEpoch epoch);
   bool Begins(SlotId slot, SlotEpoch epoch);
-  void SayTokens(up::StepTokens tokens);
+  void Say(up::StepTokens tokens);
+  void Join(up::StepTokens tokens);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad = {});
@@ -159,6 +167,9 @@ class DeviceMachine {
   Version holds_;                                    // the weights in memory, whole; invalid: none, or torn
   std::optional<scheduler::event::TrainDone> done_;  // that was said last
   HeldTokens held_;
+  std::optional<up::StepTokens> unsaid_;
+  std::map<std::pair<SampleId, int32_t>, size_t> unsaid_at_;  // in unsaid_->chunks, the last of each attempt
+  TimePoint unsaid_since_;
   int64_t refused_ = 0;
   std::optional<int> exit_code_;
   int64_t evaluation_ended_ = -1;  // lease of the last EndEvaluation

@@ -126,7 +126,11 @@ class DeviceWorker {
       observe::Log(LogLevel::kDebug, "commands_refused",
                    {{"commands", machine_->refused()},
                     {"text", "commands of an earlier epoch of the slot are not carried out"}});
-    if (can_step()) machine_->Step();
+    if (can_step()) {
+      machine_->Step([] { return TimePoint{std::chrono::steady_clock::now().time_since_epoch()}; });
+    } else {
+      machine_->SayTokens();
+    }
     return std::nullopt;
   }
 

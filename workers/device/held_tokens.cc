@@ -1,6 +1,8 @@
 #include "workers/device/held_tokens.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 
 namespace tidepool::workers {
 
@@ -9,27 +11,58 @@ namespace {
 // So that what is said again fits into messages.
 constexpr int64_t kTokensJoined = 1024;
 
+constexpr int64_t kIdleIds = int64_t{16} << 20;
+
+// A chunk that ended so may be followed by another one of its attempt.
+bool MayGoOn(scheduler::event::ChunkEnd end) {
+  using scheduler::event::ChunkEnd;
+  return end != ChunkEnd::kCancelled && end != ChunkEnd::kDataError && end != ChunkEnd::kError;
+}
+
 bool MayBeCut(const TokenRecord& tokens) {
   return tokens.kind == sample::SegmentKind::kTokens && tokens.routing.empty();
 }
 
 }  // namespace
 
-void HeldTokens::Begin(const SampleId& tid, int32_t att, GroupId gid, const std::vector<int32_t>& generated) {
-  Attempt& a = attempts_[{tid, att}];
-  const auto continues = [&] {
-    if (a.tokens != static_cast<int64_t>(generated.size())) return false;
-    auto at = generated.begin();
-    for (const up::ChunkDelta& d : a.deltas) {
-      if (!std::equal(d.tokens.ids.begin(), d.tokens.ids.end(), at)) return false;
-      at += static_cast<int64_t>(d.tokens.ids.size());
-    }
-    return at == generated.end();
-  };
+void HeldTokens::SetIdle(Attempt& a, bool idle) {
+  if (a.idle_since > 0 && !Keeps(a)) idle_ -= Size(a);
+  a.idle_since = idle ? ++chunks_ : 0;
+  if (idle && !Keeps(a)) idle_ += Size(a);
+}
+
+void HeldTokens::Erase(Attempts::iterator it) {
+  SetIdle(it->second, false);
+  attempts_.erase(it);
+}
+
+bool HeldTokens::Complete(down::StartChunk& c) {
+  if (c.have == 0) return true;
+  Attempt& a = attempts_[{c.tid, c.att}];
+  const auto n = static_cast<size_t>(c.have);
+  if (c.have > 0 && n <= a.ids.size() && sample::HashOfIds(a.prompt, a.ids, n) == c.have_hash) {
+    c.prompt = a.prompt;
+    c.generated.insert(c.generated.begin(), a.ids.begin(), a.ids.begin() + c.have);
+    c.have = 0;
+    return true;
+  }
+  SetIdle(a, false);
+  a = Attempt{.gid = c.gid, .whole = false, .tokens = c.have + static_cast<int64_t>(c.generated.size())};
+  return false;
+}
+
+void HeldTokens::Begin(const down::StartChunk& c) {
+  const auto [it, fresh] = attempts_.try_emplace({c.tid, c.att});
+  Attempt& a = it->second;
+  SetIdle(a, false);
   // What another worker made of it, or a later command undid, is not here.
-  if (!continues())
-    a = Attempt{gid, generated.empty() && !tid.is_eval(), static_cast<int64_t>(generated.size()), {}};
-  a.gid = gid;
+  if (fresh || a.tokens != static_cast<int64_t>(a.ids.size()) || a.ids != c.generated || a.prompt != c.prompt)
+    a = Attempt{.gid = c.gid,
+                .whole = c.generated.empty() && !c.tid.is_eval(),
+                .tokens = static_cast<int64_t>(c.generated.size()),
+                .ids = c.generated};
+  a.prompt = c.prompt;
+  a.gid = c.gid;
   if (!a.deltas.empty()) a.deltas.back().ended = false;  // only the last chunk's end is one of the attempt's
 }
 
@@ -39,7 +72,8 @@ void HeldTokens::Say(up::ChunkDelta& delta) {
   Attempt& a = it->second;
   delta.from = a.tokens;
   a.tokens += delta.tokens.size();
-  if (kept_ && a.whole) {
+  a.ids.insert(a.ids.end(), delta.tokens.ids.begin(), delta.tokens.ids.end());
+  if (Keeps(a)) {
     up::ChunkDelta* last = a.deltas.empty() ? nullptr : &a.deltas.back();
     if (last != nullptr && last->tokens.size() < kTokensJoined && MayBeCut(last->tokens) &&
         MayBeCut(delta.tokens)) {
@@ -50,19 +84,36 @@ void HeldTokens::Say(up::ChunkDelta& delta) {
     } else {
       a.deltas.push_back(delta);
     }
+  } else if (delta.ended && !MayGoOn(delta.end)) {
+    Erase(it);
   } else if (delta.ended) {
-    attempts_.erase(it);
+    SetIdle(a, true);
+    while (idle_ > kIdleIds) {  // the controller sends them again where it has to
+      const auto oldest = std::ranges::min_element(attempts_, {}, [&](const auto& item) {
+        const Attempt& at = item.second;
+        return at.idle_since > 0 && !Keeps(at) ? at.idle_since : std::numeric_limits<int64_t>::max();
+      });
+      Erase(oldest);
+    }
   }
 }
 
+void HeldTokens::Drop(const SampleId& tid, int32_t att) {
+  if (const auto it = attempts_.find({tid, att}); it != attempts_.end()) Erase(it);
+}
+
 void HeldTokens::Forget(GroupId gid) {
-  std::erase_if(attempts_, [&](const auto& item) { return item.second.gid == gid; });
+  for (auto it = attempts_.begin(); it != attempts_.end();) {
+    const auto next = std::next(it);
+    if (it->second.gid == gid) Erase(it);
+    it = next;
+  }
 }
 
 std::vector<scheduler::event::OfferedChunk> HeldTokens::Offered(SlotId slot) const {
   std::vector<scheduler::event::OfferedChunk> out;
   for (const auto& [key, a] : attempts_) {
-    if (!kept_ || !a.whole) continue;
+    if (!Keeps(a)) continue;
     scheduler::event::OfferedChunk offered{slot, key.first, key.second, a.tokens, {}, {}};
     for (const up::ChunkDelta& d : a.deltas) {
       for (const auto& [version, count] : d.tokens.versions) {
@@ -78,9 +129,9 @@ std::vector<scheduler::event::OfferedChunk> HeldTokens::Offered(SlotId slot) con
 std::vector<std::pair<SampleId, int32_t>> HeldTokens::TakePartial() {
   std::vector<std::pair<SampleId, int32_t>> out;
   for (const auto& [key, a] : attempts_) {
-    if (!kept_ || !a.whole) out.push_back(key);
+    if (!Keeps(a)) out.push_back(key);
   }
-  for (const auto& key : out) attempts_.erase(key);
+  for (const auto& [tid, att] : out) Drop(tid, att);
   return out;
 }
 

@@ -105,8 +105,8 @@ TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
                      operator_digest))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
-TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,
-          greedy, starts, environment, environment_token, routing_bytes)
+TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, prompt, generated, chunk_tokens,
+          max_new_tokens, greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
 TP_FIELDS(Grade, tid, att, input, attempt)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)

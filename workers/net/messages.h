@@ -73,7 +73,7 @@ struct Heartbeat {
   std::vector<Unreachable> waits_for;  // what keeps it from its work
   std::string pages;                   // address of its pages (watch_pages.h); empty: it shows none
 };
-// What one engine step made.
+// What engine steps made of an attempt.
 struct ChunkDelta {
   SampleId tid;
   int32_t att = 0;
@@ -86,7 +86,8 @@ struct ChunkDelta {
 struct StepTokens {
   SlotId slot;
   std::vector<ChunkDelta> chunks;
-  double step_s = 0, kv_usage = 0;
+  double step_s = 0,
+         kv_usage = 0;  // of all steps together, and after the last one, as are running and waiting
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
 };
 struct Graded : event::Graded {
@@ -190,6 +191,10 @@ struct StartChunk {
   int32_t att = 0;
   GroupId gid;
   Version version;
+  // Where `have` is above 0, the prompt and so many tokens of the response are with the worker, from a chunk
+  // of before, and are not sent again (HeldTokens::Complete); have_hash: sample::HashOfIds of them.
+  int64_t have = 0;
+  uint64_t have_hash = 0;
   std::vector<int32_t> prompt, generated;
   int64_t chunk_tokens = 0;    // at most so many new tokens now
   int64_t max_new_tokens = 0;  // of the sample

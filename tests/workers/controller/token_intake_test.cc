@@ -57,5 +57,71 @@ TEST_F(TokenIntakeTest, WhatWasAdoptedIsAskedForOnce) {
   EXPECT_EQ(asked.size(), 2u) << "of another process";
 }
 
+// What a worker has of an attempt is not sent to it again.
+struct NextChunkTest : TokenIntakeTest {
+  NextChunkTest() {
+    EncodedRow row;
+    row.prompt = {5, 6, 7};
+    samples.PutRow(kTid.ordinal, false, row);
+  }
+  // The message of the next chunk, on this worker.
+  down::StartChunk On(const WorkerRef& worker, int32_t att = 0) {
+    return samples.StartMessage({.worker = worker, .slot = kSlot, .tid = kTid, .att = att, .gid = {3}});
+  }
+  void ExpectWhole(const down::StartChunk& m) {
+    EXPECT_EQ(m.have, 0);
+    EXPECT_EQ(m.prompt.size(), 3u);
+    EXPECT_EQ(static_cast<int64_t>(m.generated.size()), have());
+  }
+  void End(scheduler::event::ChunkEnd end) {
+    up::StepTokens step{.slot = kSlot};
+    step.chunks.push_back({kTid, 0, {}, true, end, "", have()});
+    intake.Take(kWorker, step);
+  }
+};
+
+TEST_F(NextChunkTest, BringsWhatItsWorkerLacks) {
+  ExpectWhole(On(kWorker));
+  Say(0, 4);
+  down::StartChunk next = On(kWorker);
+  EXPECT_EQ(next.have, 4);
+  EXPECT_TRUE(next.prompt.empty());
+  EXPECT_TRUE(next.generated.empty());
+  EXPECT_EQ(next.have_hash, sample::HashOfIds(std::vector<int32_t>{5, 6, 7}, std::vector<int32_t>(4, 1), 4));
+  samples.Get(kTid, 0).tokens.Append({.kind = sample::SegmentKind::kObservation, .ids = {8, 9}});
+  next = On(kWorker);
+  EXPECT_EQ(next.have, 4);
+  EXPECT_EQ(next.generated, (std::vector<int32_t>{8, 9}));
+  EXPECT_EQ(On(kWorker).have, 6) << "it was sent them";
+}
+
+TEST_F(NextChunkTest, IsWholeForWhoMayHaveNothing) {
+  using scheduler::event::ChunkEnd;
+  const WorkerRef other{{1}, {5}}, successor{{2}, {6}};
+  On(kWorker);
+  Say(0, 4);
+  ExpectWhole(On(other));
+  ExpectWhole(On(kWorker));
+  ExpectWhole(On(successor));
+  ExpectWhole(On(kWorker));
+  samples.Forgotten(kTid);  // it is told to cancel
+  ExpectWhole(On(kWorker));
+  samples.Forgotten({3}, other);
+  EXPECT_EQ(On(kWorker).have, 4);
+  samples.Forgotten({3}, kWorker);
+  ExpectWhole(On(kWorker));
+  for (const ChunkEnd end : {ChunkEnd::kCancelled, ChunkEnd::kError, ChunkEnd::kDataError}) {
+    End(end);
+    ExpectWhole(On(kWorker));
+  }
+  for (const ChunkEnd end : {ChunkEnd::kChunkLimit, ChunkEnd::kDrained, ChunkEnd::kEos}) {
+    End(end);
+    EXPECT_EQ(On(kWorker).have, 4);
+  }
+  const auto again = On(kWorker, 1);  // another attempt
+  EXPECT_EQ(again.have, 0);
+  EXPECT_EQ(again.prompt.size(), 3u);
+}
+
 }  // namespace
 }  // namespace tidepool::workers

@@ -9,6 +9,11 @@ namespace {
 
 using scheduler::event::ChunkEnd;
 
+void StepAndSay(DeviceMachine& machine) {
+  machine.Step([] { return TimePoint{}; });
+  machine.SayTokens();
+}
+
 struct DeviceMachineTest : testing::Test {
   ModelWorld world;
   ModelDevice device{&world, 7};
@@ -92,7 +97,7 @@ TEST_F(DeviceMachineTest, WeightsThatAreNotThoseThatWereNamedServeNothing) {
 TEST_F(DeviceMachineTest, TheSameIncarnationGoesOnAndAnotherBeginsAnew) {
   Serve();
   Start(1);
-  machine.Step();
+  StepAndSay(machine);
   const auto first = Said<up::StepTokens>();
   Tell(down::Attached{4, 0}, 4, 4);
   EXPECT_EQ(begun, 4);
@@ -140,7 +145,7 @@ TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
 TEST_F(DeviceMachineTest, ACancelOfWhatIsOverIsNotAnswered) {
   Serve();
   Start(1);
-  while (machine.CanStep()) machine.Step();
+  while (machine.CanStep()) StepAndSay(machine);
   EXPECT_TRUE(std::get<up::StepTokens>(said.back()).chunks[0].ended);
   said.clear();
   Tell(down::CancelChunk{.slot = kSlot, .tid = {1, 0, 0}});
@@ -151,13 +156,74 @@ TEST_F(DeviceMachineTest, AStartOfWhatRunsLeavesItsOffsets) {
   device.mean_tokens = 1'000'000;
   Serve();
   Start(1);
-  machine.Step();
+  StepAndSay(machine);
   const int64_t had = Said<up::StepTokens>().chunks[0].tokens.size();
   ASSERT_GT(had, 0);
   Start(1);
   EXPECT_TRUE(said.empty());
-  machine.Step();
+  StepAndSay(machine);
   EXPECT_EQ(Said<up::StepTokens>().chunks[0].from, had);
+}
+
+// A message a step would be most of what goes over the wire.
+TEST_F(DeviceMachineTest, TokensOfAFewStepsAreSaidTogether) {
+  device.mean_tokens = 1'000'000;
+  Serve();
+  down::StartChunk c;
+  c.slot = kSlot;
+  c.epoch = {2};
+  c.gid = {1};
+  c.version = kVersion;
+  c.chunk_tokens = 1000;
+  c.max_new_tokens = 10'000;
+  for (int32_t i = 0; i < 2; ++i) {
+    c.tid = {1, 0, i};
+    Tell(c);
+  }
+  TimePoint now;
+  const auto step = [&](int ms) {
+    machine.Step([&] { return now; });
+    now = now + std::chrono::milliseconds(ms);
+  };
+  for (int i = 0; i < 10; ++i) step(10);
+  EXPECT_TRUE(said.empty());
+  step(10);
+  const auto together = Said<up::StepTokens>();
+  ASSERT_EQ(together.chunks.size(), 2u);
+  for (const up::ChunkDelta& d : together.chunks) {
+    EXPECT_GE(d.tokens.size(), 11);
+    EXPECT_EQ(d.from, 0);
+    EXPECT_EQ(d.tokens.versions.size(), 1u);
+  }
+  EXPECT_NEAR(together.step_s, 11 * 0.03, 1e-9);
+  step(1);
+  // A command is answered behind the tokens of before.
+  Tell(down::CancelChunk{.slot = kSlot, .tid = {1, 0, 0}});
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(std::get<up::StepTokens>(said[0]).chunks.size(), 2u);
+  EXPECT_EQ(std::get<up::StepTokens>(said[1]).chunks[0].end, ChunkEnd::kCancelled);
+  said.clear();
+  // The end of a chunk is said at once.
+  while (said.empty() && machine.CanStep()) step(0);
+  EXPECT_TRUE(Said<up::StepTokens>().chunks[0].ended);
+}
+
+TEST_F(DeviceMachineTest, AChunkWhoseTokensAreNotHereIsGivenBack) {
+  Serve();
+  down::StartChunk c;
+  c.slot = kSlot;
+  c.epoch = {2};
+  c.tid = {1, 0, 0};
+  c.gid = {1};
+  c.version = kVersion;
+  c.chunk_tokens = 4;
+  c.max_new_tokens = 40;
+  c.have = 3;
+  Tell(std::move(c));
+  const auto answer = Said<up::StepTokens>();
+  EXPECT_EQ(answer.chunks[0].end, ChunkEnd::kCancelled);
+  EXPECT_EQ(answer.chunks[0].from, 3);
+  EXPECT_FALSE(machine.CanStep());
 }
 
 TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
@@ -182,7 +248,7 @@ TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
       made = static_cast<int64_t>(c.generated.size());
       Tell(std::move(c));
     }
-    machine.Step();
+    StepAndSay(machine);
   }
   said.clear();
   Tell(down::Resend{kSlot, {1, 0, 0}, 0, 0});

@@ -19,14 +19,31 @@ up::ChunkDelta Delta(const SampleId& tid, std::vector<int32_t> ids, bool ended =
 
 constexpr SampleId kTid{7, 0, 1};
 
+down::StartChunk Chunk(std::vector<int32_t> generated, std::vector<int32_t> prompt = {5, 6}) {
+  down::StartChunk c;
+  c.tid = kTid;
+  c.gid = {1};
+  c.prompt = std::move(prompt);
+  c.generated = std::move(generated);
+  return c;
+}
+// The next chunk as the controller says it who thinks that `have` of these tokens are with the worker.
+down::StartChunk Shortened(down::StartChunk c, int64_t have) {
+  c.have = have;
+  c.have_hash = sample::HashOfIds(c.prompt, c.generated, static_cast<size_t>(have));
+  c.prompt.clear();
+  c.generated.erase(c.generated.begin(), c.generated.begin() + have);
+  return c;
+}
+
 TEST(HeldTokensTest, NamesOffsetsAndSaysEverythingAgainWithOneEnd) {
   HeldTokens held;
   held.SetKept(true);
-  held.Begin(kTid, 0, {1}, {});
+  held.Begin(Chunk({}));
   up::ChunkDelta first = Delta(kTid, {10, 11}, /*ended=*/true);
   held.Say(first);
   EXPECT_EQ(first.from, 0);
-  held.Begin(kTid, 0, {1}, {10, 11});  // the next chunk of the same attempt
+  held.Begin(Chunk({10, 11}));  // the next chunk of the same attempt
   up::ChunkDelta second = Delta(kTid, {12});
   held.Say(second);
   EXPECT_EQ(second.from, 2);
@@ -52,7 +69,7 @@ TEST(HeldTokensTest, WhatIsSaidAgainIsWhatWasSaid) {
   for (int round = 0; round < 200; ++round) {
     HeldTokens held;
     held.SetKept(true);
-    held.Begin(kTid, 0, {1}, {});
+    held.Begin(Chunk({}));
     const bool routed = rng.Below(4) == 0, cuts = rng.Below(2) == 0;
     sample::Segment said;
     for (int64_t steps = rng.Below(3000); steps > 0; --steps) {
@@ -86,10 +103,10 @@ TEST(HeldTokensTest, WhatIsSaidAgainIsWhatWasSaid) {
 TEST(HeldTokensTest, WhatAnotherWorkerMadeOfAnAttemptIsNotOffered) {
   HeldTokens held;
   held.SetKept(true);
-  held.Begin(kTid, 0, {1}, {});
+  held.Begin(Chunk({}));
   up::ChunkDelta mine = Delta(kTid, {10, 11});
   held.Say(mine);
-  held.Begin(kTid, 0, {1}, {10, 99});
+  held.Begin(Chunk({10, 99}));
   up::ChunkDelta next = Delta(kTid, {12});
   held.Say(next);
   EXPECT_EQ(next.from, 2);
@@ -100,15 +117,85 @@ TEST(HeldTokensTest, WhatAnotherWorkerMadeOfAnAttemptIsNotOffered) {
   EXPECT_EQ(partial[0].first, kTid);
 }
 
-TEST(HeldTokensTest, KeepsNothingWhereWorkersEndWithTheirController) {
+TEST(HeldTokensTest, OffersNothingWhereWorkersEndWithTheirController) {
   HeldTokens held;
-  held.Begin(kTid, 0, {1}, {});
+  held.Begin(Chunk({}));
   up::ChunkDelta a = Delta(kTid, {1}), b = Delta(kTid, {2, 3}, true);
   held.Say(a);
   held.Say(b);
   EXPECT_EQ(b.from, 1);
   EXPECT_TRUE(held.Offered({0}).empty());
-  EXPECT_TRUE(held.TakePartial().empty()) << "an attempt that is over is forgotten";
+  EXPECT_TRUE(held.From(kTid, 0, 0).empty());
+  EXPECT_EQ(held.TakePartial().size(), 1u);
+}
+
+// Whether deltas are kept or not, the next chunk of an attempt need not bring along what is here.
+TEST(HeldTokensTest, PutsInWhatTheControllerLeftOut) {
+  for (const bool kept : {false, true}) {
+    HeldTokens held;
+    held.SetKept(kept);
+    held.Begin(Chunk({}));
+    up::ChunkDelta a = Delta(kTid, {1, 2}), b = Delta(kTid, {3}, true);
+    b.end = scheduler::event::ChunkEnd::kChunkLimit;
+    held.Say(a);
+    held.Say(b);
+    const auto whole = Chunk({1, 2, 3, 70, 71});  // an environment has said something
+    down::StartChunk next = Shortened(whole, 3);
+    ASSERT_TRUE(held.Complete(next));
+    EXPECT_EQ(next.prompt, whole.prompt);
+    EXPECT_EQ(next.generated, whole.generated);
+    held.Begin(next);
+    up::ChunkDelta c = Delta(kTid, {4});
+    held.Say(c);
+    EXPECT_EQ(c.from, 5);
+    next = Shortened(Chunk({1, 2, 3, 70, 71, 4}), 2);  // a part of what is here
+    ASSERT_TRUE(held.Complete(next));
+    EXPECT_EQ(next.generated, (std::vector<int32_t>{1, 2, 3, 70, 71, 4}));
+  }
+}
+
+TEST(HeldTokensTest, WhatIsNotHereAsTheControllerThinksIsAskedForWhole) {
+  using scheduler::event::ChunkEnd;
+  const auto after = [](const std::function<void(HeldTokens&)>& change, down::StartChunk next) {
+    HeldTokens held;
+    held.Begin(Chunk({}));
+    up::ChunkDelta a = Delta(kTid, {1, 2, 3}, true);
+    a.end = ChunkEnd::kChunkLimit;
+    held.Say(a);
+    change(held);
+    const bool completed = held.Complete(next);
+    if (!completed) {
+      up::ChunkDelta end{kTid, 0, {}, true, ChunkEnd::kCancelled, "not here"};
+      held.Say(end);
+      EXPECT_EQ(end.from, 3) << "the end of the chunk is where the controller expects it";
+    }
+    return completed;
+  };
+  const auto nothing = [](HeldTokens&) {};
+  EXPECT_TRUE(after(nothing, Shortened(Chunk({1, 2, 3}), 3)));
+  EXPECT_FALSE(after(nothing, Shortened(Chunk({1, 9, 3}), 3))) << "other tokens";
+  EXPECT_FALSE(after(nothing, Shortened(Chunk({1, 2, 3}, {5, 7}), 3))) << "another prompt";
+  EXPECT_FALSE(after([](HeldTokens& held) { held.Drop(kTid, 0); }, Shortened(Chunk({1, 2, 3}), 3)));
+  EXPECT_FALSE(after([](HeldTokens& held) { held.Forget({1}); }, Shortened(Chunk({1, 2, 3}), 3)));
+  EXPECT_FALSE(after([](HeldTokens& held) { held.Clear(); }, Shortened(Chunk({1, 2, 3}), 3)));
+}
+
+// Attempts that went to other workers are forgotten some day, the oldest first.
+TEST(HeldTokensTest, IdleAttemptsTakeNoMoreThanTheirLimit) {
+  HeldTokens held;
+  const std::vector<int32_t> prompt(1 << 20, 3);
+  std::vector<down::StartChunk> chunks;
+  for (int64_t i = 0; i < 20; ++i) {
+    down::StartChunk c = Chunk({}, prompt);
+    c.tid = {i, 0, 0};
+    held.Begin(c);
+    up::ChunkDelta d = Delta(c.tid, {1}, true);
+    d.end = scheduler::event::ChunkEnd::kDrained;
+    held.Say(d);
+    c.generated = {1};
+    chunks.push_back(Shortened(std::move(c), 1));
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) EXPECT_EQ(held.Complete(chunks[i]), i >= 5) << i;
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ class Sim {
     return "after the network healed the job did not come to an end: " +
            (controller_ == nullptr ? "no controller" : controller_->Describe());
   }
-  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0;
+  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0, left_out = 0;
   bool done = false;
   [[nodiscard]] int64_t turns() const { return world_.turns; }
   [[nodiscard]] const SimNetwork& network() const { return network_; }
@@ -158,6 +158,7 @@ class Sim {
     adopted += controller_->adopted;
     asked_again += controller_->asked_again;
     behind_gap += controller_->behind_gap;
+    left_out += controller_->left_out;
   }
   void StartController() {
     network_.BeginLife(++lives);
@@ -256,7 +257,7 @@ class Sim {
 
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
-          behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0;
+          behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0;
   std::map<std::string, int64_t> closed;
 };
 
@@ -275,6 +276,7 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     for (const auto& p : sim.network().processes) seen.refused += p->machine.refused();
     seen.lives += sim.lives, seen.adopted += sim.adopted, seen.asked_again += sim.asked_again;
     seen.behind_gap += sim.behind_gap;
+    seen.left_out += sim.left_out;
     seen.turns += sim.turns(), seen.strangers += sim.network().strangers;
     for (const auto& [why, times] : sim.network().closed) seen.closed[why] += times;
     seen.done += sim.done ? 1 : 0;
@@ -294,6 +296,7 @@ TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   Seen seen = RunSeeds(kSeeds, Job());
   EXPECT_GT(seen.adopted, kSeeds);
   EXPECT_GT(seen.behind_gap, kSeeds / 50);
+  EXPECT_GT(seen.left_out, kSeeds);
   EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
   EXPECT_GT(seen.fenced, kSeeds / 20);
   EXPECT_GT(seen.refused, 0);

@@ -327,10 +327,19 @@ struct SimController::Do {
     if (s.turns_ != nullptr && !s.turns_->CheckPrefix(s.samples_.Get(c.tid, c.att)).ok())
       s.Wrong("the record of " + ToString(c.tid) + " is not what was said");
     down::StartChunk m = s.samples_.StartMessage(c);
-    if (static_cast<int64_t>(m.generated.size()) != c.generated)
+    if (m.have + static_cast<int64_t>(m.generated.size()) != c.generated)
       s.Wrong(ToString(c.tid) + " has another number of tokens than the scheduler thinks");
     m.greedy = c.tid.is_eval();
+    s.left_out += m.have;
     s.Send(c.worker, std::move(m));
+  }
+  void operator()(const cmd::CancelChunk& c) {
+    s.samples_.Forgotten(c.tid);
+    s.Send(c.worker, c);
+  }
+  void operator()(const cmd::ForgetGroup& c) {
+    s.samples_.Forgotten(c.gid, c.worker);
+    s.Send(c.worker, c);
   }
   void operator()(const cmd::StorePayload& c) {
     s.EnsureRow(c.tid);

@@ -45,6 +45,7 @@ class SimController {
   std::optional<int> exit_code;
   std::string why, wrong;  // the first thing that may not happen
   int64_t adopted = 0, asked_again = 0, behind_gap = 0;
+  int64_t left_out = 0;  // tokens of chunks that their worker had still
   [[nodiscard]] std::string Describe() const;
 
  private:

@@ -406,7 +406,7 @@ class SimNetwork : public Door::Streams {
       if (p->machine.exit_code() || p->side.exit_code()) return End(p);
       if (p->device && p->call == nullptr && p->machine.CanStep() && p->session.MayServe(now)) {
         ++p->operations;
-        p->machine.Step();
+        p->machine.Step([this, p] { return now + FromSeconds(p->work.busy_s); });
       }
       p->busy_until = now + FromSeconds(p->work.busy_s);
       next += p->work.busy_s;
