@@ -21,6 +21,9 @@
 namespace tidepool::workers {
 namespace {
 
+using scheduler::GroupKey;
+using scheduler::KeyOf;
+
 scheduler::ControllerOptions Job() {
   scheduler::ControllerOptions o;
   o.run_id = "run";
