@@ -263,6 +263,18 @@ class PartitionsTest(RunTest):
                 self.compare(job, {name: run for name, run in results if run is not None and name.startswith(job)})
         self.assertEqual([name for name, run in results if run is None], [], f"failed, seed {SEED}; kept in {self.dir}")
 
+    def test_hosts_that_are_far_apart_work_together(self):
+        """0.4 s there and back: a worker's connection takes more than a second."""
+        run = HostsRun(self, "far", JOBS["split"], ["cluster.heartbeat_s=0.5"], random.Random(SEED))
+        try:
+            run.network.disturb(run.network.paths, delay_s=0.2)
+            run.begin()
+            run.steps(2, 60, "far apart")
+            run.settle()
+        finally:
+            run.end()
+        self.assert_checked("far")
+
     def schedule(self, i, job, rng):
         name, begin = f"{job}-{i}", time.monotonic()
         options = [f"cluster.reattach_grace_s={rng.choice([0, 10])}"]

@@ -373,7 +373,7 @@ void ControllerProcess::Drive() {
   auto next_show = Clock::now(), next_renewal = Clock::now(), next_certificates = Clock::now(),
        next_look = Clock::now();
   const auto renewal =
-      std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds())));
+      std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds()) / 2));
   while (!finished_) {
     effects_->Execute();
     recorded_->Begin();

@@ -88,8 +88,7 @@ void Attachments::Opened(HubOpened& e, TimePoint now, std::vector<Event>& out) {
   p.connection = e.connection;
   p.heard = now;
   place_of_[e.connection] = place;
-  wire_->Send(p.connection,
-              ToWorker{0, p.session.durable(), down::Attached{options_.ctl_epoch, p.session.taken()}});
+  Say(p, ToWorker{0, p.session.durable(), down::Attached{options_.ctl_epoch, p.session.taken()}});
   Flush(p);
 }
 
@@ -143,8 +142,16 @@ void Attachments::Unbind(Place& p, TimePoint now) {
 
 void Attachments::Flush(Place& p) {
   if (p.connection == 0) return;
-  for (ToWorker& message : p.session.TakeUnsent()) wire_->Send(p.connection, std::move(message));
+  for (ToWorker& message : p.session.TakeUnsent()) Say(p, std::move(message));
 }
+
+void Attachments::Say(Place& p, ToWorker message) {
+  p.told = true;
+  p.told_durable = message.ack;
+  wire_->Send(p.connection, std::move(message));
+}
+
+void Attachments::SayRenewal(Place& p) { Say(p, ToWorker{0, p.session.durable(), down::PermitRenewal{}}); }
 
 std::vector<Attachments::Event> Attachments::Tick(TimePoint now) {
   std::vector<Event> out;
@@ -216,8 +223,10 @@ void Attachments::Send(int64_t place, ToWorkerBody body) {
 }
 
 void Attachments::Renew() {
-  for (const auto& [connection, place] : place_of_)
-    wire_->Send(connection, ToWorker{0, places_.at(place).session.durable(), down::PermitRenewal{}});
+  for (const auto& [connection, place] : place_of_) {
+    Place& p = places_.at(place);
+    if (!std::exchange(p.told, false)) SayRenewal(p);
+  }
 }
 
 void Attachments::Taken(Snapshot& taken) {
@@ -230,7 +239,10 @@ void Attachments::Taken(Snapshot& taken) {
 void Attachments::Acknowledge(const Snapshot& durable) {
   for (const auto& [key, taken] : durable) {
     const auto it = places_.find(key.first);
-    if (it != places_.end() && it->second.hello.process == key.second) it->second.session.Durable(taken);
+    if (it == places_.end() || it->second.hello.process != key.second) continue;
+    Place& p = it->second;
+    p.session.Durable(taken);
+    if (p.connection != 0 && p.session.durable() - p.told_durable >= kMostUntold) SayRenewal(p);
   }
 }
 

@@ -100,13 +100,16 @@ class Attachments {
   void Send(int64_t place, ToWorkerBody body);
   // The process of the place is fenced: told so, or refused when it comes again. False: there was none.
   bool Fence(int64_t place, const std::string& why);
-  // To every connected worker: it may serve on; what it said is durable up to the last Acknowledge.
+  // To every connected worker that was told nothing since the last call: it may serve on; what it said is
+  // durable up to the last Acknowledge. Called twice in RenewalSeconds, nobody waits for longer than that.
   void Renew();
 
   // Adds to `taken` what was taken since the last call, which is little beside all that are attached: the
   // caller says it once more for every turn of its loop.
   void Taken(Snapshot& taken);
-  // What had been taken then has effects that are durable, or none.
+  // What had been taken then has effects that are durable, or none. Workers hear it with what they are told
+  // next; one that waits for the acknowledgement of many is told at once.
+  static constexpr int64_t kMostUntold = 1 << 9;
   void Acknowledge(const Snapshot& durable);
 
   // What the process of the place said of itself; null: there is none.
@@ -123,8 +126,10 @@ class Attachments {
     Session<ToWorker> session;
     up::Offer offer;
     bool offered = false;
-    bool hung = false;  // it does not take what it is sent
-    Incarnation inc;    // valid: welcomed
+    bool hung = false;         // it does not take what it is sent
+    bool told = false;         // something, since the last Renew
+    int64_t told_durable = 0;  // the last acknowledgement
+    Incarnation inc;           // valid: welcomed
   };
   void Opened(HubOpened& e, TimePoint now, std::vector<Event>& out);
   void Said(HubMessage& e, TimePoint now, std::vector<Event>& out);
@@ -132,6 +137,8 @@ class Attachments {
   bool Collect(Place& place, up::Offer& frame);
   void Unbind(Place& place, TimePoint now);
   void Flush(Place& place);
+  void Say(Place& place, ToWorker message);
+  void SayRenewal(Place& place);
   std::map<int64_t, Place>::iterator Of(ConnectionId connection);
 
   AttachmentOptions options_;

@@ -67,7 +67,7 @@ void JoinServer::Stop() {
 }
 
 StatusOr<std::unique_ptr<JoinServer>> JoinServer::Start(const JoinServerOptions& options, Admits admits) {
-  QuietGrpcLog();
+  SetUpGrpc();
   std::unique_ptr<JoinServer> server(new JoinServer());
   server->impl_->options = options;
   server->impl_->admits = std::move(admits);
@@ -86,7 +86,7 @@ std::string JoinServer::address() const {
 }
 
 Status Join(const JoinToken& token, const std::string& dir) {
-  QuietGrpcLog();
+  SetUpGrpc();
   const std::string role = Name(token.scope.role);
   const auto request = x509::MakeRequest();
   if (!request) return Internal("a key could not be made: " + x509::WhatFailed());

@@ -66,7 +66,7 @@ struct Link::Impl {
     std::unique_ptr<Stream> stream;
   };
 
-  StatusOr<Call> Open(const std::string& address, std::chrono::system_clock::time_point deadline) {
+  StatusOr<Call> Open(const std::string& address) {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(kMostFrameBytes);
     args.SetMaxSendMessageSize(kMostFrameBytes);
@@ -84,7 +84,7 @@ struct Link::Impl {
           "encrypted; take the whole folder RUN/security");
     const auto credentials = ClientSide(identity, kControllerRole, &args);
     auto opened = grpc::CreateCustomChannel(address, credentials, args);
-    if (!opened->WaitForConnected(deadline)) {
+    if (!Connected(*opened, address)) {
       const std::string why =
           identity ? WhyNotBelieved(address, Newest(*identity), std::chrono::milliseconds(500)) : "";
       if (!why.empty())
@@ -111,6 +111,22 @@ struct Link::Impl {
     Pack(first, 0, kFrameBytes, &wire);
     if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
     return call;
+  }
+
+  // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
+  // is let come: over a far or lossy network, and to a controller that all its workers dial at a time, the
+  // round trips of TCP and TLS take longer than a turn.
+  bool Connected(grpc::Channel& opened, const std::string& address) {
+    constexpr auto kTurn = std::chrono::milliseconds(500);
+    constexpr int kTurns = 4;
+    for (int i = 0; i < kTurns; ++i) {
+      if (opened.WaitForConnected(std::chrono::system_clock::now() + kTurn)) return true;
+      if (opened.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_CONNECTING) return false;
+      if (AddressIn(options.control_file, options.address) != address) return false;
+      const MutexLock lock(mu);
+      if (stop) return false;
+    }
+    return false;
   }
 
   // Reads until the stream ends; hands commands on. Returns why it ended.
@@ -185,8 +201,7 @@ struct Link::Impl {
   // The next connection, after as many tries as the session makes; the address is read anew for each.
   StatusOr<Call> Dial() {
     while (true) {
-      auto call = Open(AddressIn(options.control_file, options.address),
-                       std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+      auto call = Open(AddressIn(options.control_file, options.address));
       if (call.ok() || !Pause(call.status())) return call;
     }
   }
@@ -223,7 +238,7 @@ StatusOr<uint64_t> DrawProcess() {
 
 StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
                                               std::function<void(std::vector<LinkEvent>)> sink) {
-  QuietGrpcLog();
+  SetUpGrpc();
   TP_ASSIGN_OR_RETURN(const uint64_t process, DrawProcess());
   std::unique_ptr<Link> link(new Link());
   link->impl_ = std::make_unique<Impl>(options, process);
@@ -244,7 +259,7 @@ Link::~Link() {
     impl_->wake.NotifyAll();
   }
   if (impl_->pump.joinable())
-    impl_->pump.join();  // waits: cancelled above; an attempt to come back takes half a second
+    impl_->pump.join();  // waits: cancelled above; an attempt to come back looks twice a second
 }
 
 void Link::Send(FromWorkerBody body) {

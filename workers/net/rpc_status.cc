@@ -1,5 +1,6 @@
 #include "workers/net/rpc_status.h"
 
+#include <absl/synchronization/mutex.h>
 #include <grpc/support/log.h>
 
 #include <string_view>
@@ -9,9 +10,13 @@ namespace {
 constexpr std::string_view kScheme = "Bearer ";
 }
 
-// gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
-void QuietGrpcLog() {
+void SetUpGrpc() {
+  // gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
   gpr_set_log_function([](gpr_log_func_args*) {});
+#ifdef NDEBUG
+  // Debian's Abseil looks for deadlocks at every lock of gRPC, in programs that are not debugged as well.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#endif
 }
 
 grpc::Status ToGrpc(const Status& status) {

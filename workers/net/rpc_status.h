@@ -10,8 +10,8 @@
 
 namespace tidepool::workers {
 
-// Called before the first server or channel of a process.
-void QuietGrpcLog();
+// What a process that speaks by gRPC sets; called before its first server or channel.
+void SetUpGrpc();
 
 grpc::Status ToGrpc(const Status& status);
 Status FromGrpc(const grpc::Status& status);

@@ -22,9 +22,9 @@ namespace tidepool::workers {
 // seconds. The permit ends earlier: then a worker serves nothing, and goes on when it hears the controller
 // again.
 inline double LostAfterSeconds(double permit_s) { return std::max(2 * permit_s, 5.0); }
-// How often the controller says to every worker that it lives, so that a permit and the silence below stand
-// several losses of a turn.
-inline double RenewalSeconds(double permit_s) { return std::clamp(permit_s / 6, 0.01, 0.25); }
+// The longest time in which the controller says nothing to a worker, so that a permit and the silence below
+// stand several losses of what it says.
+inline double RenewalSeconds(double permit_s) { return std::max(permit_s / 6, 0.01); }
 // Silence after which a worker takes its connection for dead and makes another: before the permit ends, where
 // that leaves a busy machine the quarter of a second that it may take between two turns.
 inline double SilenceSeconds(double permit_s) { return std::max(permit_s / 2, 0.25); }

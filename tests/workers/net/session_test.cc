@@ -236,6 +236,31 @@ TEST_F(AttachmentsTest, AcknowledgesOnlyWhatIsDurable) {
   EXPECT_EQ(wire.sent[1].back().ack, 1) << "the offer, not what was said after the batch was formed";
 }
 
+TEST_F(AttachmentsTest, RenewsThePermitOfWhoWasToldNothingElse) {
+  Welcome(1, 9);
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].size(), 2u) << "Attached and Welcome were said since";
+  attachments.Renew();
+  ASSERT_EQ(wire.sent[1].size(), 3u);
+  EXPECT_TRUE(std::holds_alternative<down::PermitRenewal>(wire.sent[1].back().body));
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].size(), 3u) << "the renewal was";
+  attachments.Send(0, down::ForgetGroup{.gid = {1}});
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].size(), 4u);
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].size(), 5u);
+  // A permit may be long, and a worker stops at kMostKept results that are not acknowledged.
+  for (int64_t i = 2; i < 2 + Attachments::kMostUntold; ++i) Say(1, i, up::FinalSaved{});
+  Attachments::Snapshot snapshot;
+  attachments.Taken(snapshot);
+  attachments.Acknowledge(snapshot);
+  ASSERT_EQ(wire.sent[1].size(), 6u);
+  EXPECT_EQ(wire.sent[1].back().ack, 1 + Attachments::kMostUntold);
+  attachments.Acknowledge(snapshot);
+  EXPECT_EQ(wire.sent[1].size(), 6u);
+}
+
 TEST_F(AttachmentsTest, RefusesTheFencedTheStrangerAndItsOwnPast) {
   Welcome(1, 9);
   Open(2, Hello(10, 0));
