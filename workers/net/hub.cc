@@ -3,6 +3,7 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -51,6 +52,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   JobTokens tokens;
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
+  MeetingProvider meetings;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0}, row_bytes{0}, received{0}, sent{0};
   Mutex mu;
@@ -96,20 +98,23 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
   void Write(const std::stop_token& stop);
 
+  // A device, and where its certificate is for a place, this incarnation there.
+  Status AuthoriseDevice(const grpc::ServerContextBase& context, Incarnation inc, const std::string& method) {
+    CallerRole role{};
+    TP_RETURN_IF_ERROR(Authorise(context, &role));
+    if (role != CallerRole::kDevice)
+      return Counted(PermissionDenied(method + ": is for devices, and the token for " + Name(role)));
+    if (const auto place = CertifiedPlaceOf(context); place && !IsAt(*place, inc)) {
+      return Counted(PermissionDenied(method + ": the certificate is for place " + std::to_string(*place) +
+                                      ", which incarnation " + std::to_string(inc.value) + " does not have"));
+    }
+    return OkStatus();
+  }
+
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
                          grpc::ServerWriter<v1::Frame>* writer) override {
-    CallerRole role{};
-    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
-    if (role != CallerRole::kDevice) {
-      return ToGrpc(Counted(
-          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
-    }
     const Incarnation reader{request->inc() - 1};
-    if (const auto place = CertifiedPlaceOf(*context); place && !IsAt(*place, reader)) {
-      return ToGrpc(Counted(PermissionDenied("FetchRows: the certificate is for place " +
-                                             std::to_string(*place) + ", which incarnation " +
-                                             std::to_string(reader.value) + " does not have")));
-    }
+    if (const Status s = AuthoriseDevice(*context, reader, "FetchRows"); !s.ok()) return ToGrpc(s);
     auto batch = rows(request->lease(), {request->step()}, reader, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
@@ -120,6 +125,30 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     if (!WriteFrames(**batch, static_cast<size_t>(options.max_frame_bytes) / 2, write))
       return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
+  }
+
+  grpc::Status Meet(grpc::ServerContext* context, const v1::MeetRequest* request,
+                    v1::MeetReply* reply) override {
+    const Incarnation asker{request->inc() - 1};
+    if (const Status s = AuthoriseDevice(*context, asker, "Meet"); !s.ok()) return ToGrpc(s);
+    if (!meetings) return ToGrpc(NotFound("Meet: nobody trains together here"));
+    const auto table = meetings(request->meeting(), asker);
+    if (!table.ok()) return ToGrpc(table.status());
+    const std::vector<std::string> keys(request->keys().begin(), request->keys().end());
+    if (request->what_case() == v1::MeetRequest::kGetMs) {
+      // A thread waits here for each rank that waits.
+      const std::chrono::milliseconds patience(std::clamp<int64_t>(request->get_ms(), 0, 1000));
+      const auto values = (*table)->Get(keys, patience);
+      if (values.status().code() == StatusCode::kDeadlineExceeded) return grpc::Status::OK;
+      if (!values.ok()) return ToGrpc(values.status());
+      reply->mutable_values()->Assign(values->begin(), values->end());
+      return grpc::Status::OK;
+    }
+    if (keys.size() != 1) return ToGrpc(InvalidArgument("Meet: one key is set at a time"));
+    if (request->what_case() == v1::MeetRequest::kSet) return ToGrpc((*table)->Set(keys[0], request->set()));
+    const auto sum = (*table)->Add(keys[0], request->add());
+    if (sum.ok()) reply->set_sum(*sum);
+    return ToGrpc(sum.status());
   }
 };
 
@@ -317,7 +346,8 @@ StatusOr<std::unique_ptr<Listener>> OpenDoor(const std::string& bind, int64_t po
 Status Hub::CanListen(const std::string& bind, int64_t port) { return OpenDoor(bind, port).status(); }
 
 StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
-                                          std::function<void(HubEvent)> sink, RowsProvider rows) {
+                                          std::function<void(HubEvent)> sink, RowsProvider rows,
+                                          MeetingProvider meetings) {
   if (!IsLoopback(options.bind) && !options.identity) {
     return InvalidArgument("cluster.bind is " + options.bind +
                            ", which others can reach, and there are no certificates");
@@ -328,6 +358,7 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);
   hub->impl_->rows = std::move(rows);
+  hub->impl_->meetings = std::move(meetings);
   hub->impl_->listener = std::move(listener);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
