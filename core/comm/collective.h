@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/comm/rendezvous.h"
 
 namespace tidepool::comm {
 
@@ -51,8 +52,8 @@ class Collective {
 };
 
 struct GroupOptions {
-  std::string
-      store;  // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
+  std::shared_ptr<Rendezvous> rendezvous;  // the same for all ranks, and new for each group
+  std::string name = "gloo";               // of this one among the groups that share a rendezvous
   int rank = 0;
   int size = 1;
   std::string host = "127.0.0.1";  // of this rank, that the others can reach; what is summed is not encrypted
@@ -60,6 +61,7 @@ struct GroupOptions {
 };
 
 // Gloo over sockets (CPU). Meets the other ranks: returns once all are there.
+// kUnavailable: they did not come together; it says who was not there.
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& options);
 
 }  // namespace tidepool::comm

@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <mutex>
 #include <thread>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "core/comm/c10d_store.h"
 #include "core/comm/collective.h"
 
 namespace tidepool::comm {
@@ -27,7 +27,7 @@ at::Tensor View(std::span<double> v) {
 
 class GlooGroup final : public Collective {
  public:
-  GlooGroup(const GroupOptions& options, c10::intrusive_ptr<c10d::FileStore> store,
+  GlooGroup(const GroupOptions& options, c10::intrusive_ptr<C10dStore> store,
             c10::intrusive_ptr<c10d::ProcessGroupGloo> group)
       : options_(options), store_(std::move(store)), group_(std::move(group)) {}
 
@@ -103,8 +103,8 @@ class GlooGroup final : public Collective {
     }
   }
 
-  // Gloo says which connection failed, not who was late. So each rank whose operation fails writes into the
-  // file where they met which one it was: the ranks that wait fail alike, and who writes nothing within a
+  // Gloo says which connection failed, not who was late. So each rank whose operation fails says where they
+  // met which one it was: the ranks that wait fail alike, and who writes nothing within a
   // moment is the one that did not come. Where a connection broke, its process is gone, and the controller,
   // which knows, is not kept waiting.
   std::string WhomItWaitedFor(const std::string& op, bool timed_out) noexcept {
@@ -132,21 +132,42 @@ class GlooGroup final : public Collective {
           elsewhere += ", rank " + std::to_string(rank) + " was at seq=" + theirs;
         }
       }
-    } catch (const std::exception&) {  // the file is gone, or the disk hangs: then it is not said
+    } catch (const std::exception&) {  // the group is over, or the controller is away: then it is not said
     }
     return (late.empty() ? "" : ", waiting for rank " + late) + elsewhere;
   }
 
   GroupOptions options_;
-  c10::intrusive_ptr<c10d::FileStore> store_;  // where the ranks met
+  c10::intrusive_ptr<C10dStore> store_;  // where the ranks met
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   int64_t seq_ = 0;
 };
 
+std::string Ranks(const GroupOptions& o) {
+  return "collective group of " + std::to_string(o.size) + " ranks: rank " + std::to_string(o.rank);
+}
+std::string HereKey(const GroupOptions& o, int rank) { return o.name + "/here/" + std::to_string(rank); }
+
+// Says that this rank is here and waits for the others, so that an error names those that do not come.
+Status Meet(const GroupOptions& o, std::chrono::milliseconds patience) {
+  TP_RETURN_IF_ERROR(o.rendezvous->Set(HereKey(o, o.rank), ""));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < o.size; ++rank) keys.push_back(HereKey(o, rank));
+  const Status here = o.rendezvous->Get(keys, patience).status();
+  if (here.code() != StatusCode::kDeadlineExceeded) return here.At(Ranks(o));
+  std::string missing;
+  for (int rank = 0; rank < o.size; ++rank) {
+    if (o.rendezvous->Get({HereKey(o, rank)}, std::chrono::milliseconds(0)).ok()) continue;
+    missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +
+                     " s: " + missing + " did not come");
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
-  if (o.size < 1 || o.rank < 0 || o.rank >= o.size) {
+  if (o.size < 1 || o.rank < 0 || o.rank >= o.size || o.rendezvous == nullptr) {
     return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " +
                            std::to_string(o.size));
   }
@@ -155,20 +176,19 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
   // here.
   static std::once_flag no_flight_recorder;
   std::call_once(no_flight_recorder, [] { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
+  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
+  TP_RETURN_IF_ERROR(Meet(o, timeout));
   std::unique_ptr<Collective> made;
   try {
-    const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
-    auto store = c10::make_intrusive<c10d::FileStore>(o.store, o.size);
-    store->setTimeout(timeout);
+    auto store = c10::make_intrusive<C10dStore>(o.rendezvous, o.name + "/", timeout);
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->threads = 1;
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(o.host));
     made = std::make_unique<GlooGroup>(
         o, store, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
   } catch (const std::exception& e) {
-    return Unavailable("collective group of " + std::to_string(o.size) + " ranks: rank " +
-                       std::to_string(o.rank) + " could not meet the others within " +
-                       std::to_string(o.timeout_s) + " s: " + e.what());
+    return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +
+                       " s: " + e.what());
   }
   // Proof of life, and that declarations and code agree.
   std::vector<double> sum(3, static_cast<double>(o.rank + 1));

@@ -32,10 +32,10 @@ using OldestFunction = int();  // the oldest compute capability that the kernels
 // The two below write a message of at most error_bytes - 1 characters on failure and return non-zero.
 // batch_invariant: 0 or 1. device (out): std::unique_ptr<device::Device>*.
 using DeviceFunction = int(int index, int batch_invariant, void* device, char* error, int64_t error_bytes);
-// Meets the other ranks in the file `store`, which does not exist yet and is the same for all.
+// rendezvous: const std::shared_ptr<comm::Rendezvous>*, of the ranks.
 // sum (out): std::unique_ptr<comm::DeviceSum>*, of memory of GPU `index`.
-using NcclSumFunction = int(int index, const char* store, int rank, int size, int64_t timeout_ms, void* sum,
-                            char* error, int64_t error_bytes);
+using NcclSumFunction = int(int index, const void* rendezvous, int rank, int size, int64_t timeout_ms,
+                            void* sum, char* error, int64_t error_bytes);
 }
 
 }  // namespace tidepool::cuda

@@ -110,9 +110,9 @@ StatusOr<std::unique_ptr<device::Device>> CudaModule::MakeDevice(int index, bool
   return made;
 }
 
-StatusOr<std::unique_ptr<comm::DeviceSum>> CudaModule::MakeNcclSum(int index, const std::string& store,
-                                                                   int rank, int size,
-                                                                   std::chrono::milliseconds timeout) const {
+StatusOr<std::unique_ptr<comm::DeviceSum>> CudaModule::MakeNcclSum(
+    int index, const std::shared_ptr<comm::Rendezvous>& rendezvous, int rank, int size,
+    std::chrono::milliseconds timeout) const {
   if (!has_nccl()) {
     return Unimplemented(
         "libtidepool_cuda.so was built without NCCL; build it with a LibTorch that has libtorch_cuda.so and "
@@ -121,7 +121,7 @@ StatusOr<std::unique_ptr<comm::DeviceSum>> CudaModule::MakeNcclSum(int index, co
   std::unique_ptr<comm::DeviceSum> made;
   TP_RETURN_IF_ERROR(Call("NCCL group, rank " + std::to_string(rank) + " of " + std::to_string(size),
                           [&](char* error, int64_t bytes) {
-                            return entry_.nccl_sum(index, store.c_str(), rank, size, timeout.count(), &made,
+                            return entry_.nccl_sum(index, &rendezvous, rank, size, timeout.count(), &made,
                                                    error, bytes);
                           }));
   return made;

@@ -56,11 +56,11 @@ class CudaModule {
   [[nodiscard]] StatusOr<std::unique_ptr<device::Device>> MakeDevice(int index,
                                                                      bool batch_invariant = false) const;
 
-  // Meets the other ranks in the file `store`, which does not exist yet and is the same for all: sums memory
-  // of GPU `index` by NCCL. kUnimplemented: the module was built without it; kInternal: with LibTorch's
-  // message.
+  // Meets the other ranks and sums memory of GPU `index` by NCCL. kUnimplemented: the
+  // module was built without it; kInternal: with LibTorch's message.
   [[nodiscard]] StatusOr<std::unique_ptr<comm::DeviceSum>> MakeNcclSum(
-      int index, const std::string& store, int rank, int size, std::chrono::milliseconds timeout) const;
+      int index, const std::shared_ptr<comm::Rendezvous>& rendezvous, int rank, int size,
+      std::chrono::milliseconds timeout) const;
 
  private:
   CudaModule(const Entry& entry, int device_count) : entry_(entry), device_count_(device_count) {}

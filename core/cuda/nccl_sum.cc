@@ -15,11 +15,11 @@
 #include <exception>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 #include <vector>
 
+#include "core/comm/c10d_store.h"
 #include "core/comm/collective.h"
 #include "core/cuda/module_error.h"
 
@@ -87,10 +87,10 @@ class NcclSum final : public comm::DeviceSum {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_sum(int index, const char* store,
-                                                                             int rank, int size,
-                                                                             int64_t timeout_ms, void* sum,
-                                                                             char* error,
+extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_sum(int index,
+                                                                             const void* rendezvous, int rank,
+                                                                             int size, int64_t timeout_ms,
+                                                                             void* sum, char* error,
                                                                              int64_t error_bytes) {
   try {
     const uint64_t packed = torch::cuda::nccl::version();  // major << 32 | minor << 16 | patch
@@ -106,8 +106,8 @@ extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_sum(int
     const auto timeout = std::chrono::milliseconds(timeout_ms);
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     const c10::DeviceGuard guard(device);
-    auto meeting = c10::make_intrusive<c10d::FileStore>(store, size);
-    meeting->setTimeout(timeout);
+    auto meeting = c10::make_intrusive<comm::C10dStore>(
+        *static_cast<const std::shared_ptr<comm::Rendezvous>*>(rendezvous), "nccl/", timeout);
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = timeout;
     auto made = std::make_unique<NcclSum>(

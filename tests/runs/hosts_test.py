@@ -117,10 +117,13 @@ class HostsTest(RunTest):
                             self.worker(1 - trains_on, [*before, WORKER, "run"], "device", 1, run),
                             self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, run)]
 
-    def worker(self, host, program, role, place, run):
+    def worker_command(self, program, place, run, token):
         control = json.loads(self.path("control.json", run=run).read_text())
-        return self.launch(host, [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
-                                  str(self.path("security", role + ".token", run=run)), "--control-file", str(self.path("control.json", run=run))])
+        return [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file", str(token),
+                "--control-file", str(self.path("control.json", run=run))]
+
+    def worker(self, host, program, role, place, run):
+        return self.launch(host, self.worker_command(program, place, run, self.path("security", role + ".token", run=run)))
 
     def test_learns_the_same_as_on_one_host_and_nothing_is_legible(self):
         sniffer = Sniffer(0)
@@ -185,6 +188,7 @@ class HostsTest(RunTest):
         config = "configs/test/rl_colocated.yaml"
         controller, workers = self.run_over_hosts("two", "cluster.slots=2", "cluster.trusted_fabric=true", "train.steps=2", config=config)
         self.finish(controller)
+        self.assertFalse(self.path("comm", run="two").exists(), "ranks meet at the controller, not by files")
         alone = self.train(config, *SAME, "cluster.slots=2", "train.steps=2", run="one")
         self.assert_done(alone)
         self.assertEqual(self.digests("two"), self.digests("one"))
@@ -545,6 +549,48 @@ class HostsTest(RunTest):
         self.assertEqual((self.dir / "asked").read_text(), "requeue 77\n")
         self.assertEqual(max(self.digests()), 30)
         self.assert_checked()
+
+    def test_hosts_whose_clocks_are_ten_minutes_apart_train_together_and_one_of_days_is_named(self):
+        clock = os.environ.get("TIDEPOOL_OTHER_CLOCK")
+        if not clock:
+            self.skipTest("TIDEPOOL_OTHER_CLOCK names no library: a build with a sanitizer has none")
+
+        def ahead(seconds, *program):
+            return ["env", "LD_PRELOAD=" + clock, f"TIDEPOOL_TEST_CLOCK_S={seconds}", *program]
+        controller = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_colocated.yaml", "--run-dir", str(self.path()), *SAME, "train.steps=2",
+                                     "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "cluster.slots=2",
+                                     "cluster.trusted_fabric=true"])
+        self.wait_for(self.path("control.json").exists, what="control.json", process=controller)
+        for days, what in ((-3, r"device.crt: the certificate holds from 20\S+ on, and this host's clock says 20\S+; set the clock of this host"),
+                           (1000, r"device.crt: the certificate has expired at 20\S+, and this host's clock says 20\S+; .*or set the clock")):
+            refused = subprocess.run(in_host(1, self.worker_command(ahead(days * 86400, WORKER, "run"), 1, "run", self.path("security", "device.token"))),
+                                     cwd=ROOT, capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(refused.returncode, 0)
+            self.assertRegex(refused.stdout + refused.stderr, what)
+        self.worker(0, [WORKER, "run"], "device", 0, "run")
+        self.worker(1, ahead(-600, WORKER, "run"), "device", 1, "run")  # they sum what they learn, too
+        self.worker(1, ahead(600, TIDEPOOL, "reward-worker"), "reward", 2, "run")
+        self.finish(controller)
+        self.assert_checked()
+
+    def test_a_certificate_of_another_run_is_named(self):
+        other = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", run="other")
+        self.assert_done(other)
+        controller, workers = self.run_over_hosts("mine", "train.steps=2")
+        mixed = self.dir / "mixed"
+        shutil.copytree(self.path("security", run="other"), mixed)
+        mine = json.loads(self.path("control.json", run="mine").read_text())["run_id"]
+
+        def refused():
+            told = subprocess.run(in_host(1, self.worker_command([WORKER, "run"], 1, "mine", mixed / "device.token")), cwd=ROOT, capture_output=True, text=True,
+                                  timeout=90)
+            self.assertNotEqual(told.returncode, 0)
+            return told.stdout + told.stderr
+        # All of it; and one file.
+        self.assertRegex(refused(), rf"{ADDRESSES[0]}:\d+.*it shows a certificate of run '{mine}', and those beside the token are of run '")
+        shutil.copy(self.path("security", "authority.crt", run="mine"), mixed)
+        self.assertRegex(refused(), rf"{mixed}/device.crt: is a certificate of run '.*', and the authority.crt beside it, of run '{mine}', has not made it; take the whole")
+        self.finish(controller)
 
     def test_without_the_certificates_nobody_joins(self):
         controller, workers = self.run_over_hosts("bare", "train.steps=2")

@@ -108,9 +108,9 @@ class OperationsTest(RunTest):
         self.assertNotIn("event=suspended", self.path("logs", "controller.log").read_text(), "the machine did not sleep")
 
     def test_a_run_says_for_how_long_the_machine_slept(self):
-        clock, slept = os.environ.get("TIDEPOOL_SUSPENDED_CLOCK"), self.path(run="slept")
+        clock, slept = os.environ.get("TIDEPOOL_OTHER_CLOCK"), self.path(run="slept")
         if not clock:
-            self.skipTest("TIDEPOOL_SUSPENDED_CLOCK names no library: a build with a sanitizer has none")
+            self.skipTest("TIDEPOOL_OTHER_CLOCK names no library: a build with a sanitizer has none")
         run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=100000"], cwd=ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env={**os.environ, "LD_PRELOAD": clock, "TIDEPOOL_TEST_SLEPT": str(slept)})
         self.started.append(run)

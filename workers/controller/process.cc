@@ -151,6 +151,9 @@ Status ControllerProcess::OpenDoors() {
                             if (!has_rows_.load())
                               return Unavailable("this controller has just begun and knows of no lease");
                             return step_rows_->Read(lease, step, reader, rank);
+                          },
+                          [meeting = meeting_](const std::string& name, Incarnation asker) {
+                            return meeting->At(name, asker);
                           }));
   return OpenPages(tokens.Token(CallerRole::kOperator));
 }
@@ -243,7 +246,6 @@ Status ControllerProcess::Begin() {
                                .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   }
   options_.checkpoint.best = checkpoints_->Best();
-  if (options_.fleet.slots > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(paths.comm()));
   const bool resumed = !folded_.empty();
   TP_ASSIGN_OR_RETURN(controller_, MakeController(std::move(folded_)));
   step_rows_ = std::make_unique<StepRows>(

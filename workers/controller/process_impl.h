@@ -43,6 +43,7 @@
 #include "workers/controller/held_folder.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
+#include "workers/controller/open_meeting.h"
 #include "workers/controller/process.h"
 #include "workers/controller/recorded_samples.h"
 #include "workers/controller/run_log.h"
@@ -262,6 +263,7 @@ class ControllerProcess {
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30, kSlowCheckpoint_s = 10;
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
+  const std::shared_ptr<OpenMeeting> meeting_ = std::make_shared<OpenMeeting>();  // the hub's threads have it
   std::unique_ptr<StepRows> step_rows_;
   std::atomic<bool> has_rows_ = false;  // step_rows_ is there, for the hub's threads
   int64_t newest_payload_file_ = -1;    // of those that were reported as stored

@@ -24,14 +24,11 @@ void ControllerProcess::Do(const cmd::FetchState& c) {
                                   places_->HelloOf(c.from.worker.worker).weights_address});
 }
 
-// The ranks meet by a file that all of them see; its name is never used again, also not by a later
-// controller.
+// The name of a rendezvous is never used again, also not by a later controller.
 void ControllerProcess::Do(const cmd::FormGroup& c) {
-  const std::string dir = storage::RunPaths(request_.run_dir).comm();
-  Send(c.worker,
-       down::FormGroup{
-           c, dir + "/" + std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
-           kMeetSeconds});
+  const std::string meeting = std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch);
+  meeting_->Admit(meeting, c.worker.inc);
+  Send(c.worker, down::FormGroup{c, meeting, kMeetSeconds});
 }
 
 void ControllerProcess::Do(const cmd::RestoreState& c) {

@@ -52,6 +52,7 @@ class DeviceWorker {
     }
     work_->FinishCheckpoint();
     work_->EndPull();
+    work_->LeaveGroup();
     heartbeat_.request_stop();
     LogWorkerEnd(*exit_code);
     return *exit_code;

@@ -43,9 +43,9 @@ StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place, bool batch_inv
   slot.gpu = std::move(made);
   slot.make = [gpu = slot.gpu] { return gpu; };
   if (module.has_nccl() && !batch_invariant) {
-    slot.make_sum = [module, index](const std::string& store, int rank, int size,
+    slot.make_sum = [module, index](const std::shared_ptr<comm::Rendezvous>& rendezvous, int rank, int size,
                                     std::chrono::milliseconds timeout) {
-      return module.MakeNcclSum(index, store, rank, size, timeout);
+      return module.MakeNcclSum(index, rendezvous, rank, size, timeout);
     };
   }
   return slot;

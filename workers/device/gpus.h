@@ -24,8 +24,9 @@ struct SlotDevice {
   std::shared_ptr<device::Device> gpu = nullptr;  // null: the CPU
   DeviceMaker make = MakeCpuDevice;               // on a GPU every role gets this one
   // Sums over the GPUs of several slots; null: there is none, and sums go through the host.
-  std::function<StatusOr<std::unique_ptr<comm::DeviceSum>>(const std::string& store, int rank, int size,
-                                                           std::chrono::milliseconds timeout)>
+  std::function<StatusOr<std::unique_ptr<comm::DeviceSum>>(
+      const std::shared_ptr<comm::Rendezvous>& rendezvous, int rank, int size,
+      std::chrono::milliseconds timeout)>
       make_sum = nullptr;
 };
 // kCuda: GPU `place`; `batch_invariant`: a row has the same bits in every batch, and sums over GPUs go

@@ -75,13 +75,14 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
   const auto operation = Begins("form_group", observe::kSystemSpan);
   // The old sockets close before new ones are opened: a peer that still waits there learns of it.
   LeaveGroup();
-  TP_ASSIGN_OR_RETURN(group_, comm::MakeGlooGroup({.store = c.store,
-                                                   .rank = static_cast<int>(c.rank),
-                                                   .size = static_cast<int>(c.world),
-                                                   .host = std::string(BareHost(host_)),
-                                                   .timeout_s = c.timeout_s}));
+  const comm::GroupOptions options{.rendezvous = link_->MeetingAt(c.meeting),
+                                   .rank = static_cast<int>(c.rank),
+                                   .size = static_cast<int>(c.world),
+                                   .host = std::string(BareHost(host_)),
+                                   .timeout_s = c.timeout_s};
+  TP_ASSIGN_OR_RETURN(group_, comm::MakeGlooGroup(options));
   if (device_.make_sum != nullptr) {
-    auto sum = device_.make_sum(c.store + ".nccl", static_cast<int>(c.rank), static_cast<int>(c.world),
+    auto sum = device_.make_sum(options.rendezvous, options.rank, options.size,
                                 std::chrono::milliseconds(static_cast<int64_t>(c.timeout_s * 1000)));
     if (!sum.ok()) {
       LeaveGroup();

@@ -49,7 +49,8 @@ class RolesWork : public DeviceWork {
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
-  // Before anything else; outlives this.  requires FinishCheckpoint and EndPull before the link ends
+  // Before anything else; outlives this.  requires FinishCheckpoint, EndPull and LeaveGroup before the link
+  // ends
   void Use(Link* link) { link_ = link; }
   Pulse& pulse() { return pulse_; }
   WorkerPages& pages() { return pages_; }

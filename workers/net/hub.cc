@@ -3,6 +3,7 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -52,6 +53,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   JobTokens tokens;
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
+  MeetingProvider meetings;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0}, row_bytes{0}, received{0}, sent{0};
   Mutex mu;
@@ -97,16 +99,15 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   grpc::ServerBidiReactor<v1::Frame, v1::Frame>* Attach(grpc::CallbackServerContext* context) override;
   void Write(const std::stop_token& stop);
 
-  // Whether the caller trains, and is `reader`.
-  Status MayReadRows(const grpc::ServerContextBase& context, Incarnation reader, const std::string& method) {
+  // A device, and where its certificate is for a place, this incarnation there.
+  Status AuthoriseDevice(const grpc::ServerContextBase& context, Incarnation inc, const std::string& method) {
     CallerRole role{};
     TP_RETURN_IF_ERROR(Authorise(context, &role));
     if (role != CallerRole::kDevice)
-      return Counted(PermissionDenied(method + ": a token for " + Name(role) + " may not read batches"));
-    if (const auto place = CertifiedPlaceOf(context); place && !IsAt(*place, reader)) {
+      return Counted(PermissionDenied(method + ": is for devices, and the token for " + Name(role)));
+    if (const auto place = CertifiedPlaceOf(context); place && !IsAt(*place, inc)) {
       return Counted(PermissionDenied(method + ": the certificate is for place " + std::to_string(*place) +
-                                      ", which incarnation " + std::to_string(reader.value) +
-                                      " does not have"));
+                                      ", which incarnation " + std::to_string(inc.value) + " does not have"));
     }
     return OkStatus();
   }
@@ -114,7 +115,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
                          grpc::ServerWriter<v1::Frame>* writer) override {
     const Incarnation reader{request->inc() - 1};
-    if (const Status s = MayReadRows(*context, reader, "FetchRows"); !s.ok()) return ToGrpc(s);
+    if (const Status s = AuthoriseDevice(*context, reader, "FetchRows"); !s.ok()) return ToGrpc(s);
     auto batch = rows(request->lease(), {request->step()}, reader, request->rank());
     if (!batch.ok()) return ToGrpc(batch.status());
     const auto write = [&](const v1::Frame& frame) {
@@ -132,7 +133,8 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     explicit Payloads(Impl& of) : hub(of) {}
     grpc::Status Read(grpc::ServerContext* context, const v1::ReadRowsRequest* request,
                       grpc::ServerWriter<v1::RowBytes>* writer) override {
-      if (const Status s = hub.MayReadRows(*context, Incarnation{request->inc() - 1}, "Rows.Read"); !s.ok())
+      if (const Status s = hub.AuthoriseDevice(*context, Incarnation{request->inc() - 1}, "Rows.Read");
+          !s.ok())
         return ToGrpc(s);
       if (hub.options.payloads == nullptr) return ToGrpc(NotFound("Rows.Read: there are no payloads here"));
       const auto write = [&](const v1::RowBytes& frame) {
@@ -147,7 +149,31 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     }
     Impl& hub;
   };
-  Payloads payloads{*this};
+  Payloads payload_files{*this};
+
+  grpc::Status Meet(grpc::ServerContext* context, const v1::MeetRequest* request,
+                    v1::MeetReply* reply) override {
+    const Incarnation asker{request->inc() - 1};
+    if (const Status s = AuthoriseDevice(*context, asker, "Meet"); !s.ok()) return ToGrpc(s);
+    if (!meetings) return ToGrpc(NotFound("Meet: nobody trains together here"));
+    const auto table = meetings(request->meeting(), asker);
+    if (!table.ok()) return ToGrpc(table.status());
+    const std::vector<std::string> keys(request->keys().begin(), request->keys().end());
+    if (request->what_case() == v1::MeetRequest::kGetMs) {
+      // A thread waits here for each rank that waits.
+      const std::chrono::milliseconds patience(std::clamp<int64_t>(request->get_ms(), 0, 1000));
+      const auto values = (*table)->Get(keys, patience);
+      if (values.status().code() == StatusCode::kDeadlineExceeded) return grpc::Status::OK;
+      if (!values.ok()) return ToGrpc(values.status());
+      reply->mutable_values()->Assign(values->begin(), values->end());
+      return grpc::Status::OK;
+    }
+    if (keys.size() != 1) return ToGrpc(InvalidArgument("Meet: one key is set at a time"));
+    if (request->what_case() == v1::MeetRequest::kSet) return ToGrpc((*table)->Set(keys[0], request->set()));
+    const auto sum = (*table)->Add(keys[0], request->add());
+    if (sum.ok()) reply->set_sum(*sum);
+    return ToGrpc(sum.status());
+  }
 };
 
 // One call of Attach, as gRPC's threads drive it: one read at a time, one write at a time, and the end when
@@ -344,7 +370,8 @@ StatusOr<std::unique_ptr<Listener>> OpenDoor(const std::string& bind, int64_t po
 Status Hub::CanListen(const std::string& bind, int64_t port) { return OpenDoor(bind, port).status(); }
 
 StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
-                                          std::function<void(HubEvent)> sink, RowsProvider rows) {
+                                          std::function<void(HubEvent)> sink, RowsProvider rows,
+                                          MeetingProvider meetings) {
   if (!IsLoopback(options.bind) && !options.identity) {
     return InvalidArgument("cluster.bind is " + options.bind +
                            ", which others can reach, and there are no certificates");
@@ -355,12 +382,13 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);
   hub->impl_->rows = std::move(rows);
+  hub->impl_->meetings = std::move(meetings);
   hub->impl_->listener = std::move(listener);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
   builder.RegisterService(hub->impl_.get());
-  builder.RegisterService(&hub->impl_->payloads);
+  builder.RegisterService(&hub->impl_->payload_files);
   TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder, ServerSide(hub->impl_->options.identity)));
   for (size_t i = 0; i < Impl::kWriters; ++i)
     hub->impl_->writers.emplace_back(

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/comm/rendezvous_table.h"
 #include "core/storage/payload.h"
 #include "workers/net/attachments.h"
 #include "workers/net/auth.h"
@@ -38,11 +39,17 @@ struct HubOptions {
 using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(
     int64_t lease, StepNumber step, Incarnation inc, int64_t rank)>;
 
+// Where a group meets, for Meet; any thread. kNotFound: it is over; kPermissionDenied: the asker is no
+// member.
+using MeetingProvider = std::function<StatusOr<std::shared_ptr<comm::RendezvousTable>>(
+    const std::string& meeting, Incarnation asker)>;
+
 class Hub : public Attachments::Wire {
  public:
   // kInvalidArgument: bind is not loopback, and there is no identity. kUnavailable: port taken.
   static StatusOr<std::unique_ptr<Hub>> Start(const HubOptions& options, const JobTokens& tokens,
-                                              std::function<void(HubEvent)> sink, RowsProvider rows);
+                                              std::function<void(HubEvent)> sink, RowsProvider rows,
+                                              MeetingProvider meetings = {});
   // What Start would say of the address just now.
   static Status CanListen(const std::string& bind, int64_t port);
   ~Hub() override;

@@ -290,6 +290,81 @@ bool Link::MayServe() const {
   return impl_->session.MayServe(Impl::Now());
 }
 
+namespace {
+
+constexpr auto kQuestionWithin = std::chrono::seconds(5);  // of one question, which may wait for a second
+constexpr auto kSaidWithin = std::chrono::seconds(20);     // what is set, with a new connection in between
+constexpr auto kBetween = std::chrono::milliseconds(100);  // two questions where nobody answers
+
+}  // namespace
+
+class Link::Meeting final : public comm::Rendezvous {
+ public:
+  Meeting(Impl& link, std::string meeting) : link_(link), meeting_(std::move(meeting)) {}
+
+  Status Set(const std::string& key, const std::string& value) override {
+    v1::MeetRequest request;
+    request.add_keys(key);
+    request.set_set(value);
+    return Ask(request, Clock::now() + kSaidWithin).status();
+  }
+  StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,
+                                         std::chrono::milliseconds patience) override {
+    v1::MeetRequest request;
+    request.mutable_keys()->Assign(keys.begin(), keys.end());
+    const auto until = Clock::now() + patience;
+    while (true) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+      request.set_get_ms(std::clamp<int64_t>(left, 0, 1000));
+      TP_ASSIGN_OR_RETURN(const v1::MeetReply reply, Ask(request, until));
+      if (static_cast<size_t>(reply.values_size()) == keys.size())
+        return std::vector<std::string>(reply.values().begin(), reply.values().end());
+      if (left <= 0)
+        return DeadlineExceeded("rendezvous of training group " + meeting_ + ": not all ranks came within " +
+                                std::to_string(patience.count()) + " ms");
+    }
+  }
+  // Once: what is not answered may have been done.
+  StatusOr<int64_t> Add(const std::string& key, int64_t n) override {
+    v1::MeetRequest request;
+    request.add_keys(key);
+    request.set_add(n);
+    TP_ASSIGN_OR_RETURN(const v1::MeetReply reply, Ask(request, Clock::now()));
+    return reply.sum();
+  }
+
+ private:
+  // Again until then where no controller answers.
+  StatusOr<v1::MeetReply> Ask(v1::MeetRequest request, Clock::time_point until) {
+    request.set_meeting(meeting_);
+    while (true) {
+      std::shared_ptr<grpc::Channel> channel;
+      {
+        const MutexLock lock(link_.mu);
+        channel = link_.channel;
+        request.set_inc(link_.session.inc().value + 1);
+      }
+      grpc::ClientContext context;
+      AddToken(&context, link_.options.credentials.token);
+      context.set_deadline(std::chrono::system_clock::now() + kQuestionWithin);
+      v1::MeetReply reply;
+      const Status asked = FromGrpc(v1::Control::NewStub(channel)->Meet(&context, request, &reply));
+      if (asked.ok()) return reply;
+      const bool again =
+          asked.code() == StatusCode::kUnavailable || asked.code() == StatusCode::kDeadlineExceeded;
+      if (!again || Clock::now() >= until) return asked.At("rendezvous of training group " + meeting_);
+      std::this_thread::sleep_for(kBetween);
+    }
+  }
+
+  Impl& link_;
+  const std::string meeting_;
+};
+
+std::unique_ptr<comm::Rendezvous> Link::MeetingAt(const std::string& meeting) {
+  return std::make_unique<Meeting>(*impl_, meeting);
+}
+
 StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, int64_t rank) {
   std::shared_ptr<grpc::Channel> channel;
   Incarnation inc;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/comm/rendezvous.h"
 #include "workers/data/stored_rows.h"
 #include "workers/net/certificates.h"
 #include "workers/net/messages.h"
@@ -53,6 +54,9 @@ class Link {
   [[nodiscard]] int64_t ctl_epoch() const;  // the newest that it has heard of
   [[nodiscard]] bool MayServe() const;      // WorkerSession::MayServe, now
 
+  // Where the training group that a command names meets. It asks over the connection that is there, and waits
+  // for another one where that broke.  requires that the link outlives it
+  [[nodiscard]] std::unique_ptr<comm::Rendezvous> MeetingAt(const std::string& meeting);
   // The list of a leased batch, and payloads of its rows.
   StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step, int64_t rank);
   StatusOr<PayloadsRead> FetchPayloads(const Enqs& which);
@@ -60,6 +64,7 @@ class Link {
  private:
   Link();
   struct Impl;
+  class Meeting;
   std::unique_ptr<Impl> impl_;
 };
 

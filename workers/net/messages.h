@@ -258,9 +258,9 @@ struct FetchState {
   int64_t request = 0;
   std::string address;  // of the Weights service of the peer
 };
-// Meet the others by a file that all of them see.
+// Meet the others at the rendezvous of this name, which the controller has (Control.Meet).
 struct FormGroup : command::FormGroup {
-  std::string store;
+  std::string meeting;
   double timeout_s = 0;
 };
 using command::CopyRecovery;

@@ -4,41 +4,32 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <random>
 #include <thread>
 
 #include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
 
 namespace tidepool::comm {
 namespace {
 
 class GlooGroupTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    dir_ =
-        std::filesystem::temp_directory_path() / ("tidepool-comm-" + std::to_string(std::random_device()()));
-    std::filesystem::create_directories(dir_);
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   // Runs `body` on every rank of a fresh group.
-  void Run(int size, const std::function<void(Collective&)>& body, double timeout_s = 60) {
-    const std::string store = (dir_ / std::to_string(++groups_)).string();
+  static void Run(int size, const std::function<void(Collective&)>& body, double timeout_s = 60) {
+    const auto rendezvous = std::make_shared<RendezvousTable>();
     std::vector<std::thread> ranks;
     for (int r = 0; r < size; ++r) {
       ranks.emplace_back([&, r] {
-        auto group = MakeGlooGroup({.store = store, .rank = r, .size = size, .timeout_s = timeout_s});
+        auto group =
+            MakeGlooGroup({.rendezvous = rendezvous, .rank = r, .size = size, .timeout_s = timeout_s});
         ASSERT_TRUE(group.ok()) << group.status().message();
         body(**group);
       });
     }
     for (auto& t : ranks) t.join();
   }
-
-  std::filesystem::path dir_;
-  int groups_ = 0;
 };
 
 std::vector<float> Noise(int seed, size_t n) {
@@ -79,10 +70,12 @@ TEST_F(GlooGroupTest, GathersOneNumberOfEach) {
 }
 
 TEST_F(GlooGroupTest, ARankThatNeverComesIsAnErrorWithinTheDeadline) {
-  const auto group =
-      MakeGlooGroup({.store = (dir_ / "alone").string(), .rank = 0, .size = 2, .timeout_s = 0.5});
+  const auto group = MakeGlooGroup(
+      {.rendezvous = std::make_shared<RendezvousTable>(), .rank = 0, .size = 3, .timeout_s = 0.5});
   ASSERT_FALSE(group.ok());
-  EXPECT_THAT(group.status().message(), ::testing::HasSubstr("rank 0 could not meet the others"));
+  EXPECT_THAT(
+      group.status().message(),
+      ::testing::HasSubstr("rank 0 could not meet the others within 0.500000 s: rank 1, 2 did not come"));
 }
 
 TEST_F(GlooGroupTest, ARankThatLeavesIsAnErrorForTheOthers) {
@@ -114,6 +107,19 @@ TEST_F(GlooGroupTest, TheRankThatIsWaitedForIsNamedByThoseThatWait) {
                 ::testing::ContainsRegex("op=all_reduce tag=gradients seq=2 rank=" + std::to_string(rank) +
                                          "/3 failed after .* s, waiting for rank 1"));
   }
+}
+
+TEST_F(GlooGroupTest, AGroupThatIsOverIsLeftAtOnce) {
+  const auto rendezvous = std::make_shared<RendezvousTable>();
+  const auto begin = std::chrono::steady_clock::now();
+  std::jthread closes([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    rendezvous->Close("another one was formed");
+  });
+  const auto group = MakeGlooGroup({.rendezvous = rendezvous, .rank = 0, .size = 2, .timeout_s = 30});
+  EXPECT_EQ(group.status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(group.status().message(), ::testing::HasSubstr("the training group is over: another one"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
 }
 
 }  // namespace

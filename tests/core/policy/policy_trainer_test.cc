@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
+#include <memory>
 #include <thread>
 
 #include "core/algorithms/losses/losses.h"
 #include "core/base/rng.h"
+#include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
 #include "core/policy/distribution.h"
 #include "core/policy/player.h"
 
@@ -175,13 +177,12 @@ TEST(PolicyTrainerTest, RanksTogetherTrainAsOneAlone) {
   const auto alone = (*trainer)->Step({1}, {0, 0}, rows);
   ASSERT_TRUE(alone.ok());
 
-  const std::string store = testing::TempDir() + "/policy_ranks_" + std::to_string(::getpid());
-  std::filesystem::remove(store);
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<StatusOr<train::StepResult>> results(2, StatusOr<train::StepResult>(Internal("not run")));
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r) {
     ranks.emplace_back([&, r] {
-      auto group = comm::MakeGlooGroup({.store = store, .rank = r, .size = 2, .timeout_s = 60});
+      auto group = comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = r, .size = 2, .timeout_s = 60});
       ASSERT_TRUE(group.ok()) << group.status().message();
       std::vector<FragmentRow> share = rows;
       for (size_t i = 0; i < share.size(); ++i) {
@@ -194,7 +195,6 @@ TEST(PolicyTrainerTest, RanksTogetherTrainAsOneAlone) {
     });
   }
   for (std::thread& t : ranks) t.join();
-  std::filesystem::remove(store);
   for (int r = 0; r < 2; ++r) {
     ASSERT_TRUE(results[static_cast<size_t>(r)].ok()) << results[static_cast<size_t>(r)].status().message();
     const auto* a = reinterpret_cast<const float*>(copies[static_cast<size_t>(r)]->bytes().data());

@@ -8,8 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <random>
+#include <memory>
 #include <thread>
 
 #include "core/algorithms/gae.h"
@@ -17,6 +16,7 @@
 #include "core/algorithms/value_loss.h"
 #include "core/base/rng.h"
 #include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 #include "tests/core/model/reference.h"
@@ -116,8 +116,7 @@ std::vector<float> Floats(const Weights& w) {
 // Three steps on `ranks` ranks; owner[group] computes it.
 Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
               const std::vector<int>& owner = {}) {
-  const auto store = std::filesystem::temp_directory_path() /
-                     ("tidepool-companions-" + std::to_string(std::random_device()()));
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -127,7 +126,7 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
       Batch mine = batch;
       if (ranks > 1) {
         group =
-            std::move(comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks})).value();
+            std::move(comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
         for (Row& r : mine.rows)
           if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
@@ -152,7 +151,6 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
     EXPECT_EQ(other.policy, outcomes[0].policy);
     EXPECT_EQ(other.critic, outcomes[0].critic);
   }
-  std::filesystem::remove(store);
   return outcomes[0];
 }
 

@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <random>
+#include <memory>
 #include <thread>
 
 #include "core/base/rng.h"
 #include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
 #include "core/model/decoder.h"
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
@@ -56,8 +56,7 @@ struct Result {
 // `owner[group]`: the rank that computes it; ranks without a group take part all the same.
 std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks,
                           const std::vector<int>& owner) {
-  const auto store =
-      std::filesystem::temp_directory_path() / ("tidepool-dp-" + std::to_string(std::random_device()()));
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Result> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -66,7 +65,7 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
       std::unique_ptr<comm::Collective> group;
       Batch mine = batch;
       if (ranks > 1) {
-        auto made = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks});
+        auto made = comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks});
         ASSERT_TRUE(made.ok()) << made.status().message();
         group = std::move(*made);
         for (Row& r : mine.rows)
@@ -91,7 +90,6 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
     });
   }
   for (auto& t : threads) t.join();
-  std::filesystem::remove(store);
   return results;
 }
 

@@ -25,6 +25,7 @@ struct Ends {
   Mailbox<HubEvent> at_hub;
   Mailbox<LinkEvent> at_worker;
   std::vector<BatchRow> rows;
+  const std::shared_ptr<comm::RendezvousTable> table = std::make_shared<comm::RendezvousTable>();
   std::unique_ptr<Hub> hub;
   std::atomic<int> frames{0};  // of commands
   std::unique_ptr<Link> link;
@@ -39,6 +40,10 @@ struct Ends {
                int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
           if (lease != 7) return NotFound("lease is not open");
           return std::make_shared<const std::vector<BatchRow>>(rows);
+        },
+        [this](const std::string& meeting, Incarnation) -> StatusOr<std::shared_ptr<comm::RendezvousTable>> {
+          if (meeting != "1-1") return NotFound("the training group is over");
+          return table;
         }));
     LinkOptions dial;
     dial.address = hub->address();
@@ -231,6 +236,37 @@ TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
   EXPECT_EQ((*rows)[299].without_loss, ends.rows[299].without_loss);
   EXPECT_EQ((*rows)[299].reward, 149.5);
   EXPECT_EQ(ends.link->FetchRows(8, {3}, 0).status().code(), StatusCode::kNotFound);
+}
+
+TEST(LinkTest, RanksMeetAtTheController) {
+  Ends ends;
+  ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
+  const auto meeting = ends.link->MeetingAt("1-1");
+  const std::string bytes("\0\xff", 2);
+  ASSERT_TRUE(meeting->Set("mine", bytes).ok());
+  EXPECT_EQ(ends.table->Get({"mine"}, 0ms)->front(), bytes);
+  EXPECT_EQ(*meeting->Add("n", 2), 2);
+  EXPECT_EQ(*meeting->Add("n", 3), 5);
+  EXPECT_EQ(meeting->Get({"mine", "theirs"}, 0ms).status().code(), StatusCode::kDeadlineExceeded);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(meeting->Get({"theirs"}, 1300ms).status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 1300ms);
+  {
+    std::jthread other([&] {
+      std::this_thread::sleep_for(1200ms);  // longer than one question waits
+      EXPECT_TRUE(ends.table->Set("theirs", "2").ok());
+    });
+    const auto both = meeting->Get({"theirs", "mine"}, 30s);
+    ASSERT_TRUE(both.ok()) << both.status().message();
+    EXPECT_EQ(*both, (std::vector<std::string>{"2", bytes}));
+  }
+  EXPECT_EQ(meeting->Set("k", std::string((1 << 20) + 1, 'v')).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(ends.link->MeetingAt("1-2")->Get({"mine"}, 30s).status().code(), StatusCode::kNotFound);
+  // Nobody answers any more.
+  ends.hub->Stop();
+  const auto ended = std::chrono::steady_clock::now();
+  EXPECT_FALSE(meeting->Get({"never"}, 500ms).ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - ended, 15s);
 }
 
 // Long contexts with routing pass any limit of a message: 10 k tokens of a large mixture are 4 MiB.

@@ -197,7 +197,7 @@ class ModelDevice : public DeviceWork {
   }
   Status FormGroup(const down::FormGroup& c) override {
     LeaveGroup();
-    auto& group = world_->groups[c.store];
+    auto& group = world_->groups[c.meeting];
     if (group == nullptr) group = std::make_shared<ModelWorld::Group>();
     group_ = group;
     group_epoch_ = c.group_epoch;

@@ -273,7 +273,7 @@ TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
     }
     const grpc::Status status = stream->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    EXPECT_NE(status.error_message().find(wrong_run ? "run-a" : "schema"), std::string::npos)
+    EXPECT_NE(status.error_message().find(wrong_run ? "run-a" : "use one build for both"), std::string::npos)
         << status.error_message();
   }
   EXPECT_EQ(events_.load(), 0);

@@ -22,6 +22,7 @@
 #include "core/base/thread_annotations.h"
 #include "proto/control.pb.h"
 #include "workers/controller/open_lease.h"
+#include "workers/controller/open_meeting.h"
 #include "workers/data/weights_service.h"
 #include "workers/net/hub.h"
 #include "workers/net/join_service.h"
@@ -60,6 +61,7 @@ const std::map<std::string, Row> kRows = {
      {Door::kController, {CallerRole::kDevice, CallerRole::kReward, CallerRole::kEnvironment}}},
     {"tidepool.v1.Control.FetchRows", {Door::kController, {CallerRole::kDevice}}},
     {"tidepool.v1.Rows.Read", {Door::kController, {CallerRole::kDevice}}},
+    {"tidepool.v1.Control.Meet", {Door::kController, {CallerRole::kDevice}}},
     {"tidepool.v1.Weights.Fetch", {Door::kDevice, {CallerRole::kDevice}}},
     {"tidepool.v1.Newcomers.Join", {Door::kNewcomers, {}}},
     {"tidepool.v1.VectorEnvironments.Play", {Door::kLoopback, {}}},
@@ -184,6 +186,7 @@ class SecurityMatrixTest : public testing::Test {
   SecurityMatrixTest() : job_("run-a"), tokens_(*JobTokens::Random()) {
     auto rows = std::make_shared<const std::vector<BatchRow>>();
     lease_.Open(1, StepNumber{1}, {{kReader, rows}});
+    meeting_.Admit("3-1", kReader);
     HubOptions options;
     options.run_id = "run-a";
     options.identity = job_.Of(kControllerRole);
@@ -197,7 +200,8 @@ class SecurityMatrixTest : public testing::Test {
         },
         [this](int64_t lease, StepNumber step, Incarnation reader, int64_t rank) {
           return lease_.Read(lease, step, reader, rank);
-        });
+        },
+        [this](const std::string& meeting, Incarnation asker) { return meeting_.At(meeting, asker); });
     EXPECT_TRUE(hub.ok()) << hub.status().ToString();
     hub_ = std::move(*hub);
     AttachmentOptions attachments;
@@ -262,10 +266,19 @@ class SecurityMatrixTest : public testing::Test {
     request.set_inc(reader.value + 1);
     return request.SerializeAsString();
   }
+  static std::string MeetBytes(Incarnation asker, const std::string& meeting = "3-1") {
+    v1::MeetRequest request;
+    request.set_meeting(meeting);
+    request.set_inc(asker.value + 1);
+    request.add_keys("key");
+    request.set_set("value");
+    return request.SerializeAsString();
+  }
   // What a caller with the right would say.
   static std::string BytesFor(const std::string& method) {
     return method == "tidepool.v1.Control.Attach"      ? HelloBytes(0)
            : method == "tidepool.v1.Control.FetchRows" ? RowsBytes(kReader)
+           : method == "tidepool.v1.Control.Meet"      ? MeetBytes(kReader)
                                                        : "";
   }
   [[nodiscard]] int64_t Attached() {
@@ -289,6 +302,7 @@ class SecurityMatrixTest : public testing::Test {
   const Job job_;
   const JobTokens tokens_;
   OpenLease lease_;
+  OpenMeeting meeting_;
   Mutex mu_;
   std::unique_ptr<Attachments> attachments_ TP_GUARDED_BY(mu_);
   std::atomic<int> fetched_{0}, joined_{0};
@@ -370,7 +384,8 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
     }
   }
   // Of another place: the certificate of a newcomer is for one. Weights are for any device.
-  const std::string attach = "tidepool.v1.Control.Attach", rows = "tidepool.v1.Control.FetchRows";
+  const std::string attach = "tidepool.v1.Control.Attach", rows = "tidepool.v1.Control.FetchRows",
+                    meet = "tidepool.v1.Control.Meet";
   for (const int64_t place : {0, -1, 2})
     ExpectRefused(attach, {elsewhere, token, HelloBytes(place)}, PERMISSION_DENIED, "another place");
   ExpectRefused(rows, {elsewhere, token, RowsBytes(kReader)}, PERMISSION_DENIED, "another place");
@@ -378,6 +393,7 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   v1::ReadRowsRequest read;
   read.set_inc(kReader.value + 1);
   ExpectRefused(payloads, {elsewhere, token, read.SerializeAsString()}, PERMISSION_DENIED, "another place");
+  ExpectRefused(meet, {elsewhere, token, MeetBytes(kReader)}, PERMISSION_DENIED, "another place");
   EXPECT_EQ(Attached(), 0);
   EXPECT_EQ(fetched_, 0);
   // Of a life that is over: a process that was fenced, and one that its controller has given up.
@@ -396,9 +412,16 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   ExpectRefused(rows, {device, token, RowsBytes({kReader.value - 1})}, PERMISSION_DENIED,
                 "an old incarnation");
   ExpectRefused(rows, {device, token, RowsBytes({})}, PERMISSION_DENIED, "none");
+  ExpectRefused(meet, {device, token, MeetBytes({kReader.value - 1})}, PERMISSION_DENIED,
+                "an old incarnation");
+  ExpectRefused(meet, {device, token, MeetBytes(kReader, "2-1")}, grpc::StatusCode::NOT_FOUND,
+                "a group of an earlier controller");
+  EXPECT_FALSE((*meeting_.At("3-1", kReader))->Get({"key"}, std::chrono::milliseconds(0)).ok());
   // And who may.
   EXPECT_EQ(Call(rows, {device, token, RowsBytes(kReader)}).code, grpc::StatusCode::OK);
   EXPECT_EQ(Call(payloads, {device, token, read.SerializeAsString()}).code, grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Call(meet, {device, token, MeetBytes(kReader)}).code, grpc::StatusCode::OK);
+  EXPECT_EQ((*meeting_.At("3-1", kReader))->Get({"key"}, std::chrono::milliseconds(0))->front(), "value");
   EXPECT_EQ(Call("tidepool.v1.Weights.Fetch", {device, token, ""}).code, grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(fetched_, 1);
   EXPECT_EQ(says(Call(attach, {elsewhere, token, HelloBytes(1, 0, 8)})), "it was let in");

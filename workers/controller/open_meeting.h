@@ -1,0 +1,67 @@
+#pragma once
+// Where the training group that is there now meets (core/comm/rendezvous.h): its members alone have it, and
+// those of an earlier group hear that theirs is over. Nothing of it outlives the controller: another one
+// forms another group. Thread-safe.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/comm/rendezvous_table.h"
+
+namespace tidepool::workers {
+
+class OpenMeeting {
+ public:
+  // meeting: a name that no other group of this run has.
+  void Admit(const std::string& meeting, Incarnation member) TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    if (meeting != meeting_) {
+      End("another one was formed");
+      meeting_ = meeting;
+      table_ = std::make_shared<comm::RendezvousTable>();
+    }
+    members_.push_back(member);
+  }
+  // Of a group that has lost one, nobody waits for the others any more.
+  void Lost(Incarnation member) TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    if (std::ranges::find(members_, member) != members_.end())
+      End("incarnation " + std::to_string(member.value) + " is gone");
+  }
+  void Close(const std::string& why) TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    End(why);
+  }
+  // kNotFound: that group is over. kPermissionDenied: `asker` is no member.
+  StatusOr<std::shared_ptr<comm::RendezvousTable>> At(const std::string& meeting, Incarnation asker) const
+      TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    if (table_ == nullptr || meeting != meeting_)
+      return NotFound("training group " + meeting + " is over, or was never formed by this controller");
+    if (std::ranges::find(members_, asker) == members_.end())
+      return PermissionDenied("incarnation " + std::to_string(asker.value) + " is not in training group " +
+                              meeting);
+    return table_;
+  }
+
+ private:
+  void End(const std::string& why) TP_REQUIRES(mu_) {
+    if (table_ != nullptr) table_->Close(why);
+    table_.reset();
+    meeting_.clear();
+    members_.clear();
+  }
+
+  mutable Mutex mu_;
+  std::string meeting_ TP_GUARDED_BY(mu_);
+  std::vector<Incarnation> members_ TP_GUARDED_BY(mu_);
+  std::shared_ptr<comm::RendezvousTable> table_ TP_GUARDED_BY(mu_);  // null: there is no group
+};
+
+}  // namespace tidepool::workers
