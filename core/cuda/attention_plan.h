@@ -53,6 +53,9 @@ class DecodePlanner {
   std::vector<Full> full_;                          // by hash: the first item that has them
 };
 
+// Sizes of heads whose attention in bfloat16 runs on tensor cores.
+constexpr bool HasTiles(int64_t head_size) { return head_size == 64 || head_size == 128; }
+
 // Consecutive rows with one first_run, at most `rows_max` (PrefillRows) an item. Items of long rows come
 // first, so that the device is not left with one of them at the end.
 std::vector<AttentionItem> PlanPrefill(std::span<const int32_t> rows, std::span<const int32_t> first_run,

@@ -159,14 +159,16 @@ std::unique_ptr<device::GraphAttention> CudaDevice::PlanGraphAttention(const dev
 
 std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
     const device::RowRunsOfHost& keys, std::span<const std::pair<int64_t, int64_t>> ranges,
-    const device::HeadShape&) {
+    const device::HeadShape& shape) {
+  auto work = std::make_unique<HeldAttention>();
+  work->ranges.assign(ranges.begin(), ranges.end());
+  if (shape.dtype != DType::kBFloat16 || !HasTiles(shape.head_size)) return work;
   const BackwardPlan plan = PlanBackward(ranges, keys.first_run, keys.lengths, keys.runs);
   device::Parcel parcel;
   const int64_t query_block = parcel.Add(plan.queries.blocks), query_step = parcel.Add(plan.queries.steps),
                 key_block = parcel.Add(plan.keys.blocks), key_step = parcel.Add(plan.keys.steps),
                 mask = parcel.Add(plan.masks);
   parcel.Send(*this);
-  auto work = std::make_unique<HeldAttention>();
   work->memory = parcel.memory();
   work->backward = {.queries = {.blocks = static_cast<int64_t>(plan.queries.blocks.size()),
                                 .block = parcel.At<BackwardBlock>(query_block),
@@ -176,11 +178,11 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
                              .step = parcel.At<BackwardStep>(key_step)},
                     .tiles = static_cast<int64_t>(plan.tiles.size()),
                     .mask = parcel.At<uint64_t>(mask)};
-  work->ranges.assign(ranges.begin(), ranges.end());
   return work;
 }
 
 void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
+  const c10::DeviceGuard guard(device_);  // what a kernel takes depends on the GPU
   const bool few = !options_.batch_invariant && TakesFewRows(a.multiply) &&
                    (a.glu.rows == 0 || TakesGate(a.glu)),
              norm = a.norm.rows > 0 && few && TakesNorm(a.norm, a.multiply);
@@ -193,6 +195,7 @@ void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
   Run("FusedMultiply", [&](Launcher& launcher) { return FewRowsFused(left, launcher.stream()); });
 }
 void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) {
+  const c10::DeviceGuard guard(device_);
   if (!RotatesInAttention(turn, a)) return TorchDevice::RotaryAttention(turn, a);
   Run("RotaryAttention", [&](Launcher& launcher) { return cuda::RotaryAttention(turn, a, launcher); });
 }
@@ -202,6 +205,7 @@ void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const dev
 template <typename Args>
 bool CudaDevice::MultiplyFewRows(const Args& a) {
   if constexpr (std::is_same_v<Args, device::MultiplyArgs<BF16>>) {
+    const c10::DeviceGuard guard(device_);
     if (options_.batch_invariant || !TakesFewRows(a)) return false;
     Run("Multiply", [&](Launcher& launcher) { return FewRowsFused({.multiply = a}, launcher.stream()); });
     return true;

@@ -86,6 +86,7 @@ struct RowRunsOfHost {
 };
 struct HeadShape {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
+  DType dtype = DType::kFloat32;
 };
 
 // Kernels that were recorded, to run again with the arguments that they had.

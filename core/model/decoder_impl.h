@@ -150,7 +150,7 @@ struct Decoder::Impl {
   void MultiplyBack(const View& dx, const View& dy, const View& w) const;
   template <typename T>
   void MultiplyBackWeight(float* dw, const View& dy, const View& x) const;
-  [[nodiscard]] device::HeadShape heads() const { return {spec.heads, spec.kv_heads, spec.head_size}; }
+  [[nodiscard]] device::HeadShape heads() const { return {spec.heads, spec.kv_heads, spec.head_size, dtype}; }
   // Experts that rows choose in all sparse layers, and where those of one layer stand; null in a dense one.
   [[nodiscard]] int64_t routed_size(int64_t rows) const {
     return spec.sparse_layers() * rows * spec.moe.experts_per_token;

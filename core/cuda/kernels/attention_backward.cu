@@ -348,10 +348,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
       LoadStrips<kD, kStrips>(my_values, left2);
     }
     if (i + 1 < loads) {
-      if (++next_head == (kv + 1) * group) {
-        next_head = kv * group;
-        if (++next_part == kBackStep / kStep) {
-          next_part = 0;
+      if (++next_part == kBackStep / kStep) {
+        next_part = 0;
+        if (++next_head == (kv + 1) * group) {
+          next_head = kv * group;
           ++at_step;
         }
       }
@@ -586,8 +586,8 @@ int AttentionBackward(const device::AttentionBackwardArgs<T>& a, Launcher& launc
   }
   const auto& work = static_cast<const AttentionOnDevice&>(*a.work);
   if constexpr (sizeof(T) == 2) {
-    if ((a.head_size == 64 || a.head_size == 128) && On16Bytes(a.q) && On16Bytes(a.k) && On16Bytes(a.v) &&
-        On16Bytes(a.out) && On16Bytes(a.dout) && On16Bytes(a.dqkv)) {
+    if (work.backward.tiles > 0 && HasTiles(a.head_size) && On16Bytes(a.q) && On16Bytes(a.k) &&
+        On16Bytes(a.v) && On16Bytes(a.out) && On16Bytes(a.dout) && On16Bytes(a.dqkv)) {
       auto* sums = static_cast<float*>(launcher.Scratch(work.backward.tiles * a.heads * 2 * kBackStep *
                                                         static_cast<int64_t>(sizeof(float))));
       // Of some dozen divisions the fastest on an H100 for sequences of 1024 rows; on no other GPU were they
@@ -596,9 +596,15 @@ int AttentionBackward(const device::AttentionBackwardArgs<T>& a, Launcher& launc
       using Keys64 = BackwardTiles<64, 2, 64, 32, 2, false>;
       using Queries128 = BackwardTiles<128, 2, 32, 32, 2, false>;
       using Keys128 = BackwardTiles<128, 1, 64, 16, 1, true>;
-      return a.head_size == 64
-                 ? BackwardByTiles<Queries64, Keys64>(a, work.backward, sums, launcher.stream())
-                 : BackwardByTiles<Queries128, Keys128>(a, work.backward, sums, launcher.stream());
+      using SmallQueries128 = BackwardTiles<128, 2, 16, 16, 1, false>;  // the same bits
+      using SmallKeys128 = BackwardTiles<128, 1, 16, 16, 1, false>;
+      static_assert(Queries64::kBytes <= kSmallSharedMax && Keys64::kBytes <= kSmallSharedMax &&
+                    SmallQueries128::kBytes <= kSmallSharedMax && SmallKeys128::kBytes <= kSmallSharedMax);
+      if (a.head_size == 64)
+        return BackwardByTiles<Queries64, Keys64>(a, work.backward, sums, launcher.stream());
+      return Fits(Keys128::kBytes) && Fits(Queries128::kBytes)
+                 ? BackwardByTiles<Queries128, Keys128>(a, work.backward, sums, launcher.stream())
+                 : BackwardByTiles<SmallQueries128, SmallKeys128>(a, work.backward, sums, launcher.stream());
     }
   }
   auto* delta =

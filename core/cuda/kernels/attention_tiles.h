@@ -13,56 +13,18 @@
 
 namespace tidepool::cuda {
 
-constexpr int kSharedMax = 160 * 1024;  // dynamic shared memory of a block of sm_80, less what is static
+// Dynamic shared memory of a block, less what kernels here declare: of sm_80, and of GPUs with 99 KiB.
+constexpr int kDeclaredShared = 3 * 1024;
+constexpr int kSharedMax = 163 * 1024 - kDeclaredShared, kSmallSharedMax = 99 * 1024 - kDeclaredShared;
+inline bool Fits(int dynamic_bytes) { return dynamic_bytes + kDeclaredShared <= SharedMax(); }
 
 template <int kD>
 constexpr int kTileRow = kD + 8;
 constexpr float kLog2E = 1.44269504F;  // e to the x is 2 to the x log2(e), which the GPU computes
 
-// c = a b^T: 16 rows of `a`, kN rows of `b`.
-template <int kD, int kN>
-__device__ inline void MultiplyRows(Shared<const BF16> a, Shared<const BF16> b, float (&c)[kN / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int n = 0; n < kN / 8; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0F;
-#pragma unroll
-  for (int k = 0; k < kD; k += 16) {
-    uint32_t left[4];
-    LoadMatrix4(a + (lane % 16) * kTileRow<kD> + k + lane / 16 * 8, left);
-#pragma unroll
-    for (int n = 0; n < kN; n += 16) {
-      uint32_t right[4];
-      LoadMatrix4(b + (n + lane % 8 + lane / 16 * 8) * kTileRow<kD> + k + lane / 8 % 2 * 8, right);
-      MultiplyTile(c[n / 8], left, right[0], right[1]);
-      MultiplyTile(c[n / 8 + 1], left, right[2], right[3]);
-    }
-  }
-}
-
-// out += p b: p is a product's result of 16 rows and kN columns, rounded to bfloat16; `b` has kN rows.
-template <int kD, int kN>
-__device__ inline void MultiplyWeights(const float (&p)[kN / 8][4], Shared<const BF16> b,
-                                       float (&out)[kD / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int n = 0; n < kN; n += 16) {
-    const float(&low)[4] = p[n / 8];
-    const float(&high)[4] = p[n / 8 + 1];
-    const uint32_t left[4] = {NarrowTwo(low[0], low[1]), NarrowTwo(low[2], low[3]),
-                              NarrowTwo(high[0], high[1]), NarrowTwo(high[2], high[3])};
-#pragma unroll
-    for (int d = 0; d < kD; d += 16) {
-      uint32_t right[4];
-      LoadMatrix4Transposed(b + (n + lane % 16) * kTileRow<kD> + d + lane / 16 * 8, right);
-      MultiplyTile(out[d / 8], left, right[0], right[1]);
-      MultiplyTile(out[d / 8 + 1], left, right[2], right[3]);
-    }
-  }
-}
-
-// The same of kStrips times 16 rows, which share what is loaded of `b`.
+// kStrips times 16 rows as the left operand of a product; the strips share what is loaded of the right one.
 template <int kD, int kStrips>
-using Strips = uint32_t[kStrips][kD / 16][4];  // rows as the left operand of a product
+using Strips = uint32_t[kStrips][kD / 16][4];
 template <int kD, int kStrips>
 __device__ inline void LoadStrips(Shared<const BF16> a, Strips<kD, kStrips>& out) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -73,6 +35,7 @@ __device__ inline void LoadStrips(Shared<const BF16> a, Strips<kD, kStrips>& out
       LoadMatrix4(a + (s * 16 + lane % 16) * kTileRow<kD> + k + lane / 16 * 8, out[s][k / 16]);
   }
 }
+// c = a b^T: kN rows of `b`.
 template <int kD, int kN, int kStrips>
 __device__ inline void MultiplyStrips(const Strips<kD, kStrips>& a, Shared<const BF16> b,
                                       float (&c)[kStrips][kN / 8][4]) {
@@ -96,6 +59,7 @@ __device__ inline void MultiplyStrips(const Strips<kD, kStrips>& a, Shared<const
     }
   }
 }
+// out += p b: p is a product's result of kN columns, rounded to bfloat16; `b` has kN rows.
 template <int kD, int kN, int kStrips>
 __device__ inline void MultiplyWeightStrips(const float (&p)[kStrips][kN / 8][4], Shared<const BF16> b,
                                             float (&out)[kStrips][kD / 8][4]) {

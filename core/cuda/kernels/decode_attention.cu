@@ -22,24 +22,27 @@ __device__ inline Global<float> PartialOf(float* partial, int64_t place, int64_t
   return View(partial) + (place * heads + head) * (size + 2);
 }
 
-template <int kD>
+// kOneTile: values take the place of the keys that were multiplied, so more queries bring the keys again.
+template <int kD, bool kOneTile>
 struct DecodeLayout {  // dynamic shared memory, bytes
   static constexpr int kTile = kPartitionKeys * kTileRow<kD> * 2;
   static constexpr int kSlabs = kD == 64 ? 4 : 2;  // warps whose sums there is room for
-  static constexpr int kValues = kTile, kQueries = 2 * kTile, kOut = kQueries + 16 * kTileRow<kD> * 2;
+  static constexpr int kValues = kOneTile ? 0 : kTile, kQueries = kValues + kTile,
+                       kOut = kQueries + 16 * kTileRow<kD> * 2;
   static constexpr int kBytes = kOut + kSlabs * 16 * kD * 4;
-  static_assert(kBytes <= kSharedMax);
+  static_assert(kBytes <= (kD == 64 || kOneTile ? kSmallSharedMax : kSharedMax));
 };
 
 // kRotate: queries, and the key and value of each row, come from `turn` and not from memory that a kernel
 // before has written; the block that attends to a row's last key writes its key and value there. The keys
 // before are of earlier steps, so they are on their way before the kernel before has ended.
-template <int kD, bool kRotate>
+template <int kD, bool kRotate, bool kOneTile>
 __global__ void __launch_bounds__(kDecodeThreads)
     DecodeTilesKernel(device::AttentionArgs<BF16> f, DecodeWork work, float* partial,
                       device::RotaryArgs<BF16> turn) {
+  static_assert(!kRotate || !kOneTile);  // the row's own key and value have to lie there together
   TP_DYNAMIC_SHARED(bytes);
-  using Layout = DecodeLayout<kD>;
+  using Layout = DecodeLayout<kD, kOneTile>;
   constexpr int kRow = kTileRow<kD>, kChunks = kD / 8;
   const Shared<BF16> keys = Carve<BF16>(bytes, 0, kPartitionKeys * kRow);
   const Shared<BF16> values = Carve<BF16>(bytes, Layout::kValues, kPartitionKeys * kRow);
@@ -111,8 +114,10 @@ __global__ void __launch_bounds__(kDecodeThreads)
   load_tile(f.k, keys);
   if constexpr (!kRotate) load_queries(0);  // of the keys' group
   if constexpr (kRotate) CopyAsyncCommit();
-  load_tile(f.v, values);
-  CopyAsyncCommit();
+  if constexpr (!kOneTile) {
+    load_tile(f.v, values);
+    CopyAsyncCommit();
+  }
   if constexpr (kRotate) {
     WaitForKernelBefore();
     load_queries(0);
@@ -128,14 +133,22 @@ __global__ void __launch_bounds__(kDecodeThreads)
   }
 
   for (int64_t m0 = 0; m0 < m_count; m0 += 16) {
-    if (m0 == 0) {
+    if (m0 == 0 && !kOneTile) {
       CopyAsyncWait<1>();
     } else {
       CopyAsyncWait<0>();
     }
     __syncthreads();
-    float p[kWarpKeys / 8][4];
-    MultiplyRows<kD, kWarpKeys>(queries, keys + warp * kWarpKeys * kRow, p);
+    Strips<kD, 1> left;
+    LoadStrips<kD, 1>(queries, left);
+    float products[1][kWarpKeys / 8][4];
+    MultiplyStrips<kD, kWarpKeys, 1>(left, keys + warp * kWarpKeys * kRow, products);
+    float(&p)[kWarpKeys / 8][4] = products[0];
+    if constexpr (kOneTile) {
+      __syncwarp();  // each warp has used its own keys
+      load_tile(f.v, values);
+      CopyAsyncCommit();
+    }
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 #pragma unroll
     for (int n = 0; n < kWarpKeys / 8; ++n) {
@@ -164,12 +177,13 @@ __global__ void __launch_bounds__(kDecodeThreads)
         warp_sum[warp * 16 + g + 8 * h] = sum[h];
       }
     }
-    if (m0 == 0) {
+    if (m0 == 0 || kOneTile) {
       CopyAsyncWait<0>();
       __syncwarp();  // each warp reads its own values alone
     }
-    float acc[kD / 8][4] = {};
-    MultiplyWeights<kD, kWarpKeys>(p, values + warp * kWarpKeys * kRow, acc);
+    float weighted[1][kD / 8][4] = {};
+    MultiplyWeightStrips<kD, kWarpKeys, 1>(products, values + warp * kWarpKeys * kRow, weighted);
+    const float(&acc)[kD / 8][4] = weighted[0];
     // The warps' sums, from the first to the last, at the maximum of all.
     __syncthreads();
     float all[2] = {-INFINITY, -INFINITY}, factor[2];
@@ -231,7 +245,10 @@ __global__ void __launch_bounds__(kDecodeThreads)
       to[kD + 1] = total;
     }
     // The barriers above came after the last read of the queries; the next one comes before sums are written.
-    if (m0 + 16 < m_count) load_queries(m0 + 16);
+    if (m0 + 16 < m_count) {
+      if constexpr (kOneTile) load_tile(f.k, keys);  // of the queries' group
+      load_queries(m0 + 16);
+    }
   }
 }
 
@@ -305,23 +322,32 @@ __global__ void __launch_bounds__(kAttendThreads)
   if (f.lse != nullptr && threadIdx.x == 0) View(f.lse)[row * f.heads + head] = all.max + logf(all.sum);
 }
 
-template <int kD>
+template <int kD, bool kRotate, bool kOneTile>
+int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float* partial,
+                const device::RotaryArgs<BF16>& turn, Stream stream) {
+  return Launch({.name = "decode_attention",
+                 .x = w.items,
+                 .y = f.kv_heads,
+                 .threads = kDecodeThreads,
+                 .shared_bytes = DecodeLayout<kD, kOneTile>::kBytes,
+                 .early = true},
+                stream, DecodeTilesKernel<kD, kRotate, kOneTile>, f, w, partial, turn);
+}
+// Whether keys and values have room beside each other.
+bool HasTwoTiles(int64_t head_size) { return head_size == 64 || Fits(DecodeLayout<128, false>::kBytes); }
 int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float* partial,
                 const device::RotaryArgs<BF16>* turn, Stream stream) {
-  const Grid grid{.name = "decode_attention",
-                  .x = w.items,
-                  .y = f.kv_heads,
-                  .threads = kDecodeThreads,
-                  .shared_bytes = DecodeLayout<kD>::kBytes,
-                  .early = true};
-  return turn == nullptr
-             ? Launch(grid, stream, DecodeTilesKernel<kD, false>, f, w, partial, device::RotaryArgs<BF16>())
-             : Launch(grid, stream, DecodeTilesKernel<kD, true>, f, w, partial, *turn);
+  if (turn != nullptr) {
+    return f.head_size == 64 ? DecodeTiles<64, true, false>(f, w, partial, *turn, stream)
+                             : DecodeTiles<128, true, false>(f, w, partial, *turn, stream);
+  }
+  if (f.head_size == 64) return DecodeTiles<64, false, false>(f, w, partial, {}, stream);
+  return HasTwoTiles(f.head_size) ? DecodeTiles<128, false, false>(f, w, partial, {}, stream)
+                                  : DecodeTiles<128, false, true>(f, w, partial, {}, stream);
 }
 template <typename T>
 bool DecodesInTiles(const device::AttentionArgs<T>& f) {
-  return sizeof(T) == 2 && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v) &&
-         (f.head_size == 64 || f.head_size == 128);
+  return sizeof(T) == 2 && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v) && HasTiles(f.head_size);
 }
 template <typename T>
 int Decode(const device::AttentionArgs<T>& f, const DecodeWork& w, const device::RotaryArgs<T>* turn,
@@ -332,10 +358,7 @@ int Decode(const device::AttentionArgs<T>& f, const DecodeWork& w, const device:
   const bool in_tiles = DecodesInTiles(f);
   int code = 0;
   if constexpr (sizeof(T) == 2) {
-    if (in_tiles) {
-      code = f.head_size == 64 ? DecodeTiles<64>(f, w, partial, turn, launcher.stream())
-                               : DecodeTiles<128>(f, w, partial, turn, launcher.stream());
-    }
+    if (in_tiles) code = DecodeTiles(f, w, partial, turn, launcher.stream());
   }
   if (!in_tiles) {
     code = Launch({.name = "decode_attention_rows",
@@ -362,7 +385,7 @@ template int DecodeAttention<BF16>(const device::AttentionArgs<BF16>&, const Dec
 
 bool RotatesInAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) {
   const auto& work = static_cast<const AttentionOnDevice&>(*a.work);
-  return work.rows_apart && DecodesInTiles(a) && turn.k == a.k && turn.v == a.v;
+  return work.rows_apart && DecodesInTiles(a) && HasTwoTiles(a.head_size) && turn.k == a.k && turn.v == a.v;
 }
 int RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a,
                     Launcher& launcher) {

@@ -21,30 +21,28 @@ constexpr int kTileRows = 8;    // of w
 
 // kRows: of x that a block takes, 8, 16 or 32; 8 are brought to shared memory at once, as a warp would
 // otherwise wait for its part in every step, of more there may be too much. kMatrices: 2 where a block has
-// the gate's rows of w and the same rows of the other half. kHeld: of NormRows, 0: no norm.
-template <int kRows, int kWarps, int kMatrices, int kHeld>
+// the gate's rows of w and the same rows of the other half.
+template <int kRows, int kWarps, int kMatrices>
 struct FewRowsShape {
   static constexpr int kTiles = kRows <= 16 ? 1 : kRows / 16;  // left operands
   static constexpr int kHalves = kRows == 8 ? 1 : 2;           // of one, that are something
   // Steps whose part of w is under way. Few registers leave room for the block of the next kernel, which
   // reads its own part meanwhile.
   static constexpr int kAhead = (kWarps == 16 ? 2 : kWarps == 4 ? 6 : 4) / kMatrices;
-  static constexpr int kBlocks = kRows > 8 || kHeld > 1 ? 1
-                                 : kWarps == 16         ? 2
-                                                        : 20 / kWarps;  // on a multiprocessor
+  static constexpr int kBlocks = kRows > 8 ? 1 : kWarps == 16 ? 2 : 20 / kWarps;  // on a multiprocessor
   static constexpr bool kStaged = kRows == 8;
   static constexpr int kPad = 32;  // elements after a row in shared memory: neighbours lie in other banks
   static constexpr int kSums = kMatrices * kTiles * 2 * kHalves;
 };
 
 // Normalises the rows of x into shared memory; the sum with `add` is written by the first block. Warps share
-// the rows evenly, and a lane holds its part of one in registers: at most kHeld times 8 elements.
-template <int kWarps, int kHeld>
+// the rows evenly, and a lane holds its part of one in registers: 8 elements.
+template <int kWarps>
 struct NormRows {
   static constexpr int64_t Room(int64_t rows) {  // elements of a row that there is room for
     int64_t warps = kWarps;
     while (warps > 1 && warps * rows > kWarps) warps /= 2;
-    return warps * rows > kWarps ? 0 : warps * 32 * 8 * kHeld;
+    return warps * rows > kWarps ? 0 : warps * 32 * 8;
   }
   __device__ explicit NormRows(const device::RmsNormArgs<BF16>& a) {
     warps = kWarps;
@@ -53,33 +51,26 @@ struct NormRows {
     row = thread / (32 * warps);
     first = thread % (32 * warps) * 8;
     mine = row < static_cast<int>(a.rows);
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int c = first + i * warps * 256;
-      if (mine && c < static_cast<int>(a.d)) GetWords4(View(a.weight), c, weight[i]);
-    }
+    if (mine && first < static_cast<int>(a.d)) GetWords4(View(a.weight), first, weight);
   }
   // sums: kWarps values. Ends with a barrier.
   __device__ void Run(const device::RmsNormArgs<BF16>& a, Shared<BF16> out, int64_t stride,
                       Shared<float> sums) {
-    const int d = static_cast<int>(a.d);
     const int64_t at = row * a.d;
-    float v[kHeld][8];
+    const bool there = mine && first < static_cast<int>(a.d);
+    float v[8];
     float squares = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int c = first + i * warps * 256;
-      if (!mine || c >= d) continue;
-      Get8(View(a.x), at + c, v[i]);
+    if (there) {
+      Get8(View(a.x), at + first, v);
       if (a.add != nullptr) {
         float w[8];
-        Get8(View(a.add), at + c, w);
+        Get8(View(a.add), at + first, w);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[i][j] = RoundedToBF16(v[i][j] + w[j]);  // what the norm sees
-        if (blockIdx.x == 0) Put8(View(a.x_out), at + c, v[i]);
+        for (int j = 0; j < 8; ++j) v[j] = RoundedToBF16(v[j] + w[j]);  // what the norm sees
+        if (blockIdx.x == 0) Put8(View(a.x_out), at + first, v);
       }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) squares += v[i][j] * v[i][j];
+      for (int j = 0; j < 8; ++j) squares += v[j] * v[j];
     }
     squares = WarpSum(squares);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
@@ -87,22 +78,19 @@ struct NormRows {
     squares = 0.0F;
     for (int w = 0; mine && w < warps; ++w) squares += sums[row * warps + w];
     const float rstd = 1.0F / sqrtf(squares / static_cast<float>(a.d) + a.eps);
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int c = first + i * warps * 256;
-      if (!mine || c >= d) continue;
+    if (there) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        v[i][2 * j] = v[i][2 * j] * rstd * __uint_as_float(weight[i][j] << 16);
-        v[i][2 * j + 1] = v[i][2 * j + 1] * rstd * __uint_as_float(weight[i][j] & 0xFFFF0000U);
+        v[2 * j] = v[2 * j] * rstd * __uint_as_float(weight[j] << 16);
+        v[2 * j + 1] = v[2 * j + 1] * rstd * __uint_as_float(weight[j] & 0xFFFF0000U);
       }
-      Put8(out, row * stride + c, v[i]);
+      Put8(out, row * stride + first, v);
     }
     __syncthreads();
   }
   int warps, row, first;  // warps that share a row
   bool mine;
-  uint32_t weight[kHeld][4];
+  uint32_t weight[4];
 };
 struct NoNorm {
   __device__ explicit NoNorm(const device::RmsNormArgs<BF16>&) {}
@@ -124,10 +112,10 @@ struct CopyRows {
   }
 };
 
-template <int kRows, int kWarps, int kMatrices, int kHeld>
-__global__ void __launch_bounds__(kWarps * 32, FewRowsShape<kRows, kWarps, kMatrices, kHeld>::kBlocks)
+template <int kRows, int kWarps, int kMatrices, bool kNorm>
+__global__ void __launch_bounds__(kWarps * 32, FewRowsShape<kRows, kWarps, kMatrices>::kBlocks)
     FewRowsKernel(device::FusedMultiplyArgs<BF16> f, int split) {
-  using Shape = FewRowsShape<kRows, kWarps, kMatrices, kHeld>;
+  using Shape = FewRowsShape<kRows, kWarps, kMatrices>;
   constexpr int kTiles = Shape::kTiles, kHalves = Shape::kHalves, kAhead = Shape::kAhead;
   TP_DYNAMIC_SHARED(bytes);
   const device::MultiplyArgs<BF16>& a = f.multiply;
@@ -158,14 +146,14 @@ __global__ void __launch_bounds__(kWarps * 32, FewRowsShape<kRows, kWarps, kMatr
   };
 #pragma unroll
   for (int s = 0; s < kAhead; ++s) load(k0 + s * stride, ahead[s]);
-  std::conditional_t<kHeld != 0, NormRows<kWarps, kHeld>, NoNorm> norm(f.norm);
+  std::conditional_t<kNorm, NormRows<kWarps>, NoNorm> norm(f.norm);
   LetKernelAfterStart();
   WaitForKernelBefore();
 
   const int x_stride = k_all + Shape::kPad;
   const Shared<BF16> staged =
       Carve<BF16>(bytes, kWarps * 32 * Shape::kSums * 4, Shape::kStaged ? a.rows * x_stride : 0);
-  if constexpr (kHeld != 0) {
+  if constexpr (kNorm) {
     norm.Run(f.norm, staged, x_stride, sums);
   } else if constexpr (Shape::kStaged) {
     CopyRows<kWarps>::Run(a, staged, x_stride);
@@ -261,9 +249,9 @@ int Split(int64_t tiles, int64_t k) {
   return split;
 }
 
-template <int kRows, int kWarps, int kMatrices, int kHeld>
+template <int kRows, int kWarps, int kMatrices, bool kNorm>
 int LaunchFewRows(const device::FusedMultiplyArgs<BF16>& f, int split, Stream stream) {
-  using Shape = FewRowsShape<kRows, kWarps, kMatrices, kHeld>;
+  using Shape = FewRowsShape<kRows, kWarps, kMatrices>;
   const device::MultiplyArgs<BF16>& a = f.multiply;
   const int64_t tiles = CeilDiv<int64_t>(kMatrices == 2 ? f.glu.ff : a.n, kTileRows);
   return Launch({.name = "few_rows_multiply",
@@ -272,39 +260,40 @@ int LaunchFewRows(const device::FusedMultiplyArgs<BF16>& f, int split, Stream st
                  .shared_bytes = static_cast<int>(int64_t{kWarps} * 32 * Shape::kSums * 4 +
                                                   (Shape::kStaged ? a.rows * (a.k + Shape::kPad) * 2 : 0)),
                  .early = true},
-                stream, FewRowsKernel<kRows, kWarps, kMatrices, kHeld>, f, split);
+                stream, FewRowsKernel<kRows, kWarps, kMatrices, kNorm>, f, split);
 }
 // Small blocks, so that all multiprocessors have about as many.
-template <int kMatrices, int kHeld>
+template <int kMatrices, bool kNorm>
 int ChooseWarps(const device::FusedMultiplyArgs<BF16>& f, int split, Stream stream) {
-  if (split > 8) return LaunchFewRows<8, 16, kMatrices, kHeld>(f, split, stream);
-  return split > 4 ? LaunchFewRows<8, 8, kMatrices, kHeld>(f, split, stream)
-                   : LaunchFewRows<8, 4, kMatrices, kHeld>(f, split, stream);
+  if (split > 8) return LaunchFewRows<8, 16, kMatrices, kNorm>(f, split, stream);
+  return split > 4 ? LaunchFewRows<8, 8, kMatrices, kNorm>(f, split, stream)
+                   : LaunchFewRows<8, 4, kMatrices, kNorm>(f, split, stream);
 }
 template <int kMatrices>
 int ChooseRows(const device::FusedMultiplyArgs<BF16>& f, Stream stream) {
   const int64_t rows = f.multiply.rows;
   const int split =
       Split(CeilDiv<int64_t>(kMatrices == 2 ? f.glu.ff : f.multiply.n, kTileRows), f.multiply.k);
-  if (rows > 16) return LaunchFewRows<32, 8, kMatrices, 0>(f, split < 8 ? split : 8, stream);
-  if (rows > 8) return LaunchFewRows<16, 8, kMatrices, 0>(f, split < 8 ? split : 8, stream);
-  if (f.norm.rows == 0) return ChooseWarps<kMatrices, 0>(f, split, stream);
-  if (NormRows<4, 1>::Room(rows) >= f.norm.d) return ChooseWarps<kMatrices, 1>(f, split, stream);
-  return ChooseWarps<kMatrices, 1>(f, split < 8 ? 8 : split, stream);
+  if (rows > 16) return LaunchFewRows<32, 8, kMatrices, false>(f, split < 8 ? split : 8, stream);
+  if (rows > 8) return LaunchFewRows<16, 8, kMatrices, false>(f, split < 8 ? split : 8, stream);
+  if (f.norm.rows == 0) return ChooseWarps<kMatrices, false>(f, split, stream);
+  if (NormRows<4>::Room(rows) >= f.norm.d) return ChooseWarps<kMatrices, true>(f, split, stream);
+  return ChooseWarps<kMatrices, true>(f, split < 8 ? 8 : split, stream);
 }
 
 }  // namespace
 
 bool TakesFewRows(const device::MultiplyArgs<BF16>& a) {
   // Larger matrices take cuBLAS as long, and more rows longer here.
-  constexpr int64_t kElementsMax = 26 << 20, kStagedMax = 96 << 10;
+  constexpr int64_t kElementsMax = 26 << 20, kStagedMax = 96 << 10, kSumsMax = 16 * 32 * 4 * 4;
+  const int64_t staged = a.rows > 8 ? 0 : a.rows * (a.k + 32) * 2;
   return a.rows >= 1 && a.rows <= kFewRowsMax && !a.strips && Wide(a.k, a.x, a.w) && a.n % 2 == 0 &&
          On16Bytes(a.y) && (a.n * a.k <= kElementsMax || (a.rows <= 2 && a.n >= 4 * a.k && a.n <= 65536)) &&
-         (a.rows > 8 || a.rows * (a.k + 32) * 2 <= kStagedMax);
+         staged <= kStagedMax && staged + kSumsMax <= SharedMax();
 }
 bool TakesGate(const device::SwiGluArgs<BF16>& glu) { return glu.ff % 2 == 0 && On16Bytes(glu.act); }
 bool TakesNorm(const device::RmsNormArgs<BF16>& norm, const device::MultiplyArgs<BF16>& a) {
-  return TakesFewRows(a) && norm.rstd == nullptr && a.k <= NormRows<8, 1>::Room(a.rows) &&
+  return TakesFewRows(a) && norm.rstd == nullptr && a.k <= NormRows<8>::Room(a.rows) &&
          Wide(norm.d, norm.x, norm.add, norm.x_out, norm.weight);
 }
 int FewRowsFused(const device::FusedMultiplyArgs<BF16>& a, Stream stream) {

@@ -8,7 +8,8 @@ namespace tidepool::cuda {
 
 constexpr int64_t kFewRowsMax = 32;
 
-// Whether the kernel takes this product: its rows lie on 16 bytes and are few.
+// Whether the kernel takes this product on the thread's GPU: its rows lie on 16 bytes, are few, and have room
+// in shared memory.
 bool TakesFewRows(const device::MultiplyArgs<BF16>& a);
 
 // Whether it takes the norm before the product along: every block normalises all rows again.

@@ -79,7 +79,7 @@ struct BackwardPassWork {
 };
 struct BackwardWork {
   BackwardPassWork queries, keys;
-  int64_t tiles = 0;               // of 64 rows
+  int64_t tiles = 0;               // of 64 rows; 0: there is no plan, and ranges alone say what attends
   const uint64_t* mask = nullptr;  // [masks, 128]
 };
 // What AttentionArgs::work is, and AttentionBackwardArgs::work with ranges of rows that attend among

@@ -10,25 +10,25 @@
 namespace tidepool::cuda {
 namespace {
 
-constexpr int kTileKeys = 64;
-
-template <int kD_, int kStrips_, int kChunk_, int kBlocks_, bool kLazy_>
+template <int kD_, int kStrips_, int kTileKeys_, int kChunk_, int kBlocks_, bool kLazy_>
 struct PrefillTiles {
   static constexpr int kD = kD_, kStrips = kStrips_;  // a warp has kStrips times 16 query rows
-  static constexpr int kChunk = kChunk_;              // keys that are multiplied at a time
+  static constexpr int kTileKeys = kTileKeys_;        // keys that are loaded at a time
+  static constexpr int kChunk = kChunk_;              // and multiplied at a time
   static constexpr int kBlocks = kBlocks_;            // of a multiprocessor
   static constexpr bool kLazy = kLazy_;               // whether sums are left alone where no maximum rises
   static constexpr int kRow = kTileRow<kD>, kThreads = kPrefillQueries / (16 * kStrips) * 32;
   // Dynamic shared memory, bytes: queries, keys twice, values twice.
   static constexpr int kQueries = kPrefillQueries * kRow * 2, kTile = kTileKeys * kRow * 2;
   static constexpr int kKeys = kQueries, kValues = kKeys + 2 * kTile, kBytes = kValues + 2 * kTile;
-  static_assert(kBytes <= kSharedMax);
+  static_assert(kBytes <= kSharedMax && kTileKeys % kChunk == 0);
 };
 
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
     PrefillTilesKernel(device::AttentionArgs<BF16> f, PrefillWork work) {
   TP_DYNAMIC_SHARED(bytes);
+  constexpr int kTileKeys = Tiles::kTileKeys;
   TP_SHARED(int32_t, slots, 2 * kTileKeys);
   TP_SHARED(int32_t, limits, kPrefillQueries);  // keys of the rows
   constexpr int kD = Tiles::kD, kStrips = Tiles::kStrips, kRow = Tiles::kRow, kThreads = Tiles::kThreads;
@@ -251,10 +251,15 @@ int PrefillAttention(const device::AttentionArgs<T>& f, const PrefillWork& work,
   if (work.items == 0) return 0;
   if constexpr (sizeof(T) == 2) {
     if (f.heads / f.kv_heads <= kPrefillQueries && On16Bytes(f.q) && On16Bytes(f.k) && On16Bytes(f.v)) {
-      if (f.head_size == 64)
-        return PrefillByTiles<PrefillTiles<64, 2, 64, 2, false>>(f, work, launcher.stream());
-      if (f.head_size == 128)
-        return PrefillByTiles<PrefillTiles<128, 2, 32, 2, true>>(f, work, launcher.stream());
+      using Of64 = PrefillTiles<64, 2, 64, 64, 2, false>;
+      using Of128 = PrefillTiles<128, 2, 64, 32, 2, true>;
+      using SmallOf128 = PrefillTiles<128, 2, 32, 32, 1, true>;  // the same bits
+      static_assert(Of64::kBytes <= kSmallSharedMax && SmallOf128::kBytes <= kSmallSharedMax);
+      if (f.head_size == 64) return PrefillByTiles<Of64>(f, work, launcher.stream());
+      if (f.head_size == 128) {
+        return Fits(Of128::kBytes) ? PrefillByTiles<Of128>(f, work, launcher.stream())
+                                   : PrefillByTiles<SmallOf128>(f, work, launcher.stream());
+      }
     }
   }
   return Launch({.name = "prefill_attention_rows",

@@ -188,6 +188,17 @@ void CompareFused(uint64_t seed) {
               0)
       << what << ": row " << first << " depends on those beside it";
 }
+#ifdef TIDEPOOL_CUDA_EMULATION
+TEST(MultiplyKernelTest, AProductThatAGpuHasNoRoomForIsNotTaken) {
+  const DeviceArray<BF16> any(8);
+  const device::MultiplyArgs<BF16> a{
+      .rows = 8, .n = 64, .k = 6000, .x = any.data(), .w = any.data(), .y = any.data()};
+  EXPECT_TRUE(TakesFewRows(a));
+  const SmallGpu small;
+  EXPECT_FALSE(TakesFewRows(a));
+}
+#endif
+
 TEST(MultiplyKernelTest, FewRowsWithTheirNormAndGateAgreeWithOneKernelEach) {
   for (int64_t seed = 0; seed < FuzzSeeds(40); ++seed) CompareFused(static_cast<uint64_t>(seed));
 }

@@ -331,8 +331,8 @@ struct Case<AttentionBackwardArgs<T>> : Plain {
   }
   void Prepare(Device& device, AttentionBackwardArgs<T>& a) {
     const std::pair<int64_t, int64_t> all{0, a.keys.rows};
-    work.push_back(
-        device.PlanAttentionBackward(sequences->OnHost(), {&all, 1}, {a.heads, a.kv_heads, a.head_size}));
+    work.push_back(device.PlanAttentionBackward(sequences->OnHost(), {&all, 1},
+                                                {a.heads, a.kv_heads, a.head_size, kDTypeOf<T>}));
     a.work = work.back().get();
   }
 };
