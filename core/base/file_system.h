@@ -55,6 +55,8 @@ class ReadableFile {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  // `path` leads to what is locked. False: another caller has taken the lock (TakeLock), or the name is gone.
+  [[nodiscard]] virtual bool IsAt(const std::string& path) const = 0;
 };
 
 struct FileInfo {

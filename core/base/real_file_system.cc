@@ -138,21 +138,22 @@ std::string HolderIn(const Descriptor& fd) {
   return holder;
 }
 
-class RealFileLock : public FileLock {
- public:
-  explicit RealFileLock(Descriptor fd) : fd_(std::move(fd)) {}
-
- private:
-  Descriptor fd_;
-};
-
 // Whether `path` still leads to the open file.
-bool IsAt(int fd, const std::string& path) {
+bool LeadsTo(const std::string& path, int fd) {
   struct stat open {
   }, there{};
   return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev &&
          open.st_ino == there.st_ino;
 }
+
+class RealFileLock : public FileLock {
+ public:
+  explicit RealFileLock(Descriptor fd) : fd_(std::move(fd)) {}
+  [[nodiscard]] bool IsAt(const std::string& path) const override { return LeadsTo(path, fd_.get()); }
+
+ private:
+  Descriptor fd_;
+};
 
 StatusOr<std::unique_ptr<WritableFile>> Writable(const std::string& path, int flags, FileAccess access,
                                                  std::string_view doing) {
@@ -266,7 +267,7 @@ StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path
   int tries = 20;  // 100 ms: somebody may look who has it (IsLocked)
   while (true) {
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
-      if (IsAt(fd.get(), path)) break;
+      if (LeadsTo(path, fd.get())) break;
       // The folder was moved while we waited: who moved it holds, or will hold, the lock that is there now.
       TP_ASSIGN_OR_RETURN(Descriptor now, Open(path, O_RDWR | O_CREAT, "open lock file"));
       fd = std::move(now);

@@ -338,9 +338,9 @@ Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumb
   return fs.SyncDir(checkpoints);
 }
 
-StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints) {
-  int64_t handled = 0;
-  if (!fs.Exists(checkpoints)) return handled;
+StatusOr<Leftovers> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints) {
+  Leftovers leftovers;
+  if (!fs.Exists(checkpoints)) return leftovers;
   TP_ASSIGN_OR_RETURN(const auto names, fs.List(checkpoints));
   for (const std::string& name : names) {
     const std::string path = JoinPath(checkpoints, name);
@@ -349,17 +349,21 @@ StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints
     if (old_step >= 0 && !fs.Exists(place)) {
       TP_RETURN_IF_ERROR(fs.Rename(path, place));
     } else if (old_step >= 0 || (name.starts_with("step_") && name.ends_with(".tmp"))) {
-      const bool stored = fs.Exists(JoinPath(path, kStorePlaceName));
+      TP_ASSIGN_OR_RETURN(const FileInfo stored, fs.Stat(JoinPath(path, kStorePlaceName)));
       const Status removed = RemoveFolder(fs, path);
-      if (!removed.ok() && stored) continue;
+      if (!removed.ok() && stored.exists) {
+        leftovers.left.push_back(
+            path + " and its files in the store stay, for the next start: " + removed.message());
+        continue;
+      }
       TP_RETURN_IF_ERROR(removed);
     } else {
       continue;
     }
-    ++handled;
+    ++leftovers.handled;
   }
-  if (handled > 0) TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
-  return handled;
+  if (leftovers.handled > 0) TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
+  return leftovers;
 }
 
 }  // namespace tidepool::storage

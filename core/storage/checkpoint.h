@@ -129,8 +129,13 @@ StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::str
 // it has in a store: where that cannot be, step_N.removed.tmp stays for RemoveLeftovers. Ok if there is none.
 Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step);
 // What interrupted commits and removals left: *.tmp goes; step_N.old, moved aside for a replacement that
-// never got its name, comes back. Call when no checkpoint is being written. Returns how many were handled.
-// What is in a store that does not answer now stays, with its folder, for the next time.
-StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints);
+// never got its name, comes back. Call when no checkpoint is being written.
+// What is in a store that does not answer now stays, with its folder, for the next time; `left` says what and
+// why, for the operator.
+struct Leftovers {
+  int64_t handled = 0;
+  std::vector<std::string> left;
+};
+StatusOr<Leftovers> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints);
 
 }  // namespace tidepool::storage

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 #include <utility>
 
+#include "core/base/disk_thread.h"
 #include "core/base/json_fields.h"
 #include "core/base/thread_annotations.h"
 #include "core/storage/s3_module.h"
@@ -144,8 +147,9 @@ StatusOr<std::unique_ptr<CheckpointStore>> OpenStore(FileSystem& fs, const Store
   return opened;
 }
 
-Status TryStore(FileSystem& fs, const StorePlace& place, const std::string& folder) {
-  const StorePlace tried = place.Below("written_to_try");
+namespace {
+
+Status TryNow(FileSystem& fs, const StorePlace& tried, const std::string& folder) {
   TP_ASSIGN_OR_RETURN(const auto store, OpenStore(fs, tried));
   const std::string file = JoinPath(folder, "written_to_try.tmp");
   TP_RETURN_IF_ERROR(fs.WriteFile(file, "tidepool\n"));
@@ -156,9 +160,29 @@ Status TryStore(FileSystem& fs, const StorePlace& place, const std::string& fold
   return done;
 }
 
+}  // namespace
+
+Status TryStore(const std::shared_ptr<FileSystem>& fs, const StorePlace& place, const std::string& folder) {
+  const StorePlace tried = place.Below("written_to_try");
+  auto answer = std::make_shared<std::promise<Status>>();
+  auto answered = answer->get_future();
+  DiskThread thread;
+  thread.Do("try of the store", [fs, tried, folder, answer](const DiskThread::Say&) {
+    answer->set_value(TryNow(*fs, tried, folder));
+  });
+  const double patience_s = 4 * place.timeout_s;
+  if (answered.wait_for(std::chrono::duration<double>(patience_s)) == std::future_status::ready)
+    return answered.get();
+  return ErrorOf(place, Unavailable("does not answer: a small file that was to be written there, to try it, "
+                                    "was not after " +
+                                    std::to_string(static_cast<int64_t>(patience_s)) +
+                                    " s; is what is mounted there still reachable?"));
+}
+
 StatusOr<std::optional<StorePlace>> ReadStorePlace(FileSystem& fs, const std::string& dir) {
   const std::string path = JoinPath(dir, kStorePlaceName);
-  if (!fs.Exists(path)) return std::optional<StorePlace>();
+  TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(path));  // one that cannot be read is not missing
+  if (!info.exists) return std::optional<StorePlace>();
   TP_ASSIGN_OR_RETURN(const std::string text, fs.ReadFile(path, 1 << 16));
   StorePlace place;
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -191,6 +215,21 @@ Status WriteStorePlace(FileSystem& fs, const std::string& dir, const StorePlace&
   return fs.WriteFile(JoinPath(dir, kStorePlaceName), JsonOf<nlohmann::ordered_json>(place).dump(2) + "\n");
 }
 
+namespace {
+
+constexpr char kStagingBegin[] = "tidepool-";
+constexpr char kStagingLock[] = "lock";
+
+// "tidepool-" RUN_ID "-" 8 digits "-" ...: the id of another run may begin with this one and go on.
+bool IsStagingOf(const std::string& run_id, std::string_view name) {
+  const std::string begin = kStagingBegin + run_id + "-";
+  if (!name.starts_with(begin)) return false;
+  name.remove_prefix(begin.size());
+  return name.size() > 8 && name[8] == '-' && name.find_first_not_of("0123456789abcdef") == 8;
+}
+
+}  // namespace
+
 Status RemoveFolder(FileSystem& fs, const std::string& dir) {
   TP_ASSIGN_OR_RETURN(const auto place, ReadStorePlace(fs, dir));
   if (place) {
@@ -200,20 +239,37 @@ Status RemoveFolder(FileSystem& fs, const std::string& dir) {
   return fs.RemoveTree(dir);
 }
 
-StatusOr<std::string> MakeStaging(FileSystem& fs, const std::string& folder, const std::string& dir,
-                                  const StorePlace& place) {
-  std::string staging = JoinPath(dir, "staging");
-  if (!folder.empty()) {
-    const std::string of_life = "tidepool-" + ParentPath(place.below);  // NewPlace
-    const std::string of_run = of_life.substr(0, of_life.rfind('-') + 1);
-    const auto names = fs.List(folder);
-    if (!names.ok()) return names.status().At("host " + HostName() + ", checkpoint.staging_dir");
-    for (const std::string& name : *names)
-      if (name.starts_with(of_run)) TP_RETURN_IF_ERROR(fs.RemoveTree(JoinPath(folder, name)));
-    staging = JoinPath(folder, of_life + "-" + BaseName(place.below));
+StatusOr<Staging> MakeStaging(FileSystem& fs, const std::string& folder, const std::string& dir,
+                              const StorePlace& place) {
+  Staging staging;
+  if (folder.empty()) {
+    staging.dir = JoinPath(dir, "staging");
+    TP_RETURN_IF_ERROR(fs.RemoveTree(staging.dir));
+    TP_RETURN_IF_ERROR(fs.MakeDirectory(staging.dir));
+    return staging;
   }
-  TP_RETURN_IF_ERROR(fs.RemoveTree(staging));
-  TP_RETURN_IF_ERROR(fs.MakeDirectory(staging));
+  const auto of_host = [](const Status& error) {
+    return error.At("host " + HostName() + ", checkpoint.staging_dir");
+  };
+  const std::string of_life = ParentPath(place.below);  // NewPlace
+  const std::string run_id = of_life.substr(0, of_life.rfind('-'));
+  const auto names = fs.List(folder);
+  if (!names.ok()) return of_host(names.status());
+  for (const std::string& name : *names) {
+    if (!IsStagingOf(run_id, name)) continue;
+    const std::string left = JoinPath(folder, name);
+    const auto lock = fs.Lock(JoinPath(left, kStagingLock), HostName());
+    if (lock.status().code() == StatusCode::kFailedPrecondition) continue;  // it is at work
+    if (lock.status().code() == StatusCode::kNotFound) continue;            // another one has removed it
+    TP_RETURN_IF_ERROR(lock.status());
+    TP_RETURN_IF_ERROR(fs.RemoveTree(left));
+  }
+  // Nobody else has this name: a copy of the run's folder may be at the same checkpoint.
+  staging.dir = NewPlace({.store = folder}, kStagingBegin + run_id).Path() + "-" + BaseName(place.below);
+  if (const Status made = fs.MakeDirectory(staging.dir); !made.ok()) return of_host(made);
+  auto lock = fs.Lock(JoinPath(staging.dir, kStagingLock), HostName());
+  if (!lock.ok()) return of_host(lock.status());
+  staging.lock = *std::move(lock);
   return staging;
 }
 
@@ -226,9 +282,9 @@ StatusOr<std::vector<ManifestFile>> PutFiles(CheckpointStore& store, FileSystem&
         const std::string path = JoinPath(dir, files[i]);
         put[i].path = files[i];
         TP_ASSIGN_OR_RETURN(put[i].bytes, fs.Size(path));
-        TP_ASSIGN_OR_RETURN(put[i].digest, DigestFile(fs, path));
+        TP_ASSIGN_OR_RETURN(put[i].digest, DigestFile(fs, path, all_go_on));
         TP_RETURN_IF_ERROR(store.Put(path, files[i], all_go_on));
-        TP_RETURN_IF_ERROR(VerifyObject(store, put[i]));
+        TP_RETURN_IF_ERROR(VerifyObject(store, put[i], all_go_on));
         return fs.RemoveTree(path);
       }));
   return put;
@@ -247,13 +303,13 @@ Status CheckSizes(CheckpointStore& store, const std::vector<ManifestFile>& files
   return OkStatus();
 }
 
-Status VerifyObject(CheckpointStore& store, const ManifestFile& file) {
+Status VerifyObject(CheckpointStore& store, const ManifestFile& file, const CheckpointStore::GoOn& go_on) {
   FileDigest digest;
   int64_t bytes = 0;
   TP_RETURN_IF_ERROR(store.Read(file.path, [&](std::string_view piece) {
     digest.Update(piece);
     bytes += static_cast<int64_t>(piece.size());
-    return OkStatus();
+    return !go_on || go_on() ? OkStatus() : Status(StatusCode::kCancelled, file.path + ": was called off");
   }));
   if (bytes == file.bytes && digest.Finish() == file.digest) return OkStatus();
   return DataLoss(file.path + ": " + std::to_string(bytes) + " bytes of digest " + HexWord(digest.Finish()) +
@@ -266,7 +322,7 @@ StatusOr<std::string> FetchFiles(CheckpointStore& store, FileSystem& fs,
   const std::string folder = store.Folder();
   TP_RETURN_IF_ERROR(
       InStreams(files.size(), go_on, [&](size_t i, const CheckpointStore::GoOn& all_go_on) -> Status {
-        if (!folder.empty()) return VerifyObject(store, files[i]);
+        if (!folder.empty()) return VerifyObject(store, files[i], all_go_on);
         const std::string path = JoinPath(to, files[i].path);
         TP_RETURN_IF_ERROR(fs.MakeDirectories(ParentPath(path)));
         TP_ASSIGN_OR_RETURN(const auto out, fs.CreateNew(path));

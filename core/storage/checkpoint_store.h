@@ -14,7 +14,8 @@
 //   kUnavailable         it does not answer: after tries for StorePlace::timeout_s
 //   kDataLoss            what was read is not what was written
 //   kFailedPrecondition  no such directory or bucket; this program has no S3 (libtidepool_s3.so)
-// A shared directory has no deadline: a system call that hangs is left to who waits for this thread.
+// A shared directory has no deadline, but for TryStore: a system call that hangs is left to who waits for
+// this thread.
 
 #include <cstdint>
 #include <functional>
@@ -87,8 +88,9 @@ StatusOr<std::unique_ptr<CheckpointStore>> OpenStore(FileSystem& fs, const Store
 // The store of a directory, which has to be there. `fs` outlives it.
 std::unique_ptr<CheckpointStore> MakeDirectoryStore(FileSystem& fs, const StorePlace& place);
 // Writes, lists and removes a small object, by way of a file in `folder`: what is wrong with a store is said
-// before a run depends on it.
-Status TryStore(FileSystem& fs, const StorePlace& place, const std::string& folder);
+// before a run depends on it. kUnavailable also where it has not ended after four times
+// StorePlace::timeout_s, one for each request; a thread that hangs is left to the system.
+Status TryStore(const std::shared_ptr<FileSystem>& fs, const StorePlace& place, const std::string& folder);
 
 // A folder in `store` for what one life of a run's controller puts there. No other has its name, on no host,
 // nor where a copy of the run's folder goes on.
@@ -101,10 +103,14 @@ Status WriteStorePlace(FileSystem& fs, const std::string& dir, const StorePlace&
 Status RemoveFolder(FileSystem& fs, const std::string& dir);
 
 // An empty folder that files pass on their way between a worker and a store: in `folder`, a disk of the
-// host's own, or if that is empty in `dir`, the checkpoint's folder in the run. What an earlier worker of the
-// run left there goes: a host has one of a run at a time.
-StatusOr<std::string> MakeStaging(FileSystem& fs, const std::string& folder, const std::string& dir,
-                                  const StorePlace& place);
+// host's own, or if that is empty in `dir`, the checkpoint's folder in the run. What an earlier worker of a
+// run of this id left in `folder` goes; that of one that lives is locked.
+struct Staging {
+  std::string dir;
+  std::unique_ptr<FileLock> lock;  // null: it is in the run's folder
+};
+StatusOr<Staging> MakeStaging(FileSystem& fs, const std::string& folder, const std::string& dir,
+                              const StorePlace& place);
 
 // Puts `files` below `dir` there, several at a time, and reads each back. They are gone from `dir` then.
 // kDataLoss: what was read back differs.
@@ -114,7 +120,8 @@ StatusOr<std::vector<ManifestFile>> PutFiles(CheckpointStore& store, FileSystem&
 // All are there with their sizes; no byte is read. kDataLoss, kNotFound name the first that is not.
 Status CheckSizes(CheckpointStore& store, const std::vector<ManifestFile>& files);
 // Reads it all. kDataLoss: another size or digest.
-Status VerifyObject(CheckpointStore& store, const ManifestFile& file);
+Status VerifyObject(CheckpointStore& store, const ManifestFile& file,
+                    const CheckpointStore::GoOn& go_on = {});
 // The folder that has `files`, verified: the store's own, or `to`, which is made.
 StatusOr<std::string> FetchFiles(CheckpointStore& store, FileSystem& fs,
                                  const std::vector<ManifestFile>& files, const std::string& to,

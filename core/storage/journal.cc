@@ -28,13 +28,14 @@ Status CutTornTail(FileSystem& fs, const std::string& dir, const TornTail& torn)
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
                                                              const std::string& run_id,
                                                              const JournalOptions& options) {
-  JournalSummary earlier;
-  return Open(fs, dir, run_id, options, &earlier, [](JournalEntry&&) { return OkStatus(); });
+  JournalScan scan(fs, dir, run_id, Lsn{0}, [](JournalEntry&&) { return OkStatus(); });
+  return Open(fs, dir, run_id, options, scan);
 }
 
-StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
-    FileSystem& fs, const std::string& dir, const std::string& run_id, const JournalOptions& options,
-    JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
+StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
+                                                             const std::string& run_id,
+                                                             const JournalOptions& options,
+                                                             JournalScan& scan) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
   auto lock = fs.Lock(JoinPath(dir, "lock"), ThisProcess());
@@ -44,7 +45,6 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     return lock.status();
   }
 
-  JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   // Without a whole header there is nothing to go on with; the scan says what it is then.
   if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
@@ -62,9 +62,9 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     TP_RETURN_IF_ERROR(writer->StillOurs());
     TP_ASSIGN_OR_RETURN(writer->lock_, fs.TakeLock(JoinPath(dir, "lock"), ThisProcess()));
   }
-  if (!segments.empty()) {
-    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
-  }
+  // Only now: whoever had the journal before may have written up to the claim.
+  if (!segments.empty()) TP_RETURN_IF_ERROR(scan.Read());
+  const JournalSummary& summary = scan.summary();
   if (summary.torn_tail.has_value()) {
     TP_RETURN_IF_ERROR(CutTornTail(fs, dir, *summary.torn_tail));
   } else if (!segments.empty()) {
@@ -81,9 +81,20 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
   writer->hash_ = summary.tail_hash;
   TP_RETURN_IF_ERROR(writer->StartSegment());
   writer->durable_ = writer->next_;
-  TP_RETURN_IF_ERROR(writer->StillOurs());
-  *summary_out = std::move(summary);
+  TP_RETURN_IF_ERROR(writer->Keep());
   return writer;
+}
+
+Status JournalWriter::Keep() {
+  TP_RETURN_IF_ERROR(StillOurs());
+  const std::string path = JoinPath(dir_, "lock");
+  if (lock_ == nullptr || lock_->IsAt(path)) return OkStatus();
+  // The folder may have been moved, and another run's may have its place.
+  const auto claim = fs_.ReadFile(JoinPath(dir_, ClaimName(ctl_epoch_)), 1 << 16);
+  if (!claim.ok() || *claim != ThisProcess() + "\n") return OkStatus();
+  auto taken = fs_.TakeLock(path, ThisProcess());
+  if (taken.ok()) lock_ = *std::move(taken);  // else at the next call
+  return OkStatus();
 }
 
 JournalWriter::~JournalWriter() = default;

@@ -30,12 +30,13 @@ uint64_t FileDigest::Finish() const {
   return sum_ + SaltedSum(std::as_bytes(std::span(partial_)), 0, words_);
 }
 
-StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path) {
+StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path, const std::function<bool()>& go_on) {
   TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForRead(path));
   FileDigest digest;
   for (int64_t offset = 0;;) {
     TP_ASSIGN_OR_RETURN(const std::string piece, file->ReadAt(offset, kPieceBytes));
     if (piece.empty()) return digest.Finish();
+    if (go_on && !go_on()) return Status(StatusCode::kCancelled, path + ": was called off");
     digest.Update(std::string_view(piece));
     offset += static_cast<int64_t>(piece.size());
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,7 +28,9 @@ class FileDigest {
   uint64_t words_ = 0;
   std::string partial_;  // < 8 bytes
 };
-StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path);
+// `go_on`: asked between pieces; false: kCancelled.
+StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path,
+                              const std::function<bool()>& go_on = {});
 
 struct ManifestFile {
   std::string path;  // relative to the checkpoint's folder, '/' between parts

@@ -1,5 +1,6 @@
 #include "workers/controller/checkpoints.h"
 
+#include <future>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -39,10 +40,31 @@ Status Checkpoints::Open() {
   for (const std::string& name : names) {
     if (name.starts_with("best.tmp-")) TP_RETURN_IF_ERROR(fs_->RemoveTree(JoinPath(paths.dir, name)));
   }
-  TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, dir_).status());
-  if (!owner_.store.exists()) return OkStatus();
-  store_ = storage::NewPlace(owner_.store, owner_.run_id);
-  return storage::TryStore(*fs_, store_, dir_);
+  if (owner_.store.exists()) {
+    store_ = storage::NewPlace(owner_.store, owner_.run_id);
+    TP_RETURN_IF_ERROR(storage::TryStore(fs_, store_, dir_));
+  }
+  return RemoveLeftovers();
+}
+
+// Some may be in a store that an earlier config named, and that does not answer.
+Status Checkpoints::RemoveLeftovers() {
+  constexpr std::chrono::seconds kPatience{
+      20};  // what comes later waits for this thread as long as it has to
+  auto answer = std::make_shared<std::promise<StatusOr<storage::Leftovers>>>();
+  auto answered = answer->get_future();
+  disk_.Do("removal of what earlier tries left in checkpoints/",
+           [fs = fs_, dir = dir_, answer](const DiskThread::Say&) {
+             answer->set_value(storage::RemoveLeftovers(*fs, dir));
+           });
+  if (answered.wait_for(kPatience) != std::future_status::ready) {
+    ends_.warn("checkpoint: what earlier tries left in " + dir_ +
+               " and in its store is still being removed; does the store that its store.json name answer?");
+    return OkStatus();
+  }
+  TP_ASSIGN_OR_RETURN(const storage::Leftovers leftovers, answered.get());
+  for (const std::string& left : leftovers.left) ends_.warn("checkpoint: " + left);
+  return OkStatus();
 }
 
 template <typename Work, typename Then>
@@ -124,8 +146,9 @@ void Checkpoints::Verify(const cmd::VerifyCheckpoint& c) {
       "reading of checkpoints/" + storage::CheckpointName(c.step),
       [fs = fs_, dir, digest = c.manifest_digest] {
         auto manifest = storage::FindCheckpoint(*fs, dir, digest);
-        const bool away =
-            storage::IsOfStore(manifest.status()) && fs->Exists(JoinPath(dir, storage::kStorePlaceName));
+        // A store.json that cannot be read is no fault of the checkpoint's either.
+        const auto place = fs->Stat(JoinPath(dir, storage::kStorePlaceName));
+        const bool away = storage::IsOfStore(manifest.status()) && (!place.ok() || place->exists);
         return Found{std::move(manifest), away};
       },
       [this, dir, ckpt = c.ckpt](Found& found) {

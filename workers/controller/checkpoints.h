@@ -41,8 +41,8 @@ class Checkpoints {
     std::function<int64_t()> oldest_payload_file;  // that may be needed
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
-  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/. Errors
-  // of TryStore: a run does not begin with a store that takes nothing.
+  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/; warns
+  // of what stays. Errors of TryStore: a run does not begin with a store that takes nothing.
   Status Open();
 
   void Write(const scheduler::command::WriteCheckpoint& c);
@@ -65,6 +65,7 @@ class Checkpoints {
   bool Drain(std::chrono::steady_clock::duration patience) { return disk_.Drain(patience); }
 
  private:
+  Status RemoveLeftovers();
   // Does `work` on the thread, then `then` with its result on the loop. `work` owns all that it uses, because
   // a disk that hangs may outlast this object.
   template <typename Work, typename Then>

@@ -217,7 +217,8 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
     up::CheckpointFiles done;
     done.instruction_set = TorchInstructionSet();
     done.ckpt = c.ckpt;
-    const auto folder = WriteFiles(c.dir, done);
+    storage::Staging staging;  // until this has ended
+    const auto folder = WriteFiles(c.dir, staging, done);
     const auto digest = roles_->WeightsDigest();
     if (digest.ok()) done.weights_digest = *digest;
     written.set_value();
@@ -230,12 +231,14 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
 }
 
 // Where the files are now: in `dir`, or in a staging folder where they belong into a store.
-StatusOr<std::string> RolesWork::WriteFiles(const std::string& dir, up::CheckpointFiles& done) {
+StatusOr<std::string> RolesWork::WriteFiles(const std::string& dir, storage::Staging& staging,
+                                            up::CheckpointFiles& done) {
   RealFileSystem disk;
   TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
   std::string folder = dir;
   if (place) {
-    TP_ASSIGN_OR_RETURN(folder, storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
+    TP_ASSIGN_OR_RETURN(staging, storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
+    folder = staging.dir;
   }
   TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder));
   return folder;
@@ -264,11 +267,11 @@ Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
   };
   const auto staging = storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place);
   if (!staging.ok()) return out_of_reach(staging.status());
-  const auto folder = storage::FolderWithFiles(disk, dir, "", *staging, [] { return true; });
+  const auto folder = storage::FolderWithFiles(disk, dir, "", staging->dir, [] { return true; });
   Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
   if (storage::IsOfStore(folder.status()) || folder.status().code() == StatusCode::kNotFound)
     restored = out_of_reach(folder.status());
-  (void)disk.RemoveTree(*staging);  // as above
+  (void)disk.RemoveTree(staging->dir);  // as above
   return restored;
 }
 

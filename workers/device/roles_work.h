@@ -19,6 +19,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/comm/collective.h"
 #include "core/observe/trace_writer.h"
+#include "core/storage/checkpoint_store.h"
 #include "workers/data/offered_state.h"
 #include "workers/data/stored_rows.h"
 #include "workers/data/weights_service.h"
@@ -118,7 +119,8 @@ class RolesWork : public DeviceWork {
   Operation Begins(const char* name, std::string_view category);
   // The files of a checkpoint are written: the state may change while they go to the store.
   void AwaitFiles();
-  StatusOr<std::string> WriteFiles(const std::string& dir, up::CheckpointFiles& done);
+  StatusOr<std::string> WriteFiles(const std::string& dir, storage::Staging& staging,
+                                   up::CheckpointFiles& done);
   static Status PutFiles(const std::string& dir, const std::string& folder, const std::stop_token& stop,
                          up::CheckpointFiles& done);
   Status RestoreFrom(const std::string& dir, StepNumber step);

@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/base/real_file_system.h"
 
 namespace tidepool::workers {
 JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
@@ -61,14 +64,20 @@ std::optional<CallerRole> JobTokens::RoleOf(std::string_view token) const {
 }
 
 Status WriteSecretFile(const std::string& path, const std::string& text) {
-  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
+  // A new file each time (O_EXCL): bytes never go to what somebody has put there, nor through a link, and the
+  // mode is this one from the start.
+  std::string temporary = path + ".XXXXXX";
+  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
   const bool wrote =
       write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
-  const std::string error = std::strerror(errno);
+  std::string error = std::strerror(errno);
   close(fd);
-  if (!wrote) return Unavailable(path + ": cannot be written (" + error + ")");
-  return OkStatus();
+  if (wrote && rename(temporary.c_str(), path.c_str()) == 0)
+    return RealFileSystem().SyncDir(ParentPath(path));
+  if (wrote) error = std::strerror(errno);
+  unlink(temporary.c_str());
+  return Unavailable(path + ": cannot be written (" + error + ")");
 }
 
 Status CheckPrivate(const std::string& path) {

@@ -41,7 +41,8 @@ class JobTokens {
 StatusOr<std::string> ReadTokenFile(const std::string& path);
 // kPermissionDenied: others can read the file.
 Status CheckPrivate(const std::string& path);
-// For its owner alone, on the disk when this returns.
+// For its owner alone, on the disk when this returns. In the place of what has that name (a link is not
+// followed), at once: who reads sees the old text or the new one.
 Status WriteSecretFile(const std::string& path, const std::string& text);
 
 }  // namespace tidepool::workers

@@ -1,5 +1,6 @@
 #include "workers/net/certificates.h"
 
+#include <algorithm>
 #include <charconv>
 #include <ctime>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <iterator>
 #include <vector>
 
+#include "core/base/real_file_system.h"
 #include "core/base/utc_time.h"
 #include "workers/net/auth.h"
 #include "workers/net/x509.h"
@@ -139,25 +141,58 @@ Status CheckGiven(const std::string& given, const CertificateFiles& files) {
   return OkStatus();
 }
 
-// Whoever reads it sees the old text or the new one.
-Status Replace(const std::string& path, const std::string& text) {
-  const std::string next = path + ".next";
-  TP_RETURN_IF_ERROR(WriteSecretFile(next, text));
-  std::error_code error;
-  fs::rename(next, path, error);
-  return error ? Unavailable(path + ": cannot be replaced (" + error.message() + ")") : OkStatus();
-}
-
 // A reader that comes between a key and its certificate sees a pair that does not fit; it looks again.
 Status WriteLeaves(const std::string& dir, const CertificateFiles& files) {
-  for (const std::string& file : LeafFiles()) TP_RETURN_IF_ERROR(Replace(dir + "/" + file, files.at(file)));
+  for (const std::string& file : LeafFiles())
+    TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, files.at(file)));
   return OkStatus();
+}
+
+constexpr char kExchange[] = "exchange";  // folder with the files of one that has begun
+
+// Writes on what an exchange that was cut off, by the death of its controller, had to write.
+Status FinishExchange(const std::string& dir) {
+  const std::string begun = dir + "/" + kExchange;
+  std::error_code error;  // what cannot be looked at is not there for us
+  if (!fs::exists(begun, error)) return OkStatus();
+  RealFileSystem disk;
+  const CertificateFiles files = ReadFiles(begun);
+  if (std::ranges::all_of(files, [](const auto& file) { return !file.second.empty(); }))
+    TP_RETURN_IF_ERROR(WriteLeaves(dir, files));  // else another controller has just ended it
+  TP_RETURN_IF_ERROR(disk.RemoveTree(begun + ".tmp"));
+  const Status ended = disk.Rename(begun, begun + ".tmp");  // never half of it under that name
+  if (ended.code() == StatusCode::kNotFound) return OkStatus();
+  TP_RETURN_IF_ERROR(ended);
+  return disk.RemoveTree(begun + ".tmp");
+}
+
+// All are on the disk, in a folder of their own, before the first one is replaced.
+Status ExchangeLeaves(const std::string& dir, const CertificateFiles& files) {
+  const std::string begun = dir + "/" + kExchange, next = begun + ".tmp";
+  RealFileSystem disk;
+  TP_RETURN_IF_ERROR(disk.RemoveTree(next));
+  TP_RETURN_IF_ERROR(disk.MakeDirectory(next));
+  TP_RETURN_IF_ERROR(WriteLeaves(next, files));
+  TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(next), files.at(kAuthorityFile)));
+  TP_RETURN_IF_ERROR(disk.RemoveTree(begun));
+  TP_RETURN_IF_ERROR(disk.Rename(next, begun));
+  TP_RETURN_IF_ERROR(disk.SyncDir(dir));
+  return FinishExchange(dir);
+}
+
+// With those of an exchange that was cut off, which another controller may be at just now.
+StatusOr<bool> HoldOrWillHold(const std::string& dir, int64_t until) {
+  for (int look = 0; look < 2; ++look) {
+    TP_RETURN_IF_ERROR(FinishExchange(dir));
+    if (AllHold(dir, until)) return true;
+  }
+  return false;
 }
 
 Status WriteAll(const std::string& dir, const CertificateFiles& files) {
   RemoveCertificates(dir);
   TP_RETURN_IF_ERROR(WriteLeaves(dir, files));
-  return Replace(AuthorityFile(dir), files.at(kAuthorityFile));  // last: who finds it finds all
+  return WriteSecretFile(AuthorityFile(dir), files.at(kAuthorityFile));  // last: who finds it finds all
 }
 
 StatusOr<Identity> ControllersOf(const std::string& dir) {
@@ -195,6 +230,7 @@ std::string NewcomersAuthorities(const std::string& text, int64_t now) {
 
 struct CertificateRenewal::Authority {
   x509::Issued issued;
+  int64_t believed_at = 0;  // seconds
 };
 
 CertificateRenewal::CertificateRenewal(std::string dir, std::string run_id, const CertificateTimes& times,
@@ -248,7 +284,8 @@ StatusOr<CertificateFiles> MakeCertificates(const std::string& organisation, con
 
 StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id,
                                             const CertificateTimes& times) {
-  if (!AllHold(dir, time(nullptr) + 3 * times.announced())) {
+  TP_ASSIGN_OR_RETURN(const bool hold, HoldOrWillHold(dir, time(nullptr) + 3 * times.announced()));
+  if (!hold) {
     TP_ASSIGN_OR_RETURN(const CertificateFiles made, MakeCertificates(run_id, times));
     TP_RETURN_IF_ERROR(WriteAll(dir, made));
   }
@@ -258,11 +295,13 @@ StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::s
 StatusOr<Identity> TakeCertificates(const std::string& given, const std::string& dir) {
   const CertificateFiles files = ReadFiles(given);
   TP_RETURN_IF_ERROR(CheckGiven(given, files));
+  TP_RETURN_IF_ERROR(FinishExchange(dir));
   const CertificateTimes times = TimesOf(IdentityIn(ReadFiles(dir), kControllerRole));
-  if (!AllHold(dir, time(nullptr) + 3 * times.announced())) {
+  TP_ASSIGN_OR_RETURN(const bool hold, HoldOrWillHold(dir, time(nullptr) + 3 * times.announced()));
+  if (!hold) {
     TP_RETURN_IF_ERROR(WriteAll(dir, files));
   } else if (ReadAll(AuthorityFile(dir)) == files.at(kAuthorityFile)) {
-    TP_RETURN_IF_ERROR(WriteLeaves(dir, files));
+    TP_RETURN_IF_ERROR(ExchangeLeaves(dir, files));
   }
   return ControllersOf(dir);
 }
@@ -273,7 +312,7 @@ StatusOr<std::string> CertificateRenewal::Advance(std::chrono::system_clock::tim
   if (step_ == Step::kNone) return given_.empty() ? Begin(seconds) : BeginGiven(seconds);
   if (seconds - since_ < times_.announced()) return std::string();
   if (step_ == Step::kAnnounced) return Show(seconds);
-  TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), next_.at(kAuthorityFile)));
+  TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(dir_), next_.at(kAuthorityFile)));
   step_ = Step::kNone;
   return std::string("the authority before is believed no more");
 }
@@ -321,7 +360,7 @@ StatusOr<std::string> CertificateRenewal::Announce(CertificateFiles next, int64_
   }
   believed += NewcomersAuthorities(mine.authority, now);
   const bool known = believed == mine.authority && believed == next.at(kAuthorityFile);
-  TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), believed));
+  TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(dir_), believed));
   next_ = std::move(next);
   since_ = now;
   step_ = Step::kAnnounced;
@@ -330,7 +369,7 @@ StatusOr<std::string> CertificateRenewal::Announce(CertificateFiles next, int64_
 
 StatusOr<std::string> CertificateRenewal::Show(int64_t now) {
   TP_ASSIGN_OR_RETURN(const Identity before, ControllersOf(dir_));
-  TP_RETURN_IF_ERROR(WriteLeaves(dir_, next_));
+  TP_RETURN_IF_ERROR(ExchangeLeaves(dir_, next_));
   // Nobody has the key of an authority of our own.
   step_ = !given_.empty() && before.authority != next_.at(kAuthorityFile) ? Step::kShown : Step::kNone;
   since_ = now;
@@ -357,10 +396,11 @@ StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
     auto made = x509::IssueAuthority(run_id_, times_.lifetime, kNewcomers);
     if (!made) return Internal("the authority of newcomers could not be made: " + x509::WhatFailed());
     certified.authority += x509::Pem(made->certificate.get());
-    TP_RETURN_IF_ERROR(Replace(AuthorityFile(dir_), certified.authority));
+    TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(dir_), certified.authority));
     newcomers_ = std::make_unique<Authority>(Authority{*std::move(made)});
-    certified.believed_in = std::chrono::seconds(LooksEvery(mine) + 1);
+    newcomers_->believed_at = seconds + LooksEvery(mine) + 1;
   }
+  certified.believed_in = std::chrono::seconds(std::max<int64_t>(newcomers_->believed_at - seconds, 0));
   const x509::Issued& authority = newcomers_->issued;
   const x509::Certificate issued =
       x509::IssueFor(key.get(), authority, run_id_, left(authority.certificate.get()), dns_names);
@@ -373,6 +413,7 @@ void RemoveCertificates(const std::string& dir) {
   std::error_code error;  // what is not there need not go
   fs::remove(AuthorityFile(dir), error);
   for (const std::string& file : LeafFiles()) fs::remove(dir + "/" + file, error);
+  for (const char* end : {"", ".tmp"}) fs::remove_all(dir + "/" + kExchange + end, error);
 }
 
 StatusOr<std::optional<Identity>> ReadIdentity(const std::string& token_file) {

@@ -76,7 +76,8 @@ using CertificateFiles = std::map<std::string, std::string>;
 StatusOr<CertificateFiles> MakeCertificates(const std::string& organisation,
                                             const CertificateTimes& times = {});
 // The controller's, with those of all roles in `dir`: as they are if they belong together and hold for long
-// enough to be exchanged in the run, else made anew.
+// enough to be exchanged in the run, else made anew. An exchange that was cut off between two files is ended
+// first.
 StatusOr<Identity> OpenOrCreateCertificates(const std::string& dir, const std::string& run_id,
                                             const CertificateTimes& times = {});
 // Those that somebody else has made and put into the folder `given`, whoever may read it; `dir` has copies

@@ -313,6 +313,10 @@ class MemoryFileLock : public FileLock {
     const std::lock_guard lock(disk_->mu);
     if (generation_ == disk_->generation) disk_->locks.erase(file_);
   }
+  [[nodiscard]] bool IsAt(const std::string& path) const override {
+    const std::lock_guard lock(disk_->mu);
+    return disk_->Find(Parts(path)) == file_;
+  }
 
  private:
   std::shared_ptr<MemoryFileSystem::Disk> disk_;

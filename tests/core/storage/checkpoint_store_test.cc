@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -194,23 +195,72 @@ TEST_P(CheckpointStoreTest, WhatATryThatDidNotEndPutThereIsRemoved) {
     ASSERT_TRUE(store->Put(Write("a", "bytes"), "model/a", Always).ok());
   }
   ASSERT_EQ(Open(at_)->List()->size(), 1U);
-  EXPECT_EQ(*RemoveLeftovers(fs_, checkpoints_), 1);
+  EXPECT_EQ(RemoveLeftovers(fs_, checkpoints_)->handled, 1);
   EXPECT_TRUE(Open(at_)->List()->empty());
   EXPECT_TRUE(fs_.List(checkpoints_)->empty());
 }
 
 TEST_P(CheckpointStoreTest, AStoreIsTriedBeforeARunDependsOnIt) {
   ASSERT_TRUE(fs_.MakeDirectories(checkpoints_).ok());
-  EXPECT_TRUE(TryStore(fs_, at_, checkpoints_).ok());
+  const auto disk = std::make_shared<RealFileSystem>();
+  EXPECT_TRUE(TryStore(disk, at_, checkpoints_).ok());
   EXPECT_TRUE(Open(at_)->List()->empty());
   EXPECT_TRUE(fs_.List(checkpoints_)->empty());
   StorePlace wrong = at_;
   wrong.store = GetParam() == Kind::kDirectory ? root_ + "/not_mounted" : "s3://no-such-bucket";
-  const Status tried = TryStore(fs_, wrong, checkpoints_);
+  const Status tried = TryStore(disk, wrong, checkpoints_);
   EXPECT_EQ(tried.code(), StatusCode::kFailedPrecondition) << tried.ToString();
   const Status read = Open(wrong)->Read("object", [](std::string_view) { return OkStatus(); });
   EXPECT_TRUE(IsOfStore(read)) << read.ToString();  // nothing is known of the object
   EXPECT_THAT(tried.message(), AllOf(HasSubstr("host "), HasSubstr(wrong.store), HasSubstr("make it")));
+}
+
+// Each object is read once before it is there, and once after.
+TEST_P(CheckpointStoreTest, WhatIsReadBackIsCalledOffBetweenPieces) {
+  const auto store = Open(at_.Below("step_1.1-1"));
+  Write("a", Noise(4, 20 << 20));
+  const std::string staged = ParentPath(root_) + "/staged";
+  // Up to its last piece, so that it is in the store in the end.
+  int64_t all = 0;
+  ASSERT_TRUE(PutFiles(*store, fs_, staged, {"a"}, [&] { return ++all > 0; }).ok());
+  EXPECT_GT(all, 10);
+  for (const int64_t last : {all - 1, int64_t{3}}) {
+    Write("a", Noise(4, 20 << 20));
+    int64_t asked = 0;
+    const auto put = PutFiles(*store, fs_, staged, {"a"}, [&] { return ++asked < last; });
+    EXPECT_EQ(put.status().code(), StatusCode::kCancelled) << put.status().ToString();
+    EXPECT_EQ(asked, last);
+  }
+  EXPECT_TRUE(store->RemoveAll().ok());
+}
+
+TEST_P(CheckpointStoreTest, StagingOfOthersThatLiveStays) {
+  const std::string folder = ParentPath(root_) + "/disk";
+  ASSERT_TRUE(fs_.MakeDirectories(folder).ok());
+  const StorePlace place = at_.Below("step_1.1-1");
+  // A copy of the run's folder is at the same checkpoint, and a run's id may begin with that of another.
+  auto first = MakeStaging(fs_, folder, "", place);
+  ASSERT_TRUE(first.ok()) << first.status().ToString();
+  ASSERT_TRUE(fs_.WriteFile(first->dir + "/weights", "weights").ok());
+  const std::string other = folder + "/tidepool-run-b-01234567-step_1.1-1";
+  ASSERT_TRUE(fs_.MakeDirectories(other).ok());
+  {
+    const auto second = MakeStaging(fs_, folder, "", place);
+    ASSERT_TRUE(second.ok()) << second.status().ToString();
+    EXPECT_NE(second->dir, first->dir);
+    EXPECT_EQ(*fs_.ReadFile(first->dir + "/weights"), "weights");
+    EXPECT_EQ(fs_.List(folder)->size(), 3U);
+  }
+  // Who died has left its own.
+  const auto third = MakeStaging(fs_, folder, "", place);
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(fs_.List(folder)->size(), 3U);
+  first->lock.reset();
+  const auto fourth = MakeStaging(fs_, folder, "", place);
+  ASSERT_TRUE(fourth.ok());
+  EXPECT_FALSE(fs_.Exists(first->dir));
+  EXPECT_TRUE(fs_.Exists(third->dir));
+  EXPECT_TRUE(fs_.Exists(other));
 }
 
 INSTANTIATE_TEST_SUITE_P(Directory, CheckpointStoreTest, testing::Values(Kind::kDirectory));
@@ -267,6 +317,62 @@ TEST(DirectoryStoreTest, APowerCutLeavesNothingInTheStoreThatNobodyKnowsOf) {
   }
   EXPECT_GT(cuts, 15);
   EXPECT_GT(whole, 0);
+}
+
+class UnreadableFileSystem : public MemoryFileSystem {
+ public:
+  StatusOr<FileInfo> Stat(const std::string& path) override {
+    if (unreadable && path.ends_with(kStorePlaceName)) return FileError(EACCES, "read the size", path);
+    return MemoryFileSystem::Stat(path);
+  }
+  bool unreadable = false;
+};
+
+// One that cannot be looked at is not the same as no store.
+TEST(DirectoryStoreTest, APlaceThatCannotBeReadIsAnError) {
+  UnreadableFileSystem memory;
+  ASSERT_TRUE(memory.MakeDirectories("/run/checkpoints/step_1").ok());
+  ASSERT_TRUE(
+      WriteStorePlace(memory, "/run/checkpoints/step_1", {.store = "/shared", .below = "run/a"}).ok());
+  ASSERT_TRUE(ReadStorePlace(memory, "/run/checkpoints/step_1")->has_value());
+  memory.unreadable = true;
+  const auto place = ReadStorePlace(memory, "/run/checkpoints/step_1");
+  EXPECT_EQ(place.status().code(), StatusCode::kPermissionDenied) << place.status().ToString();
+}
+
+TEST(DirectoryStoreTest, WhatStaysInAStoreIsToldToTheOperator) {
+  MemoryFileSystem memory;
+  const std::string left = "/run/checkpoints/step_1.1-1.tmp";
+  ASSERT_TRUE(memory.MakeDirectories(left).ok());
+  ASSERT_TRUE(WriteStorePlace(memory, left, {.store = "/not_mounted", .below = "run/step_1.1-1"}).ok());
+  const auto leftovers = RemoveLeftovers(memory, "/run/checkpoints");
+  ASSERT_TRUE(leftovers.ok());
+  EXPECT_EQ(leftovers->handled, 0);
+  ASSERT_EQ(leftovers->left.size(), 1U);
+  EXPECT_THAT(leftovers->left[0], AllOf(HasSubstr(left), HasSubstr("/not_mounted"), HasSubstr("mount it")));
+  EXPECT_TRUE(memory.Exists(left));
+}
+
+// What is mounted there does not answer: no call comes back.
+class HangingFileSystem : public MemoryFileSystem {
+ public:
+  StatusOr<FileInfo> Stat(const std::string& path) override {
+    if (path.starts_with("/shared")) comes_back.wait(false);
+    return MemoryFileSystem::Stat(path);
+  }
+  std::atomic<bool> comes_back = false;
+};
+
+TEST(DirectoryStoreTest, ADirectoryThatHangsIsToldOfWithinItsTime) {
+  const auto hanging = std::make_shared<HangingFileSystem>();
+  ASSERT_TRUE(hanging->MakeDirectories("/run").ok());
+  const auto begin = std::chrono::steady_clock::now();
+  const Status tried = TryStore(hanging, {.store = "/shared", .below = "run", .timeout_s = 0.05}, "/run");
+  EXPECT_EQ(tried.code(), StatusCode::kUnavailable) << tried.ToString();
+  EXPECT_THAT(tried.message(), AllOf(HasSubstr("checkpoint.store /shared"), HasSubstr("reachable")));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  hanging->comes_back = true;
+  hanging->comes_back.notify_all();
 }
 
 // Two disks: a rename is refused, and the bytes are copied.

@@ -240,7 +240,7 @@ TEST(CheckpointTest, ListsRemovesAndTidies) {
               ElementsAre(StepNumber{0}, StepNumber{9}, StepNumber{20}, StepNumber{100}));
   ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
   ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
-  EXPECT_EQ(*RemoveLeftovers(fs, kDir), 2);
+  EXPECT_EQ(RemoveLeftovers(fs, kDir)->handled, 2);
   EXPECT_THAT(*fs.List(kDir), ElementsAre("step_0", "step_100", "step_20"));
 }
 

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 namespace tidepool::workers {
@@ -39,6 +40,40 @@ TEST(JobTokensTest, ARestartReadsTheSameSecretAndFilesAreForTheOwnerAlone) {
     files.insert(entry.path().filename().string());
   EXPECT_EQ(files, (std::set<std::string>{"device.token", "environment.token", "operator.token",
                                           "reward.token", "secret"}));
+}
+
+// Whoever may write in the folder could have put it there: a link that leads elsewhere, or a file that is
+// kept open.
+TEST(SecretFileTest, IsANewFileInThePlaceOfWhatWasThere) {
+  const std::string dir = testing::TempDir() + "/secret_file";
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  const std::string file = dir + "/device.key", elsewhere = dir + "/elsewhere";
+  const auto text = [](const std::string& path) {
+    std::string line;
+    std::getline(std::ifstream(path), line);
+    return line;
+  };
+  std::ofstream(elsewhere) << "not to be touched\n";
+  std::filesystem::create_symlink(elsewhere, file);
+  ASSERT_TRUE(WriteSecretFile(file, "secret\n").ok());
+  EXPECT_EQ(text(file), "secret");
+  EXPECT_EQ(text(elsewhere), "not to be touched");
+  EXPECT_FALSE(std::filesystem::is_symlink(file));
+
+  std::filesystem::remove(file);
+  std::filesystem::create_hard_link(elsewhere, file);
+  std::filesystem::permissions(file, std::filesystem::perms::all);
+  ASSERT_TRUE(WriteSecretFile(file, "another\n").ok());
+  EXPECT_EQ(text(file), "another");
+  EXPECT_EQ(text(elsewhere), "not to be touched");
+  struct stat st {};
+  ASSERT_EQ(stat(file.c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 07777, 0600U);
+  // One that cannot get its name leaves no secret behind.
+  std::filesystem::create_directories(dir + "/folder/in_the_way");
+  EXPECT_FALSE(WriteSecretFile(dir + "/folder", "secret").ok());
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir), {}), 3);
 }
 
 TEST(JobTokensTest, ATokenFileThatOthersCanReadIsRefused) {

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -26,6 +27,11 @@ using testing::HasSubstr;
 
 // So short that who listens looks at the files every second.
 constexpr CertificateTimes kShort{.lifetime = 100};
+
+std::string Text(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
 
 struct Folder {
   explicit Folder(const std::string& name, const CertificateTimes& times = kShort)
@@ -143,6 +149,53 @@ TEST(CertificateRenewalTest, AControllerThatDiedBetweenTheStepsLeavesWhatHolds) 
   EXPECT_NE(Server(run.mine).Dial(run.Of("device")), nullptr);
   EXPECT_THAT(*second.Advance(late + seconds(60)), HasSubstr("new certificates"));
   EXPECT_NE(Server(run.mine).Dial(run.Of("device")), nullptr);
+}
+
+// A folder in its way stands for the death of the controller there.
+TEST(CertificateRenewalTest, AControllerThatDiedBetweenTwoFilesHasItsExchangeEnded) {
+  for (const char* last : {"controller.crt", "device.key", "device.crt"}) {
+    SCOPED_TRACE(last);
+    const Folder folder("cut_off");
+    const auto now = system_clock::now();
+    const std::string file = folder.dir + "/" + last;
+    {
+      CertificateRenewal dies(folder.dir, "cut_off", kShort);
+      ASSERT_TRUE(dies.Advance(now + seconds(95)).ok());
+      std::filesystem::rename(file, file + ".old");
+      std::filesystem::create_directories(file + "/in_the_way");
+      EXPECT_FALSE(dies.Advance(now + seconds(99)).ok());
+      std::filesystem::remove_all(file);
+      std::filesystem::rename(file + ".old", file);
+    }
+    const auto believed = x509::ParseCertificates(Text(folder.dir + "/authority.crt"));
+    ASSERT_EQ(believed.size(), 2U);
+    const auto mine = OpenOrCreateCertificates(folder.dir, "cut_off", kShort);
+    ASSERT_TRUE(mine.ok()) << mine.status().ToString();
+    // Those that were announced to everybody, and not others that nobody believes.
+    EXPECT_EQ(x509::ParseCertificates(mine->authority).size(), 2U);
+    for (const char* role : {"controller", "device", "reward"}) {
+      const auto certificate = x509::ParseCertificate(folder.Of(role).certificate);
+      EXPECT_EQ(x509::Pem(x509::IssuerOf(certificate.get(), believed)), x509::Pem(believed.front().get()))
+          << role;
+    }
+    EXPECT_FALSE(std::filesystem::exists(folder.dir + "/exchange"));
+  }
+}
+
+TEST(CertificateRenewalTest, ASecondNewcomerWaitsUntilItIsBelieved) {
+  const Folder folder("newcomers");
+  CertificateRenewal renewal(folder.dir, "newcomers", kShort);
+  const auto now = system_clock::now();
+  const auto waits = [&](seconds later) {
+    const auto certified = renewal.Certify(x509::MakeRequest()->pem, {CertifiedPlace(1)}, now + later);
+    EXPECT_TRUE(certified.ok()) << certified.status().ToString();
+    return certified->believed_in;
+  };
+  const seconds first = waits(seconds(0));
+  ASSERT_GE(first, seconds(2));
+  EXPECT_EQ(waits(seconds(0)), first) << "it came in the same second";
+  EXPECT_EQ(waits(seconds(1)), first - seconds(1));
+  EXPECT_EQ(waits(first), seconds(0));
 }
 
 TEST(CertificateRenewalTest, OneThatStartsCloseToTheEndKeepsWhatHoldsAndExchangesItInTheRun) {
