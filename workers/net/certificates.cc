@@ -28,6 +28,8 @@ constexpr char kAuthorityFile[] = "authority.crt";
 std::string AuthorityFile(const std::string& dir) { return dir + "/" + kAuthorityFile; }
 
 std::string ReadAll(const std::string& path) {
+  std::error_code error;  // reading a folder throws
+  if (!std::filesystem::is_regular_file(path, error)) return {};
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }

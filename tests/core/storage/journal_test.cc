@@ -97,14 +97,17 @@ TEST(JournalCodecTest, RecordOfAnOlderProgramKeepsDefaultsForNewFields) {
   EXPECT_FALSE(DecodeFields(KindOf(record::EndRun{}), bytes + "y").ok())
       << "a newer program's field is not dropped silently";
 
-  // A FAULT as it was before it had its worker in a field: that is 8 bytes at its end.
+  // A FAULT as it was before it had its sample in a field, 16 bytes at its end, and its worker, 8 before that.
   bytes.clear();
-  EncodeFields(record::Fault{"worker_lost", "w2", {7}, "killed", {2}}, bytes);
-  const auto fault =
-      DecodeFields(KindOf(record::Fault{}), std::string_view(bytes).substr(0, bytes.size() - 8));
-  ASSERT_TRUE(fault.ok()) << fault.status().message();
-  EXPECT_EQ(std::get<record::Fault>(*fault).what, "killed");
-  EXPECT_FALSE(std::get<record::Fault>(*fault).worker.valid());
+  EncodeFields(record::Fault{"worker_lost", "w2", {7}, "killed", {2}, {5, 0, 1}}, bytes);
+  for (const size_t less : {16, 24}) {
+    const auto fault =
+        DecodeFields(KindOf(record::Fault{}), std::string_view(bytes).substr(0, bytes.size() - less));
+    ASSERT_TRUE(fault.ok()) << fault.status().message();
+    EXPECT_EQ(std::get<record::Fault>(*fault).what, "killed");
+    EXPECT_EQ(std::get<record::Fault>(*fault).worker.valid(), less == 16);
+    EXPECT_EQ(std::get<record::Fault>(*fault).tid, SampleId());
+  }
 }
 
 // As `tidepool journal --json` prints it.

@@ -147,14 +147,13 @@ TEST(DataParallelTest, AllRanksNameTheSameBadRows) {
   batch.rows[2].response[0] = static_cast<int32_t>(spec.vocab_size);  // group 1, of rank 1
   batch.rows[5].logprobs.pop_back();                                  // group 2, of rank 2
   batch.rows[6].reward = NAN;                                         // group 3: every rank sees it
-  const std::filesystem::path store =
-      std::filesystem::temp_directory_path() / ("tidepool-bad-" + std::to_string(std::random_device()()));
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<std::vector<BadRow>> named(3);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
-      auto group = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = 3});
+      auto group = comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = 3});
       ASSERT_TRUE(group.ok()) << group.status().message();
       Batch mine = batch;
       for (Row& r : mine.rows)
@@ -174,7 +173,6 @@ TEST(DataParallelTest, AllRanksNameTheSameBadRows) {
     });
   }
   for (auto& t : threads) t.join();
-  std::filesystem::remove(store);
   for (const std::vector<BadRow>& bad : named) {
     ASSERT_EQ(bad.size(), 4u);
     EXPECT_EQ(bad[0].tid, batch.rows[0].tid);

@@ -62,7 +62,7 @@ class RpcSecurityTest : public testing::Test {
   // code.
   grpc::StatusCode Call(const std::string& method, const std::string& token,
                         const std::optional<Identity>& identity = std::nullopt) {
-    const bool control = method.find("Control") != std::string::npos;
+    const bool control = method.find("Weights") == std::string::npos;
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
     const auto credentials = ClientSide(identity, control ? kControllerRole : "device", &args);
@@ -87,6 +87,17 @@ class RpcSecurityTest : public testing::Test {
       }
       return reader->Finish().error_code();
     }
+    if (method == "tidepool.v1.Control.Meet") {
+      v1::MeetReply reply;
+      return v1::Control::NewStub(channel)->Meet(&context, {}, &reply).error_code();
+    }
+    if (method == "tidepool.v1.Rows.Read") {
+      auto reader = v1::Rows::NewStub(channel)->Read(&context, {});
+      v1::RowBytes frame;
+      while (reader->Read(&frame)) {
+      }
+      return reader->Finish().error_code();
+    }
     if (method == "tidepool.v1.Weights.Fetch") {
       auto reader = v1::Weights::NewStub(channel)->Fetch(&context, {});
       v1::WeightsFrame frame;
@@ -100,7 +111,7 @@ class RpcSecurityTest : public testing::Test {
 
   static std::vector<std::string> AllMethods() {
     std::vector<std::string> names;
-    for (const char* service : {"tidepool.v1.Control", "tidepool.v1.Weights"}) {
+    for (const char* service : {"tidepool.v1.Control", "tidepool.v1.Rows", "tidepool.v1.Weights"}) {
       const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
       for (int i = 0; i < descriptor->method_count(); ++i)
         names.push_back(descriptor->method(i)->full_name());

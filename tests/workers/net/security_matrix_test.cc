@@ -92,6 +92,7 @@ struct Caller {
 struct Answer {
   grpc::StatusCode code = grpc::StatusCode::OK;
   std::string bytes = {};  // of the first message
+  bool said = false;       // there was one, perhaps empty
 };
 
 std::string BytesOf(const grpc::ByteBuffer& buffer) {
@@ -137,6 +138,7 @@ Answer CallAny(const std::string& address, const std::string& method, const std:
     call->Read(&in, nullptr);
     if (step()) {
       answer.bytes = BytesOf(in);
+      answer.said = true;
       context.TryCancel();  // of a stream that would go on
     }
   }
@@ -146,7 +148,7 @@ Answer CallAny(const std::string& address, const std::string& method, const std:
   queue.Shutdown();
   answer.code = status.error_code();
   // A stream that had something to say is one that was let in.
-  if (!answer.bytes.empty() && answer.code == grpc::StatusCode::CANCELLED) answer.code = grpc::StatusCode::OK;
+  if (answer.said && answer.code == grpc::StatusCode::CANCELLED) answer.code = grpc::StatusCode::OK;
   return answer;
 }
 
