@@ -280,7 +280,7 @@ std::string RecordLine(const JournalEntry& entry, const std::optional<JobConfig>
   std::string line = head;
   for (const auto& [key, value] : json.items()) {
     if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "time" || key == "kind") continue;
-    if (key == "tid" && value == ToString(SampleId())) continue;  // a FAULT may be about none
+    if (key == "tid" && Plain(value, config) == ToString(SampleId())) continue;  // a FAULT may be about none
     // A FAULT of a worker has it as `w`, too.
     if (key == "actor" && json.contains("w") && json["w"] != -1 &&
         value == NameOfPlace(json["w"].get<int64_t>(), config))

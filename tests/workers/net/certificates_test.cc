@@ -153,7 +153,7 @@ TEST(CertificateRenewalTest, AControllerThatDiedBetweenTheStepsLeavesWhatHolds) 
 
 // A folder in its way stands for the death of the controller there.
 TEST(CertificateRenewalTest, AControllerThatDiedBetweenTwoFilesHasItsExchangeEnded) {
-  for (const char* last : {"controller.crt", "device.key", "device.crt"}) {
+  for (const char* last : {"device.key", "device.crt", "reward.crt"}) {
     SCOPED_TRACE(last);
     const Folder folder("cut_off");
     const auto now = system_clock::now();
