@@ -40,8 +40,10 @@ class Collective {
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
   // One number from each rank, by rank.
   virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
-  // Some bytes from each rank, by rank; they may differ in number.
-  virtual StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag) = 0;
+  // Some bytes from each rank, by rank; they may differ in number. `patience_s`: for the ranks that come
+  // late; 0: the group's deadline.
+  virtual StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
+                                                       double patience_s = 0) = 0;
 
   // Of the same ranks; null: memory of a device comes to the host to be summed.
   void SumOnDevices(std::unique_ptr<DeviceSum> sum) { device_sum_ = std::move(sum); }

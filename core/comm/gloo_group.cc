@@ -42,18 +42,14 @@ class GlooGroup final : public Collective {
   }
 
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
-    std::vector<uint64_t> all(static_cast<size_t>(options_.size));
-    std::vector<at::Tensor> parts;
-    for (uint64_t& v : all) parts.push_back(at::from_blob(&v, {1}, at::TensorOptions().dtype(at::kLong)));
-    std::vector<at::Tensor> in{at::from_blob(&mine, {1}, at::TensorOptions().dtype(at::kLong))};
-    std::vector<std::vector<at::Tensor>> out{parts};
-    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in); }));
-    return all;
+    return Gather(mine, tag, 0);
   }
 
   // Gloo gathers equal sizes: what is shorter is padded.
-  StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag) override {
-    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, AllGather(uint64_t{mine.size()}, tag + ", sizes"));
+  StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
+                                               double patience_s) override {
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes,
+                        Gather(uint64_t{mine.size()}, tag + ", sizes", patience_s));
     const size_t most = *std::ranges::max_element(sizes);
     std::string padded = mine;
     padded.resize(most);
@@ -80,6 +76,18 @@ class GlooGroup final : public Collective {
       std::vector<at::Tensor> tensors{View(values)};
       return group_->allreduce(tensors);
     });
+  }
+
+  StatusOr<std::vector<uint64_t>> Gather(uint64_t mine, const std::string& tag, double patience_s) {
+    std::vector<uint64_t> all(static_cast<size_t>(options_.size));
+    std::vector<at::Tensor> parts;
+    for (uint64_t& v : all) parts.push_back(at::from_blob(&v, {1}, at::TensorOptions().dtype(at::kLong)));
+    std::vector<at::Tensor> in{at::from_blob(&mine, {1}, at::TensorOptions().dtype(at::kLong))};
+    std::vector<std::vector<at::Tensor>> out{parts};
+    c10d::AllgatherOptions how;
+    if (patience_s > 0) how.timeout = std::chrono::milliseconds(static_cast<int64_t>(patience_s * 1000));
+    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in, how); }));
+    return all;
   }
 
   // LibTorch throws; this is the door. Gloo's message says which connection, ours what was being done.
@@ -157,7 +165,9 @@ Status Meet(const GroupOptions& o, std::chrono::milliseconds patience) {
   if (here.code() != StatusCode::kDeadlineExceeded) return here.At(Ranks(o));
   std::string missing;
   for (int rank = 0; rank < o.size; ++rank) {
-    if (o.rendezvous->Get({HereKey(o, rank)}, std::chrono::milliseconds(0)).ok()) continue;
+    const Status one = o.rendezvous->Get({HereKey(o, rank)}, std::chrono::milliseconds(0)).status();
+    if (one.ok()) continue;
+    if (one.code() != StatusCode::kDeadlineExceeded) return one.At(Ranks(o));
     missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
   }
   return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +

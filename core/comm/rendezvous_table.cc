@@ -29,17 +29,24 @@ Status RendezvousTable::Set(const std::string& key, const std::string& value) {
 
 StatusOr<std::vector<std::string>> RendezvousTable::Get(const std::vector<std::string>& keys,
                                                         std::chrono::milliseconds patience) {
+  if (keys.size() > kMostAsked)
+    return ResourceExhausted("rendezvous: " + std::to_string(keys.size()) +
+                             " values are asked for at a time");
   const MutexLock lock(mu_);
   std::vector<std::string> found;
   std::string missing;
+  size_t bytes = 0;
   const auto all = [&]() TP_REQUIRES(mu_) {
     found.clear();
+    bytes = 0;
     for (const std::string& key : keys) {
       const auto it = values_.find(key);
       if (it == values_.end()) {
         missing = key;
         return !over_.ok();
       }
+      bytes += it->second.size();
+      if (bytes > kMostAnswered) return true;
       found.push_back(it->second);
     }
     return true;
@@ -49,6 +56,7 @@ StatusOr<std::vector<std::string>> RendezvousTable::Get(const std::vector<std::s
   if (!there)
     return DeadlineExceeded("rendezvous: '" + missing + "' is not there after " +
                             std::to_string(patience.count()) + " ms");
+  if (bytes > kMostAnswered) return ResourceExhausted("rendezvous: the values are too large for one answer");
   return found;
 }
 

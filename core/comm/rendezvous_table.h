@@ -18,6 +18,8 @@ class RendezvousTable final : public Rendezvous {
   // A rank sets an address for each of the others, some hundreds of bytes, and a certificate.
   static constexpr size_t kMostKeys = 1 << 16, kMostKeyBytes = 256, kMostValueBytes = 1 << 20,
                           kMostBytes = 64 << 20;
+  // Of one question: below what a message may have.
+  static constexpr size_t kMostAsked = 4096, kMostAnswered = 3 << 20;
 
   Status Set(const std::string& key, const std::string& value) override TP_EXCLUDES(mu_);
   StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,

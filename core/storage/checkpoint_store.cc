@@ -259,17 +259,19 @@ StatusOr<Staging> MakeStaging(FileSystem& fs, const std::string& folder, const s
     if (!IsStagingOf(run_id, name)) continue;
     const std::string left = JoinPath(folder, name);
     const auto lock = fs.Lock(JoinPath(left, kStagingLock), HostName());
-    if (lock.status().code() == StatusCode::kFailedPrecondition) continue;  // it is at work
-    if (lock.status().code() == StatusCode::kNotFound) continue;            // another one has removed it
-    TP_RETURN_IF_ERROR(lock.status());
+    // It is at work, another one has removed it, or it is not ours to remove.
+    if (!lock.ok()) continue;
     TP_RETURN_IF_ERROR(fs.RemoveTree(left));
   }
   // Nobody else has this name: a copy of the run's folder may be at the same checkpoint.
   staging.dir = NewPlace({.store = folder}, kStagingBegin + run_id).Path() + "-" + BaseName(place.below);
-  if (const Status made = fs.MakeDirectory(staging.dir); !made.ok()) return of_host(made);
-  auto lock = fs.Lock(JoinPath(staging.dir, kStagingLock), HostName());
+  // Another one that looks for what was left finds it under its name with the lock taken.
+  const std::string begun = JoinPath(folder, "." + BaseName(staging.dir));
+  if (const Status made = fs.MakeDirectory(begun); !made.ok()) return of_host(made);
+  auto lock = fs.Lock(JoinPath(begun, kStagingLock), HostName());
   if (!lock.ok()) return of_host(lock.status());
   staging.lock = *std::move(lock);
+  if (const Status named = fs.Rename(begun, staging.dir); !named.ok()) return of_host(named);
   return staging;
 }
 

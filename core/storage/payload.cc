@@ -81,8 +81,10 @@ Status PayloadWriter::Sync() {
 }
 
 StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int64_t number) {
-  const MutexLock lock(mu_);
-  if (const auto cached = files_.find(number); cached != files_.end()) return cached->second;
+  {
+    const MutexLock lock(mu_);
+    if (const auto cached = files_.find(number); cached != files_.end()) return cached->second;
+  }
   const std::string path = JoinPath(dir_, PayloadFileName(number));
   TP_ASSIGN_OR_RETURN(auto file, fs_.OpenForRead(path));
   TP_ASSIGN_OR_RETURN(const std::string header,
@@ -98,6 +100,7 @@ StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int
                               "; use the version of tidepool that wrote the run");
   }
   auto opened = std::make_shared<const OpenFile>(OpenFile{std::move(file), schema});
+  const MutexLock lock(mu_);
   if (files_.size() >= kOpenFiles) files_.erase(files_.begin());
   files_[number] = opened;
   return std::shared_ptr<const OpenFile>(std::move(opened));
@@ -107,12 +110,22 @@ std::string PayloadReader::Where(int64_t file, int64_t offset) const {
   return JoinPath(dir_, PayloadFileName(file)) + ": offset " + std::to_string(offset);
 }
 
+void PayloadReader::Forget(int64_t number) {
+  const MutexLock lock(mu_);
+  files_.erase(number);
+}
+
 StatusOr<PayloadBytes> PayloadReader::ReadBytes(int64_t file, int64_t offset, int64_t bytes) {
   if (file < 0 || offset < 0 || bytes < 0)
     return InvalidArgument(Where(file, offset) + ": a payload reference with a negative place");
-  TP_ASSIGN_OR_RETURN(const auto open, Open(file));
-  TP_ASSIGN_OR_RETURN(std::string read, open->file->ReadAt(offset, bytes));
-  return PayloadBytes{open->schema, std::move(read)};
+  for (bool anew = false;; anew = true) {
+    TP_ASSIGN_OR_RETURN(const auto open, Open(file));
+    StatusOr<std::string> read = open->file->ReadAt(offset, bytes);
+    if (read.ok() && (anew || static_cast<int64_t>(read->size()) == bytes))
+      return PayloadBytes{open->schema, *std::move(read)};
+    if (anew) return read.status();
+    Forget(file);
+  }
 }
 
 StatusOr<sample::Trajectory> PayloadReader::Read(const PayloadRef& ref) {
@@ -121,9 +134,15 @@ StatusOr<sample::Trajectory> PayloadReader::Read(const PayloadRef& ref) {
 }
 
 StatusOr<sample::Trajectory> PayloadReader::Read(const record::Enq& enq) {
-  TP_ASSIGN_OR_RETURN(const PayloadBytes payload,
-                      ReadBytes(enq.payload_file, enq.payload_offset, enq.payload_bytes));
-  return DecodePayload(payload, enq, Where(enq.payload_file, enq.payload_offset));
+  const auto read = [&]() -> StatusOr<sample::Trajectory> {
+    TP_ASSIGN_OR_RETURN(const PayloadBytes payload,
+                        ReadBytes(enq.payload_file, enq.payload_offset, enq.payload_bytes));
+    return DecodePayload(payload, enq, Where(enq.payload_file, enq.payload_offset));
+  };
+  auto trajectory = read();
+  if (trajectory.status().code() != StatusCode::kDataLoss) return trajectory;
+  Forget(enq.payload_file);  // this host may have seen a file that another one was writing
+  return read();
 }
 
 StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const PayloadRef& ref,

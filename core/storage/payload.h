@@ -66,7 +66,7 @@ class PayloadWriter {
   Status broken_;
 };
 
-// A payload as it lies in its file, proven by nobody.
+// A payload as it lies in its file; whoever uses it compares its digest.
 struct PayloadBytes {
   uint32_t schema = 0;  // of the file
   std::string bytes;
@@ -86,7 +86,10 @@ class PayloadReader {
   StatusOr<sample::Trajectory> Read(const PayloadRef& ref);
   StatusOr<sample::Trajectory> Read(const record::Enq& enq);
   // Up to `bytes` bytes of a file from `offset`, fewer at its end. kInvalidArgument: a negative place.
+  // A file that has grown or was replaced since it was opened is opened anew, as one of another host is.
   StatusOr<PayloadBytes> ReadBytes(int64_t file, int64_t offset, int64_t bytes);
+  // kNotFound: the folder itself is not there.
+  [[nodiscard]] Status CheckFolder() { return fs_.Stat(dir_).status(); }
   // "DIR/0007.tpp: offset 16", for messages.
   [[nodiscard]] std::string Where(int64_t file, int64_t offset) const;
 
@@ -98,7 +101,8 @@ class PayloadReader {
     std::unique_ptr<ReadableFile> file;
     uint32_t schema = 0;
   };
-  StatusOr<std::shared_ptr<const OpenFile>> Open(int64_t number);
+  StatusOr<std::shared_ptr<const OpenFile>> Open(int64_t number) TP_EXCLUDES(mu_);
+  void Forget(int64_t number) TP_EXCLUDES(mu_);
 
   std::map<int64_t, std::shared_ptr<const OpenFile>> files_
       TP_GUARDED_BY(mu_);  // shared with reads in flight

@@ -576,7 +576,7 @@ class HostsTest(RunTest):
     def test_a_certificate_of_another_run_is_named(self):
         other = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", run="other")
         self.assert_done(other)
-        controller, workers = self.run_over_hosts("mine", "train.steps=2")
+        controller, workers = self.run_over_hosts("mine", "train.steps=100000", "checkpoint.every_steps=1000")
         mixed = self.dir / "mixed"
         shutil.copytree(self.path("security", run="other"), mixed)
         mine = json.loads(self.path("control.json", run="mine").read_text())["run_id"]
@@ -590,6 +590,7 @@ class HostsTest(RunTest):
         self.assertRegex(refused(), rf"{ADDRESSES[0]}:\d+.*it shows a certificate of run '{mine}', and those beside the token are of run '")
         shutil.copy(self.path("security", "authority.crt", run="mine"), mixed)
         self.assertRegex(refused(), rf"{mixed}/device.crt: is a certificate of run '.*', and the authority.crt beside it, of run '{mine}', has not made it; take the whole")
+        controller.send_signal(signal.SIGTERM)
         self.finish(controller)
 
     def test_without_the_certificates_nobody_joins(self):

@@ -117,7 +117,6 @@ void ControllerProcess::OnAttachment(Attachments::Event& event) {
       Overload{[&](Attachments::Arrived& e) { OnArrived(e); }, [&](Attachments::Message& e) { OnMessage(e); },
                [&](Attachments::Lost& e) {
                  waits_for_.erase(e.place);
-                 meeting_->Lost(e.inc);
                  places_->Lost(e);
                },
                [&](Attachments::Superseded& e) {

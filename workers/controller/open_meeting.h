@@ -21,6 +21,7 @@ class OpenMeeting {
   // meeting: a name that no other group of this run has.
   void Admit(const std::string& meeting, Incarnation member) TP_EXCLUDES(mu_) {
     const MutexLock lock(mu_);
+    if (meeting == ended_) return;  // a member has left before the last one was told
     if (meeting != meeting_) {
       End("another one was formed");
       meeting_ = meeting;
@@ -28,15 +29,11 @@ class OpenMeeting {
     }
     members_.push_back(member);
   }
-  // Of a group that has lost one, nobody waits for the others any more.
-  void Lost(Incarnation member) TP_EXCLUDES(mu_) {
+  // However it went: of a group that has lost one, nobody waits for the others any more.
+  void Left(Incarnation member) TP_EXCLUDES(mu_) {
     const MutexLock lock(mu_);
     if (std::ranges::find(members_, member) != members_.end())
       End("incarnation " + std::to_string(member.value) + " is gone");
-  }
-  void Close(const std::string& why) TP_EXCLUDES(mu_) {
-    const MutexLock lock(mu_);
-    End(why);
   }
   // kNotFound: that group is over. kPermissionDenied: `asker` is no member.
   StatusOr<std::shared_ptr<comm::RendezvousTable>> At(const std::string& meeting, Incarnation asker) const
@@ -54,12 +51,12 @@ class OpenMeeting {
   void End(const std::string& why) TP_REQUIRES(mu_) {
     if (table_ != nullptr) table_->Close(why);
     table_.reset();
-    meeting_.clear();
+    ended_ = std::exchange(meeting_, "");
     members_.clear();
   }
 
   mutable Mutex mu_;
-  std::string meeting_ TP_GUARDED_BY(mu_);
+  std::string meeting_ TP_GUARDED_BY(mu_), ended_ TP_GUARDED_BY(mu_);
   std::vector<Incarnation> members_ TP_GUARDED_BY(mu_);
   std::shared_ptr<comm::RendezvousTable> table_ TP_GUARDED_BY(mu_);  // null: there is no group
 };

@@ -23,6 +23,29 @@
 #include "workers/net/certificates.h"
 
 namespace tidepool::workers {
+namespace {
+
+// For a thread that must not hang with the disk.
+StatusOr<storage::PayloadBytes> ReadWithin(DiskThread& disk,
+                                           const std::shared_ptr<storage::PayloadReader>& reader,
+                                           int64_t file, int64_t offset, int64_t bytes) {
+  constexpr std::chrono::seconds kPatience{20};
+  auto done = std::make_shared<std::promise<StatusOr<storage::PayloadBytes>>>();
+  auto read = done->get_future();
+  disk.Do("read of payload/ for a trainer", [=](const DiskThread::Say&) {
+    auto found = reader->ReadBytes(file, offset, bytes);
+    // With its folder gone or moved away, no file of it is lost.
+    if (found.status().code() == StatusCode::kNotFound && !reader->CheckFolder().ok())
+      found = Unavailable(found.status().message());
+    done->set_value(std::move(found));
+  });
+  if (read.wait_for(kPatience) != std::future_status::ready)
+    return Unavailable("the disk with payload/ has not answered for " + std::to_string(kPatience.count()) +
+                       " s");
+  return read.get();
+}
+
+}  // namespace
 
 ControllerProcess::~ControllerProcess() {
   LimitedCall::TellHeld({});
@@ -142,7 +165,9 @@ Status ControllerProcess::OpenDoors() {
   hub.run_id = request_.run_id;
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;
-  hub.payloads = payloads_;
+  hub.payloads = [reader = payloads_, disk = payload_reads_](int64_t file, int64_t offset, int64_t bytes) {
+    return ReadWithin(*disk, reader, file, offset, bytes);
+  };
   TP_ASSIGN_OR_RETURN(hub_,
                       Hub::Start(
                           hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
@@ -299,6 +324,7 @@ Status ControllerProcess::Begin() {
                          .left =
                              [this](int64_t place) {
                                metrics_->OnLeft(place);
+                               meeting_->Left(places_->places().at(place).inc);
                                for (const auto& [slot, role] : places_->places().at(place).granted)
                                  metrics_->OnHold(slot, Role::kNone, Now());
                              }});
@@ -590,7 +616,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
 void ControllerProcess::WatchDisk() {
   std::optional<DiskThread::Operation> busy = storage_->Busy();
   bool writing = busy.has_value();  // of journal and payload
-  for (auto& at : {recorded_->Busy(), files_.Busy()}) {
+  for (auto& at : {recorded_->Busy(), payload_reads_->Busy(), files_.Busy()}) {
     if (!at || (busy && at->takes <= busy->takes) || storage_failing_) continue;
     busy = at;
     writing = false;

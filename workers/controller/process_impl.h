@@ -224,7 +224,8 @@ class ControllerProcess {
   scheduler::ControllerOptions options_;
   bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
   std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
-  std::shared_ptr<storage::PayloadReader> payloads_;  // keeps fs_
+  std::shared_ptr<storage::PayloadReader> payloads_;                                  // keeps fs_
+  const std::shared_ptr<DiskThread> payload_reads_ = std::make_shared<DiskThread>();  // of Rows.Read
   LoopClock clock_;
   SuspendWatch suspend_watch_;
   std::chrono::milliseconds begun_{};  // as the journal has it

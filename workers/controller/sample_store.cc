@@ -105,7 +105,10 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   stored.worker = c.worker;
   stored.with_worker = tokens.size();
   if (stored.gid != c.gid) {
-    if (const auto before = given_.find(stored.gid); before != given_.end()) before->second.erase(c.tid);
+    if (const auto before = given_.find(stored.gid); before != given_.end()) {
+      before->second.erase(c.tid);
+      if (before->second.empty()) given_.erase(before);
+    }
     stored.gid = c.gid;
   }
   given_[c.gid].insert(c.tid);

@@ -219,7 +219,7 @@ StatusOr<std::shared_ptr<const void>> SharedBlock::Take(int i, int64_t size) {
       if (fd.status().code() == StatusCode::kAlreadyExists) return had();  // another one was quicker
       TP_RETURN_IF_ERROR(fd.status());
       buffer->fd = *fd;
-      if (!buffer->TakeToFill()) return had();
+      if (!buffer->TakeToFill() || !buffer->Named()) return had();
       if (const Status allocated = Allocate(path, buffer->fd, size); !allocated.ok()) {
         unlink(path.c_str());
         return allocated;
@@ -231,7 +231,8 @@ StatusOr<std::shared_ptr<const void>> SharedBlock::Take(int i, int64_t size) {
     buffers_[i] = std::move(buffer);
   } else if (buffers_[i]->size != size) {
     if (!buffers_[i]->TakeToFill()) return had();
-    buffers_[i].reset();  // with its lock
+    buffers_[i]->LetGo();
+    buffers_[i].reset();
     return Take(i, size);
   } else if (!buffers_[i]->TakeToFill()) {
     return had();

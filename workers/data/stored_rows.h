@@ -21,26 +21,30 @@ using Enqs = std::vector<const record::Enq*>;
 // Payloads, or why one cannot be had, in the order in which they were asked for.
 using PayloadsRead = std::vector<StatusOr<storage::PayloadBytes>>;
 
+// Bytes of a payload file, fewer at its end. kNotFound, kDataLoss: they are not there any more; other errors:
+// they cannot be read now.
+using ReadPayload =
+    std::function<StatusOr<storage::PayloadBytes>(int64_t file, int64_t offset, int64_t bytes)>;
+
 class StoredRows {
  public:
-  // Asks who serves them. An error of the whole: nobody answers.
+  // Asks who serves them. An error of the whole: nobody answers, or they cannot be read there now.
   using Ask = std::function<StatusOr<PayloadsRead>(const Enqs& which)>;
   // `dir`: payload/ of the run, whether this host sees it or not.
-  StoredRows(std::shared_ptr<FileSystem> fs, const std::string& dir, Ask ask)
-      : fs_(std::move(fs)), files_(*fs_, dir), ask_(std::move(ask)) {}
+  StoredRows(std::shared_ptr<FileSystem> fs, const std::string& dir)
+      : fs_(std::move(fs)), files_(*fs_, dir) {}
 
   struct Found {
     // kDataLoss, kNotFound: wherever it was looked for, these bytes are not there.
     std::vector<StatusOr<sample::Trajectory>> rows;
-    int64_t bytes = 0, asked_bytes = 0;  // of all that were read, and of those that were asked for
+    int64_t bytes = 0;
   };
-  // Errors of Ask.
-  StatusOr<Found> Read(const Enqs& which);
+  // Errors of `ask`; kAborted: `go_on` said no, between two rows.
+  StatusOr<Found> Read(const Enqs& which, const Ask& ask, const std::function<bool()>& go_on);
 
  private:
   const std::shared_ptr<FileSystem> fs_;
   storage::PayloadReader files_;
-  const Ask ask_;
 };
 
 }  // namespace tidepool::workers

@@ -135,8 +135,10 @@ void DeviceMachine::On(const down::Grant& c) {
 
 void DeviceMachine::On(down::StartChunk& c) {
   if (!Current(c.slot, c.epoch)) return;
-  if (!held_.Complete(c))
+  if (!held_.Complete(c)) {
+    (void)work_->Cancel(c.tid, c.att);
     return End(c.tid, c.att, ChunkEnd::kCancelled, "the tokens before this chunk are not here any more");
+  }
   if (role_ != Role::kRollout || !work_->Serves() || c.version != admitted_) {
     held_.Begin(c);
     End(c.tid, c.att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
@@ -201,9 +203,9 @@ void DeviceMachine::Join(up::StepTokens tokens) {
   unsaid_->step_s += tokens.step_s;
   unsaid_->prefill_tokens += tokens.prefill_tokens;
   unsaid_->prefix_hit_tokens += tokens.prefix_hit_tokens;
-  unsaid_->kv_usage = tokens.kv_usage;
-  unsaid_->running = tokens.running;
-  unsaid_->waiting = tokens.waiting;
+  unsaid_->kv_usage = std::max(unsaid_->kv_usage, tokens.kv_usage);
+  unsaid_->running = std::max(unsaid_->running, tokens.running);
+  unsaid_->waiting = std::max(unsaid_->waiting, tokens.waiting);
   for (up::ChunkDelta& c : chunks) {
     const auto [at, first] = unsaid_at_.try_emplace({c.tid, c.att}, unsaid_->chunks.size());
     up::ChunkDelta* before = first ? nullptr : &unsaid_->chunks[at->second];

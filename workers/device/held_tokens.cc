@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 namespace tidepool::workers {
 
@@ -26,9 +27,9 @@ bool MayBeCut(const TokenRecord& tokens) {
 }  // namespace
 
 void HeldTokens::SetIdle(Attempt& a, bool idle) {
-  if (a.idle_since > 0 && !Keeps(a)) idle_ -= Size(a);
-  a.idle_since = idle ? ++chunks_ : 0;
-  if (idle && !Keeps(a)) idle_ += Size(a);
+  idle_ -= std::exchange(a.counted, idle && !Keeps(a) ? Size(a) : 0);
+  idle_ += a.counted;
+  a.idle_since = a.counted > 0 ? ++chunks_ : 0;
 }
 
 void HeldTokens::Erase(Attempts::iterator it) {
@@ -91,7 +92,7 @@ void HeldTokens::Say(up::ChunkDelta& delta) {
     while (idle_ > kIdleIds) {  // the controller sends them again where it has to
       const auto oldest = std::ranges::min_element(attempts_, {}, [&](const auto& item) {
         const Attempt& at = item.second;
-        return at.idle_since > 0 && !Keeps(at) ? at.idle_since : std::numeric_limits<int64_t>::max();
+        return at.counted > 0 ? at.idle_since : std::numeric_limits<int64_t>::max();
       });
       Erase(oldest);
     }

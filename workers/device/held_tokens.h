@@ -42,10 +42,11 @@ class HeldTokens {
  private:
   struct Attempt {
     GroupId gid;
-    bool whole = true;                   // the first delta here is that of the first token
-    int64_t tokens = 0;                  // of the attempt so far
-    std::vector<int32_t> prompt, ids;    // of all of them, or none
-    int64_t idle_since = 0;              // 0: a chunk of it is under way
+    bool whole = true;                 // the first delta here is that of the first token
+    int64_t tokens = 0;                // of the attempt so far
+    std::vector<int32_t> prompt, ids;  // ids: of all `tokens`; none where they are not known here
+    int64_t counted = 0;     // its part of idle_; 0: a chunk of it is under way, or it has to be kept
+    int64_t idle_since = 0;  // chunks that had ended by then
     std::vector<up::ChunkDelta> deltas;  // joined, but for tokens with routing, which cannot be cut
   };
   using Attempts = std::map<std::pair<SampleId, int32_t>, Attempt>;

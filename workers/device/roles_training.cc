@@ -115,7 +115,11 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   }
   std::vector<BadRow> bad;
   const StatusOr<int64_t> read = ReadRows(c, *rows, bad);
-  if (!read.ok()) return {.done = read.status(), .bad = std::move(bad)};
+  if (!read.ok()) {
+    // The others may wait for this rank: they see its sockets close.
+    if (c.world > 1 && bad.empty()) LeaveGroup();
+    return {.done = read.status(), .bad = std::move(bad)};
+  }
   AwaitFiles();  // it reads the weights that the optimizer is about to write
   const auto operation = Begins("train", observe::kTrainSpan);
   const StepNumber before = state_.step();
@@ -136,21 +140,26 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
 StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow>& rows,
                                       std::vector<BadRow>& bad) {
   Enqs mine;
-  for (const BatchRow& row : rows)
-    if (row.stored.payload_file >= 0 && row.rank == c.rank) mine.push_back(&row.stored);
+  int64_t bytes = 0;  // of all ranks
+  for (const BatchRow& row : rows) {
+    if (row.stored.payload_file < 0) continue;
+    bytes += row.stored.payload_bytes;
+    if (row.rank == c.rank) mine.push_back(&row.stored);
+  }
+  const auto go_on = [&] { return !called_off_(c.lease); };
+  auto found = stored_->Read(
+      mine, [&](const Enqs& which) { return link_->FetchPayloads(c.lease, c.step, c.rank, which, go_on); },
+      go_on);
+  if (found.status().code() == StatusCode::kAborted) return found.status();
   // Who serves them may do so later: no fault of the data's.
-  auto found = stored_->Read(mine);
   if (!found.ok()) return Unavailable(found.status().message());
   std::vector<std::string> said(static_cast<size_t>(c.world));
   said[static_cast<size_t>(c.rank)] = OutlinesOf(found->rows);
   if (c.world > 1) {
     pulse_.Begin("gather_outlines");
-    auto gathered = group_->AllGather(said[static_cast<size_t>(c.rank)], "outlines");
-    if (!gathered.ok()) {
-      LeaveGroup();
-      return gathered.status();
-    }
-    said = *std::move(gathered);
+    // A rank whose rows are sent to it comes later than one that has them here.
+    const double patience_s = 60 + static_cast<double>(bytes) / (1 << 20);
+    TP_ASSIGN_OR_RETURN(said, group_->AllGather(said[static_cast<size_t>(c.rank)], "outlines", patience_s));
   }
   TP_RETURN_IF_ERROR(TakeOutlines(said, c.rank, rows, bad));
   size_t next = 0;

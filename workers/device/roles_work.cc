@@ -73,8 +73,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                                std::to_string(welcome.inc.value),
                                            device_.make, welcome.trains);
     stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),
-                                           storage::RunPaths(welcome.run_dir).payload(),
-                                           [this](const Enqs& which) { return link_->FetchPayloads(which); });
+                                           storage::RunPaths(welcome.run_dir).payload());
     const MutexLock lock(published_mu_);
     published_ = roles_->host_weights();
     if (config_.observe.trace)

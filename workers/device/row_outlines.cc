@@ -1,6 +1,7 @@
 #include "workers/device/row_outlines.h"
 
 #include "core/base/little_endian.h"
+#include "core/base/utf8.h"
 #include "core/sample/codec.h"
 
 namespace tidepool::workers {
@@ -28,7 +29,10 @@ Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector
     const std::string_view text = reader.String();
     if (reader.ok() && !read) {
       if (bad.size() < kMostBadRows)
-        bad.push_back({row.stored.tid, std::string(text.substr(0, kBadRowWords))});
+        bad.push_back(
+            {row.stored.tid,
+             std::string(text.substr(
+                 0, text.size() <= kBadRowWords ? text.size() : CharacterStart(text, kBadRowWords)))});
     } else if (reader.ok() && row.rank != rank) {
       auto outline = sample::Decode(text);
       if (!outline.ok() || !outline->is_outline() || outline->tid != row.stored.tid ||

@@ -152,6 +152,12 @@ Status WriteLeaves(const std::string& dir, const CertificateFiles& files) {
 
 constexpr char kExchange[] = "exchange";  // folder with the files of one that has begun
 
+// Another controller, which starts just now, may remove it at the same time.
+Status Removed(const std::string& tree) {
+  const Status removed = RealFileSystem().RemoveTree(tree);
+  return removed.code() == StatusCode::kNotFound ? OkStatus() : removed;
+}
+
 // Writes on what an exchange that was cut off, by the death of its controller, had to write.
 Status FinishExchange(const std::string& dir) {
   const std::string begun = dir + "/" + kExchange;
@@ -161,28 +167,29 @@ Status FinishExchange(const std::string& dir) {
   const CertificateFiles files = ReadFiles(begun);
   if (std::ranges::all_of(files, [](const auto& file) { return !file.second.empty(); }))
     TP_RETURN_IF_ERROR(WriteLeaves(dir, files));  // else another controller has just ended it
-  TP_RETURN_IF_ERROR(disk.RemoveTree(begun + ".tmp"));
+  TP_RETURN_IF_ERROR(Removed(begun + ".tmp"));
   const Status ended = disk.Rename(begun, begun + ".tmp");  // never half of it under that name
   if (ended.code() == StatusCode::kNotFound) return OkStatus();
   TP_RETURN_IF_ERROR(ended);
-  return disk.RemoveTree(begun + ".tmp");
+  return Removed(begun + ".tmp");
 }
 
 // All are on the disk, in a folder of their own, before the first one is replaced.
 Status ExchangeLeaves(const std::string& dir, const CertificateFiles& files) {
   const std::string begun = dir + "/" + kExchange, next = begun + ".tmp";
   RealFileSystem disk;
-  TP_RETURN_IF_ERROR(disk.RemoveTree(next));
+  TP_RETURN_IF_ERROR(FinishExchange(dir));  // of one that this process could not end, as on a full disk
+  TP_RETURN_IF_ERROR(Removed(next));
   TP_RETURN_IF_ERROR(disk.MakeDirectory(next));
   TP_RETURN_IF_ERROR(WriteLeaves(next, files));
   TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(next), files.at(kAuthorityFile)));
-  TP_RETURN_IF_ERROR(disk.RemoveTree(begun));
   TP_RETURN_IF_ERROR(disk.Rename(next, begun));
   TP_RETURN_IF_ERROR(disk.SyncDir(dir));
   return FinishExchange(dir);
 }
 
-// With those of an exchange that was cut off, which another controller may be at just now.
+// With those of an exchange that was cut off. Another controller may be ending it at this moment: then the
+// first look may see files of both.
 StatusOr<bool> HoldOrWillHold(const std::string& dir, int64_t until) {
   for (int look = 0; look < 2; ++look) {
     TP_RETURN_IF_ERROR(FinishExchange(dir));

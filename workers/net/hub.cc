@@ -7,7 +7,9 @@
 #include <atomic>
 #include <deque>
 #include <map>
+#include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -133,19 +135,27 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     explicit Payloads(Impl& of) : hub(of) {}
     grpc::Status Read(grpc::ServerContext* context, const v1::ReadRowsRequest* request,
                       grpc::ServerWriter<v1::RowBytes>* writer) override {
-      if (const Status s = hub.AuthoriseDevice(*context, Incarnation{request->inc() - 1}, "Rows.Read");
-          !s.ok())
-        return ToGrpc(s);
-      if (hub.options.payloads == nullptr) return ToGrpc(NotFound("Rows.Read: there are no payloads here"));
+      const v1::FetchRowsRequest& of = request->of();
+      const Incarnation reader{of.inc() - 1};
+      if (const Status s = hub.AuthoriseDevice(*context, reader, "Rows.Read"); !s.ok()) return ToGrpc(s);
+      if (!hub.options.payloads) return ToGrpc(NotFound("Rows.Read: there are no payloads here"));
+      const auto batch = hub.rows(of.lease(), {of.step()}, reader, of.rank());
+      if (!batch.ok()) return ToGrpc(batch.status());
+      std::set<std::tuple<int64_t, int64_t, int64_t>> its;
+      for (const BatchRow& row : **batch)
+        if (row.rank == of.rank())
+          its.emplace(row.stored.payload_file, row.stored.payload_offset, row.stored.payload_bytes);
+      for (const v1::PayloadPlace& place : request->places())
+        if (!its.contains({place.file(), place.offset(), place.bytes()}))
+          return ToGrpc(hub.Counted(PermissionDenied("Rows.Read: that is no row of this rank")));
       const auto write = [&](const v1::RowBytes& frame) {
         hub.row_bytes += static_cast<int64_t>(frame.ByteSizeLong());
         hub.sent += static_cast<int64_t>(frame.ByteSizeLong());
         return writer->Write(frame);
       };
-      if (!ServeRows(*hub.options.payloads, *request, static_cast<size_t>(hub.options.max_frame_bytes) / 2,
-                     write))
-        return ToGrpc(Unavailable("Rows.Read: the worker went away"));
-      return grpc::Status::OK;
+      return ToGrpc(ServeRows(hub.options.payloads, *request,
+                              static_cast<size_t>(hub.options.max_frame_bytes) / 2, write)
+                        .At("Rows.Read"));
     }
     Impl& hub;
   };

@@ -15,7 +15,7 @@
 
 #include "core/base/status.h"
 #include "core/comm/rendezvous_table.h"
-#include "core/storage/payload.h"
+#include "workers/data/stored_rows.h"
 #include "workers/net/attachments.h"
 #include "workers/net/auth.h"
 #include "workers/net/certificates.h"
@@ -31,8 +31,8 @@ struct HubOptions {
   std::string run_id;
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
-  int64_t max_queued_messages = 1 << 16;             // to one connection; more: it is closed as hung
-  std::shared_ptr<storage::PayloadReader> payloads;  // that Rows.Read reads; null: there are none
+  int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
+  ReadPayload payloads;  // of Rows.Read, on any thread, within some seconds; null: there are none
 };
 
 // Rows of a lease for FetchRows, in order, as this rank of its training group gets them; any thread.

@@ -59,6 +59,10 @@ struct Link::Impl {
 
   static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
 
+  // What is asked of the rows of a lease, and where.
+  std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> RowsOf(int64_t lease, StepNumber step,
+                                                                         int64_t rank);
+
   // One life of the stream: Hello is said, messages go both ways until it ends.
   struct Call {
     std::unique_ptr<v1::Control::Stub> stub;
@@ -352,7 +356,10 @@ class Link::Meeting final : public comm::Rendezvous {
       if (asked.ok()) return reply;
       const bool again =
           asked.code() == StatusCode::kUnavailable || asked.code() == StatusCode::kDeadlineExceeded;
-      if (!again || Clock::now() >= until) return asked.At("rendezvous of training group " + meeting_);
+      // kDeadlineExceeded is what the controller says of ranks: one that does not answer is another thing.
+      if (again && Clock::now() >= until)
+        return Unavailable("rendezvous of training group " + meeting_ + ": " + asked.message());
+      if (!again) return asked.At("rendezvous of training group " + meeting_);
       std::this_thread::sleep_for(kBetween);
     }
   }
@@ -365,23 +372,24 @@ std::unique_ptr<comm::Rendezvous> Link::MeetingAt(const std::string& meeting) {
   return std::make_unique<Meeting>(*impl_, meeting);
 }
 
+std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> Link::Impl::RowsOf(int64_t lease,
+                                                                                   StepNumber step,
+                                                                                   int64_t rank) {
+  v1::FetchRowsRequest request;
+  request.set_lease(lease);
+  request.set_step(step.value);
+  request.set_rank(rank);
+  const MutexLock lock(mu);
+  request.set_inc(session.inc().value + 1);
+  return {channel, std::move(request)};
+}
+
 StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, int64_t rank) {
-  std::shared_ptr<grpc::Channel> channel;
-  Incarnation inc;
-  {
-    const MutexLock lock(impl_->mu);
-    channel = impl_->channel;
-    inc = impl_->session.inc();
-  }
+  const auto [channel, request] = impl_->RowsOf(lease, step, rank);
   auto stub = v1::Control::NewStub(channel);
   grpc::ClientContext context;
   AddToken(&context, impl_->options.credentials.token);
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
-  v1::FetchRowsRequest request;
-  request.set_lease(lease);
-  request.set_step(step.value);
-  request.set_inc(inc.value + 1);
-  request.set_rank(rank);
   auto reader = stub->FetchRows(&context, request);
   auto rows = ReadRows([&](v1::Frame* frame) { return reader->Read(frame); });
   if (!rows.ok()) {
@@ -392,15 +400,10 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, 
   return rows;
 }
 
-StatusOr<PayloadsRead> Link::FetchPayloads(const Enqs& which) {
-  std::shared_ptr<grpc::Channel> channel;
-  Incarnation inc;
-  {
-    const MutexLock lock(impl_->mu);
-    channel = impl_->channel;
-    inc = impl_->session.inc();
-  }
-  return AskForRows(channel, impl_->options.credentials.token, inc, which);
+StatusOr<PayloadsRead> Link::FetchPayloads(int64_t lease, StepNumber step, int64_t rank, const Enqs& which,
+                                           const std::function<bool()>& go_on) {
+  const auto [channel, of] = impl_->RowsOf(lease, step, rank);
+  return AskForRows(channel, impl_->options.credentials.token, of, which, go_on);
 }
 
 }  // namespace tidepool::workers

@@ -59,7 +59,8 @@ class Link {
   [[nodiscard]] std::unique_ptr<comm::Rendezvous> MeetingAt(const std::string& meeting);
   // The list of a leased batch, and payloads of its rows.
   StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step, int64_t rank);
-  StatusOr<PayloadsRead> FetchPayloads(const Enqs& which);
+  StatusOr<PayloadsRead> FetchPayloads(int64_t lease, StepNumber step, int64_t rank, const Enqs& which,
+                                       const std::function<bool()>& go_on);
 
  private:
   Link();

@@ -86,8 +86,8 @@ struct ChunkDelta {
 struct StepTokens {
   SlotId slot;
   std::vector<ChunkDelta> chunks;
-  double step_s = 0,
-         kv_usage = 0;  // of all steps together, and after the last one, as are running and waiting
+  double step_s = 0;    // of all steps together
+  double kv_usage = 0;  // the largest, as are the next two
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
 };
 struct Graded : event::Graded {

@@ -72,11 +72,7 @@ StatusOr<JoinToken> MakeJoinToken(const std::string& security, JoinToken begun) 
   if (error) return Unavailable(Folder(security) + ": cannot be made (" + error.message() + ")");
   Json record = ToJson(begun.scope);
   record["digest"] = Sha256Hex(begun.secret);
-  // As a whole: the controller may look at once.
-  const std::string path = Record(security, begun.id);
-  TP_RETURN_IF_ERROR(WriteSecretFile(path + ".next", record.dump() + "\n"));
-  fs::rename(path + ".next", path, error);
-  if (error) return Unavailable(path + ": cannot be written (" + error.message() + ")");
+  TP_RETURN_IF_ERROR(WriteSecretFile(Record(security, begun.id), record.dump() + "\n"));
   return begun;
 }
 

@@ -14,35 +14,39 @@
 
 namespace tidepool::workers {
 
-bool ServeRows(storage::PayloadReader& files, const v1::ReadRowsRequest& request, size_t most,
-               const std::function<bool(const v1::RowBytes&)>& write) {
+Status ServeRows(const ReadPayload& read, const v1::ReadRowsRequest& request, size_t most,
+                 const std::function<bool(const v1::RowBytes&)>& write) {
   for (const v1::PayloadPlace& place : request.places()) {
     const int64_t bytes = std::min(place.bytes(), sample::kMaxTrajectoryBytes);
     for (int64_t at = 0;;) {
       const int64_t n = std::min(bytes - at, static_cast<int64_t>(most));
       v1::RowBytes frame;
-      auto piece = files.ReadBytes(place.file(), place.offset() + at, n);
+      auto piece = read(place.file(), place.offset() + at, n);
       if (piece.ok()) {
-        const auto read = static_cast<int64_t>(piece->bytes.size());
-        at += read;
-        frame.set_last(at == bytes || read < n);  // a file that ends before: who asks sees it
+        const auto got = static_cast<int64_t>(piece->bytes.size());
+        at += got;
+        frame.set_last(at == bytes || got < n);  // a file that ends before: who asks sees it
         frame.set_schema(piece->schema);
         frame.set_data(std::move(piece->bytes));
-      } else {
+      } else if (piece.status().code() == StatusCode::kNotFound ||
+                 piece.status().code() == StatusCode::kDataLoss) {
         frame.set_last(true);
         frame.set_lost(piece.status().message());
+      } else {
+        return Unavailable(piece.status().message());
       }
-      if (!write(frame)) return false;
+      if (!write(frame)) return Unavailable("the worker went away");
       if (frame.last()) break;
     }
   }
-  return true;
+  return OkStatus();
 }
 
 StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
-                                  Incarnation inc, const Enqs& which) {
+                                  const v1::FetchRowsRequest& of, const Enqs& which,
+                                  const std::function<bool()>& go_on) {
   v1::ReadRowsRequest request;
-  request.set_inc(inc.value + 1);
+  *request.mutable_of() = of;
   int64_t bytes = 0;
   for (const record::Enq* enq : which) {
     v1::PayloadPlace& place = *request.add_places();
@@ -64,6 +68,10 @@ StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel,
                                            which[read.size()]->payload_bytes) {
       context.TryCancel();
       return DataLoss("read of payloads: more bytes came than were asked for");
+    }
+    if (!go_on()) {
+      context.TryCancel();
+      return Aborted("the read of rows was called off");
     }
     payload.bytes += frame.data();
     if (!frame.last()) continue;

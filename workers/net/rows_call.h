@@ -17,14 +17,17 @@
 
 namespace tidepool::workers {
 
-// Answers `request` out of `files`, in frames of at most `most` bytes; false: `write` was, the caller is
-// gone. A payload that cannot be read is said to be lost, and the next one follows.
-bool ServeRows(storage::PayloadReader& files, const v1::ReadRowsRequest& request, size_t most,
-               const std::function<bool(const v1::RowBytes&)>& write);
+// Answers `request` by what `read` brings, in frames of at most `most` bytes. A payload that is not there any
+// more is said to be lost, and the next one follows. kUnavailable: one cannot be read now, or `write` was
+// false, the caller is gone.
+Status ServeRows(const ReadPayload& read, const v1::ReadRowsRequest& request, size_t most,
+                 const std::function<bool(const v1::RowBytes&)>& write);
 
-// kUnavailable: nobody answers; kDeadlineExceeded: in a time that grows with what is asked for; kDataLoss:
-// the answer is not as long as the question; errors of who refuses. `inc`: of who asks.
+// `of`: the list that the payloads are in. kUnavailable: nobody answers, or they cannot be read there now;
+// kDeadlineExceeded: in a time that grows with what is asked for; kAborted: `go_on` said no, between two
+// frames; kDataLoss: the answer is not as long as the question; errors of who refuses.
 StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
-                                  Incarnation inc, const Enqs& which);
+                                  const v1::FetchRowsRequest& of, const Enqs& which,
+                                  const std::function<bool()>& go_on);
 
 }  // namespace tidepool::workers

@@ -97,7 +97,8 @@ TEST(JournalCodecTest, RecordOfAnOlderProgramKeepsDefaultsForNewFields) {
   EXPECT_FALSE(DecodeFields(KindOf(record::EndRun{}), bytes + "y").ok())
       << "a newer program's field is not dropped silently";
 
-  // A FAULT as it was before it had its sample in a field, 16 bytes at its end, and its worker, 8 before that.
+  // A FAULT as it was before it had its sample in a field, 16 bytes at its end, and its worker, 8 before
+  // that.
   bytes.clear();
   EncodeFields(record::Fault{"worker_lost", "w2", {7}, "killed", {2}, {5, 0, 1}}, bytes);
   for (const size_t less : {16, 24}) {

@@ -19,8 +19,12 @@ TEST(OpenMeetingTest, IsForTheMembersOfTheGroupThatIsThereNow) {
   EXPECT_EQ(meeting.At("1-1", {3}).status().code(), StatusCode::kPermissionDenied)
       << "an earlier process of a member's place";
   EXPECT_EQ(meeting.At("1-2", {4}).status().code(), StatusCode::kNotFound);
-  meeting.Close("the end");
-  EXPECT_EQ(meeting.At("1-1", {4}).status().code(), StatusCode::kNotFound);
+  meeting.Left({4});
+  EXPECT_EQ(meeting.At("1-1", {5}).status().code(), StatusCode::kNotFound);
+  meeting.Admit("1-1", {6});  // its command was decided before that
+  EXPECT_EQ(meeting.At("1-1", {6}).status().code(), StatusCode::kNotFound) << "nobody can come any more";
+  meeting.Admit("1-2", {6});
+  EXPECT_TRUE(meeting.At("1-2", {6}).ok());
 }
 
 TEST(OpenMeetingTest, WhoWaitsInAGroupThatIsOverHearsSo) {
@@ -34,8 +38,8 @@ TEST(OpenMeetingTest, WhoWaitsInAGroupThatIsOverHearsSo) {
     std::jthread ends([&] {
       std::this_thread::sleep_for(milliseconds(50));
       if (lost) {
-        meeting.Lost({7});  // of no group
-        meeting.Lost({5});
+        meeting.Left({7});  // of no group
+        meeting.Left({5});
       } else {
         meeting.Admit("1-3", {4});
       }

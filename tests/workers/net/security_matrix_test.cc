@@ -393,7 +393,7 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   ExpectRefused(rows, {elsewhere, token, RowsBytes(kReader)}, PERMISSION_DENIED, "another place");
   const std::string payloads = "tidepool.v1.Rows.Read";
   v1::ReadRowsRequest read;
-  read.set_inc(kReader.value + 1);
+  ASSERT_TRUE(read.mutable_of()->ParseFromString(RowsBytes(kReader)));
   ExpectRefused(payloads, {elsewhere, token, read.SerializeAsString()}, PERMISSION_DENIED, "another place");
   ExpectRefused(meet, {elsewhere, token, MeetBytes(kReader)}, PERMISSION_DENIED, "another place");
   EXPECT_EQ(Attached(), 0);
@@ -421,7 +421,8 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   EXPECT_FALSE((*meeting_.At("3-1", kReader))->Get({"key"}, std::chrono::milliseconds(0)).ok());
   // And who may.
   EXPECT_EQ(Call(rows, {device, token, RowsBytes(kReader)}).code, grpc::StatusCode::OK);
-  EXPECT_EQ(Call(payloads, {device, token, read.SerializeAsString()}).code, grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Call(payloads, {device, token, read.SerializeAsString()}).code, grpc::StatusCode::NOT_FOUND)
+      << "this controller has no payloads";
   EXPECT_EQ(Call(meet, {device, token, MeetBytes(kReader)}).code, grpc::StatusCode::OK);
   EXPECT_EQ((*meeting_.At("3-1", kReader))->Get({"key"}, std::chrono::milliseconds(0))->front(), "value");
   EXPECT_EQ(Call("tidepool.v1.Weights.Fetch", {device, token, ""}).code, grpc::StatusCode::NOT_FOUND);
