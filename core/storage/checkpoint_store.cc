@@ -218,7 +218,6 @@ Status WriteStorePlace(FileSystem& fs, const std::string& dir, const StorePlace&
 namespace {
 
 constexpr char kStagingBegin[] = "tidepool-";
-constexpr char kStagingLock[] = "lock";
 
 // "tidepool-" RUN_ID "-" 8 digits "-" ...: the id of another run may begin with this one and go on.
 bool IsStagingOf(const std::string& run_id, std::string_view name) {

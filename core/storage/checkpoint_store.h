@@ -105,6 +105,7 @@ Status RemoveFolder(FileSystem& fs, const std::string& dir);
 // An empty folder that files pass on their way between a worker and a store: in `folder`, a disk of the
 // host's own, or if that is empty in `dir`, the checkpoint's folder in the run. What an earlier worker of a
 // run of this id left in `folder` goes; that of one that lives is locked.
+inline constexpr char kStagingLock[] = "lock";  // in `dir`: no file of the checkpoint
 struct Staging {
   std::string dir;
   std::unique_ptr<FileLock> lock;  // null: it is in the run's folder

@@ -250,6 +250,7 @@ StatusOr<std::string> RolesWork::WriteFiles(const std::string& dir, storage::Sta
     folder = staging.dir;
   }
   TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder));
+  std::erase(done.files, storage::kStagingLock);
   return folder;
 }
 
