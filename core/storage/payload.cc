@@ -134,15 +134,15 @@ StatusOr<sample::Trajectory> PayloadReader::Read(const PayloadRef& ref) {
 }
 
 StatusOr<sample::Trajectory> PayloadReader::Read(const record::Enq& enq) {
-  const auto read = [&]() -> StatusOr<sample::Trajectory> {
+  const auto look = [&]() -> StatusOr<sample::Trajectory> {
     TP_ASSIGN_OR_RETURN(const PayloadBytes payload,
                         ReadBytes(enq.payload_file, enq.payload_offset, enq.payload_bytes));
     return DecodePayload(payload, enq, Where(enq.payload_file, enq.payload_offset));
   };
-  auto trajectory = read();
+  auto trajectory = look();
   if (trajectory.status().code() != StatusCode::kDataLoss) return trajectory;
   Forget(enq.payload_file);  // this host may have seen a file that another one was writing
-  return read();
+  return look();
 }
 
 StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const PayloadRef& ref,

@@ -14,14 +14,14 @@
 
 namespace tidepool::workers {
 
-Status ServeRows(const ReadPayload& read, const v1::ReadRowsRequest& request, size_t most,
+Status ServeRows(const ReadPayload& bring, const v1::ReadRowsRequest& request, size_t most,
                  const std::function<bool(const v1::RowBytes&)>& write) {
   for (const v1::PayloadPlace& place : request.places()) {
     const int64_t bytes = std::min(place.bytes(), sample::kMaxTrajectoryBytes);
     for (int64_t at = 0;;) {
       const int64_t n = std::min(bytes - at, static_cast<int64_t>(most));
       v1::RowBytes frame;
-      auto piece = read(place.file(), place.offset() + at, n);
+      auto piece = bring(place.file(), place.offset() + at, n);
       if (piece.ok()) {
         const auto got = static_cast<int64_t>(piece->bytes.size());
         at += got;

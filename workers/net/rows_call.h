@@ -17,10 +17,10 @@
 
 namespace tidepool::workers {
 
-// Answers `request` by what `read` brings, in frames of at most `most` bytes. A payload that is not there any
+// Answers `request` by what `bring` reads, in frames of at most `most` bytes. A payload that is not there any
 // more is said to be lost, and the next one follows. kUnavailable: one cannot be read now, or `write` was
 // false, the caller is gone.
-Status ServeRows(const ReadPayload& read, const v1::ReadRowsRequest& request, size_t most,
+Status ServeRows(const ReadPayload& bring, const v1::ReadRowsRequest& request, size_t most,
                  const std::function<bool(const v1::RowBytes&)>& write);
 
 // `of`: the list that the payloads are in. kUnavailable: nobody answers, or they cannot be read there now;
