@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
