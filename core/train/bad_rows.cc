@@ -6,14 +6,9 @@
 #include <span>
 
 #include "core/base/little_endian.h"
-#include "core/base/utf8.h"
 
 namespace tidepool::train {
 namespace {
-
-std::string Cut(const std::string& words) {
-  return words.size() <= kBadRowWords ? words : words.substr(0, CharacterStart(words, kBadRowWords));
-}
 
 // What one rank found, as it is sent to the others; nothing: all is well.
 struct Found {
@@ -55,9 +50,9 @@ struct Found {
 Status AgreeOnRows(comm::Collective* group, const Status& mine, std::vector<BadRow>& bad,
                    const std::string& who) {
   Found found;
-  if (!mine.ok()) found.of_batch = Cut(mine.ToString());
+  if (!mine.ok()) found.of_batch = BadRowWords(mine.ToString());
   for (const BadRow& row : bad) {
-    if (found.rows.size() < kMostBadRows) found.rows.emplace(row.tid, Cut(row.why));
+    if (found.rows.size() < kMostBadRows) found.rows.emplace(row.tid, BadRowWords(row.why));
   }
   if (group != nullptr) {
     TP_ASSIGN_OR_RETURN(const std::vector<std::string> texts, group->AllGather(found.Encode(), "bad_rows"));
@@ -71,10 +66,7 @@ Status AgreeOnRows(comm::Collective* group, const Status& mine, std::vector<BadR
   for (auto& [tid, why] : found.rows) {
     if (bad.size() < kMostBadRows) bad.push_back({tid, std::move(why)});
   }
-  if (!bad.empty()) {
-    return InvalidArgument(who + ": row " + ToString(bad[0].tid) + ": " + bad[0].why +
-                           (bad.size() > 1 ? "; and " + std::to_string(bad.size() - 1) + " more rows" : ""));
-  }
+  if (!bad.empty()) return InvalidArgument(who + ": " + Described(bad));
   if (!mine.ok() || found.of_batch.empty()) return mine;
   return InvalidArgument(who + ": another rank: " + found.of_batch);
 }

@@ -104,21 +104,13 @@ void RolesWork::LeaveGroup() {
 
 RolesWork::Trained RolesWork::Train(const down::Train& c) {
   const auto start = Clock::now();
-  pulse_.Begin("fetch_rows");
-  auto rows = link_->FetchRows(c.lease, c.step, c.rank);
-  // Data that cannot be fetched may be fetched later: no fault of the data's.
-  if (!rows.ok()) return {Unavailable(rows.status().message())};
-  if (static_cast<int64_t>(rows->size()) != c.rows)
-    return {Unavailable("got " + std::to_string(rows->size()) + " of " + std::to_string(c.rows) + " rows")};
-  if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
-    return {FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch))};
-  }
   std::vector<BadRow> bad;
-  const StatusOr<int64_t> read = ReadRows(c, *rows, bad);
-  if (!read.ok()) {
-    // The others may wait for this rank: they see its sockets close.
-    if (c.world > 1 && bad.empty()) LeaveGroup();
-    return {.done = read.status(), .bad = std::move(bad)};
+  int64_t read_bytes = 0;
+  auto rows = ReadRows(c, bad, read_bytes);
+  if (!rows.ok()) {
+    // All ranks know of rows that are at fault. Of anything else the others learn by this one's sockets.
+    if (rows.status().code() != StatusCode::kInvalidArgument) LeaveGroup();
+    return {.done = rows.status(), .bad = std::move(bad)};
   }
   AwaitFiles();  // it reads the weights that the optimizer is about to write
   const auto operation = Begins("train", observe::kTrainSpan);
@@ -126,7 +118,7 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   const int64_t updates = roles_->updates();
   Trained out{Withdraw() ? TrainOn(c, std::move(*rows), start, bad)
                          : Unavailable("a newcomer still reads the state after 30 s")};
-  if (out.done.ok()) out.done->read_bytes = *read;
+  if (out.done.ok()) out.done->read_bytes = read_bytes;
   out.bad = std::move(bad);
   out.changed = roles_->updates() != updates;
   if (out.done.ok()) {
@@ -137,8 +129,17 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   return out;
 }
 
-StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow>& rows,
-                                      std::vector<BadRow>& bad) {
+StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::vector<BadRow>& bad,
+                                                    int64_t& read_bytes) {
+  pulse_.Begin("fetch_rows");
+  auto list = link_->FetchRows(c.lease, c.step, c.rank);
+  // What cannot be fetched may be fetched later: no fault of the data's. The same holds for payloads.
+  if (!list.ok()) return Unavailable(list.status().message());
+  std::vector<BatchRow> rows = *std::move(list);
+  if (static_cast<int64_t>(rows.size()) != c.rows)
+    return Unavailable("got " + std::to_string(rows.size()) + " of " + std::to_string(c.rows) + " rows");
+  if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch))
+    return FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch));
   Enqs mine;
   int64_t bytes = 0;  // of all ranks
   for (const BatchRow& row : rows) {
@@ -151,7 +152,6 @@ StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow
       mine, [&](const Enqs& which) { return link_->FetchPayloads(c.lease, c.step, c.rank, which, go_on); },
       go_on);
   if (found.status().code() == StatusCode::kAborted) return found.status();
-  // Who serves them may do so later: no fault of the data's.
   if (!found.ok()) return Unavailable(found.status().message());
   std::vector<std::string> said(static_cast<size_t>(c.world));
   said[static_cast<size_t>(c.rank)] = OutlinesOf(found->rows);
@@ -165,7 +165,8 @@ StatusOr<int64_t> RolesWork::ReadRows(const down::Train& c, std::vector<BatchRow
   size_t next = 0;
   for (BatchRow& row : rows)
     if (row.stored.payload_file >= 0 && row.rank == c.rank) row.trajectory = *std::move(found->rows[next++]);
-  return found->bytes;
+  read_bytes = found->bytes;
+  return rows;
 }
 
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,

@@ -134,10 +134,11 @@ class RolesWork : public DeviceWork {
   int64_t Grown(const up::ChunkDelta& c);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
                                   std::vector<BadRow>& bad);
-  // Reads the payloads of this rank's rows, and learns the outlines of the others' from their ranks.
-  // Returns the bytes of what was read. kInvalidArgument: rows, of any rank, that cannot be read anywhere;
-  // `bad` has them.
-  StatusOr<int64_t> ReadRows(const down::Train& c, std::vector<BatchRow>& rows, std::vector<BadRow>& bad);
+  // The batch, with the payloads of this rank's rows, and outlines of the others' from their ranks.
+  // read_bytes: of these payloads. kInvalidArgument: rows, of any rank, cannot be read anywhere, and `bad`
+  // has them on every rank; kUnavailable: the controller has no answer now; kAborted: the step is called off.
+  StatusOr<std::vector<BatchRow>> ReadRows(const down::Train& c, std::vector<BadRow>& bad,
+                                           int64_t& read_bytes);
 
   const Credentials credentials_;
   const std::string controller_, host_;

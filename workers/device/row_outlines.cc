@@ -1,7 +1,6 @@
 #include "workers/device/row_outlines.h"
 
 #include "core/base/little_endian.h"
-#include "core/base/utf8.h"
 #include "core/sample/codec.h"
 
 namespace tidepool::workers {
@@ -28,11 +27,7 @@ Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector
     const bool read = reader.Number<uint8_t>() == 1;
     const std::string_view text = reader.String();
     if (reader.ok() && !read) {
-      if (bad.size() < kMostBadRows)
-        bad.push_back(
-            {row.stored.tid,
-             std::string(text.substr(
-                 0, text.size() <= kBadRowWords ? text.size() : CharacterStart(text, kBadRowWords)))});
+      if (bad.size() < kMostBadRows) bad.push_back({row.stored.tid, BadRowWords(text)});
     } else if (reader.ok() && row.rank != rank) {
       auto outline = sample::Decode(text);
       if (!outline.ok() || !outline->is_outline() || outline->tid != row.stored.tid ||
@@ -45,9 +40,7 @@ Status TakeOutlines(std::span<const std::string> said, int64_t rank, std::vector
   for (size_t r = 0; r < of.size(); ++r)
     if (!of[r].ok() || of[r].left() > 0)
       return Internal("rank " + std::to_string(r) + " said outlines of other rows than its own");
-  if (bad.empty()) return OkStatus();
-  return InvalidArgument("row " + ToString(bad[0].tid) + ": " + bad[0].why +
-                         (bad.size() > 1 ? "; and " + std::to_string(bad.size() - 1) + " more rows" : ""));
+  return bad.empty() ? OkStatus() : InvalidArgument(Described(bad));
 }
 
 }  // namespace tidepool::workers

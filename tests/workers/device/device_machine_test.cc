@@ -53,15 +53,20 @@ struct DeviceMachineTest : testing::Test {
     EXPECT_EQ(Said<up::Loaded>().digest, 99u);
     Tell(down::Admit{.slot = kSlot, .v = kVersion});
   }
-  void Start(int64_t ordinal, int64_t epoch = 2) {
+  static down::StartChunk Chunk(const SampleId& tid, int64_t tokens = 4, int64_t limit = 40) {
     down::StartChunk c;
     c.slot = kSlot;
-    c.epoch = {epoch};
-    c.tid = {ordinal, 0, 0};
-    c.gid = {ordinal};
+    c.epoch = {2};
+    c.tid = tid;
+    c.gid = {tid.ordinal};
     c.version = kVersion;
-    c.chunk_tokens = 4;
-    c.max_new_tokens = 40;
+    c.chunk_tokens = tokens;
+    c.max_new_tokens = limit;
+    return c;
+  }
+  void Start(int64_t ordinal, int64_t epoch = 2) {
+    down::StartChunk c = Chunk({ordinal, 0, 0});
+    c.epoch = {epoch};
     Tell(std::move(c));
   }
 };
@@ -169,17 +174,7 @@ TEST_F(DeviceMachineTest, AStartOfWhatRunsLeavesItsOffsets) {
 TEST_F(DeviceMachineTest, TokensOfAFewStepsAreSaidTogether) {
   device.mean_tokens = 1'000'000;
   Serve();
-  down::StartChunk c;
-  c.slot = kSlot;
-  c.epoch = {2};
-  c.gid = {1};
-  c.version = kVersion;
-  c.chunk_tokens = 1000;
-  c.max_new_tokens = 10'000;
-  for (int32_t i = 0; i < 2; ++i) {
-    c.tid = {1, 0, i};
-    Tell(c);
-  }
+  for (int32_t i = 0; i < 2; ++i) Tell(Chunk({1, 0, i}, 1000, 10'000));
   TimePoint now;
   const auto step = [&](int ms) {
     machine.Step([&] { return now; });
@@ -210,14 +205,7 @@ TEST_F(DeviceMachineTest, TokensOfAFewStepsAreSaidTogether) {
 
 TEST_F(DeviceMachineTest, AChunkWhoseTokensAreNotHereIsGivenBack) {
   Serve();
-  down::StartChunk c;
-  c.slot = kSlot;
-  c.epoch = {2};
-  c.tid = {1, 0, 0};
-  c.gid = {1};
-  c.version = kVersion;
-  c.chunk_tokens = 4;
-  c.max_new_tokens = 40;
+  down::StartChunk c = Chunk({1, 0, 0});
   c.have = 3;
   Tell(std::move(c));
   const auto answer = Said<up::StepTokens>();
@@ -233,14 +221,7 @@ TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
   int64_t made = 0;
   while (made < 10'000) {
     if (!machine.CanStep()) {  // the next chunk
-      down::StartChunk c;
-      c.slot = kSlot;
-      c.epoch = {2};
-      c.tid = {1, 0, 0};
-      c.gid = {1};
-      c.version = kVersion;
-      c.chunk_tokens = 4000;
-      c.max_new_tokens = 20'000;
+      down::StartChunk c = Chunk({1, 0, 0}, 4000, 20'000);
       for (const FromWorkerBody& body : said) {
         for (const auto& d : std::get<up::StepTokens>(body).chunks)
           c.generated.insert(c.generated.end(), d.tokens.ids.begin(), d.tokens.ids.end());
