@@ -28,14 +28,13 @@ Status CutTornTail(FileSystem& fs, const std::string& dir, const TornTail& torn)
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
                                                              const std::string& run_id,
                                                              const JournalOptions& options) {
-  JournalScan scan(fs, dir, run_id, Lsn{0}, [](JournalEntry&&) { return OkStatus(); });
-  return Open(fs, dir, run_id, options, scan);
+  JournalSummary earlier;
+  return Open(fs, dir, run_id, options, &earlier, [](JournalEntry&&) { return OkStatus(); });
 }
 
-StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
-                                                             const std::string& run_id,
-                                                             const JournalOptions& options,
-                                                             JournalScan& scan) {
+StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
+    FileSystem& fs, const std::string& dir, const std::string& run_id, const JournalOptions& options,
+    JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
   auto lock = fs.Lock(JoinPath(dir, "lock"), ThisProcess());
@@ -45,6 +44,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
     return lock.status();
   }
 
+  JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   // Without a whole header there is nothing to go on with; the scan says what it is then.
   if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
@@ -63,8 +63,9 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
     TP_ASSIGN_OR_RETURN(writer->lock_, fs.TakeLock(JoinPath(dir, "lock"), ThisProcess()));
   }
   // Only now: whoever had the journal before may have written up to the claim.
-  if (!segments.empty()) TP_RETURN_IF_ERROR(scan.Read());
-  const JournalSummary& summary = scan.summary();
+  if (!segments.empty()) {
+    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
+  }
   if (summary.torn_tail.has_value()) {
     TP_RETURN_IF_ERROR(CutTornTail(fs, dir, *summary.torn_tail));
   } else if (!segments.empty()) {
@@ -82,6 +83,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
   TP_RETURN_IF_ERROR(writer->StartSegment());
   writer->durable_ = writer->next_;
   TP_RETURN_IF_ERROR(writer->Keep());
+  *summary_out = std::move(summary);
   return writer;
 }
 

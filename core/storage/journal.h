@@ -26,7 +26,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/base/file_system.h"
@@ -73,43 +72,6 @@ struct JournalContents {
 //   kDataLoss            corrupt, naming file, offset and record
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
                                      Lsn from, const std::function<Status(JournalEntry&&)>& take);
-// The same in parts: each Read goes on where the one before it ended, with what was written meanwhile. What
-// was handed out before is not read again: a segment stays as it is up to there, unless a later epoch goes on
-// before that place. Where one does, or what follows does not fit, `anew` is called: what `take` was given
-// does not count, and it is given everything.
-class JournalScan {
- public:
-  using Take = std::function<Status(JournalEntry&&)>;
-  JournalScan(
-      FileSystem& fs, std::string dir, std::string run_id, Lsn from, Take take,
-      std::function<void()> anew = [] {})
-      : fs_(fs),
-        dir_(std::move(dir)),
-        run_id_(std::move(run_id)),
-        from_(from),
-        take_(std::move(take)),
-        anew_(std::move(anew)) {}
-  // Errors as ScanJournal.
-  Status Read();
-  [[nodiscard]] const JournalSummary& summary() const { return at_.summary; }  // of the last Read
-
- private:
-  // Behind the last record that was handed out.
-  struct Place {
-    JournalSummary summary;
-    std::string header;  // of the last segment, as it stands there; empty: nothing was read
-    int64_t offset = 0;  // in it
-  };
-  Status ReadOn();
-  [[nodiscard]] StatusOr<std::string> ReadMore(const std::string& path) const;
-
-  FileSystem& fs_;
-  const std::string dir_, run_id_;
-  const Lsn from_;
-  const Take take_;
-  const std::function<void()> anew_;
-  Place at_;
-};
 // The format of the journal in `dir`, from its first segment. Errors as ScanJournal.
 StatusOr<uint32_t> JournalSchema(FileSystem& fs, const std::string& dir);
 StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, const std::string& run_id = "");
@@ -166,11 +128,13 @@ class JournalWriter {
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
                                                        const JournalOptions& options = {});
-  // The same, with what is there read by `scan` (the records of a long run are hundreds of megabytes), of the
-  // same folder and run. It may have read it before; then what came since is read.
+  // The same, with each record handed to `take` as it is read (those of a long run are hundreds of
+  // megabytes), and what else was found in `summary`, a torn tail too. An error of `take` is returned.
+  // requires `take`, `summary`
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
-                                                       const JournalOptions& options, JournalScan& scan);
+                                                       const JournalOptions& options, JournalSummary* summary,
+                                                       const std::function<Status(JournalEntry&&)>& take);
   ~JournalWriter();
 
   // Puts the record into the buffer and returns its place. Nothing is written until Flush or Sync.

@@ -185,55 +185,22 @@ void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out) {
 
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
                                      Lsn from, const std::function<Status(JournalEntry&&)>& take) {
-  JournalScan scan(fs, dir, run_id, from, take);
-  TP_RETURN_IF_ERROR(scan.Read());
-  return scan.summary();
-}
-
-Status JournalScan::Read() {
-  for (bool again = !at_.header.empty();; again = false) {
-    Status read = ReadOn();
-    if (read.ok()) return read;
-    at_ = {};  // an error may be of what was read before
-    anew_();
-    if (!again) return read;
-  }
-}
-
-// Of the segment that was read to at_.offset what follows, if it still is that one.
-StatusOr<std::string> JournalScan::ReadMore(const std::string& path) const {
-  TP_ASSIGN_OR_RETURN(const auto file, fs_.OpenForRead(path));
-  TP_ASSIGN_OR_RETURN(const std::string header, file->ReadAt(0, static_cast<int64_t>(at_.header.size())));
-  TP_ASSIGN_OR_RETURN(const int64_t size, file->Size());
-  if (header != at_.header || size < at_.offset)
-    return DataLoss(path + ": is not the segment that was read" + kCorruptAdvice);
-  return file->ReadAt(at_.offset, size - at_.offset);
-}
-
-Status JournalScan::ReadOn() {
-  TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs_, dir_, kSegmentEnding));
+  TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   if (segments.empty())
-    return NotFound(dir_ + ": there is no journal segment (*.tpj) here; name the folder of a run");
-  JournalSummary& summary = at_.summary;
-  uint64_t& hash = summary.tail_hash;
-  summary.torn_tail.reset();
-  const auto first = static_cast<size_t>(std::max<int64_t>(summary.segments - 1, 0));  // it may have grown
-  if (segments.size() <= first) return DataLoss(dir_ + ": a segment that was read is gone" + kCorruptAdvice);
-  for (size_t index = first; index < segments.size(); ++index) {
-    const std::string path = JoinPath(dir_, SegmentName(segments[index]));
+    return NotFound(dir + ": there is no journal segment (*.tpj) here; name the folder of a run");
+  JournalSummary summary;
+  uint64_t hash = 0;
+  for (size_t index = 0; index < segments.size(); ++index) {
+    const std::string path = JoinPath(dir, SegmentName(segments[index]));
     const bool last = index + 1 == segments.size();
     if (segments[index] != static_cast<int64_t>(index)) {
-      return DataLoss(JoinPath(dir_, SegmentName(static_cast<int64_t>(index))) +
+      return DataLoss(JoinPath(dir, SegmentName(static_cast<int64_t>(index))) +
                       ": this segment is missing, " + SegmentName(segments[index]) + " is there" +
                       kCorruptAdvice);
     }
-    const bool more = index == first && !at_.header.empty();
-    TP_ASSIGN_OR_RETURN(const std::string bytes,
-                        more ? ReadMore(path) : fs_.ReadFile(path, int64_t{4} << 30));
-    const size_t begin = more ? static_cast<size_t>(at_.offset) : 0;  // of `bytes` in the file
-    size_t length = 0;
-    auto header = ParseHeader(more ? at_.header : bytes, path, &length);
-    size_t offset = more ? 0 : length;
+    TP_ASSIGN_OR_RETURN(const std::string bytes, fs.ReadFile(path, int64_t{4} << 30));
+    size_t offset = 0;
+    auto header = ParseHeader(bytes, path, &offset);
     if (!header.ok()) {
       if (header.status().code() != StatusCode::kDataLoss) return header.status();
       if (!last || DurableRecordFollows(bytes, summary.next, /*any_record=*/true)) {
@@ -242,11 +209,9 @@ Status JournalScan::ReadOn() {
       summary.torn_tail = TornTail{path, 0, static_cast<int64_t>(bytes.size()), header.status().message()};
       break;
     }
-    TP_RETURN_IF_ERROR(CheckRun(*header, run_id_.empty() ? summary.run_id : run_id_, path));
-    if (more) {
-      // What was read is known to continue what is before it.
-    } else if (header->segment != index || header->first != summary.next || header->previous_hash != hash ||
-               header->ctl_epoch < summary.ctl_epoch) {
+    TP_RETURN_IF_ERROR(CheckRun(*header, run_id.empty() ? summary.run_id : run_id, path));
+    if (header->segment != index || header->first != summary.next || header->previous_hash != hash ||
+        header->ctl_epoch < summary.ctl_epoch) {
       return DataLoss(
           path + ": the header (segment " + std::to_string(header->segment) + ", first record " +
           std::to_string(header->first.value) + ", ctl_epoch " + std::to_string(header->ctl_epoch) +
@@ -258,47 +223,41 @@ Status JournalScan::ReadOn() {
     summary.run_id = header->run_id;
     summary.ctl_epoch = header->ctl_epoch;
     summary.schema = std::min(summary.schema, header->schema);
-    if (!more) {
-      at_.header = bytes.substr(0, length);
-      hash = Hash64(at_.header);
-    }
+    hash = Hash64(std::string_view(bytes).substr(0, offset));
     const std::optional<Lsn> end =
         last ? std::nullopt
-             : TakenOverAt(fs_, JoinPath(dir_, SegmentName(segments[index + 1])), header->ctl_epoch);
-    if (end && *end < summary.next)
-      return DataLoss(path + ": a later ctl_epoch goes on before record " +
-                      std::to_string(summary.next.value) + ", which was read here" + kCorruptAdvice);
+             : TakenOverAt(fs, JoinPath(dir, SegmentName(segments[index + 1])), header->ctl_epoch);
     while (offset < bytes.size() && end != summary.next) {
       const std::string_view rest = std::string_view(bytes).substr(offset);
       const char* why = nullptr;
       const std::string_view frame = ValidFrame(rest, &why);
       if (frame.empty()) {
         if (!last || DurableRecordFollows(rest, Lsn{summary.next.value + 1}, /*any_record=*/false)) {
-          return DataLoss(At(path, begin + offset, summary.next) + why + kCorruptAdvice);
+          return DataLoss(At(path, offset, summary.next) + why + kCorruptAdvice);
         }
         summary.torn_tail =
-            TornTail{path, static_cast<int64_t>(begin + offset), static_cast<int64_t>(rest.size()), why};
+            TornTail{path, static_cast<int64_t>(offset), static_cast<int64_t>(rest.size()), why};
         break;
       }
       if (FrameLsn(frame) != summary.next || FrameEpoch(frame) != header->ctl_epoch) {
-        return DataLoss(At(path, begin + offset, summary.next) + "found record " +
+        return DataLoss(At(path, offset, summary.next) + "found record " +
                         std::to_string(FrameLsn(frame).value) + " of ctl_epoch " +
                         std::to_string(FrameEpoch(frame)) + kCorruptAdvice);
       }
-      if (FrameLsn(frame) >= from_) {
+      if (FrameLsn(frame) >= from) {
         auto entry = DecodeFrame(frame, header->schema, header->begun_unix_ms);
-        if (!entry.ok()) return entry.status().At(At(path, begin + offset, summary.next));
-        TP_RETURN_IF_ERROR(take_(std::move(entry).value()));
+        if (!entry.ok()) return entry.status().At(At(path, offset, summary.next));
+        TP_RETURN_IF_ERROR(take(std::move(entry).value()));
       }
       hash = Hash64(frame, hash);
       offset += frame.size();
       ++summary.next.value;
     }
-    summary.segments = static_cast<int64_t>(index) + 1;
-    at_.offset = static_cast<int64_t>(begin + offset);
+    ++summary.segments;
     summary.bytes += static_cast<int64_t>(offset);
   }
-  return OkStatus();
+  summary.tail_hash = hash;
+  return summary;
 }
 
 StatusOr<uint32_t> JournalSchema(FileSystem& fs, const std::string& dir) {

@@ -213,27 +213,23 @@ Status ControllerProcess::Claim() {
                          .take_over = request_.take_over};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
-  earlier_ = std::make_unique<EarlierRecords>(fs_, request_.run_dir, request_.run_id,
-                                              [this](const JournalEntry& entry) {
-                                                if (pages_ != nullptr)
-                                                  pages_->Turned();  // a long one takes a while
-                                                TP_RETURN_IF_ERROR(folded_.Apply(entry));
-                                                Remember(entry.record);
-                                                return OkStatus();
-                                              });
-  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(fs_, storage, *earlier_, [inbox = inbox_](StorageDone done) {
-                        inbox->Put(std::move(done));
-                      }));
+  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(
+                                    fs_, storage, &earlier_,
+                                    [&](const JournalEntry& entry) {
+                                      if (pages_ != nullptr) pages_->Turned();  // a long one takes a while
+                                      TP_RETURN_IF_ERROR(folded_.Apply(entry));
+                                      Remember(entry.record);
+                                      return OkStatus();
+                                    },
+                                    [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
   const observe::LogOptions log = LogFile();
   RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), observe::LogContext(log));
   // In its turn: lines of before are still to be written, by that thread.
   files_.Do("write of logs/controller.log",
             [log](const DiskThread::Say&) { (void)observe::SetUpLogging(log); });  // it was opened before
-  if (earlier_->summary().torn_tail)
-    Warn("the last " + std::to_string(earlier_->summary().torn_tail->bytes) + " bytes of " +
-             earlier_->summary().torn_tail->file +
-             " are cut off: a record that was not written to its end (" + earlier_->summary().torn_tail->why +
-             ")",
+  if (earlier_.torn_tail)
+    Warn("the last " + std::to_string(earlier_.torn_tail->bytes) + " bytes of " + earlier_.torn_tail->file +
+             " are cut off: a record that was not written to its end (" + earlier_.torn_tail->why + ")",
          "journal_cut");
   return OkStatus();
 }
@@ -292,7 +288,7 @@ Status ControllerProcess::Begin() {
   has_rows_.store(true);
   if (resumed) {
     Log(LogLevel::kInfo, "resume",
-        {{"records", std::to_string(earlier_->summary().next.value)},
+        {{"records", std::to_string(earlier_.next.value)},
          {"step", std::to_string(std::max<int64_t>(committed_.value, 0))},
          {"checkpoint_step", result_.checkpoint_step ? std::to_string(*result_.checkpoint_step) : "none"},
          {"ctl_epoch", std::to_string(storage_->ctl_epoch())}});

@@ -233,7 +233,7 @@ class ControllerProcess {
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::shared_ptr<const HeldFolder> folder_;     // the run's
   std::unique_ptr<RunStorage> storage_;          // journal and payload
-  std::unique_ptr<EarlierRecords> earlier_;      // what was there
+  storage::JournalSummary earlier_;              // what was there
   scheduler::RunState folded_;                   // and what it comes to, for the controller
   std::shared_ptr<CertificateRenewal> renewal_;  // none: nothing is encrypted
   std::string renewal_trouble_;                  // that was told last

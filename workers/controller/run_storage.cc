@@ -165,24 +165,10 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   }
 };
 
-EarlierRecords::EarlierRecords(std::shared_ptr<FileSystem> fs, const std::string& run_dir,
-                               const std::string& run_id, std::function<Status(const JournalEntry&)> take,
-                               std::function<void()> anew)
-    : fs_(std::move(fs)),
-      scan_(
-          *fs_, storage::RunPaths(run_dir).journal(), run_id, Lsn{0},
-          [this, take = std::move(take)](const JournalEntry& entry) {
-            if (const auto* enq = std::get_if<record::Enq>(&entry.record))
-              newest_payload_file_ = std::max(newest_payload_file_, enq->payload_file);
-            return take(entry);
-          },
-          [this, anew = std::move(anew)] {
-            newest_payload_file_ = -1;
-            anew();
-          }) {}
-
 StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSystem> fs,
-                                                       const StorageOptions& options, EarlierRecords& earlier,
+                                                       const StorageOptions& options,
+                                                       storage::JournalSummary* earlier,
+                                                       const std::function<Status(const JournalEntry&)>& take,
                                                        std::function<void(StorageDone)> done) {
   std::unique_ptr<RunStorage> storage(new RunStorage());
   storage->state_ = std::make_shared<State>();
@@ -190,15 +176,20 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.fs = std::move(fs);
   state.options = options;
   state.done = std::move(done);
+  int64_t newest_payload_file = -1;
   TP_ASSIGN_OR_RETURN(
       state.journal,
       storage::JournalWriter::Open(*state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
                                    {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over},
-                                   earlier.scan_));
+                                   earlier, [&](JournalEntry&& entry) {
+                                     if (const auto* enq = std::get_if<record::Enq>(&entry.record))
+                                       newest_payload_file = std::max(newest_payload_file, enq->payload_file);
+                                     return take(entry);
+                                   }));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));
-  if (earlier.newest_payload_file_ >= 0) state.payload->After(earlier.newest_payload_file_);
+  if (newest_payload_file >= 0) state.payload->After(newest_payload_file);
   storage->next_lsn_ = state.journal->next_lsn();
   storage->ctl_epoch_ = state.journal->ctl_epoch();
   return storage;

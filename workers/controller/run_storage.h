@@ -57,26 +57,6 @@ struct StorageFailed {
 };
 using StorageDone = std::variant<BatchStored, PayloadStored, StorageFailed>;
 
-// The records of a run's earlier lives, which may be read before RunStorage::Open, beside a controller that
-// writes them: then what came since is read there.
-class EarlierRecords {
- public:
-  // take, anew: as of JournalScan.
-  EarlierRecords(
-      std::shared_ptr<FileSystem> fs, const std::string& run_dir, const std::string& run_id,
-      std::function<Status(const JournalEntry&)> take, std::function<void()> anew = [] {});
-  EarlierRecords(const EarlierRecords&) = delete;
-  EarlierRecords& operator=(const EarlierRecords&) = delete;
-  Status Read() { return scan_.Read(); }
-  [[nodiscard]] const storage::JournalSummary& summary() const { return scan_.summary(); }
-
- private:
-  friend class RunStorage;
-  const std::shared_ptr<FileSystem> fs_;
-  int64_t newest_payload_file_ = -1;  // that a record names
-  storage::JournalScan scan_;
-};
-
 // One thread calls.
 class RunStorage {
  public:
@@ -85,9 +65,12 @@ class RunStorage {
     uint64_t mono_ns = 0;  // of the decision
   };
   // Reads what is there (JournalWriter::Open says which errors), then starts the thread. `done` is called on
-  // it and may be called after this object is gone, if the disk hangs: it owns what it uses.
+  // it and may be called after this object is gone, if the disk hangs: it owns what it uses. `take` is given
+  // each record of earlier lives in order; an error of it is returned.
   static StatusOr<std::unique_ptr<RunStorage>> Open(std::shared_ptr<FileSystem> fs,
-                                                    const StorageOptions& options, EarlierRecords& earlier,
+                                                    const StorageOptions& options,
+                                                    storage::JournalSummary* earlier,
+                                                    const std::function<Status(const JournalEntry&)>& take,
                                                     std::function<void(StorageDone)> done);
 
   // Returns the batch's number; they count up from 1.

@@ -33,13 +33,10 @@ std::string Bytes(const JournalRecord& record) {
 
 StatusOr<std::unique_ptr<JournalWriter>> OpenAndRead(FileSystem& fs, const JournalOptions& options,
                                                      JournalContents& found) {
-  JournalScan scan(fs, kDir, "run-1", Lsn{0}, [&](JournalEntry&& entry) {
+  return JournalWriter::Open(fs, kDir, "run-1", options, &found.summary, [&](JournalEntry&& entry) {
     found.entries.push_back(std::move(entry));
     return OkStatus();
   });
-  auto writer = JournalWriter::Open(fs, kDir, "run-1", options, scan);
-  if (writer.ok()) found.summary = scan.summary();
-  return writer;
 }
 
 std::unique_ptr<JournalWriter> MustOpen(FileSystem& fs, const JournalOptions& options = {},
@@ -537,131 +534,6 @@ TEST(JournalTest, AWriterThatWasTakenOverBeginsNoSegment) {
   frozen->Append(record::Dup{}, 0);
   EXPECT_EQ(frozen->Flush().code(), StatusCode::kAborted);
   EXPECT_EQ(MustRead(fs).entries.size(), 1U);
-}
-
-// What a scan has read in parts is what one reads that begins now.
-struct Parts {
-  explicit Parts(FileSystem& fs)
-      : scan(
-            fs, kDir, "run-1", Lsn{0},
-            [this](JournalEntry&& entry) {
-              ++given;
-              entries.push_back(std::move(entry));
-              return OkStatus();
-            },
-            [this] {
-              ++anew;
-              entries.clear();
-            }) {}
-  void ExpectAsFresh(FileSystem& fs) const {
-    const JournalContents fresh = MustRead(fs);
-    ASSERT_EQ(entries.size(), fresh.entries.size());
-    for (size_t i = 0; i < entries.size(); ++i) {
-      EXPECT_EQ(entries[i].lsn, fresh.entries[i].lsn);
-      EXPECT_EQ(entries[i].ctl_epoch, fresh.entries[i].ctl_epoch);
-      EXPECT_EQ(entries[i].mono_ns, fresh.entries[i].mono_ns);
-      EXPECT_EQ(entries[i].unix_ms, fresh.entries[i].unix_ms);
-      EXPECT_EQ(Bytes(entries[i].record), Bytes(fresh.entries[i].record));
-    }
-    const JournalSummary& now = scan.summary();
-    EXPECT_EQ(now.run_id, fresh.summary.run_id);
-    EXPECT_EQ(now.ctl_epoch, fresh.summary.ctl_epoch);
-    EXPECT_EQ(now.next, fresh.summary.next);
-    EXPECT_EQ(now.segments, fresh.summary.segments);
-    EXPECT_EQ(now.bytes, fresh.summary.bytes);
-    EXPECT_EQ(now.schema, fresh.summary.schema);
-    EXPECT_EQ(now.tail_hash, fresh.summary.tail_hash);
-    ASSERT_EQ(now.torn_tail.has_value(), fresh.summary.torn_tail.has_value());
-    if (!now.torn_tail) return;
-    EXPECT_EQ(now.torn_tail->file, fresh.summary.torn_tail->file);
-    EXPECT_EQ(now.torn_tail->offset, fresh.summary.torn_tail->offset);
-    EXPECT_EQ(now.torn_tail->bytes, fresh.summary.torn_tail->bytes);
-  }
-  std::vector<JournalEntry> entries;
-  int64_t given = 0, anew = 0;
-  JournalScan scan;
-};
-
-TEST(JournalScanTest, ReadsOnWhereItEnded) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    MemoryFileSystem fs({.seed = seed});
-    Rng rng(seed);
-    Parts parts(fs);
-    EXPECT_EQ(parts.scan.Read().code(), StatusCode::kNotFound);
-    const int64_t anew = parts.anew;
-    for (int life = 0; life < 3; ++life) {
-      auto writer = MustOpen(fs, {.segment_bytes = 3000, .begun_unix_ms = life * 1000});
-      for (int i = 0; i < 60; ++i) {
-        writer->Append(RandomRecord(rng), static_cast<uint64_t>(i));
-        if (rng.Next() % 3 == 0) {
-          ASSERT_TRUE((rng.Next() % 2 == 0 ? writer->Flush() : writer->Sync()).ok());
-        }
-        if (rng.Next() % 5 != 0) continue;
-        ASSERT_TRUE(parts.scan.Read().ok());
-        parts.ExpectAsFresh(fs);
-      }
-      // Half of a record, which the next life cuts off.
-      ASSERT_TRUE(writer->Sync().ok());
-      const auto file = fs.OpenForAppend(writer->current_file());
-      ASSERT_TRUE((*file)->Append("half of a record").ok());
-      ASSERT_TRUE(parts.scan.Read().ok());
-      parts.ExpectAsFresh(fs);
-      EXPECT_TRUE(parts.scan.summary().torn_tail.has_value());
-      fs.Kill();
-    }
-    EXPECT_EQ(parts.given, 180) << "each once";
-    EXPECT_EQ(parts.anew, anew);
-  }
-}
-
-TEST(JournalScanTest, WhatALaterEpochLeavesOutIsReadAnew) {
-  MemoryFileSystem fs;
-  auto frozen = MustOpen(fs);
-  for (int64_t i = 0; i < 3; ++i) frozen->Append(record::Dup{.tid = {i, 0, 0}}, 0);
-  ASSERT_TRUE(frozen->Sync().ok());
-  auto next = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true});
-  ASSERT_TRUE(next.ok());
-  frozen->Append(record::Dup{.tid = {90, 0, 0}}, 0);
-  EXPECT_EQ(frozen->Flush().code(), StatusCode::kAborted);  // on the disk, and too late
-  (*next)->Append(record::Dup{.tid = {3, 0, 0}}, 0);
-  ASSERT_TRUE((*next)->Sync().ok());
-  // Before the successor began its segment that record was like any other.
-  const std::string second = std::string(kDir) + "/0001.tpj";
-  ASSERT_TRUE(fs.Rename(second, "aside").ok());
-  Parts parts(fs);
-  ASSERT_TRUE(parts.scan.Read().ok());
-  EXPECT_EQ(parts.entries.size(), 4U);
-  parts.ExpectAsFresh(fs);
-  ASSERT_TRUE(fs.Rename("aside", second).ok());
-  ASSERT_TRUE(parts.scan.Read().ok());
-  EXPECT_EQ(parts.anew, 1);
-  parts.ExpectAsFresh(fs);
-  EXPECT_EQ(std::get<record::Dup>(parts.entries.back().record).tid.ordinal, 3);
-}
-
-// What the one that is taken over wrote between the look and the claim.
-TEST(JournalScanTest, AWriterOpensBehindWhatCameSinceItWasRead) {
-  MemoryFileSystem fs;
-  auto old = MustOpen(fs, {.segment_bytes = 300});
-  const auto append = [&](int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      old->Append(record::Dup{.tid = {i, 0, 0}}, 0);
-      ASSERT_TRUE(old->Flush().ok());
-    }
-  };
-  append(20);
-  Parts parts(fs);
-  ASSERT_TRUE(parts.scan.Read().ok());
-  append(20);
-  const auto next = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true}, parts.scan);
-  ASSERT_TRUE(next.ok()) << next.status().ToString();
-  EXPECT_EQ(parts.entries.size(), 40U);
-  EXPECT_EQ(parts.given, 40);
-  EXPECT_EQ((*next)->next_lsn(), Lsn{40});
-  (*next)->Append(record::Dup{}, 0);
-  ASSERT_TRUE((*next)->Sync().ok());
-  EXPECT_EQ(MustRead(fs).entries.size(), 41U);
 }
 
 TEST(JournalTailTest, FollowsAWriterOverSegmentsAndLives) {

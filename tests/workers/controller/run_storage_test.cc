@@ -86,9 +86,9 @@ class RunStorageTest : public testing::Test {
  protected:
   ~RunStorageTest() override { disk_->Thaw(); }
   void Open(bool ends_with_the_machine) {
-    EarlierRecords earlier(disk_, "run", "a", [](const JournalEntry&) { return OkStatus(); });
     auto opened = RunStorage::Open(
-        disk_, {.run_dir = "run", .run_id = "a", .ends_with_the_machine = ends_with_the_machine}, earlier,
+        disk_, {.run_dir = "run", .run_id = "a", .ends_with_the_machine = ends_with_the_machine}, &earlier_,
+        [](const JournalEntry&) { return OkStatus(); },
         [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); });
     ASSERT_TRUE(opened.ok()) << opened.status().ToString();
     storage_ = std::move(*opened);
@@ -126,6 +126,7 @@ class RunStorageTest : public testing::Test {
 
   std::shared_ptr<FreezingDisk> disk_ = std::make_shared<FreezingDisk>();
   std::shared_ptr<Mailbox<StorageDone>> inbox_ = std::make_shared<Mailbox<StorageDone>>();
+  storage::JournalSummary earlier_;
   std::unique_ptr<RunStorage> storage_;
   int64_t stored_ = 0;
   std::vector<std::string> failures_;
