@@ -303,9 +303,9 @@ class HostsTest(RunTest):
                 self.assertIn("device-1: process", err)
                 self.assertIn("started again", err)
 
-    def take_over(self, run, stop, *flags, certificates=(), meanwhile=lambda first: None):
+    def take_over(self, run, stop, *flags, certificates=(), more=20, meanwhile=lambda first: None):
         """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
-        more, within = (1500, 75) if certificates else (20, 10)  # the journal of a long run is read twice: before the claim, too
+        more, within = (1500, 75) if certificates else (more, 10)  # the journal of a long run is read twice: before the claim, too
         host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
         first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
                                 "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=20000", "checkpoint.every_steps=1000",
@@ -460,14 +460,16 @@ class HostsTest(RunTest):
             process.send_signal(signal.SIGSTOP)
             refused.append(subprocess.run([TIDEPOOL, "train", str(self.path(run="frozen")), "--resume"], cwd=ROOT, capture_output=True, text=True, timeout=60))
 
-        host, first, second = self.take_over("frozen", freeze, "--take-over")
+        # Long enough that it still runs when the first one has woken and ended.
+        host, first, second = self.take_over("frozen", freeze, "--take-over", more=1000)
         self.assertEqual(refused[0].returncode, 2)
         self.assertIn("--take-over", refused[0].stderr)
         first.send_signal(signal.SIGCONT)
         out, err = first.communicate(timeout=60)
         self.assertEqual(first.returncode, 4, err)
         self.assertRegex(out + err, "has taken over this run|another controller has claimed it")
-        self.assertTrue(self.path("control.json", run="frozen").exists() or second.poll() is not None)
+        self.assertIsNone(second.poll())
+        self.assertTrue(self.path("control.json", run="frozen").exists())
         self.taken_over("frozen", host, second)
 
     def test_a_run_begins_with_two_of_three_slots_takes_the_third_and_goes_on_without_it(self):

@@ -6,6 +6,7 @@
 #include <deque>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -52,12 +53,39 @@ struct Link::Impl {
   bool connected TP_GUARDED_BY(mu) = false;
   std::shared_ptr<grpc::Channel> channel TP_GUARDED_BY(mu);
   grpc::ClientContext* context TP_GUARDED_BY(mu) = nullptr;
+  std::set<grpc::ClientContext*> questions TP_GUARDED_BY(mu);  // that wait for their answers
   std::jthread pump;  // waits: its stream is cancelled before it is joined
 
   Impl(LinkOptions o, uint64_t process)
       : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
 
   static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
+
+  // A call beside the stream. It ends with the connection: a controller that is frozen, or has a successor,
+  // would else hold the device thread until the deadline of the call, and the worker could not go on with
+  // the successor.
+  class Question {
+   public:
+    Question(Impl& link, std::chrono::system_clock::duration within) : link_(link) {
+      AddToken(&context, link.options.credentials.token);
+      context.set_deadline(std::chrono::system_clock::now() + within);
+      const MutexLock lock(link.mu);
+      link.questions.insert(&context);
+    }
+    ~Question() {
+      const MutexLock lock(link_.mu);
+      link_.questions.erase(&context);
+    }
+    Question(const Question&) = delete;
+    Question& operator=(const Question&) = delete;
+    grpc::ClientContext context;
+
+   private:
+    Impl& link_;
+  };
+  void EndQuestions() TP_REQUIRES(mu) {
+    for (grpc::ClientContext* question : questions) question->TryCancel();
+  }
 
   // What is asked of the rows of a lease, and where.
   std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> RowsOf(int64_t lease, StepNumber step,
@@ -109,6 +137,7 @@ struct Link::Impl {
     {
       const MutexLock lock(mu);
       first.front().body = session.Greet(options.hello, Now());
+      EndQuestions();  // over the channel of before
       channel = opened;
     }
     v1::Frame wire;
@@ -166,6 +195,7 @@ struct Link::Impl {
       const MutexLock lock(mu);
       connected = false;
       context = nullptr;
+      EndQuestions();
       wake.NotifyAll();
     }
     writer
@@ -348,14 +378,13 @@ class Link::Meeting final : public comm::Rendezvous {
         channel = link_.channel;
         request.set_inc(link_.session.inc().value + 1);
       }
-      grpc::ClientContext context;
-      AddToken(&context, link_.options.credentials.token);
-      context.set_deadline(std::chrono::system_clock::now() + kQuestionWithin);
+      Impl::Question question(link_, kQuestionWithin);
       v1::MeetReply reply;
-      const Status asked = FromGrpc(v1::Control::NewStub(channel)->Meet(&context, request, &reply));
+      const Status asked = FromGrpc(v1::Control::NewStub(channel)->Meet(&question.context, request, &reply));
       if (asked.ok()) return reply;
-      const bool again =
-          asked.code() == StatusCode::kUnavailable || asked.code() == StatusCode::kDeadlineExceeded;
+      const bool again = asked.code() == StatusCode::kUnavailable ||
+                         asked.code() == StatusCode::kDeadlineExceeded ||
+                         asked.code() == StatusCode::kCancelled;
       // kDeadlineExceeded is what the controller says of ranks: one that does not answer is another thing.
       if (again && Clock::now() >= until)
         return Unavailable("rendezvous of training group " + meeting_ + ": " + asked.message());
@@ -387,13 +416,11 @@ std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> Link::Impl::Rows
 StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, int64_t rank) {
   const auto [channel, request] = impl_->RowsOf(lease, step, rank);
   auto stub = v1::Control::NewStub(channel);
-  grpc::ClientContext context;
-  AddToken(&context, impl_->options.credentials.token);
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
-  auto reader = stub->FetchRows(&context, request);
+  Impl::Question question(*impl_, std::chrono::seconds(120));
+  auto reader = stub->FetchRows(&question.context, request);
   auto rows = ReadRows([&](v1::Frame* frame) { return reader->Read(frame); });
   if (!rows.ok()) {
-    context.TryCancel();
+    question.context.TryCancel();
     return rows;
   }
   TP_RETURN_IF_ERROR(FromGrpc(reader->Finish()).At("fetch rows of lease " + std::to_string(lease)));
@@ -403,7 +430,8 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, 
 StatusOr<PayloadsRead> Link::FetchPayloads(int64_t lease, StepNumber step, int64_t rank, const Enqs& which,
                                            const std::function<bool()>& go_on) {
   const auto [channel, of] = impl_->RowsOf(lease, step, rank);
-  return AskForRows(channel, impl_->options.credentials.token, of, which, go_on);
+  Impl::Question question(*impl_, PatienceForRows(which));
+  return AskForRows(channel, question.context, of, which, go_on);
 }
 
 }  // namespace tidepool::workers

@@ -3,13 +3,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 
 #include "core/sample/codec.h"
 #include "proto/control.grpc.pb.h"
-#include "workers/net/auth.h"
 #include "workers/net/rpc_status.h"
 
 namespace tidepool::workers {
@@ -42,24 +40,25 @@ Status ServeRows(const ReadPayload& bring, const v1::ReadRowsRequest& request, s
   return OkStatus();
 }
 
-StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
+std::chrono::seconds PatienceForRows(const Enqs& which) {
+  constexpr int64_t kSlowest = 1 << 20;  // bytes a second
+  int64_t bytes = 0;
+  for (const record::Enq* enq : which) bytes += enq->payload_bytes;
+  return std::chrono::seconds(60 + bytes / kSlowest);
+}
+
+StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext& context,
                                   const v1::FetchRowsRequest& of, const Enqs& which,
                                   const std::function<bool()>& go_on) {
   v1::ReadRowsRequest request;
   *request.mutable_of() = of;
-  int64_t bytes = 0;
   for (const record::Enq* enq : which) {
     v1::PayloadPlace& place = *request.add_places();
     place.set_file(enq->payload_file);
     place.set_offset(enq->payload_offset);
     place.set_bytes(enq->payload_bytes);
-    bytes += enq->payload_bytes;
   }
   const auto stub = v1::Rows::NewStub(channel);
-  grpc::ClientContext context;
-  AddToken(&context, token);
-  constexpr int64_t kSlowest = 1 << 20;  // bytes a second
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60 + bytes / kSlowest));
   const auto reader = stub->Read(&context, request);
   PayloadsRead read;
   storage::PayloadBytes payload;

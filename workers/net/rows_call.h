@@ -3,7 +3,9 @@
 // thread.
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,10 +25,12 @@ namespace tidepool::workers {
 Status ServeRows(const ReadPayload& bring, const v1::ReadRowsRequest& request, size_t most,
                  const std::function<bool(const v1::RowBytes&)>& write);
 
-// `of`: the list that the payloads are in. kUnavailable: nobody answers, or they cannot be read there now;
-// kDeadlineExceeded: in a time that grows with what is asked for; kAborted: `go_on` said no, between two
+// How long the answer may take: it grows with what is asked for.
+std::chrono::seconds PatienceForRows(const Enqs& which);
+// `context`: of this call, with token and deadline. `of`: the list that the payloads are in. kUnavailable:
+// nobody answers, or they cannot be read there now; kDeadlineExceeded; kAborted: `go_on` said no, between two
 // frames; kDataLoss: the answer is not as long as the question; errors of who refuses.
-StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, const std::string& token,
+StatusOr<PayloadsRead> AskForRows(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext& context,
                                   const v1::FetchRowsRequest& of, const Enqs& which,
                                   const std::function<bool()>& go_on);
 

@@ -28,6 +28,7 @@ struct Ends {
   const std::shared_ptr<comm::RendezvousTable> table = std::make_shared<comm::RendezvousTable>();
   std::unique_ptr<Hub> hub;
   std::atomic<int> frames{0};  // of commands
+  std::atomic<bool> frozen{false};
   std::unique_ptr<Link> link;
 
   Ends() {
@@ -38,6 +39,10 @@ struct Ends {
         options, tokens, [this](HubEvent e) { at_hub.Put(std::move(e)); },
         [this](int64_t lease, StepNumber, Incarnation,
                int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          if (lease == 9) {  // a controller that does not answer
+            const auto until = std::chrono::steady_clock::now() + 20s;
+            while (frozen && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(10ms);
+          }
           if (lease != 7) return NotFound("lease is not open");
           return std::make_shared<const std::vector<BatchRow>>(rows);
         },
@@ -289,6 +294,22 @@ TEST(LinkTest, ARowThatIsLargerThanAnyMessageComesWhole) {
   ASSERT_TRUE(rows.ok()) << rows.status().ToString();
   ASSERT_EQ(rows->size(), 3u);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*rows)[i].trajectory, ends.rows[i].trajectory) << i;
+}
+
+// A trainer that waits for a frozen controller's rows could not go on with its successor.
+TEST(LinkTest, AQuestionEndsWithItsConnection) {
+  Ends ends;
+  const auto first = ends.Attach();
+  ASSERT_TRUE(first.has_value());
+  ends.frozen = true;
+  const auto begun = std::chrono::steady_clock::now();
+  std::jthread cut([&] {
+    std::this_thread::sleep_for(200ms);
+    ends.hub->Close(*first, "cut");
+  });
+  EXPECT_EQ(ends.link->FetchRows(9, {3}, 0).status().code(), StatusCode::kCancelled);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+  ends.frozen = false;
 }
 
 // The session goes on over the next connection: what the first one lost is said again, once.
