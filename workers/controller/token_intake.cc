@@ -21,11 +21,13 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     const int64_t n = expected ? c.tokens.size() : 0;
     if (n > 0) {
       if (const Status sound = ends_.check(c.tokens); sound.ok()) {
-        const Version version = c.tokens.versions.back().first;
+        const std::vector<sample::VersionRun> runs = c.tokens.versions;
         StoredSample& record = samples_.Get(c.tid, c.att);
         record.tokens.Append(std::move(c.tokens));
         if (record.worker == worker) record.with_worker = record.tokens.size();
-        ends_.feed(ChunkProgress{worker, step.slot, c.tid, c.att, n, version});
+        // What is said again is joined, over changes of weights, too: each version is to be known.
+        for (const auto& [version, tokens] : runs)
+          ends_.feed(ChunkProgress{worker, step.slot, c.tid, c.att, tokens, version});
       } else {
         c.ended = true;
         c.end = ChunkEnd::kDataError;

@@ -78,6 +78,7 @@ struct Link::Impl {
     }
     Question(const Question&) = delete;
     Question& operator=(const Question&) = delete;
+    // waits: the deadline is set in the constructor
     grpc::ClientContext context;
 
    private:

@@ -12,11 +12,12 @@ constexpr SlotId kSlot{2};
 struct TokenIntakeTest : testing::Test {
   SampleStore samples;
   std::vector<down::Resend> asked;
+  std::vector<scheduler::Event> fed;
   TokenIntake intake{samples,
                      {.expects = [](const SlotRef&, const SampleId&, int32_t) { return true; },
                       .have_row = [](const SampleId&) { return true; },
                       .check = [](const sample::Segment&) { return OkStatus(); },
-                      .feed = [](const scheduler::Event&) {},
+                      .feed = [this](scheduler::Event e) { fed.push_back(std::move(e)); },
                       .ask = [this](const WorkerRef&, down::Resend what) { asked.push_back(what); }}};
 
   void Say(int64_t from, int64_t tokens) {
@@ -31,6 +32,24 @@ struct TokenIntakeTest : testing::Test {
   }
   int64_t have() { return samples.Get(kTid, 0).tokens.size(); }
 };
+
+// Else a sample would be younger in its ENQ than its oldest token.
+TEST_F(TokenIntakeTest, TellsOfEachVersionOfWhatIsSaidTogether) {
+  up::StepTokens step{.slot = kSlot};
+  up::ChunkDelta& delta = step.chunks.emplace_back();
+  delta.tid = kTid;
+  delta.tokens.ids.assign(5, 1);
+  delta.tokens.logprobs.assign(5, -1.0F);
+  delta.tokens.versions = {{{0, 139}, 3}, {{0, 140}, 2}};
+  intake.Take(kWorker, step);
+  ASSERT_EQ(fed.size(), 2u);
+  const auto first = std::get<scheduler::event::ChunkProgress>(fed[0]),
+             second = std::get<scheduler::event::ChunkProgress>(fed[1]);
+  EXPECT_EQ(first.new_tokens, 3);
+  EXPECT_EQ(first.version, (Version{0, 139}));
+  EXPECT_EQ(second.new_tokens, 2);
+  EXPECT_EQ(second.version, (Version{0, 140}));
+}
 
 // A worker that generates 40 tokens a second while the answer is on its way said all tokens 40 times.
 TEST_F(TokenIntakeTest, AsksOnceForEachGap) {
