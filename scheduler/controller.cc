@@ -25,6 +25,7 @@ struct Receiver {
   void operator()(const event::ChunkFinished& e) const { m.rollouts.On(e); }
   void operator()(const event::Pulled& e) const { m.rollouts.On(e); }
   void operator()(const event::Loaded& e) const { m.rollouts.On(e); }
+  void operator()(const event::TokensLost& e) const { m.samples.On(e); }
   void operator()(const event::RowReady& e) const { m.samples.On(e); }
   void operator()(const event::RowInvalid& e) const { m.samples.On(e); }
   void operator()(const event::PayloadStored& e) const { m.samples.On(e); }

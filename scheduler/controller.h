@@ -8,6 +8,7 @@
 // is emitted) and at a restart (when the journal is folded) by the same function.
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,9 +71,9 @@ class Controller {
   [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
   // Its scores by reward function.  requires a graded sample
   [[nodiscard]] const std::vector<std::pair<std::string, double>>& Rewards(const SampleId& tid) const;
-  // The smallest number of a payload file with a sample that may be trained, or trained again after a restore
-  // to a checkpoint that is kept; INT64_MAX: none has one.
-  [[nodiscard]] int64_t OldestPayloadFile() const;
+  // The payload files with samples that may be trained, or trained again after a restore to a checkpoint that
+  // is kept.
+  [[nodiscard]] std::set<int64_t> PayloadFiles() const;
 
  private:
   Controller();

@@ -70,19 +70,19 @@ const std::vector<std::pair<std::string, double>>& Controller::Rewards(const Sam
   return s->rewards;
 }
 
-int64_t Controller::OldestPayloadFile() const {
-  int64_t oldest = INT64_MAX;
+std::set<int64_t> Controller::PayloadFiles() const {
+  std::set<int64_t> files;
   const auto look = [&](const std::map<GroupKey, Group>& groups) {
     for (const auto& [key, g] : groups) {
       for (const Sample& s : g.samples) {
         const bool stored = s.phase == SamplePhase::kAwaiting || s.phase == SamplePhase::kReady;
-        if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+        if (stored && s.enq.payload_file >= 0) files.insert(s.enq.payload_file);
       }
     }
   };
   look(impl_->state.ledger().groups());
   for (const auto& [step, groups] : impl_->state.ledger().trained()) look(groups);
-  return oldest;
+  return files;
 }
 
 }  // namespace tidepool::scheduler

@@ -139,6 +139,12 @@ struct PayloadStored {
   int64_t file = -1, offset = 0, bytes = 0;
   std::vector<record::VersionTokens> versions;  // of the tokens with loss; empty: not known
 };
+// What was generated of a running attempt cannot be read any more: the sample begins again.
+struct TokensLost {
+  SampleId tid;
+  int32_t att = 0;
+  std::string why;
+};
 // The data row of a newly issued group could be read and tokenised / could not.
 struct RowReady {
   int64_t ordinal = 0;
@@ -314,14 +320,13 @@ struct Tick {};
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed,
-                 event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored,
-                 event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped, event::Drained,
-                 event::Released, event::Granted, event::Pulled, event::Loaded, event::StateReady,
-                 event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
-                 event::PayloadLost, event::Published, event::RecoveryCopied, event::CheckpointWritten,
-                 event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::BestKept,
-                 event::StopRequested, event::StorageFailed, event::StoodStill, event::Tick>;
+using Event = std::variant<
+    event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
+    event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::TokensLost, event::RowReady,
+    event::RowInvalid, event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted,
+    event::Pulled, event::Loaded, event::StateReady, event::GroupFormed, event::StepAborted, event::TrainDone,
+    event::TrainFailed, event::PayloadLost, event::Published, event::RecoveryCopied, event::CheckpointWritten,
+    event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::BestKept,
+    event::StopRequested, event::StorageFailed, event::StoodStill, event::Tick>;
 
 }  // namespace tidepool::scheduler

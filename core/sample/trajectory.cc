@@ -34,6 +34,11 @@ void Segment::Append(const Segment& more) {
     *this = more;
     return;
   }
+  if (more.outlined) {
+    outlined = size() + more.size();
+    for (const auto& [version, count] : more.versions) AddVersion(versions, version, count);
+    return;
+  }
   if (log_kept.empty() && !more.log_kept.empty()) log_kept.assign(ids.size(), 0.0F);
   ids.insert(ids.end(), more.ids.begin(), more.ids.end());
   logprobs.insert(logprobs.end(), more.logprobs.begin(), more.logprobs.end());
@@ -52,6 +57,7 @@ Segment Segment::Tail(int64_t from) const {
   cut(ids, tail.ids);
   cut(logprobs, tail.logprobs);
   cut(log_kept, tail.log_kept);
+  if (outlined) tail.outlined = *outlined - from;
   int64_t at = 0;
   for (const auto& [version, count] : versions) {
     at += count;

@@ -74,7 +74,8 @@ struct Segment {
     if (outlined) return *outlined;
     return kind == SegmentKind::kFragment ? fragment_steps : static_cast<int64_t>(ids.size());
   }
-  // Adds tokens of the same kind behind these. A fragment comes whole: it replaces what is here.
+  // Adds tokens of the same kind behind these. A fragment comes whole: it replaces what is here. An outline
+  // goes behind another one, or behind nothing.
   void Append(const Segment& more);
   // Its tokens from `from` on.  requires a segment of tokens without routing, 0 <= from <= size()
   [[nodiscard]] Segment Tail(int64_t from) const;

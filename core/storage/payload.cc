@@ -21,11 +21,15 @@ std::string PayloadFileName(int64_t number) { return NumberedFileName(number, kE
 }  // namespace
 
 StatusOr<std::unique_ptr<PayloadWriter>> PayloadWriter::Open(FileSystem& fs, const std::string& dir,
-                                                             const std::string& run_id, int64_t file_bytes) {
+                                                             const std::string& run_id, int64_t file_bytes,
+                                                             int64_t first) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<PayloadWriter> writer(new PayloadWriter(fs, dir, run_id, file_bytes));
   TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
-  if (!numbers.empty()) writer->number_ = numbers.back();
+  writer->number_ = first - 1;
+  for (const int64_t number : numbers) {
+    if (WriterOf(number) == WriterOf(first)) writer->number_ = number;
+  }
   return writer;
 }
 
@@ -181,17 +185,25 @@ StatusOr<sample::Trajectory> DecodePayload(const PayloadBytes& payload, const re
   return t;
 }
 
-StatusOr<int64_t> FirstPayloadFile(FileSystem& fs, const std::string& dir) {
-  TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
-  if (numbers.empty()) return NotFound(dir + ": there is no payload file (*.tpp) here");
-  return numbers.front();
+void AddFile(FirstFiles& first, int64_t file) {
+  const auto [at, added] = first.try_emplace(WriterOf(file), file);
+  if (!added) at->second = std::min(at->second, file);
 }
 
-StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, int64_t smallest_needed) {
+StatusOr<FirstFiles> FirstPayloadFiles(FileSystem& fs, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
+  FirstFiles first;
+  for (const int64_t number : numbers) AddFile(first, number);
+  return first;
+}
+
+StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed) {
   TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
   int64_t deleted = 0;
   // Oldest first, and never the newest file, so that numbers are not given out again.
-  for (size_t i = 0; i + 1 < numbers.size() && numbers[i] < smallest_needed; ++i) {
+  for (size_t i = 0; i + 1 < numbers.size(); ++i) {
+    const auto first = needed.find(WriterOf(numbers[i]));
+    if (first != needed.end() && numbers[i] >= first->second) continue;
     TP_RETURN_IF_ERROR(fs.RemoveFile(JoinPath(dir, PayloadFileName(numbers[i]))));
     ++deleted;
   }

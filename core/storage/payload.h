@@ -6,8 +6,11 @@
 //   header   magic "TPPAYL\r\n" | schema u32 = 2 | file u64 | run id {u32, bytes}
 //   payload  a trajectory (core/sample/codec.h)
 // A payload's digest is Hash64 of its bytes; it is kept in ENQ, so that damage here is found even if this
-// file looks well-formed. Each life of a controller begins a new file at its first Append. Files of schema 1
-// (payload_v1.h) are read, not written.
+// file looks well-formed. Files of schema 1 (payload_v1.h) are read, not written.
+//
+// Several processes write, each files of its own: the controller those with numbers below kFilesOfWriter, and
+// each incarnation of a device worker the next kFilesOfWriter that are its own. A process begins a new file
+// at its first Append.
 
 #include <algorithm>
 #include <cstdint>
@@ -34,13 +37,21 @@ struct PayloadRef {
   friend bool operator==(const PayloadRef&, const PayloadRef&) = default;
 };
 
+inline constexpr int64_t kPayloadFileBytes = int64_t{64} << 20;  // then the next one begins
+inline constexpr int64_t kFilesOfWriter = int64_t{1} << 20;
+inline constexpr int64_t kControllerFiles = 0;  // the number of its first file
+constexpr int64_t FirstFileOf(const Incarnation& inc) { return (inc.value + 1) * kFilesOfWriter; }
+constexpr int64_t WriterOf(int64_t file) { return file / kFilesOfWriter; }
+
 // Not thread-safe: one thread owns it.
 class PayloadWriter {
  public:
-  // Makes `dir` if need be. Files of earlier lives are left alone; numbers go on after theirs.
+  // Makes `dir` if need be. Files of earlier lives are left alone; numbers go on after those of this writer,
+  // whose first one is `first`.
   static StatusOr<std::unique_ptr<PayloadWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
-                                                       int64_t file_bytes = int64_t{64} << 20);
+                                                       int64_t file_bytes = kPayloadFileBytes,
+                                                       int64_t first = kControllerFiles);
   // The journal names files up to this one: its number is not given out again, even where the file is gone.
   // Before the first Append.
   void After(int64_t number) { number_ = std::max(number_, number); }
@@ -108,10 +119,14 @@ class PayloadReader {
       TP_GUARDED_BY(mu_);  // shared with reads in flight
 };
 
-// The smallest number of a file in `dir`.  kNotFound: there is none.
-StatusOr<int64_t> FirstPayloadFile(FileSystem& fs, const std::string& dir);
-// Deletes the files with numbers below `smallest_needed` (the smallest file that an ENQ which may still be
-// trained, or trained again from a kept checkpoint, refers to). Returns how many went.
-StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, int64_t smallest_needed);
+// A file of each writer, by WriterOf: the first that is there, or that is needed.
+using FirstFiles = std::map<int64_t, int64_t>;
+void AddFile(FirstFiles& first, int64_t file);
+// What is in `dir`; empty: no payload file is.
+StatusOr<FirstFiles> FirstPayloadFiles(FileSystem& fs, const std::string& dir);
+// Deletes the files below the first one of their writer that an ENQ which may still be trained, or trained
+// again from a kept checkpoint, refers to; all of a writer that `needed` does not name. The newest file of
+// all stays. Returns how many went.
+StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed);
 
 }  // namespace tidepool::storage

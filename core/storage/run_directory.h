@@ -21,6 +21,7 @@ struct RunPaths {
   [[nodiscard]] std::string config() const { return JoinPath(dir, "config.yaml"); }
   [[nodiscard]] std::string journal() const { return JoinPath(dir, "journal"); }
   [[nodiscard]] std::string payload() const { return JoinPath(dir, "payload"); }
+  [[nodiscard]] std::string tokens() const { return JoinPath(dir, "tokens"); }
   [[nodiscard]] std::string metrics() const { return JoinPath(dir, "metrics.jsonl"); }
   [[nodiscard]] std::string tensorboard() const { return JoinPath(dir, "tb"); }
   [[nodiscard]] std::string samples() const { return JoinPath(dir, "samples"); }

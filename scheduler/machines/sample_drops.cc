@@ -176,13 +176,15 @@ void SampleFlow::RestartUndone() {
                         (e != nullptr && !versions.IsAncestor(e->version, v));
     if (undone) tids.push_back(tid);
   }
-  for (const SampleId& tid : tids) {
-    Withdraw(tid);
-    const Group* g = state_.ledger().Find(KeyOf(tid));
-    const auto k = static_cast<size_t>(tid.sample);
-    out_.Record(record::Issue{tid, g->gid, g->samples[k].att + 1, g->prompt_len, g->max_new});
-    AddRequest(*g, k);
-  }
+  for (const SampleId& tid : tids) Restart(tid);
+}
+
+void SampleFlow::Restart(const SampleId& tid) {
+  Withdraw(tid);
+  const Group* g = state_.ledger().Find(KeyOf(tid));
+  const auto k = static_cast<size_t>(tid.sample);
+  out_.Record(record::Issue{tid, g->gid, g->samples[k].att + 1, g->prompt_len, g->max_new});
+  AddRequest(*g, k);
 }
 
 }  // namespace tidepool::scheduler

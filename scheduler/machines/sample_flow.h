@@ -27,6 +27,7 @@ class SampleFlow : public Machine {
  public:
   explicit SampleFlow(Machines& all);
 
+  void On(const event::TokensLost& e);
   void On(const event::RowReady& e);
   void On(const event::RowInvalid& e);
   void On(const event::PayloadStored& e);
@@ -109,6 +110,7 @@ class SampleFlow : public Machine {
   };
 
   void PrepareRow(const GroupKey& key, GroupId gid);
+  void Restart(const SampleId& tid);  // as its next attempt
   void AddRequest(const Group& g, size_t k);
   void DropRow(const GroupKey& key, DropReason reason, const std::string& why);
   void RowStored(const event::PayloadStored& e);
@@ -138,8 +140,9 @@ class SampleFlow : public Machine {
   Grading grading_;
   Episodes episodes_;
   std::map<SampleId, Finished> finishing_;
-  std::string blamed_;  // the plug-in that the last deaths of workers are blamed on
-  int64_t deaths_ = 0;  // of these, since something was graded or played
+  int64_t lost_in_a_row_ = 0;  // attempts whose tokens could not be read, with no payload stored in between
+  std::string blamed_;         // the plug-in that the last deaths of workers are blamed on
+  int64_t deaths_ = 0;         // of these, since something was graded or played
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<GradeOutcome> outcomes_;                // of the last samples, as many as 20 steps have

@@ -186,26 +186,40 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
   // A restore to the oldest kept checkpoint trains what came after it again, from files that are therefore
   // kept. Without a checkpoint (`tidepool prune --final-only`) nothing is needed any more.
   const auto& kept = verdict.state.checkpoints();
-  int64_t needed = INT64_MAX, newest = 0;
+  storage::FirstFiles needed;
+  int64_t newest = 0;
   for (const JournalVerdict::Trained& row : verdict.rows) {
     newest = std::max(newest, row.enq.payload_file);
-    if (!kept.empty() && row.step > kept.begin()->second.step)
-      needed = std::min(needed, row.enq.payload_file);
+    if (!kept.empty() && row.step > kept.begin()->second.step) storage::AddFile(needed, row.enq.payload_file);
   }
-  const auto pruned_below = [&] {
-    const auto first = storage::FirstPayloadFile(real, folder);
-    return std::min(needed, first.ok() ? *first : newest);  // the newest file is never deleted
+  // Of each writer, the files before the first that is there and before the first that is needed are pruned.
+  // The newest file of all is never deleted.
+  storage::FirstFiles there;
+  const auto look = [&] {
+    auto first = storage::FirstPayloadFiles(real, folder);
+    there = first.ok() ? *std::move(first) : storage::FirstFiles();
+    storage::AddFile(there, newest);
   };
-  int64_t pruned = pruned_below();
+  look();
+  const auto pruned = [&](int64_t file) {
+    const auto before = [&](const storage::FirstFiles& first) {
+      const auto at = first.find(storage::WriterOf(file));
+      return at == first.end() || file < at->second;
+    };
+    return before(there) && before(needed);
+  };
+  int64_t newest_pruned = 0;
   storage::PayloadReader reader(real, folder);
   for (const JournalVerdict::Trained& row : verdict.rows) {
+    const int64_t file = row.enq.payload_file;
     Status found = OkStatus();
-    if (row.enq.payload_file >= pruned) {
+    if (!pruned(file)) {
       found = reader.Read(row.enq).status();
-      if (!found.ok()) pruned = pruned_below();  // a run that goes on may have deleted the file meanwhile
+      if (!found.ok()) look();  // a run that goes on may have deleted the file meanwhile
     }
-    if (row.enq.payload_file < pruned) {
+    if (pruned(file)) {
       ++verdict.rows_pruned;
+      newest_pruned = std::max(newest_pruned, file);
     } else if (found.ok()) {
       ++verdict.rows_proven;
     } else {
@@ -216,7 +230,7 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
   }
   if (verdict.rows_pruned > 0) {
     verdict.Note("the payload of " + std::to_string(verdict.rows_pruned) +
-                 " trained rows was pruned (files before " + std::to_string(pruned) +
+                 " trained rows was pruned (files up to " + std::to_string(newest_pruned) +
                  "): no kept checkpoint needs it, and it cannot be proven any more");
   }
 }

@@ -12,6 +12,7 @@
 #include "core/storage/checkpoint.h"
 #include "core/storage/disk_use.h"
 #include "core/storage/journal.h"
+#include "core/storage/payload.h"
 #include "core/storage/publish_folder.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/run_state.h"
@@ -22,16 +23,16 @@ namespace {
 
 constexpr const char* kGoing = ".removed.tmp";  // behind the name of a folder that is being removed
 
-// The oldest file of payload/ that may be read again: of samples that are not trained yet, and of those that
-// a restore to a checkpoint which stays would train again (scheduler::Controller::OldestPayloadFile).
-int64_t OldestPayloadFile(const scheduler::RunState& state, StepNumber oldest_kept) {
-  int64_t oldest = INT64_MAX;
+// The files of payload/ that may be read again: of samples that are not trained yet, and of those that a
+// restore to a checkpoint which stays would train again (scheduler::Controller::PayloadFiles).
+storage::FirstFiles NeededFiles(const scheduler::RunState& state, StepNumber oldest_kept) {
+  storage::FirstFiles needed;
   const auto look = [&](const std::map<scheduler::GroupKey, scheduler::Group>& groups) {
     for (const auto& [key, group] : groups) {
       for (const scheduler::Sample& s : group.samples) {
         const bool stored =
             s.phase == scheduler::SamplePhase::kAwaiting || s.phase == scheduler::SamplePhase::kReady;
-        if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+        if (stored && s.enq.payload_file >= 0) storage::AddFile(needed, s.enq.payload_file);
       }
     }
   };
@@ -39,7 +40,7 @@ int64_t OldestPayloadFile(const scheduler::RunState& state, StepNumber oldest_ke
   for (const auto& [step, groups] : state.ledger().trained()) {
     if (step > oldest_kept) look(groups);
   }
-  return oldest;
+  return needed;
 }
 
 class Planner {
@@ -164,19 +165,21 @@ class Planner {
       plan_.items.push_back({.path = below + "payload", .what = "trajectories", .by_record = true});
       return OkStatus();
     }
-    // As the run does it (ControllerProcess::OldestPayloadFile): the newest file always stays.
-    int64_t below_this = OldestPayloadFile(state, oldest_kept_);
+    // As the run does it (ControllerProcess::NeededOfPayload): the newest file always stays.
+    storage::FirstFiles needed = NeededFiles(state, oldest_kept_);
     for (const record::Enq& enq : stored) newest_file_ = std::max(newest_file_, enq.payload_file);
-    if (newest_file_ >= 0) below_this = std::min(below_this, newest_file_);
+    if (newest_file_ >= 0) storage::AddFile(needed, newest_file_);
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths.config()));
     if (loaded.config.model.is_policy()) {
       TP_ASSIGN_OR_RETURN(const auto fragments, Fragments::Create(loaded.config));
       for (const record::Enq& enq : stored) fragments->Remember(enq);
-      below_this = std::min(below_this, fragments->OldestPayloadFile());
+      for (const int64_t file : fragments->PayloadFiles()) storage::AddFile(needed, file);
     }
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.payload()));
     for (const std::string& name : names) {
-      if (name.ends_with(".tpp") && std::atoll(name.c_str()) < below_this)
+      const int64_t number = std::atoll(name.c_str());
+      const auto first = needed.find(storage::WriterOf(number));
+      if (name.ends_with(".tpp") && (first == needed.end() || number < first->second))
         plan_.items.push_back({.path = below + "payload/" + name,
                                .what = "trajectories that no kept checkpoint needs",
                                .by_record = true});

@@ -212,7 +212,7 @@ std::optional<scheduler::BestCheckpoint> Checkpoints::Best() const {
 void Checkpoints::PrunePayload() {
   OnDisk(
       "removal of old files of payload/",
-      [fs = fs_, dir = storage::RunPaths(owner_.run_dir).payload(), needed = ends_.oldest_payload_file()] {
+      [fs = fs_, dir = storage::RunPaths(owner_.run_dir).payload(), needed = ends_.needed_of_payload()] {
         return storage::DeletePayloadFilesBelow(*fs, dir, needed).status();
       },
       [this](const Status& deleted) {

@@ -14,6 +14,7 @@
 #include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/payload.h"
 #include "scheduler/best_checkpoint.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
@@ -37,8 +38,8 @@ class Checkpoints {
     std::function<void(scheduler::Event)> feed;
     std::function<void(const WorkerRef&, ToWorkerBody)> send;
     std::function<void(const std::string&)> warn;
-    std::function<void(double)> took;              // seconds, of a checkpoint that was tried
-    std::function<int64_t()> oldest_payload_file;  // that may be needed
+    std::function<void(double)> took;                        // seconds, of a checkpoint that was tried
+    std::function<storage::FirstFiles()> needed_of_payload;  // that may be needed
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
   // Makes the folder, and removes what tries that did not end have left there and of final/ and best/; warns

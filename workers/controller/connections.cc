@@ -89,6 +89,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.shared_memory = shared_memory_;
   w.run_clock_ns = Now().since_start.count();
   w.operator_digest = operator_digest_;
+  w.token_proof = token_proof_;
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }
 
@@ -140,6 +141,8 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    metrics_->OnTokens(b, Now());
                    intake_->Take(worker, b);
                  },
+                 [&](up::LogsTokens&) { logged_->Logs(worker); },
+                 [&](up::Stored& b) { logged_->Take(worker, b); },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
                    b.grader = worker;

@@ -34,10 +34,10 @@ void Fragments::Remember(const record::Enq& enq) {
   stored_.erase(stored_.begin(), stored_.lower_bound(stored_.rbegin()->first - kRounds * lanes_));
 }
 
-int64_t Fragments::OldestPayloadFile() const {
-  int64_t oldest = INT64_MAX;
-  for (const auto& [ordinal, enq] : stored_) oldest = std::min(oldest, enq.payload_file);
-  return oldest;
+std::set<int64_t> Fragments::PayloadFiles() const {
+  std::set<int64_t> files;
+  for (const auto& [ordinal, enq] : stored_) files.insert(enq.payload_file);
+  return files;
 }
 
 const record::Enq* Fragments::Before(const SampleId& tid) const {

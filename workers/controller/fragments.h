@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,8 +33,8 @@ class Fragments {
 
   // Of every ENQ on record, of this life and earlier ones.
   void Remember(const record::Enq& enq);
-  // Of what Before may name; INT64_MAX: nothing.
-  [[nodiscard]] int64_t OldestPayloadFile() const;
+  // The payload files of what Before may name.
+  [[nodiscard]] std::set<int64_t> PayloadFiles() const;
   // The fragment at whose end this sample begins, to be read by the caller. Null: its instances begin new
   // episodes.
   [[nodiscard]] const record::Enq* Before(const SampleId& tid) const;

@@ -45,6 +45,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
   if (step_rows_ != nullptr) step_rows_->Remember(r);
+  logged_->Remember(r);
   if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;
 }
 

@@ -206,6 +206,7 @@ Status ControllerProcess::Rehearse() const {
 
 // From here on the journal is this controller's.
 Status ControllerProcess::Claim() {
+  MakeLoggedSamples();
   begun_ = Begun();
   StorageOptions storage{.run_dir = request_.run_dir,
                          .run_id = request_.run_id,
@@ -252,7 +253,11 @@ Status ControllerProcess::Begin() {
                               checkpoint_s_ = seconds;
                               metrics_->OnCheckpoint(seconds);
                             },
-                        .oldest_payload_file = [this] { return OldestPayloadFile(); }});
+                        .needed_of_payload =
+                            [this] {
+                              PruneTokens();
+                              return NeededOfPayload();
+                            }});
   TP_RETURN_IF_ERROR(checkpoints_->Open());
   recorded_ = std::make_unique<RecordedSamples>(
       payloads_,
@@ -306,6 +311,11 @@ Status ControllerProcess::Begin() {
   };
   ends.feed = [this](scheduler::Event event) { Feed(std::move(event)); };
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
+  if (config_.cluster.reattach_grace_s <= 0) logged_->BeginAlone();
+  // What an episode's tokens are is asked for between its turns, and a fragment is its own payload.
+  if (config_.rl() != nullptr && !environment_ && fragments_ == nullptr) {
+    TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, paths.tokens()));
+  }
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
   AttachmentOptions attachments;
@@ -390,6 +400,7 @@ void ControllerProcess::Close() {
   std::error_code error;  // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(storage::RunPaths(request_.run_dir).control(), error);
   (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload());  // else the next start does
+  (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).tokens());   // nobody goes on with them
   SharedBlock::RemoveAll(shared_memory_);
   WriteSummary();
 }
@@ -427,6 +438,7 @@ void ControllerProcess::Drive() {
       CheckSignals();
       StartDueWorkers();
       if (waiting_fragments_ != nullptr) waiting_fragments_->Tick(Now());
+      logged_->Tick(Now());
       WatchDisk();
       Feed(ev::Tick{});
     }
@@ -537,12 +549,45 @@ void ControllerProcess::NoteAbsence() {
   effects_->Execute();  // it is told before the ends of workers that it explains
 }
 
+void ControllerProcess::MakeLoggedSamples() {
+  LoggedSamples::Ends ends;
+  ends.read = [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+    token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a,
+                                        post = Post(), then = std::move(then)](const DiskThread::Say&) {
+      auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+      post([chain = std::move(chain), then] { then(chain); });
+    });
+  };
+  ends.send = [this](const WorkerRef& w, down::StartChunk m) {
+    Send(w, std::move(m));
+    metrics_->Count("dispatch/chunks");
+  };
+  ends.store = [this](LoggedAttempt a) { storage_->Store(std::move(a)); };
+  ends.grade = [this](const cmd::Grade& c) { Do(c); };
+  ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
+  ends.warn = [this](const std::string& line) { Warn(line); };
+  logged_ = std::make_unique<LoggedSamples>(samples_, std::move(ends));
+}
+
 // What is still on its way to the disk goes into the newest file that was reported, or a newer one.
-int64_t ControllerProcess::OldestPayloadFile() const {
-  int64_t needed = controller_->OldestPayloadFile();
-  if (fragments_ != nullptr) needed = std::min(needed, fragments_->OldestPayloadFile());
-  if (newest_payload_file_ >= 0) needed = std::min(needed, newest_payload_file_);
+storage::FirstFiles ControllerProcess::NeededOfPayload() const {
+  storage::FirstFiles needed;
+  for (const int64_t file : controller_->PayloadFiles()) storage::AddFile(needed, file);
+  if (fragments_ != nullptr) {
+    for (const int64_t file : fragments_->PayloadFiles()) storage::AddFile(needed, file);
+  }
+  storage::AddFile(needed, std::max<int64_t>(newest_payload_file_, 0));
+  logged_->AddPayloadFiles(needed);
   return needed;
+}
+
+void ControllerProcess::PruneTokens() {
+  token_files_.Do("removal of old files of tokens/",
+                  [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(),
+                   files = logged_->InUse()](const DiskThread::Say&) {
+                    // What stays this time goes the next time.
+                    (void)storage::DeleteTokenFiles(*fs, dir, files.used, files.writing);
+                  });
 }
 
 void ControllerProcess::Feed(scheduler::Event event) {
@@ -599,6 +644,10 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                         for (const auto& [version, tokens] : p.versions_with_loss)
                           stored.versions.push_back({version, tokens});
                         Feed(std::move(stored));
+                        logged_->Stored(p.tid);
+                      },
+                      [&](TokensLost& lost) {
+                        Feed(ev::TokensLost{lost.tid, lost.att, lost.why});
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);
@@ -613,7 +662,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
 void ControllerProcess::WatchDisk() {
   std::optional<DiskThread::Operation> busy = storage_->Busy();
   bool writing = busy.has_value();  // of journal and payload
-  for (auto& at : {recorded_->Busy(), payload_reads_->Busy(), files_.Busy()}) {
+  for (auto& at : {recorded_->Busy(), payload_reads_->Busy(), token_files_.Busy(), files_.Busy()}) {
     if (!at || (busy && at->takes <= busy->takes) || storage_failing_) continue;
     busy = at;
     writing = false;

@@ -42,6 +42,7 @@
 #include "workers/controller/fragments.h"
 #include "workers/controller/held_folder.h"
 #include "workers/controller/launcher.h"
+#include "workers/controller/logged_samples.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/open_meeting.h"
 #include "workers/controller/process.h"
@@ -181,7 +182,9 @@ class ControllerProcess {
   void Do(const cmd::DeleteCheckpoint& c) { checkpoints_->Delete(c); }
   void Do(const cmd::KeepBest& c) { checkpoints_->KeepBest(c); }
   void Do(const cmd::SaveFinal& c) { checkpoints_->SaveFinal(c); }
-  [[nodiscard]] int64_t OldestPayloadFile() const;  // that may be needed
+  [[nodiscard]] storage::FirstFiles NeededOfPayload() const;
+  void PruneTokens();
+  void MakeLoggedSamples();
 
   // --- to people and files
   void Do(const cmd::Append&) {}  // written before
@@ -244,6 +247,9 @@ class ControllerProcess {
   SampleStore samples_;
   std::unique_ptr<RecordedSamples> recorded_;
   std::unique_ptr<TokenIntake> intake_;
+  std::unique_ptr<LoggedSamples> logged_;
+  DiskThread token_files_;   // reads and removes those of tokens/
+  std::string token_proof_;  // empty: tokens come to the controller
   std::unique_ptr<Turns> turns_;
   bool environment_ = false;              // samples are episodes of several turns
   std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks

@@ -32,7 +32,7 @@ struct Begun {
   int64_t unix_ms = 0;
 };
 
-using Item = std::variant<Batch, sample::Trajectory, Begun>;
+using Item = std::variant<Batch, sample::Trajectory, LoggedAttempt, Begun>;
 
 std::string Plain(const std::string& path, const std::string& run_dir) {
   return path.starts_with(run_dir + "/") ? path.substr(run_dir.size() + 1) : path;
@@ -80,6 +80,15 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   }
   void FailPayload(const Status& status) TP_EXCLUDES(mu) { FailStores("payload: " + status.message()); }
 
+  StatusOr<sample::Trajectory> Read(const LoggedAttempt& a) {
+    TP_ASSIGN_OR_RETURN(auto chain, storage::ReadTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
+                                                            a.tid, a.att, a.newest));
+    return sample::Trajectory{.tid = a.tid,
+                              .att = a.att,
+                              .finish = a.finish,
+                              .prompt = a.prompt,
+                              .segments = std::move(chain.segments)};
+  }
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
     return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));
   }
@@ -98,7 +107,16 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     int64_t last = 0;
     std::vector<PayloadStored> stored;
     Status tokens;
-    for (const auto& item : items) {
+    for (auto& item : items) {
+      if (const auto* logged = std::get_if<LoggedAttempt>(&item)) {
+        say("read of tokens/");
+        auto whole = Read(*logged);
+        if (!whole.ok()) {
+          done(TokensLost{logged->tid, logged->att, whole.status().message()});
+          continue;
+        }
+        item = *std::move(whole);
+      }
       if (const auto* t = std::get_if<sample::Trajectory>(&item)) {
         if (!tokens.ok()) continue;
         say("write of payload/");
@@ -177,15 +195,16 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.options = options;
   state.done = std::move(done);
   int64_t newest_payload_file = -1;
-  TP_ASSIGN_OR_RETURN(
-      state.journal,
-      storage::JournalWriter::Open(*state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
-                                   {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over},
-                                   earlier, [&](JournalEntry&& entry) {
-                                     if (const auto* enq = std::get_if<record::Enq>(&entry.record))
-                                       newest_payload_file = std::max(newest_payload_file, enq->payload_file);
-                                     return take(entry);
-                                   }));
+  TP_ASSIGN_OR_RETURN(state.journal,
+                      storage::JournalWriter::Open(
+                          *state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
+                          {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over}, earlier,
+                          [&](JournalEntry&& entry) {
+                            if (const auto* enq = std::get_if<record::Enq>(&entry.record))
+                              if (storage::WriterOf(enq->payload_file) == 0)
+                                newest_payload_file = std::max(newest_payload_file, enq->payload_file);
+                            return take(entry);
+                          }));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));
@@ -209,6 +228,14 @@ void RunStorage::Store(sample::Trajectory trajectory) {
   {
     const MutexLock lock(state_->mu);
     state_->queue.emplace_back(std::move(trajectory));
+  }
+  Work("write of payload/");
+}
+
+void RunStorage::Store(LoggedAttempt attempt) {
+  {
+    const MutexLock lock(state_->mu);
+    state_->queue.emplace_back(std::move(attempt));
   }
   Work("write of payload/");
 }

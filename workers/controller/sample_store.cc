@@ -83,9 +83,11 @@ void SampleStore::Discard(const SampleId& tid) {
   rows_.erase({tid.is_eval(), tid.ordinal});
 }
 
-down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk& c) {
+down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk& c, bool logs,
+                                           const std::vector<sample::Segment>* read) {
   StoredSample& stored = Get(c.tid, c.att);
   const sample::Trajectory& tokens = stored.tokens;
+  const std::vector<sample::Segment>& segments = read == nullptr ? tokens.segments : *read;
   down::StartChunk m;
   m.slot = c.slot;
   m.epoch = c.epoch;
@@ -94,8 +96,16 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   m.gid = c.gid;
   m.version = c.v;
   const std::vector<int32_t>& prompt = RowOf(c.tid).row.prompt;
-  m.generated = tokens.Ids();
-  if (stored.worker == c.worker && stored.with_worker > 0) {
+  m.logs = logs;
+  m.before = stored.logged;
+  if (read == nullptr) {
+    m.generated = tokens.Ids();
+  } else {
+    m.generated = sample::Trajectory{.segments = *read}.Ids();
+  }
+  if (stored.worker == c.worker && stored.with_worker > 0 && stored.logged.valid()) {
+    m.have = stored.with_worker;
+  } else if (stored.worker == c.worker && stored.with_worker > 0) {
     m.have = stored.with_worker;
     m.have_hash = sample::HashOfIds(prompt, m.generated, static_cast<size_t>(m.have));
     m.generated.erase(m.generated.begin(), m.generated.begin() + m.have);
@@ -112,7 +122,7 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
     stored.gid = c.gid;
   }
   given_[c.gid].insert(c.tid);
-  for (const sample::Segment& s : tokens.segments) m.routing_bytes += static_cast<int64_t>(s.routing.size());
+  for (const sample::Segment& s : segments) m.routing_bytes += static_cast<int64_t>(s.routing.size());
   m.chunk_tokens = c.chunk_tokens;
   m.max_new_tokens = c.max_new_tokens;
   return m;

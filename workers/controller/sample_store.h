@@ -6,11 +6,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "core/base/ids.h"
 #include "core/sample/trajectory.h"
+#include "core/storage/payload.h"
+#include "core/storage/token_log.h"
 #include "scheduler/commands.h"
 #include "workers/data/row_source.h"
 #include "workers/net/messages.h"
@@ -27,6 +31,12 @@ struct StoredSample {
   WorkerRef worker;
   int64_t with_worker = 0;
   GroupId gid;  // that the worker knows it by
+  // Its tokens are in token logs, and `tokens` has their outline: where the newest are; not valid: they are
+  // here. Who has logged them, in which files of all workers, and the payload that it has made of them.
+  storage::TokenPlace logged;
+  WorkerRef logged_by;
+  std::set<int64_t> files;
+  std::optional<storage::PayloadRef> stored;
   // The worker was asked for the tokens from here on: they come once, whatever comes before them.
   std::pair<SlotRef, int64_t> asked = {{}, -1};
 };
@@ -48,14 +58,28 @@ class SampleStore {
   // The sample is over. The row goes with the last of its samples.
   void Discard(const SampleId& tid);
 
+  // The worker has its prompt and all of its tokens still.
+  [[nodiscard]] bool IsWith(const WorkerRef& worker, const StoredSample& s) const {
+    return s.worker == worker && s.with_worker == s.tokens.size();
+  }
   // The message by which a worker starts this chunk, with the prompt and what has been generated so far, as
-  // far as the worker has them not; `greedy` is the caller's.  requires its row here
-  [[nodiscard]] down::StartChunk StartMessage(const scheduler::command::StartChunk& c);
+  // far as the worker has them not; `greedy` is the caller's. logs: the worker is to log its tokens. read:
+  // the tokens of a logged sample, which the worker has not.  requires its row here
+  [[nodiscard]] down::StartChunk StartMessage(const scheduler::command::StartChunk& c, bool logs = false,
+                                              const std::vector<sample::Segment>* read = nullptr);
 
   // A worker is told to forget what it has of the sample, or of all of the group.
   void Forgotten(const SampleId& tid);
   void Forgotten(GroupId gid, const WorkerRef& worker);
 
+  // Of the group.  requires its row here
+  [[nodiscard]] std::shared_ptr<const sample::Segment> PromptOf(const SampleId& tid) const {
+    return RowOf(tid).prompt;
+  }
+  template <typename F>
+  void ForEach(const F& f) const {
+    for (const auto& [tid, sample] : samples_) f(sample);
+  }
   // With the group's prompt.  requires its row and tokens here
   [[nodiscard]] sample::Trajectory Finished(const SampleId& tid) const;
   // Of a job without rollout: what the row teaches. Sample 1 of a pair is the rejected answer.

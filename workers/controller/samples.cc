@@ -45,13 +45,10 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
     Feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
     return;
   }
+  const bool greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
+  if (fragments_ == nullptr) return logged_->Start(c, greedy);
   down::StartChunk m = samples_.StartMessage(c);
-  m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
-  if (fragments_ == nullptr) {
-    Send(c.worker, std::move(m));
-    metrics_->Count("dispatch/chunks");
-    return;
-  }
+  m.greedy = greedy;
   waiting_fragments_->Add(c.worker, std::move(m));
   const auto know = [this, tid = c.tid, att = c.att](const StatusOr<std::string>& starts) {
     waiting_fragments_->Starts(tid, att, starts, Now());
@@ -66,6 +63,7 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
   if (waiting_fragments_ != nullptr) waiting_fragments_->Cancel(c.tid, c.att);
+  logged_->Cancel(c.tid, c.att);
   samples_.Forgotten(c.tid);
   Send(c.worker, c);
 }
@@ -76,13 +74,14 @@ void ControllerProcess::Do(const cmd::ForgetGroup& c) {
 }
 
 void ControllerProcess::Do(const cmd::StorePayload& c) {
-  if (!EnsureRow(c.tid)) return;
+  if (!EnsureRow(c.tid) || logged_->Store(c, Now())) return;
   storage_->Store(samples_.Finished(c.tid));
 }
 
 void ControllerProcess::Do(const cmd::DiscardTokens& c) {
   samples_.Discard(c.tid);
   turns_->Forget(c.tid);
+  logged_->Forget(c.tid);
 }
 
 StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
@@ -92,18 +91,26 @@ StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
     return samples_.Taught(tid);
   }
   const StoredSample* s = samples_.Find(tid);
-  if (s == nullptr || s->tokens.size() == 0) return NotFound("there are no tokens of " + ToString(tid));
+  if (s == nullptr || s->tokens.size() == 0 || s->logged.valid())
+    return NotFound("there are no tokens of " + ToString(tid));
   return s->tokens;
 }
 
 void ControllerProcess::Do(const cmd::Grade& c) {
+  if (logged_->Grade(c)) return;
   recorded_->Read(std::vector{c.tid},
                   [this, c](const Trajectories& recorded) { Grade(c, recorded.front()); });
 }
 
 void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
-  if (!recorded.ok() || !EnsureRow(c.tid)) {
-    const std::string why = recorded.ok() ? "its row cannot be read" : recorded.status().message();
+  Status sound = recorded.status();
+  if (sound.ok() && !token_proof_.empty()) {  // nobody has looked at them before
+    for (const sample::Segment& made : recorded->segments) {
+      if (sound.ok()) sound = made.CheckSampled(rows_->tokenizer().vocab_size());
+    }
+  }
+  if (!sound.ok() || !EnsureRow(c.tid)) {
+    const std::string why = sound.ok() ? "its row cannot be read" : sound.message();
     Warn("grade of " + ToString(c.tid) + ": " + why);
     Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, why});
     return;

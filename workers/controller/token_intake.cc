@@ -20,10 +20,15 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     if (expected && !Continues(on, c)) continue;
     const int64_t n = expected ? c.tokens.size() : 0;
     if (n > 0) {
-      if (const Status sound = ends_.check(c.tokens); sound.ok()) {
+      StoredSample& record = samples_.Get(c.tid, c.att);
+      if (const Status sound = Sound(worker, record, c); sound.ok()) {
         const std::vector<sample::VersionRun> runs = c.tokens.versions;
-        StoredSample& record = samples_.Get(c.tid, c.att);
         record.tokens.Append(std::move(c.tokens));
+        if (c.logged.valid()) {
+          record.logged = c.logged;
+          record.logged_by = worker;
+          record.files.insert(c.logged.file);
+        }
         if (record.worker == worker) record.with_worker = record.tokens.size();
         // What is said again is joined, over changes of weights, too: each version is to be known.
         for (const auto& [version, tokens] : runs)
@@ -36,15 +41,25 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     }
     if (!c.ended) continue;
     if (ends_.expects(on, c.tid, c.att)) {
-      samples_.Get(c.tid, c.att).tokens.finish = c.end == ChunkEnd::kLength ? sample::Finish::kLength
-                                                 : c.end == ChunkEnd::kStop ? sample::Finish::kStop
-                                                                            : sample::Finish::kEos;
+      samples_.Get(c.tid, c.att).tokens.finish = up::FinishOf(c.end);
       // It holds nothing of it, or something else.
       if (c.end == ChunkEnd::kCancelled || c.end == ChunkEnd::kDataError || c.end == ChunkEnd::kError)
         samples_.Forgotten(c.tid);
     }
     ends_.feed(ChunkFinished{worker, step.slot, c.tid, c.att, c.end, std::move(c.why)});
   }
+}
+
+// Tokens that are here are looked at now, and those in a log when they are read.
+Status TokenIntake::Sound(const WorkerRef& worker, const StoredSample& record,
+                          const up::ChunkDelta& c) const {
+  if (!c.logged.valid() && !record.logged.valid()) return ends_.check(c.tokens);
+  const bool begun_here = record.tokens.size() > 0 && !record.logged.valid();
+  if (!c.logged.valid() || begun_here || !c.tokens.outlined || c.tokens.kind != sample::SegmentKind::kTokens)
+    return InvalidArgument("some of its tokens are in a token log and some are not");
+  if (storage::WriterOf(c.logged.file) != storage::WriterOf(storage::FirstFileOf(worker.inc)))
+    return InvalidArgument("its tokens are said to be in the log of another worker");
+  return c.tokens.CheckShape();
 }
 
 // Whether the delta begins where the record of its attempt ends. One that begins earlier is here already;

@@ -32,6 +32,8 @@ class TokenIntake {
   void Adopt(const WorkerRef& worker, const std::vector<scheduler::event::OfferedChunk>& offered);
 
  private:
+  [[nodiscard]] Status Sound(const WorkerRef& worker, const StoredSample& record,
+                             const up::ChunkDelta& c) const;
   bool Continues(const SlotRef& on, const up::ChunkDelta& delta);
   void AskFor(const SlotRef& on, StoredSample& record);
 

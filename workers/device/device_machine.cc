@@ -78,6 +78,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     return;
   }
   held_.SetKept(work_->OutlivesController());
+  if (work_->LogsTokens()) work_->Say(up::LogsTokens{});
 }
 
 // --- the slot
@@ -178,7 +179,10 @@ void DeviceMachine::On(const down::Resend& c) {
   if (!Mine(c.slot)) return;
   up::StepTokens again;
   again.chunks = held_.From(c.tid, c.att, c.from);
+  std::optional<HeldTokens::Finished> finished;
+  if (!again.chunks.empty()) finished = held_.FinishedBy(again.chunks.back());
   Say(std::move(again));
+  if (finished) work_->Store(*std::move(finished));  // who asks has not heard of the payload
 }
 
 bool DeviceMachine::CanStep() const {
@@ -190,7 +194,7 @@ void DeviceMachine::Step(const std::function<TimePoint()>& now) {
   up::StepTokens tokens = work_->Step();
   bool ended = false;
   for (up::ChunkDelta& c : tokens.chunks) {
-    held_.Say(c);
+    held_.Number(c);
     ended = ended || c.ended;
   }
   Join(std::move(tokens));
@@ -209,7 +213,7 @@ void DeviceMachine::Join(up::StepTokens tokens) {
   for (up::ChunkDelta& c : chunks) {
     const auto [at, first] = unsaid_at_.try_emplace({c.tid, c.att}, unsaid_->chunks.size());
     up::ChunkDelta* before = first ? nullptr : &unsaid_->chunks[at->second];
-    if (before == nullptr || before->ended || c.tokens.kind != sample::SegmentKind::kTokens) {
+    if (before == nullptr || c.tokens.kind != sample::SegmentKind::kTokens) {
       at->second = unsaid_->chunks.size();
       unsaid_->chunks.push_back(std::move(c));
       continue;
@@ -224,7 +228,27 @@ void DeviceMachine::Join(up::StepTokens tokens) {
 void DeviceMachine::SayTokens() {
   if (!unsaid_) return;
   unsaid_at_.clear();
-  Say(*std::exchange(unsaid_, std::nullopt));
+  up::StepTokens tokens = *std::exchange(unsaid_, std::nullopt);
+  if (!Log(tokens.chunks).ok()) {
+    exit_code_ = 3;
+    return;
+  }
+  std::vector<HeldTokens::Finished> finished;
+  for (const up::ChunkDelta& c : tokens.chunks) {
+    held_.Keep(c);
+    if (auto f = held_.FinishedBy(c)) finished.push_back(*std::move(f));
+  }
+  Say(std::move(tokens));
+  for (HeldTokens::Finished& f : finished) work_->Store(std::move(f));
+}
+
+Status DeviceMachine::Log(std::vector<up::ChunkDelta>& chunks) {
+  std::vector<DeviceWork::ToLog> log;
+  for (up::ChunkDelta& c : chunks) {
+    const auto before = held_.LogsAfter(c.tid, c.att);
+    if (before && c.tokens.size() > 0) log.push_back({&c, *before});
+  }
+  return log.empty() ? OkStatus() : work_->Log(log);
 }
 
 // In as many messages as keep each below the limit of its size. What is counted by step goes with the first.

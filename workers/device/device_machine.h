@@ -74,6 +74,18 @@ class DeviceWork {
   [[nodiscard]] virtual bool HasWork() const = 0;
   virtual up::StepTokens Step() = 0;  // requires HasWork()
 
+  // --- the token log of this incarnation (core/storage/token_log.h)
+  [[nodiscard]] virtual bool LogsTokens() const = 0;
+  // One entry for each delta, behind the entry `before`: what is left in the deltas is an outline, and the
+  // place. An error: nothing can be generated here any more.
+  struct ToLog {
+    up::ChunkDelta* delta;  // with tokens
+    storage::TokenPlace before;
+  };
+  virtual Status Log(const std::vector<ToLog>& deltas) = 0;
+  // Writes the payload of the attempt, beside all else, and says Stored.
+  virtual void Store(HeldTokens::Finished finished) = 0;
+
   // --- training. Digests are of the weights of the state that is here then.
   virtual StatusOr<uint64_t> InitState() = 0;
   virtual StatusOr<uint64_t> RestoreState(const down::RestoreState& c) = 0;
@@ -153,6 +165,7 @@ class DeviceMachine {
   bool Begins(SlotId slot, SlotEpoch epoch);
   void Say(up::StepTokens tokens);
   void Join(up::StepTokens tokens);
+  Status Log(std::vector<up::ChunkDelta>& chunks);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad = {});

@@ -53,6 +53,7 @@ class DeviceWorker {
     work_->FinishCheckpoint();
     work_->EndPull();
     work_->LeaveGroup();
+    work_->EndLog();
     heartbeat_.request_stop();
     LogWorkerEnd(*exit_code);
     return *exit_code;

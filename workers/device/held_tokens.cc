@@ -9,14 +9,15 @@ namespace tidepool::workers {
 
 namespace {
 
+using scheduler::event::ChunkEnd;
+
 // So that what is said again fits into messages.
 constexpr int64_t kTokensJoined = 1024;
 
 constexpr int64_t kIdleIds = int64_t{16} << 20;
 
 // A chunk that ended so may be followed by another one of its attempt.
-bool MayGoOn(scheduler::event::ChunkEnd end) {
-  using scheduler::event::ChunkEnd;
+bool MayGoOn(ChunkEnd end) {
   return end != ChunkEnd::kCancelled && end != ChunkEnd::kDataError && end != ChunkEnd::kError;
 }
 
@@ -41,7 +42,12 @@ bool HeldTokens::Complete(down::StartChunk& c) {
   if (c.have == 0) return true;
   Attempt& a = attempts_[{c.tid, c.att}];
   const auto n = static_cast<size_t>(c.have);
-  if (c.have > 0 && n <= a.ids.size() && sample::HashOfIds(a.prompt, a.ids, n) == c.have_hash) {
+  const auto same = [&] {  // one place in one log has one attempt up to there
+    return c.before.valid() ? a.newest == c.before && a.ids.size() == n
+                            : sample::HashOfIds(a.prompt, a.ids, n) == c.have_hash;
+  };
+  if (c.have > 0 && n <= a.ids.size() && same()) {
+    if (c.before.valid()) c.routing_bytes = a.routing_bytes;
     c.prompt = a.prompt;
     c.generated.insert(c.generated.begin(), a.ids.begin(), a.ids.begin() + c.have);
     c.have = 0;
@@ -62,23 +68,59 @@ void HeldTokens::Begin(const down::StartChunk& c) {
                 .whole = c.generated.empty() && !c.tid.is_eval(),
                 .tokens = static_cast<int64_t>(c.generated.size()),
                 .ids = c.generated};
+  // Half of it in the log and half of it not: no later controller is offered that.
+  if (a.logs != c.logs && a.tokens > 0) {
+    a.whole = false;
+    a.deltas.clear();
+  }
   a.prompt = c.prompt;
   a.gid = c.gid;
+  a.logs = c.logs;
+  a.newest = c.before;
+  a.max_new_tokens = c.max_new_tokens;
+  a.routing_bytes = c.routing_bytes;
   if (!a.deltas.empty()) a.deltas.back().ended = false;  // only the last chunk's end is one of the attempt's
 }
 
-void HeldTokens::Say(up::ChunkDelta& delta) {
+void HeldTokens::Number(up::ChunkDelta& delta) {
   const auto it = attempts_.find({delta.tid, delta.att});
   if (it == attempts_.end()) return;
   Attempt& a = it->second;
   delta.from = a.tokens;
   a.tokens += delta.tokens.size();
+  a.routing_bytes += static_cast<int64_t>(delta.tokens.routing.size());
   a.ids.insert(a.ids.end(), delta.tokens.ids.begin(), delta.tokens.ids.end());
+}
+
+std::optional<storage::TokenPlace> HeldTokens::LogsAfter(const SampleId& tid, int32_t att) const {
+  const auto it = attempts_.find({tid, att});
+  if (it == attempts_.end() || !it->second.logs) return std::nullopt;
+  return it->second.newest;
+}
+
+std::optional<HeldTokens::Finished> HeldTokens::FinishedBy(const up::ChunkDelta& delta) const {
+  const auto it = attempts_.find({delta.tid, delta.att});
+  if (it == attempts_.end() || !delta.ended) return std::nullopt;
+  const Attempt& a = it->second;
+  const bool all = delta.end == ChunkEnd::kChunkLimit && a.tokens >= a.max_new_tokens;
+  if (!a.logs || !a.newest.valid() || (!up::EndsSample(delta.end) && !all)) return std::nullopt;
+  return Finished{delta.tid, delta.att, up::FinishOf(delta.end), a.prompt, a.newest};
+}
+
+void HeldTokens::Keep(const up::ChunkDelta& delta) {
+  const auto it = attempts_.find({delta.tid, delta.att});
+  if (it == attempts_.end()) return;
+  Attempt& a = it->second;
+  if (delta.logged.valid()) a.newest = delta.logged;
   if (Keeps(a)) {
     up::ChunkDelta* last = a.deltas.empty() ? nullptr : &a.deltas.back();
+    const auto one_file = [&] {  // who takes them has to know each file that they are in
+      return delta.tokens.size() == 0 || last->tokens.size() == 0 || last->logged.file == delta.logged.file;
+    };
     if (last != nullptr && last->tokens.size() < kTokensJoined && MayBeCut(last->tokens) &&
-        MayBeCut(delta.tokens)) {
+        MayBeCut(delta.tokens) && one_file()) {
       last->tokens.Append(delta.tokens);
+      if (delta.logged.valid()) last->logged = delta.logged;
       last->ended = delta.ended;
       last->end = delta.end;
       last->why = delta.why;
@@ -144,7 +186,7 @@ std::vector<up::ChunkDelta> HeldTokens::From(const SampleId& tid, int32_t att, i
     if (d.from >= from) {
       out.push_back(d);
     } else if (MayBeCut(d.tokens) && d.from + d.tokens.size() >= from) {  // equal: its end may be missing
-      out.push_back({d.tid, d.att, d.tokens.Tail(from - d.from), d.ended, d.end, d.why, from});
+      out.push_back({d.tid, d.att, d.tokens.Tail(from - d.from), d.ended, d.end, d.why, from, d.logged});
     }
   }
   return out;

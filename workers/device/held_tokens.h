@@ -1,11 +1,13 @@
 #pragma once
 // What a device worker has said of each attempt, kept until the controller needs it no more: every delta is
 // given its offset here, and a controller that has not all of them (one that follows another) is sent them
-// again. A token takes 8 to 16 bytes here, plus its routing: deltas are joined, because a delta of one token
-// takes 370. The ids of an attempt stay also where nobody asks for deltas again (4 bytes a token), so that
-// its next chunk need not bring them along. Owned by the device thread.
+// again. A token takes 8 to 16 bytes here, plus its routing, and 4 where it is in the token log: deltas are
+// joined, because a delta of one token takes 370. The ids of an attempt stay also where nobody asks for
+// deltas again (4 bytes a token), so that its next chunk need not bring them along. Owned by the device
+// thread.
 
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -27,8 +29,25 @@ class HeldTokens {
   // A whole chunk begins behind the tokens `generated` of its attempt. What is here of the attempt stays only
   // if it is just those tokens.
   void Begin(const down::StartChunk& c);
-  // Gives the delta its offset, and keeps a copy.
-  void Say(up::ChunkDelta& delta);
+  // Gives the delta its offset.
+  void Number(up::ChunkDelta& delta);
+  // Where the newest tokens of an attempt are that goes into the token log; it has none yet: not valid.
+  [[nodiscard]] std::optional<storage::TokenPlace> LogsAfter(const SampleId& tid, int32_t att) const;
+  // The delta is being said as it is now: keeps a copy.
+  void Keep(const up::ChunkDelta& delta);
+  void Say(up::ChunkDelta& delta) {
+    Number(delta);
+    Keep(delta);
+  }
+  // A logged attempt that has come to an end of its own.
+  struct Finished {
+    SampleId tid;
+    int32_t att = 0;
+    sample::Finish finish = sample::Finish::kEos;
+    std::vector<int32_t> prompt;
+    storage::TokenPlace newest;
+  };
+  [[nodiscard]] std::optional<Finished> FinishedBy(const up::ChunkDelta& delta) const;
   void Drop(const SampleId& tid, int32_t att);
   void Forget(GroupId gid);  // its samples are done
   // Attempts that are here from their first token on; not those of evaluations, which begin again.
@@ -45,6 +64,10 @@ class HeldTokens {
     bool whole = true;                 // the first delta here is that of the first token
     int64_t tokens = 0;                // of the attempt so far
     std::vector<int32_t> prompt, ids;  // ids: of all `tokens`; none where they are not known here
+    bool logs = false;                 // its tokens go into the token log
+    storage::TokenPlace newest;        // there
+    int64_t max_new_tokens = 0;        // of the sample
+    int64_t routing_bytes = 0;
     int64_t counted = 0;     // its part of idle_; 0: a chunk of it is under way, or it has to be kept
     int64_t idle_since = 0;  // chunks that had ended by then
     std::vector<up::ChunkDelta> deltas;  // joined, but for tokens with routing, which cannot be cut

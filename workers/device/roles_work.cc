@@ -74,6 +74,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                            device_.make, welcome.trains);
     stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),
                                            storage::RunPaths(welcome.run_dir).payload());
+    OpenLog(welcome);
     const MutexLock lock(published_mu_);
     published_ = roles_->host_weights();
     if (config_.observe.trace)
@@ -86,7 +87,23 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
   return OkStatus();
 }
 
+void RolesWork::OpenLog(const down::Welcome& welcome) {
+  log_.reset();
+  const auto fs = std::make_shared<RealFileSystem>();
+  if (!storage::HasTokenProof(*fs, storage::RunPaths(welcome.run_dir).tokens(), welcome.token_proof)) return;
+  auto opened = SampleLog::Open(fs, {welcome.run_dir, welcome.run_id, welcome.inc, OutlivesController()},
+                                [this](up::Stored stored) { link_->Send(std::move(stored)); });
+  if (opened.ok()) {
+    log_ = std::move(*opened);
+  } else {  // tokens go to the controller
+    LogWorkerFailure("token_log", opened.status().message());
+  }
+}
+
+Status RolesWork::Log(const std::vector<ToLog>& deltas) { return Told("token_log", log_->Log(deltas)); }
+
 void RolesWork::ForgetAll() {
+  log_.reset();
   FinishCheckpoint();
   EndPull();
   (void)Withdraw();  // who still reads the state after its deadline fails by digest

@@ -29,6 +29,7 @@
 #include "workers/device/memory_plan.h"
 #include "workers/device/pacer.h"
 #include "workers/device/pulse.h"
+#include "workers/device/sample_log.h"
 #include "workers/net/certificates.h"
 #include "workers/net/link.h"
 #include "workers/net/worker_pages.h"
@@ -50,9 +51,10 @@ class RolesWork : public DeviceWork {
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
-  // Before anything else; outlives this.  requires FinishCheckpoint, EndPull and LeaveGroup before the link
-  // ends
+  // Before anything else; outlives this.  requires FinishCheckpoint, EndPull, LeaveGroup and EndLog before
+  // the link ends
   void Use(Link* link) { link_ = link; }
+  void EndLog() { log_.reset(); }
   Pulse& pulse() { return pulse_; }
   WorkerPages& pages() { return pages_; }
   // What is said of a device that had no memory for a computation; `why`: its own words.
@@ -96,6 +98,10 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }
   up::StepTokens Step() override;
 
+  [[nodiscard]] bool LogsTokens() const override { return log_ != nullptr; }
+  Status Log(const std::vector<ToLog>& deltas) override;
+  void Store(HeldTokens::Finished finished) override { log_->Store(std::move(finished)); }
+
   StatusOr<uint64_t> InitState() override;
   StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override;
   StatusOr<uint64_t> FetchState(const down::FetchState& c) override;
@@ -117,6 +123,7 @@ class RolesWork : public DeviceWork {
     ~Operation();
   };
   Operation Begins(const char* name, std::string_view category);
+  void OpenLog(const down::Welcome& welcome);
   // The files of a checkpoint are written: the state may change while they go to the store.
   void AwaitFiles();
   StatusOr<std::string> WriteFiles(const std::string& dir, storage::Staging& staging,
@@ -156,6 +163,7 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<DeviceRoles> roles_;
 
   std::unique_ptr<StoredRows> stored_;            // payloads of the run
+  std::unique_ptr<SampleLog> log_;                // null: the run's folder is not seen here
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
   Mutex published_mu_;
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_

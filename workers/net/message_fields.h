@@ -70,6 +70,11 @@ TP_FIELDS(Publish, slot, v, digest)
 TP_FIELDS(Admit, slot, v)
 }  // namespace tidepool::scheduler::command
 
+namespace tidepool::storage {
+TP_FIELDS(TokenPlace, file, offset)
+TP_FIELDS(PayloadRef, file, offset, bytes, digest)
+}  // namespace tidepool::storage
+
 namespace tidepool::workers {
 
 namespace up {
@@ -84,7 +89,9 @@ TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines
              TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed)
                  v("waits_for", r.waits_for, kNames);
              v("pages", r.pages, kWords);)
-TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
+TP_FIELDS(LogsTokens)
+TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); TP_EACH(from, logged))
+TP_FIELDS_BY(Stored, TP_EACH(tid, att, ref) v("error", r.error, kWords);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))
 TP_FIELDS_BY(EnvStepped,
@@ -102,11 +109,11 @@ namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
-                     operator_digest))
+                     operator_digest, token_proof))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
-TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, prompt, generated, chunk_tokens,
-          max_new_tokens, greedy, starts, environment, environment_token, routing_bytes)
+TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, before, prompt, generated,
+          chunk_tokens, max_new_tokens, greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
 TP_FIELDS(Grade, tid, att, input, attempt)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)

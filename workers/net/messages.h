@@ -17,6 +17,8 @@
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
 #include "core/storage/manifest_file.h"
+#include "core/storage/payload.h"
+#include "core/storage/token_log.h"
 #include "core/tasks/reward.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
@@ -73,22 +75,41 @@ struct Heartbeat {
   std::vector<Unreachable> waits_for;  // what keeps it from its work
   std::string pages;                   // address of its pages (watch_pages.h); empty: it shows none
 };
+// The first message of a device worker that writes into the run's folder (Welcome::token_proof).
+struct LogsTokens {};
 // What engine steps made of an attempt.
 struct ChunkDelta {
   SampleId tid;
   int32_t att = 0;
-  TokenRecord tokens;
+  TokenRecord tokens;  // an outline, where they are in a token log
   bool ended = false;
   event::ChunkEnd end = event::ChunkEnd::kEos;  // where it has ended
   std::string why;
-  int64_t from = 0;  // tokens of the attempt that go before these
+  int64_t from = 0;            // tokens of the attempt that go before these
+  storage::TokenPlace logged;  // of the newest entry of the attempt; not valid: `tokens` has them
 };
+// Ends of a sample: of its own, not of a chunk.
+constexpr bool EndsSample(event::ChunkEnd end) {
+  return end == event::ChunkEnd::kEos || end == event::ChunkEnd::kStop || end == event::ChunkEnd::kLength;
+}
+constexpr sample::Finish FinishOf(event::ChunkEnd end) {
+  return end == event::ChunkEnd::kLength ? sample::Finish::kLength
+         : end == event::ChunkEnd::kStop ? sample::Finish::kStop
+                                         : sample::Finish::kEos;
+}
 struct StepTokens {
   SlotId slot;
   std::vector<ChunkDelta> chunks;
   double step_s = 0;    // of all steps together
   double kv_usage = 0;  // the largest, as are the next two
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
+};
+// A logged attempt that has ended is a payload file's, or cannot be.
+struct Stored {
+  SampleId tid;
+  int32_t att = 0;
+  storage::PayloadRef ref;
+  std::string error;
 };
 struct Graded : event::Graded {
   double seconds = 0;
@@ -146,7 +167,7 @@ using FromWorkerBody =
     std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
-                 up::EnvStepped, up::Offer, up::Pulled>;
+                 up::EnvStepped, up::Offer, up::Pulled, up::LogsTokens, up::Stored>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken
@@ -178,6 +199,7 @@ struct Welcome {
   int64_t run_clock_ns = 0;     // the run's clock when this was sent, for one time line of traces
   bool trains = true;           // whether a slot of this worker may ever hold the actor's role
   std::string operator_digest;  // SHA-256 of the token that its pages are read with
+  std::string token_proof;      // who reads it in tokens/ may write there and into payload/; empty: nobody
 };
 struct Refuse {
   std::string why;
@@ -192,9 +214,14 @@ struct StartChunk {
   GroupId gid;
   Version version;
   // Where `have` is above 0, the prompt and so many tokens of the response are with the worker, from a chunk
-  // of before, and are not sent again (HeldTokens::Complete); have_hash: sample::HashOfIds of them.
+  // of before, and are not sent again (HeldTokens::Complete); have_hash: sample::HashOfIds of them, where
+  // they are not in a token log.
   int64_t have = 0;
   uint64_t have_hash = 0;
+  // The tokens of this attempt go into the worker's token log, and its payload is written there when it has
+  // ended. before: the entry that has the last of `generated`.
+  bool logs = false;
+  storage::TokenPlace before;
   std::vector<int32_t> prompt, generated;
   int64_t chunk_tokens = 0;    // at most so many new tokens now
   int64_t max_new_tokens = 0;  // of the sample

@@ -34,7 +34,7 @@ struct Encoder : FieldWriter<Encoder> {
   template <typename T>
   void Put(const T& x) {
     if constexpr (std::same_as<T, sample::Segment>) {  // nothing new: no bytes
-      PutString(out, x.ids.empty() && x.fragment.empty() ? "" : sample::Encode(x));
+      PutString(out, x.size() == 0 && x.fragment.empty() ? "" : sample::Encode(x));
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
       const auto bytes = sample::Encode(x);
       TP_CHECK(bytes.ok()) << bytes.status().message();

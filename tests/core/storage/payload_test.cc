@@ -150,11 +150,32 @@ TEST(PayloadTest, OldFilesGoWholeAndTheNewestStays) {
                     ->Append(Trajectory{.tid = {i, 0, 0},
                                         .prompt = sample::PromptSegment({1, 2, 3, 4, 5, 6, 7, 8, 9, 10})})
                     .ok());
-  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", 2), 2);
+  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", {{0, 2}}), 2);
   EXPECT_THAT(*fs.List("payload"), testing::Not(testing::Contains("0001.tpp")));
   EXPECT_TRUE(fs.Exists("payload/0002.tpp"));
-  EXPECT_TRUE(DeletePayloadFilesBelow(fs, "payload", 1000).ok());
+  EXPECT_TRUE(DeletePayloadFilesBelow(fs, "payload", {{0, 1000}}).ok());
   EXPECT_EQ(fs.List("payload")->size(), 1U) << "numbers are not given out again";
+}
+
+TEST(PayloadTest, EachWriterHasFilesOfItsOwnAndLosesThoseThatNobodyNeeds) {
+  MemoryFileSystem fs;
+  const int64_t mine = FirstFileOf(Incarnation{3}), gone = FirstFileOf(Incarnation{2});
+  for (const int64_t first : {kControllerFiles, mine, gone, mine}) {
+    auto writer = PayloadWriter::Open(fs, "payload", "run-1", 50, first);
+    for (int i = 0; i < 2; ++i) {
+      const auto ref =
+          (*writer)->Append(Trajectory{.tid = {i, 0, 0}, .prompt = sample::PromptSegment({1, 2, 3})});
+      EXPECT_EQ(WriterOf(ref->file), WriterOf(first));
+    }
+  }
+  FirstFiles needed;
+  AddFile(needed, 1);
+  AddFile(needed, mine + 3);
+  AddFile(needed, mine + 1);
+  EXPECT_EQ(*FirstPayloadFiles(fs, "payload"),
+            (FirstFiles{{0, 0}, {WriterOf(mine), mine}, {WriterOf(gone), gone}}));
+  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", needed), 1 + 1 + 2);
+  EXPECT_EQ(*FirstPayloadFiles(fs, "payload"), (FirstFiles{{0, 1}, {WriterOf(mine), mine + 1}}));
 }
 
 TEST(PayloadTest, ANumberThatTheJournalNamesIsNotGivenOutAgainWhenItsFileIsGone) {

@@ -94,6 +94,8 @@ class Sim {
       if (controller_ != nullptr && life == network_.life) controller_->Exited(place, process);
     };
     world_.bad_load = world_.bad_step = 0.02;
+    world_.logs_share = 0.7;
+    world_.bad_payload = world_.lost_tokens = 0.02;
   }
   ~Sim() { network_.EndAll(); }
 
@@ -103,7 +105,10 @@ class Sim {
     if (!job_.fleet.launch_workers) StartByHand();
     Fault();
     while (network_.now < heal_at_ + FromSeconds(300) && network_.RunOne()) {
-      if (network_.now > heal_at_) world_.bad_load = world_.bad_step = world_.bad_turn = 0;
+      if (network_.now > heal_at_) {
+        world_.bad_load = world_.bad_step = world_.bad_turn = 0;
+        world_.bad_payload = world_.lost_tokens = 0;
+      }
       if (controller_ == nullptr) continue;
       if (!controller_->wrong.empty())
         return "at " + std::to_string(Seconds(network_.now.since_start)) + " s: " + controller_->wrong;
@@ -112,8 +117,10 @@ class Sim {
     return "after the network healed the job did not come to an end: " +
            (controller_ == nullptr ? "no controller" : controller_->Describe());
   }
-  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0, left_out = 0;
+  int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0, left_out = 0,
+          begun_again = 0;
   bool done = false;
+  [[nodiscard]] const ModelWorld& world() const { return world_; }
   [[nodiscard]] int64_t turns() const { return world_.turns; }
   [[nodiscard]] const SimNetwork& network() const { return network_; }
 
@@ -139,7 +146,11 @@ class Sim {
     if (world_.bad_row > 0) {
       for (const JournalEntry& entry : files_.journal) {
         const auto* drop = std::get_if<record::Drop>(&entry.record);
-        if (drop != nullptr && drop->reason == DropReason::kDataInvalid &&
+        // The record that names it follows, and a controller may die between the two.
+        bool bad = false;
+        for (int32_t k = 0; drop != nullptr && k < job_.batch.group_size; ++k)
+          bad = bad || world_.IsBad({drop->tid.ordinal, drop->tid.issue, k});
+        if (drop != nullptr && drop->reason == DropReason::kDataInvalid && !bad &&
             !named.contains(scheduler::KeyOf(drop->tid)))
           return ToString(drop->tid) + " is dropped for the sake of others of its batch";
       }
@@ -162,6 +173,7 @@ class Sim {
     asked_again += controller_->asked_again;
     behind_gap += controller_->behind_gap;
     left_out += controller_->left_out;
+    begun_again += controller_->begun_again;
   }
   void StartController() {
     network_.BeginLife(++lives);
@@ -260,7 +272,8 @@ class Sim {
 
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
-          behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0;
+          behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0, logged = 0,
+          read = 0, begun_again = 0;
   std::map<std::string, int64_t> closed;
 };
 
@@ -284,6 +297,8 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     for (const auto& [why, times] : sim.network().closed) seen.closed[why] += times;
     seen.done += sim.done ? 1 : 0;
     seen.bad_rows += sim.bad_rows;
+    seen.logged += sim.world().logged, seen.read += sim.world().read;
+    seen.begun_again += sim.begun_again;
   }
   // A simulation in which nothing happens proves nothing.
   const auto n = static_cast<int64_t>(seeds);
@@ -301,6 +316,9 @@ TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   EXPECT_GT(seen.behind_gap, kSeeds / 50);
   EXPECT_GT(seen.left_out, kSeeds);
   EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
+  EXPECT_GT(seen.logged, 100 * kSeeds);
+  EXPECT_GT(seen.read, kSeeds);
+  EXPECT_GT(seen.begun_again, kSeeds / 20);
   EXPECT_GT(seen.fenced, kSeeds / 20);
   EXPECT_GT(seen.refused, 0);
   EXPECT_GT(seen.strangers, kSeeds);

@@ -39,6 +39,40 @@ struct ModelWorld {
   // Everything that was generated for an attempt, up to any of its ends, where it is to be remembered.
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
   bool remembers = true;
+  // Token logs of all workers: entries in their order, and the payloads that were made of them.
+  struct Logged {
+    std::pair<SampleId, int32_t> of;
+    int64_t from = 0;
+    storage::TokenPlace before;
+    sample::Segment tokens;
+  };
+  std::map<int64_t, std::vector<Logged>> logs;                        // by file
+  std::map<std::pair<int64_t, int64_t>, sample::Trajectory> payload;  // by file and offset
+  double logs_share = 0;   // of processes that see the run's folder
+  double bad_payload = 0;  // chance that one cannot be written by its worker
+  double lost_tokens = 0;  // chance that an attempt cannot be read
+  int64_t logged = 0, read = 0;
+  StatusOr<storage::TokenChain> Chain(const SampleId& tid, int32_t att, storage::TokenPlace at) {
+    sample::Trajectory joined;
+    std::vector<sample::Segment> back;
+    storage::TokenChain chain;
+    int64_t from = -1;
+    while (from != 0) {
+      const auto file = logs.find(at.file);
+      if (file == logs.end() || at.offset >= static_cast<int64_t>(file->second.size()))
+        return NotFound("no log");
+      const Logged& entry = file->second[static_cast<size_t>(at.offset)];
+      if (entry.of != std::pair(tid, att) || (from >= 0 && entry.from + entry.tokens.size() != from))
+        return DataLoss("the log has other tokens there");
+      chain.files.insert(at.file);
+      back.push_back(entry.tokens);
+      from = entry.from;
+      at = entry.before;
+    }
+    for (auto it = back.rbegin(); it != back.rend(); ++it) joined.Append(*it);
+    chain.segments = joined.segments;
+    return chain;
+  }
   int64_t vocabulary = 1 << 30;  // of a job without words
   std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step, Incarnation reader,
                                                 int64_t rank)>
@@ -75,9 +109,35 @@ class ModelDevice : public DeviceWork {
   void Begin(int64_t ctl_epoch) override { on_begin(ctl_epoch); }
   void Say(FromWorkerBody message) override { on_say(std::move(message)); }
 
-  Status Welcomed(const down::Welcome& welcome, bool) override {
+  Status Welcomed(const down::Welcome& welcome, bool anew) override {
     inc_ = welcome.inc;
+    if (anew) logs_ = world_->words == nullptr && rng_.Chance(world_->logs_share);
     return OkStatus();
+  }
+  [[nodiscard]] bool LogsTokens() const override { return logs_; }
+  Status Log(const std::vector<ToLog>& deltas) override {
+    const int64_t file = storage::FirstFileOf(inc_);
+    for (const auto& [delta, before] : deltas) {
+      auto& entries = world_->logs[file];
+      entries.push_back({{delta->tid, delta->att}, delta->from, before, delta->tokens});
+      delta->tokens = delta->tokens.Outline();
+      delta->logged = {file, static_cast<int64_t>(entries.size()) - 1};
+      ++world_->logged;
+    }
+    return OkStatus();
+  }
+  void Store(HeldTokens::Finished f) override {
+    up::Stored stored{f.tid, f.att, {}, ""};
+    auto chain = world_->Chain(f.tid, f.att, f.newest);
+    if (!chain.ok() || rng_.Chance(world_->bad_payload)) {
+      stored.error = chain.ok() ? "the disk is full" : chain.status().message();
+    } else {
+      sample::Trajectory t{.tid = f.tid, .att = f.att, .finish = f.finish, .segments = chain->segments};
+      t.prompt = sample::PromptSegment(std::move(f.prompt));
+      stored.ref = {storage::FirstFileOf(inc_), ++payloads_, t.size(), sample::Digest(t)};
+      world_->payload[{stored.ref.file, stored.ref.offset}] = std::move(t);
+    }
+    Say(std::move(stored));
   }
   [[nodiscard]] bool OutlivesController() const override { return outlives; }
   void FinishCheckpoint() override {}
@@ -299,6 +359,8 @@ class ModelDevice : public DeviceWork {
   Rng rng_;
   Incarnation inc_;
   bool rollout_ = false;
+  bool logs_ = false;     // tokens, in the run's folder
+  int64_t payloads_ = 0;  // that it wrote there
   uint64_t weights_ = 0;  // 0: torn
   Version version_;
   StepNumber state_step_;

@@ -30,6 +30,36 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                                ++asked_again;
                                Send(w, std::move(what));
                              }}) {
+  logged_ = std::make_unique<LoggedSamples>(
+      samples_, LoggedSamples::Ends{
+                    .read =
+                        [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+                          ++world_->read;
+                          Later(0.01, [this, a, then = std::move(then)] {
+                            then(network_->rng.Chance(world_->lost_tokens)
+                                     ? LoggedSamples::Chain(DataLoss("a bad disk"))
+                                     : world_->Chain(a.tid, a.att, a.newest));
+                          });
+                        },
+                    .send = [this](const WorkerRef& w, down::StartChunk m) { SendChunk(w, std::move(m)); },
+                    .store =
+                        [this](const LoggedAttempt& a) {
+                          Later(0.01, [this, a] {
+                            auto chain = world_->Chain(a.tid, a.att, a.newest);
+                            if (!chain.ok() || network_->rng.Chance(world_->lost_tokens))
+                              return Feed(ev::TokensLost{a.tid, a.att, "a bad disk"});
+                            StoreHere({.tid = a.tid,
+                                       .att = a.att,
+                                       .finish = a.finish,
+                                       .prompt = a.prompt,
+                                       .segments = std::move(chain->segments)});
+                          });
+                        },
+                    .grade = [this](const cmd::Grade& c) { SendGrade(c); },
+                    .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
+                    .warn = [](const std::string&) {}});
+  for (const JournalEntry& entry : files->journal) logged_->Remember(entry.record);
+  if (!network->outlives) logged_->BeginAlone();
   auto created = scheduler::Controller::Create(options, files->journal);
   TP_CHECK(created.ok()) << created.status().ToString();
   controller_ = std::move(*created);
@@ -148,6 +178,7 @@ std::string SimController::Describe() const {
 
 void SimController::Feed(scheduler::Event event) {
   const TimePoint now = Now();
+  begun_again += std::holds_alternative<ev::TokensLost>(event) ? 1 : 0;
   for (scheduler::Command& c : controller_->Handle(event, now)) {
     if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) places_->Decided(*welcome);
     effects_->Add(std::move(c), now);
@@ -234,6 +265,10 @@ void SimController::OnMessage(Attachments::Message& e) {
               ++behind_gap;
           }
           intake_.Take(worker, b);
+        } else if constexpr (std::is_same_v<B, up::LogsTokens>) {
+          logged_->Logs(worker);
+        } else if constexpr (std::is_same_v<B, up::Stored>) {
+          logged_->Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
           feed(ev::Heartbeat{{}, {}, std::move(b.op), b.op_seq});
         } else if constexpr (std::is_same_v<B, up::Graded>) {
@@ -287,6 +322,55 @@ StatusOr<sample::Trajectory> SimController::Recorded(const SampleId& tid) {
   return it->second;
 }
 
+// What a worker wrote is in the run's folder before ENQ names it.
+void SimController::FeedStored(scheduler::Event event) {
+  if (const auto* stored = std::get_if<ev::PayloadStored>(&event)) {
+    const auto written = world_->payload.find({stored->file, stored->offset});
+    if (written == world_->payload.end()) {
+      Wrong("a payload that nobody wrote");
+    } else {
+      CheckMade(written->second);
+      if (written->second.size() != stored->response_len) Wrong("a payload of another length");
+      files_->payload[{stored->tid, stored->att}] = written->second;
+    }
+  }
+  Feed(std::move(event));
+}
+
+void SimController::StoreHere(const sample::Trajectory& t) {
+  CheckMade(t);
+  files_->payload[{t.tid, t.att}] = t;
+  ev::PayloadStored stored{t.tid, t.att, t.prompt_size(), t.size(), sample::Digest(t), 0, 0, t.size(), {}};
+  for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
+  Feed(std::move(stored));
+  logged_->Stored(t.tid);
+}
+
+void SimController::CheckMade(const sample::Trajectory& t) {
+  std::vector<int32_t> said = t.Ids();  // up to the last word of the policy
+  if (!t.segments.empty() && t.segments.back().kind == sample::SegmentKind::kObservation)
+    said.resize(said.size() - t.segments.back().ids.size());
+  if (!world_->made[{t.tid, t.att}].contains(said))
+    Wrong("what is stored of " + ToString(t.tid) + " is not what a worker generated");
+}
+
+void SimController::SendChunk(const WorkerRef& worker, down::StartChunk m) {
+  const StoredSample* s = samples_.Find(m.tid);
+  if (s != nullptr && s->tokens.att == m.att &&
+      m.have + static_cast<int64_t>(m.generated.size()) != s->tokens.size())
+    Wrong(ToString(m.tid) + " is given out with another number of tokens than there are");
+  left_out += m.have;
+  Send(worker, std::move(m));
+}
+
+void SimController::SendGrade(const cmd::Grade& c) {
+  down::Grade m;
+  m.tid = c.tid;
+  m.att = c.att;
+  m.attempt = c.attempt;
+  Send(c.grader, std::move(m));
+}
+
 // --- commands
 
 struct SimController::Do {
@@ -296,7 +380,7 @@ struct SimController::Do {
   requires kToWorker<C>
   void operator()(const C& c) { s.Send(c.worker, c); }
 
-  void operator()(const cmd::Append&) {}
+  void operator()(const cmd::Append& c) { s.logged_->Remember(c.record); }
   void operator()(const cmd::StartWorker& c) {
     const int64_t place = c.worker.value;
     s.Later(Seconds(c.delay) + 0.1 + s.network_->rng.Uniform(), [&s = s, place] {
@@ -326,14 +410,12 @@ struct SimController::Do {
     s.EnsureRow(c.tid);
     if (s.turns_ != nullptr && !s.turns_->CheckPrefix(s.samples_.Get(c.tid, c.att)).ok())
       s.Wrong("the record of " + ToString(c.tid) + " is not what was said");
-    down::StartChunk m = s.samples_.StartMessage(c);
-    if (m.have + static_cast<int64_t>(m.generated.size()) != c.generated)
+    if (s.samples_.Get(c.tid, c.att).tokens.size() != c.generated)
       s.Wrong(ToString(c.tid) + " has another number of tokens than the scheduler thinks");
-    m.greedy = c.tid.is_eval();
-    s.left_out += m.have;
-    s.Send(c.worker, std::move(m));
+    s.logged_->Start(c, c.tid.is_eval());
   }
   void operator()(const cmd::CancelChunk& c) {
+    s.logged_->Cancel(c.tid, c.att);
     s.samples_.Forgotten(c.tid);
     s.Send(c.worker, c);
   }
@@ -343,22 +425,12 @@ struct SimController::Do {
   }
   void operator()(const cmd::StorePayload& c) {
     s.EnsureRow(c.tid);
-    const sample::Trajectory t = s.samples_.Finished(c.tid);
-    std::vector<int32_t> said = t.Ids();  // up to the last word of the policy
-    if (!t.segments.empty() && t.segments.back().kind == sample::SegmentKind::kObservation)
-      said.resize(said.size() - t.segments.back().ids.size());
-    if (!s.world_->made[{c.tid, c.att}].contains(said))
-      s.Wrong("what is stored of " + ToString(c.tid) + " is not what a worker generated");
-    s.Later(0.005, [&s = s, t] {
-      s.files_->payload[{t.tid, t.att}] = t;
-      ev::PayloadStored stored{t.tid, t.att, t.prompt_size(), t.size(), sample::Digest(t),
-                               0,     0,     t.size(),        {}};
-      for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
-      s.Feed(std::move(stored));
-    });
+    if (s.logged_->Store(c, s.Now())) return;
+    s.Later(0.005, [&s = s, t = s.samples_.Finished(c.tid)] { s.StoreHere(t); });
   }
   void operator()(const cmd::DiscardTokens& c) {
     s.samples_.Discard(c.tid);
+    s.logged_->Forget(c.tid);
     if (s.turns_ != nullptr) s.turns_->Forget(c.tid);
   }
   void operator()(const cmd::EnvStep& c) {
@@ -378,11 +450,7 @@ struct SimController::Do {
   }
   void operator()(const cmd::AppendObservation& c) { s.turns_->Append(c); }
   void operator()(const cmd::Grade& c) {
-    down::Grade m;
-    m.tid = c.tid;
-    m.att = c.att;
-    m.attempt = c.attempt;
-    s.Send(c.grader, std::move(m));
+    if (!s.logged_->Grade(c)) s.SendGrade(c);
   }
   void operator()(const cmd::RestoreState& c) {
     s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});

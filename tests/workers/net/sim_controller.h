@@ -15,6 +15,7 @@
 #include "scheduler/controller.h"
 #include "tests/workers/net/sim_network.h"
 #include "workers/controller/effects.h"
+#include "workers/controller/logged_samples.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/step_rows.h"
 #include "workers/controller/token_intake.h"
@@ -45,7 +46,8 @@ class SimController {
   std::optional<int> exit_code;
   std::string why, wrong;  // the first thing that may not happen
   int64_t adopted = 0, asked_again = 0, behind_gap = 0;
-  int64_t left_out = 0;  // tokens of chunks that their worker had still
+  int64_t begun_again = 0;  // samples, because their tokens were lost
+  int64_t left_out = 0;     // tokens of chunks that their worker had still
   [[nodiscard]] std::string Describe() const;
 
  private:
@@ -61,6 +63,11 @@ class SimController {
   void OnAttachment(Attachments::Event& event);
   void OnMessage(Attachments::Message& e);
   void EnsureRow(const SampleId& tid);
+  void FeedStored(scheduler::Event event);
+  void StoreHere(const sample::Trajectory& t);
+  void CheckMade(const sample::Trajectory& t);
+  void SendChunk(const WorkerRef& worker, down::StartChunk m);
+  void SendGrade(const scheduler::command::Grade& c);
   StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
@@ -84,6 +91,7 @@ class SimController {
   std::unique_ptr<WorkerPlaces> places_;
   SampleStore samples_;
   TokenIntake intake_;
+  std::unique_ptr<LoggedSamples> logged_;
   std::unique_ptr<Turns> turns_;  // of a job of episodes
   std::unique_ptr<Effects> effects_;
   std::deque<std::vector<JournalEntry>> unwritten_;

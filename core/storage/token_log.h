@@ -1,0 +1,88 @@
+#pragma once
+// Token logs: what an engine samples, from the moment it is said until the sample is a payload (payload.h).
+// The process that samples writes, so that tokens are in files when it is killed and need not pass through
+// the controller, which knows lengths, versions and places.
+//
+// Folder `tokens/`, readable by the owner only. Files are numbered like those of payload/. Little-endian.
+//   header  magic "TPTOKS\r\n" | schema u32 = 1 | file u64 | run id {u32, bytes}
+//   entry   bytes u32 (of all that follows) | tid {i64, i32, i32} | att i32 | from i64 | before {file i64,
+//           offset i64} | a segment (core/sample/codec.h) | Hash64 u64 of all that is before it
+//
+// `from`: tokens of the attempt that go before the segment; `before`: the entry that has the last of them, in
+// whichever file, none where `from` is 0. So an attempt is the chain that ends at its newest entry.
+//
+// `proof`, in the same folder, is a random word of the run: a worker that reads there what its controller
+// names sees the run's own folder, and not another one at the same path.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/file_system.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/sample/trajectory.h"
+
+namespace tidepool::storage {
+
+// Of the newest entry of an attempt.
+struct TokenPlace {
+  int64_t file = -1, offset = 0;
+  [[nodiscard]] bool valid() const { return file >= 0; }
+  friend bool operator==(const TokenPlace&, const TokenPlace&) = default;
+};
+
+struct LoggedTokens {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t from = 0;
+  TokenPlace before;
+  sample::Segment tokens;
+};
+
+// Not thread-safe.
+class TokenLogWriter {
+ public:
+  // Makes `dir` if need be. Begins with file `first`, which must not be there, at the first Append.
+  static StatusOr<std::unique_ptr<TokenLogWriter>> Open(FileSystem& fs, const std::string& dir,
+                                                        const std::string& run_id, int64_t first,
+                                                        int64_t file_bytes = int64_t{64} << 20);
+  // Writes all of them at once (safe from the death of this process) and says where each is. An error is
+  // final.
+  StatusOr<std::vector<TokenPlace>> Append(const std::vector<LoggedTokens>& entries);
+
+ private:
+  TokenLogWriter(FileSystem& fs, std::string dir, std::string run_id, int64_t first, int64_t file_bytes)
+      : fs_(fs), dir_(std::move(dir)), run_id_(std::move(run_id)), next_(first), file_bytes_(file_bytes) {}
+
+  FileSystem& fs_;
+  const std::string dir_, run_id_;
+  int64_t next_;  // number of the file that comes after file_
+  const int64_t file_bytes_;
+  std::unique_ptr<WritableFile> file_;
+  Status broken_;
+};
+
+// An attempt, and the files that its chain lies in.
+struct TokenChain {
+  std::vector<sample::Segment> segments;  // joined where they are of one kind
+  std::set<int64_t> files;
+};
+// All of the attempt up to the entry at `newest`.  kNotFound, kDataLoss: it is not there whole.
+StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
+                                    const TokenPlace& newest);
+
+// Deletes the files that are in no attempt under way: all but those in `used`, and those of a writer in
+// `writing` (WriterOf) from the number there on. kNotFound is no error: there is no folder.
+Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<int64_t>& used,
+                        const std::map<int64_t, int64_t>& writing);
+
+// The run's word; made where there is none yet.
+StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::string& dir);
+bool HasTokenProof(FileSystem& fs, const std::string& dir, const std::string& proof);
+
+}  // namespace tidepool::storage

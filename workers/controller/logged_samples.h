@@ -1,0 +1,109 @@
+#pragma once
+// Samples whose tokens are in the token log of the worker that makes them (core/storage/token_log.h): the
+// controller has outlines of them and where their newest tokens are. The worker also writes the payload, when
+// the sample has ended. What the controller does about these samples is here: it gives their chunks out, to
+// another worker with the tokens read from the log, waits for the payload, and writes it itself where the
+// worker is gone or says nothing. The controller process and the simulated network run this very class. Owned
+// by the controller's loop.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/base/time.h"
+#include "core/storage/payload.h"
+#include "core/storage/token_log.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "workers/controller/sample_store.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+// An attempt that is whole in token logs.
+struct LoggedAttempt {
+  SampleId tid;
+  int32_t att = 0;
+  sample::Finish finish = sample::Finish::kEos;
+  std::shared_ptr<const sample::Segment> prompt;
+  storage::TokenPlace newest;
+};
+
+class LoggedSamples {
+ public:
+  using Chain = StatusOr<storage::TokenChain>;
+  struct Ends {
+    // Reads it and calls `then` on the loop, later.
+    std::function<void(const LoggedAttempt&, std::function<void(Chain)> then)> read;
+    std::function<void(const WorkerRef&, down::StartChunk)> send;
+    // Writes the payload here: Stored(sample) is called when that is known, or the scheduler told TokensLost.
+    std::function<void(LoggedAttempt)> store;
+    std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
+    std::function<void(scheduler::Event)> feed;
+    std::function<void(const std::string&)> warn;
+  };
+  LoggedSamples(SampleStore& samples, Ends ends) : samples_(samples), ends_(std::move(ends)) {}
+
+  // --- workers
+  // Of every record, also those of earlier lives.
+  void Remember(const JournalRecord& r);
+  // Of earlier lives nobody is left.
+  void BeginAlone() { alive_.clear(); }
+  void Logs(const WorkerRef& worker) { logs_.insert(worker); }
+  void Take(const WorkerRef& worker, const up::Stored& stored);
+  // What takes too long at its worker is done here.
+  void Tick(TimePoint now);
+
+  // --- what the scheduler wants
+  // requires the sample's row in the store
+  void Start(const scheduler::command::StartChunk& c, bool greedy);
+  void Cancel(const SampleId& tid, int32_t att);
+  // False: it is not logged.
+  bool Store(const scheduler::command::StorePayload& c, TimePoint now);
+  // The grade waits until the payload can be read. False: it need not.
+  bool Grade(const scheduler::command::Grade& c);
+  void Stored(const SampleId& tid);  // its payload, by whoever wrote it; the scheduler knows
+  void Forget(const SampleId& tid);
+
+  // --- files that are to stay
+  void AddPayloadFiles(storage::FirstFiles& needed) const;
+  struct TokenFiles {
+    std::set<int64_t> used;
+    std::map<int64_t, int64_t> writing;  // as DeleteTokenFiles
+  };
+  [[nodiscard]] TokenFiles InUse() const;
+
+  static constexpr Duration kPatience = std::chrono::seconds(20);  // with the disk of a worker
+
+ private:
+  struct Waiting {
+    int32_t att = 0;
+    TimePoint since;
+    bool here = false;  // it is written by the controller
+  };
+  void Send(const scheduler::command::StartChunk& c, bool greedy, bool logs,
+            const std::vector<sample::Segment>* read);
+  void StoreHere(const SampleId& tid, Waiting& waiting);
+  void FeedStored(const SampleId& tid);
+  [[nodiscard]] LoggedAttempt AttemptOf(const StoredSample& s) const;
+
+  SampleStore& samples_;
+  const Ends ends_;
+  std::set<WorkerRef> logs_;
+  std::map<Incarnation, WorkerRef> alive_;     // devices that joined and were not fenced
+  std::map<int64_t, int64_t> newest_payload_;  // files that workers named, by WriterOf
+  std::vector<std::pair<WorkerRef, std::pair<SampleId, int32_t>>> reading_;  // of chunks that wait for it
+  std::map<SampleId, Waiting> storing_;  // the scheduler wants their payload
+  std::map<SampleId, scheduler::command::Grade> grades_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,49 @@
+#pragma once
+// What this incarnation of a device worker writes into the run's folder: the tokens of the samples that it
+// works on (core/storage/token_log.h), and the payloads of those that have ended here
+// (core/storage/payload.h). One thread calls. Tokens are written by it: they are in the page cache before
+// anybody hears of them, and no disk is waited for. Payloads are read together and written by a thread of
+// their own.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/disk_thread.h"
+#include "core/base/file_system.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/storage/token_log.h"
+#include "workers/device/device_machine.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+class SampleLog {
+ public:
+  struct Options {
+    std::string run_dir, run_id;
+    Incarnation inc;
+    // A payload is on the disk before it is said to be stored. Else the page cache is enough, as in
+    // workers/controller/run_storage.h: nothing of the run outlives the machine.
+    bool sync = true;
+  };
+  // `say`: called by another thread while this object is there.
+  static StatusOr<std::unique_ptr<SampleLog>> Open(std::shared_ptr<FileSystem> fs, const Options& options,
+                                                   std::function<void(up::Stored)> say);
+  ~SampleLog();  // what waits is written, for at most DiskThread::kPatience
+  SampleLog(const SampleLog&) = delete;
+  SampleLog& operator=(const SampleLog&) = delete;
+  Status Log(const std::vector<DeviceWork::ToLog>& deltas);
+  void Store(HeldTokens::Finished finished);
+
+ private:
+  struct State;
+  explicit SampleLog(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<State> state_;  // the disk's thread has it too, which may hang
+  DiskThread disk_;
+};
+
+}  // namespace tidepool::workers
