@@ -157,10 +157,12 @@ class PayloadTest(RunTest):
     def test_files_that_no_checkpoint_needs_are_deleted(self):
         args = ["train.steps=8", "checkpoint.every_steps=1", "checkpoint.keep=2"]
         self.killed_at(2, *args)
-        self.assertTrue(self.path("payload", "0000.tpp").exists())
+        first = set(self.path("payload").iterdir())
+        self.assertTrue(first)
         self.assert_done(self.train(CONFIG, *args, "--resume"))
-        self.assertFalse(self.path("payload", "0000.tpp").exists())
-        self.assertTrue(self.path("payload", "0001.tpp").exists())
+        left = set(self.path("payload").iterdir())
+        self.assertFalse(first & left)
+        self.assertTrue(left)
         rows = self.verdict()["payload_rows"]
         self.assertGreater(rows["pruned"], 0)
         self.assertGreater(rows["proven"], 0)

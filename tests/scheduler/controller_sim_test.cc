@@ -542,6 +542,41 @@ TEST(ControllerSimTest, RowsThatTheTrainersNameTakeTheirGroupsAlone) {
   }
 }
 
+TEST(ControllerSimTest, SamplesWhoseTokensAreLostBeginAgainAndNothingElseDoes) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 3), .seed = 5, .faults = {}};
+  o.controller.steps = 12;
+  o.faults.lost_tokens = 0.1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  int64_t again = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    EXPECT_FALSE(std::holds_alternative<record::Drop>(e.record) ||
+                 std::holds_alternative<record::Fault>(e.record));
+    const auto* issue = std::get_if<record::Issue>(&e.record);
+    if (issue != nullptr && issue->att > 0) ++again;
+  }
+  EXPECT_GT(again, 10);
+  EXPECT_EQ(std::ranges::count_if(
+                cluster.warnings(),
+                [](const std::string& line) { return line.ends_with("its tokens are lost: sim"); }),
+            again);
+  ExpectProven(cluster);
+}
+
+// Nothing that is generated can be kept: generating goes on for nobody.
+TEST(ControllerSimTest, WhereEverySamplesTokensAreLostTheRunEnds) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 5, .faults = {}};
+  o.faults.lost_tokens = 1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=storage")) << r.why;
+  EXPECT_NE(r.why.find("the tokens of 16 samples in a row could not be read again"), std::string::npos)
+      << r.why;
+  ExpectProven(cluster);
+}
+
 // A trainer that refuses whatever it is given would go through all data.
 TEST(ControllerSimTest, ATrainerThatNamesARowOfEveryBatchEndsTheRun) {
   SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 5, .faults = {}};

@@ -31,6 +31,7 @@ struct SimFaults {
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row
   double nonfinite = 0, train_fails = 0;
+  double lost_tokens = 0;  // chance that a sample's tokens cannot be read again when they are needed
   double bad_row = 0;  // share of samples that no trainer can use, whatever step they are in
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;

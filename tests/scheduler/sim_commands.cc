@@ -72,6 +72,8 @@ struct SimCluster::Do {
   void operator()(const command::StartChunk& c) {
     Device* p = s.Find(SlotOf(c));
     if (p == nullptr) return;
+    if (c.generated > 0 && !c.tid.is_eval() && s.Chance(s.options_.faults.lost_tokens))
+      return s.Storage(event::TokensLost{c.tid, c.att, "sim"}, s.Delay(0.01));
     SIM_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
     SIM_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v)
         << ToString(c.worker) << " is not admitted at " << ToString(c.v);
@@ -99,6 +101,8 @@ struct SimCluster::Do {
   void operator()(const command::StorePayload& c) {
     const auto it = s.tokens_.find({c.tid, c.att});
     SIM_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";
+    if (s.Chance(s.options_.faults.lost_tokens))
+      return s.Storage(event::TokensLost{c.tid, c.att, "sim"}, s.Delay(0.01));
     const Tokens tokens = it == s.tokens_.end() ? Tokens{} : it->second;
     event::PayloadStored stored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4, {}};
     stored.versions = tokens.Runs();

@@ -93,6 +93,7 @@ SimOptions Swarm(uint64_t seed) {
   // Of its own, so that the other draws of a seed stay.
   if (Rng recovery = rng.Fork("recovery"); recovery.Chance(level))
     f.recovery_error = 0.3 * recovery.Uniform();
+  if (Rng lost = rng.Fork("lost_tokens"); lost.Chance(level)) f.lost_tokens = 0.02 * lost.Uniform();
   if (Rng bad = rng.Fork("bad_row"); bad.Chance(level)) f.bad_row = 0.03 * bad.Uniform();
   f.slow_drain = rate(0.1);
   f.keeps_memory = rate(0.05);
