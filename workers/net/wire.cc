@@ -17,28 +17,28 @@ namespace tidepool::workers {
 namespace {
 
 // What the words and the order below mean; one more when that changes and no list does.
-constexpr uint64_t kProtocol = 3;
+constexpr uint64_t kProtocol = 4;
 
 template <typename T>
 concept VariantLike = requires {
   std::variant_size<T>::value;
 };
-struct Encoder : FieldWriter<Encoder> {
+struct Encoder : FieldWriter<Encoder, /*kShort=*/true> {
   template <typename T>
   void operator()(const char* /*name*/, const T& field, size_t most = kUnbounded) {
     if constexpr (std::same_as<T, std::string>) {
-      if (field.size() > most) return PutString(out, Bounded(field, most));
+      if (field.size() > most) return PutText(Bounded(field, most));
     }
     Put(field);
   }
   template <typename T>
   void Put(const T& x) {
     if constexpr (std::same_as<T, sample::Segment>) {  // nothing new: no bytes
-      PutString(out, x.size() == 0 && x.fragment.empty() ? "" : sample::Encode(x));
+      PutText(x.size() == 0 && x.fragment.empty() ? "" : sample::Encode(x));
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
       const auto bytes = sample::Encode(x);
       TP_CHECK(bytes.ok()) << bytes.status().message();
-      PutString(out, *bytes);
+      PutText(*bytes);
     } else if constexpr (VariantLike<T>) {
       PutNumber(out, static_cast<uint8_t>(x.index()));
       std::visit([this](const auto& body) { VisitFields(body, *this); }, x);
@@ -48,7 +48,7 @@ struct Encoder : FieldWriter<Encoder> {
   }
 };
 
-struct Decoder : FieldReader<Decoder> {
+struct Decoder : FieldReader<Decoder, /*kShort=*/true> {
   const char* field = "";  // that is read, or the last one before it failed
 
   template <typename T>
@@ -67,9 +67,9 @@ struct Decoder : FieldReader<Decoder> {
   template <typename T>
   void Get(T& x) {
     if constexpr (std::same_as<T, sample::Segment>) {
-      if (const auto bytes = reader.String(); !bytes.empty()) Take(sample::DecodeSegment(bytes), x);
+      if (const auto bytes = GetText(); !bytes.empty()) Take(sample::DecodeSegment(bytes), x);
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
-      Take(sample::Decode(reader.String()), x);
+      Take(sample::Decode(GetText()), x);
     } else if constexpr (VariantLike<T>) {
       GetKind(x, Byte(std::variant_size_v<T>));
     } else {

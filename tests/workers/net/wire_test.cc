@@ -154,7 +154,7 @@ TEST(WireTest, AFrameHoldsWhatFitsAndAtLeastOne) {
   std::deque<ToWorker> batch;
   for (int i = 0; i < 5; ++i) {
     down::StartChunk chunk;
-    chunk.prompt.assign(i == 1 ? 10000 : 1000, i);
+    chunk.prompt.assign(i == 1 ? 10000 : 1000, (1 << 26) + i);  // of four bytes
     batch.push_back({i + 1, 0, std::move(chunk)});
   }
   std::vector<size_t> ends;
