@@ -83,10 +83,11 @@ Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
 
 Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor) {
   const auto [rollout, actor] = totals;
-  // While a step runs its slots stay, also where those that were to generate meanwhile have just been lost: with
-  // the plan refused the one of before would take some of them.
+  // While a step runs its slots stay, also where those that were to generate meanwhile have just been lost:
+  // with the plan refused the one of before would take some of them.
   const bool leaves = ledger.need != TrainerNeed::kStep;
-  if (floor && leaves && ledger.generates && rollout + actor > pool.rollout_floor && rollout < pool.rollout_floor) {
+  if (floor && leaves && ledger.generates && rollout + actor > pool.rollout_floor &&
+      rollout < pool.rollout_floor) {
     return InvalidArgument("only " + std::to_string(rollout) +
                            " slots would generate, scheduler.rollout_floor is " +
                            std::to_string(pool.rollout_floor));

@@ -32,7 +32,7 @@ struct SimFaults {
   double row_invalid = 0;            // per row
   double nonfinite = 0, train_fails = 0;
   double lost_tokens = 0;  // chance that a sample's tokens cannot be read again when they are needed
-  double bad_row = 0;  // share of samples that no trainer can use, whatever step they are in
+  double bad_row = 0;      // share of samples that no trainer can use, whatever step they are in
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double best_fails_until_s = 0;  // best/ cannot be made before
