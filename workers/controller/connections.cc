@@ -141,7 +141,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    metrics_->OnTokens(b, Now());
                    intake_->Take(worker, b);
                  },
-                 [&](up::LogsTokens&) { logged_->Logs(worker); },
+                 [&](up::SeesRun&) { logged_->Add(worker); },
                  [&](up::Stored& b) { logged_->Take(worker, b); },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);

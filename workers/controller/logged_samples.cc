@@ -13,7 +13,7 @@ void LoggedSamples::Remember(const JournalRecord& r) {
   const auto* fence = std::get_if<record::Fence>(&r);
   if (fence == nullptr) return;
   alive_.erase(fence->worker.inc);
-  logs_.erase(fence->worker);
+  sees_.erase(fence->worker);
   for (auto& [tid, waiting] : storing_) {
     const StoredSample* s = samples_.Find(tid);
     if (s != nullptr && s->logged_by == fence->worker) StoreHere(tid, waiting);
@@ -28,7 +28,7 @@ LoggedAttempt LoggedSamples::AttemptOf(const StoredSample& s) const {
 
 void LoggedSamples::Start(const cmd::StartChunk& c, bool greedy) {
   const StoredSample& s = samples_.Get(c.tid, c.att);
-  const bool may = !c.tid.is_eval() && logs_.contains(c.worker);
+  const bool may = !c.tid.is_eval() && sees_.contains(c.worker);
   if (!s.logged.valid()) return Send(c, greedy, may && s.tokens.size() == 0, nullptr);
   if (may && samples_.IsWith(c.worker, s)) return Send(c, greedy, true, nullptr);
   const std::pair key(c.worker, std::pair(c.tid, c.att));
@@ -71,7 +71,7 @@ bool LoggedSamples::Store(const cmd::StorePayload& c, TimePoint now) {
   Waiting& waiting = storing_[c.tid] = {.att = c.att, .since = now};
   if (s->stored) {
     FeedStored(c.tid);
-  } else if (!logs_.contains(s->logged_by)) {
+  } else if (!sees_.contains(s->logged_by)) {
     StoreHere(c.tid, waiting);
   }
   return true;

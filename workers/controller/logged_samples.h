@@ -58,7 +58,8 @@ class LoggedSamples {
   void Remember(const JournalRecord& r);
   // Of earlier lives nobody is left.
   void BeginAlone() { alive_.clear(); }
-  void Logs(const WorkerRef& worker) { logs_.insert(worker); }
+  void Add(const WorkerRef& worker) { sees_.insert(worker); }
+  [[nodiscard]] bool Sees(const WorkerRef& worker) const { return sees_.contains(worker); }
   void Take(const WorkerRef& worker, const up::Stored& stored);
   // What takes too long at its worker is done here.
   void Tick(TimePoint now);
@@ -98,7 +99,7 @@ class LoggedSamples {
 
   SampleStore& samples_;
   const Ends ends_;
-  std::set<WorkerRef> logs_;
+  std::set<WorkerRef> sees_;                   // the run's folder
   std::map<Incarnation, WorkerRef> alive_;     // devices that joined and were not fenced
   std::map<int64_t, int64_t> newest_payload_;  // files that workers named, by WriterOf
   std::vector<std::pair<WorkerRef, std::pair<SampleId, int32_t>>> reading_;  // of chunks that wait for it

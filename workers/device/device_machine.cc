@@ -78,7 +78,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     return;
   }
   held_.SetKept(work_->OutlivesController());
-  if (work_->LogsTokens()) work_->Say(up::LogsTokens{});
+  if (work_->SeesRun()) work_->Say(up::SeesRun{});
 }
 
 // --- the slot

@@ -75,7 +75,7 @@ class DeviceWork {
   virtual up::StepTokens Step() = 0;  // requires HasWork()
 
   // --- the token log of this incarnation (core/storage/token_log.h)
-  [[nodiscard]] virtual bool LogsTokens() const = 0;
+  [[nodiscard]] virtual bool SeesRun() const = 0;
   // One entry for each delta, behind the entry `before`: what is left in the deltas is an outline, and the
   // place. An error: nothing can be generated here any more.
   struct ToLog {

@@ -98,7 +98,7 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }
   up::StepTokens Step() override;
 
-  [[nodiscard]] bool LogsTokens() const override { return log_ != nullptr; }
+  [[nodiscard]] bool SeesRun() const override { return log_ != nullptr; }
   Status Log(const std::vector<ToLog>& deltas) override;
   void Store(HeldTokens::Finished finished) override { log_->Store(std::move(finished)); }
 

@@ -89,7 +89,7 @@ TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines
              TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed)
                  v("waits_for", r.waits_for, kNames);
              v("pages", r.pages, kWords);)
-TP_FIELDS(LogsTokens)
+TP_FIELDS(SeesRun)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); TP_EACH(from, logged))
 TP_FIELDS_BY(Stored, TP_EACH(tid, att, ref) v("error", r.error, kWords);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
@@ -115,7 +115,7 @@ TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, before, prompt, generated,
           chunk_tokens, max_new_tokens, greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
-TP_FIELDS(Grade, tid, att, input, attempt)
+TP_FIELDS(Grade, tid, att, input, attempt, payload)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)
 TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir", r.dir);)
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world)

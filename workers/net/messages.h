@@ -75,8 +75,9 @@ struct Heartbeat {
   std::vector<Unreachable> waits_for;  // what keeps it from its work
   std::string pages;                   // address of its pages (watch_pages.h); empty: it shows none
 };
-// The first message of a device worker that writes into the run's folder (Welcome::token_proof).
-struct LogsTokens {};
+// The first message of a worker that sees the run's folder (Welcome::token_proof): a device writes what it
+// samples there, a grader reads it.
+struct SeesRun {};
 // What engine steps made of an attempt.
 struct ChunkDelta {
   SampleId tid;
@@ -167,7 +168,7 @@ using FromWorkerBody =
     std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
-                 up::EnvStepped, up::Offer, up::Pulled, up::LogsTokens, up::Stored>;
+                 up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken
@@ -245,6 +246,8 @@ struct Grade {
   int32_t att = 0;
   tasks::RewardInput input;
   int32_t attempt = 0;  // above 0: it failed so often before
+  // The response is this payload's, and the worker puts it into `input`; file below 0: it is there.
+  record::Enq payload;
 };
 // Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
 // prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any

@@ -6,7 +6,11 @@
 #include <utility>
 
 #include "core/base/call_watch.h"
+#include "core/base/real_file_system.h"
+#include "core/storage/run_directory.h"
+#include "core/storage/token_log.h"
 #include "core/tasks/reward.h"
+#include "workers/data/stored_responses.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
@@ -134,6 +138,11 @@ class RewardWorker : public SideWorker {
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
+    responses_.reset();
+    if (storage::HasTokenProof(*fs_, storage::RunPaths(welcome.run_dir).tokens(), welcome.token_proof)) {
+      // Without a tokenizer here the controller sends the text.
+      if (auto opened = StoredResponses::Open(fs_, welcome); opened.ok()) responses_ = std::move(*opened);
+    }
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)
@@ -147,6 +156,7 @@ class RewardWorker : public SideWorker {
   void Take(ToWorkerBody& command) override {
     if (auto* grade = std::get_if<down::Grade>(&command)) work_.Put(std::move(*grade));
   }
+  [[nodiscard]] bool SeesRun() const override { return responses_ != nullptr; }
   CallWatch* Watch() override { return graders_ == nullptr ? nullptr : &graders_->watch(); }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";
@@ -158,10 +168,16 @@ class RewardWorker : public SideWorker {
  private:
   void Work(int row, const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      const auto taken = work_.Take(std::chrono::milliseconds(100), static_cast<size_t>(graders_->most()));
+      auto taken = work_.Take(std::chrono::milliseconds(100), static_cast<size_t>(graders_->most()));
       if (taken.empty()) continue;
       const TimePoint begin = TraceNow();
-      std::vector<up::Graded> verdicts = graders_->Score(taken, stop);
+      std::vector<up::Graded> verdicts;
+      std::erase_if(taken, [&](down::Grade& grade) {
+        const Status read = Fill(grade);
+        if (!read.ok()) verdicts.push_back(Unread(grade, read));
+        return !read.ok();
+      });
+      for (up::Graded& verdict : graders_->Score(taken, stop)) verdicts.push_back(std::move(verdict));
       if (stop.stop_requested()) return;  // what was cut short is no verdict
       for (up::Graded& verdict : verdicts) {
         if (trace_)
@@ -177,6 +193,25 @@ class RewardWorker : public SideWorker {
     }
   }
 
+  Status Fill(down::Grade& grade) const {
+    if (grade.payload.payload_file < 0) return OkStatus();
+    if (responses_ == nullptr) return Unavailable("this grader does not see the payload files");
+    return responses_->Fill(grade.payload, grade.input);
+  }
+  // The payload is at fault, or this host.
+  static up::Graded Unread(const down::Grade& grade, const Status& why) {
+    up::Graded graded;
+    graded.tid = grade.tid;
+    graded.att = grade.att;
+    const bool data = why.code() == StatusCode::kDataLoss || why.code() == StatusCode::kNotFound ||
+                      why.code() == StatusCode::kInvalidArgument;
+    graded.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
+    graded.why = why.message();
+    return graded;
+  }
+
+  const std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
+  std::unique_ptr<StoredResponses> responses_;  // null: they come with what is to be graded
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;
   std::atomic<int64_t> graded_ = 0;

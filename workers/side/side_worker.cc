@@ -119,6 +119,7 @@ Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
   };
   const Status begun = begin();
   if (!begun.ok()) LogWorkerFailure("begin_failed", begun.message());
+  if (begun.ok() && SeesRun()) Say(up::SeesRun{});
   return begun;
 }
 

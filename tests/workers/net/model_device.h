@@ -114,7 +114,7 @@ class ModelDevice : public DeviceWork {
     if (anew) logs_ = world_->words == nullptr && rng_.Chance(world_->logs_share);
     return OkStatus();
   }
-  [[nodiscard]] bool LogsTokens() const override { return logs_; }
+  [[nodiscard]] bool SeesRun() const override { return logs_; }
   Status Log(const std::vector<ToLog>& deltas) override {
     const int64_t file = storage::FirstFileOf(inc_);
     for (const auto& [delta, before] : deltas) {

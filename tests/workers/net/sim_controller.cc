@@ -265,8 +265,8 @@ void SimController::OnMessage(Attachments::Message& e) {
               ++behind_gap;
           }
           intake_.Take(worker, b);
-        } else if constexpr (std::is_same_v<B, up::LogsTokens>) {
-          logged_->Logs(worker);
+        } else if constexpr (std::is_same_v<B, up::SeesRun>) {
+          logged_->Add(worker);
         } else if constexpr (std::is_same_v<B, up::Stored>) {
           logged_->Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
