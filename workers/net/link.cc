@@ -189,10 +189,12 @@ struct Link::Impl {
 
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
   // is let come: over a far or lossy network, and to a controller that all its workers dial at a time, the
-  // round trips of TCP and TLS take longer than a turn.
+  // four round trips of TCP, TLS and HTTP/2, and what is lost of them and sent again after 1, 2 and 4 s, take
+  // many turns, and whoever begins anew pays for all of them again. It is as long as a system waits that has
+  // lost three packets in a row.
   bool Connected(grpc::Channel& opened, const std::string& address) {
     constexpr auto kTurn = std::chrono::milliseconds(500);
-    constexpr int kTurns = 4;
+    constexpr int kTurns = 20;
     for (int i = 0; i < kTurns; ++i) {
       if (opened.WaitForConnected(std::chrono::system_clock::now() + kTurn)) return true;
       if (opened.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_CONNECTING) return false;
