@@ -461,6 +461,7 @@ StatusOr<std::optional<Identity>> ReadIdentity(const std::string& token_file) {
   const std::string folder = dir.empty() ? "." : dir, role = path.stem().string();
   TP_ASSIGN_OR_RETURN(std::optional<Identity> identity, ReadOf(folder, role));
   if (identity && IsNewcomers(*identity)) {
+    RemoveUnfinishedSecrets(folder);
     TP_RETURN_IF_ERROR(FinishExchange(folder, {role}));
     TP_ASSIGN_OR_RETURN(identity, ReadOf(folder, role));
   }
