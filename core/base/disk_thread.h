@@ -4,9 +4,12 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 namespace tidepool {
 
@@ -29,6 +32,17 @@ class DiskThread {
 
   // Works in the order of the calls.
   void Do(std::string operation, std::function<void(const Say&)> work);
+  // The same, and gives what the work returns; nullopt: not within `patience`, and it goes on.
+  template <typename Work>
+  std::optional<std::invoke_result_t<Work>> DoWithin(std::chrono::steady_clock::duration patience,
+                                                     std::string operation, Work work) {
+    auto answer = std::make_shared<std::promise<std::invoke_result_t<Work>>>();
+    auto answered = answer->get_future();
+    Do(std::move(operation),
+       [answer, work = std::move(work)](const Say&) mutable { answer->set_value(work()); });
+    if (answered.wait_for(patience) != std::future_status::ready) return std::nullopt;
+    return answered.get();
+  }
   [[nodiscard]] std::optional<Operation> Busy() const;
   // Waits until all that was handed over is done. False: not within `patience`.
   bool Drain(std::chrono::steady_clock::duration patience);

@@ -327,40 +327,88 @@ StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::str
   return steps;
 }
 
-Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step) {
+namespace {
+
+// Another folder of that step may be on its way out, too.
+std::string NameToGo(FileSystem& fs, const std::string& checkpoints, int64_t step) {
+  const std::string going = JoinPath(checkpoints, CheckpointName(StepNumber{step})) + ".removed";
+  std::string path = going + ".tmp";
+  for (int64_t n = 1; fs.Exists(path); ++n) path = going + "-" + std::to_string(n) + ".tmp";
+  return path;
+}
+
+Status AddAside(FileSystem& fs, const std::string& dir, SetAside& aside) {
+  TP_ASSIGN_OR_RETURN(const FileInfo stored, fs.Stat(JoinPath(dir, kStorePlaceName)));
+  (stored.exists ? aside.stored : aside.local).push_back(dir);
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<SetAside> SetCheckpointAside(FileSystem& fs, const std::string& checkpoints, StepNumber step) {
+  SetAside aside;
   const std::string dir = JoinPath(checkpoints, CheckpointName(step));
-  if (!fs.Exists(dir)) return OkStatus();
-  const std::string going = dir + ".removed.tmp";
-  TP_RETURN_IF_ERROR(RemoveFolder(fs, going));
+  if (!fs.Exists(dir)) return aside;
+  const std::string going = NameToGo(fs, checkpoints, step.value);
   TP_RETURN_IF_ERROR(fs.Rename(dir, going));
   TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
-  TP_RETURN_IF_ERROR(RemoveFolder(fs, going));
-  return fs.SyncDir(checkpoints);
+  TP_RETURN_IF_ERROR(AddAside(fs, going, aside));
+  return aside;
+}
+
+StatusOr<SetAside> SetLeftoversAside(FileSystem& fs, const std::string& checkpoints) {
+  SetAside aside;
+  if (!fs.Exists(checkpoints)) return aside;
+  TP_ASSIGN_OR_RETURN(const auto names, fs.List(checkpoints));
+  bool renamed = false;
+  for (const std::string& name : names) {
+    std::string path = JoinPath(checkpoints, name);
+    const int64_t old_step = StepOfName(name, ".old");
+    if (old_step >= 0) {
+      const std::string place = JoinPath(checkpoints, CheckpointName(StepNumber{old_step}));
+      const bool back = !fs.Exists(place);
+      const std::string to = back ? place : NameToGo(fs, checkpoints, old_step);
+      TP_RETURN_IF_ERROR(fs.Rename(path, to));
+      renamed = true;
+      if (back) {
+        ++aside.came_back;
+        continue;
+      }
+      path = to;
+    } else if (!name.starts_with("step_") || !name.ends_with(".tmp")) {
+      continue;
+    }
+    TP_RETURN_IF_ERROR(AddAside(fs, path, aside));
+  }
+  if (renamed) TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
+  return aside;
+}
+
+std::string Stays(const std::string& dir, const std::string& why) {
+  return dir + " and its files in the store stay, for the next start: " + why;
+}
+
+Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step) {
+  TP_ASSIGN_OR_RETURN(const SetAside aside, SetCheckpointAside(fs, checkpoints, step));
+  for (const auto* dirs : {&aside.local, &aside.stored})
+    for (const std::string& dir : *dirs) TP_RETURN_IF_ERROR(RemoveFolder(fs, dir));
+  return fs.Exists(checkpoints) ? fs.SyncDir(checkpoints) : OkStatus();
 }
 
 StatusOr<Leftovers> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints) {
-  Leftovers leftovers;
-  if (!fs.Exists(checkpoints)) return leftovers;
-  TP_ASSIGN_OR_RETURN(const auto names, fs.List(checkpoints));
-  for (const std::string& name : names) {
-    const std::string path = JoinPath(checkpoints, name);
-    const int64_t old_step = StepOfName(name, ".old");
-    const std::string place = JoinPath(checkpoints, CheckpointName(StepNumber{old_step}));
-    if (old_step >= 0 && !fs.Exists(place)) {
-      TP_RETURN_IF_ERROR(fs.Rename(path, place));
-    } else if (old_step >= 0 || (name.starts_with("step_") && name.ends_with(".tmp"))) {
-      TP_ASSIGN_OR_RETURN(const FileInfo stored, fs.Stat(JoinPath(path, kStorePlaceName)));
-      const Status removed = RemoveFolder(fs, path);
-      if (!removed.ok() && stored.exists) {
-        leftovers.left.push_back(
-            path + " and its files in the store stay, for the next start: " + removed.message());
-        continue;
-      }
-      TP_RETURN_IF_ERROR(removed);
-    } else {
-      continue;
-    }
+  TP_ASSIGN_OR_RETURN(const SetAside aside, SetLeftoversAside(fs, checkpoints));
+  Leftovers leftovers{.handled = aside.came_back, .left = {}};
+  for (const std::string& dir : aside.local) {
+    TP_RETURN_IF_ERROR(RemoveFolder(fs, dir));
     ++leftovers.handled;
+  }
+  for (const std::string& dir : aside.stored) {
+    const Status removed = RemoveFolder(fs, dir);
+    if (removed.ok()) {
+      ++leftovers.handled;
+    } else {
+      leftovers.left.push_back(Stays(dir, removed.message()));
+    }
   }
   if (leftovers.handled > 0) TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
   return leftovers;

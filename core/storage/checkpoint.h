@@ -125,13 +125,24 @@ int64_t CheckpointBytes(FileSystem& fs, const std::string& dir);
 
 // Steps that have a folder step_N with a manifest, ascending; not verified. None if there is no such folder.
 StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::string& checkpoints);
-// Takes the name step_N away first, so that a half-removed folder is never taken for a checkpoint, then what
-// it has in a store: where that cannot be, step_N.removed.tmp stays for RemoveLeftovers. Ok if there is none.
-Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step);
-// What interrupted commits and removals left: *.tmp goes; step_N.old, moved aside for a replacement that
+// Folders of checkpoints/ that are to go, each of a name that no checkpoint and no try has. RemoveFolder
+// removes one, now or, beside all else that is done here, later; until then it is a leftover.
+struct SetAside {
+  std::vector<std::string> local, stored;  // stored: with files in a store, which may not answer
+  int64_t came_back = 0;
+};
+// Takes the name step_N away, so that a half-removed folder is never taken for a checkpoint. Nothing if there
+// is none.
+StatusOr<SetAside> SetCheckpointAside(FileSystem& fs, const std::string& checkpoints, StepNumber step);
+// What interrupted commits and removals left: *.tmp is to go; step_N.old, moved aside for a replacement that
 // never got its name, comes back. Call when no checkpoint is being written.
-// What is in a store that does not answer now stays, with its folder, for the next time; `left` says what and
-// why, for the operator.
+StatusOr<SetAside> SetLeftoversAside(FileSystem& fs, const std::string& checkpoints);
+// What is to be told of one that could not be removed from its store: it stays for the next start.
+std::string Stays(const std::string& dir, const std::string& why);
+
+// Both, with the removal. What is in a store that does not answer now stays; an error says so, or `left`, for
+// the operator.
+Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step);
 struct Leftovers {
   int64_t handled = 0;
   std::vector<std::string> left;

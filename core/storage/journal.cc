@@ -23,6 +23,11 @@ Status CutTornTail(FileSystem& fs, const std::string& dir, const TornTail& torn)
   return file->Sync();
 }
 
+// What somebody else makes or removes at the same time.
+bool IsRivals(const Status& error) {
+  return error.code() == StatusCode::kAlreadyExists || error.code() == StatusCode::kNotFound;
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
@@ -60,37 +65,68 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
   // third controller could begin that nobody told to take over.
   if (writer->lock_ == nullptr) {
     TP_RETURN_IF_ERROR(writer->StillOurs());
-    TP_ASSIGN_OR_RETURN(writer->lock_, fs.TakeLock(JoinPath(dir, "lock"), ThisProcess()));
+    auto taken = fs.TakeLock(JoinPath(dir, "lock"), ThisProcess());
+    // Another one that takes over may be at it just now, and lost the run by our claim: Keep takes it later.
+    if (!taken.ok() && taken.status().code() != StatusCode::kFailedPrecondition && !IsRivals(taken.status()))
+      return taken.status();
+    if (taken.ok()) writer->lock_ = *std::move(taken);
   }
-  // Only now: whoever had the journal before may have written up to the claim.
-  if (!segments.empty()) {
-    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs, dir, run_id, Lsn{0}, take));
+  // Whoever lost the journal by our claim may begin a segment, or remove one that it takes for torn, while
+  // this one reads. It does so once, and then learns that it has lost, so this one looks again.
+  constexpr int kMostRivals = 8;
+  const bool anew = segments.empty();
+  Status begun = writer->BeginBehind(anew, run_id, &summary, take);
+  for (int rivals = 0; rivals < kMostRivals; ++rivals) {
+    if (!IsRivals(begun)) break;
+    TP_RETURN_IF_ERROR(writer->StillOurs());
+    begun = writer->BeginBehind(/*anew=*/false, run_id, &summary, take);
   }
-  if (summary.torn_tail.has_value()) {
-    TP_RETURN_IF_ERROR(CutTornTail(fs, dir, *summary.torn_tail));
-  } else if (!segments.empty()) {
-    // A reader sees what the system has; a successor must not build on what a power cut may still take.
-    TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend(JoinPath(dir, SegmentName(segments.back()))));
-    TP_RETURN_IF_ERROR(file->Truncate(file->size()));  // space that a killed writer had reserved
-    TP_RETURN_IF_ERROR(file->Sync());
-    TP_RETURN_IF_ERROR(fs.SyncDir(dir));
-  }
-  writer->run_id_ = run_id.empty() ? summary.run_id : run_id;
-  if (writer->run_id_.empty()) return InvalidArgument(dir + ": a new journal needs a run id");
-  writer->segment_ = summary.segments - 1;
-  writer->next_ = summary.next;
-  writer->hash_ = summary.tail_hash;
-  TP_RETURN_IF_ERROR(writer->StartSegment());
-  writer->durable_ = writer->next_;
+  TP_RETURN_IF_ERROR(begun);
   TP_RETURN_IF_ERROR(writer->Keep());
   *summary_out = std::move(summary);
   return writer;
 }
 
+Status JournalWriter::BeginBehind(bool anew, const std::string& run_id, JournalSummary* all,
+                                  const std::function<Status(JournalEntry&&)>& take) {
+  JournalSummary summary;
+  if (!anew) {
+    // Only after the claim: whoever had the journal before may have written up to it.
+    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs_, dir_, run_id, next_, [&](JournalEntry&& entry) {
+                          next_ = Lsn{entry.lsn.value + 1};
+                          return take(std::move(entry));
+                        }));
+    if (summary.next < next_)
+      return Aborted(dir_ +
+                     ": what was read of it was left out again, by another controller that goes on with this "
+                     "run at the same time; start this one again");
+  }
+  // What looks torn may be what a successor has just begun.
+  TP_RETURN_IF_ERROR(StillOurs());
+  if (summary.torn_tail.has_value()) {
+    TP_RETURN_IF_ERROR(CutTornTail(fs_, dir_, *summary.torn_tail));
+  } else if (summary.segments > 0) {
+    // A reader sees what the system has; a successor must not build on what a power cut may still take.
+    TP_ASSIGN_OR_RETURN(const auto file,
+                        fs_.OpenForAppend(JoinPath(dir_, SegmentName(summary.segments - 1))));
+    TP_RETURN_IF_ERROR(file->Truncate(file->size()));  // space that a killed writer had reserved
+    TP_RETURN_IF_ERROR(file->Sync());
+    TP_RETURN_IF_ERROR(fs_.SyncDir(dir_));
+  }
+  run_id_ = run_id.empty() ? summary.run_id : run_id;
+  if (run_id_.empty()) return InvalidArgument(dir_ + ": a new journal needs a run id");
+  segment_ = summary.segments - 1;
+  next_ = durable_ = summary.next;
+  hash_ = summary.tail_hash;
+  if (!summary.torn_tail) summary.torn_tail = std::move(all->torn_tail);  // of the first look
+  *all = std::move(summary);
+  return StartSegment();
+}
+
 Status JournalWriter::Keep() {
   TP_RETURN_IF_ERROR(StillOurs());
   const std::string path = JoinPath(dir_, "lock");
-  if (lock_ == nullptr || lock_->IsAt(path)) return OkStatus();
+  if (file_ == nullptr || (lock_ != nullptr && lock_->IsAt(path))) return OkStatus();
   // The folder may have been moved, and another run's may have its place.
   const auto claim = fs_.ReadFile(JoinPath(dir_, ClaimName(ctl_epoch_)), 1 << 16);
   if (!claim.ok() || *claim != ThisProcess() + "\n") return OkStatus();
@@ -125,6 +161,9 @@ Status JournalWriter::Claim(const std::vector<int64_t>& segments) {
   };
   TP_RETURN_IF_ERROR(claim());
   ctl_epoch_ = static_cast<uint32_t>(newest + 1);
+  // The name may be free because others claimed it, and later ones, and removed it since the list was read.
+  TP_ASSIGN_OR_RETURN(const auto now, ListNumberedFiles(fs_, dir_, kClaimEnding));
+  if (!now.empty() && now.back() > newest + 1) return StillOurs();
   for (const int64_t old : claims) {
     const Status removed = fs_.RemoveFile(JoinPath(dir_, ClaimName(old)));
     if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;  // else another one did

@@ -172,6 +172,10 @@ class JournalWriter {
   JournalWriter(FileSystem& fs, std::string dir, JournalOptions options)
       : fs_(fs), dir_(std::move(dir)), options_(options) {}
   Status Claim(const std::vector<int64_t>& segments);
+  // Reads what is there from next_ on, and starts the segment behind it. anew: there is nothing.
+  // kAlreadyExists, kNotFound: somebody else made or removed a segment meanwhile.
+  Status BeginBehind(bool anew, const std::string& run_id, JournalSummary* all,
+                     const std::function<Status(JournalEntry&&)>& take);
   Status StartSegment();
   Status WriteBuffer();
   Status Broken(Status status);
@@ -179,7 +183,7 @@ class JournalWriter {
   FileSystem& fs_;
   std::string dir_;
   JournalOptions options_;
-  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<FileLock> lock_;  // null: another one that took over had it last, see Keep
   std::unique_ptr<WritableFile> file_;
   std::string run_id_;
   int64_t segment_ = 0;

@@ -3,8 +3,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 from harness import ROOT, TIDEPOOL, WORKER, RunTest
@@ -29,6 +31,43 @@ class JoinTest(RunTest):
         for worker in self.started[1:]:
             worker.communicate(timeout=10)
             self.assertEqual(worker.returncode, 0)
+
+    def test_a_newcomer_stays_for_longer_than_its_certificate_holds(self):
+        """Its certificate is made anew in mid-run, and so are those of the run; nothing stops for it, and what starts later takes the new one."""
+        begun = time.monotonic()
+        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=100000", "checkpoint.every_steps=100000",
+                         "security.tls=true", "security.newcomers=true", "security.certificate_hours=0.01")
+        control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()),
+                                what="control.json", process=run)
+
+        def start(command, log):
+            with open(self.dir / log, "w") as out:
+                self.started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT))
+            return self.started[-1]
+        start([WORKER, "run", "--connect", control["address"], "--token-file", str(self.path("security", "device.token")), "--run-id", control["run_id"]],
+              "device.log")
+        away = self.dir / "away"
+        self.assert_done(self.command("join-token", str(self.path()), str(self.dir / "join.json"), "--place", "1"))
+        joined = self.command("join", str(self.dir / "join.json"), str(away))
+        self.assert_done(joined)
+        command = [str(pathlib.Path(TIDEPOOL).parent / joined.stdout.split()[0]), *joined.stdout.split()[1:]]
+        newcomer = start(command, "reward.log")
+        first, key = (away / "reward.crt").read_text(), (away / "reward.key").read_text()
+        self.wait_for(lambda: "certificates_renewed" in (self.dir / "reward.log").read_text(), 60, "a new certificate", run)
+        self.assertNotEqual((away / "reward.crt").read_text(), first)
+        self.assertNotEqual((away / "reward.key").read_text(), key)
+        self.wait_for(lambda: "all roles have new certificates" in self.path("logs", "controller.log").read_text(), 60, "an exchange of the run's", run)
+        time.sleep(max(0, begun + 45 - time.monotonic()))  # the first ones hold for 36 s
+        self.assertFalse([r for r in self.journal() if r["kind"] == "FAULT"], "what was connected is so still")
+        self.assertNotIn("certificates_not_renewed", (self.dir / "reward.log").read_text())
+        # Over a connection of its own: the new certificate, and authorities that were exchanged since it joined.
+        newcomer.kill()
+        start(command, "again.log")
+        self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal()) == 3, 60, "the worker", run)
+        self.wait_step(max(self.metrics()) + 2, run)
+        self.assertIn("a newcomer has its certificate made anew", self.path("logs", "controller.log").read_text())
+        run.send_signal(signal.SIGTERM)
+        self.finish(run)
 
     def test_a_worker_without_the_right_token_does_not_join(self):
         run = self.start("configs/test/rl_colocated.yaml", "train.steps=3")

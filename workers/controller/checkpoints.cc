@@ -1,6 +1,5 @@
 #include "workers/controller/checkpoints.h"
 
-#include <future>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -47,30 +46,66 @@ Status Checkpoints::Open() {
   return RemoveLeftovers();
 }
 
-// Some may be in a store that an earlier config named, and that does not answer.
 Status Checkpoints::RemoveLeftovers() {
-  constexpr std::chrono::seconds kPatience{
-      20};  // what comes later waits for this thread as long as it has to
-  auto answer = std::make_shared<std::promise<StatusOr<storage::Leftovers>>>();
-  auto answered = answer->get_future();
-  disk_.Do("removal of what earlier tries left in checkpoints/",
-           [fs = fs_, dir = dir_, answer](const DiskThread::Say&) {
-             answer->set_value(storage::RemoveLeftovers(*fs, dir));
-           });
-  if (answered.wait_for(kPatience) != std::future_status::ready) {
+  constexpr std::chrono::seconds kPatience{20};  // for the disk of the run
+  const auto aside =
+      disk_.DoWithin(kPatience, "removal of what earlier tries left in checkpoints/",
+                     [fs = fs_, dir = dir_]() -> StatusOr<storage::SetAside> {
+                       TP_ASSIGN_OR_RETURN(storage::SetAside found, storage::SetLeftoversAside(*fs, dir));
+                       for (const std::string& path : found.local)
+                         TP_RETURN_IF_ERROR(storage::RemoveFolder(*fs, path));
+                       if (!found.local.empty()) TP_RETURN_IF_ERROR(fs->SyncDir(dir));
+                       return found;
+                     });
+  if (!aside) {
     ends_.warn("checkpoint: what earlier tries left in " + dir_ +
-               " and in its store is still being removed; does the store that its store.json name answer?");
+               " is still being removed; what comes later waits for it");
     return OkStatus();
   }
-  TP_ASSIGN_OR_RETURN(const storage::Leftovers leftovers, answered.get());
-  for (const std::string& left : leftovers.left) ends_.warn("checkpoint: " + left);
+  TP_RETURN_IF_ERROR(aside->status());
+  for (const std::string& dir : (*aside)->stored) RemoveFromStore(dir);
   return OkStatus();
 }
 
+// As TryStore: one for each request.
+std::chrono::duration<double> Checkpoints::PatienceOfStore() const {
+  return std::chrono::duration<double>(4 * owner_.store.timeout_s);
+}
+
+void Checkpoints::RemoveFromStore(const std::string& dir) {
+  const auto warn = [warn = ends_.warn, dir](const std::string& why) {
+    warn("checkpoint: " + storage::Stays(dir, why));
+  };
+  if (const auto busy = removals_.Busy(); busy && busy->takes > PatienceOfStore())
+    return warn(busy->name + " has not ended for " +
+                std::to_string(std::chrono::duration_cast<std::chrono::seconds>(busy->takes).count()) +
+                " s; does the store that its store.json names answer?");
+  On(
+      removals_, "removal of checkpoints/" + BaseName(dir) + " from its store",
+      [fs = fs_, dir]() -> Status {
+        TP_RETURN_IF_ERROR(storage::RemoveFolder(*fs, dir));
+        return fs->SyncDir(ParentPath(dir));
+      },
+      [warn](const Status& removed) {
+        if (!removed.ok()) warn(removed.message());
+      });
+}
+
+std::optional<DiskThread::Operation> Checkpoints::Busy() const {
+  auto disk = disk_.Busy(), removal = removals_.Busy();
+  if (!disk || (removal && removal->takes > disk->takes)) return removal;
+  return disk;
+}
+
+bool Checkpoints::Drain(Clock::duration patience) {
+  const bool written = disk_.Drain(patience);
+  return removals_.Drain(patience) && written;
+}
+
 template <typename Work, typename Then>
-void Checkpoints::OnDisk(std::string operation, Work work, Then then) {
-  disk_.Do(std::move(operation), [post = ends_.post, work = std::move(work),
-                                  then = std::move(then)](const DiskThread::Say&) mutable {
+void Checkpoints::On(DiskThread& thread, std::string operation, Work work, Then then) {
+  thread.Do(std::move(operation), [post = ends_.post, work = std::move(work),
+                                   then = std::move(then)](const DiskThread::Say&) mutable {
     auto result = work();
     post([result = std::move(result), then = std::move(then)]() mutable { then(result); });
   });
@@ -165,9 +200,18 @@ void Checkpoints::Verify(const cmd::VerifyCheckpoint& c) {
 void Checkpoints::Delete(const cmd::DeleteCheckpoint& c) {
   OnDisk(
       "removal of checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, dir = dir_, step = c.step] { return storage::RemoveCheckpoint(*fs, dir, step); },
-      [this](const Status& removed) {
-        if (!removed.ok()) ends_.warn("checkpoint: " + removed.message());
+      [fs = fs_, dir = dir_, step = c.step]() -> StatusOr<storage::SetAside> {
+        TP_ASSIGN_OR_RETURN(storage::SetAside aside, storage::SetCheckpointAside(*fs, dir, step));
+        for (const std::string& path : aside.local) TP_RETURN_IF_ERROR(storage::RemoveFolder(*fs, path));
+        if (!aside.local.empty()) TP_RETURN_IF_ERROR(fs->SyncDir(dir));
+        return aside;
+      },
+      [this](const StatusOr<storage::SetAside>& aside) {
+        if (!aside.ok()) {
+          ends_.warn("checkpoint: " + aside.status().message());
+        } else {
+          for (const std::string& dir : aside->stored) RemoveFromStore(dir);
+        }
         PrunePayload();
       });
 }

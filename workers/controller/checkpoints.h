@@ -1,8 +1,9 @@
 #pragma once
 // Checkpoints and final/ of a run, as far as the controller makes them. The trainer writes the tensors into a
 // folder of another name; here that folder is made, synced, renamed, read back and removed, on a thread of
-// its own, because a disk may take any time. Payload files that no checkpoint needs any more go with the
-// checkpoint that needed them. Owned by the controller's loop.
+// its own, because a disk may take any time. What is removed from a store has another thread: a store that
+// does not answer keeps no checkpoint from being written. Payload files that no checkpoint needs any more go
+// with the checkpoint that needed them. Owned by the controller's loop.
 
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
@@ -42,8 +44,9 @@ class Checkpoints {
     std::function<storage::FirstFiles()> needed_of_payload;  // that may be needed
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
-  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/; warns
-  // of what stays. Errors of TryStore: a run does not begin with a store that takes nothing.
+  // Makes the folder, and removes what tries that did not end have left there and of final/ and best/; what
+  // they left in a store goes later, and it warns of what stays. Errors of TryStore: a run does not begin
+  // with a store that takes nothing.
   Status Open();
 
   void Write(const scheduler::command::WriteCheckpoint& c);
@@ -62,15 +65,24 @@ class Checkpoints {
   void PublishFinal(const WorkerRef& trainer, const up::FinalSaved& saved);
 
   [[nodiscard]] std::string FolderOf(StepNumber step) const;
-  [[nodiscard]] std::optional<DiskThread::Operation> Busy() const { return disk_.Busy(); }
-  bool Drain(std::chrono::steady_clock::duration patience) { return disk_.Drain(patience); }
+  // Of both threads the operation that takes longer.
+  [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
+  // False: not within `patience`, which each thread has.
+  bool Drain(std::chrono::steady_clock::duration patience);
 
  private:
   Status RemoveLeftovers();
+  // `dir`, which was set aside. Where the last one has not gone for PatienceOfStore, it stays.
+  void RemoveFromStore(const std::string& dir);
+  [[nodiscard]] std::chrono::duration<double> PatienceOfStore() const;
   // Does `work` on the thread, then `then` with its result on the loop. `work` owns all that it uses, because
   // a disk that hangs may outlast this object.
   template <typename Work, typename Then>
-  void OnDisk(std::string operation, Work work, Then then);
+  void On(DiskThread& thread, std::string operation, Work work, Then then);
+  template <typename Work, typename Then>
+  void OnDisk(std::string operation, Work work, Then then) {
+    On(disk_, std::move(operation), std::move(work), std::move(then));
+  }
   void PrunePayload();
   [[nodiscard]] std::string FinalTmp(const WorkerRef& trainer) const;
 
@@ -78,8 +90,8 @@ class Checkpoints {
   const Owner owner_;
   const Ends ends_;
   const std::string dir_;
-  storage::StorePlace store_;  // of this run
-  DiskThread disk_;
+  storage::StorePlace store_;   // of this run
+  DiskThread disk_, removals_;  // removals_: from stores
   std::shared_ptr<storage::CheckpointWriter> writer_;
   std::optional<scheduler::command::WriteCheckpoint> pending_;  // the trainer writes its files
   bool is_base_ = false;                                        // beside a model/ that is there already

@@ -31,19 +31,17 @@ StatusOr<storage::PayloadBytes> ReadWithin(DiskThread& disk,
                                            const std::shared_ptr<storage::PayloadReader>& reader,
                                            int64_t file, int64_t offset, int64_t bytes) {
   constexpr std::chrono::seconds kPatience{20};
-  auto done = std::make_shared<std::promise<StatusOr<storage::PayloadBytes>>>();
-  auto read = done->get_future();
-  disk.Do("read of payload/ for a trainer", [=](const DiskThread::Say&) {
+  auto read = disk.DoWithin(kPatience, "read of payload/ for a trainer", [=] {
     auto found = reader->ReadBytes(file, offset, bytes);
     // With its folder gone or moved away, no file of it is lost.
     if (found.status().code() == StatusCode::kNotFound && !reader->CheckFolder().ok())
       found = Unavailable(found.status().message());
-    done->set_value(std::move(found));
+    return found;
   });
-  if (read.wait_for(kPatience) != std::future_status::ready)
+  if (!read)
     return Unavailable("the disk with payload/ has not answered for " + std::to_string(kPatience.count()) +
                        " s");
-  return read.get();
+  return *std::move(read);
 }
 
 }  // namespace
@@ -482,6 +480,29 @@ Status ControllerProcess::OpenForNewcomers() {
               }));
             return admitted;
           }));
+  // On gRPC's threads, which do not hang with the disk.
+  hub_->RenewBy([this, renewal = renewal_, inbox = inbox_, taken_over = storage_->AsksTakenOver(),
+                 disk = std::make_shared<DiskThread>()](
+                    const std::string& request, CallerRole role,
+                    int64_t place) -> StatusOr<CertificateRenewal::Certified> {
+    constexpr std::chrono::seconds kPatience{4};
+    const Status hangs = Unavailable("the disk with security/ does not answer the controller");
+    if (const auto busy = disk->Busy(); busy && busy->takes > kPatience) return hangs;
+    auto certified = disk->DoWithin(
+        kPatience, "renewal of a newcomer's certificate", [=]() -> StatusOr<CertificateRenewal::Certified> {
+          if (taken_over()) return FailedPrecondition("another controller has this run");
+          return request.empty() ? renewal->Believed()
+                                 : renewal->Certify(request, NewcomerNames(role, place),
+                                                    std::chrono::system_clock::now());
+        });
+    if (!certified) return hangs;
+    if (certified->ok() && !request.empty())
+      inbox->Put(Answer([this, place] {
+        Log(LogLevel::kInfo, "certificate_issued", {{"worker", PlaceName(place)}},
+            "a newcomer has its certificate made anew");
+      }));
+    return *std::move(certified);
+  });
   return OkStatus();
 }
 

@@ -1,11 +1,15 @@
 #include "workers/net/auth.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +35,7 @@ StatusOr<JobTokens> JobTokens::Random() {
 }
 
 StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
+  RemoveUnfinishedSecrets(dir);
   const std::string path = dir + "/secret";
   std::error_code error;  // what cannot be looked at is named by who writes it
   if (std::filesystem::exists(path, error)) {
@@ -69,15 +74,46 @@ Status WriteSecretFile(const std::string& path, const std::string& text) {
   std::string temporary = path + ".XXXXXX";
   const int fd = mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
+  (void)flock(fd, LOCK_EX | LOCK_NB);  // RemoveUnfinishedSecrets removes nothing that it cannot lock
   const bool wrote =
       write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
-  std::string error = std::strerror(errno);
+  const bool named = wrote && rename(temporary.c_str(), path.c_str()) == 0;
+  const std::string error = std::strerror(errno);
+  if (!named) unlink(temporary.c_str());
   close(fd);
-  if (wrote && rename(temporary.c_str(), path.c_str()) == 0)
-    return RealFileSystem().SyncDir(ParentPath(path));
-  if (wrote) error = std::strerror(errno);
-  unlink(temporary.c_str());
+  if (named) return RealFileSystem().SyncDir(ParentPath(path));
   return Unavailable(path + ": cannot be written (" + error + ")");
+}
+
+namespace {
+
+// "secret.Ab12Cd", "device.key.Ab12Cd".
+bool IsUnfinished(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string::npos || name.size() - dot != 7 ||
+      !std::all_of(name.begin() + static_cast<std::ptrdiff_t>(dot) + 1, name.end(),
+                   [](unsigned char c) { return std::isalnum(c) != 0; }))
+    return false;
+  const std::string of = name.substr(0, dot);
+  return of == "secret" || of.ends_with(".token") || of.ends_with(".key") || of.ends_with(".crt") ||
+         of.ends_with(".json");
+}
+
+}  // namespace
+
+void RemoveUnfinishedSecrets(const std::string& dir) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> found;
+  std::error_code error;  // what cannot be listed stays
+  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    if (IsUnfinished(it->path().filename().string())) found.push_back(it->path().string());
+  }
+  for (const std::string& path : found) {
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) continue;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path.c_str());
+    close(fd);
+  }
 }
 
 Status CheckPrivate(const std::string& path) {

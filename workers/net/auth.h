@@ -24,7 +24,8 @@ class JobTokens {
  public:
   // From 32 bytes of the kernel's random source.
   static StatusOr<JobTokens> Random();
-  // Reads DIR/secret, or makes it with the tokens of all roles (files DIR/<role>.token, mode 0600).
+  // Reads DIR/secret, or makes it with the tokens of all roles (files DIR/<role>.token, mode 0600). Removes
+  // unfinished secrets.
   static StatusOr<JobTokens> OpenOrCreate(const std::string& dir);
 
   [[nodiscard]] const std::string& Token(CallerRole role) const;
@@ -44,5 +45,8 @@ Status CheckPrivate(const std::string& path);
 // For its owner alone, on the disk when this returns. In the place of what has that name (a link is not
 // followed), at once: who reads sees the old text or the new one.
 Status WriteSecretFile(const std::string& path, const std::string& text);
+// What WriteSecretFile left below `dir` where its process died; not what one that lives is writing. A file
+// system without locks keeps it.
+void RemoveUnfinishedSecrets(const std::string& dir);
 
 }  // namespace tidepool::workers

@@ -63,17 +63,17 @@ Identity IdentityIn(const CertificateFiles& files, const std::string& role) {
   return {files.at(kAuthorityFile), files.at(role + ".crt"), files.at(role + ".key")};
 }
 // All but authority.crt.
-std::vector<std::string> LeafFiles() {
+std::vector<std::string> LeafFiles(const std::vector<std::string>& roles = Roles()) {
   std::vector<std::string> files;
-  for (const std::string& role : Roles()) {
+  for (const std::string& role : roles) {
     for (const char* end : {".key", ".crt"}) files.push_back(role + end);
   }
   return files;
 }
 // An empty text: it cannot be read.
-CertificateFiles ReadFiles(const std::string& dir) {
+CertificateFiles ReadFiles(const std::string& dir, const std::vector<std::string>& roles = Roles()) {
   CertificateFiles files = {{kAuthorityFile, ReadAll(AuthorityFile(dir))}};
-  for (const std::string& file : LeafFiles()) files[file] = ReadAll(dir + "/" + file);
+  for (const std::string& file : LeafFiles(roles)) files[file] = ReadAll(dir + "/" + file);
   return files;
 }
 
@@ -114,12 +114,15 @@ Status CheckHolds(const std::string& path, const Identity& identity, int64_t now
                            x509::OrganisationOf(authorities.front().get()) +
                            "', has not made it; take the whole folder RUN/security of one run");
   const auto clock = [&] { return "this host's clock says " + UtcTimeText(now * 1000); };
+  const std::string renewed =
+      IsNewcomers(identity)
+          ? "it is renewed while its worker reaches the controller, and this one was not: make another join "
+            "token (`tidepool join-token RUN`) and join again, into another folder"
+          : "the controller renews those of RUN/security while it runs: copy them again where this is a copy";
   if (now > x509::EndOf(mine.get()))
-    return FailedPrecondition(
-        path + ": the certificate has expired at " + UtcTimeText(x509::EndOf(mine.get()) * 1000) + ", and " +
-        clock() +
-        "; the controller renews those of RUN/security while it runs: copy them again where "
-        "this is a copy, or set the clock");
+    return FailedPrecondition(path + ": the certificate has expired at " +
+                              UtcTimeText(x509::EndOf(mine.get()) * 1000) + ", and " + clock() + "; " +
+                              renewed + ", or set the clock");
   if (now < x509::BeginOf(mine.get()))
     return FailedPrecondition(path + ": the certificate holds from " +
                               UtcTimeText(x509::BeginOf(mine.get()) * 1000) + " on, and " + clock() +
@@ -143,30 +146,32 @@ Status CheckGiven(const std::string& given, const CertificateFiles& files) {
   return OkStatus();
 }
 
-// A reader that comes between a key and its certificate sees a pair that does not fit; it looks again.
+// All but authority.crt. A reader that comes between a key and its certificate sees a pair that does not fit;
+// it looks again.
 Status WriteLeaves(const std::string& dir, const CertificateFiles& files) {
-  for (const std::string& file : LeafFiles())
-    TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, files.at(file)));
+  for (const auto& [file, text] : files) {
+    if (file != kAuthorityFile) TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + file, text));
+  }
   return OkStatus();
 }
 
 constexpr char kExchange[] = "exchange";  // folder with the files of one that has begun
 
-// Another controller, which starts just now, may remove it at the same time.
+// Another process of the folder, which starts just now, may remove it at the same time.
 Status Removed(const std::string& tree) {
   const Status removed = RealFileSystem().RemoveTree(tree);
   return removed.code() == StatusCode::kNotFound ? OkStatus() : removed;
 }
 
-// Writes on what an exchange that was cut off, by the death of its controller, had to write.
-Status FinishExchange(const std::string& dir) {
+// Writes on what an exchange that was cut off, by the death of its process, had to write.
+Status FinishExchange(const std::string& dir, const std::vector<std::string>& roles = Roles()) {
   const std::string begun = dir + "/" + kExchange;
   std::error_code error;  // what cannot be looked at is not there for us
   if (!fs::exists(begun, error)) return OkStatus();
   RealFileSystem disk;
-  const CertificateFiles files = ReadFiles(begun);
+  const CertificateFiles files = ReadFiles(begun, roles);
   if (std::ranges::all_of(files, [](const auto& file) { return !file.second.empty(); }))
-    TP_RETURN_IF_ERROR(WriteLeaves(dir, files));  // else another controller has just ended it
+    TP_RETURN_IF_ERROR(WriteLeaves(dir, files));  // else another process has just ended it
   TP_RETURN_IF_ERROR(Removed(begun + ".tmp"));
   const Status ended = disk.Rename(begun, begun + ".tmp");  // never half of it under that name
   if (ended.code() == StatusCode::kNotFound) return OkStatus();
@@ -175,17 +180,18 @@ Status FinishExchange(const std::string& dir) {
 }
 
 // All are on the disk, in a folder of their own, before the first one is replaced.
-Status ExchangeLeaves(const std::string& dir, const CertificateFiles& files) {
+Status ExchangeLeaves(const std::string& dir, const CertificateFiles& files,
+                      const std::vector<std::string>& roles = Roles()) {
   const std::string begun = dir + "/" + kExchange, next = begun + ".tmp";
   RealFileSystem disk;
-  TP_RETURN_IF_ERROR(FinishExchange(dir));  // of one that this process could not end, as on a full disk
+  TP_RETURN_IF_ERROR(FinishExchange(dir, roles));  // of one that could not be ended, as on a full disk
   TP_RETURN_IF_ERROR(Removed(next));
   TP_RETURN_IF_ERROR(disk.MakeDirectory(next));
   TP_RETURN_IF_ERROR(WriteLeaves(next, files));
   TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(next), files.at(kAuthorityFile)));
   TP_RETURN_IF_ERROR(disk.Rename(next, begun));
   TP_RETURN_IF_ERROR(disk.SyncDir(dir));
-  return FinishExchange(dir);
+  return FinishExchange(dir, roles);
 }
 
 // With those of an exchange that was cut off. Another controller may be ending it at this moment: then the
@@ -267,6 +273,24 @@ Identity Newest(const Identity& identity) {
   if (identity.folder.empty()) return identity;
   auto now = ReadOf(identity.folder, identity.role);
   return now.ok() && now->has_value() && KeyFits(**now) ? **std::move(now) : identity;
+}
+
+bool IsNewcomers(const Identity& identity) {
+  const auto mine = x509::ParseCertificate(identity.certificate);
+  return mine && std::ranges::any_of(x509::DnsNamesOf(mine.get()),
+                                     [](const std::string& name) { return PlaceOf(name).has_value(); });
+}
+
+Status ReplaceLeaf(const Identity& newcomer, const Identity& next) {
+  return ExchangeLeaves(newcomer.folder,
+                        {{kAuthorityFile, next.authority},
+                         {newcomer.role + ".key", next.key},
+                         {newcomer.role + ".crt", next.certificate}},
+                        {newcomer.role});
+}
+
+Status CheckHolds(const Identity& identity) {
+  return CheckHolds(identity.folder + "/" + identity.role + ".crt", identity, time(nullptr));
 }
 
 int64_t LooksEvery(const Identity& identity) {
@@ -386,6 +410,12 @@ StatusOr<std::string> CertificateRenewal::Show(int64_t now) {
   return "all roles have new certificates, which hold until " + UtcTimeText(x509::EndOf(mine.get()) * 1000);
 }
 
+StatusOr<CertificateRenewal::Certified> CertificateRenewal::Believed() {
+  const MutexLock lock(mu_);
+  TP_ASSIGN_OR_RETURN(Identity mine, ControllersOf(dir_));
+  return Certified{std::move(mine.authority), "", std::chrono::seconds(0)};
+}
+
 StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
     const std::string& request, const std::vector<std::string>& dns_names,
     std::chrono::system_clock::time_point now) {
@@ -407,7 +437,7 @@ StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
     certified.authority += x509::Pem(made->certificate.get());
     TP_RETURN_IF_ERROR(WriteSecretFile(AuthorityFile(dir_), certified.authority));
     newcomers_ = std::make_unique<Authority>(Authority{*std::move(made)});
-    newcomers_->believed_at = seconds + LooksEvery(mine) + 1;
+    newcomers_->believed_at = seconds + 2 * LooksEvery(mine) + 1;  // other newcomers ask, and then look
   }
   certified.believed_in = std::chrono::seconds(std::max<int64_t>(newcomers_->believed_at - seconds, 0));
   const x509::Issued& authority = newcomers_->issued;
@@ -430,6 +460,11 @@ StatusOr<std::optional<Identity>> ReadIdentity(const std::string& token_file) {
   const std::string dir = path.parent_path().string();
   const std::string folder = dir.empty() ? "." : dir, role = path.stem().string();
   TP_ASSIGN_OR_RETURN(std::optional<Identity> identity, ReadOf(folder, role));
+  if (identity && IsNewcomers(*identity)) {
+    RemoveUnfinishedSecrets(folder);
+    TP_RETURN_IF_ERROR(FinishExchange(folder, {role}));
+    TP_ASSIGN_OR_RETURN(identity, ReadOf(folder, role));
+  }
   if (identity) TP_RETURN_IF_ERROR(CheckHolds(folder + "/" + role + ".crt", *identity, time(nullptr)));
   return identity;
 }

@@ -39,6 +39,15 @@ struct Identity {
 };
 // The same as its files are by now; as it was where they cannot be read or do not fit each other.
 Identity Newest(const Identity& identity);
+// Whether its certificate is for a place, as that of a newcomer (newcomers.h). Its files are its own: nobody
+// else exchanges them.
+bool IsNewcomers(const Identity& identity);
+// Key and certificate of `next` take the place of the files that `newcomer` has: both, or, if that process
+// dies, both when they are read the next time.
+Status ReplaceLeaf(const Identity& newcomer, const Identity& next);
+// kFailedPrecondition: its certificate does not hold by this host's clock, and what to do. requires that
+// it is of files
+Status CheckHolds(const Identity& identity);
 // How often who listens looks at the files, in seconds: often enough for certificates that hold so long.
 int64_t LooksEvery(const Identity& identity);
 
@@ -110,6 +119,8 @@ class CertificateRenewal {
     std::string authority, certificate;
     std::chrono::seconds believed_in{0};  // all who listen have looked at authority.crt by then
   };
+  // Whom to believe by now; no certificate.
+  StatusOr<Certified> Believed();
   // Over a signing request. The first one makes the authority of newcomers, and so does one after half of its
   // life. kInvalidArgument: the request; kFailedPrecondition: the certificates are somebody else's.
   StatusOr<Certified> Certify(const std::string& request, const std::vector<std::string>& dns_names,

@@ -60,6 +60,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
   std::atomic<int64_t> refused{0}, row_bytes{0}, received{0}, sent{0};
   Mutex mu;
   Door door TP_GUARDED_BY(mu);
+  Renews renews TP_GUARDED_BY(mu);                            // null: it gives no certificates
   std::map<ConnectionId, Stream*> streams TP_GUARDED_BY(mu);  // of `door`
   std::map<int64_t, Incarnation> welcomed TP_GUARDED_BY(mu);  // by place, the last one that was told
   // Streams with something to write. A thousand connections have no threads of their own: these encode what
@@ -107,11 +108,13 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     TP_RETURN_IF_ERROR(Authorise(context, &role));
     if (role != CallerRole::kDevice)
       return Counted(PermissionDenied(method + ": is for devices, and the token for " + Name(role)));
-    if (const auto place = CertifiedPlaceOf(context); place && !IsAt(*place, inc)) {
-      return Counted(PermissionDenied(method + ": the certificate is for place " + std::to_string(*place) +
-                                      ", which incarnation " + std::to_string(inc.value) + " does not have"));
-    }
-    return OkStatus();
+    const auto place = CertifiedPlaceOf(context);
+    return place ? CheckAt(*place, inc, method) : OkStatus();
+  }
+  Status CheckAt(int64_t place, Incarnation inc, const std::string& method) {
+    if (IsAt(place, inc)) return OkStatus();
+    return Counted(PermissionDenied(method + ": the certificate is for place " + std::to_string(place) +
+                                    ", which incarnation " + std::to_string(inc.value) + " does not have"));
   }
 
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
@@ -160,6 +163,32 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     Impl& hub;
   };
   Payloads payload_files{*this};
+
+  grpc::Status Renew(grpc::ServerContext* context, const v1::RenewRequest* request,
+                     v1::JoinReply* reply) override {
+    CallerRole role{};
+    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
+    const auto place = CertifiedPlaceOf(*context);
+    if (!place)
+      return ToGrpc(Counted(PermissionDenied(
+          "Renew: the certificate is no newcomer's; those of RUN/security are exchanged there")));
+    if (const Status s = CheckAt(*place, Incarnation{request->inc() - 1}, "Renew"); !s.ok()) return ToGrpc(s);
+    Renews by;
+    {
+      const MutexLock lock(mu);
+      by = renews;
+    }
+    if (!by)
+      return ToGrpc(FailedPrecondition(
+          "Renew: the controller gives no certificates to newcomers; go on with --resume, with "
+          "security.newcomers=true"));
+    const auto certified = by(request->signing_request(), role, *place);
+    if (!certified.ok()) return ToGrpc(certified.status().At("Renew"));
+    reply->set_authority(certified->authority);
+    reply->set_certificate(certified->certificate);
+    reply->set_believed_in_s(certified->believed_in.count());
+    return grpc::Status::OK;
+  }
 
   grpc::Status Meet(grpc::ServerContext* context, const v1::MeetRequest* request,
                     v1::MeetReply* reply) override {
@@ -421,6 +450,11 @@ void Hub::Send(ConnectionId id, ToWorker message) {
   if (const auto* welcome = std::get_if<down::Welcome>(&message.body))
     impl_->welcomed[welcome->place] = welcome->inc;
   impl_->door.Send(id, std::move(message));
+}
+
+void Hub::RenewBy(Renews renews) {
+  const MutexLock lock(impl_->mu);
+  impl_->renews = std::move(renews);
 }
 
 void Hub::Refuse(ConnectionId id, down::Refuse why) {

@@ -69,6 +69,12 @@ class Hub : public Attachments::Wire {
     Hub* hub_;
   };
   [[nodiscard]] Holding Hold();
+  // Makes the certificate of a newcomer at this place anew; an empty request: names the authorities alone. On
+  // gRPC's threads, which it may hold for some seconds.
+  using Renews = std::function<StatusOr<CertificateRenewal::Certified>(const std::string& signing_request,
+                                                                       CallerRole role, int64_t place)>;
+  // From now on; before, nobody's is.
+  void RenewBy(Renews renews);
   // The worker is told why, then the connection is closed.
   void Refuse(ConnectionId connection, down::Refuse why) override;
   void Close(ConnectionId connection, const std::string& why) override;

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <future>
 #include <thread>
 #include <utility>
 
@@ -39,22 +38,19 @@ struct JoinServer::Impl final : v1::Newcomers::Service {
     const std::string_view value =
         it == metadata.end() ? "" : std::string_view(it->second.data(), it->second.size());
     if (!value.starts_with(kScheme)) return ToGrpc(Unauthenticated("Join: no join token"));
-    auto answer = std::make_shared<std::promise<StatusOr<Admitted>>>();
-    auto answered = answer->get_future();
-    disk.Do("join",
-            [answer, admits = admits, id = request->id(), secret = std::string(value.substr(kScheme.size())),
-             signing = request->signing_request()](const DiskThread::Say&) {
-              answer->set_value(admits(id, secret, signing));
-            });
-    if (answered.wait_for(kAnswerWithin) != std::future_status::ready)
+    const auto admitted = disk.DoWithin(
+        kAnswerWithin, "join",
+        [admits = admits, id = request->id(), secret = std::string(value.substr(kScheme.size())),
+         signing = request->signing_request()] { return admits(id, secret, signing); });
+    if (!admitted)
       return ToGrpc(Unavailable("Join: the controller's disk does not answer; make another join token"));
-    const StatusOr<Admitted> admitted = answered.get();
-    if (!admitted.ok()) return ToGrpc(admitted.status());
+    if (!admitted->ok()) return ToGrpc(admitted->status());
+    const Admitted& newcomer = **admitted;
     listener->Authenticated(context->peer());
-    reply->set_authority(admitted->certified.authority);
-    reply->set_certificate(admitted->certified.certificate);
-    reply->set_token(admitted->token);
-    reply->set_believed_in_s(admitted->certified.believed_in.count());
+    reply->set_authority(newcomer.certified.authority);
+    reply->set_certificate(newcomer.certified.certificate);
+    reply->set_token(newcomer.token);
+    reply->set_believed_in_s(newcomer.certified.believed_in.count());
     return grpc::Status::OK;
   }
 };

@@ -14,7 +14,9 @@
 #include "core/base/rng.h"
 #include "core/base/thread_annotations.h"
 #include "core/base/time.h"
+#include "core/observe/log.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/newcomers.h"
 #include "workers/net/rows_call.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/tls.h"
@@ -30,6 +32,7 @@ using Stream = grpc::ClientReaderWriter<v1::Frame, v1::Frame>;
 // The most that security.max_control_bytes may be; its value binds the controller, which refuses what is
 // larger.
 constexpr int kMostFrameBytes = 64 << 20;
+constexpr auto kQuestionWithin = std::chrono::seconds(5);  // of one question, which may wait for a second
 
 std::string AddressIn(const std::string& control_file, const std::string& fallback) {
   std::ifstream in(control_file);
@@ -54,7 +57,10 @@ struct Link::Impl {
   std::shared_ptr<grpc::Channel> channel TP_GUARDED_BY(mu);
   grpc::ClientContext* context TP_GUARDED_BY(mu) = nullptr;
   std::set<grpc::ClientContext*> questions TP_GUARDED_BY(mu);  // that wait for their answers
-  std::jthread pump;  // waits: its stream is cancelled before it is joined
+  std::jthread pump;                         // waits: its stream is cancelled before it is joined
+  std::unique_ptr<NewcomerRenewal> renewal;  // null: the certificates are no newcomer's; else of `renews`
+  Condition renewal_pause;                   // that nobody wakes but the end
+  std::jthread renews;                       // waits: its question is cancelled before it is joined
 
   Impl(LinkOptions o, uint64_t process)
       : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
@@ -86,6 +92,40 @@ struct Link::Impl {
   };
   void EndQuestions() TP_REQUIRES(mu) {
     for (grpc::ClientContext* question : questions) question->TryCancel();
+  }
+
+  StatusOr<CertificateRenewal::Certified> AskToRenew(const std::string& signing_request) {
+    std::shared_ptr<grpc::Channel> at;
+    v1::RenewRequest request;
+    request.set_signing_request(signing_request);
+    {
+      const MutexLock lock(mu);
+      if (stop || !connected) return Unavailable("no controller is there");
+      at = channel;
+      request.set_inc(session.inc().value + 1);
+    }
+    Question question(*this, kQuestionWithin);
+    v1::JoinReply reply;
+    TP_RETURN_IF_ERROR(FromGrpc(v1::Control::NewStub(at)->Renew(&question.context, request, &reply)));
+    return CertificateRenewal::Certified{
+        reply.authority(), reply.certificate(),
+        std::chrono::seconds(std::clamp<int64_t>(reply.believed_in_s(), 0, 60))};
+  }
+
+  void Renew(const std::stop_token& over) {
+    std::string trouble;
+    while (!over.stop_requested()) {
+      const auto done = renewal->Advance(std::chrono::system_clock::now());
+      if (!done.ok()) {
+        if (std::exchange(trouble, done.status().message()) != done.status().message())
+          observe::Log(LogLevel::kWarn, "certificates_not_renewed", {{"text", trouble}});
+      } else if (!done->empty()) {
+        trouble.clear();
+        observe::Log(LogLevel::kInfo, "certificates_renewed", {{"text", *done}});
+      }
+      const MutexLock lock(mu);
+      renewal_pause.WaitFor(mu, over, renewal->Pause());
+    }
   }
 
   // What is asked of the rows of a lease, and where.
@@ -149,10 +189,12 @@ struct Link::Impl {
 
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
   // is let come: over a far or lossy network, and to a controller that all its workers dial at a time, the
-  // round trips of TCP and TLS take longer than a turn.
+  // four round trips of TCP, TLS and HTTP/2, and what is lost of them and sent again after 1, 2 and 4 s, take
+  // many turns, and whoever begins anew pays for all of them again. It is as long as a system waits that has
+  // lost three packets in a row.
   bool Connected(grpc::Channel& opened, const std::string& address) {
     constexpr auto kTurn = std::chrono::milliseconds(500);
-    constexpr int kTurns = 4;
+    constexpr int kTurns = 20;
     for (int i = 0; i < kTurns; ++i) {
       if (opened.WaitForConnected(std::chrono::system_clock::now() + kTurn)) return true;
       if (opened.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_CONNECTING) return false;
@@ -281,6 +323,11 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
   impl.sink = std::move(sink);
   auto call = impl.Dial();
   if (!call.ok()) return call.status();
+  if (const auto& identity = options.credentials.identity)
+    impl.renewal = NewcomerRenewal::Of(
+        *identity, [&impl](const std::string& request) { return impl.AskToRenew(request); });
+  if (impl.renewal != nullptr)
+    impl.renews = std::jthread([&impl](const std::stop_token& over) { impl.Renew(over); });
   impl.pump = std::jthread([&impl, c = std::move(call)](std::stop_token) mutable { impl.Run(std::move(c)); });
   return link;
 }
@@ -292,6 +339,8 @@ Link::~Link() {
     impl_->stop = true;
     if (impl_->context != nullptr) impl_->context->TryCancel();
     impl_->wake.NotifyAll();
+    impl_->renews.request_stop();
+    impl_->EndQuestions();
   }
   if (impl_->pump.joinable())
     impl_->pump.join();  // waits: cancelled above; an attempt to come back looks twice a second
@@ -327,7 +376,6 @@ bool Link::MayServe() const {
 
 namespace {
 
-constexpr auto kQuestionWithin = std::chrono::seconds(5);  // of one question, which may wait for a second
 constexpr auto kSaidWithin = std::chrono::seconds(20);     // what is set, with a new connection in between
 constexpr auto kBetween = std::chrono::milliseconds(100);  // two questions where nobody answers
 

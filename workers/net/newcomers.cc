@@ -9,6 +9,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/utc_time.h"
+#include "workers/net/x509.h"
 
 namespace tidepool::workers {
 namespace {
@@ -19,6 +20,10 @@ using Json = nlohmann::json;
 std::string Folder(const std::string& security) { return security + "/newcomers"; }
 std::string Record(const std::string& security, const std::string& id) {
   return Folder(security) + "/" + id + ".json";
+}
+
+int64_t UnixSeconds(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
 // An id becomes a part of a path.
@@ -106,6 +111,10 @@ StatusOr<JoinToken> ReadJoinToken(const std::string& file) {
   return token;
 }
 
+std::vector<std::string> NewcomerNames(CallerRole role, int64_t place) {
+  return {CertifiedName(Name(role)), CertifiedPlace(place), kPagesName};
+}
+
 StatusOr<Admitted> Admit(const std::string& security, const JobTokens& tokens, int64_t ctl_epoch,
                          CertificateRenewal& certificates, const std::string& id, const std::string& secret,
                          const std::string& signing_request, std::chrono::system_clock::time_point now) {
@@ -120,18 +129,59 @@ StatusOr<Admitted> Admit(const std::string& security, const JobTokens& tokens, i
   const auto scope = ScopeIn(record);
   // First: whoever does not know the secret cannot use the token up.
   if (!scope || !ConstantTimeEqual(Sha256Hex(secret), Text(record, "digest"))) return refused();
-  if (scope->ctl_epoch != ctl_epoch ||
-      std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count() > scope->expires)
-    return refused();
-  const std::string role = Name(scope->role);
-  TP_ASSIGN_OR_RETURN(
-      CertificateRenewal::Certified certified,
-      certificates.Certify(signing_request, {CertifiedName(role), CertifiedPlace(scope->place), kPagesName},
-                           now));
+  if (scope->ctl_epoch != ctl_epoch || UnixSeconds(now) > scope->expires) return refused();
+  TP_ASSIGN_OR_RETURN(CertificateRenewal::Certified certified,
+                      certificates.Certify(signing_request, NewcomerNames(scope->role, scope->place), now));
   std::error_code error;
   fs::rename(path, Folder(security) + "/" + id + ".used", error);
   if (error) return refused();  // somebody else was first, and nobody gets what was just made
   return Admitted{*scope, tokens.Token(scope->role), std::move(certified)};
+}
+
+std::unique_ptr<NewcomerRenewal> NewcomerRenewal::Of(const Identity& identity, Asks asks) {
+  if (identity.folder.empty() || !IsNewcomers(identity)) return nullptr;
+  return std::unique_ptr<NewcomerRenewal>(new NewcomerRenewal(identity, std::move(asks)));
+}
+
+StatusOr<std::string> NewcomerRenewal::Advance(std::chrono::system_clock::time_point now) {
+  const auto end_of = [](const Identity& identity) {
+    return x509::EndOf(x509::ParseCertificate(identity.certificate).get());
+  };
+  if (next_) {
+    if (now < next_->shown) return std::string();
+    TP_RETURN_IF_ERROR(ReplaceLeaf(identity_, next_->identity));
+    const Next shown = *std::exchange(next_, std::nullopt);
+    return "this worker has a new certificate, which holds until " +
+           UtcTimeText(end_of(shown.identity) * 1000);
+  }
+  const Identity present = Newest(identity_);
+  const int64_t end = end_of(present);
+  const int64_t begin = x509::BeginOf(x509::ParseCertificate(present.certificate).get()) + x509::kBefore_s;
+  const int64_t left = end - UnixSeconds(now);
+  const bool due = left < (end - begin) / 3;
+  const Status asked = Ask(present, due, now);
+  if (asked.ok() || !due) return std::string();  // whom to believe is asked again soon
+  return Status(asked.code(),
+                std::string("the certificate ") + (left < 0 ? "has ended at " : "ends at ") +
+                    UtcTimeText(end * 1000) + ", and there is no new one: " + asked.message() +
+                    "; it is tried again. A worker that starts, or loses its connection, after that time " +
+                    "needs another join token (`tidepool join-token RUN`)");
+}
+
+Status NewcomerRenewal::Ask(const Identity& present, bool due, std::chrono::system_clock::time_point now) {
+  const auto request = due ? x509::MakeRequest() : std::optional(x509::Request{});
+  if (!request) return Internal("a key could not be made: " + x509::WhatFailed());
+  TP_ASSIGN_OR_RETURN(const CertificateRenewal::Certified certified, asks_(request->pem));
+  if (x509::ParseCertificates(certified.authority).empty())
+    return Internal("the controller named no authority to believe");
+  if (certified.authority != present.authority)
+    TP_RETURN_IF_ERROR(WriteSecretFile(identity_.folder + "/authority.crt", certified.authority));
+  if (!due) return OkStatus();
+  Identity renewed{certified.authority, certified.certificate, x509::Pem(request->key.get()),
+                   identity_.folder, identity_.role};
+  TP_RETURN_IF_ERROR(CheckHolds(renewed));
+  next_ = Next{std::move(renewed), now + certified.believed_in};
+  return OkStatus();
 }
 
 }  // namespace tidepool::workers

@@ -7,11 +7,19 @@
 // RUN/security/newcomers/ID.json says what a join token is good for, and has the digest of its secret. The
 // controller takes it by renaming it to ID.used, so one of two who come at once is refused.
 //
-// Thread-safe.
+// Whoever has come so has its certificate made anew before it ends, by its word over its connection
+// (NewcomerRenewal): its place is taken from the certificate that it has.
+//
+// Thread-safe, but NewcomerRenewal.
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/status.h"
 #include "workers/net/auth.h"
@@ -43,6 +51,9 @@ Status WriteJoinToken(const std::string& file, const JoinToken& token);
 // kInvalidArgument: it is none; kPermissionDenied: others can read it; kFailedPrecondition: it has expired.
 StatusOr<JoinToken> ReadJoinToken(const std::string& file);
 
+// The names in the certificate of a newcomer.
+std::vector<std::string> NewcomerNames(CallerRole role, int64_t place);
+
 // What the controller gives for a join token.
 struct Admitted {
   JoinScope scope;
@@ -54,5 +65,31 @@ struct Admitted {
 StatusOr<Admitted> Admit(const std::string& security, const JobTokens& tokens, int64_t ctl_epoch,
                          CertificateRenewal& certificates, const std::string& id, const std::string& secret,
                          const std::string& signing_request, std::chrono::system_clock::time_point now);
+
+// A newcomer's files while the run goes on: authority.crt follows the run's, and key and certificate are
+// exchanged when a third of its life is left. One thread uses it.
+class NewcomerRenewal {
+ public:
+  // Asks the controller for a certificate; an empty request: whom to believe alone.
+  using Asks = std::function<StatusOr<CertificateRenewal::Certified>(const std::string& signing_request)>;
+  // Null: it is no newcomer's of files.
+  static std::unique_ptr<NewcomerRenewal> Of(const Identity& identity, Asks asks);
+  // What is to be done by now. Returns what was done, for the log; empty: nothing. Where it fails it is tried
+  // again at the next call, and the error says until when that is good for something.
+  StatusOr<std::string> Advance(std::chrono::system_clock::time_point now);
+  // Between two calls.
+  [[nodiscard]] std::chrono::seconds Pause() const { return std::chrono::seconds(LooksEvery(identity_)); }
+
+ private:
+  NewcomerRenewal(Identity identity, Asks asks) : identity_(std::move(identity)), asks_(std::move(asks)) {}
+  Status Ask(const Identity& present, bool due, std::chrono::system_clock::time_point now);
+  struct Next {
+    Identity identity;
+    std::chrono::system_clock::time_point shown;  // all believe it then
+  };
+  const Identity identity_;
+  const Asks asks_;
+  std::optional<Next> next_;
+};
 
 }  // namespace tidepool::workers

@@ -61,7 +61,10 @@ std::string FaultOf(X509* theirs, const Identity& identity, int64_t now) {
   if (now < x509::BeginOf(theirs))
     return "its certificate holds from " + UtcTimeText(x509::BeginOf(theirs) * 1000) + " on" + clock;
   if (!known)
-    return "its certificate is newer than the files beside the token, or older; copy RUN/security again";
+    return "its certificate is newer than the files beside the token, or older; " +
+           std::string(IsNewcomers(identity)
+                           ? "join again with another join token (`tidepool join-token RUN`)"
+                           : "copy RUN/security again");
   return "";
 }
 
@@ -69,8 +72,9 @@ std::string FaultOf(X509* theirs, const Identity& identity, int64_t now) {
 
 std::string WhyNotBelieved(const std::string& address, const Identity& identity,
                            std::chrono::milliseconds patience) {
+  const Status mine_holds = identity.folder.empty() ? OkStatus() : CheckHolds(identity);
   const Socket socket = ConnectTo(address, patience);
-  if (socket.fd < 0) return "";
+  if (socket.fd < 0) return mine_holds.message();
   const std::unique_ptr<SSL_CTX, Freed<SSL_CTX_free>> context(SSL_CTX_new(TLS_client_method()));
   const x509::Certificate mine = x509::ParseCertificate(identity.certificate);
   const x509::Key key = x509::ParseKey(identity.key);
@@ -86,6 +90,7 @@ std::string WhyNotBelieved(const std::string& address, const Identity& identity,
   if (theirs) {
     if (std::string fault = FaultOf(theirs.get(), identity, time(nullptr)); !fault.empty()) return fault;
   }
+  if (!mine_holds.ok()) return mine_holds.message();
   char byte = 0;
   if (!theirs || (met && SSL_read(tls.get(), &byte, 1) > 0)) return "";  // TLS 1.3 refuses us only now
   const char* reason = ERR_reason_error_string(ERR_peek_last_error());

@@ -111,6 +111,19 @@ bool IsFor(X509* certificate, const std::string& dns_name) {
   return X509_check_host(certificate, dns_name.c_str(), 0, 0, nullptr) == 1;
 }
 
+std::vector<std::string> DnsNamesOf(X509* certificate) {
+  const std::unique_ptr<GENERAL_NAMES, Freed<GENERAL_NAMES_free>> names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  std::vector<std::string> all;
+  for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_DNS) continue;
+    all.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.dNSName)),
+                     static_cast<size_t>(ASN1_STRING_length(name->d.dNSName)));
+  }
+  return all;
+}
+
 std::string OrganisationOf(const X509* certificate) {
   char text[128] = "";
   X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_organizationName, text, sizeof text);

@@ -34,6 +34,7 @@ std::vector<Certificate> ParseCertificates(const std::string& pem);
 X509* IssuerOf(X509* certificate, const std::vector<Certificate>& authorities);
 bool AreOfEachOther(X509* certificate, EVP_PKEY* key);
 bool IsFor(X509* certificate, const std::string& dns_name);
+std::vector<std::string> DnsNamesOf(X509* certificate);
 std::string OrganisationOf(const X509* certificate);
 // Seconds since 1970.
 int64_t BeginOf(const X509* certificate);

@@ -8,11 +8,15 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
+#include "core/base/rng.h"
+#include "core/base/thread_annotations.h"
 #include "core/storage/journal_codec.h"
 #include "core/storage/journal_format.h"
 #include "tests/core/base/memory_file_system.h"
@@ -520,6 +524,147 @@ TEST(JournalTest, WhoHasTheJournalTakesTheLockAgain) {
   EXPECT_EQ((*next)->Keep().code(), StatusCode::kAborted);
   next->reset();
   EXPECT_EQ(JournalWriter::Open(fs, kDir, "run-1").status().code(), StatusCode::kFailedPrecondition);
+}
+
+// Calls of several threads on one file system, one at a time, in an order that a seed draws.
+class Turns {
+ public:
+  Turns(uint64_t seed, std::set<int> threads) : rng_(seed), running_(std::move(threads)) {}
+  void Wait(int thread) {
+    const MutexLock lock(mu_);
+    waiting_.insert(thread);
+    Choose();
+    const bool came =
+        changed_.WaitFor(mu_, std::chrono::seconds(30), [&]() TP_REQUIRES(mu_) { return turn_ == thread; });
+    TP_CHECK(came);
+    waiting_.erase(thread);
+    turn_ = kNobody;
+  }
+  void End(int thread) {
+    const MutexLock lock(mu_);
+    running_.erase(thread);
+    Choose();
+  }
+
+ private:
+  static constexpr int kNobody = -1;
+  // Once all that have not ended wait.
+  void Choose() TP_REQUIRES(mu_) {
+    if (waiting_.empty() || waiting_.size() != running_.size() || turn_ != kNobody) return;
+    turn_ = *std::next(waiting_.begin(), rng_.Below(static_cast<int64_t>(waiting_.size())));
+    changed_.NotifyAll();
+  }
+  Mutex mu_;
+  Condition changed_;
+  Rng rng_ TP_GUARDED_BY(mu_);
+  std::set<int> running_ TP_GUARDED_BY(mu_), waiting_ TP_GUARDED_BY(mu_);
+  int turn_ TP_GUARDED_BY(mu_) = kNobody;
+};
+
+class TurnsFileSystem : public MemoryFileSystem {
+ public:
+  static inline thread_local int me = -1;  // -1: no thread of `turns`
+  Turns* turns = nullptr;
+
+  StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path, FileAccess access) override {
+    Wait();
+    return MemoryFileSystem::OpenForAppend(path, access);
+  }
+  StatusOr<std::unique_ptr<WritableFile>> CreateNew(const std::string& path, FileAccess access) override {
+    Wait();
+    auto file = MemoryFileSystem::CreateNew(path, access);
+    Wait();  // while it is empty
+    return file;
+  }
+  StatusOr<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& path) override {
+    Wait();
+    return MemoryFileSystem::OpenForRead(path);
+  }
+  StatusOr<FileInfo> Stat(const std::string& path) override {
+    Wait();
+    return MemoryFileSystem::Stat(path);
+  }
+  StatusOr<std::vector<std::string>> List(const std::string& dir) override {
+    Wait();
+    return MemoryFileSystem::List(dir);
+  }
+  Status Rename(const std::string& from, const std::string& to) override {
+    Wait();
+    return MemoryFileSystem::Rename(from, to);
+  }
+  Status RemoveFile(const std::string& path) override {
+    Wait();
+    return MemoryFileSystem::RemoveFile(path);
+  }
+  Status SyncDir(const std::string& dir) override {
+    Wait();
+    return MemoryFileSystem::SyncDir(dir);
+  }
+  StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path, const std::string& who) override {
+    Wait();
+    return MemoryFileSystem::Lock(path, who);
+  }
+
+ private:
+  void Wait() {
+    if (me >= 0) turns->Wait(me);
+  }
+};
+
+// Whatever they get in each other's way, one goes on, and what it has read is what the journal says. The one
+// before may have ended, or be alive and begin a segment just then.
+TEST(JournalTest, OfTwoThatTakeOverAtOnceOneGoesOn) {
+  for (const bool lives : {false, true}) {
+    for (uint64_t seed = 0; seed < 400; ++seed) {
+      SCOPED_TRACE(testing::Message() << "seed " << seed << (lives ? ", the one before lives" : ""));
+      TurnsFileSystem fs;
+      auto before = MustOpen(fs);
+      before->Append(record::Dup{.tid = {0, 0, 0}}, 0);
+      ASSERT_TRUE(before->Sync().ok());
+      std::set<int> threads = {0, 1};
+      if (lives) threads.insert(2);
+      Turns turns(seed, threads);
+      fs.turns = &turns;
+      std::vector<JournalContents> read(2);
+      std::vector<StatusOr<std::unique_ptr<JournalWriter>>> opened;
+      for (int i = 0; i < 2; ++i) opened.emplace_back(Aborted("not yet"));
+      {
+        std::vector<std::jthread> all;
+        for (const int i : {0, 1}) {
+          all.emplace_back([&, i] {
+            TurnsFileSystem::me = i;
+            opened[i] = OpenAndRead(fs, {.take_over = true}, read[i]);
+            turns.End(i);
+          });
+        }
+        if (lives) {
+          all.emplace_back([&] {
+            TurnsFileSystem::me = 2;
+            (void)before->SetBegun(7);
+            before->Append(record::Dup{.tid = {1, 0, 0}}, 0);
+            (void)before->Sync();  // perhaps it was in time
+            turns.End(2);
+          });
+        }
+      }
+      const auto goes_on = [](const auto& writer) { return writer.ok() && (*writer)->Keep().ok(); };
+      const int winner = goes_on(opened[0]) ? 0 : 1;
+      ASSERT_TRUE(goes_on(opened[winner])) << opened[0].status().ToString() << "\n"
+                                           << opened[1].status().ToString();
+      ASSERT_FALSE(goes_on(opened[1 - winner]));
+      JournalWriter& writer = **opened[winner];
+      writer.Append(record::Dup{.tid = {2, 0, 0}}, 0);
+      ASSERT_TRUE(writer.Sync().ok());
+      before.reset();
+      opened[1 - winner] = Aborted("");
+      EXPECT_EQ(JournalWriter::Open(fs, kDir, "run-1").status().code(), StatusCode::kFailedPrecondition)
+          << "the winner has no lock";
+      const auto is = MustRead(fs).entries;
+      ASSERT_EQ(is.size(), read[winner].entries.size() + 1);
+      for (size_t i = 0; i + 1 < is.size(); ++i)
+        EXPECT_EQ(Bytes(is[i].record), Bytes(read[winner].entries[i].record));
+    }
+  }
 }
 
 // One that slept begins a segment when it wakes, and its name is taken.

@@ -1,11 +1,16 @@
 #include "workers/net/auth.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace tidepool::workers {
 namespace {
@@ -82,6 +87,32 @@ TEST(JobTokensTest, ATokenFileThatOthersCanReadIsRefused) {
   ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
   chmod((dir + "/device.token").c_str(), 0644);
   EXPECT_EQ(ReadTokenFile(dir + "/device.token").status().code(), StatusCode::kPermissionDenied);
+}
+
+TEST(SecretFileTest, WhatADeadProcessLeftUnfinishedGoesAtTheNextStart) {
+  const std::string dir = testing::TempDir() + "/unfinished";
+  std::filesystem::remove_all(dir);
+  ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
+  std::filesystem::create_directories(dir + "/newcomers");
+  const auto there = [&](const std::string& file) { return std::filesystem::exists(dir + "/" + file); };
+  const std::vector<std::string> unfinished = {"secret.aB3xYz", "device.key.012345", "authority.crt.abcdef",
+                                               "newcomers/0123456789abcdef.json.ABCDEF"};
+  const std::vector<std::string> others = {"notes.backup", "device.key.old", "device.key.1234567",
+                                           "my.device"};
+  for (const auto* files : {&unfinished, &others})
+    for (const std::string& file : *files) std::ofstream(dir + "/" + file) << "half of it";
+  // One that lives is writing this one.
+  const std::string lives = dir + "/reward.key.live00";
+  const int fd = open(lives.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
+  for (const std::string& file : unfinished) EXPECT_FALSE(there(file)) << file;
+  for (const std::string& file : others) EXPECT_TRUE(there(file)) << file;
+  for (const char* file : {"secret", "device.token", "reward.key.live00"}) EXPECT_TRUE(there(file)) << file;
+  close(fd);
+  ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
+  EXPECT_FALSE(there("reward.key.live00"));
+  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

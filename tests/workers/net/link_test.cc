@@ -1,6 +1,10 @@
 #include "workers/net/link.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -8,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -411,6 +416,99 @@ TEST(LinkTest, TheControlFileIsReadUntilTheControllerHasWrittenIt) {
   });
   const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
   EXPECT_TRUE(link.ok()) << link.status().ToString();
+}
+
+// A road to `port` over which every byte is on its way for `delay`, in both directions.
+class FarRoad {
+ public:
+  FarRoad(int port, std::chrono::milliseconds delay)
+      : to_(port), delay_(delay), listens_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in here = At(0);
+    socklen_t size = sizeof here;
+    TP_CHECK(bind(listens_, reinterpret_cast<sockaddr*>(&here), size) == 0 && listen(listens_, 8) == 0);
+    getsockname(listens_, reinterpret_cast<sockaddr*>(&here), &size);
+    port_ = ntohs(here.sin_port);
+    carries_ = std::jthread([this](const std::stop_token& stop) { Carry(stop); });
+  }
+  ~FarRoad() {
+    carries_.request_stop();
+    carries_.join();  // waits: it looks at the token every few milliseconds
+    for (const auto& [from, to] : roads_) close(from);
+    close(listens_);
+  }
+  [[nodiscard]] std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Piece {
+    Clock::time_point due;
+    int to;
+    std::string bytes;  // empty: the end
+  };
+  static sockaddr_in At(int port) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    return at;
+  }
+  void Carry(const std::stop_token& stop) {
+    std::deque<Piece> under_way;
+    while (!stop.stop_requested()) {
+      std::vector<pollfd> polled = {{listens_, POLLIN, 0}};
+      for (const auto& [from, to] : roads_) polled.push_back({from, POLLIN, 0});
+      poll(polled.data(), polled.size(), 5);
+      for (const pollfd& fd : polled) {
+        if (fd.revents == 0) continue;
+        if (fd.fd == listens_) {
+          const int near = accept(listens_, nullptr, nullptr), far = socket(AF_INET, SOCK_STREAM, 0);
+          const sockaddr_in there = At(to_);
+          TP_CHECK(connect(far, reinterpret_cast<const sockaddr*>(&there), sizeof there) == 0);
+          roads_[near] = far;
+          roads_[far] = near;
+          continue;
+        }
+        char bytes[1 << 14];
+        const ssize_t n = recv(fd.fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (n > 0)
+          under_way.push_back({Clock::now() + delay_, roads_.at(fd.fd), {bytes, static_cast<size_t>(n)}});
+        if (n == 0) {
+          under_way.push_back({Clock::now() + delay_, roads_.at(fd.fd), ""});
+          ended_.push_back(fd.fd);
+          roads_.erase(fd.fd);
+        }
+      }
+      while (!under_way.empty() && under_way.front().due <= Clock::now()) {
+        const Piece piece = std::move(under_way.front());
+        under_way.pop_front();
+        if (piece.bytes.empty()) shutdown(piece.to, SHUT_WR);
+        if (!piece.bytes.empty()) (void)send(piece.to, piece.bytes.data(), piece.bytes.size(), MSG_NOSIGNAL);
+      }
+    }
+    for (const int fd : ended_) close(fd);
+  }
+
+  const int to_;
+  const std::chrono::milliseconds delay_;
+  const int listens_;
+  int port_ = 0;
+  std::map<int, int> roads_;  // from a socket to the other one
+  std::vector<int> ended_;
+  std::jthread carries_;
+};
+
+// After two seconds it began anew, for ever.
+TEST(LinkTest, AConnectionThatIsLongOnItsWayIsLetCome) {
+  Ends ends;
+  const std::string at = ends.hub->address();
+  const FarRoad road(std::stoi(at.substr(at.rfind(':') + 1)), 2300ms);
+  LinkOptions dial;
+  dial.address = road.address();
+  dial.credentials.token = ends.tokens.Token(CallerRole::kDevice);
+  dial.hello.run_id = "run";
+  dial.connect_timeout_s = 8;
+  const auto made = Link::Connect(dial, [](const std::vector<LinkEvent>&) {});
+  EXPECT_TRUE(made.ok()) << made.status().ToString();
 }
 
 TEST(LinkTest, NobodyAtTheAddressIsAClearError) {

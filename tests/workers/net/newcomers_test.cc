@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "workers/net/join_service.h"
+#include "workers/net/why_not_believed.h"
 #include "workers/net/x509.h"
 
 namespace tidepool::workers {
@@ -157,6 +158,137 @@ TEST_F(NewcomersTest, AFileThatOthersCanReadOrThatHasExpiredIsRefused) {
   EXPECT_EQ(ReadJoinToken(file).status().code(), StatusCode::kFailedPrecondition);
   ASSERT_TRUE(WriteSecretFile(file, "{}").ok());
   EXPECT_EQ(ReadJoinToken(file).status().code(), StatusCode::kInvalidArgument);
+}
+
+// A newcomer's files, of which the run's authority has made the certificate.
+struct Newcomer {
+  explicit Newcomer(int64_t lifetime_s) : dir(testing::TempDir() + "/renewed_newcomer") {
+    fs::remove_all(dir);
+    fs::create_directories(dir);
+    const auto leaf = *x509::Issue(authority, "run-a", lifetime_s, kNames);
+    Write("authority.crt", first);
+    Write("reward.key", x509::Pem(leaf.key.get()));
+    Write("reward.crt", x509::Pem(leaf.certificate.get()));
+  }
+  ~Newcomer() { fs::remove_all(dir); }
+  void Write(const std::string& file, const std::string& text) const {
+    EXPECT_TRUE(WriteSecretFile(dir + "/" + file, text).ok());
+  }
+  [[nodiscard]] Identity Files() const {
+    const auto files = ReadIdentity(dir + "/reward.token");
+    EXPECT_TRUE(files.ok()) << files.status().ToString();
+    return **files;
+  }
+  // As the controller answers.
+  StatusOr<CertificateRenewal::Certified> Answer(const std::string& request) {
+    asked.push_back(request);
+    if (!fails.ok()) return fails;
+    CertificateRenewal::Certified made{believed, "", seconds(0)};
+    if (request.empty()) return made;
+    made.certificate =
+        x509::Pem(x509::IssueFor(x509::KeyOfRequest(request).get(), next, "run-a", 400, kNames).get());
+    made.believed_in = seconds(2);
+    return made;
+  }
+  std::unique_ptr<NewcomerRenewal> Renewal() {
+    return NewcomerRenewal::Of(Files(), [this](const std::string& request) { return Answer(request); });
+  }
+  const std::vector<std::string> kNames = NewcomerNames(CallerRole::kReward, 2);
+  const x509::Issued authority = *x509::IssueAuthority("run-a", 1000),
+                     next = *x509::IssueAuthority("run-a", 1000);
+  const std::string first = x509::Pem(authority.certificate.get()),
+                    both = first + x509::Pem(next.certificate.get());
+  const std::string dir;
+  std::string believed = first;
+  std::vector<std::string> asked;
+  Status fails;
+};
+
+TEST(NewcomerRenewalTest, ItsAuthoritiesFollowTheRunsAndItsCertificateIsMadeAnewLongBeforeItsEnd) {
+  Newcomer newcomer(60);
+  const auto renewal = newcomer.Renewal();
+  ASSERT_NE(renewal, nullptr);
+  const Identity before = newcomer.Files();
+  auto now = system_clock::now();
+  EXPECT_EQ(*renewal->Advance(now), "");
+  EXPECT_EQ(newcomer.asked, std::vector<std::string>{""});
+  newcomer.believed = newcomer.both;
+  EXPECT_EQ(*renewal->Advance(now), "");
+  EXPECT_EQ(newcomer.Files().authority, newcomer.both);
+  EXPECT_EQ(newcomer.Files().certificate, before.certificate);
+  // Before its last third nobody is the worse for a controller that does not answer.
+  newcomer.fails = Unavailable("not now");
+  EXPECT_EQ(*renewal->Advance(now + seconds(38)), "");
+  now += seconds(43);
+  const auto failed = renewal->Advance(now);
+  EXPECT_EQ(failed.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(failed.status().message(), HasSubstr("the certificate ends at 20"));
+  EXPECT_THAT(failed.status().message(), HasSubstr("there is no new one: not now; it is tried again"));
+  EXPECT_THAT(failed.status().message(), HasSubstr("tidepool join-token RUN"));
+  // It is shown when all believe who made it.
+  newcomer.fails = OkStatus();
+  EXPECT_EQ(*renewal->Advance(now), "");
+  EXPECT_NE(newcomer.asked.back(), "");
+  EXPECT_EQ(*renewal->Advance(now + seconds(1)), "");
+  EXPECT_EQ(newcomer.Files().certificate, before.certificate);
+  EXPECT_THAT(*renewal->Advance(now + seconds(2)), HasSubstr("has a new certificate, which holds until 20"));
+  const Identity renewed = newcomer.Files();
+  EXPECT_NE(renewed.certificate, before.certificate);
+  EXPECT_NE(renewed.key, before.key);
+  EXPECT_TRUE(x509::IsFor(x509::ParseCertificate(renewed.certificate).get(), CertifiedPlace(2)));
+  EXPECT_FALSE(fs::exists(newcomer.dir + "/exchange"));
+  newcomer.asked.clear();
+  EXPECT_EQ(*renewal->Advance(now + seconds(3)), "");
+  EXPECT_EQ(newcomer.asked, std::vector<std::string>{""}) << "the new one has most of its life before it";
+}
+
+// A folder in its way stands for a full disk, or for the death of the worker, at that file.
+TEST(NewcomerRenewalTest, AnExchangeThatWasCutOffIsEndedByTheNextTryOrTheNextProcess) {
+  for (const bool dies : {false, true}) {
+    for (const char* last : {"reward.crt", "reward.key"}) {
+      SCOPED_TRACE(last);
+      Newcomer newcomer(60);
+      newcomer.believed = newcomer.both;
+      const auto renewal = newcomer.Renewal();
+      const Identity before = newcomer.Files();
+      const auto late = system_clock::now() + seconds(43);
+      EXPECT_EQ(*renewal->Advance(late), "");
+      const std::string file = newcomer.dir + "/" + last;
+      fs::rename(file, file + ".old");
+      fs::create_directories(file + "/in_the_way");
+      EXPECT_EQ(renewal->Advance(late + seconds(2)).status().code(), StatusCode::kUnavailable);
+      fs::remove_all(file);
+      fs::rename(file + ".old", file);
+      if (!dies) {
+        EXPECT_THAT(*renewal->Advance(late + seconds(3)), HasSubstr("has a new certificate"));
+      }
+      const Identity after = newcomer.Files();
+      EXPECT_NE(after.certificate, before.certificate);
+      EXPECT_TRUE(x509::AreOfEachOther(x509::ParseCertificate(after.certificate).get(),
+                                       x509::ParseKey(after.key).get()));
+    }
+  }
+}
+
+TEST(NewcomerRenewalTest, OneThatHasEndedSaysWhatToDoWhetherOrNotAControllerIsThere) {
+  Newcomer newcomer(60);
+  Identity ended = newcomer.Files();
+  ended.certificate = x509::Pem(
+      x509::IssueFor(x509::ParseKey(ended.key).get(), newcomer.authority, "run-a", -5, newcomer.kNames)
+          .get());
+  const std::string why = WhyNotBelieved("127.0.0.1:1", ended, std::chrono::milliseconds(100));
+  EXPECT_THAT(why, HasSubstr("reward.crt: the certificate has expired at 20"));
+  EXPECT_THAT(why, HasSubstr("make another join token (`tidepool join-token RUN`) and join again"));
+  newcomer.Write("reward.crt", ended.certificate);
+  EXPECT_THAT(ReadIdentity(newcomer.dir + "/reward.token").status().message(), HasSubstr("join again"));
+}
+
+TEST(NewcomerRenewalTest, CertificatesOfRolesAreTheControllersAffair) {
+  Newcomer newcomer(60);
+  Identity of_role = newcomer.Files();
+  of_role.certificate = x509::Pem(
+      x509::Issue(newcomer.authority, "run-a", 60, {CertifiedName("reward"), kPagesName})->certificate.get());
+  EXPECT_EQ(NewcomerRenewal::Of(of_role, nullptr), nullptr);
 }
 
 TEST(PlaceNameTest, IsReadAsItIsWritten) {

@@ -62,6 +62,8 @@ const std::map<std::string, Row> kRows = {
     {"tidepool.v1.Control.FetchRows", {Door::kController, {CallerRole::kDevice}}},
     {"tidepool.v1.Rows.Read", {Door::kController, {CallerRole::kDevice}}},
     {"tidepool.v1.Control.Meet", {Door::kController, {CallerRole::kDevice}}},
+    {"tidepool.v1.Control.Renew",
+     {Door::kController, {CallerRole::kDevice, CallerRole::kReward, CallerRole::kEnvironment}}},
     {"tidepool.v1.Weights.Fetch", {Door::kDevice, {CallerRole::kDevice}}},
     {"tidepool.v1.Newcomers.Join", {Door::kNewcomers, {}}},
     {"tidepool.v1.VectorEnvironments.Play", {Door::kLoopback, {}}},
@@ -268,6 +270,12 @@ class SecurityMatrixTest : public testing::Test {
     request.set_inc(reader.value + 1);
     return request.SerializeAsString();
   }
+  static std::string RenewBytes(Incarnation asker) {
+    v1::RenewRequest request;
+    request.set_inc(asker.value + 1);
+    request.set_signing_request(x509::MakeRequest()->pem);
+    return request.SerializeAsString();
+  }
   static std::string MeetBytes(Incarnation asker, const std::string& meeting = "3-1") {
     v1::MeetRequest request;
     request.set_meeting(meeting);
@@ -428,7 +436,32 @@ TEST_F(SecurityMatrixTest, EveryMethodRefusesEverybodyWhoMayNotCallIt) {
   EXPECT_EQ(Call("tidepool.v1.Weights.Fetch", {device, token, ""}).code, grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(fetched_, 1);
   EXPECT_EQ(says(Call(attach, {elsewhere, token, HelloBytes(1, 0, 8)})), "it was let in");
+  // A certificate is made anew for the place that the present one is for, for who has that place, and where
+  // the controller makes any.
+  const std::string renew = "tidepool.v1.Control.Renew", anew = RenewBytes(kReader);
+  ExpectRefused(renew, {elsewhere, token, anew}, PERMISSION_DENIED, "who has not been welcomed");
   hub_->Send(1, ToWorker{0, 0, down::Welcome{.inc = kReader, .place = 1}});
+  ExpectRefused(renew, {elsewhere, token, anew}, grpc::StatusCode::FAILED_PRECONDITION, "no newcomers");
+  std::atomic<int> renewed{0};
+  hub_->RenewBy([&](const std::string& request, CallerRole role, int64_t place) {
+    ++renewed;
+    return renewal_->Certify(request, NewcomerNames(role, place), system_clock::now());
+  });
+  ExpectRefused(renew, {device, token, anew}, PERMISSION_DENIED, "a certificate of RUN/security");
+  ExpectRefused(renew, {job_.Of({"device.tidepool", CertifiedPlace(0)}, 3600), token, anew},
+                PERMISSION_DENIED, "the place is another process's");
+  ExpectRefused(renew, {elsewhere, token, RenewBytes({kReader.value - 1})}, PERMISSION_DENIED,
+                "its place was given to another process");
+  ExpectRefused(renew, {elsewhere, tokens_.Token(CallerRole::kReward), anew}, PERMISSION_DENIED,
+                "another role");
+  EXPECT_EQ(renewed, 0);
+  const Answer answer = Call(renew, {elsewhere, token, anew});
+  EXPECT_EQ(answer.code, grpc::StatusCode::OK);
+  v1::JoinReply reply;
+  ASSERT_TRUE(reply.ParseFromString(answer.bytes));
+  const auto made = x509::ParseCertificate(reply.certificate());
+  EXPECT_EQ(x509::DnsNamesOf(made.get()), NewcomerNames(CallerRole::kDevice, 1));
+  EXPECT_EQ(reply.token(), "");
   EXPECT_EQ(Call(rows, {elsewhere, token, RowsBytes(kReader)}).code, grpc::StatusCode::OK);
 }
 

@@ -1,0 +1,144 @@
+// A store that does not answer: what is to be removed from it keeps no checkpoint from being written.
+#include "workers/controller/checkpoints.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/thread_annotations.h"
+#include "tests/core/base/memory_file_system.h"
+
+namespace tidepool::workers {
+namespace {
+
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace cmd = scheduler::command;
+
+// What is mounted at /hangs does not answer: no call comes back.
+class HangingFileSystem : public MemoryFileSystem {
+ public:
+  StatusOr<FileInfo> Stat(const std::string& path) override {
+    // waits: the test lets it go at its end
+    if (path.starts_with("/hangs")) comes_back.wait(false);
+    return MemoryFileSystem::Stat(path);
+  }
+  void ComeBack() {
+    comes_back = true;
+    comes_back.notify_all();
+  }
+
+ private:
+  std::atomic<bool> comes_back = false;
+};
+
+class CheckpointsTest : public testing::Test {
+ protected:
+  CheckpointsTest() : fs_(std::make_shared<HangingFileSystem>()) {
+    for (const char* dir : {"/run", "/run/checkpoints", "/run/payload", "/hangs"})
+      EXPECT_TRUE(fs_->MakeDirectory(dir).ok());
+  }
+  ~CheckpointsTest() override { fs_->ComeBack(); }
+
+  void Open(double timeout_s = 60) {
+    Checkpoints::Owner owner{.run_dir = "/run", .run_id = "run-a", .config_digest = "", .data_identity = ""};
+    owner.store.timeout_s = timeout_s;
+    Checkpoints::Ends ends;
+    ends.post = [this](std::function<void()> call) {
+      const MutexLock lock(mu_);
+      posted_.push_back(std::move(call));
+      came_.NotifyAll();
+    };
+    ends.feed = [this](const scheduler::Event&) { ++fed_; };
+    ends.send = [this](const WorkerRef&, const ToWorkerBody& body) {
+      if (const auto* write = std::get_if<down::WriteCheckpoint>(&body)) folders_.push_back(write->dir);
+    };
+    ends.warn = [this](const std::string& text) { warned_.push_back(text); };
+    ends.took = [](double) {};
+    ends.oldest_payload_file = [] { return int64_t{0}; };
+    checkpoints_ = std::make_unique<Checkpoints>(fs_, std::move(owner), std::move(ends));
+    ASSERT_TRUE(checkpoints_->Open().ok());
+  }
+  // Takes the loop's part until `done`.
+  bool Loop(const std::function<bool()>& done, seconds patience = seconds(10)) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (!done() && std::chrono::steady_clock::now() < until) {
+      std::vector<std::function<void()>> calls;
+      {
+        const MutexLock lock(mu_);
+        if (posted_.empty()) came_.WaitFor(mu_, std::chrono::milliseconds(20));
+        calls.swap(posted_);
+      }
+      for (auto& call : calls) call();
+    }
+    return done();
+  }
+  void MakeFolder(const std::string& name, const std::string& store) {
+    ASSERT_TRUE(fs_->MakeDirectory(kDir + name).ok());
+    ASSERT_TRUE(storage::WriteStorePlace(*fs_, kDir + name, {.store = store, .below = "run/" + name}).ok());
+  }
+  bool Writes(int64_t step) {
+    const size_t before = folders_.size();
+    checkpoints_->Write(cmd::WriteCheckpoint{.ckpt = step, .step = {step}});
+    return Loop([&] { return folders_.size() > before; });
+  }
+
+  const std::string kDir = "/run/checkpoints/";
+  const std::shared_ptr<HangingFileSystem> fs_;
+  Mutex mu_;
+  Condition came_;
+  std::vector<std::function<void()>> posted_ TP_GUARDED_BY(mu_);
+  std::vector<std::string> folders_, warned_;
+  int fed_ = 0;
+  std::unique_ptr<Checkpoints> checkpoints_;
+};
+
+TEST_F(CheckpointsTest, WhatEarlierTriesLeftInAStoreThatHangsKeepsNoCheckpointFromBeingWritten) {
+  MakeFolder("step_3.1-1.tmp", "/hangs");
+  MakeFolder("step_4.old", "/hangs");
+  ASSERT_TRUE(fs_->MakeDirectory(kDir + "step_4").ok());
+  ASSERT_TRUE(fs_->MakeDirectory(kDir + "step_5.1-2.tmp").ok());
+  const auto begin = std::chrono::steady_clock::now();
+  Open();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(5));
+  EXPECT_FALSE(fs_->Exists(kDir + "step_5.1-2.tmp")) << "it has nothing in a store";
+  EXPECT_FALSE(fs_->Exists(kDir + "step_4.old")) << "the next checkpoint of that step needs this name";
+  EXPECT_TRUE(Writes(6));
+  ASSERT_TRUE(checkpoints_->Busy().has_value());
+  EXPECT_THAT(checkpoints_->Busy()->name, HasSubstr("removal of checkpoints/step_3.1-1.tmp from its store"));
+  fs_->ComeBack();
+  EXPECT_TRUE(Loop(
+      [&] { return !fs_->Exists(kDir + "step_3.1-1.tmp") && !fs_->Exists(kDir + "step_4.removed.tmp"); }));
+}
+
+TEST_F(CheckpointsTest, ACheckpointThatIsRemovedFromAStoreThatHangsStaysAfterADeadlineAndKeepsNothingUp) {
+  Open(/*timeout_s=*/0.1);
+  for (const char* name : {"step_1", "step_2", "step_3"}) MakeFolder(name, "/hangs");
+  ASSERT_TRUE(fs_->MakeDirectory(kDir + "step_4").ok());
+  checkpoints_->Delete(cmd::DeleteCheckpoint{.step = {1}});
+  EXPECT_TRUE(Loop([&] { return checkpoints_->Busy() && checkpoints_->Busy()->takes > seconds(1); }));
+  EXPECT_FALSE(fs_->Exists(kDir + "step_1")) << "it can be written anew";
+  checkpoints_->Delete(cmd::DeleteCheckpoint{.step = {2}});
+  EXPECT_TRUE(Loop([&] { return !warned_.empty(); }));
+  ASSERT_EQ(warned_.size(), 1U);
+  EXPECT_THAT(warned_[0],
+              AllOf(HasSubstr("step_2.removed.tmp and its files in the store stay, for the next start"),
+                    HasSubstr("removal of checkpoints/step_1.removed.tmp from its store has not ended")));
+  checkpoints_->Delete(cmd::DeleteCheckpoint{.step = {4}});
+  EXPECT_TRUE(Loop([&] { return !fs_->Exists(kDir + "step_4"); })) << "of the run's own disk";
+  EXPECT_TRUE(Writes(5));
+  // The next life finds what is left.
+  fs_->ComeBack();
+  checkpoints_.reset();
+  Open();
+  EXPECT_TRUE(Loop([&] { return !fs_->Exists(kDir + "step_2.removed.tmp"); }));
+  EXPECT_TRUE(fs_->Exists(kDir + "step_3"));
+}
+
+}  // namespace
+}  // namespace tidepool::workers
