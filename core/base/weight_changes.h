@@ -1,6 +1,6 @@
 #pragma once
 // What differs between two versions of the same weights, in few bytes. A step of a small learning rate leaves
-// nearly all bfloat16 weights as they were, and changes float32 ones in their last digits (docs/scaling.md).
+// nearly all bfloat16 weights as they were, and changes float32 ones in their last digits (docs/perf.md).
 //
 // Words are little-endian, of 2 bytes (bfloat16) or 4 (float32); the last one is filled up with zeros. The
 // coding is a row of entries, each of varints (7 bits a byte, lowest first, the highest bit: another byte
