@@ -70,6 +70,13 @@ bool Code(const Words<Word, const std::byte>& base, const Words<Word, const std:
   auto* const begin = reinterpret_cast<uint8_t*>(coded.data());
   uint8_t* out = begin;
   const auto put = [&](uint64_t value) {
+    if (value < uint64_t{1} << 14) [[likely]] {  // one byte or two, without a branch that goes either way
+      const uint64_t two = (0x7f - value) >> 63;
+      out[0] = static_cast<uint8_t>((value & 0x7f) | two << 7);
+      out[1] = static_cast<uint8_t>(value >> 7);
+      out += 1 + two;
+      return;
+    }
     for (; value >= 0x80; value >>= 7) *out++ = static_cast<uint8_t>(value | 0x80);
     *out++ = static_cast<uint8_t>(value);
   };
@@ -100,6 +107,12 @@ bool Apply(std::span<const std::byte> coded, const Words<Word, std::byte>& now) 
   const uint8_t* const end = in + coded.size();
   // False: there is none, or it is too large for what it may be.
   const auto get = [&](uint64_t most, uint64_t& value) {
+    if (end - in >= 2 && (in[0] & in[1]) < 0x80) [[likely]] {
+      const uint64_t two = in[0] >> 7;
+      value = (in[0] & 0x7fU) | (two * in[1]) << 7;
+      in += 1 + two;
+      return value <= most;
+    }
     value = 0;
     for (int shift = 0; in < end && shift < 63; shift += 7) {
       const uint8_t byte = *in++;

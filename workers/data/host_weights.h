@@ -8,8 +8,8 @@
 // sums that the source sends first, and that list against the published digest, which the controller names.
 //
 // Whoever pulls says what its host has already, and where the source has that, too, only what differs comes
-// (core/base/weight_changes.h). The source lends such a base, and does not keep it: the next version takes its
-// place, and the rest comes as it is.
+// (core/base/weight_changes.h). The source lends such a base, and does not keep it: the next version takes
+// its place, and the rest comes as it is.
 //
 // Two copies are kept (by all of a host's processes together), and a third where it has to be: a copy that
 // somebody reads stays until that one has it, however many versions are published meanwhile, or else a host
