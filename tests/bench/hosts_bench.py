@@ -175,7 +175,7 @@ class Bench:
             (first, *later), shares, sent = self.job(2, [0, 1], [
                 f"model.path={self.args.model}", f"model.dtype={dtype}", f"train.learning_rate={rate}", f"train.steps={self.args.steps}", *SPLIT,
                 "eval.every_steps=0", "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=1", f"checkpoint.keep={self.args.steps + 1}",
-                "checkpoint.recovery_every_steps=0"], read, config)
+                "checkpoint.recovery_every_steps=0", "cluster.heartbeat_s=8"], read, config)  # also on a machine that others keep busy
             shared = {"dtype": dtype, "learning_rate": rate, "steps": self.args.steps, "changed_share": shares, "loadavg": os.getloadavg()[0]}
             for i, unit in ((1, "s"), (2, "bytes")):
                 values = [pull[i] for pull in later]
