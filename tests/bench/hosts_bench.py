@@ -5,6 +5,8 @@
 
 weights   seconds from the publication of a version to the last host's having it, 1 and 4 hosts that generate (one slot each, or
           --slots-per-host): a chain should take as long as one. Bytes that the trainer's host sent, over those of the weights.
+changes   bytes and seconds of a pull of SmolLM2 (--model) by the second of two hosts: the first version, which comes whole, and the
+          next ones, of which what changed comes; and the share of weights that a step changed, from its checkpoints
 rows      bytes of a batch that leave the controller, 4 training slots on 2 hosts, over the bytes of the rows; and what rows of
           different lengths save beside a rectangle of the longest.
 tls       a step of SmolLM2 (--model), one slot that trains and one that generates, weights streamed, on loopback: encrypted over plain
@@ -14,6 +16,7 @@ hosts     a step of the quickstart, the same two slots on two hosts (encrypted, 
 One JSON object a line. Needs root (`ip netns`, `tc`). Every link between hosts is TLS. The last two take turns, --rounds times.
 """
 import argparse
+import gzip
 import json
 import os
 import pathlib
@@ -159,6 +162,27 @@ class Bench:
                   all_s={n: found[n][0] for n in found})
         self.emit("bytes that the trainer's host sent with 4 hosts, over 1", found[4][1], "bytes", found[4][1] / found[1][1], 1.1)
 
+    def changes(self):
+        config = "configs/smollm2_products.yaml"
+
+        def read(job, network):
+            with gzip.open(next(job.dir.glob("trace/device-1-*"))) as file:
+                spans = [e for e in json.load(file)["traceEvents"] if e.get("name") == "pull"]
+            return ([(e["args"]["version"], e["dur"] / 1e6, e["args"]["bytes"]) for e in spans],
+                    [changed_share(job.dir, step, 2 if dtype == "bfloat16" else 4) for step in range(1, self.args.steps)], network.sent(0))
+
+        for dtype, rate in (("bfloat16", "1e-6"), ("bfloat16", "1e-5"), ("float32", "1e-6")):
+            (first, *later), shares, sent = self.job(2, [0, 1], [
+                f"model.path={self.args.model}", f"model.dtype={dtype}", f"train.learning_rate={rate}", f"train.steps={self.args.steps}", *SPLIT,
+                "eval.every_steps=0", "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=1", f"checkpoint.keep={self.args.steps + 1}",
+                "checkpoint.recovery_every_steps=0", "cluster.heartbeat_s=8"], read, config)  # also on a machine that others keep busy
+            shared = {"dtype": dtype, "learning_rate": rate, "steps": self.args.steps, "changed_share": shares, "loadavg": os.getloadavg()[0]}
+            for i, unit in ((1, "s"), (2, "bytes")):
+                values = [pull[i] for pull in later]
+                self.emit(f"pull of what changed over the whole, {dtype}, {rate}", statistics.median(values), unit, statistics.median(values) / first[i], None,
+                          whole=first[i], all=values, **shared)
+            self.emit(f"all that the trainer's host sent over as many whole versions, {dtype}, {rate}", sent, "bytes", sent / first[2] / (1 + len(later)), None, **shared)
+
     def rows(self):
         rows = self.job(3, [0, 0, 1, 1, 2], ["scheduler.actor_slots=4", "train.steps=6", "rollout.max_new_tokens=1500", "rollout.chunk_tokens=1500",
                                              "model.init.max_position=2100", "data.length=[200, 256]", "train.micro_batch_tokens=8000", "train.groups_per_step=16"],
@@ -207,6 +231,19 @@ SAME = ["eval.every_steps=0", "eval.before_train=false", "eval.after_train=false
 SPLIT = ["scheduler.placement=split", "scheduler.actor_slots=1", "cluster.slots=2", "cluster.threads_per_slot=1"]
 
 
+def changed_share(run, step, word_bytes):
+    """Of the weights after `step`, those that are others after the next one."""
+    one, other = (open(run / f"checkpoints/step_{n}/model/model.safetensors", "rb") for n in (step, step + 1))
+    changed = words = 0
+    with one, other:
+        while a := one.read(1 << 24):
+            differ = (int.from_bytes(a, "little") ^ int.from_bytes(other.read(1 << 24), "little")).to_bytes(len(a), "little")
+            planes = [int.from_bytes(differ[i::word_bytes], "little") for i in range(word_bytes)]
+            words += len(differ) // word_bytes
+            changed += len(differ) // word_bytes - (planes[0] | planes[1] | (planes[2] | planes[3] if word_bytes == 4 else 0)).to_bytes(len(differ) // word_bytes + 1, "little").count(0) + 1
+    return changed / words
+
+
 def step_seconds(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["metrics"]["timing_s/step"] for row in rows if "timing_s/step" in row["metrics"]]
@@ -221,12 +258,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--skip", type=int, default=1)
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
-    parser.add_argument("--only", default="weights,rows,hosts", help="and tls, which needs --model")
+    parser.add_argument("--only", default="weights,rows,hosts", help="and changes and tls, which need --model")
     args = parser.parse_args()
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
         sys.exit("hosts_bench: needs root, ip, tc and nsenter (iproute2, util-linux)")
     for part in args.only.split(","):
-        {"weights": Bench(args).weights, "rows": Bench(args).rows, "tls": Bench(args).tls, "hosts": Bench(args).two_hosts}[part]()
+        {"weights": Bench(args).weights, "changes": Bench(args).changes, "rows": Bench(args).rows, "tls": Bench(args).tls, "hosts": Bench(args).two_hosts}[part]()
 
 
 if __name__ == "__main__":

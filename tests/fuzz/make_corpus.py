@@ -134,6 +134,8 @@ def main():
     seed("jsonl", "sft", '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
     seed("trajectory", "tokens", trajectory())
     seed("trajectory", "segment", b"\x01" + sampled_segment())
+    for word in (0, 1):  # two words apart, and a run of three
+        seed("weight_changes", f"words{word}", bytes([word, 40, 4, 1, 2, 0xff, 0x03, 1, 2, 1, 2, 3]))
     for i, answer in enumerate(["<answer>(1+2)*3</answer>", "so 1,024.50 it is", "#### 42", "[1, '2', 3.0]", "-12e3", "S.#\n.G"]):
         seed("grading", f"answer{i}", answer)
 

@@ -145,6 +145,21 @@ class HostsTest(RunTest):
         self.assert_done(alone)
         self.assertEqual(self.digests("two"), self.digests("one"))
 
+    def test_only_what_changed_goes_to_a_host_that_has_the_version_before(self):
+        bfloat16 = ("model.dtype=bfloat16", "train.learning_rate=1e-6", "train.steps=4")
+        controller, workers = self.run_over_hosts("two", *bfloat16)
+        self.finish(controller)
+        pulls = [(step["weights/pulled_bytes"], step["weights/pulled_whole_bytes"]) for step in self.metrics("two").values() if "weights/pulled_bytes" in step]
+        self.assertGreaterEqual(len(pulls), 3)
+        self.assertEqual(*pulls[0], "there was none before the first")
+        for came, whole in pulls[1:]:
+            self.assertGreater(came, 0)
+            self.assertLess(came, whole / 10)
+        self.assert_checked("two")
+        alone = self.train("configs/test/rl_split.yaml", *SAME, *bfloat16, run="one")
+        self.assert_done(alone)
+        self.assertEqual(self.digests("two"), self.digests("one"))
+
     def test_pages_of_all_hosts_are_read_from_another_one_and_nothing_is_legible(self):
         sniffer = Sniffer(0)
         sniffer.start()

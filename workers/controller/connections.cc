@@ -166,6 +166,11 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    b.worker = worker;
                    Feed(std::move(b));
                  },
+                 [&](up::Pulled& b) {
+                   metrics_->OnPulled(b);
+                   b.worker = worker;
+                   Feed(ev::Pulled(std::move(b)));
+                 },
                  [&](up::Loaded& b) {
                    metrics_->OnLoaded(b);
                    b.worker = worker;

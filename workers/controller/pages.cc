@@ -106,6 +106,7 @@ observe::Exposition ControllerProcess::Metrics(const scheduler::ControllerView& 
   }
   m.Counter("tidepool_reward_retries_total", Number(t.reward_retries));
   m.Counter("tidepool_loaded_weights_bytes_total", Number(t.loaded_bytes));
+  m.Counter("tidepool_pulled_weights_bytes_total", Number(t.pulled_bytes));
   m.Counter("tidepool_worker_restarts_total", Number(view.restarts));
   m.Counter("tidepool_rollbacks_total", Number(view.rollbacks));
   m.Counter("tidepool_refused_messages_total", Number(view.refused + hub_->refused_calls()));

@@ -132,6 +132,13 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   time_.Busy(Role::kActor, done.seconds);
 }
 
+void RunMetrics::OnPulled(const up::Pulled& pulled) {
+  if (pulled.bytes == 0) return;  // it is still coming, or another worker has brought it
+  totals_.pulled_bytes += pulled.bytes;
+  counts_["weights/pulled_bytes"] += static_cast<double>(pulled.bytes);
+  counts_["weights/pulled_whole_bytes"] += static_cast<double>(pulled.whole_bytes);
+}
+
 void RunMetrics::OnLoaded(const up::Loaded& loaded) {
   load_s_ += loaded.seconds;
   totals_.loaded_bytes += loaded.bytes;

@@ -33,7 +33,7 @@ class RunMetrics {
   struct Totals {
     int64_t tokens = 0, prefill_tokens = 0, prefix_hit_tokens = 0, steps = 0, reward_retries = 0;
     int64_t trained_samples = 0;  // those that are trained again count again
-    int64_t loaded_bytes = 0;
+    int64_t loaded_bytes = 0, pulled_bytes = 0;
     std::map<GradeOutcome, int64_t> graded, turns;
     std::map<std::string, int64_t> faults;  // by class
     observe::DurationHistogram step_s, sync_s, checkpoint_s;
@@ -55,6 +55,7 @@ class RunMetrics {
   void OnRowsServed(int64_t bytes);                 // that trainers have read, since the controller began
   void OnCommitted(int64_t rows) { totals_.trained_samples += rows; }
   void OnTrainDone(const up::TrainDone& done);
+  void OnPulled(const up::Pulled& pulled);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
   // The slot is held in a role from now on; kNone: in none.

@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/weight_changes.h"
+
 namespace tidepool::workers {
 namespace {
 
@@ -33,11 +35,21 @@ struct HostWeights::Copy {
   bool listed TP_GUARDED_BY(mu) = false;  // `pieces` is here
   int64_t here TP_GUARDED_BY(mu) = 0;     // bytes from the beginning on that are here and were checked
   bool over TP_GUARDED_BY(mu) = false;    // its memory is, or will be, something else
+  // Shown to those that read what changed since, who do not keep it from giving its place to others.
+  struct Lent {
+    Mutex mu;
+    std::span<const std::byte> bytes TP_GUARDED_BY(mu);  // none: it is over
+  };
+  const std::shared_ptr<Lent> lent = std::make_shared<Lent>();
 
   void End() TP_EXCLUDES(mu) {
-    const MutexLock lock(mu);
-    over = true;
-    came.NotifyAll();
+    {
+      const MutexLock lock(mu);
+      over = true;
+      came.NotifyAll();
+    }
+    const MutexLock lock(lent->mu);
+    lent->bytes = {};
   }
   void Came(int64_t to) TP_EXCLUDES(mu) {
     const MutexLock lock(mu);
@@ -46,6 +58,10 @@ struct HostWeights::Copy {
   }
   // All of it is here.
   void Complete() TP_EXCLUDES(mu) {
+    {
+      const MutexLock lock(lent->mu);
+      lent->bytes = bytes;
+    }
     Came(static_cast<int64_t>(bytes.size()));
     if (shared) shared->Complete();
   }
@@ -53,6 +69,7 @@ struct HostWeights::Copy {
     const MutexLock lock(mu);
     return !over && here == static_cast<int64_t>(bytes.size());
   }
+  bool WholeOf(int64_t size) TP_EXCLUDES(mu) { return static_cast<int64_t>(bytes.size()) == size && whole(); }
   void List(WeightPieces list) TP_EXCLUDES(mu) {
     const MutexLock lock(mu);
     pieces = std::move(list);
@@ -77,7 +94,8 @@ struct HostWeights::Held {
   std::shared_ptr<const void> memory;  // null: the copy's own
 };
 
-HostWeights::HostWeights(std::string folder) : block_(std::move(folder), "weights") {}
+HostWeights::HostWeights(std::string folder, int64_t word_bytes)
+    : word_bytes_(word_bytes), block_(std::move(folder), "weights") {}
 HostWeights::~HostWeights() { Forget(); }
 
 std::shared_ptr<const HostWeights::Held> HostWeights::Find(const Version& version) const {
@@ -86,6 +104,25 @@ std::shared_ptr<const HostWeights::Held> HostWeights::Find(const Version& versio
   Held held{*it, (*it)->shared ? (*it)->shared->Hold() : nullptr};
   if ((*it)->shared && held.memory == nullptr) return nullptr;  // another process has filled it
   return std::make_shared<const Held>(std::move(held));
+}
+
+HostWeights::Whole HostWeights::Newest(int64_t bytes, const Version& but) const {
+  Whole newest;
+  {
+    const MutexLock lock(mu_);
+    for (const auto& copy : copies_) {
+      if (copy->version <= newest.version || copy->version == but || !copy->WholeOf(bytes)) continue;
+      if (const auto held = Find(copy->version); held != nullptr && held->copy == copy)
+        newest = {copy->version, copy->digest, copy->bytes, held};
+    }
+  }
+  const auto of_host = block_.OpenNewest([&](const BlockTag& tag) {
+    const Version version{tag.lineage, tag.number};
+    return version > newest.version && version != but && tag.bytes == bytes;
+  });
+  if (!of_host.ok()) return newest;
+  const BlockTag& tag = (*of_host)->tag();
+  return {{tag.lineage, tag.number}, tag.digest, (*of_host)->bytes(), *of_host};
 }
 
 void HostWeights::Drop(const std::shared_ptr<Copy>& copy) {
@@ -185,11 +222,12 @@ StatusOr<uint64_t> HostWeights::Read(const Version& version, const device::ByteS
 }
 
 Status HostWeights::Pull(const Source& from, const Version& version, uint64_t digest, int64_t bytes,
-                         const std::function<void()>& came, const std::stop_token& stop) {
+                         const std::function<void(int64_t)>& came, const std::stop_token& stop) {
   // Another worker of this host may have brought it here.
   if (const auto there = block_.Open(version.number, version.lineage);
       there.ok() && (*there)->tag().digest == digest && (*there)->tag().bytes == bytes)
     return OkStatus();
+  Whole base = Newest(bytes, version);
   TP_ASSIGN_OR_RETURN(const auto copy, Begin(version, digest, bytes, /*shared=*/false, Use::kPull));
   WeightPieces pieces;
   size_t piece = 0;
@@ -200,10 +238,15 @@ Status HostWeights::Pull(const Source& from, const Version& version, uint64_t di
     copy->List(pieces);
     return OkStatus();
   };
-  const auto take = [&](int64_t at, std::span<const std::byte> part) -> Status {
-    std::ranges::copy(part, copy->bytes.begin() + at);
-    came();
-    const int64_t end = at + static_cast<int64_t>(part.size());
+  const auto take = [&](const FetchedBytes& part) -> Status {
+    const auto at = static_cast<size_t>(part.at), size = static_cast<size_t>(part.size);
+    const auto to = copy->bytes.subspan(at, size);
+    came(static_cast<int64_t>(part.data.size()));
+    if (!part.changes)
+      std::ranges::copy(part.data, to.begin());
+    else if (!ApplyChanges(part.data, base.bytes.subspan(at, size), word_bytes_, to))
+      return DataLoss("these are no changes of weights");
+    const int64_t end = part.at + part.size;
     for (; piece < pieces.sums.size() && pieces.end(piece) <= end; ++piece) {
       const auto whole = copy->bytes.subspan(static_cast<size_t>(pieces.begin(piece)),
                                              static_cast<size_t>(pieces.end(piece) - pieces.begin(piece)));
@@ -213,8 +256,20 @@ Status HostWeights::Pull(const Source& from, const Version& version, uint64_t di
     }
     return OkStatus();
   };
-  const Status pulled =
-      Fetch(from.address, from.credentials, {.version = version, .step = {}}, bytes, head, take, stop);
+  const auto fetch = [&] {
+    WantedBytes wanted{.version = version, .step = {}};
+    if (piece < pieces.sums.size()) wanted.from = pieces.begin(piece);
+    if (base.memory != nullptr) wanted.base = {base.version, base.digest, word_bytes_};
+    return Fetch(from.address, from.credentials, wanted, bytes, head, take, stop);
+  };
+  Status pulled = fetch();
+  if (pulled.code() == StatusCode::kDataLoss && base.memory != nullptr) {
+    // One of the two bases may not be what its digest says. The rest comes as it is.
+    const Version version_of_base = base.version;
+    base = {};
+    LookAgain(version_of_base);
+    pulled = fetch();
+  }
   if (pulled.ok()) {
     copy->Complete();
     return OkStatus();
@@ -227,7 +282,40 @@ Status HostWeights::Pull(const Source& from, const Version& version, uint64_t di
   return pulled;
 }
 
-StatusOr<PublishedBytes> HostWeights::Open(const Version& version) {
+StatusOr<PublishedBytes> HostWeights::Open(const Version& version, const WeightsBase& base) {
+  TP_ASSIGN_OR_RETURN(PublishedBytes out, OpenVersion(version));
+  if (base.word_bytes > 0) LendBase(base, out);
+  return out;
+}
+
+void HostWeights::LendBase(const WeightsBase& base, PublishedBytes& out) const {
+  {
+    const MutexLock lock(mu_);
+    for (const auto& copy : copies_) {
+      if (copy->version != base.version || copy->digest != base.digest || !copy->WholeOf(out.pieces.total) ||
+          Find(copy->version) == nullptr)
+        continue;
+      out.base = [lent = copy->lent](size_t at, size_t size, const PublishedBytes::Reader& reader) {
+        const MutexLock reads(lent->mu);
+        if (lent->bytes.empty()) return false;
+        reader(lent->bytes.subspan(at, size));
+        return true;
+      };
+      return;
+    }
+  }
+  const auto of_host = block_.OpenNewest([&](const BlockTag& tag) {
+    return Version{tag.lineage, tag.number} == base.version && tag.digest == base.digest &&
+           tag.bytes == out.pieces.total;
+  });
+  if (of_host.ok())
+    out.base = [view = *of_host](size_t at, size_t size, const PublishedBytes::Reader& reader) {
+      reader(view->bytes().subspan(at, size));
+      return true;
+    };
+}
+
+StatusOr<PublishedBytes> HostWeights::OpenVersion(const Version& version) {
   const auto deadline = std::chrono::steady_clock::now() + kStalled;
   constexpr milliseconds kLook{50};  // for what another process of this host completes
   std::shared_ptr<const Held> held;

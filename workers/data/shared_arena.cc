@@ -6,10 +6,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "core/base/file_system.h"
@@ -299,6 +301,14 @@ StatusOr<std::shared_ptr<SharedBlock::Buffer>> SharedBlock::Look(const std::stri
 }
 
 StatusOr<std::shared_ptr<const SharedBlock::View>> SharedBlock::Open(int64_t number, int32_t lineage) const {
+  auto found = OpenNewest(
+      [&](const BlockTag& tag) { return tag.number == number && (lineage < 0 || tag.lineage == lineage); });
+  if (found.status().code() != StatusCode::kNotFound) return found;
+  return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
+}
+
+StatusOr<std::shared_ptr<const SharedBlock::View>> SharedBlock::OpenNewest(
+    const std::function<bool(const BlockTag&)>& fits) const {
   struct Locked final : View {
     std::shared_ptr<Buffer> buffer;  // its lock ends with it
     BlockTag found;
@@ -307,23 +317,28 @@ StatusOr<std::shared_ptr<const SharedBlock::View>> SharedBlock::Open(int64_t num
       return {buffer->base + kHeaderBytes, static_cast<size_t>(found.bytes)};
     }
   };
+  std::vector<std::pair<Age, std::shared_ptr<Buffer>>> fitting;
+  // Looked at without a lock, which would keep a writer from one that is not wanted.
   for (int i = 0; i < 2; ++i) {
-    const std::string path = PathOf(i);
-    auto buffer = Look(path);
+    auto buffer = Look(PathOf(i));
     if (buffer.status().code() == StatusCode::kNotFound) continue;
     TP_RETURN_IF_ERROR(buffer.status());
-    if (!(*buffer)->TakeToRead()) continue;  // it is being filled
     const Header* h = (*buffer)->header();
-    if (AgeOf(*h) == kEmpty || h->tag.number != number || (lineage >= 0 && h->tag.lineage != lineage))
-      continue;
+    if (const Age age = AgeOf(*h); age != kEmpty && fits(h->tag))
+      fitting.emplace_back(age, *std::move(buffer));
+  }
+  std::ranges::sort(fitting, std::greater(), [](const auto& f) { return f.first; });
+  for (const auto& [age, buffer] : fitting) {
+    if (!buffer->TakeToRead()) continue;  // it is being filled
     auto view = std::make_shared<Locked>();
-    view->found = h->tag;
-    if (view->found.bytes < 0 || (*buffer)->size < kHeaderBytes + view->found.bytes)
-      return DataLoss(path + ": is shorter than its header says");
-    view->buffer = *std::move(buffer);
+    view->buffer = buffer;
+    view->found = buffer->header()->tag;
+    if (AgeOf(*buffer->header()) == kEmpty || !fits(view->found)) continue;
+    if (view->found.bytes < 0 || buffer->size < kHeaderBytes + view->found.bytes)
+      return DataLoss(dir_ + "/" + name_ + ": is shorter than its header says");
     return std::shared_ptr<const View>(std::move(view));
   }
-  return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
+  return NotFound(dir_ + "/" + name_ + ": no such complete copy");
 }
 
 StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -76,6 +77,8 @@ class SharedBlock {
     virtual ~View() = default;
   };
   StatusOr<std::shared_ptr<const View>> Open(int64_t number, int32_t lineage) const;
+  // The newest one whose tag `fits`.
+  StatusOr<std::shared_ptr<const View>> OpenNewest(const std::function<bool(const BlockTag&)>& fits) const;
   // Copies what Open finds into `out` (sizes must add up). kDataLoss: another size.
   StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<device::ByteStore>& out) const;
   // A complete buffer that has not what its tag says is not complete from now on, for anybody.

@@ -9,6 +9,7 @@
 
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
+#include "core/base/weight_changes.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/auth.h"
 #include "workers/net/listener.h"
@@ -16,6 +17,42 @@
 #include "workers/net/tls.h"
 
 namespace tidepool::workers {
+namespace {
+
+// Puts what differs from the base in place of bytes where that is shorter. Where it hardly ever is, it stops
+// trying.
+class Shortening {
+ public:
+  Shortening(PublishedBytes& published, int64_t word_bytes) : published_(published), word_bytes_(word_bytes) {
+    if (word_bytes_ != 2 && word_bytes_ != 4) published_.base = nullptr;
+  }
+  void operator()(v1::WeightsFrame& frame) {
+    if (!published_.base) return;
+    constexpr int64_t kTried = int64_t{32} << 20;
+    const std::string& data = frame.data();
+    const size_t size = data.size();
+    bool shorter = false;
+    const bool there =
+        published_.base(static_cast<size_t>(frame.offset()), size, [&](std::span<const std::byte> base) {
+          shorter = CodeChanges(base, std::as_bytes(std::span(data)), word_bytes_, coded_);
+        });
+    if (shorter) {
+      frame.mutable_data()->swap(coded_);
+      frame.set_changed_bytes(static_cast<int64_t>(size));
+    }
+    whole_ += static_cast<int64_t>(size);
+    sent_ += static_cast<int64_t>(data.size());
+    if (!there || (whole_ >= kTried && sent_ > whole_ / 4 * 3)) published_.base = nullptr;
+  }
+
+ private:
+  PublishedBytes& published_;
+  const int64_t word_bytes_;
+  int64_t whole_ = 0, sent_ = 0;
+  std::string coded_;
+};
+
+}  // namespace
 
 struct WeightsServer::Impl final : v1::Weights::Service {
   std::string token;
@@ -28,11 +65,18 @@ struct WeightsServer::Impl final : v1::Weights::Service {
     // First: who is admitted is a stranger no more.
     if (const Status s = CheckCertificate(*context, Name(CallerRole::kDevice)); !s.ok()) return ToGrpc(s);
     if (const Status s = listener->Admit(*context, "Fetch", token); !s.ok()) return ToGrpc(s);
-    auto published = source(
-        {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
+    const auto version = [](const v1::Version& v) { return Version{v.lineage(), v.number()}; };
+    const v1::WeightsBase& base = request->base();
+    auto published = source({.version = version(request->version()),
+                             .step = StepNumber{request->state_step() - 1},
+                             .from = request->from(),
+                             .base = {version(base.version()), base.digest(), base.word_bytes()}});
     if (!published.ok()) return ToGrpc(published.status());
     const bool in_pieces = published->copy != nullptr;
-    int64_t total = in_pieces ? published->pieces.total : 0, sent = 0;
+    int64_t total = in_pieces ? published->pieces.total : 0, sent = in_pieces ? request->from() : 0;
+    if (sent < 0 || sent > total)
+      return ToGrpc(InvalidArgument("Fetch: byte " + std::to_string(sent) + " of " + std::to_string(total)));
+    Shortening shorten(*published, base.word_bytes());
     for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
     v1::WeightsFrame frame;
     frame.set_digest(published->digest);
@@ -43,7 +87,6 @@ struct WeightsServer::Impl final : v1::Weights::Service {
     }
     const auto send = [&]() -> Status {
       if (!writer->Write(frame)) return Unavailable("Fetch: the reader went away");
-      sent += static_cast<int64_t>(frame.data().size());
       frame.Clear();
       return OkStatus();
     };
@@ -51,6 +94,8 @@ struct WeightsServer::Impl final : v1::Weights::Service {
       frame.set_offset(sent);
       frame.mutable_data()->resize(static_cast<size_t>(n));
       TP_RETURN_IF_ERROR(copy(std::as_writable_bytes(std::span(*frame.mutable_data()))));
+      shorten(frame);
+      sent += n;
       return send();
     };
     const auto all = [&]() -> Status {
@@ -104,8 +149,7 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
 
 Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
              int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take,
-             const std::stop_token& stop) {
+             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
   if (!credentials.identity && !IsLoopback(HostOf(address)))
     return FailedPrecondition(address +
                               " is on another host, and no certificates lie beside the token, so the call "
@@ -125,6 +169,13 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
   request.mutable_version()->set_lineage(wanted.version.lineage);
   request.mutable_version()->set_number(wanted.version.number);
   request.set_state_step(wanted.step.value + 1);
+  request.set_from(wanted.from);
+  if (wanted.base.word_bytes > 0) {
+    request.mutable_base()->mutable_version()->set_lineage(wanted.base.version.lineage);
+    request.mutable_base()->mutable_version()->set_number(wanted.base.version.number);
+    request.mutable_base()->set_digest(wanted.base.digest);
+    request.mutable_base()->set_word_bytes(static_cast<int32_t>(wanted.base.word_bytes));
+  }
   // How long it takes depends on the network; that bytes come does not.
   constexpr std::chrono::seconds kStalled{30};
   std::atomic<int64_t> reads{0};
@@ -151,11 +202,12 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
   const std::stop_callback called_off(stop, [&] { context.TryCancel(); });
   auto reader = stub->Fetch(&context, request);
   v1::WeightsFrame frame;
-  int64_t at = 0;
+  int64_t at = wanted.from;
   Status wrong = OkStatus();
   for (bool first = true; wrong.ok() && reader->Read(&frame); first = false) {
     reads.fetch_add(1);
-    const auto n = static_cast<int64_t>(frame.data().size());
+    const bool changes = frame.changed_bytes() != 0;
+    const int64_t n = changes ? frame.changed_bytes() : static_cast<int64_t>(frame.data().size());
     if (first) {
       if (frame.total_bytes() != total) {
         wrong = DataLoss(what + " from " + address + ": " + std::to_string(frame.total_bytes()) +
@@ -166,11 +218,11 @@ Status Fetch(const std::string& address, const Credentials& credentials, const W
                                     .piece_bytes = frame.piece_bytes(),
                                     .sums = {frame.sums().begin(), frame.sums().end()}});
     }
-    if (wrong.ok() && n > 0) {
-      if (frame.offset() != at || n > total - at)
+    if (wrong.ok() && n != 0) {
+      if (frame.offset() != at || n < 0 || n > total - at || (changes && wanted.base.word_bytes == 0))
         wrong = DataLoss(what + " from " + address + ": another order than expected");
       else
-        wrong = take(at, std::as_bytes(std::span(frame.data())));
+        wrong = take({at, n, std::as_bytes(std::span(frame.data())), changes});
       at += n;
     }
   }
@@ -194,7 +246,8 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& cre
     digest = said;
     return OkStatus();
   };
-  const auto take = [&](int64_t, std::span<const std::byte> left) {
+  const auto take = [&](const FetchedBytes& bytes) {
+    std::span<const std::byte> left = bytes.data;
     while (!left.empty()) {
       if (in_part == parts[part].size()) {
         ++part;

@@ -20,9 +20,17 @@
 
 namespace tidepool::workers {
 
+// Weights that the reader has whole, so that what differs from them may be sent instead.
+struct WeightsBase {
+  Version version;
+  uint64_t digest = 0;
+  int64_t word_bytes = 0;  // of a weight; 0: there are none
+};
 struct WantedBytes {
-  Version version;  // weights as published, or,
-  StepNumber step;  // if valid, weights, master and moments after this step
+  Version version;   // weights as published, or,
+  StepNumber step;   // if valid, weights, master and moments after this step
+  int64_t from = 0;  // of weights: bytes that are there already
+  WeightsBase base;  // of weights
 };
 
 // The bytes and their digest. A state: parts one behind the other, and StateDigest; a step that begins may
@@ -34,6 +42,9 @@ struct PublishedBytes {
   uint64_t digest = 0;
   WeightPieces pieces;
   std::function<Status(size_t at, std::span<std::byte> out)> copy;
+  // Where the wanted base is here, too: shows bytes of it. False: it has given its place to others by now.
+  using Reader = std::function<void(std::span<const std::byte>)>;
+  std::function<bool(size_t at, size_t size, const Reader& reader)> base;
 };
 using PublishedSource = std::function<StatusOr<PublishedBytes>(const WantedBytes& wanted)>;
 
@@ -53,14 +64,18 @@ class WeightsServer {
   std::unique_ptr<Impl> impl_;
 };
 
+struct FetchedBytes {
+  int64_t at = 0, size = 0;         // of the whole
+  std::span<const std::byte> data;  // these bytes, or,
+  bool changes = false;             // if true, what differs in them from those of the base
+};
 // Reads what is wanted: `head` gets what the source says first, `take` the bytes in order. Their errors end
 // it, and so does `stop` (kCancelled). kDataLoss: size or order is wrong. kFailedPrecondition: the address is
 // on another host and there is no identity; the token is not shown. kDeadlineExceeded: nothing came for half
 // a minute.
 Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
              int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(int64_t at, std::span<const std::byte> bytes)>& take,
-             const std::stop_token& stop = {});
+             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop = {});
 
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
 // source announced: the caller compares it with what came. Errors of Fetch.

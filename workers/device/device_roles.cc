@@ -32,7 +32,7 @@ DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::str
     : config_(std::move(config)),
       models_(config_, std::move(model_dir), std::move(make_device)),
       trains_(trains),
-      published_(std::make_shared<HostWeights>(shared_memory)),
+      published_(std::make_shared<HostWeights>(shared_memory, device::SizeOf(config_.model.dtype))),
       recovery_(shared_memory, "recovery"),
       parked_(std::move(offload_dir)) {}
 DeviceRoles::~DeviceRoles() = default;

@@ -218,19 +218,28 @@ void RolesWork::Pull(const down::Pull& c) {
       [this, c, host = roles_->host_weights(), bytes = roles_->weight_bytes()](const std::stop_token& stop) {
         const TimePoint begin = TraceNow();
         auto said = Clock::now();
-        const auto came = [&] {
+        up::Pulled done{{.slot = c.slot, .v = c.v}};
+        done.whole_bytes = bytes;
+        const auto came = [&](int64_t more) {
+          done.bytes += more;
           if (Clock::now() - said < std::chrono::seconds(1)) return;
           said = Clock::now();
-          link_->Send(up::Pulled{.slot = c.slot, .v = c.v});
+          link_->Send(up::Pulled{{.slot = c.slot, .v = c.v}});
         };
         const Status pulled = Caught("pull", [&] {
           return host->Pull({c.address, credentials_}, c.v, c.digest, bytes, came, stop);
         });
         if (stop.stop_requested()) return;
         if (trace_)
-          trace_->Add({"pull", std::string(observe::kWeightsSpan), kPullRow, begin, TraceNow() - begin, {}});
-        link_->Send(up::Pulled{
-            .slot = c.slot, .v = c.v, .whole = pulled.ok(), .error = pulled.ok() ? "" : pulled.message()});
+          trace_->Add({"pull",
+                       std::string(observe::kWeightsSpan),
+                       kPullRow,
+                       begin,
+                       TraceNow() - begin,
+                       {{"version", c.v.number}, {"bytes", done.bytes}}});
+        done.whole = pulled.ok();
+        if (!pulled.ok()) done.error = pulled.message();
+        link_->Send(std::move(done));
       });
 }
 
@@ -268,7 +277,7 @@ StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {
     published = published_;
   }
   if (published == nullptr) return NotFound("no weights are here yet");
-  return published->Open(wanted.version);
+  return published->Open(wanted.version, wanted.base);
 }
 
 // --- rollout

@@ -97,6 +97,7 @@ TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retr
 TP_FIELDS_BY(EnvStepped,
              TP_EACH(tid, att, turn, outcome, observation, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, state) v("why", r.why, kWords); TP_EACH(seconds, timed_out, replayed))
+TP_FIELDS_BY(Pulled, VisitFields(As<event::Pulled>(r), v); TP_EACH(bytes, whole_bytes))
 TP_FIELDS_BY(Loaded, VisitFields(As<event::Loaded>(r), v); TP_EACH(bytes, seconds))
 TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v); v("read_bytes", r.read_bytes);
              v("metrics", r.metrics, kNames);)

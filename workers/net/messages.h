@@ -139,12 +139,15 @@ using event::FinalSaved;
 using event::Granted;
 using event::GroupFormed;
 using event::Published;
-using event::Pulled;
 using event::RecoveryCopied;
 using event::Released;
 using event::StateReady;
 using event::StepAborted;
 using event::TrainFailed;
+struct Pulled : event::Pulled {
+  int64_t bytes = 0;        // that came from the other host; at the end alone
+  int64_t whole_bytes = 0;  // of the weights
+};
 struct Loaded : event::Loaded {
   int64_t bytes = 0;  // that were copied
   double seconds = 0;

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -24,7 +26,7 @@ struct Host {
   explicit Host(std::string f) : folder(std::move(f)), weights(folder) {
     auto started = WeightsServer::Start("127.0.0.1", {"token"}, 1 << 20,
                                         [this](const WantedBytes& w) -> StatusOr<PublishedBytes> {
-                                          auto opened = weights.Open(w.version);
+                                          auto opened = weights.Open(w.version, w.base);
                                           if (opened.ok() && spoil) spoil(*opened);
                                           return opened;
                                         });
@@ -38,12 +40,14 @@ struct Host {
   Status Pull(const Host& from, uint64_t digest, std::vector<std::byte>& out,
               const Version& version = kVersion) {
     const Credentials credentials{"token"};
+    came = 0;
     TP_RETURN_IF_ERROR(weights.Pull({from.server->address(), credentials}, version, digest,
-                                    static_cast<int64_t>(out.size())));
+                                    static_cast<int64_t>(out.size()), [this](int64_t n) { came += n; }));
     return weights.Read(version, std::span(out)).status();
   }
 
   std::string folder;
+  int64_t came = 0;  // bytes over the network, of the last pull
   std::function<void(PublishedBytes&)> spoil;
   HostWeights weights;
   std::unique_ptr<WeightsServer> server;
@@ -62,6 +66,23 @@ class HostWeightsTest : public testing::Test {
   }
   Status Publish() {
     return hosts_[0]->weights.Publish(kVersion, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true);
+  }
+  // The next version, in which one word of a hundred is another.
+  Status PublishNext(const Version& version) {
+    Rng rng(static_cast<uint64_t>(version.number));
+    for (size_t i = 0; i < bytes_.size() / 200; ++i) bytes_[rng.Next() % bytes_.size()] ^= std::byte{1};
+    digest_ = PiecesOf(bytes_).Digest();
+    return hosts_[0]->weights.Publish(version, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true);
+  }
+  // Something else than what was published is in the host's shared memory, all versions that are there.
+  void Tear(int host, int64_t at = 12345) const {
+    for (const char* file : {"/weights-0", "/weights-1"}) {
+      const std::string path = hosts_[static_cast<size_t>(host)]->folder + file;
+      if (!std::filesystem::exists(path)) continue;
+      std::fstream block(path, std::ios::in | std::ios::out | std::ios::binary);
+      block.seekp(4096 + at);
+      block.write("torn", 4);
+    }
   }
   std::vector<std::byte> Empty() const { return std::vector<std::byte>(bytes_.size()); }
 
@@ -254,20 +275,11 @@ TEST_F(HostWeightsTest, WhatAProcessPassesOnNoOtherOverwrites) {
 TEST_F(HostWeightsTest, ATornCopyIsBroughtAgain) {
   ASSERT_EQ(Publish(), OkStatus());
   std::vector<std::byte> out = Empty();
-  const auto tear = [&](int host) {
-    for (const char* file : {"/weights-0", "/weights-1"}) {
-      const std::string path = hosts_[host]->folder + file;
-      if (!std::filesystem::exists(path)) continue;
-      std::fstream block(path, std::ios::in | std::ios::out | std::ios::binary);
-      block.seekp(4096 + 12345);
-      block.write("torn", 4);
-    }
-  };
   ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
   // Its own reader finds it, in the process that pulled and in another one.
   HostWeights other(hosts_[1]->folder);
   for (HostWeights* finds : {&hosts_[1]->weights, &other}) {
-    tear(1);
+    Tear(1);
     ASSERT_TRUE(finds->Read(kVersion, std::span(out)).ok());
     ASSERT_NE(out, bytes_);
     finds->LookAgain(kVersion);
@@ -277,7 +289,7 @@ TEST_F(HostWeightsTest, ATornCopyIsBroughtAgain) {
     EXPECT_TRUE(finds->Read(kVersion, std::span(out)).ok()) << "there is nothing wrong with it";
   }
   // It is about to be passed on.
-  tear(1);
+  Tear(1);
   EXPECT_EQ(other.Open(kVersion).status().code(), StatusCode::kDataLoss);
   ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out), OkStatus());
   EXPECT_EQ(out, bytes_);
@@ -286,10 +298,184 @@ TEST_F(HostWeightsTest, ATornCopyIsBroughtAgain) {
     return hosts_[0]->weights.Publish(next, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true);
   };
   ASSERT_EQ(publish(), OkStatus());
-  tear(0);
+  Tear(0);
   EXPECT_EQ(hosts_[0]->weights.Open(next).status().code(), StatusCode::kDataLoss);
   EXPECT_EQ(publish(), OkStatus());
   EXPECT_TRUE(hosts_[0]->weights.Open(next).ok());
+}
+
+TEST_F(HostWeightsTest, OnlyWhatChangedGoesToWhoHasAnEarlierVersion) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::vector<std::byte> second = Empty(), third = Empty();
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second), OkStatus());
+  ASSERT_EQ(hosts_[2]->Pull(*hosts_[1], digest_, third), OkStatus());
+  const auto whole = static_cast<int64_t>(bytes_.size());
+  EXPECT_EQ(hosts_[1]->came, whole);
+  EXPECT_EQ(hosts_[2]->came, whole);
+  for (int64_t v = 4; v <= 6; ++v) {
+    ASSERT_EQ(PublishNext({0, v}), OkStatus());
+    Status pulled;
+    std::thread last([&] { pulled = hosts_[2]->Pull(*hosts_[1], digest_, third, {0, v}); });  // as a chain
+    EXPECT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second, {0, v}), OkStatus());
+    last.join();
+    EXPECT_EQ(pulled, OkStatus());
+    EXPECT_EQ(second, bytes_);
+    EXPECT_EQ(third, bytes_);
+    for (int host : {1, 2}) {
+      EXPECT_GT(hosts_[host]->came, 0);
+      EXPECT_LT(hosts_[host]->came, whole / 20) << "host " << host << ", version " << v;
+    }
+  }
+  // Another process pulls, whose base the first one has brought to the host.
+  HostWeights other(hosts_[1]->folder);
+  ASSERT_EQ(PublishNext({0, 7}), OkStatus());
+  int64_t came = 0;
+  const Credentials credentials{"token"};
+  ASSERT_EQ(other.Pull({hosts_[0]->server->address(), credentials}, {0, 7}, digest_, whole,
+                       [&](int64_t n) { came += n; }),
+            OkStatus());
+  EXPECT_LT(came, whole / 20);
+  // And that process passes on what it has not brought there.
+  hosts_[1]->weights.Forget();
+  ASSERT_EQ(hosts_[2]->Pull(*hosts_[1], digest_, third, {0, 7}), OkStatus());
+  EXPECT_EQ(third, bytes_);
+  EXPECT_LT(hosts_[2]->came, whole / 20);
+  // The source has the base no more.
+  ASSERT_EQ(PublishNext({0, 8}), OkStatus());
+  ASSERT_EQ(PublishNext({0, 9}), OkStatus());
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second, {0, 9}), OkStatus());
+  EXPECT_EQ(second, bytes_);
+  EXPECT_EQ(hosts_[1]->came, whole);
+  // The same number with other weights, as after a controller that lost what it had published.
+  bytes_[0] ^= std::byte{1};
+  digest_ = PiecesOf(bytes_).Digest();
+  ASSERT_EQ(hosts_[0]->weights.Publish({0, 9}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/true),
+            OkStatus());
+  ASSERT_EQ(PublishNext({0, 10}), OkStatus());
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second, {0, 10}), OkStatus());
+  EXPECT_EQ(second, bytes_);
+  EXPECT_EQ(hosts_[1]->came, whole);
+}
+
+// Of either side: what is wrong is found by the piece's sum, and the rest comes as it is.
+TEST_F(HostWeightsTest, WhatChangedOfADamagedBaseIsBroughtWhole) {
+  ASSERT_EQ(Publish(), OkStatus());
+  std::vector<std::byte> second = Empty();
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second), OkStatus());
+  const auto whole = static_cast<int64_t>(bytes_.size());
+  constexpr int64_t kAt = 2 * kPiece + 1000;
+  for (const int torn : {0, 1}) {
+    SCOPED_TRACE(torn);
+    const Version before{0, 3 + torn}, version{0, 4 + torn};
+    Tear(torn, kAt);
+    ASSERT_EQ(PublishNext(version), OkStatus());
+    ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second, version), OkStatus());
+    EXPECT_EQ(second, bytes_);
+    EXPECT_GT(hosts_[1]->came, whole - 3 * kPiece);
+    EXPECT_LT(hosts_[1]->came, whole - kPiece) << "the first two pieces came as what changed";
+    EXPECT_EQ(hosts_[1]->weights.Read(before, std::span(second)).ok(), torn == 0)
+        << "a torn one is here no more";
+  }
+  // A source whose base is another one than it says.
+  std::vector<std::byte> wrong(bytes_.size());
+  hosts_[0]->spoil = [&](PublishedBytes& opened) {
+    if (opened.base)
+      opened.base = [&](size_t at, size_t size, const PublishedBytes::Reader& reader) {
+        reader(std::span<const std::byte>(wrong).subspan(at, size));
+        return true;
+      };
+  };
+  wrong = bytes_;
+  wrong[100] ^= std::byte{8};
+  ASSERT_EQ(PublishNext({0, 6}), OkStatus());
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, second, {0, 6}), OkStatus());
+  EXPECT_EQ(second, bytes_);
+  EXPECT_GT(hosts_[1]->came, whole);
+  EXPECT_TRUE(hosts_[1]->weights.Read({0, 5}, std::span(second)).ok()) << "there is nothing wrong with it";
+}
+
+// It costs no memory: what is published takes its place, as that of any copy that nobody reads.
+TEST_F(HostWeightsTest, ABaseGivesItsPlaceToTheNextVersion) {
+  ASSERT_EQ(Publish(), OkStatus());
+  const std::vector<std::byte> third = bytes_;
+  const WeightsBase base{kVersion, digest_, 2};
+  HostWeights& host = hosts_[0]->weights;
+  const auto publish = [&](int64_t number) {
+    bytes_[0] = static_cast<std::byte>(number);
+    digest_ = PiecesOf(bytes_).Digest();
+    return host.Publish({0, number}, digest_, std::as_bytes(std::span(bytes_)), /*shared=*/false);
+  };
+  ASSERT_EQ(publish(4), OkStatus());
+  const std::vector<std::byte> fourth = bytes_;
+  EXPECT_FALSE(host.Open({0, 4}, {kVersion, base.digest + 1, 2})->base) << "other weights of that number";
+  EXPECT_FALSE(host.Open({0, 4}, {{1, 3}, base.digest, 2})->base);
+  EXPECT_FALSE(host.Open({0, 4})->base) << "nobody asked";
+  {
+    const auto opened = host.Open({0, 4}, base);
+    ASSERT_TRUE(opened.ok() && opened->base);
+    bool same = false;
+    const auto look = [&](std::span<const std::byte> bytes) { same = std::ranges::equal(bytes, third); };
+    EXPECT_TRUE(opened->base(0, third.size(), look));
+    EXPECT_TRUE(same);
+    ASSERT_EQ(publish(5), OkStatus());
+    EXPECT_EQ(host.held_bytes(), 0) << "both are in shared memory";
+    EXPECT_FALSE(opened->base(0, third.size(), look));
+    std::vector<std::byte> read = Empty();
+    EXPECT_EQ(opened->copy(0, read), OkStatus()) << "what is read is still there";
+    EXPECT_EQ(read, fourth);
+  }
+  // In mid-course: the rest comes as it is.
+  std::vector<std::byte> out = Empty();
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out, {0, 5}), OkStatus());
+  ASSERT_EQ(PublishNext({0, 6}), OkStatus());
+  const uint64_t digest = digest_;
+  const std::vector<std::byte> sixth = bytes_;
+  hosts_[0]->spoil = [&](PublishedBytes& opened) {
+    opened.copy = [&, copy = opened.copy](size_t at, std::span<std::byte> to) {
+      if (at >= static_cast<size_t>(2 * kPiece) && bytes_ == sixth)
+        EXPECT_EQ(PublishNext({0, 7}), OkStatus());
+      return copy(at, to);
+    };
+  };
+  ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest, out, {0, 6}), OkStatus());
+  EXPECT_EQ(out, sixth);
+  EXPECT_GT(hosts_[1]->came, 2 * kPiece);
+  EXPECT_LT(hosts_[1]->came, 4 * kPiece);
+}
+
+// All is new.
+TEST_F(HostWeightsTest, WhatDoesNotPayIsNotTriedForLong) {
+  const auto publish = [&](int64_t number) {
+    digest_ = PiecesOf(bytes_).Digest();
+    return hosts_[0]->weights.Publish({0, number}, digest_, std::as_bytes(std::span(bytes_)),
+                                      /*shared=*/true);
+  };
+  Rng rng(7);
+  bytes_.resize(static_cast<size_t>(10 * kPiece));
+  const auto renew = [&] {
+    for (size_t at = 0; at < bytes_.size(); at += sizeof(uint64_t)) {
+      const uint64_t word = rng.Next();
+      std::memcpy(&bytes_[at], &word, sizeof(word));
+    }
+  };
+  std::vector<std::byte> out = Empty();
+  int64_t asked = 0;
+  hosts_[0]->spoil = [&](PublishedBytes& opened) {
+    if (opened.base)
+      opened.base = [&, was = opened.base](size_t at, size_t size, const PublishedBytes::Reader& reader) {
+        asked += static_cast<int64_t>(size);
+        return was(at, size, reader);
+      };
+  };
+  for (int64_t v = 11; v <= 12; ++v) {
+    renew();
+    ASSERT_EQ(publish(v), OkStatus());
+    ASSERT_EQ(hosts_[1]->Pull(*hosts_[0], digest_, out, {0, v}), OkStatus());
+    EXPECT_EQ(out, bytes_);
+    EXPECT_EQ(hosts_[1]->came, static_cast<int64_t>(bytes_.size()));
+  }
+  EXPECT_GE(asked, int64_t{32} << 20);
+  EXPECT_LT(asked, int64_t{34} << 20);
 }
 
 TEST_F(HostWeightsTest, AReaderDoesNotWaitForWhatDoesNotCome) {
@@ -319,7 +505,7 @@ TEST_F(HostWeightsTest, APullThatIsCalledOffEndsAtOnce) {
   std::jthread pull([&](const std::stop_token& stop) {
     pulled = hosts_[1]->weights.Pull(
         {hosts_[0]->server->address(), credentials}, kVersion, digest_, static_cast<int64_t>(bytes_.size()),
-        [] {}, stop);
+        [](int64_t) {}, stop);
   });
   while (!begun) std::this_thread::sleep_for(milliseconds(1));
   const auto begin = std::chrono::steady_clock::now();

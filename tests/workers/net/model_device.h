@@ -151,7 +151,7 @@ class ModelDevice : public DeviceWork {
     return weights_;
   }
   [[nodiscard]] StepNumber StateStep() const override { return state_step_; }
-  void Pull(const down::Pull& c) override { on_say(up::Pulled{.slot = c.slot, .v = c.v, .whole = true}); }
+  void Pull(const down::Pull& c) override { on_say(up::Pulled{{.slot = c.slot, .v = c.v, .whole = true}}); }
   void EndPull() override {}
   StatusOr<Copied> Load(const down::Load& c) override {
     if (c.alias) return Copied{weights_, 0, 0};

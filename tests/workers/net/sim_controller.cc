@@ -276,6 +276,8 @@ void SimController::OnMessage(Attachments::Message& e) {
           Feed(ev::Graded(b));
         } else if constexpr (std::is_same_v<B, up::EnvStepped>) {
           Feed(turns_->Take(worker, std::move(b)));
+        } else if constexpr (std::is_same_v<B, up::Pulled>) {
+          feed(ev::Pulled(b));
         } else if constexpr (std::is_same_v<B, up::Loaded>) {
           feed(ev::Loaded(b));
         } else if constexpr (std::is_same_v<B, up::TrainDone>) {
