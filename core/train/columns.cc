@@ -184,7 +184,6 @@ Status TrainerImpl::Preview(std::vector<Row> rows, const Version& version) {
 }
 
 StatusOr<Scored> TrainerImpl::PreviewPiece() {
-  Stopwatch watch;
   const Previewed::Part part = std::move(previewed.parts.front());
   previewed.parts.pop_front();
   const bool squares =
@@ -203,7 +202,6 @@ StatusOr<Scored> TrainerImpl::PreviewPiece() {
     scored.squares += part.column == Column::kOld ? 0 : n * n;
   }
   if (previewed.parts.empty()) previewed = {};
-  early_s += watch.Lap();
   return scored;
 }
 
@@ -212,7 +210,6 @@ void TrainerImpl::EarlyMetrics(const StepContext& step, std::map<std::string, do
   if (step.late.empty()) return;
   const auto late = static_cast<double>(std::ranges::count(step.late, uint8_t{1}));
   metrics["data_plane/columns_early"] = 1 - late / static_cast<double>(step.late.size());
-  metrics["timing_s/columns_early"] = std::exchange(early_s, 0);
   early.Forget(step.batch.rows);
   const auto trained = [&](const Row& row) {
     return std::ranges::any_of(step.batch.rows, [&](const Row& r) { return r.tid == row.tid; });

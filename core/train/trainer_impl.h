@@ -111,7 +111,6 @@ struct TrainerImpl {
   KeptTotals held_out;  // of the reference
   EarlyColumns early;
   Previewed previewed;
-  double early_s = 0;  // that PreviewPiece took since the last step
   device::PageBuffer controls_memory;
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;

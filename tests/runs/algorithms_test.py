@@ -38,6 +38,28 @@ class AlgorithmsTest(RunTest):
         self.assert_checked()
         self.assertEqual(self.summary()["steps"], 30)
 
+    def test_columns_that_were_computed_before_their_step_change_no_bit_whatever_is_killed(self):
+        # Few samples at a time, so that the groups of a batch end one after another.
+        split = ["scheduler.placement=split", "cluster.slots=3", "scheduler.actor_slots=2", "cluster.threads_per_slot=1", "rollout.max_concurrent=4",
+                 "train.steps=24"]
+        for run, early in [("early", "true"), ("late", "false")]:
+            self.assert_done(self.train("configs/test/ppo.yaml", *split, f"train.early_columns={early}", run=run))
+        shares = self.values("data_plane/columns_early", "early")
+        self.assertEqual(len(shares), 24)
+        self.assertGreater(max(shares.values()), 0.4, shares)
+        self.assertGreater(sum(self.values("timing_s/columns_early", "early").values()), 0)
+        self.assertFalse(self.values("data_plane/columns_early", "late"))
+        run = self.start("configs/test/ppo.yaml", *split, run="cut")
+        self.wait_step(3, run, run="cut")
+        kill(self.worker_pid(0, run, run="cut"))
+        self.wait_step(9, run, run="cut")
+        kill(run.pid)
+        run.communicate()
+        self.assert_done(self.train("configs/test/ppo.yaml", *split, "--resume", run="cut"))
+        self.assert_checked("cut")
+        for run in ["early", "cut"]:
+            self.assertEqual(self.digests(run), self.digests("late"), run)
+
     def test_samples_of_every_kind_of_algorithm(self):
         for name, overrides in {
             "grpo_kl": ["algorithm.kl.coef=0.05"],

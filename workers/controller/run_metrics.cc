@@ -129,7 +129,9 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   for (const auto& [name, value] : done.metrics) m[name] = value;
   m["timing_s/update_actor"] = done.seconds;
   counts_["data_plane/read_bytes"] += static_cast<double>(done.read_bytes);
-  time_.Busy(Role::kActor, done.seconds);
+  double early = 0;  // of this rank, which `m` may have of another one
+  for (const auto& [name, value] : done.metrics) early += name == up::kColumnsEarly ? value : 0;
+  time_.Busy(Role::kActor, done.seconds + early);
 }
 
 void RunMetrics::OnLoaded(const up::Loaded& loaded) {
