@@ -21,7 +21,7 @@ from provenance import commit, processor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = "configs/test/rl_split.yaml"
-SCALE = 0.05  # of modelled seconds
+SCALE = 0.01  # of modelled seconds
 WARM = 1      # steps that are not counted
 COMMON = ["deterministic=true", "algorithm={name: grpo, kl: {coef: 0.01}}", "scheduler.actor_slots=1", "cluster.threads_per_slot=1", "rollout.group_size=8", "rollout.max_new_tokens=32", "rollout.chunk_tokens=8",
           "rollout.max_concurrent=32", "eval.before_train=false", "eval.after_train=false", "eval.every_steps=0", "checkpoint.every_steps=0",

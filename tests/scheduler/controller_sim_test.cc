@@ -1109,8 +1109,8 @@ TEST(ControllerSimTest, AStopAsksForTheResultOfTheOpenStepWithoutItsEvaluation) 
   EXPECT_TRUE(open);
 }
 
-// A trainer that waits hears of each group as it is queued, in the order in which a batch takes them; slots
-// that change their roles with every step have nothing to do then.
+// A trainer that waits hears of each group as it is queued, once. Where slots change their roles with every
+// step it is there by chance.
 TEST(ControllerSimTest, TrainersThatWaitHearOfGroupsBeforeTheirBatch) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
     for (const bool wanted : {true, false}) {
@@ -1126,7 +1126,6 @@ TEST(ControllerSimTest, TrainersThatWaitHearOfGroupsBeforeTheirBatch) {
       cluster.on_command = [&](const Command& c) {
         if (const auto* preview = std::get_if<command::Preview>(&c)) {
           EXPECT_EQ(preview->rows.size(), 3u) << "a whole group";
-          EXPECT_LT(preview->slot.value, 2);
           EXPECT_TRUE(hinted.emplace(KeyOf(preview->rows.front()), preview->slot).second) << "said twice";
           heard.insert(preview->slot);
           return;
@@ -1141,9 +1140,9 @@ TEST(ControllerSimTest, TrainersThatWaitHearOfGroupsBeforeTheirBatch) {
       EXPECT_EQ(cluster.Run().code, 0);
       ExpectProven(cluster);
       EXPECT_EQ(trained, job.steps * job.batch.groups_per_step);
-      if (!wanted || placement != PlacementKind::kSplit) {
+      if (!wanted) {
         EXPECT_TRUE(hinted.empty());
-      } else {
+      } else if (placement == PlacementKind::kSplit) {
         EXPECT_GT(early, trained / 2);  // the last group of a batch begins its step
         EXPECT_EQ(heard.size(), 2u) << "both have something to do";
       }
