@@ -183,6 +183,15 @@ struct Train {
   int64_t group_epoch = 0, rank = 0, world = 1;  // group_epoch 0: a group of one
   int64_t total_rows = 0;
 };
+// A group that is queued, for a slot that trains and has nothing to do: what a step at `v` will need of these
+// rows beside the loss may be computed now. A hint, given once: no answer, and nothing depends on it.
+struct Preview {
+  WorkerRef worker;
+  SlotId slot;
+  SlotEpoch epoch;
+  Version v;
+  std::vector<SampleId> rows;  // payload by Enq
+};
 // Leave the collectives of this step and forget what was not finished -> StepAborted within 30 s.
 struct AbortStep {
   WorkerRef worker;
@@ -305,9 +314,10 @@ using Command =
                  command::ForgetGroup, command::StorePayload, command::DiscardTokens, command::EnvStep,
                  command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant,
                  command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
-                 command::Train, command::AbortStep, command::EndEvaluation, command::CopyRecovery,
-                 command::Publish, command::Pull, command::Load, command::Admit, command::WriteCheckpoint,
-                 command::VerifyCheckpoint, command::DeleteCheckpoint, command::KeepBest, command::SaveFinal,
-                 command::StepReport, command::EvalReport, command::Log, command::Finish>;
+                 command::Train, command::Preview, command::AbortStep, command::EndEvaluation,
+                 command::CopyRecovery, command::Publish, command::Pull, command::Load, command::Admit,
+                 command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint,
+                 command::KeepBest, command::SaveFinal, command::StepReport, command::EvalReport,
+                 command::Log, command::Finish>;
 
 }  // namespace tidepool::scheduler

@@ -68,6 +68,7 @@ void Advance(Machines& m) {
   m.samples.ReleaseAhead();
   m.samples.Assign();
   m.slots.Advance();
+  m.previews.Advance();
   m.life.Advance();
   if (!m.life.over()) m.rollouts.Dispatch();
 }

@@ -53,6 +53,9 @@ struct BatchOptions {
   double infra_drop_alarm = 0.05, infra_drop_stop = 0.20;  // shares over 20 steps
   bool drops_equal_rewards = false;                        // groups whose samples were graded alike
   int64_t filter_rounds = 10;  // that many batches dropped so in a row end the run; 0: no bound
+  // Slots that train and wait for the rest of a batch are given its groups as they are queued
+  // (command::Preview).
+  bool early_columns = false;
 };
 
 struct RolloutOptions {

@@ -68,11 +68,18 @@ double CostModel::Prefill(double tokens, double context) const {
   return flop / flops_;
 }
 
+double CostModel::Forward(double tokens, double sum_squares) const {
+  return 2 * model_.active_parameters * tokens +
+         2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
+}
+
+double CostModel::Score(double tokens, double sum_squares, double efficiency) const {
+  return Forward(tokens, sum_squares) / (flops_ * efficiency);
+}
+
 double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool recompute,
                         double efficiency) const {
-  const double forward =
-      2 * model_.active_parameters * tokens +
-      2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
+  const double forward = Forward(tokens, sum_squares);
   const auto n = static_cast<double>(slots);
   const double optimizer = 28 * model_.parameters / (bandwidth_ * n);
   return forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer;

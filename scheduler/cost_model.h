@@ -6,6 +6,7 @@
 //   KV cache      2 L Hkv D bytes a token               L layers, Hkv heads of D elements
 //   prefill       2 P + 2 L Hq D S FLOP a token         at a context of S tokens
 //   training      3 x the forward pass (4 x where activations are recomputed)
+//   scoring       1 x the forward pass: log-probabilities under another model of that shape
 //   optimizer     28 bytes a parameter
 //   all-reduce    2 (n - 1) / n x 4 bytes a parameter   over the network, after the backward pass: a ring of
 //                                                       n slots
@@ -36,6 +37,8 @@ class CostModel {
   // One optimizer step on `slots` slots together; sum_squares: of the lengths (attention).
   [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute,
                              double efficiency) const;
+  // Of rows that are trained, by one slot.
+  [[nodiscard]] double Score(double tokens, double sum_squares, double efficiency) const;
   // Of the fp32 gradients over `slots` slots: each device sums its part of the model with its like in the
   // other slots. 0 on one slot.
   [[nodiscard]] double AllReduce(int64_t slots) const;
@@ -47,6 +50,8 @@ class CostModel {
   [[nodiscard]] int64_t devices() const { return devices_; }
 
  private:
+  [[nodiscard]] double Forward(double tokens, double sum_squares) const;  // FLOP
+
   HardwareProfile hardware_;
   ModelShape model_;
   int64_t devices_;

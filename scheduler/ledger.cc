@@ -370,16 +370,8 @@ int64_t Ledger::Replays(StepNumber step) const {
   return n;
 }
 
-std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
-                                          const VersionGraph& versions) const {
-  const auto want = static_cast<size_t>(rules_.groups_per_step);
-  if (queued_.size() < static_cast<size_t>(rules_.min_batch())) return {};
-  if (queued_.size() < want && !Exhausted()) return {};
-  struct Candidate {
-    int64_t rank, oldest, start;
-    GroupKey key;
-    auto Order() const { return std::tuple(rank, oldest, start); }
-  };
+std::vector<Ledger::Candidate> Ledger::Candidates(StepNumber step, const Version& v,
+                                                  const VersionGraph& versions) const {
   std::vector<Candidate> candidates;
   for (const GroupKey& key : queued_) {
     const Group& g = groups_.at(key);
@@ -390,9 +382,25 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
     }
     candidates.push_back(c);
   }
-  if (candidates.size() < static_cast<size_t>(rules_.min_batch())) return {};
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.Order() < b.Order(); });
+  return candidates;
+}
+
+std::vector<GroupKey> Ledger::LeaseOrder(StepNumber step, const Version& v,
+                                         const VersionGraph& versions) const {
+  std::vector<GroupKey> keys;
+  for (const Candidate& c : Candidates(step, v, versions)) keys.push_back(c.key);
+  return keys;
+}
+
+std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
+                                          const VersionGraph& versions) const {
+  const auto want = static_cast<size_t>(rules_.groups_per_step);
+  if (queued_.size() < static_cast<size_t>(rules_.min_batch())) return {};
+  if (queued_.size() < want && !Exhausted()) return {};
+  std::vector<Candidate> candidates = Candidates(step, v, versions);
+  if (candidates.size() < static_cast<size_t>(rules_.min_batch())) return {};
   // The groups of an undone step are that step again, also if its batch was a short one.
   const auto replayed = static_cast<size_t>(
       std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.rank == 0; }));

@@ -17,6 +17,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -148,6 +149,9 @@ class Ledger {
   // yet. The result is sorted by (ordinal, issue), so the rows do not depend on timing.
   [[nodiscard]] std::vector<GroupKey> ChooseBatch(StepNumber step, const Version& v,
                                                   const VersionGraph& versions) const;
+  // All queued groups that may be trained as `step` at `v`, in the order in which a batch takes them.
+  [[nodiscard]] std::vector<GroupKey> LeaseOrder(StepNumber step, const Version& v,
+                                                 const VersionGraph& versions) const;
   // How many steps right after `step` were undone and wait as whole batches to be trained again.
   [[nodiscard]] int64_t Replays(StepNumber step) const;
   // No more groups can come before the next step, so a batch of fewer than B groups is allowed.
@@ -156,6 +160,13 @@ class Ledger {
   [[nodiscard]] const LengthFairness& fairness() const { return fairness_; }
 
  private:
+  struct Candidate {  // to be trained next
+    int64_t rank, oldest, start;
+    GroupKey key;
+    [[nodiscard]] auto Order() const { return std::tuple(rank, oldest, start); }
+  };
+  [[nodiscard]] std::vector<Candidate> Candidates(StepNumber step, const Version& v,
+                                                  const VersionGraph& versions) const;  // in order
   [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
   void Move(Group& g, Sample& s,

@@ -233,6 +233,8 @@ struct TrainConfig {
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;  // activation recompute per block
   Offload offload_optimizer = Offload::kNone;
+  bool early_columns =
+      true;  // what a step needs of its rows beside the loss is computed before it, where possible
   double router_aux_coef = 0.0;     // of the experts' load-balance loss
   int64_t max_nonfinite_steps = 3;  // in a row, then stop at the last good weights
 };

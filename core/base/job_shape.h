@@ -28,6 +28,7 @@ struct JobShape {
   double engine_efficiency = 0.9,
          train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
   bool recompute = false;         // training computes activations again
+  int64_t further_models = 0;     // reference, teacher, critic: a forward pass each over what is trained
   LengthShape lengths;
   TurnShape turns;
   int64_t prompt_tokens = 512;

@@ -200,6 +200,12 @@ std::vector<Key> TrainKeys() {
              Unit{"tokens"}, kFree),
       TP_KEY(train.recompute, "recompute activations of each block: less memory, a third more time", kFree),
       TP_KEY(
+          train.early_columns,
+          "slots that train and wait for the rest of a batch compute what reference, teacher and critic say "
+          "of the groups that are there, and log-probs where the algorithm needs them first; the results "
+          "are the same",
+          JobKind::kRl, kFree),
+      TP_KEY(
           train.offload_optimizer,
           "where what the trainer holds beside the weights (optimizer, critic, reference, teacher) goes when "
           "its device leaves the actor role and the memory is needed; disk: to files of the run, and it "

@@ -120,6 +120,8 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"grant_s", &j.grant_s, 0, 1e6},
           {"seed", &j.seed, 0, 1e15},
           {"recompute", &j.recompute, 0, 1},
+          {"further_models", &j.further_models, 0, 8},
+          {"early_columns", &j.early_columns, 0, 1},
           {"kv_pool", &j.kv_pool, 0, 1},
           {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
 }

@@ -54,6 +54,7 @@ struct WorkloadJob : JobShape {
   int64_t max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20, kv_cache_tokens = 0,
           reward_workers = 64;
   int64_t seed = 1, checkpoint_every = 0;
+  bool early_columns = true;  // train.early_columns
 };
 struct Workload {
   std::string name, what, hardware;  // hardware: a profile's name, or a path

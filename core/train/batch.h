@@ -15,6 +15,7 @@ namespace tidepool::train {
 struct Row {
   SampleId tid;
   GroupId gid;
+  uint64_t digest = 0;            // of its payload, which says what the row is; 0: it has none
   std::vector<int32_t> prompt;    // at least one token
   std::vector<int32_t> response;  // the end token included; may be empty
   // [response] As the engine records them (engine::Delta): log p under softmax(logits / temperature),

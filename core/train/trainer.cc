@@ -63,7 +63,7 @@ int64_t Tokens(const Row& row) { return row.prompt_tokens() + row.response_token
 }  // namespace
 
 TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c)
-    : weights(w), options(o), companions(c), controls(&spare) {}
+    : weights(w), options(o), companions(c), early(o.early_rows), controls(&spare) {}
 
 Status TrainerImpl::CheckRow(const Row& row, bool recorded) const {
   const int64_t vocab = weights.spec().vocab_size;
@@ -181,6 +181,24 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   return Internal(std::string("trainer: ") + e.what());
 }
 
+Status Trainer::Preview(std::vector<Row> rows, Version version) try {
+  return impl_->Preview(std::move(rows), version);
+} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
+  throw;
+} catch (const std::exception& e) {  // LibTorch throws; this is the door
+  return Internal(std::string("trainer: ") + e.what());
+}
+
+bool Trainer::HasPreview() const { return !impl_->previewed.parts.empty(); }
+
+StatusOr<Scored> Trainer::PreviewPiece() try {
+  return impl_->PreviewPiece();
+} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
+  throw;
+} catch (const std::exception& e) {  // LibTorch throws; this is the door
+  return Internal(std::string("trainer: ") + e.what());
+}
+
 // What will be done: micro-batches by update.
 Status TrainerImpl::Split(StepContext& step) const {
   const auto mine = [&](int64_t row) { return !step.batch.rows[static_cast<size_t>(row)].elsewhere; };
@@ -216,27 +234,6 @@ StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step,
   }
   if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(flat), what));
   return flat;
-}
-
-StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of,
-                                                       const model::Weights& by, const char* what,
-                                                       bool replay, std::vector<double>* squares) const {
-  return LogProbsOf(step, step.mine, of, by, what, replay, squares);
-}
-
-StatusOr<std::vector<double>> TrainerImpl::LogProbsOf(const StepContext& step,
-                                                      std::span<const int64_t> of_rows,
-                                                      const model::Decoder& of, const model::Weights& by,
-                                                      const char* what, bool replay,
-                                                      std::vector<double>* squares) const {
-  std::vector<std::vector<float>> square_rows;
-  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, of_rows,
-                                                 {.squares = squares == nullptr ? nullptr : &square_rows,
-                                                  .progress = step.Scored()}));
-  if (squares != nullptr) {
-    TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
-  }
-  return Gather(step, rows, what);
 }
 
 StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget& target) const {
@@ -275,46 +272,19 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
   return done;
 }
 
-// Where a row has the same bits in every batch, the forward would say again what the sampler recorded under
-// these weights; so it is left out, and the first update's own forward shows whether that is so
-// (training/rollout_logp_diff).
-Status TrainerImpl::FillOld(const StepContext& step, StepPlan& plan, bool squares) const {
-  if (!squares && options.clean_records && options.device->batch_invariant(weights.dtype()))
-    plan.recorded = SampledByTrained(step.batch, plan.cells);
-  const auto recorded = [&](int64_t row) {
-    return !plan.recorded.empty() && plan.recorded[static_cast<size_t>(row)] != 0;
-  };
-  std::vector<int64_t> others;
-  std::ranges::remove_copy_if(step.mine, std::back_inserter(others), recorded);
-  // All ranks know the versions of the whole batch, so all leave it out or none does.
-  if (plan.recorded.empty() || std::ranges::count(plan.recorded, 0) > 0) {
-    TP_ASSIGN_OR_RETURN(plan.old, LogProbsOf(step, others, *decoder, weights, "log_probs", /*replay=*/true,
-                                             squares ? &plan.squares : nullptr));
-  } else {
-    plan.old.resize(plan.behave.size());
-  }
-  for (size_t row = 0; row < plan.recorded.size(); ++row) {
-    if (!recorded(static_cast<int64_t>(row))) continue;
-    std::copy(plan.behave.begin() + plan.cells.begin[row], plan.behave.begin() + plan.cells.begin[row + 1],
-              plan.old.begin() + plan.cells.begin[row]);
-  }
-  return OkStatus();
-}
-
 // Everything that advantages and losses read, as far as this algorithm does.
 Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   const algorithms::ResolvedAlgorithm& a = options.loss;
-  // Log-probs of the weights that the step starts from. With a single update they are those of its own
-  // forward, unless the algorithm asks something of the whole batch first.
-  if (a.needs_old_first() || options.epochs * static_cast<int64_t>(step.minibatches.size()) > 1) {
+  TP_RETURN_IF_ERROR(FindEarly(step));
+  if (NeedsOld(step.minibatches.size())) {
     const bool squares = a.advantage->Uses(algorithms::Provision::kSquares);
     TP_RETURN_IF_ERROR(FillOld(step, plan, squares));
   }
   if (reference != nullptr) {
-    TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
+    TP_ASSIGN_OR_RETURN(plan.ref, WholeColumn(step, Column::kReference));
   }
   if (teacher != nullptr) {
-    TP_ASSIGN_OR_RETURN(plan.teacher, AllLogProbs(step, *teacher, *companions.teacher, "teacher"));
+    TP_ASSIGN_OR_RETURN(plan.teacher, WholeColumn(step, Column::kTeacher));
   }
   if (a.kl && a.kl->in_reward) {
     plan.kl.assign(plan.cells.mask.size(), 0.0);
@@ -324,8 +294,7 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
     }
   }
   if (value != nullptr) {
-    TP_ASSIGN_OR_RETURN(const auto rows, value->Values(step.batch.rows, step.mine, step.Scored()));
-    TP_ASSIGN_OR_RETURN(plan.values, Gather(step, rows, "values"));
+    TP_ASSIGN_OR_RETURN(plan.values, WholeColumn(step, Column::kValues));
   }
   Stopwatch of_loss;
   std::vector<double> repetition = RepetitionPenalties(options.shaping, step.batch.rows);
@@ -442,8 +411,9 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                           }};
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
-      TP_ASSIGN_OR_RETURN(const std::vector<double> every,
-                          AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true));
+      TP_ASSIGN_OR_RETURN(const auto rows,
+                          Compute(Column::kOld, step.batch.rows, step.mine, nullptr, step.Progress()));
+      TP_ASSIGN_OR_RETURN(const std::vector<double> every, Gather(step, rows, "log_probs"));
       const algorithms::Cells cells = Only(plan.cells, step.minibatches[update]);
       plan.selected =
           algorithms::SelectTokens(options.loss.policy, cells,
@@ -491,7 +461,7 @@ StatusOr<UpdatesDone> TrainerImpl::MakeUpdates(StepContext& step, StepPlan& plan
       TP_ASSIGN_OR_RETURN(done, UpdateCritic(step, plan, metrics));
     }
   } else if (reference != nullptr) {
-    TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
+    TP_ASSIGN_OR_RETURN(plan.ref, WholeColumn(step, Column::kReference));
   }
   if (options.objective == JobKind::kRewardModel) return UpdateRewardModel(step);
   if (done.finite && !CriticAlone(step)) {
@@ -592,6 +562,15 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     }
   } undo{m.controls, before};
 
+  // What was computed early of weights that are updated is of no use afterwards, however the step ends.
+  struct Moved {
+    TrainerImpl& m;
+    const int64_t before;
+    ~Moved() {
+      if (m.updates() != before) m.early.ForgetMoving();
+    }
+  } moved{m, m.updates()};
+
   StepResult result;
   TP_ASSIGN_OR_RETURN(const UpdatesDone done, m.MakeUpdates(step, plan, watch, result.metrics));
   result.finite = done.finite;
@@ -613,6 +592,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   }
   if (result.finite) undo.controls = nullptr;
   if (m.rl()) TrainerImpl::PolicyMetrics(step, plan, result.metrics);
+  result.scored = step.scored;
+  m.EarlyMetrics(step, result.metrics);
   m.LossMetrics(step, done, before, result.metrics);
   step.times.total = total.Lap();
   int64_t tokens = 0;
@@ -642,6 +623,8 @@ void Trainer::WeightsChanged() {
   for (const auto& decoder : {m.decoder.get(), m.reference.get(), m.teacher.get()})
     if (decoder != nullptr) decoder->WeightsChanged();
   if (m.value != nullptr) m.value->WeightsChanged();
+  m.early.Clear();
+  m.previewed = {};
 }
 
 void Trainer::ReleaseScratch() {
@@ -651,6 +634,7 @@ void Trainer::ReleaseScratch() {
   if (m.value != nullptr) m.value->ReleaseScratch();
   if (m.reference != nullptr) m.reference->ReleaseScratch();
   if (m.teacher != nullptr) m.teacher->ReleaseScratch();
+  m.previewed = {};
 }
 model::MemoryUse Trainer::held() const {
   const TrainerImpl& m = *impl_;
@@ -662,10 +646,10 @@ model::MemoryUse Trainer::held() const {
   if (m.value != nullptr) use += m.value->held();
   return use;
 }
-int64_t Trainer::updates() const {
-  const TrainerImpl& m = *impl_;
-  return m.trained().updates() + (m.rl() && m.value != nullptr ? m.value->optimizer().updates() : 0);
+int64_t TrainerImpl::updates() const {
+  return trained().updates() + (rl() && value != nullptr ? value->optimizer().updates() : 0);
 }
+int64_t Trainer::updates() const { return impl_->updates(); }
 uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
   if (!rl() || value == nullptr) return weights_digest;
   const uint64_t both[] = {weights_digest, value->weights().Digest()};

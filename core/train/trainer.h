@@ -13,6 +13,9 @@
 // before the policy, with a gradient, an optimizer and a learning rate of its own, and whose state is part of
 // State().
 //
+// Part of what a step needs of a row does not depend on its batch: what the further models say of it, and
+// log-probabilities of the weights that the step starts from. Preview computes it before the batch is there.
+//
 // Not thread-safe: one thread owns a Trainer. It uses at::get_num_threads() threads inside.
 
 #include <cstdint>
@@ -64,6 +67,9 @@ struct TrainerOptions {
   // Samplers attend to keys of the weights that sample, never to older ones; so what they recorded under the
   // trained weights is what a forward of these says.
   bool clean_records = true;
+  // Columns of so many rows are kept from Preview to their step; 0: none is computed early. The same on all
+  // ranks.
+  int64_t early_rows = 0;
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
@@ -83,12 +89,18 @@ struct NeededCompanions {
 };
 NeededCompanions Needed(const TrainerOptions& options);
 
+// What reference, teacher and critic had to say of rows, once for each of them.
+struct Scored {
+  double tokens = 0, squares = 0;  // squares: of the lengths of the rows
+};
+
 struct StepResult {
   bool finite =
       true;  // false: the loss or a gradient was not finite and that update and later ones were not made
   int64_t updates = 0;  // of the trained weights; with one update a batch, 0 means that they did not change
   uint64_t digest = 0;  // Weights::Digest() after the step
   std::map<std::string, double> metrics;  // names of docs (actor/pg_loss, ...)
+  Scored scored;                          // by this rank within the step
 };
 
 struct StepProgress {
@@ -119,6 +131,15 @@ class Trainer {
   // others see it.
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
                             comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
+
+  // Rows of one group that a step is expected to bring. Takes the place of what is left of those that were
+  // given before. `version`: of the present weights. kInvalidArgument: they cannot be trained on.
+  Status Preview(std::vector<Row> rows, Version version);
+  [[nodiscard]] bool HasPreview() const;  // something of these rows is left to be computed
+  // One micro-batch of them under one model. A step whose rows are these, by sample and payload, has the
+  // result, on whichever rank it was computed: the same bits as its own where the device's products do not
+  // depend on the batch. What updated weights said is forgotten.  requires HasPreview()
+  StatusOr<Scored> PreviewPiece();
 
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);

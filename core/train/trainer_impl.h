@@ -1,7 +1,8 @@
 #pragma once
-// Inside of the trainer, shared by trainer.cc, micro_step.cc and pair_step.cc.
+// Inside of the trainer, shared by its sources.
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -10,6 +11,7 @@
 #include "core/algorithms/rewards.h"
 #include "core/device/page_buffer.h"
 #include "core/model/decoder.h"
+#include "core/train/early_columns.h"
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"
@@ -55,8 +57,16 @@ struct StepContext {
   TokenSums sums;
   StepTimes times;
   int64_t computed = 0;  // tokens
+  // Columns that were computed before the step.
+  std::vector<std::string>
+      early;                  // [rank] the columns that it has of each row, as bits; empty: nobody looked
+  std::vector<uint8_t> late;  // [row] 1: some column of it had to be computed in the step
+  Scored scored;
+  [[nodiscard]] int rank() const { return group == nullptr ? 0 : group->rank(); }
+  // The first rank that has this column of the row; -1: none, so the one whose row it is computes it.
+  [[nodiscard]] int EarlyRank(size_t row, Column column) const;
   // Scores that the step needs, too, are signs of progress, and may be called off.
-  [[nodiscard]] ScoringProgress Scored() const {
+  [[nodiscard]] ScoringProgress Progress() const {
     return [this](int64_t, int64_t) { return progress == nullptr || progress({done, todo}); };
   }
 };
@@ -76,6 +86,16 @@ struct UpdatesDone {
   double grad_norm = 0;  // the largest, before clipping
 };
 
+// Rows that were given to Preview, and what is left to be computed of them.
+struct Previewed {
+  struct Part {
+    Column column;
+    std::vector<int64_t> places;  // in rows: a micro-batch
+  };
+  std::vector<Row> rows;
+  std::deque<Part> parts;
+};
+
 struct TrainerImpl {
   TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c);
 
@@ -89,6 +109,8 @@ struct TrainerImpl {
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
   KeptTotals held_out;  // of the reference
+  EarlyColumns early;
+  Previewed previewed;
   device::PageBuffer controls_memory;
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;
@@ -97,6 +119,7 @@ struct TrainerImpl {
   [[nodiscard]] bool pairs() const {
     return options.objective == JobKind::kDpo || options.objective == JobKind::kRewardModel;
   }
+  [[nodiscard]] int64_t updates() const;  // ever made, the critic's too
   [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
   [[nodiscard]] Status CheckRow(const Row& row, bool recorded) const;          // says what is wrong with it
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;  // and with which
@@ -110,15 +133,6 @@ struct TrainerImpl {
   // Numbers of this rank's rows put in their cells, with those of the other ranks.
   StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows,
                                        const char* what) const;
-  // replay: `of` is the model that sampled, so tokens go through the experts that were recorded.
-  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of,
-                                            const model::Weights& by, const char* what, bool replay = false,
-                                            std::vector<double>* squares = nullptr) const;
-  // The same of these of this rank's rows; 0 for all others.
-  StatusOr<std::vector<double>> LogProbsOf(const StepContext& step, std::span<const int64_t> of_rows,
-                                           const model::Decoder& of, const model::Weights& by,
-                                           const char* what, bool replay, std::vector<double>* squares) const;
-  Status FillOld(const StepContext& step, StepPlan& plan, bool squares) const;
   StatusOr<UpdatesDone> Update(StepContext& step, const UpdateTarget& target) const;
   Status PreparePolicy(StepContext& step, StepPlan& plan);
   Status FillWeights(const StepContext& step, StepPlan& plan) const;
@@ -140,6 +154,25 @@ struct TrainerImpl {
   // before: the coefficients that the step was made with.
   void LossMetrics(const StepContext& step, const UpdatesDone& done, const Controls& before,
                    std::map<std::string, double>& metrics) const;
+
+  // columns.cc
+  [[nodiscard]] bool NeedsOld(size_t minibatches) const;  // log-probs of the batch before the first update
+  [[nodiscard]] std::vector<Column> NeededColumns(size_t minibatches) const;
+  // [row][response token], of `rows` at `places`.
+  StatusOr<std::vector<std::vector<float>>> Compute(Column column, std::span<const Row> rows,
+                                                    std::span<const int64_t> places,
+                                                    std::vector<std::vector<float>>* squares,
+                                                    const ScoringProgress& progress) const;
+  // Of the batch, but for rows of `skip` ([rows] 1: 0 for its tokens; empty: of all): what was computed early
+  // and the rest.
+  StatusOr<std::vector<double>> WholeColumn(StepContext& step, Column column,
+                                            std::span<const uint8_t> skip = {},
+                                            std::vector<double>* squares = nullptr) const;
+  Status FindEarly(StepContext& step) const;  // every rank learns what the others have
+  Status FillOld(StepContext& step, StepPlan& plan, bool squares) const;
+  Status Preview(std::vector<Row> rows, const Version& version);
+  StatusOr<Scored> PreviewPiece();
+  void EarlyMetrics(const StepContext& step, std::map<std::string, double>& metrics);
 
   // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens. untouched: by
   // the weights that the step began with.

@@ -78,6 +78,7 @@ Machines::Machines(const ControllerOptions& options)
       batches(*this),
       trainer(*this),
       steps(*this),
+      previews(*this),
       checkpoints(*this),
       evaluations(*this) {}
 

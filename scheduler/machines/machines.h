@@ -7,6 +7,7 @@
 #include "scheduler/machines/evaluations.h"
 #include "scheduler/machines/facts.h"
 #include "scheduler/machines/lifecycle.h"
+#include "scheduler/machines/previews.h"
 #include "scheduler/machines/rollouts.h"
 #include "scheduler/machines/sample_flow.h"
 #include "scheduler/machines/slots.h"
@@ -35,6 +36,7 @@ struct Machines {
   Batches batches;
   TrainerState trainer;
   Steps steps;
+  Previews previews;
   Checkpoints checkpoints;
   Evaluations evaluations;
 };

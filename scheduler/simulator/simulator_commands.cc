@@ -218,6 +218,39 @@ void Simulator::Impl::Do(const command::FormGroup& c) {
   Send(event::GroupFormed{c.worker, c.slot, c.group_epoch, ""}, 0.01);
 }
 
+double Simulator::Impl::ScoreSeconds(const SampleId& tid, bool with_prompt) const {
+  const auto n =
+      static_cast<double>((with_prompt ? job.prompt_tokens : 0) + controller->FindPayload(tid)->response_len);
+  return static_cast<double>(job.further_models) * cost.Score(n, n * n, job.train_efficiency);
+}
+
+void Simulator::Impl::Do(const command::Preview& c) {
+  Engine* e = Find(SlotOf(c));
+  if (e == nullptr && faulty) return;
+  TP_CHECK(e != nullptr && e->role == Role::kActor && e->epoch == c.epoch && !e->training);
+  e->scoring_until = std::max(e->scoring_until, now);
+  for (const SampleId& tid : c.rows) {
+    const double seconds = e->slow * ScoreSeconds(tid, !job.prompt_once || tid == c.rows.front());
+    e->scoring_until += seconds;
+    early[tid] = {e->ref, e->scoring_until, seconds};
+  }
+}
+
+double Simulator::Impl::LateScores(const command::Train& c) {
+  double late = 0;
+  for (const auto& group : c.share->groups) {
+    for (const SampleId& tid : group) {
+      const auto done = early.extract(tid);
+      if (!done.empty() && done.mapped().done <= now && Find(done.mapped().at) != nullptr) {
+        time.Busy(Role::kActor, done.mapped().seconds);
+      } else {
+        late += ScoreSeconds(tid, !job.prompt_once || tid == group.front());
+      }
+    }
+  }
+  return late;
+}
+
 void Simulator::Impl::Do(const command::Train& c) {
   Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
@@ -237,9 +270,11 @@ void Simulator::Impl::Do(const command::Train& c) {
     }
   }
   s.seconds[c.slot] =
-      e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.recompute, job.train_efficiency) +
+      e->slow * Noise(*e) *
+          (LateScores(c) + cost.Train(tokens, squares, 1, job.recompute, job.train_efficiency)) +
       cost.AllReduce(c.world);
   e->training = true;
+  e->scoring_until = now;  // what was not done by now is not waited for
   if (job.slow_beside != 1) Share(*e);
   if (static_cast<int64_t>(s.members.size()) == c.world) {
     double slowest = 0;

@@ -45,8 +45,9 @@ struct Simulator::Impl {
     double slow = 1;                         // a slow node
     double noise = 1;                        // job.jitter
     uint32_t drawn = 0;
-    bool beside = false;  // other slots of the machine are at work
-    int64_t caches = 0;   // how often it gave its caches away
+    bool beside = false;       // other slots of the machine are at work
+    int64_t caches = 0;        // how often it gave its caches away
+    double scoring_until = 0;  // what it was given by Preview will be computed then
   };
   enum class Kind : uint8_t { kEvent, kEngine, kTurn, kTick, kTrained, kFault };
   enum Fault : int64_t { kKill, kHang, kPartition, kSlowDisk, kStop, kControllerKill, kResume };
@@ -61,6 +62,10 @@ struct Simulator::Impl {
   struct Step {
     std::vector<command::Train> members;
     std::map<SlotId, double> seconds;  // of each rank
+  };
+  struct EarlyRow {  // of Preview
+    SlotRef at;
+    double done = 0, seconds = 0;
   };
   struct SampleFacts {
     int64_t engine = -1;  // where its KV is, -1: nowhere, and of which weights it is
@@ -94,6 +99,7 @@ struct Simulator::Impl {
   IdMap<SlotId, Engine> engines;                      // of their slots
   FlatTable<SampleId, SampleFacts> samples;
   std::map<int64_t, Step> training;  // by lease
+  std::map<SampleId, EarlyRow> early;
   std::map<Version, uint64_t> published;
   record::Lease lease;
   int64_t records = 0;
@@ -195,7 +201,12 @@ struct Simulator::Impl {
   void Do(const command::FetchState& c);
   void Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t digest, double seconds);
   void Do(const command::FormGroup& c);
+  void Do(const command::Preview& c);
   void Do(const command::Train& c);
+  // What further models say of a row.
+  [[nodiscard]] double ScoreSeconds(const SampleId& tid, bool with_prompt) const;
+  // Of that, what is left for the step of a share; and what was done before counts as work.
+  double LateScores(const command::Train& c);
   [[nodiscard]] event::GivenRow GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const;
   void Trained(int64_t id);
   void Do(const command::AbortStep& c);

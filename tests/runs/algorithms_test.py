@@ -38,6 +38,27 @@ class AlgorithmsTest(RunTest):
         self.assert_checked()
         self.assertEqual(self.summary()["steps"], 30)
 
+    def test_columns_that_were_computed_before_their_step_change_no_bit_and_a_trainer_that_had_some_may_die(self):
+        # Few samples at a time, so that the groups of a batch end one after another.
+        split = ["scheduler.placement=split", "cluster.threads_per_slot=1", "rollout.max_concurrent=4", "train.steps=24"]
+        for actors in [1, 2]:
+            slots = [*split, f"scheduler.actor_slots={actors}", f"cluster.slots={actors + 1}"]
+            early, late = f"early-{actors}", f"late-{actors}"
+            self.assert_done(self.train("configs/test/ppo.yaml", *slots, run=early))
+            self.assert_done(self.train("configs/test/ppo.yaml", *slots, "train.early_columns=false", run=late))
+            shares = self.values("data_plane/columns_early", early)
+            self.assertEqual(len(shares), 24)
+            self.assertGreater(max(shares.values()), 0.4, shares)
+            self.assertGreater(sum(self.values("timing_s/columns_early", early).values()), 0)
+            self.assertFalse(self.values("data_plane/columns_early", late))
+            self.assertEqual(self.digests(early), self.digests(late))
+        run = self.start("configs/test/ppo.yaml", *slots, run="cut")
+        self.wait_step(3, run, run="cut")
+        kill(self.worker_pid(0, run, run="cut"))  # the other rank has the state
+        self.finish(run)
+        self.assert_checked("cut")
+        self.assertEqual(self.digests("cut"), self.digests(late))
+
     def test_samples_of_every_kind_of_algorithm(self):
         for name, overrides in {
             "grpo_kl": ["algorithm.kl.coef=0.05"],

@@ -1144,6 +1144,67 @@ TEST(ControllerSimTest, AStopAsksForTheResultOfTheOpenStepWithoutItsEvaluation) 
   EXPECT_TRUE(open);
 }
 
+// A trainer that waits hears of each group as it is queued, once. Where slots change their roles with every
+// step it is there by chance.
+TEST(ControllerSimTest, TrainersThatWaitHearOfGroupsBeforeTheirBatch) {
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
+    for (const bool wanted : {true, false}) {
+      SCOPED_TRACE(std::string(Name(placement)) + (wanted ? "" : ", not wanted"));
+      ControllerOptions job = SmallJob(placement, 4);
+      job.fleet.actor_slots = 2;
+      job.batch.max_lag_versions = 1;
+      job.batch.early_columns = wanted;
+      SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+      std::map<GroupKey, SlotId> hinted;
+      std::set<SlotId> heard;
+      int64_t trained = 0, early = 0;
+      cluster.on_command = [&](const Command& c) {
+        if (const auto* preview = std::get_if<command::Preview>(&c)) {
+          EXPECT_EQ(preview->rows.size(), 3u) << "a whole group";
+          EXPECT_TRUE(hinted.emplace(KeyOf(preview->rows.front()), preview->slot).second) << "said twice";
+          heard.insert(preview->slot);
+          return;
+        }
+        const auto* train = std::get_if<command::Train>(&c);
+        if (train == nullptr) return;
+        for (const auto& group : train->share->groups) {
+          ++trained;
+          early += hinted.contains(KeyOf(group.front())) ? 1 : 0;
+        }
+      };
+      EXPECT_EQ(cluster.Run().code, 0);
+      ExpectProven(cluster);
+      EXPECT_EQ(trained, job.steps * job.batch.groups_per_step);
+      if (!wanted) {
+        EXPECT_TRUE(hinted.empty());
+      } else if (placement == PlacementKind::kSplit) {
+        EXPECT_GT(early, trained / 2);  // the last group of a batch begins its step
+        EXPECT_EQ(heard.size(), 2u) << "both have something to do";
+      }
+    }
+  }
+}
+
+// Who had computed something is gone: the others are told anew.
+TEST(ControllerSimTest, AHintGoesWithTheWorkerThatHadIt) {
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
+  job.fleet.actor_slots = 2;
+  SimCluster cluster({.controller = job, .seed = 5, .faults = {}});
+  std::map<GroupKey, std::set<WorkerRef>> hinted;
+  int64_t heard = 0, again = 0;
+  cluster.on_executed = [&](const Command& c) {
+    const auto* preview = std::get_if<command::Preview>(&c);
+    if (preview == nullptr) return;
+    std::set<WorkerRef>& of = hinted[KeyOf(preview->rows.front())];
+    EXPECT_TRUE(of.insert(preview->worker).second);
+    again += of.size() > 1 ? 1 : 0;
+    if (++heard == 3) cluster.KillWorker(preview->worker.worker);
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  ExpectProven(cluster);
+  EXPECT_GT(again, 0);
+}
+
 // Both deadlines are over in one tick. The first one calls the transition off, which begins waits anew.
 TEST(ControllerSimTest, SlotsThatAreSlowToDrainTogetherAreNotLost) {
   ControllerOptions job = SmallJob(PlacementKind::kMultiplexed, 4);

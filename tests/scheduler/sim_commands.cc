@@ -255,6 +255,17 @@ struct SimCluster::Do {
     s.Out(*p, event::StepAborted{c.worker, c.slot, c.lease, p->state_step, p->state}, s.Delay(0.05));
   }
   void operator()(const command::EndEvaluation&) {}
+  void operator()(const command::Preview& c) {
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
+    SIM_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->in_step < 0)
+        << "a hint for a slot that has something else to do";
+    SIM_CHECK(!c.rows.empty());
+    for (const SampleId& tid : c.rows) {
+      SIM_CHECK(s.payload_.contains(tid) && s.controller_->FindPayload(tid) != nullptr)
+          << "a hint about " << ToString(tid) << " without payload";
+    }
+  }
   void operator()(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(42)); }
   void operator()(const command::RestoreState& c) {
     uint64_t weights = 0;

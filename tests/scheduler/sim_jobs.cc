@@ -68,6 +68,7 @@ ControllerOptions SmallJob(PlacementKind placement, int64_t slots) {
   c.batch.groups_per_step = 4;
   c.steps = 6;
   c.batch.group_size = 3;
+  c.batch.early_columns = true;
   c.rollout.max_new_tokens = 32;
   c.rollout.chunk_tokens = 8;
   c.rollout.max_concurrent = 24;

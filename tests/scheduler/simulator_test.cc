@@ -162,6 +162,21 @@ TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
   EXPECT_LT(r.prefilled_again, 0.35 * r.tokens);
 }
 
+// Split, one trainer: what a reference says of a batch is known when its last group is there, but for that
+// group.
+TEST(SimulatorTest, AReferenceIsHeardWhileTheBatchIsGenerated) {
+  SimJob j = Rehearsal(PlacementKind::kSplit, 4);
+  j.controller.fleet.actor_slots = 1;
+  j.train_efficiency = 0.1;
+  const double alone = Rehearse(j).step_s;
+  j.further_models = 2;
+  const double late = Rehearse(j).step_s;
+  j.controller.batch.early_columns = true;
+  const double early = Rehearse(j).step_s;
+  EXPECT_GT(late, 1.05 * alone);
+  EXPECT_LT(early, alone + 0.3 * (late - alone));
+}
+
 TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     SimJob j = Rehearsal(seed % 2 == 0 ? PlacementKind::kSplit : PlacementKind::kMultiplexed, 3);

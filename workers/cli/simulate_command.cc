@@ -57,6 +57,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
   c.batch.groups_per_step = j.groups_per_step;
   c.steps = j.steps;
   c.batch.group_size = j.group_size;
+  c.batch.early_columns = j.early_columns && j.further_models > 0;
   c.rollout.max_new_tokens = j.max_new_tokens;
   c.rollout.chunk_tokens = j.chunk_tokens;
   c.rollout.max_concurrent = j.max_concurrent;
@@ -166,6 +167,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   s.seed = config.seed;
   s.controller = SchedulerOptions(config, /*held_out=*/0);
   s.recompute = config.train.recompute;
+  s.further_models = FurtherModels(config);
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;

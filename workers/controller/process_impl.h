@@ -176,6 +176,7 @@ class ControllerProcess {
   void Do(const cmd::Pull& c);
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c) { step_rows_->Add(c); }
+  void Do(const cmd::Preview& c);
   void Judge(const SampleId& tid, BatchRow& row) const;  // what a row is worth
   void Do(const cmd::WriteCheckpoint& c) { checkpoints_->Write(c); }
   void Do(const cmd::VerifyCheckpoint& c) { checkpoints_->Verify(c); }

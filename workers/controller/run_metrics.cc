@@ -126,10 +126,14 @@ void RunMetrics::OnRowsServed(int64_t bytes) {
 void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   auto& m = trained_[done.step];
   m.clear();
-  for (const auto& [name, value] : done.metrics) m[name] = value;
+  double early = 0;  // of this rank
+  for (const auto& [name, value] : done.metrics) {
+    (name == up::kColumnsEarly ? early : m[name]) = value;
+  }
+  if (early > 0) m["timing_s/columns_early"] = early;
   m["timing_s/update_actor"] = done.seconds;
   counts_["data_plane/read_bytes"] += static_cast<double>(done.read_bytes);
-  time_.Busy(Role::kActor, done.seconds);
+  time_.Busy(Role::kActor, done.seconds + early);
 }
 
 void RunMetrics::OnPulled(const up::Pulled& pulled) {

@@ -20,6 +20,13 @@ bool Evaluates(const JobConfig& c) {
          (c.rl() != nullptr && (c.eval.before_train || c.eval.after_train));
 }
 
+// A step needs something of its rows beside the loss: further models, or log-probs before the first update.
+bool NeedsColumns(const JobConfig& c) {
+  if (c.rl() == nullptr || c.model.is_policy()) return false;
+  const auto a = algorithms::Resolve(c.rl()->algorithm, c.rollout.max_new_tokens);
+  return a.ok() && (FurtherModels(c) > 0 || a->needs_old_first() || c.train.epochs * c.train.minibatches > 1);
+}
+
 // Reward functions judge a sample one after the other.
 double SecondsOfRewards(const RewardConfig& c) {
   double sum = 0;
@@ -28,6 +35,13 @@ double SecondsOfRewards(const RewardConfig& c) {
 }
 
 }  // namespace
+
+int64_t FurtherModels(const JobConfig& c) {
+  if (c.rl() == nullptr || c.model.is_policy()) return 0;
+  const auto a = algorithms::Resolve(c.rl()->algorithm, c.rollout.max_new_tokens);
+  if (!a.ok()) return 0;
+  return (a->needs_reference() ? 1 : 0) + (a->needs_teacher() ? 1 : 0) + (a->needs_critic() ? 1 : 0);
+}
 
 scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_out) {
   scheduler::ControllerOptions o;
@@ -62,6 +76,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   if (const RlJob* rl = c.rl()) {
     o.batch.drops_equal_rewards = algorithms::FilterOf(rl->algorithm) == "zero_variance";
     o.batch.filter_rounds = rl->algorithm.filter_rounds;
+    o.batch.early_columns = c.train.early_columns && NeedsColumns(c);
   }
   o.rollout = {.max_prompt_tokens = c.data.max_prompt_tokens,
                .max_new_tokens = c.rollout.max_new_tokens,

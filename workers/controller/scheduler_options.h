@@ -15,6 +15,9 @@ namespace tidepool::workers {
 // what a config does not say: run_id, config_digest, data_rows and the predicted memory of the roles.
 scheduler::ControllerOptions SchedulerOptions(const JobConfig& config, int64_t held_out);
 
+// Models beside the trained one that score every row of a step (reference, teacher, critic); rl alone.
+int64_t FurtherModels(const JobConfig& config);
+
 // checkpoint.store; none exists where the config names none.
 storage::StorePlace StoreOf(const JobConfig& config);
 

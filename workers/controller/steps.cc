@@ -46,6 +46,15 @@ void ControllerProcess::Do(const cmd::Load& c) {
   Send(c.worker, std::move(m));
 }
 
+void ControllerProcess::Do(const cmd::Preview& c) {
+  down::Preview m{c.slot, c.epoch, c.v, {}};
+  for (const SampleId& tid : c.rows) {
+    if (const record::Enq* enq = controller_->FindPayload(tid); enq != nullptr && enq->payload_file >= 0)
+      m.rows.push_back(*enq);
+  }
+  if (!m.rows.empty()) Send(c.worker, std::move(m));  // a later decision may have dropped them all
+}
+
 void ControllerProcess::Judge(const SampleId& tid, BatchRow& row) const {
   if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
   if (config_.rl() == nullptr) return;

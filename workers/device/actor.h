@@ -36,6 +36,10 @@ class Actor {
   virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                            const TrainProgress& progress, comm::Collective* group,
                                            std::vector<BadRow>& bad) = 0;
+  // As those of train::Trainer; `rows` as of Step, of one group.
+  virtual Status Preview(std::vector<BatchRow>, const Version&) { return OkStatus(); }
+  [[nodiscard]] virtual bool HasPreview() const { return false; }
+  virtual StatusOr<train::Scored> PreviewPiece() { return train::Scored(); }
   // Live bytes of what a checkpoint stores; the part "weights" is the arena.
   virtual std::vector<train::NamedBytes> State() = 0;
   virtual void WeightsChanged() {}  // that bytes of weights were written from outside, State's too

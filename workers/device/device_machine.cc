@@ -358,6 +358,10 @@ void DeviceMachine::On(const down::Train& c) {
   work_->Say(std::move(done));
 }
 
+void DeviceMachine::On(down::Preview& c) {
+  if (Current(c.slot, c.epoch) && role_ == Role::kActor) work_->Preview(std::move(c));
+}
+
 void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad) {
   work_->Say(up::TrainFailed{.slot = slot_,
                              .step = c.step,

@@ -98,6 +98,11 @@ class DeviceWork {
     std::vector<BadRow> bad = {};  // of wrong data: the rows that are at fault; none: the batch as a whole
   };
   virtual Trained Train(const down::Train& c) = 0;
+  // Notes rows whose columns may be computed while there is nothing else to do, and are forgotten with the
+  // role; PreviewPiece reads one group, or computes one micro-batch.
+  virtual void Preview(down::Preview c) = 0;
+  [[nodiscard]] virtual bool HasPreview() const = 0;
+  virtual void PreviewPiece() = 0;  // requires HasPreview()
   virtual Status CopyRecovery(StepNumber step) = 0;
   virtual void WriteCheckpoint(const down::WriteCheckpoint& c) = 0;  // says CheckpointFiles when it is done
   virtual Status SaveFinal(const down::SaveFinal& c) = 0;
@@ -123,6 +128,10 @@ class DeviceMachine {
   static constexpr Duration kTogether = std::chrono::milliseconds(100);
   void SayTokens();  // those that wait: where no step follows
 
+  // A trainer that waits has columns to compute for rows to come: a piece at a time, commands go first.
+  [[nodiscard]] bool CanPreview() const { return role_ == Role::kActor && work_->HasPreview(); }
+  void PreviewPiece() { work_->PreviewPiece(); }  // requires CanPreview()
+
   [[nodiscard]] std::optional<int> exit_code() const { return exit_code_; }  // set: the process has to end
   [[nodiscard]] int64_t refused() const { return refused_; }  // commands of earlier epochs, or unknown ones
   [[nodiscard]] Role role() const { return role_; }
@@ -144,6 +153,7 @@ class DeviceMachine {
   void On(const down::FetchState& c);
   void On(const down::FormGroup& c);
   void On(const down::Train& c);
+  void On(down::Preview& c);
   void On(const down::AbortStep& c);
   void On(const down::EndEvaluation& c) { evaluation_ended_ = c.lease; }
   void On(const down::CopyRecovery& c);

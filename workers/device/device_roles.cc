@@ -309,7 +309,17 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
   }
   state_step_ = step;
   digest_ = result->digest;
-  return TrainOutcome{result->finite, result->digest, {result->metrics.begin(), result->metrics.end()}};
+  return TrainOutcome{
+      result->finite, result->digest, {result->metrics.begin(), result->metrics.end()}, result->scored};
+}
+
+Status DeviceRoles::Preview(std::vector<BatchRow> rows, const Version& version) {
+  if (!owns_state_ || actor_ == nullptr) return OkStatus();
+  return Caught("preview", [&] { return actor_->Preview(std::move(rows), version); });
+}
+
+StatusOr<train::Scored> DeviceRoles::PreviewPiece() {
+  return Caught("preview", [&] { return actor_->PreviewPiece(); });
 }
 
 Status DeviceRoles::Publish(Version version, uint64_t digest, bool shared) {

@@ -32,6 +32,7 @@ struct TrainOutcome {
   bool finite = true;
   uint64_t weights_digest = 0;
   std::vector<std::pair<std::string, double>> metrics;
+  train::Scored scored;
 };
 
 class DeviceRoles {
@@ -97,6 +98,10 @@ class DeviceRoles {
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
                                const TrainProgress& progress, comm::Collective* group,
                                std::vector<BadRow>& bad);
+  // As Actor's; nothing where no trainer is in memory.
+  Status Preview(std::vector<BatchRow> rows, const Version& version);
+  [[nodiscard]] bool HasPreview() const { return actor_ != nullptr && actor_->HasPreview(); }
+  StatusOr<train::Scored> PreviewPiece();  // requires HasPreview()
   // Optimizer updates ever made: tells whether a step that failed changed anything. 0 while it is parked.
   [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
   // `shared`: as HostWeights::Publish.

@@ -42,6 +42,11 @@ double Pacer::TrainStep(double tokens, double squares, int64_t world) const {
          cost_.AllReduce(world);
 }
 
+double Pacer::Score(double tokens, double squares) const {
+  const auto factor = static_cast<double>(pace_.token_factor);
+  return cost_.Score(factor * tokens, factor * factor * squares, pace_.train_efficiency);
+}
+
 double Pacer::LoadWeights() const {
   return cost_.weight_bytes() /
          (pace_.hardware.net_bytes_per_s * static_cast<double>(pace_.devices_per_slot));

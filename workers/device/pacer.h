@@ -42,6 +42,8 @@ class Pacer {
   // Of this slot's share of the batch: tokens, and the sum of the squares of its rows' lengths; world: slots
   // that train.
   [[nodiscard]] double TrainStep(double tokens, double squares, int64_t world) const;
+  // Of what another model says of rows.
+  [[nodiscard]] double Score(double tokens, double squares) const;
   [[nodiscard]] double LoadWeights() const;
   [[nodiscard]] double CopyState() const;  // weights, master and moments: 14 bytes a parameter
 

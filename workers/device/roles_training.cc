@@ -1,9 +1,12 @@
 // States of training, optimizer steps and checkpoints of roles_work.h.
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "core/base/loopback.h"
 #include "core/base/real_file_system.h"
+#include "core/observe/log.h"
 #include "core/storage/checkpoint.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
@@ -169,12 +172,60 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
   return rows;
 }
 
+// --- columns of rows to come
+
+void RolesWork::Preview(down::Preview c) {
+  previews_.push_back(std::move(c));
+  // No more groups are expected at a time.
+  if (static_cast<int64_t>(previews_.size()) > config_.train.groups_per_step) previews_.pop_front();
+}
+
+void RolesWork::PreviewPiece() {
+  const auto operation = Begins("early_columns", observe::kTrainSpan);
+  const auto start = Clock::now();
+  Status done;
+  if (!roles_->HasPreview()) {
+    const down::Preview next = std::move(previews_.front());
+    previews_.pop_front();
+    auto rows = ReadPreview(next);
+    done = rows.ok() ? roles_->Preview(*std::move(rows), next.v) : rows.status();
+  } else {
+    const StatusOr<train::Scored> scored = roles_->PreviewPiece();
+    done = scored.status();
+    if (pacer_ && scored.ok()) pacer_->Keep(start, pacer_->Score(scored->tokens, scored->squares));
+  }
+  early_s_ += SecondsSince(start);
+  // The step computes them, and says what is wrong.
+  if (!done.ok()) observe::Log(LogLevel::kDebug, "early_columns", {{"text", done.message()}});
+}
+
+StatusOr<std::vector<BatchRow>> RolesWork::ReadPreview(const down::Preview& c) {
+  Enqs which;
+  for (const record::Enq& enq : c.rows) which.push_back(&enq);
+  // A rank whose host does not see the files is sent its rows once, for their step.
+  TP_ASSIGN_OR_RETURN(
+      StoredRows::Found found,
+      stored_->Read(
+          which, [](const Enqs&) { return Unavailable("the payload files are not on this host"); },
+          [] { return true; }));
+  std::vector<BatchRow> rows;
+  for (size_t i = 0; i < found.rows.size(); ++i) {
+    TP_RETURN_IF_ERROR(found.rows[i].status());
+    rows.push_back({.gid = GroupId{0}, .stored = c.rows[i], .trajectory = *std::move(found.rows[i])});
+  }
+  return rows;
+}
+
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,
                                            Clock::time_point start, std::vector<BadRow>& bad) {
   const auto shape = pacer_ ? ShareOf(rows) : std::pair<double, double>();
   up::TrainDone done;
-  for (const BatchRow& row : rows)
+  std::set<SampleId> tids;
+  for (const BatchRow& row : rows) {
+    tids.insert(row.stored.tid);
     if (!row.trajectory.is_outline()) done.rows.push_back(Given(row));
+  }
+  std::erase_if(previews_, [&](const down::Preview& p) { return tids.contains(p.rows.front().tid); });
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
                                                  {[&](const std::string& op) {
                                                     pulse_.Begin(op);
@@ -191,7 +242,9 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   }
   if (pacer_) {  // the result stands; a step that is called off now is answered with it
     auto beat = Clock::now();
-    pacer_->Keep(start, pacer_->TrainStep(shape.first, shape.second, c.world), [&] {
+    const double paced = pacer_->TrainStep(shape.first, shape.second, c.world) +
+                         pacer_->Score(outcome->scored.tokens, outcome->scored.squares);
+    pacer_->Keep(start, paced, [&] {
       if (Clock::now() - beat > std::chrono::milliseconds(200)) {
         beat = Clock::now();
         pulse_.Begin("train, paced");
@@ -202,6 +255,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   done.finite = outcome->finite;
   done.weights_digest = outcome->weights_digest;
   done.metrics = std::move(outcome->metrics);
+  if (early_s_ > 0) done.metrics.emplace_back(up::kColumnsEarly, std::exchange(early_s_, 0));
   done.seconds = SecondsSince(start);
   return done;
 }

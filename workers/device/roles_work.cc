@@ -108,6 +108,7 @@ void RolesWork::ForgetAll() {
   EndPull();
   (void)Withdraw();  // who still reads the state after its deadline fails by digest
   LeaveGroup();
+  previews_.clear();
   paced_.clear();
   const MutexLock lock(published_mu_);
   if (published_ != nullptr) published_->Forget();
@@ -142,6 +143,7 @@ void RolesWork::PrepareActor() {
 }
 
 int64_t RolesWork::Release(Role role, int64_t need_bytes) {
+  previews_.clear();
   const Role next = role == Role::kRollout ? Role::kActor
                     : role == Role::kActor ? Role::kRollout
                                            : Role::kNone;

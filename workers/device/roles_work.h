@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <future>
 #include <map>
@@ -108,6 +109,11 @@ class RolesWork : public DeviceWork {
   Status FormGroup(const down::FormGroup& c) override;
   void LeaveGroup() override;
   Trained Train(const down::Train& c) override;
+  void Preview(down::Preview c) override;
+  [[nodiscard]] bool HasPreview() const override {
+    return !previews_.empty() || (roles_ != nullptr && roles_->HasPreview());
+  }
+  void PreviewPiece() override;
   Status CopyRecovery(StepNumber step) override;
   void WriteCheckpoint(const down::WriteCheckpoint& c) override;
   Status SaveFinal(const down::SaveFinal& c) override;
@@ -146,6 +152,8 @@ class RolesWork : public DeviceWork {
   // has them on every rank; kUnavailable: the controller has no answer now; kAborted: the step is called off.
   StatusOr<std::vector<BatchRow>> ReadRows(const down::Train& c, std::vector<BadRow>& bad,
                                            int64_t& read_bytes);
+  // The next hint's rows, if they can be read here.
+  StatusOr<std::vector<BatchRow>> ReadPreview(const down::Preview& c);
 
   const Credentials credentials_;
   const std::string controller_, host_;
@@ -164,6 +172,8 @@ class RolesWork : public DeviceWork {
 
   std::unique_ptr<StoredRows> stored_;            // payloads of the run
   std::unique_ptr<SampleLog> log_;                // null: the run's folder is not seen here
+  std::deque<down::Preview> previews_;            // nothing was done about yet
+  double early_s_ = 0;                            // of PreviewPiece, since the last step
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
   Mutex published_mu_;
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_

@@ -7,6 +7,36 @@
 
 namespace tidepool::workers {
 
+namespace {
+
+// As the trainer takes it; moves out of `in`.
+train::Row RowOf(BatchRow& in) {
+  const sample::Trajectory& t = in.trajectory;
+  train::Row row;
+  row.tid = t.tid;
+  row.gid = in.gid;
+  row.digest = in.stored.payload_file < 0 ? 0 : in.stored.digest;
+  if (t.is_outline()) {
+    row.elsewhere = {.prompt = t.prompt_size(), .response = t.size()};
+  } else if (t.prompt != nullptr) {
+    row.prompt = t.prompt->ids;
+  }
+  row.response = t.Ids();
+  row.logprobs = t.Logprobs();
+  row.log_kept = t.LogKept();
+  row.routing = t.Routing();
+  for (const auto& [v, count] : t.Versions())
+    row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
+  row.loss_mask = t.LossMask(in.without_loss);
+  row.reward = in.reward;
+  row.components = std::move(in.components);
+  row.turns = t.Turns();
+  row.truncated = t.finish == sample::Finish::kLength;
+  return row;
+}
+
+}  // namespace
+
 StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, model::Weights& weights,
                                                    ModelReader& models) {
   std::unique_ptr<TextActor> actor(new TextActor(config, models.model_dir()));
@@ -65,26 +95,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
     const sample::Trajectory& t = in.trajectory;
     for (const sample::Segment& s : t.segments)
       if (config_.environment() != nullptr && s.kind == sample::SegmentKind::kTokens && s.size() > 0) ++turns;
-    train::Row row;
-    row.tid = t.tid;
-    row.gid = in.gid;
-    if (t.is_outline()) {
-      row.elsewhere = {.prompt = t.prompt_size(), .response = t.size()};
-    } else if (t.prompt != nullptr) {
-      row.prompt = t.prompt->ids;
-    }
-    row.response = t.Ids();
-    row.logprobs = t.Logprobs();
-    row.log_kept = t.LogKept();
-    row.routing = t.Routing();
-    for (const auto& [v, count] : t.Versions())
-      row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
-    row.loss_mask = t.LossMask(in.without_loss);
-    row.reward = in.reward;
-    row.components = std::move(in.components);
-    row.turns = t.Turns();
-    row.truncated = t.finish == sample::Finish::kLength;
-    batch.rows.push_back(std::move(row));
+    batch.rows.push_back(RowOf(in));
   }
   std::map<std::string, double> evaluated;
   if (const Status before = Evaluate(step, /*before=*/true, progress, evaluated); !before.ok()) {
@@ -108,6 +119,12 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
   result.metrics.insert(evaluated.begin(), evaluated.end());
   if (turns > 0) result.metrics["turns/mean"] = static_cast<double>(turns) / static_cast<double>(rows.size());
   return result;
+}
+
+Status TextActor::Preview(std::vector<BatchRow> rows, const Version& version) {
+  std::vector<train::Row> group;
+  for (BatchRow& row : rows) group.push_back(RowOf(row));
+  return trainer_->Preview(std::move(group), version);
 }
 
 // Held-out rows. Every rank judges them for itself: all come to the same, and none waits for another.

@@ -23,6 +23,9 @@ class TextActor : public Actor {
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                    const TrainProgress& progress, comm::Collective* group,
                                    std::vector<BadRow>& bad) override;
+  Status Preview(std::vector<BatchRow> rows, const Version& version) override;
+  [[nodiscard]] bool HasPreview() const override { return trainer_->HasPreview(); }
+  StatusOr<train::Scored> PreviewPiece() override { return trainer_->PreviewPiece(); }
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
   void WeightsChanged() override { trainer_->WeightsChanged(); }
   [[nodiscard]] uint64_t Digest(uint64_t weights) const override { return trainer_->Digest(weights); }

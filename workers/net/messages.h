@@ -152,6 +152,7 @@ struct Loaded : event::Loaded {
   int64_t bytes = 0;  // that were copied
   double seconds = 0;
 };
+inline constexpr const char* kColumnsEarly = "timing_s/columns_early";  // one of its metrics
 struct TrainDone : event::TrainDone {
   int64_t read_bytes = 0;  // of payloads, of this rank's rows
   std::vector<std::pair<std::string, double>> metrics;
@@ -281,6 +282,14 @@ struct Train {
   int64_t rows = 0;
   int64_t group_epoch = 0, rank = 0, world = 1;
 };
+// A group of rows that will be trained before long: what a step at `v` needs of them beside the loss may be
+// computed by now.
+struct Preview {
+  SlotId slot;
+  SlotEpoch epoch;
+  Version v;
+  std::vector<record::Enq> rows;  // with payload
+};
 using command::AbortStep;
 using command::EndEvaluation;
 struct FetchState {
@@ -328,10 +337,10 @@ struct Shutdown {
 using ToWorkerBody =
     std::variant<down::Welcome, down::Refuse, down::PermitRenewal, down::StartChunk, down::CancelChunk,
                  down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
-                 down::RestoreState, down::Train, down::AbortStep, down::EndEvaluation, down::FetchState,
-                 down::FormGroup, down::CopyRecovery, down::Publish, down::Load, down::Admit,
-                 down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached,
-                 down::Resend, down::Pull>;
+                 down::RestoreState, down::Train, down::Preview, down::AbortStep, down::EndEvaluation,
+                 down::FetchState, down::FormGroup, down::CopyRecovery, down::Publish, down::Load,
+                 down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep,
+                 down::Attached, down::Resend, down::Pull>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

@@ -225,6 +225,138 @@ TEST(CompanionsTest, OneResultHoweverTheWorkIsCut) {
   }
 }
 
+// The batch of a step: rows of its own, every other one of older weights.
+Batch OfStep(int64_t step) {
+  Batch batch = Unequal(model::TinySpec(), 5, 3);
+  batch.step = StepNumber{step};
+  batch.version = Version{0, step - 1};
+  for (Row& r : batch.rows) {
+    r.tid.issue = static_cast<int32_t>(step);
+    r.digest = 1000 * static_cast<uint64_t>(step) + SampleUid(r.tid) % 1000 + 1;
+    r.versions.assign(r.response.size(), Version{0, r.tid.sample % 2 == 0 ? step - 1 : step - 2});
+  }
+  return batch;
+}
+
+void PreviewGroup(Trainer& trainer, const Batch& batch, int64_t group) {
+  std::vector<Row> rows;
+  for (const Row& r : batch.rows)
+    if (r.gid.value == group) rows.push_back(r);
+  ASSERT_TRUE(trainer.Preview(std::move(rows), batch.version).ok());
+  while (trainer.HasPreview()) ASSERT_TRUE(trainer.PreviewPiece().ok());
+}
+
+struct Step {
+  std::vector<float> policy, critic;
+  double early = 0;  // share of rows
+};
+// Three steps. `preview`: all groups before the first step; before the second two groups of it, and one of
+// the third, all by ranks that they are not of.
+std::vector<Step> Steps(TrainerOptions o, bool preview, int ranks = 1) {
+  if (preview) o.early_rows = 15;
+  const std::vector<int> owner{0, 1, 1, 0, 1};
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  std::vector<std::vector<Step>> of_rank(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      std::unique_ptr<comm::Collective> group;
+      if (ranks > 1)
+        group =
+            std::move(comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
+      const Models models;
+      TrainerOptions own = o;
+      own.device = model::AnyDevice();
+      auto trainer = std::move(Trainer::Create(*models.policy, own, models.companions())).value();
+      const auto other = [&](int64_t g) { return owner[static_cast<size_t>(g)] == (rank + 1) % ranks; };
+      for (int64_t step = 1; step <= 3; ++step) {
+        for (int64_t g = 0; preview && g < 5; ++g) {
+          if ((step == 1 || (step == 2 && g < 2)) && (ranks == 1 || other(g)))
+            PreviewGroup(*trainer, OfStep(step), g);
+          if (step == 2 && g == 4 && (ranks == 1 || other(g))) PreviewGroup(*trainer, OfStep(3), g);
+        }
+        Batch mine = OfStep(step);
+        for (Row& r : mine.rows)
+          if (ranks > 1 && owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
+        const auto result = trainer->Step(mine, nullptr, group.get());
+        ASSERT_TRUE(result.ok()) << result.status().ToString();
+        const auto early = result->metrics.find("data_plane/columns_early");
+        EXPECT_TRUE(preview || early == result->metrics.end());
+        of_rank[static_cast<size_t>(rank)].push_back({Floats(*models.policy), Floats(*models.critic),
+                                                      early == result->metrics.end() ? -1 : early->second});
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return of_rank[0];
+}
+
+TEST(CompanionsTest, WhatWasComputedBeforeItsStepChangesNoBit) {
+  for (const auto& [name, o] : Cases()) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(name + ", ranks: " + std::to_string(ranks));
+      const std::vector<Step> late = Steps(o, false, ranks), early = Steps(o, true, ranks);
+      ASSERT_EQ(early.size(), 3u);
+      for (size_t i = 0; i < 3; ++i) {
+        if (o.device->batch_invariant(DType::kFloat32)) {
+          EXPECT_EQ(early[i].policy, late[i].policy) << "step " << i + 1;
+          EXPECT_EQ(early[i].critic, late[i].critic) << "step " << i + 1;
+        }
+      }
+      const NeededCompanions needed = Needed(o);
+      const bool old = o.loss.needs_old_first() || o.epochs * o.minibatches > 1;
+      if (!needed.reference && !needed.teacher && !needed.critic && !old) {
+        EXPECT_EQ(early[0].early, -1);  // there is nothing to be computed
+        continue;
+      }
+      EXPECT_EQ(early[0].early, 1);
+      EXPECT_GE(early[1].early, 0.4);  // two of five groups; rows of the trained version need no forward
+      // What frozen models said holds over an update, what it updated says something else now.
+      const double third = early[2].early;
+      if (!needed.critic && !old) {
+        EXPECT_DOUBLE_EQ(third, 0.2);
+      } else if (needed.critic) {
+        EXPECT_EQ(third, 0);
+      }
+    }
+  }
+}
+
+TEST(CompanionsTest, EarlyColumnsAreBoundedAndForgottenWithTheirRows) {
+  AlgorithmConfig c;
+  c.kl.coef = 0.1;
+  TrainerOptions o = OptionsOf(c);
+  o.early_rows = 3;  // one group
+  const Models m;
+  auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+  const Batch first = OfStep(1), second = OfStep(2);
+  PreviewGroup(*trainer, first, 0);
+  PreviewGroup(*trainer, first, 1);  // takes its place
+  auto result = trainer->Step(first);
+  ASSERT_TRUE(result.ok());
+  EXPECT_DOUBLE_EQ(result->metrics.at("data_plane/columns_early"), 0.2);
+  // The same sample with other bytes is another row.
+  Batch other = second;
+  PreviewGroup(*trainer, second, 2);
+  for (Row& r : other.rows) r.digest += 7;
+  result = trainer->Step(other);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->metrics.at("data_plane/columns_early"), 0);
+  // A row that nothing can be computed of is refused, and nothing is left to do.
+  std::vector<Row> wrong(second.rows.begin(), second.rows.begin() + 3);
+  wrong[0].response[0] = -1;
+  EXPECT_EQ(trainer->Preview(wrong, second.version).code(), StatusCode::kInvalidArgument);
+  EXPECT_FALSE(trainer->HasPreview());
+  // Weights that were written from outside: nothing of before holds.
+  const Batch third = OfStep(3);
+  PreviewGroup(*trainer, third, 0);
+  trainer->WeightsChanged();
+  result = trainer->Step(third);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->metrics.at("data_plane/columns_early"), 0);
+}
+
 TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
   for (const JobKind objective : {JobKind::kDpo, JobKind::kRewardModel, JobKind::kDistill}) {
     SCOPED_TRACE(static_cast<int>(objective));

@@ -322,6 +322,27 @@ TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
   EXPECT_TRUE(Said<up::Offer>().last);
 }
 
+TEST_F(DeviceMachineTest, ATrainerThatWaitsComputesColumnsAPieceAtATime) {
+  Serve();
+  const down::Preview hint{
+      .slot = kSlot, .epoch = {3}, .v = kVersion, .rows = {{.tid = {1, 0, 0}}, {.tid = {1, 0, 1}}}};
+  down::Preview early = hint;
+  early.epoch = {2};
+  Tell(early);
+  EXPECT_FALSE(machine.CanPreview()) << "the slot generates";
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
+  Said<up::Granted>();
+  Tell(early);
+  EXPECT_FALSE(machine.CanPreview()) << "of an earlier epoch of the slot";
+  Tell(hint);
+  ASSERT_TRUE(machine.CanPreview());
+  machine.PreviewPiece();
+  EXPECT_EQ(world.previewed, 1);
+  EXPECT_TRUE(said.empty()) << "nobody waits for an answer";
+  Tell(down::Release{.slot = kSlot, .epoch = {4}});
+  EXPECT_FALSE(machine.CanPreview()) << "forgotten with the role";
+}
+
 // Before the step, too: its rows may be read longer than the controller needs to learn of a signal.
 TEST_F(DeviceMachineTest, AnEvaluationIsEndedByACommandBeforeItsStepOrWithin) {
   Serve();

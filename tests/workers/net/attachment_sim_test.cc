@@ -41,6 +41,7 @@ scheduler::ControllerOptions Job() {
   o.batch.groups_per_step = 3;
   o.steps = 8;
   o.batch.group_size = 3;
+  o.batch.early_columns = true;
   o.rollout.max_new_tokens = 24;
   o.rollout.chunk_tokens = 8;
   o.rollout.max_concurrent = 16;
@@ -122,6 +123,7 @@ class Sim {
   bool done = false;
   [[nodiscard]] const ModelWorld& world() const { return world_; }
   [[nodiscard]] int64_t turns() const { return world_.turns; }
+  [[nodiscard]] int64_t previewed() const { return world_.previewed; }
   [[nodiscard]] const SimNetwork& network() const { return network_; }
 
  private:
@@ -273,7 +275,7 @@ class Sim {
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
           behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0, logged = 0,
-          read = 0, begun_again = 0;
+          read = 0, begun_again = 0, previewed = 0;
   std::map<std::string, int64_t> closed;
 };
 
@@ -293,6 +295,7 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     seen.lives += sim.lives, seen.adopted += sim.adopted, seen.asked_again += sim.asked_again;
     seen.behind_gap += sim.behind_gap;
     seen.left_out += sim.left_out;
+    seen.previewed += sim.previewed();
     seen.turns += sim.turns(), seen.strangers += sim.network().strangers;
     for (const auto& [why, times] : sim.network().closed) seen.closed[why] += times;
     seen.done += sim.done ? 1 : 0;
@@ -315,6 +318,7 @@ TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   EXPECT_GT(seen.adopted, kSeeds);
   EXPECT_GT(seen.behind_gap, kSeeds / 50);
   EXPECT_GT(seen.left_out, kSeeds);
+  EXPECT_GT(seen.previewed, kSeeds);
   EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
   EXPECT_GT(seen.logged, 100 * kSeeds);
   EXPECT_GT(seen.read, kSeeds);

@@ -2,6 +2,7 @@
 // A device without tensors: weights are their digest, a token is a random number, copies take no time. It
 // does the work of the real DeviceMachine in tests.
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -80,11 +81,12 @@ struct ModelWorld {
   // A job of episodes: its environment, and its words.
   const JobConfig* job = nullptr;
   const RowSource* words = nullptr;
-  int64_t turns = 0;    // of games that were played
-  double bad_turn = 0;  // chance that an environment fails
-  double bad_load = 0;  // chance that a load leaves other bytes
-  double bad_step = 0;  // chance that a step breaks off within its updates
-  double bad_row = 0;   // share of samples that the rank which has them cannot use
+  int64_t turns = 0;      // of games that were played
+  int64_t previewed = 0;  // rows whose columns were computed before their step
+  double bad_turn = 0;    // chance that an environment fails
+  double bad_load = 0;    // chance that a load leaves other bytes
+  double bad_step = 0;    // chance that a step breaks off within its updates
+  double bad_row = 0;     // share of samples that the rank which has them cannot use
 
   [[nodiscard]] bool IsBad(const SampleId& tid) const {
     return bad_row > 0 && SampleUniform(2, SampleUid(tid), 4, 5) < bad_row;
@@ -143,6 +145,7 @@ class ModelDevice : public DeviceWork {
   void FinishCheckpoint() override {}
   void ForgetAll() override {
     running_.clear();
+    previews_.clear();
     rollout_ = false;
   }
 
@@ -175,6 +178,7 @@ class ModelDevice : public DeviceWork {
   }
   void PrepareActor() override {}
   int64_t Release(Role role, int64_t) override {
+    previews_.clear();
     if (role == Role::kRollout) {
       rollout_ = false;
       running_.clear();
@@ -311,6 +315,15 @@ class ModelDevice : public DeviceWork {
     done.seconds = 0.3;
     return {std::move(done), true};
   }
+  void Preview(down::Preview c) override {
+    for (const record::Enq& row : c.rows) previews_.push_back(row.tid);
+  }
+  [[nodiscard]] bool HasPreview() const override { return !previews_.empty(); }
+  void PreviewPiece() override {
+    busy_s += 0.05 * rng_.Uniform();
+    ++world_->previewed;
+    previews_.pop_front();
+  }
   Status CopyRecovery(StepNumber step) override {
     world_->recovery[step] = weights_;
     return OkStatus();
@@ -364,6 +377,7 @@ class ModelDevice : public DeviceWork {
   uint64_t weights_ = 0;  // 0: torn
   Version version_;
   StepNumber state_step_;
+  std::deque<SampleId> previews_;
   std::shared_ptr<ModelWorld::Group> group_;
   int64_t group_epoch_ = 0;
   std::map<std::pair<SampleId, int32_t>, Running> running_;

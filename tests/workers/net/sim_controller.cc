@@ -470,6 +470,13 @@ struct SimController::Do {
   }
   void operator()(const cmd::Load& c) { s.Send(c.worker, down::Load{c.slot, c.v, c.digest, "", c.alias}); }
   void operator()(const cmd::Train& c) { s.step_rows_->Add(c); }
+  void operator()(const cmd::Preview& c) {
+    down::Preview m{c.slot, c.epoch, c.v, {}};
+    for (const SampleId& tid : c.rows) {
+      if (const record::Enq* enq = s.controller_->FindPayload(tid); enq != nullptr) m.rows.push_back(*enq);
+    }
+    if (!m.rows.empty()) s.Send(c.worker, std::move(m));
+  }
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.
     s.pending_[c.ckpt] = std::to_string(c.step.value) + "-" + std::to_string(s.life_);

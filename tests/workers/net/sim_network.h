@@ -407,6 +407,9 @@ class SimNetwork : public Door::Streams {
       if (p->device && p->call == nullptr && p->machine.CanStep() && p->session.MayServe(now)) {
         ++p->operations;
         p->machine.Step([this, p] { return now + FromSeconds(p->work.busy_s); });
+      } else if (p->device && p->call == nullptr && p->machine.CanPreview()) {
+        ++p->operations;
+        p->machine.PreviewPiece();
       }
       p->busy_until = now + FromSeconds(p->work.busy_s);
       next += p->work.busy_s;
