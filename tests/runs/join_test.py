@@ -9,7 +9,7 @@ import sys
 import time
 import unittest
 
-from harness import ROOT, TIDEPOOL, WORKER, RunTest
+from harness import ROOT, TIDEPOOL, WORKER, RunTest, kill
 
 
 class JoinTest(RunTest):
@@ -68,6 +68,39 @@ class JoinTest(RunTest):
         self.assertIn("a newcomer has its certificate made anew", self.path("logs", "controller.log").read_text())
         run.send_signal(signal.SIGTERM)
         self.finish(run)
+
+    def test_a_host_comes_with_a_join_token_alone(self):
+        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=100000", "checkpoint.every_steps=100000",
+                         "security.tls=true", "security.newcomers=true")
+        self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
+        token, mine = self.dir / "join.json", self.dir / "host1"
+        made = self.command("join-token", str(self.path()), str(token), "--place", "0", "--place", "1")
+        self.assert_done(made)
+        self.assertIn("for device-0, reward-0", made.stdout)
+        several = self.command("join", str(token), str(self.dir / "none"))
+        self.assertEqual(several.returncode, 2)
+        self.assertIn("is for 2 places; `tidepool host DIR --join FILE` starts their workers", several.stderr)
+        host = subprocess.Popen([TIDEPOOL, "host", str(mine), "--join", str(token)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(host)
+        # What is lost is started again, with the identity that it had.
+        self.wait_step(2, run)
+        first = (mine / "place-1" / "reward.crt").read_text()
+        kill(self.worker_pid(1, run))
+        self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal()) == 3, 60, "the worker again", run)
+        self.wait_step(max(self.metrics()) + 2, run)
+        run.send_signal(signal.SIGTERM)
+        self.finish(run)
+        _, said = host.communicate(timeout=60)
+        self.assertEqual(host.returncode, 0, said)
+        self.assertIn("reward-0: ", said)
+        self.assertIn("its workers have ended in order", said)
+        self.assertFalse(token.exists())
+        self.assertEqual((mine / "place-1" / "reward.crt").read_text(), first)
+        self.assertFalse(list(mine.rglob("secret")), "the secret of the run stays where it is")
+        # Its folder is enough to come back; here nobody is there any more.
+        late = self.command("host", str(mine), "--patience", "1")
+        self.assertEqual(late.returncode, 3)
+        self.assertIn("no worker has reached the controller", late.stderr)
 
     def test_a_worker_without_the_right_token_does_not_join(self):
         run = self.start("configs/test/rl_colocated.yaml", "train.steps=3")

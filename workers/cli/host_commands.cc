@@ -13,6 +13,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/base/host_name.h"
 #include "core/base/places.h"
@@ -57,7 +58,7 @@ const Starter* FindStarter() {
   return nullptr;
 }
 
-void Host(CommandContext& context, HostOptions options) {
+void Host(CommandContext& context, HostOptions options, const std::string& join) {
   if (options.index < 0)
     return Fail(
         context,
@@ -68,6 +69,12 @@ void Host(CommandContext& context, HostOptions options) {
   if (const fs::path absolute = fs::absolute(options.run_dir, error); !error)
     options.run_dir = absolute.lexically_normal().string();
   const std::string who = "host " + std::to_string(options.index) + " (" + HostName() + "): ";
+  const auto joined = [&]() -> StatusOr<std::optional<JoinedHost>> {
+    if (!join.empty()) TP_RETURN_IF_ERROR(JoinHost(join, options.run_dir));
+    return ReadJoinedHost(options.run_dir);
+  }();
+  if (!joined.ok()) return Fail(context, joined.status());
+  options.joined = *joined;
   options.stop = StopOnSignal();
   options.say = [who](const std::string& line) { std::fprintf(stderr, "%s%s\n", who.c_str(), line.c_str()); };
   const Status status = RunHost(options);
@@ -234,7 +241,8 @@ Status K8s(K8sOptions o) {
 
 struct JoinOptions {
   std::string run, file, dir;
-  int64_t place = 0, minutes = 60;
+  std::vector<int64_t> places;
+  int64_t minutes = 60;
 };
 
 // Where the run directory is seen: an operator's.
@@ -252,39 +260,52 @@ Status MakeToken(const JoinOptions& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths.config()));
   const scheduler::ControllerOptions plan = SchedulerOptions(loaded.config, 0);
   const int64_t devices = plan.device_workers(), places = devices + plan.side_workers();
-  if (o.place >= places)
-    return InvalidArgument("--place is " + std::to_string(o.place) + ", and the run has the places 0 to " +
-                           std::to_string(places - 1));
   const std::string side = SideName(loaded.config);
-  JoinToken token{text("join"), text("address"), text("run_id"), "", "", "", {}};
-  token.scope.role = o.place < devices                        ? CallerRole::kDevice
-                     : side == Name(CallerRole::kEnvironment) ? CallerRole::kEnvironment
-                                                              : CallerRole::kReward;
-  token.scope.place = o.place;
-  token.scope.ctl_epoch = control.value("ctl_epoch", int64_t{0});
-  token.scope.expires = time(nullptr) + 60 * o.minutes;
   TP_ASSIGN_OR_RETURN(const auto mine, ReadIdentity(paths.security() + "/controller.token"));
   if (!mine) return NotFound(paths.security() + ": has no certificates");
-  token.authority = mine->authority;
-  TP_ASSIGN_OR_RETURN(token, MakeJoinToken(paths.security(), token));
-  TP_RETURN_IF_ERROR(WriteJoinToken(o.file, token));
+  std::vector<JoinToken> tokens;
+  std::string names;
+  for (const int64_t place : std::set<int64_t>(o.places.begin(), o.places.end())) {
+    if (place >= places)
+      return InvalidArgument("--place is " + std::to_string(place) + ", and the run has the places 0 to " +
+                             std::to_string(places - 1));
+    JoinToken token{text("join"), text("address"), text("run_id"), mine->authority, "", "", {}};
+    token.scope.role = place < devices                          ? CallerRole::kDevice
+                       : side == Name(CallerRole::kEnvironment) ? CallerRole::kEnvironment
+                                                                : CallerRole::kReward;
+    token.scope.place = place;
+    token.scope.ctl_epoch = control.value("ctl_epoch", int64_t{0});
+    token.scope.expires = time(nullptr) + 60 * o.minutes;
+    token.name = PlaceName(loaded.config, place);
+    token.shared_memory = text("shared_memory");
+    token.vector = place >= devices && loaded.config.model.is_policy();
+    TP_ASSIGN_OR_RETURN(token, MakeJoinToken(paths.security(), token));
+    names += (names.empty() ? "" : ", ") + token.name;
+    tokens.push_back(std::move(token));
+  }
+  TP_RETURN_IF_ERROR(WriteJoinTokens(o.file, tokens));
   std::printf("%s: good once within %s min, for %s\n", o.file.c_str(), std::to_string(o.minutes).c_str(),
-              PlaceName(loaded.config, o.place).c_str());
+              names.c_str());
   return OkStatus();
 }
 
 // On the new host.
 Status JoinRun(const JoinOptions& o) {
-  TP_ASSIGN_OR_RETURN(const JoinToken token, ReadJoinToken(o.file));
+  TP_ASSIGN_OR_RETURN(const std::vector<JoinToken> tokens, ReadJoinTokens(o.file));
+  if (tokens.size() > 1)
+    return InvalidArgument(o.file + ": is for " + std::to_string(tokens.size()) +
+                           " places; `tidepool host DIR --join FILE` starts their workers");
+  const JoinToken& token = tokens.front();
   TP_RETURN_IF_ERROR(Join(token, o.dir));
   std::error_code error;  // it is of no use to anybody any more
   fs::remove(o.file, error);
-  const std::string role = Name(token.scope.role);
-  std::printf("%s --connect=%s --run-id=%s --place=%s --token-file=%s/%s.token\n",
-              token.scope.role == CallerRole::kDevice ? "tidepool-worker run"
-                                                      : ("tidepool " + role + "-worker").c_str(),
-              token.controller.c_str(), token.run_id.c_str(), std::to_string(token.scope.place).c_str(),
-              fs::absolute(o.dir).lexically_normal().c_str(), role.c_str());
+  const JoinedHost joined{token.run_id, token.controller, "", {}};
+  std::string line;
+  for (const std::string& word :
+       WorkerCommand(joined, {token.scope.place, Name(token.scope.role), token.name, token.vector},
+                     "tidepool", "tidepool-worker", fs::absolute(o.dir).lexically_normal().string()))
+    line += (line.empty() ? "" : " ") + word;
+  std::puts(line.c_str());
   return OkStatus();
 }
 
@@ -297,7 +318,14 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "host",
       "Start the workers of a run that belong on this machine, and start them again when they are lost");
-  command->add_option("run", host->run_dir, "The run's folder, as this host sees it")->required();
+  command
+      ->add_option("run", host->run_dir,
+                   "The run's folder, as this host sees it; where it does not see it, a folder of its own")
+      ->required();
+  auto join_file = std::make_shared<std::string>();
+  command->add_option("--join", *join_file,
+                      "What tidepool join-token has written, for a host that does not see the run's folder; "
+                      "removed when it is used");
   command->add_option("--slots", host->slots, "Device workers of each host")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
@@ -312,12 +340,12 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   command->add_option("--beat", host->beat,
                       "A file that it touches each second, for whoever restarts what hangs");
   command->footer("Example: tidepool host runs/x --slots 2 --index 1");
-  command->callback([host, starter, index, &context] {
+  command->callback([host, join_file, starter, index, &context] {
     if (starter != nullptr && starter->count != nullptr && index->empty()) {
       host->hosts = std::max<int64_t>(NumberIn(starter->count), 0);
       host->hosts_said_by = starter->count;
     }
-    Host(context, *host);
+    Host(context, *host, *join_file);
   });
 
   auto join = std::make_shared<JoinOptions>();
@@ -326,8 +354,12 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   command->add_option("run", join->run, "The run's folder; its controller runs, with security.newcomers")
       ->required();
   command->add_option("file", join->file, "File to write; copy it to the host, and nowhere else")->required();
-  command->add_option("--place", join->place, "The place that it is for: devices first, from 0")
+  command
+      ->add_option(
+          "--place", join->places,
+          "The place that it is for: devices first, from 0; again for each of a host (tidepool host --join)")
       ->required()
+      ->allow_extra_args(false)
       ->check(CLI::Range(0, 1 << 20));
   command->add_option("--minutes", join->minutes, "That it is good for")
       ->check(CLI::Range(1, 7 * 24 * 60))

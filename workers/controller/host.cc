@@ -80,9 +80,15 @@ class Host {
 
   Status Run() {
     heard_ = Clock::now();
+    if (options_.joined) TP_RETURN_IF_ERROR(MeetJoined());
     while (!options_.stop()) {
-      Look();
+      options_.joined ? LookAtWorkers() : Look();
       Reap();
+      if (options_.joined && ours_.empty())
+        return End(
+            "its workers have ended in order: the run is over, or was stopped; where it goes on at the "
+            "same address, `tidepool host " +
+            options_.run_dir + "` does, too");
       Beat();
       if (seen_ && !controller_ && Finished()) return End("the run is finished");
       // A file that a killed controller left may ask for anything: only one that lives is answered.
@@ -90,6 +96,13 @@ class Host {
       if (controller_ && refused_.ok()) TP_RETURN_IF_ERROR(StartDue());
       if (Clock::now() - heard_ > std::chrono::duration<double>(options_.patience_s)) {
         if (!controller_ && Finished()) return End("the run is finished");
+        if (options_.joined)
+          return DeadlineExceeded(
+              "no worker has reached the controller at " + options_.joined->address + " for " +
+              std::to_string(static_cast<int64_t>(options_.patience_s)) + " s (--patience); " +
+              paths_.logs() +
+              " says why. Where another controller goes on with the run, come with another "
+              "join token (`tidepool join-token RUN`, --join)");
         return DeadlineExceeded(
             options_.run_dir + ": no controller gave a sign of life for " +
             std::to_string(static_cast<int64_t>(options_.patience_s)) +
@@ -143,6 +156,28 @@ class Host {
     if (now) refused_ = Meet();
   }
 
+  // Of a host that has joined: what it can know of the controller.
+  Status MeetJoined() {
+    const JoinedHost& joined = *options_.joined;
+    TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config_.cluster, options_.self_path));
+    controller_ = Controller{joined.run_id, joined.address, 0, joined.shared_memory};
+    for (const JoinedPlace& place : joined.places) ours_.insert(place.place);
+    if (const auto host = AddressForOthers(joined.address); host.ok() && !joined.shared_memory.empty())
+      shared_memory_ = SharedBlock::OfHost(joined.shared_memory, *host);
+    std::error_code error;  // a log that cannot be written is named by who writes it
+    fs::create_directories(paths_.logs(), error);
+    options_.say("joined run " + joined.run_id + ", controller at " + joined.address);
+    return OkStatus();
+  }
+
+  // A worker that reaches no controller ends long before kSettled.
+  void LookAtWorkers() {
+    const auto now = Clock::now();
+    if (std::ranges::any_of(processes_,
+                            [&](const auto& p) { return p.second.runs && now - p.second.since > kSettled; }))
+      heard_ = now;
+  }
+
   // Which places are ours with the controller that is there now.
   Status Meet() {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::ReadCheckedConfig(paths_.config()));
@@ -191,11 +226,8 @@ class Host {
     for (const int64_t place : ours_) {
       Process& process = processes_[place];
       if (process.runs || Clock::now() < process.due) continue;
-      const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
-                             controller_->address};
-      TP_RETURN_IF_ERROR(launcher_.Start(place, WorkerCommand(run, config_, place),
-                                         paths_.logs() + "/" + NameOf(place) + ".log",
-                                         KeysOf(config_, place)));
+      const auto [argv, keys] = CommandOf(place);
+      TP_RETURN_IF_ERROR(launcher_.Start(place, argv, paths_.logs() + "/" + NameOf(place) + ".log", keys));
       process.runs = true;
       process.started_for = *controller_;
       process.since = Clock::now();
@@ -204,12 +236,28 @@ class Host {
     return OkStatus();
   }
 
+  [[nodiscard]] std::pair<std::vector<std::string>, Keys> CommandOf(int64_t place) const {
+    if (options_.joined) {
+      const JoinedPlace& joined = Joined(place);
+      return {WorkerCommand(*options_.joined, joined, options_.self_path, worker_path_,
+                            IdentityDir(options_.run_dir, place)),
+              joined.role == Name(CallerRole::kDevice) ? Keys::kOfStore : Keys::kNone};
+    }
+    const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
+                           controller_->address};
+    return {WorkerCommand(run, config_, place), KeysOf(config_, place)};
+  }
+
   void Reap() {
     for (const Ended& ended : launcher_.Reap()) {
       Process& process = processes_[ended.place];
       process.runs = false;
       // It was told that its run is over: for the next controller it is started at once, and for the same one
       // only where that goes on.
+      if (ended.in_order && options_.joined) {
+        ours_.erase(ended.place);
+        continue;
+      }
       if (ended.in_order) {
         const bool same = controller_ == process.started_for;
         process.due = Clock::now() + (same ? kOrderly : Clock::duration::zero());
@@ -224,7 +272,13 @@ class Host {
     }
   }
 
-  [[nodiscard]] std::string NameOf(int64_t place) const { return PlaceName(config_, place); }
+  // requires that this host has joined for it
+  [[nodiscard]] const JoinedPlace& Joined(int64_t place) const {
+    return *std::ranges::find(options_.joined->places, place, &JoinedPlace::place);
+  }
+  [[nodiscard]] std::string NameOf(int64_t place) const {
+    return options_.joined ? Joined(place).name : PlaceName(config_, place);
+  }
 
   const HostOptions& options_;
   const storage::RunPaths paths_;

@@ -5,14 +5,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "core/base/status.h"
+#include "workers/controller/joined_host.h"
 
 namespace tidepool::workers {
 
 struct HostOptions {
-  std::string run_dir;
+  std::string run_dir;                               // of a host that has joined, its own folder
+  std::optional<JoinedHost> joined = std::nullopt;   // it does not see the run directory
   std::string self_path;                             // the program tidepool
   int64_t slots = 1;                                 // device workers of each host
   int64_t index = 0;                                 // of this one, from 0
@@ -27,6 +30,7 @@ struct HostOptions {
 // Until the run is finished or it is told to stop (both OK), or no controller has given a sign of life for
 // longer than the patience (kDeadlineExceeded). kInvalidArgument: a live controller has no work for a host of
 // this index. Ends its workers before it returns.
+// A host that has joined knows of the run what its workers say: it ends when all of them have ended in order.
 Status RunHost(const HostOptions& options);
 
 }  // namespace tidepool::workers

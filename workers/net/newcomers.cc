@@ -81,34 +81,59 @@ StatusOr<JoinToken> MakeJoinToken(const std::string& security, JoinToken begun) 
   return begun;
 }
 
-Status WriteJoinToken(const std::string& file, const JoinToken& token) {
+Status WriteJoinTokens(const std::string& file, const std::vector<JoinToken>& tokens) {
   std::error_code error;  // what cannot be looked at cannot be written either
   if (fs::exists(file, error)) return AlreadyExists(file + ": is there; name another file");
-  Json json = ToJson(token.scope);
-  json.update({{"join", token.join},
-               {"controller", token.controller},
-               {"run_id", token.run_id},
-               {"authority", token.authority},
-               {"id", token.id},
-               {"secret", token.secret}});
-  return WriteSecretFile(file, json.dump(2) + "\n");
+  Json all = Json::array();
+  for (const JoinToken& token : tokens) {
+    Json json = ToJson(token.scope);
+    json.update({{"join", token.join},
+                 {"controller", token.controller},
+                 {"run_id", token.run_id},
+                 {"authority", token.authority},
+                 {"id", token.id},
+                 {"secret", token.secret},
+                 {"name", token.name},
+                 {"shared_memory", token.shared_memory},
+                 {"vector", token.vector}});
+    all.push_back(std::move(json));
+  }
+  return WriteSecretFile(file, all.dump(2) + "\n");
 }
 
-StatusOr<JoinToken> ReadJoinToken(const std::string& file) {
+StatusOr<std::vector<JoinToken>> ReadJoinTokens(const std::string& file) {
   TP_RETURN_IF_ERROR(CheckPrivate(file));
-  const Json json = ReadObject(file);
-  const auto scope = ScopeIn(json);
-  JoinToken token{Text(json, "join"),         Text(json, "controller"), Text(json, "run_id"),
-                  Text(json, "authority"),    Text(json, "id"),         Text(json, "secret"),
-                  scope.value_or(JoinScope{})};
-  if (!scope || token.join.empty() || token.controller.empty() || token.run_id.empty() ||
-      token.authority.empty() || !IsId(token.id) || token.secret.size() != 64)
+  std::ifstream in(file);
+  const Json all = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  std::vector<JoinToken> tokens;
+  for (const Json& json : all.is_array() ? all : Json::array()) {
+    const auto scope = json.is_object() ? ScopeIn(json) : std::nullopt;
+    if (!scope) break;
+    JoinToken token{Text(json, "join"),
+                    Text(json, "controller"),
+                    Text(json, "run_id"),
+                    Text(json, "authority"),
+                    Text(json, "id"),
+                    Text(json, "secret"),
+                    *scope,
+                    Text(json, "name"),
+                    Text(json, "shared_memory"),
+                    json.value("vector", Json()) == Json(true)};
+    if (token.join.empty() || token.controller.empty() || token.run_id.empty() || token.authority.empty() ||
+        !IsId(token.id) || token.secret.size() != 64)
+      break;
+    tokens.push_back(std::move(token));
+  }
+  if (tokens.empty() || tokens.size() != all.size())
     return InvalidArgument(file + ": is no join token; `tidepool join-token RUN` makes one");
-  if (const int64_t now = time(nullptr); now > scope->expires)
-    return FailedPrecondition(file + ": the join token has expired at " + UtcTimeText(scope->expires * 1000) +
-                              ", and this host's clock says " + UtcTimeText(now * 1000) +
-                              "; make another one with `tidepool join-token RUN`");
-  return token;
+  for (const JoinToken& token : tokens) {
+    if (const int64_t now = time(nullptr); now > token.scope.expires)
+      return FailedPrecondition(file + ": the join token has expired at " +
+                                UtcTimeText(token.scope.expires * 1000) + ", and this host's clock says " +
+                                UtcTimeText(now * 1000) +
+                                "; make another one with `tidepool join-token RUN`");
+  }
+  return tokens;
 }
 
 std::vector<std::string> NewcomerNames(CallerRole role, int64_t place) {

@@ -35,7 +35,7 @@ struct JoinScope {
   int64_t expires = 0;  // seconds since 1970
 };
 
-// The file that goes to the new host, JSON, for its owner alone.
+// The file that goes to the new host has one for each place, JSON, for its owner alone.
 struct JoinToken {
   std::string join;        // address of the service
   std::string controller;  // address that the worker dials afterwards
@@ -43,13 +43,17 @@ struct JoinToken {
   std::string authority;  // PEM: who made the certificate that the service shows
   std::string id, secret;
   JoinScope scope;
+  std::string name = {};           // of the worker there: "device-1"
+  std::string shared_memory = {};  // folder of the run in /dev/shm
+  bool vector = false;             // the worker serves a policy's environments
 };
 // Adds id and secret, and what the controller has to know to `security`.
 StatusOr<JoinToken> MakeJoinToken(const std::string& security, JoinToken begun);
 // kAlreadyExists: the file is there.
-Status WriteJoinToken(const std::string& file, const JoinToken& token);
-// kInvalidArgument: it is none; kPermissionDenied: others can read it; kFailedPrecondition: it has expired.
-StatusOr<JoinToken> ReadJoinToken(const std::string& file);
+Status WriteJoinTokens(const std::string& file, const std::vector<JoinToken>& tokens);
+// One or more. kInvalidArgument: it is none; kPermissionDenied: others can read it; kFailedPrecondition: it
+// has expired.
+StatusOr<std::vector<JoinToken>> ReadJoinTokens(const std::string& file);
 
 // The names in the certificate of a newcomer.
 std::vector<std::string> NewcomerNames(CallerRole role, int64_t place);

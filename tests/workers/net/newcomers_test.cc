@@ -65,11 +65,12 @@ class NewcomersTest : public testing::Test {
 
 TEST_F(NewcomersTest, AJoinTokenGivesACertificateOfItsRoleAndPlaceOnce) {
   const std::string file = dir_ + "/join.json", mine = dir_ + "/mine";
-  ASSERT_TRUE(WriteJoinToken(file, Token()).ok());
-  EXPECT_EQ(WriteJoinToken(file, Token()).code(), StatusCode::kAlreadyExists);
-  const auto token = ReadJoinToken(file);
-  ASSERT_TRUE(token.ok()) << token.status().ToString();
-  const Status joined = Join(*token, mine);
+  ASSERT_TRUE(WriteJoinTokens(file, {Token()}).ok());
+  EXPECT_EQ(WriteJoinTokens(file, {Token()}).code(), StatusCode::kAlreadyExists);
+  const auto tokens = ReadJoinTokens(file);
+  ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+  const JoinToken& token = tokens->front();
+  const Status joined = Join(token, mine);
   ASSERT_TRUE(joined.ok()) << joined.ToString();
   const auto credentials = ReadCredentials(mine + "/reward.token");
   ASSERT_TRUE(credentials.ok()) << credentials.status().ToString();
@@ -89,7 +90,7 @@ TEST_F(NewcomersTest, AJoinTokenGivesACertificateOfItsRoleAndPlaceOnce) {
   ASSERT_THAT(*renewal_->Advance(now_ + seconds(95)), HasSubstr("next authority"));
   EXPECT_TRUE(believed());
   // Once.
-  const Status again = Join(*token, dir_ + "/again");
+  const Status again = Join(token, dir_ + "/again");
   EXPECT_EQ(again.code(), StatusCode::kPermissionDenied);
   EXPECT_THAT(again.message(), HasSubstr("it was used"));
   EXPECT_EQ(asked_, 2);
@@ -149,15 +150,17 @@ TEST_F(NewcomersTest, TheSecretIsShownToTheControllerOfTheRunAlone) {
 TEST_F(NewcomersTest, AFileThatOthersCanReadOrThatHasExpiredIsRefused) {
   const std::string file = dir_ + "/join.json";
   JoinToken token = Token();
-  ASSERT_TRUE(WriteJoinToken(file, token).ok());
+  ASSERT_TRUE(WriteJoinTokens(file, {token}).ok());
   fs::permissions(file, fs::perms::others_read, fs::perm_options::add);
-  EXPECT_EQ(ReadJoinToken(file).status().code(), StatusCode::kPermissionDenied);
+  EXPECT_EQ(ReadJoinTokens(file).status().code(), StatusCode::kPermissionDenied);
   fs::remove(file);
   token.scope.expires = 1;
-  ASSERT_TRUE(WriteJoinToken(file, token).ok());
-  EXPECT_EQ(ReadJoinToken(file).status().code(), StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(WriteSecretFile(file, "{}").ok());
-  EXPECT_EQ(ReadJoinToken(file).status().code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(WriteJoinTokens(file, {token}).ok());
+  EXPECT_EQ(ReadJoinTokens(file).status().code(), StatusCode::kFailedPrecondition);
+  for (const char* none : {"{}", "[]", "[{}]", "[1", ""}) {
+    ASSERT_TRUE(WriteSecretFile(file, none).ok());
+    EXPECT_EQ(ReadJoinTokens(file).status().code(), StatusCode::kInvalidArgument) << none;
+  }
 }
 
 // A newcomer's files, of which the run's authority has made the certificate.
