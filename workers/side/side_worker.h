@@ -42,7 +42,7 @@ class SideWorker : private SideWork {
   virtual Status Anew(const JobConfig& config, const down::Welcome& welcome) = 0;
   void Take(ToWorkerBody& command) override = 0;
   [[nodiscard]] virtual bool SeesRun() const { return false; }  // and reads from its folder
-  virtual void Answer() {}  // after every turn of the loop: what is due
+  virtual void Answer() {}                                      // after every turn of the loop: what is due
   // What plug-ins are asked here: the process ends with the name of one that does not come back. Null:
   // nothing yet.
   virtual CallWatch* Watch() = 0;

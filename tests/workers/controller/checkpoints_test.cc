@@ -60,7 +60,7 @@ class CheckpointsTest : public testing::Test {
     };
     ends.warn = [this](const std::string& text) { warned_.push_back(text); };
     ends.took = [](double) {};
-    ends.oldest_payload_file = [] { return int64_t{0}; };
+    ends.needed_of_payload = [] { return storage::FirstFiles(); };
     checkpoints_ = std::make_unique<Checkpoints>(fs_, std::move(owner), std::move(ends));
     ASSERT_TRUE(checkpoints_->Open().ok());
   }
