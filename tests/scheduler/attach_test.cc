@@ -109,6 +109,37 @@ TEST(AttachTest, AStepThatWasMadeWhileNoControllerLivedCounts) {
   }
 }
 
+// One member of a step that two controllers have died over comes back to the third, which knows nothing of
+// it.
+TEST(AttachTest, AMemberOfAStepThatTwoControllersDiedOverTrainsAgain) {
+  ControllerOptions job = LongLived(4);
+  job.fleet.actor_slots = 2;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  WorkerId inside;
+  cluster.on_executed = [&](const Command& c) {  // one is inside of it, the other one was not asked yet
+    const auto* train = std::get_if<command::Train>(&c);
+    if (train == nullptr || train->step != StepNumber{2} || cluster.lives() > 1) return;
+    inside = train->worker.worker;
+    cluster.CrashControllerNow();
+  };
+  bool was_aborted = false;
+  cluster.on_event = [&](const Event& e) {
+    const auto* join = std::get_if<event::WorkerJoined>(&e);
+    if (join != nullptr && join->worker == inside && cluster.lives() == 2) return false;  // it is late
+    if (std::holds_alternative<event::StepAborted>(e) && cluster.lives() == 2) {
+      was_aborted = true;
+      cluster.CrashController();
+    }
+    return true;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_TRUE(was_aborted);
+  EXPECT_EQ(r.lives, 3);
+  EXPECT_EQ(Count<record::Restore>(cluster), 0);
+  ExpectProven(cluster);
+}
+
 TEST(AttachTest, ALoadThatTheControllersDeathInterruptsIsDoneAgain) {
   for (int64_t at = 1; at <= 8; ++at) {
     SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
