@@ -11,7 +11,7 @@ namespace {
 // The highest bits of a state digest name the formula that it was computed by: it is changed with the
 // formula.
 constexpr int kFormulaShift = 48;
-constexpr uint64_t kFormula = 0x5d04;
+constexpr uint64_t kFormula = 0x5d05;
 
 }  // namespace
 
@@ -104,8 +104,7 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Join& r) {
-    s.workers_[r.worker.worker] = {
-        .inc = r.worker.inc, .fenced = false, .keeps_memory = false, .name = r.name};
+    s.workers_[r.worker.worker] = {.inc = r.worker.inc, .fenced = false, .spent = false, .name = r.name};
     s.next_incarnation_ = std::max(s.next_incarnation_, r.worker.inc.value + 1);
     return OkStatus();
   }
@@ -154,12 +153,15 @@ struct RunState::Applier {
   }
   Status operator()(const record::Release& r) { return Free(r.slot); }
   Status operator()(const record::Quarantine& r) {
-    const WorkerRef holder = s.slots_[r.slot].holder;
-    const auto worker = s.workers_.find(holder.worker);
-    if (worker != s.workers_.end() && worker->second.inc == holder.inc) worker->second.keeps_memory = true;
+    SpendHolder(r.slot);
     return Leave(r.slot);
   }
-  Status operator()(const record::SlotLost& r) { return Leave(r.slot); }
+  // The holder is fenced before, if the loss is its own; after, if that is of another part of its gang. A
+  // crash may come in between.
+  Status operator()(const record::SlotLost& r) {
+    SpendHolder(r.slot);
+    return Leave(r.slot);
+  }
   Status operator()(const record::CheckpointBegin& r) {
     s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);
     return OkStatus();
@@ -225,6 +227,12 @@ struct RunState::Applier {
     slot.role = Role::kNone;
     slot.holder = {};
     return OkStatus();
+  }
+  void SpendHolder(SlotId id) {
+    const WorkerRef holder = s.slots_[id].holder;
+    const auto worker = s.workers_.find(holder.worker);
+    if (worker != s.workers_.end() && worker->second.inc == holder.inc && !worker->second.fenced)
+      worker->second.spent = true;
   }
   Status Leave(SlotId id) {
     s.slots_[id].open = {};  // its transition goes on, or back, without it
@@ -296,7 +304,7 @@ uint64_t RunState::Digest() const {
     mix(id), mix(c.step.value), mix(c.cut.value), mix(static_cast<int64_t>(c.manifest_digest)),
         mix(static_cast<int64_t>(c.weights_digest));
   for (const auto& [id, w] : workers_)
-    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.keeps_memory ? 1 : 0);
+    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.spent ? 1 : 0);
   for (const auto& [id, x] : slots_)
     mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.worker.value),
         mix(x.holder.inc.value), mix(x.open.value), mix(x.committed ? 1 : 0),

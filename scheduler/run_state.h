@@ -27,7 +27,8 @@ class RunState {
   struct WorkerFacts {
     Incarnation inc;  // newest
     bool fenced = true;
-    bool keeps_memory = false;  // a slot of it was quarantined: it never gets one again
+    // A slot of it was quarantined, or lost with another part of its gang: it never gets one again.
+    bool spent = false;
     std::string name;
   };
   // What a life of a worker has in a slot's memory, and serves from there.

@@ -36,11 +36,6 @@ std::string NobodyToWork(const LedgerView& ledger, const Plan& plan) {
   return std::string("gives no slot the role ") + Name(wanted) + " ('" + plan.why + "')";
 }
 
-// Where slots may lack (cluster.min_slots), the ones that train in turns may be all there are.
-bool MayTrainOnFewer(const ControllerOptions& c) {
-  return c.fleet.min_slots > 0 && c.fleet.placement == PlacementKind::kMultiplexed && !c.deterministic;
-}
-
 // So many slots, from the first, may train that those that are there leave scheduler.rollout_floor to
 // generate.
 int64_t WithinFloor(const PoolView& view) {
@@ -131,11 +126,18 @@ SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
   return v;
 }
 
+// Where slots may lack (cluster.min_slots), or one is gone for good, the ones that train in turns may be all
+// there are.
+bool Slots::MayTrainOnFewer() const {
+  return (options_.fleet.min_slots > 0 || all_.workers.DeviceRetired()) &&
+         options_.fleet.placement == PlacementKind::kMultiplexed && !options_.deterministic;
+}
+
 PoolView Slots::ViewPool() const {
   PoolView view = terms_;
   view.slots.reserve(pool_.slots().size());
   for (const auto& [id, s] : pool_.slots()) view.slots.push_back(ViewSlot(id, s));
-  if (MayTrainOnFewer(options_)) view.actor_slots = WithinFloor(view);
+  if (MayTrainOnFewer()) view.actor_slots = WithinFloor(view);
   return view;
 }
 
@@ -181,7 +183,7 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   const Forecast forecast = MakeForecast(ledger);
   std::vector<SlotId> changed = pool_.TakeChanged();
   // Slots to avoid are so for a time, which is no change of theirs.
-  by_slot = by_slot && facts_.placement.by_slot && !MayTrainOnFewer(options_) &&
+  by_slot = by_slot && facts_.placement.by_slot && !MayTrainOnFewer() &&
             std::min(now_, plan_made_) >= pool_.avoid_until();
   if (by_slot) {
     PoolView view = terms_;

@@ -45,6 +45,7 @@ class Slots : public Machine {
  private:
   [[nodiscard]] bool Whole(const Pool::Slot& s) const;  // every part of it has a live worker
   [[nodiscard]] SlotView ViewSlot(SlotId id, const Pool::Slot& s) const;
+  [[nodiscard]] bool MayTrainOnFewer() const;
   [[nodiscard]] PoolView ViewPool() const;
   [[nodiscard]] LedgerView ViewLedger(TrainerNeed need) const;
   // Slots whose roles have to be looked at; nothing: all. `by_slot`: only slots have changed since the last

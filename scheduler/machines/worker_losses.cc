@@ -81,6 +81,7 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
                      "the worker died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
+      device_retired_ = device_retired_ || !fleet_.workers.at(worker).slots().empty();
       out_.Record(record::Fault{
           "retired", options_.NameOf(worker), {}, fleet_.workers.at(worker).vitals().last_why, worker});
       break;
@@ -99,7 +100,7 @@ void Workers::GiveUp(WorkerId worker, const std::string& why) {
 // A part of the fleet that the run cannot do without is gone for good.
 void Workers::CheckFleet() {
   bool rollout = false, side = false, actor = false, missing = false;
-  int64_t gangs = 0, left = 0;
+  int64_t gangs = 0, only_generate = 0, left = 0;
   std::set<SlotId> retired;
   std::string why, gone;  // gone: who, on which host
   for (const auto& [id, w] : fleet_.workers) {
@@ -121,6 +122,7 @@ void Workers::CheckFleet() {
       continue;
     }
     ++gangs;
+    only_generate += trains ? 0 : 1;
     left += std::ranges::count_if(gang, [&](SlotId slot) { return fleet_.devices.Find(slot) != nullptr; });
     actor = actor || trains;
     rollout = rollout || all_.slots.Eligible(gang.front(), Role::kRollout);
@@ -139,8 +141,8 @@ void Workers::CheckFleet() {
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
              (gangs <= s.rollout_floor ||
               // There all that train have to, so none of them can generate in place of another one.
-              (s.min_slots > 0 && options_.deterministic && s.placement == PlacementKind::kMultiplexed &&
-               gangs < s.actor_slots + s.rollout_floor))) {
+              (options_.deterministic && s.placement == PlacementKind::kMultiplexed &&
+               only_generate < s.rollout_floor))) {
     all_.life.Fail("fleet_dead", "pool",
                    std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +
                        std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");

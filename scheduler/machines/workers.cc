@@ -148,8 +148,8 @@ void Workers::Resume() {
                          const Pool::Slot& slot = pool.slot(pool.GangOf(part));
                          return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == ref;
                        });
-    // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
-    if (wait && whole && !facts.keeps_memory) {
+    // A crash may come between the QUAR or LOST of a slot and the FENCE of the process that has it.
+    if (wait && whole && !facts.spent) {
       w->reattaches_ = true;
     } else {
       out_.Record(record::Fence{ref});

@@ -37,6 +37,7 @@ class Workers : public Machine {
   }
   [[nodiscard]] int64_t restarts() const { return health_.restarts(); }
   [[nodiscard]] int64_t deaths(WorkerId worker) const { return health_.Deaths(worker, now_); }
+  [[nodiscard]] bool DeviceRetired() const { return device_retired_; }  // a place is gone for good
   // Some device, some worker of any kind lived under the last controller and may still come back.
   [[nodiscard]] bool DevicesReattach() const;
   [[nodiscard]] bool SomeReattach() const;
@@ -60,6 +61,7 @@ class Workers : public Machine {
   void CheckFleet();
 
   Health health_;
+  bool device_retired_ = false;
   TimePoint reattach_until_;
   TimePoint forgiven_until_;  // deaths before are the controller's own doing
 };

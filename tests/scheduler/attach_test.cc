@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -109,6 +110,37 @@ TEST(AttachTest, AStepThatWasMadeWhileNoControllerLivedCounts) {
   }
 }
 
+// One member of a step that two controllers have died over comes back to the third, which knows nothing of
+// it.
+TEST(AttachTest, AMemberOfAStepThatTwoControllersDiedOverTrainsAgain) {
+  ControllerOptions job = LongLived(4);
+  job.fleet.actor_slots = 2;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  WorkerId inside;
+  cluster.on_executed = [&](const Command& c) {  // one is inside of it, the other one was not asked yet
+    const auto* train = std::get_if<command::Train>(&c);
+    if (train == nullptr || train->step != StepNumber{2} || cluster.lives() > 1) return;
+    inside = train->worker.worker;
+    cluster.CrashControllerNow();
+  };
+  bool was_aborted = false;
+  cluster.on_event = [&](const Event& e) {
+    const auto* join = std::get_if<event::WorkerJoined>(&e);
+    if (join != nullptr && join->worker == inside && cluster.lives() == 2) return false;  // it is late
+    if (std::holds_alternative<event::StepAborted>(e) && cluster.lives() == 2) {
+      was_aborted = true;
+      cluster.CrashController();
+    }
+    return true;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_TRUE(was_aborted);
+  EXPECT_EQ(r.lives, 3);
+  EXPECT_EQ(Count<record::Restore>(cluster), 0);
+  ExpectProven(cluster);
+}
+
 TEST(AttachTest, ALoadThatTheControllersDeathInterruptsIsDoneAgain) {
   for (int64_t at = 1; at <= 8; ++at) {
     SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
@@ -199,8 +231,9 @@ TEST(AttachTest, AGangOfWhichOnePartWasFencedAsTheControllerDiedBeginsAnew) {
   ControllerOptions job = LongLived(5);
   job.fleet.gangs = {{{1}, {2}}, {{3}, {4}}};
   job.steps = 12;
-  int64_t cut = -1;  // behind the FENCE, before the loss of the slot is on record
-  for (const int64_t lives : {1, 2}) {
+  int64_t first = -1, last = -1;  // records between the FENCE of that part and that of the other one
+  for (int64_t cut = -1; cut <= last; cut = std::max(cut + 1, first)) {
+    SCOPED_TRACE("cut at " + std::to_string(cut));
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
     cluster.cut_at_record = cut;
     int64_t chunks = 0;
@@ -209,18 +242,20 @@ TEST(AttachTest, AGangOfWhichOnePartWasFencedAsTheControllerDiedBeginsAnew) {
       return true;
     };
     EXPECT_EQ(cluster.Run().code, 0);
-    EXPECT_EQ(cluster.lives(), lives);
+    EXPECT_EQ(cluster.lives(), cut < 0 ? 1 : 2);
     ExpectProven(cluster);
     std::vector<Incarnation> of_first;  // that were granted the slot of the other part
     for (const JournalEntry& e : cluster.journal()) {
       const auto* fence = std::get_if<record::Fence>(&e.record);
-      if (cut < 0 && fence != nullptr && fence->worker.worker == WorkerId{2}) cut = e.lsn.value + 1;
+      if (cut < 0 && fence != nullptr && fence->worker.worker == WorkerId{2}) first = e.lsn.value + 1;
+      if (cut < 0 && fence != nullptr && fence->worker.worker == WorkerId{1}) last = e.lsn.value;
       const auto* grant = std::get_if<record::Grant>(&e.record);
       if (grant != nullptr && grant->slot == SlotId{1}) of_first.push_back(grant->worker.inc);
     }
     ASSERT_FALSE(of_first.empty());
     EXPECT_GT(of_first.back(), of_first.front());
   }
+  EXPECT_GT(last, first);
 }
 
 // Nobody would ever welcome it again, and a process of it would have nothing to do.

@@ -76,6 +76,16 @@ TEST(PolicyTest, PlanThatIsNotValidIsRefusedWithItsReason) {
   EXPECT_FALSE(CheckPlan(plan, pool, l, true).ok());
 }
 
+TEST(PolicyTest, ARunningStepKeepsItsSlotsWhereTheOnlyOneThatGeneratesIsLost) {
+  PoolView pool = Fleet(3, 2);
+  for (const size_t i : {0, 1}) pool.slots[i].role = Role::kActor, pool.slots[i].trains = true;
+  pool.slots[2].live = false;
+  const LedgerView step{.need = TrainerNeed::kStep, .generates = true};
+  const Plan stays = PlacementOf(PlacementKind::kMultiplexed).decide(pool, step, {}, {});
+  EXPECT_EQ(Count(stays, Role::kActor), 2);
+  EXPECT_EQ(CheckPlan(stays, pool, step, true).message(), "");
+}
+
 TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
   const PoolView pool = Fleet(16, 1);
   const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};

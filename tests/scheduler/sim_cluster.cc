@@ -133,11 +133,14 @@ void SimCluster::StartController() {
   Deliver(event::Started{});
 }
 
-// Only what a real process could say of itself. What a load is overwriting is no version.
+// Only what a real process could say of itself. What a load is overwriting is no version. A step that it is
+// inside of it leaves first, whichever life began it: the new controller may know nothing of it
+// (DeviceMachine::CalledOff).
 void SimCluster::Offer(int64_t id) {
   Proc* p = Find(id);
   if (p == nullptr) return;
   p->joined = false;
+  for (auto& [slot, d] : p->devices) LeaveStep(d);
   event::WorkerJoined join{.worker = p->worker,
                            .name = "again",
                            .kind = p->kind,

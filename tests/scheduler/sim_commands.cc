@@ -187,10 +187,7 @@ struct SimCluster::Do {
   void operator()(const command::Drain& c) {
     Device* p = s.Find(SlotOf(c));
     if (p == nullptr) return;
-    // Only a controller that was restarted does this: the step of its former life is called off with the
-    // drain.
-    SIM_CHECK(p->in_step < 0 || s.result_.lives > 1) << "drained inside a step";
-    s.LeaveStep(*p);
+    SIM_CHECK(p->in_step < 0) << "drained inside a step";
     p->draining = c;
     if (s.Chance(s.options_.faults.slow_drain)) {
       const DeviceKey id = KeyOf(*p);
