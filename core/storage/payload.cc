@@ -197,13 +197,14 @@ StatusOr<FirstFiles> FirstPayloadFiles(FileSystem& fs, const std::string& dir) {
   return first;
 }
 
-StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed) {
+StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed,
+                                          int64_t newest_writer) {
   TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
   int64_t deleted = 0;
   // Oldest first, and never the newest file, so that numbers are not given out again.
   for (size_t i = 0; i + 1 < numbers.size(); ++i) {
     const auto first = needed.find(WriterOf(numbers[i]));
-    if (first != needed.end() && numbers[i] >= first->second) continue;
+    if (first != needed.end() ? numbers[i] >= first->second : WriterOf(numbers[i]) > newest_writer) continue;
     TP_RETURN_IF_ERROR(fs.RemoveFile(JoinPath(dir, PayloadFileName(numbers[i]))));
     ++deleted;
   }

@@ -125,8 +125,10 @@ void AddFile(FirstFiles& first, int64_t file);
 // What is in `dir`; empty: no payload file is.
 StatusOr<FirstFiles> FirstPayloadFiles(FileSystem& fs, const std::string& dir);
 // Deletes the files below the first one of their writer that an ENQ which may still be trained, or trained
-// again from a kept checkpoint, refers to; all of a writer that `needed` does not name. The newest file of
-// all stays. Returns how many went.
-StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed);
+// again from a kept checkpoint, refers to; all of a writer that `needed` does not name, but those of writers
+// behind `newest_writer`, which have begun since it was made. The newest file of all stays. Returns how many
+// went.
+StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, const FirstFiles& needed,
+                                          int64_t newest_writer);
 
 }  // namespace tidepool::storage

@@ -93,7 +93,11 @@ StatusOr<std::vector<TokenPlace>> TokenLogWriter::Append(const std::vector<Logge
   if (!broken_.ok()) return broken_;
   if (file_ == nullptr || file_->size() >= file_bytes_) {
     auto file = fs_.CreateNew(PathOf(dir_, next_), FileAccess::kOwnerOnly);
+    // After a power cut an incarnation may be given out a second time.
+    for (int i = 0; i < 16 && file.status().code() == StatusCode::kAlreadyExists; ++i)
+      file = fs_.CreateNew(PathOf(dir_, ++next_), FileAccess::kOwnerOnly);
     if (!file.ok()) return broken_ = file.status();
+    path_ = PathOf(dir_, next_);
     file_ = *std::move(file);
     std::string header(kMagic);
     PutNumber(header, kSchema);
@@ -129,7 +133,8 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
     }
     TP_ASSIGN_OR_RETURN(LoggedTokens entry, ReadEntry(*file, at, where));
     const int64_t size = entry.tokens.size();
-    if (entry.tid != tid || entry.att != att || size <= 0 || entry.from < 0 ||
+    const bool tokens = entry.tokens.kind == sample::SegmentKind::kTokens && !entry.tokens.outlined;
+    if (!tokens || entry.tid != tid || entry.att != att || size <= 0 || entry.from < 0 ||
         (end >= 0 && entry.from + size != end))
       return DataLoss(where + ": the tokens there are not those of " + ToString(tid) + " attempt " +
                       std::to_string(att));
@@ -145,13 +150,14 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
 }
 
 Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<int64_t>& used,
-                        const std::map<int64_t, int64_t>& writing) {
+                        const std::map<int64_t, int64_t>& writing, int64_t newest_writer) {
   const auto numbers = ListNumberedFiles(fs, dir, kEnding);
   if (numbers.status().code() == StatusCode::kNotFound) return OkStatus();
   TP_RETURN_IF_ERROR(numbers.status());
   for (const int64_t number : *numbers) {
     const auto current = writing.find(WriterOf(number));
-    if (used.contains(number) || (current != writing.end() && number >= current->second)) continue;
+    if (used.contains(number) || WriterOf(number) > newest_writer) continue;
+    if (current != writing.end() && number >= current->second) continue;
     TP_RETURN_IF_ERROR(fs.RemoveFile(PathOf(dir, number)));
   }
   return OkStatus();

@@ -54,6 +54,7 @@ class TokenLogWriter {
   // Writes all of them at once (safe from the death of this process) and says where each is. An error is
   // final.
   StatusOr<std::vector<TokenPlace>> Append(const std::vector<LoggedTokens>& entries);
+  [[nodiscard]] std::string current_file() const { return path_; }  // empty before the first Append
 
  private:
   TokenLogWriter(FileSystem& fs, std::string dir, std::string run_id, int64_t first, int64_t file_bytes)
@@ -63,6 +64,7 @@ class TokenLogWriter {
   const std::string dir_, run_id_;
   int64_t next_;  // number of the file that comes after file_
   const int64_t file_bytes_;
+  std::string path_;
   std::unique_ptr<WritableFile> file_;
   Status broken_;
 };
@@ -76,10 +78,11 @@ struct TokenChain {
 StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
                                     const TokenPlace& newest);
 
-// Deletes the files that are in no attempt under way: all but those in `used`, and those of a writer in
-// `writing` (WriterOf) from the number there on. kNotFound is no error: there is no folder.
+// Deletes the files that are in no attempt under way: all but those in `used`, those of a writer in `writing`
+// (WriterOf) from the number there on, and those of writers behind `newest_writer`, which have begun since.
+// kNotFound is no error: there is no folder.
 Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<int64_t>& used,
-                        const std::map<int64_t, int64_t>& writing);
+                        const std::map<int64_t, int64_t>& writing, int64_t newest_writer);
 
 // The run's word; made where there is none yet.
 StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::string& dir);

@@ -115,7 +115,9 @@ StatusOr<std::vector<double>> TrainerImpl::WholeColumn(StepContext& step, Column
 }
 
 Status TrainerImpl::FindEarly(StepContext& step) const {
-  if (options.early_rows == 0 || NeededColumns(step.minibatches.size()).empty()) return OkStatus();
+  if (NeededColumns(step.minibatches.size()).empty()) return OkStatus();
+  // Ranks that came with different settings ask each other all the same: else one would wait for the others.
+  if (options.early_rows == 0 && step.group == nullptr) return OkStatus();
   step.late.assign(step.batch.rows.size(), 0);
   const bool with_squares = options.loss.advantage->Uses(algorithms::Provision::kSquares);
   std::string mine;

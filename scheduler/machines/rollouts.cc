@@ -156,7 +156,9 @@ void Rollouts::Dispatch() {
 bool Rollouts::TooEarly() {
   const int64_t training = state_.open_lease() >= 0 ? 1 : 0;
   const int64_t again = state_.ledger().Replays({state_.step().value + training});
-  if (again == 0 || again + training <= state_.ledger().rules().max_lag_versions) return false;
+  // The step that runs may be the last of them.
+  const bool undone = again > 0 || (training > 0 && all_.steps.Replays());
+  if (!undone || again + training <= state_.ledger().rules().max_lag_versions) return false;
   return training > 0 || !all_.batches.Choose().empty();  // else nothing would ever change
 }
 

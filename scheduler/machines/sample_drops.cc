@@ -42,6 +42,7 @@ void SampleFlow::DropSample(const SampleId& tid, DropReason reason) {
   const int32_t att = s->att;
   const GroupId gid = state_.ledger().Find(KeyOf(tid))->gid;
   Withdraw(tid);
+  lost_.erase(tid);
   out_.Record(record::Drop{tid, reason});
   tokens_kept_.erase(tid);
   out_.Do(command::DiscardTokens{tid, att});
@@ -56,6 +57,7 @@ void SampleFlow::DropGroup(const GroupKey& key, DropReason reason) {
   for (size_t k = 0; k < g.samples.size(); ++k) {
     if (g.samples[k].phase == SamplePhase::kDropped || g.samples[k].phase == SamplePhase::kMissing) continue;
     Withdraw(g.Tid(k));
+    lost_.erase(g.Tid(k));
     out_.Record(record::Drop{g.Tid(k), reason});
     tokens_kept_.erase(g.Tid(k));
     out_.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});

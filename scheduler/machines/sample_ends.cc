@@ -68,7 +68,7 @@ void SampleFlow::On(const event::PayloadStored& e) {
     return;
   }
   all_.life.Moved();
-  lost_in_a_row_ = 0;
+  lost_.erase(e.tid);
   const Finished f = std::move(it->second);
   finishing_.erase(it);
   out_.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file,
@@ -81,20 +81,20 @@ void SampleFlow::On(const event::PayloadStored& e) {
   if (f.graded) TakeGrade(e.tid, *f.graded);
 }
 
-// A disk or a host is at fault, not the sample: it costs what was generated, and no more. Where nothing can
-// be kept, the run would generate for ever.
+// A disk or a host is at fault, not the sample: it costs what was generated, and no more, however many
+// samples are lost with a host. Where nothing can be kept, the run would generate for ever.
 void SampleFlow::On(const event::TokensLost& e) {
-  constexpr int64_t kMost = 16;
+  constexpr int64_t kMost = 5;  // of one sample
   const Sample* s = state_.ledger().Find(e.tid);
   if (s == nullptr || s->phase != SamplePhase::kRunning || s->att != e.att) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
-  if (++lost_in_a_row_ > kMost)
+  if (++lost_[e.tid] >= kMost)
     return all_.life.Fail("storage", "controller",
-                          "the tokens of " + std::to_string(kMost) +
-                              " samples in a row could not be read again; the last: " + e.why);
+                          "the tokens of sample " + ToString(e.tid) + " were lost " + std::to_string(kMost) +
+                              " times; the last time: " + e.why);
   out_.Warn("tokens_lost", "sample " + ToString(e.tid) + " begins again, its tokens are lost: " + e.why,
             {{"tid", ToString(e.tid)}});
   out_.Do(command::DiscardTokens{e.tid, e.att});

@@ -140,9 +140,9 @@ class SampleFlow : public Machine {
   Grading grading_;
   Episodes episodes_;
   std::map<SampleId, Finished> finishing_;
-  int64_t lost_in_a_row_ = 0;  // attempts whose tokens could not be read, with no payload stored in between
-  std::string blamed_;         // the plug-in that the last deaths of workers are blamed on
-  int64_t deaths_ = 0;         // of these, since something was graded or played
+  std::map<SampleId, int64_t> lost_;  // how often the tokens of one that has no payload yet could not be read
+  std::string blamed_;                // the plug-in that the last deaths of workers are blamed on
+  int64_t deaths_ = 0;                // of these, since something was graded or played
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<GradeOutcome> outcomes_;                // of the last samples, as many as 20 steps have

@@ -184,6 +184,14 @@ void Steps::On(const event::PayloadLost& e) {
   SetAside({KeyOf(e.tid)}, DropReason::kDataInvalid);
 }
 
+bool Steps::Replays() const {
+  if (!open_) return false;
+  return std::ranges::any_of(Keys(), [&](const GroupKey& key) {
+    const Group* g = state_.ledger().Find(key);
+    return g != nullptr && g->undone_step > 0;
+  });
+}
+
 std::set<GroupKey> Steps::Keys() const {
   std::set<GroupKey> keys;
   for (const record::TrainedRow& row : open_->rows) keys.insert(KeyOf(row.tid));

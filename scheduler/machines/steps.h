@@ -51,8 +51,9 @@ class Steps : public Machine {
   void EndEvaluation();                                     // of the open step: its result is wanted now
 
   [[nodiscard]] const std::optional<Open>& open() const { return open_; }
-  [[nodiscard]] Duration Patience() const;                   // for a step without a sign of progress
-  [[nodiscard]] bool MayTrain() const;                       // all but the slots and the batch
+  [[nodiscard]] bool Replays() const;       // the open step trains groups of one that was undone
+  [[nodiscard]] Duration Patience() const;  // for a step without a sign of progress
+  [[nodiscard]] bool MayTrain() const;      // all but the slots and the batch
   [[nodiscard]] double seconds() const { return train_s_; }  // of a step, smoothed
 
  private:

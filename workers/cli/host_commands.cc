@@ -279,6 +279,7 @@ Status MakeToken(const JoinOptions& o) {
     token.name = PlaceName(loaded.config, place);
     token.shared_memory = text("shared_memory");
     token.vector = place >= devices && loaded.config.model.is_policy();
+    token.store = KeysOf(loaded.config, place) == Keys::kOfStore;
     TP_ASSIGN_OR_RETURN(token, MakeJoinToken(paths.security(), token));
     names += (names.empty() ? "" : ", ") + token.name;
     tokens.push_back(std::move(token));
@@ -301,9 +302,9 @@ Status JoinRun(const JoinOptions& o) {
   fs::remove(o.file, error);
   const JoinedHost joined{token.run_id, token.controller, "", {}};
   std::string line;
-  for (const std::string& word :
-       WorkerCommand(joined, {token.scope.place, Name(token.scope.role), token.name, token.vector},
-                     "tidepool", "tidepool-worker", fs::absolute(o.dir).lexically_normal().string()))
+  for (const std::string& word : WorkerCommand(
+           joined, {token.scope.place, Name(token.scope.role), token.name, token.vector, token.store},
+           "tidepool", "tidepool-worker", fs::absolute(o.dir).lexically_normal().string()))
     line += (line.empty() ? "" : " ") + word;
   std::puts(line.c_str());
   return OkStatus();

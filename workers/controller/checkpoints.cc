@@ -257,7 +257,7 @@ void Checkpoints::PrunePayload() {
   OnDisk(
       "removal of old files of payload/",
       [fs = fs_, dir = storage::RunPaths(owner_.run_dir).payload(), needed = ends_.needed_of_payload()] {
-        return storage::DeletePayloadFilesBelow(*fs, dir, needed).status();
+        return storage::DeletePayloadFilesBelow(*fs, dir, needed.first, needed.second).status();
       },
       [this](const Status& deleted) {
         if (!deleted.ok()) ends_.warn("payload: " + deleted.message());

@@ -40,8 +40,8 @@ class Checkpoints {
     std::function<void(scheduler::Event)> feed;
     std::function<void(const WorkerRef&, ToWorkerBody)> send;
     std::function<void(const std::string&)> warn;
-    std::function<void(double)> took;                        // seconds, of a checkpoint that was tried
-    std::function<storage::FirstFiles()> needed_of_payload;  // that may be needed
+    std::function<void(double)> took;  // seconds, of a checkpoint that was tried
+    std::function<std::pair<storage::FirstFiles, int64_t>()> needed_of_payload;  // as DeletePayloadFilesBelow
   };
   Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
   // Makes the folder, and removes what tries that did not end have left there and of final/ and best/; what

@@ -90,6 +90,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.run_clock_ns = Now().since_start.count();
   w.operator_digest = operator_digest_;
   w.token_proof = token_proof_;
+  w.sync_payload = !EndsWithTheMachine();
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }
 
@@ -139,6 +140,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
                  [&](up::StepTokens& b) {
                    metrics_->OnTokens(b, Now());
+                   logged_->Note(worker, b);
                    intake_->Take(worker, b);
                  },
                  [&](up::SeesRun&) { logged_->Add(worker); },

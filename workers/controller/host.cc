@@ -23,6 +23,7 @@
 #include "workers/controller/worker_command.h"
 #include "workers/data/shared_arena.h"
 #include "workers/net/addresses.h"
+#include "workers/net/auth.h"
 #include "workers/net/certificates.h"
 
 namespace tidepool::workers {
@@ -241,7 +242,7 @@ class Host {
       const JoinedPlace& joined = Joined(place);
       return {WorkerCommand(*options_.joined, joined, options_.self_path, worker_path_,
                             IdentityDir(options_.run_dir, place)),
-              joined.role == Name(CallerRole::kDevice) ? Keys::kOfStore : Keys::kNone};
+              joined.store ? Keys::kOfStore : Keys::kNone};
     }
     const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
                            controller_->address};

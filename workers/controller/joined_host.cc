@@ -36,18 +36,22 @@ Status JoinHost(const std::string& file, const std::string& dir) {
   TP_RETURN_IF_ERROR(disk.MakeDirectories(dir));
   for (const JoinToken& token : tokens) {
     const std::string of_place = IdentityDir(dir, token.scope.place), role = Name(token.scope.role);
-    // A token is good once: what a try that was cut off has got is used.
-    std::error_code error;  // what cannot be looked at is made anew
-    const bool there = fs::exists(of_place + "/authority.crt", error) &&
-                       ReadCredentials(of_place + "/" + role + ".token").ok();
+    // A token is good once: what it has got in a try that was cut off is used.
+    const std::string came_by = of_place + "/join_token";
+    const auto by = disk.ReadFile(came_by, 4096);
+    const bool there = by.ok() && *by == token.id && ReadCredentials(of_place + "/" + role + ".token").ok();
     if (!there) {
       TP_RETURN_IF_ERROR(disk.RemoveTree(of_place));
-      if (const Status come = Join(token, of_place); !come.ok()) return come.At(token.name);
+      if (const Status come = Join(token, of_place); !come.ok())
+        return come.At(token.name +
+                       " (a token is good once; where it was used up: `tidepool join-token RUN --place=" +
+                       std::to_string(token.scope.place) + "`)");
+      TP_RETURN_IF_ERROR(disk.WriteFile(came_by, token.id));
     }
     std::erase_if(joined.places, [&](const JoinedPlace& p) { return p.place == token.scope.place; });
-    joined.places.push_back({token.scope.place, role, token.name, token.vector});
+    joined.places.push_back({token.scope.place, role, token.name, token.vector, token.store});
+    TP_RETURN_IF_ERROR(disk.WriteFile(File(dir), JsonOf<nlohmann::ordered_json>(joined).dump(2) + "\n"));
   }
-  TP_RETURN_IF_ERROR(disk.WriteFile(File(dir), JsonOf<nlohmann::ordered_json>(joined).dump(2) + "\n"));
   return disk.RemoveFile(file);  // it is of no use to anybody any more
 }
 

@@ -17,8 +17,9 @@ struct JoinedPlace {
   int64_t place = 0;
   std::string role, name;  // "device", "device-1"
   bool vector = false;     // it serves a policy's environments
+  bool store = false;      // it needs the keys of the run's object store
 };
-TP_FIELDS(JoinedPlace, place, role, name, vector)
+TP_FIELDS(JoinedPlace, place, role, name, vector, store)
 
 struct JoinedHost {
   std::string run_id, address, shared_memory;  // of the run, its controller, and its folder in /dev/shm
@@ -26,9 +27,9 @@ struct JoinedHost {
 };
 TP_FIELDS(JoinedHost, run_id, address, shared_memory, places)
 
-// Uses the join tokens of `file`, which goes then, and writes what came of them into `dir`. One that was cut
-// off is done again with the same file. Errors of Join and ReadJoinTokens; kFailedPrecondition: `dir` is of
-// another run.
+// Uses the join tokens of `file`, which goes then, and writes what came of each into `dir`. After an error
+// the same file may be used again: places that have come are left as they are; the error names one that needs
+// another token. Errors of Join and ReadJoinTokens; kFailedPrecondition: `dir` is of another run.
 Status JoinHost(const std::string& file, const std::string& dir);
 // Nullopt: nobody has joined with this folder. kDataLoss: joined.json does not parse.
 StatusOr<std::optional<JoinedHost>> ReadJoinedHost(const std::string& dir);

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 
+#include "core/sample/codec.h"
+
 namespace tidepool::workers {
 
 namespace cmd = scheduler::command;
 namespace ev = scheduler::event;
 
 void LoggedSamples::Remember(const JournalRecord& r) {
-  if (const auto* join = std::get_if<record::Join>(&r); join != nullptr && join->role == Role::kNone)
+  if (const auto* join = std::get_if<record::Join>(&r); join != nullptr && join->role == Role::kNone) {
     alive_[join->worker.inc] = join->worker;
+    newest_writer_ = std::max(newest_writer_, storage::WriterOf(storage::FirstFileOf(join->worker.inc)));
+  }
   const auto* fence = std::get_if<record::Fence>(&r);
   if (fence == nullptr) return;
   alive_.erase(fence->worker.inc);
@@ -21,7 +25,8 @@ void LoggedSamples::Remember(const JournalRecord& r) {
 }
 
 LoggedAttempt LoggedSamples::AttemptOf(const StoredSample& s) const {
-  return {s.tokens.tid, s.tokens.att, s.tokens.finish, samples_.PromptOf(s.tokens.tid), s.logged};
+  return {s.tokens.tid, s.tokens.att,   s.tokens.finish, samples_.PromptOf(s.tokens.tid),
+          s.logged,     s.tokens.size()};
 }
 
 // --- chunks
@@ -31,14 +36,18 @@ void LoggedSamples::Start(const cmd::StartChunk& c, bool greedy) {
   const bool may = !c.tid.is_eval() && sees_.contains(c.worker);
   if (!s.logged.valid()) return Send(c, greedy, may && s.tokens.size() == 0, nullptr);
   if (may && samples_.IsWith(c.worker, s)) return Send(c, greedy, true, nullptr);
-  const std::pair key(c.worker, std::pair(c.tid, c.att));
-  reading_.push_back(key);
-  ends_.read(AttemptOf(s), [this, c, greedy, may, key](Chain chain) {
-    const auto at = std::ranges::find(reading_, key);
-    if (at == reading_.end()) return;  // it was cancelled
-    reading_.erase(at);
+  const int64_t read = reads_++;
+  reading_[read] = c;
+  ends_.read(AttemptOf(s), [this, c, greedy, may, read, place = s.logged](Chain chain) {
+    // It was cancelled, or taken back from that slot.
+    if (reading_.erase(read) == 0 || !ends_.expects({c.worker, c.slot}, c.tid, c.att)) return;
     StoredSample* now = samples_.Change(c.tid);
-    if (now == nullptr || now->tokens.att != c.att || samples_.FindRow(c.tid) == nullptr) return;
+    if (now == nullptr || now->tokens.att != c.att || now->logged != place ||
+        samples_.FindRow(c.tid) == nullptr) {
+      ends_.feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kCancelled,
+                                   "its tokens have changed while they were read"});
+      return;
+    }
     if (!chain.ok()) {
       ends_.feed(ev::TokensLost{c.tid, c.att, chain.status().message()});
       return;
@@ -59,8 +68,13 @@ void LoggedSamples::Send(const cmd::StartChunk& c, bool greedy, bool logs,
   ends_.send(c.worker, std::move(m));
 }
 
-void LoggedSamples::Cancel(const SampleId& tid, int32_t att) {
-  std::erase_if(reading_, [&](const auto& item) { return item.second == std::pair(tid, att); });
+void LoggedSamples::Cancel(const cmd::CancelChunk& c) {
+  const auto waits = [&](const auto& item) {
+    const cmd::StartChunk& s = item.second;
+    return s.worker == c.worker && s.slot == c.slot && s.tid == c.tid && s.att == c.att;
+  };
+  if (std::erase_if(reading_, waits) > 0)
+    ends_.feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kCancelled, ""});
 }
 
 // --- payload
@@ -86,18 +100,21 @@ void LoggedSamples::StoreHere(const SampleId& tid, Waiting& waiting) {
 void LoggedSamples::Take(const WorkerRef& worker, const up::Stored& stored) {
   StoredSample* s = samples_.Change(stored.tid);
   if (s == nullptr || s->tokens.att != stored.att || !s->logged.valid() || s->logged_by != worker ||
-      s->stored)
-    return;
+      s->logged != stored.newest)
+    return;  // of another attempt, or of tokens that were taken back
   const auto waiting = storing_.find(stored.tid);
   const int64_t writer = storage::WriterOf(storage::FirstFileOf(worker.inc));
-  if (stored.error.empty() && storage::WriterOf(stored.ref.file) == writer) {
+  const storage::PayloadRef& ref = stored.ref;
+  const bool sound = storage::WriterOf(ref.file) == writer && ref.offset >= 0 && ref.bytes > 0 &&
+                     ref.bytes <= sample::kMaxTrajectoryBytes;
+  if (stored.error.empty() && sound) {
     s->stored = stored.ref;
     newest_payload_[writer] = stored.ref.file;
     if (waiting != storing_.end() && !waiting->second.here) FeedStored(stored.tid);
     return;
   }
   ends_.warn("payload of sample " + ToString(stored.tid) + ": its worker cannot write it: " +
-             (stored.error.empty() ? "it names the file of another one" : stored.error));
+             (stored.error.empty() ? "it names a place that is not one of its own" : stored.error));
   // What is wanted later is written here then.
   s->logged_by = {};
   if (waiting != storing_.end()) StoreHere(stored.tid, waiting->second);
@@ -117,16 +134,34 @@ void LoggedSamples::FeedStored(const SampleId& tid) {
                            .versions = {}};
   for (const auto& [version, tokens] : s.tokens.VersionsWithLoss())
     stored.versions.push_back({version, tokens});
+  const int32_t att = stored.att;
   ends_.feed(std::move(stored));
-  Stored(tid);
+  Stored(tid, att);
 }
 
-void LoggedSamples::Stored(const SampleId& tid) {
-  storing_.erase(tid);
-  if (const auto grade = grades_.extract(tid); !grade.empty()) ends_.grade(grade.mapped());
+void LoggedSamples::Stored(const SampleId& tid, int32_t att) {
+  if (const auto at = storing_.find(tid); at != storing_.end() && at->second.att == att) storing_.erase(at);
+  const auto grade = grades_.find(tid);
+  if (grade == grades_.end() || grade->second.att != att) return;
+  const cmd::Grade c = grade->second;
+  grades_.erase(grade);
+  ends_.grade(c);
+}
+
+void LoggedSamples::Note(const WorkerRef& worker, const up::StepTokens& tokens) {
+  const int64_t writer = storage::WriterOf(storage::FirstFileOf(worker.inc));
+  for (const up::ChunkDelta& c : tokens.chunks) {
+    if (!c.logged.valid() || storage::WriterOf(c.logged.file) != writer)
+      continue;  // TokenIntake refuses the latter
+    const auto [newest, first] = newest_tokens_.try_emplace(writer, c.logged.file);
+    if (newest->second >= c.logged.file) continue;
+    newest->second = c.logged.file;
+    rotated_ = true;
+  }
 }
 
 void LoggedSamples::Tick(TimePoint now) {
+  if (std::exchange(rotated_, false)) ends_.prune();
   for (auto& [tid, waiting] : storing_) {
     if (waiting.here || now - waiting.since <= kPatience) continue;
     ends_.warn("payload of sample " + ToString(tid) + ": its worker's disk does not answer");
@@ -135,7 +170,8 @@ void LoggedSamples::Tick(TimePoint now) {
 }
 
 bool LoggedSamples::Grade(const cmd::Grade& c) {
-  if (!storing_.contains(c.tid)) return false;
+  const auto at = storing_.find(c.tid);
+  if (at == storing_.end() || at->second.att != c.att) return false;
   grades_.insert_or_assign(c.tid, c);
   return true;
 }
@@ -159,18 +195,12 @@ void LoggedSamples::AddPayloadFiles(storage::FirstFiles& needed) const {
 }
 
 LoggedSamples::TokenFiles LoggedSamples::InUse() const {
-  TokenFiles in;
-  std::map<int64_t, int64_t> newest;
-  samples_.ForEach([&](const StoredSample& s) {
-    in.used.insert(s.files.begin(), s.files.end());
-    for (const int64_t file : s.files) {
-      int64_t& of = newest[storage::WriterOf(file)];
-      of = std::max(of, file);
-    }
-  });
+  TokenFiles in{.used = {}, .writing = {}, .newest_writer = newest_writer_};
+  samples_.ForEach([&](const StoredSample& s) { in.used.insert(s.files.begin(), s.files.end()); });
   for (const auto& [inc, worker] : alive_) {
-    const int64_t first = storage::FirstFileOf(inc), writer = storage::WriterOf(first);
-    in.writing[writer] = std::max(first, newest[writer]);
+    const int64_t first = storage::FirstFileOf(inc);
+    const auto newest = newest_tokens_.find(storage::WriterOf(first));
+    in.writing[storage::WriterOf(first)] = newest == newest_tokens_.end() ? first : newest->second;
   }
   return in;
 }

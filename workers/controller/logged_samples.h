@@ -36,12 +36,14 @@ struct LoggedAttempt {
   sample::Finish finish = sample::Finish::kEos;
   std::shared_ptr<const sample::Segment> prompt;
   storage::TokenPlace newest;
+  int64_t tokens = 0;
 };
 
 class LoggedSamples {
  public:
   using Chain = StatusOr<storage::TokenChain>;
   struct Ends {
+    std::function<bool(const SlotRef&, const SampleId&, int32_t att)> expects;  // Controller::Expects
     // Reads it and calls `then` on the loop, later.
     std::function<void(const LoggedAttempt&, std::function<void(Chain)> then)> read;
     std::function<void(const WorkerRef&, down::StartChunk)> send;
@@ -50,16 +52,18 @@ class LoggedSamples {
     std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
     std::function<void(scheduler::Event)> feed;
     std::function<void(const std::string&)> warn;
+    std::function<void()> prune;  // token files: a worker has begun a new one
   };
   LoggedSamples(SampleStore& samples, Ends ends) : samples_(samples), ends_(std::move(ends)) {}
 
   // --- workers
   // Of every record, also those of earlier lives.
   void Remember(const JournalRecord& r);
-  // Of earlier lives nobody is left.
+  // No process of an earlier life of the run is left.
   void BeginAlone() { alive_.clear(); }
   void Add(const WorkerRef& worker) { sees_.insert(worker); }
   [[nodiscard]] bool Sees(const WorkerRef& worker) const { return sees_.contains(worker); }
+  void Note(const WorkerRef& worker, const up::StepTokens& tokens);  // in which files they are
   void Take(const WorkerRef& worker, const up::Stored& stored);
   // What takes too long at its worker is done here.
   void Tick(TimePoint now);
@@ -67,23 +71,28 @@ class LoggedSamples {
   // --- what the scheduler wants
   // requires the sample's row in the store
   void Start(const scheduler::command::StartChunk& c, bool greedy);
-  void Cancel(const SampleId& tid, int32_t att);
+  // A chunk that waits for its tokens to be read has ended; its worker has heard nothing of it.
+  void Cancel(const scheduler::command::CancelChunk& c);
   // False: it is not logged.
   bool Store(const scheduler::command::StorePayload& c, TimePoint now);
   // The grade waits until the payload can be read. False: it need not.
   bool Grade(const scheduler::command::Grade& c);
-  void Stored(const SampleId& tid);  // its payload, by whoever wrote it; the scheduler knows
+  // The payload of the attempt is, by whoever wrote it, and the scheduler knows.
+  void Stored(const SampleId& tid, int32_t att);
   void Forget(const SampleId& tid);
 
   // --- files that are to stay
   void AddPayloadFiles(storage::FirstFiles& needed) const;
-  struct TokenFiles {
+  struct TokenFiles {  // as DeleteTokenFiles
     std::set<int64_t> used;
-    std::map<int64_t, int64_t> writing;  // as DeleteTokenFiles
+    std::map<int64_t, int64_t> writing;
+    int64_t newest_writer = 0;
   };
+  // The newest that may have written by now.
+  [[nodiscard]] int64_t newest_writer() const { return newest_writer_; }
   [[nodiscard]] TokenFiles InUse() const;
 
-  static constexpr Duration kPatience = std::chrono::seconds(20);  // with the disk of a worker
+  static constexpr Duration kPatience = std::chrono::seconds(5);  // with the disk of a worker
 
  private:
   struct Waiting {
@@ -99,11 +108,14 @@ class LoggedSamples {
 
   SampleStore& samples_;
   const Ends ends_;
-  std::set<WorkerRef> sees_;                   // the run's folder
-  std::map<Incarnation, WorkerRef> alive_;     // devices that joined and were not fenced
-  std::map<int64_t, int64_t> newest_payload_;  // files that workers named, by WriterOf
-  std::vector<std::pair<WorkerRef, std::pair<SampleId, int32_t>>> reading_;  // of chunks that wait for it
-  std::map<SampleId, Waiting> storing_;  // the scheduler wants their payload
+  std::set<WorkerRef> sees_;                                   // the run's folder
+  std::map<Incarnation, WorkerRef> alive_;                     // devices that joined and were not fenced
+  std::map<int64_t, int64_t> newest_payload_, newest_tokens_;  // files that workers named, by WriterOf
+  bool rotated_ = false;                                       // one of newest_tokens_ is not the first
+  int64_t newest_writer_ = 0;
+  int64_t reads_ = 0;
+  std::map<int64_t, scheduler::command::StartChunk> reading_;  // that wait for it, by the count of reads
+  std::map<SampleId, Waiting> storing_;                        // the scheduler wants their payload
   std::map<SampleId, scheduler::command::Grade> grades_;
 };
 

@@ -210,8 +210,7 @@ Status ControllerProcess::Claim() {
                          .run_id = request_.run_id,
                          .begun_unix_ms = begun_.count(),
                          .take_over = request_.take_over};
-  // Workers that this process started end with it, hence with the machine.
-  storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
+  storage.ends_with_the_machine = EndsWithTheMachine();
   TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(
                                     fs_, storage, &earlier_,
                                     [&](const JournalEntry& entry) {
@@ -254,7 +253,7 @@ Status ControllerProcess::Begin() {
                         .needed_of_payload =
                             [this] {
                               PruneTokens();
-                              return NeededOfPayload();
+                              return std::pair(NeededOfPayload(), logged_->newest_writer());
                             }});
   TP_RETURN_IF_ERROR(checkpoints_->Open());
   recorded_ = std::make_unique<RecordedSamples>(
@@ -572,10 +571,20 @@ void ControllerProcess::NoteAbsence() {
 
 void ControllerProcess::MakeLoggedSamples() {
   LoggedSamples::Ends ends;
+  ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
+    return controller_->Expects(on, tid, att);
+  };
   ends.read = [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
     token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a,
-                                        post = Post(), then = std::move(then)](const DiskThread::Say&) {
+                                        far = !EndsWithTheMachine(), post = Post(),
+                                        then = std::move(then)](const DiskThread::Say&) {
+      // What another host has written may take a moment to be seen here.
+      const auto until = Clock::now() + std::chrono::seconds(far ? 5 : 0);
       auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+      while (!chain.ok() && Clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+      }
       post([chain = std::move(chain), then] { then(chain); });
     });
   };
@@ -587,6 +596,7 @@ void ControllerProcess::MakeLoggedSamples() {
   ends.grade = [this](const cmd::Grade& c) { Do(c); };
   ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
   ends.warn = [this](const std::string& line) { Warn(line); };
+  ends.prune = [this] { PruneTokens(); };
   logged_ = std::make_unique<LoggedSamples>(samples_, std::move(ends));
 }
 
@@ -607,7 +617,7 @@ void ControllerProcess::PruneTokens() {
                   [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(),
                    files = logged_->InUse()](const DiskThread::Say&) {
                     // What stays this time goes the next time.
-                    (void)storage::DeleteTokenFiles(*fs, dir, files.used, files.writing);
+                    (void)storage::DeleteTokenFiles(*fs, dir, files.used, files.writing, files.newest_writer);
                   });
 }
 
@@ -665,7 +675,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                         for (const auto& [version, tokens] : p.versions_with_loss)
                           stored.versions.push_back({version, tokens});
                         Feed(std::move(stored));
-                        logged_->Stored(p.tid);
+                        logged_->Stored(p.tid, p.att);
                       },
                       [&](TokensLost& lost) {
                         Feed(ev::TokensLost{lost.tid, lost.att, lost.why});

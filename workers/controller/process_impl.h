@@ -185,6 +185,10 @@ class ControllerProcess {
   void Do(const cmd::SaveFinal& c) { checkpoints_->SaveFinal(c); }
   [[nodiscard]] storage::FirstFiles NeededOfPayload() const;
   void PruneTokens();
+  // Workers that this process started end with it, hence with the machine.
+  [[nodiscard]] bool EndsWithTheMachine() const {
+    return config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
+  }
   void MakeLoggedSamples();
 
   // --- to people and files

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/sample/codec.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -83,11 +84,15 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   StatusOr<sample::Trajectory> Read(const LoggedAttempt& a) {
     TP_ASSIGN_OR_RETURN(auto chain, storage::ReadTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
                                                             a.tid, a.att, a.newest));
-    return sample::Trajectory{.tid = a.tid,
-                              .att = a.att,
-                              .finish = a.finish,
-                              .prompt = a.prompt,
-                              .segments = std::move(chain.segments)};
+    sample::Trajectory t{.tid = a.tid,
+                         .att = a.att,
+                         .finish = a.finish,
+                         .prompt = a.prompt,
+                         .segments = std::move(chain.segments)};
+    if (t.size() != a.tokens)
+      return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
+    TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
+    return t;
   }
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
     return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));

@@ -103,9 +103,10 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   } else {
     m.generated = sample::Trajectory{.segments = *read}.Ids();
   }
-  if (stored.worker == c.worker && stored.with_worker > 0 && stored.logged.valid()) {
+  const bool there = read == nullptr && stored.worker == c.worker && stored.with_worker > 0;
+  if (there && stored.logged.valid()) {
     m.have = stored.with_worker;
-  } else if (stored.worker == c.worker && stored.with_worker > 0) {
+  } else if (there) {
     m.have = stored.with_worker;
     m.have_hash = sample::HashOfIds(prompt, m.generated, static_cast<size_t>(m.have));
     m.generated.erase(m.generated.begin(), m.generated.begin() + m.have);

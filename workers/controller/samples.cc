@@ -63,7 +63,7 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
   if (waiting_fragments_ != nullptr) waiting_fragments_->Cancel(c.tid, c.att);
-  logged_->Cancel(c.tid, c.att);
+  logged_->Cancel(c);
   samples_.Forgotten(c.tid);
   Send(c.worker, c);
 }
@@ -98,9 +98,10 @@ StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
 
 void ControllerProcess::Do(const cmd::Grade& c) {
   if (logged_->Grade(c)) return;
-  // A grader that sees the run's folder reads the response there itself.
+  // A grader that sees the run's folder reads the response there itself. Where it could not, it is sent.
   const record::Enq* payload = controller_->FindPayload(c.tid);
-  if (payload != nullptr && fragments_ == nullptr && logged_->Sees(c.grader) && EnsureRow(c.tid))
+  if (payload != nullptr && fragments_ == nullptr && c.attempt == 0 && logged_->Sees(c.grader) &&
+      EnsureRow(c.tid))
     return Send(c.grader,
                 down::Grade{c.tid, c.att, rows_->InputOf(c.tid, *samples_.FindRow(c.tid), {}, false),
                             c.attempt, *payload});
@@ -110,7 +111,7 @@ void ControllerProcess::Do(const cmd::Grade& c) {
 
 void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
   Status sound = recorded.status();
-  if (sound.ok() && !token_proof_.empty()) {  // nobody has looked at them before
+  if (sound.ok() && !token_proof_.empty()) {  // a worker's word alone so far
     for (const sample::Segment& made : recorded->segments) {
       if (sound.ok()) sound = made.CheckSampled(rows_->tokenizer().vocab_size());
     }

@@ -6,6 +6,12 @@
 
 namespace tidepool::workers {
 
+namespace {
+
+constexpr int64_t kMostTogether = int64_t{1} << 24;  // tokens of one delta
+
+}  // namespace
+
 using scheduler::event::ChunkEnd;
 using scheduler::event::ChunkFinished;
 using scheduler::event::ChunkProgress;
@@ -28,6 +34,7 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
           record.logged = c.logged;
           record.logged_by = worker;
           record.files.insert(c.logged.file);
+          record.stored.reset();
         }
         if (record.worker == worker) record.with_worker = record.tokens.size();
         // What is said again is joined, over changes of weights, too: each version is to be known.
@@ -59,6 +66,8 @@ Status TokenIntake::Sound(const WorkerRef& worker, const StoredSample& record,
     return InvalidArgument("some of its tokens are in a token log and some are not");
   if (storage::WriterOf(c.logged.file) != storage::WriterOf(storage::FirstFileOf(worker.inc)))
     return InvalidArgument("its tokens are said to be in the log of another worker");
+  if (c.tokens.size() > kMostTogether || c.tokens.versions.empty())
+    return InvalidArgument("an outline of more tokens than a message may name, or of no version");
   return c.tokens.CheckShape();
 }
 

@@ -304,13 +304,21 @@ void HostWeights::LendBase(const WeightsBase& base, PublishedBytes& out) const {
       return;
     }
   }
-  const auto of_host = block_.OpenNewest([&](const BlockTag& tag) {
-    return Version{tag.lineage, tag.number} == base.version && tag.digest == base.digest &&
-           tag.bytes == out.pieces.total;
-  });
-  if (of_host.ok())
-    out.base = [view = *of_host](size_t at, size_t size, const PublishedBytes::Reader& reader) {
-      reader(view->bytes().subspan(at, size));
+  // In shared memory it is opened anew for each piece: who held it would keep the next publication from its
+  // place.
+  const auto open = [base, total = out.pieces.total](const HostWeights& of) {
+    return of.block_.OpenNewest([&](const BlockTag& tag) {
+      return Version{tag.lineage, tag.number} == base.version && tag.digest == base.digest &&
+             tag.bytes == total;
+    });
+  };
+  if (open(*this).ok())
+    out.base = [open, weak = weak_from_this()](size_t at, size_t size, const PublishedBytes::Reader& reader) {
+      const auto of = weak.lock();
+      if (of == nullptr) return false;
+      const auto view = open(*of);
+      if (!view.ok()) return false;
+      reader((*view)->bytes().subspan(at, size));
       return true;
     };
 }

@@ -37,7 +37,7 @@
 
 namespace tidepool::workers {
 
-class HostWeights {
+class HostWeights : public std::enable_shared_from_this<HostWeights> {
  public:
   // `folder`: SharedBlock::FolderOf the run. `word_bytes`: of a weight.
   explicit HostWeights(std::string folder, int64_t word_bytes = 2);

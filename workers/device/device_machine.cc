@@ -24,7 +24,8 @@ void DeviceMachine::Work(const std::function<int64_t()>& newest) {
 }
 
 void DeviceMachine::On(Command& command, int64_t newest) {
-  SayTokens();                       // they go before whatever it is answered with
+  SayTokens();  // they go before whatever it is answered with
+  if (exit_code_) return;
   if (command.ctl_epoch < newest) {  // its controller has a successor
     ++refused_;
     return;

@@ -175,6 +175,7 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
 // --- columns of rows to come
 
 void RolesWork::Preview(down::Preview c) {
+  if (c.rows.empty()) return;
   previews_.push_back(std::move(c));
   // No more groups are expected at a time.
   if (static_cast<int64_t>(previews_.size()) > config_.train.groups_per_step) previews_.pop_front();

@@ -91,7 +91,7 @@ void RolesWork::OpenLog(const down::Welcome& welcome) {
   log_.reset();
   const auto fs = std::make_shared<RealFileSystem>();
   if (!storage::HasTokenProof(*fs, storage::RunPaths(welcome.run_dir).tokens(), welcome.token_proof)) return;
-  auto opened = SampleLog::Open(fs, {welcome.run_dir, welcome.run_id, welcome.inc, OutlivesController()},
+  auto opened = SampleLog::Open(fs, {welcome.run_dir, welcome.run_id, welcome.inc, welcome.sync_payload},
                                 [this](up::Stored stored) { link_->Send(std::move(stored)); });
   if (opened.ok()) {
     log_ = std::move(*opened);

@@ -1,5 +1,8 @@
 #include "workers/device/sample_log.h"
 
+#include <chrono>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
@@ -8,7 +11,10 @@
 
 namespace tidepool::workers {
 
-struct SampleLog::State {
+// Between a write and the sync that brings it to the disk, where nobody waits for it.
+constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+
+struct SampleLog::State : std::enable_shared_from_this<State> {
   std::shared_ptr<FileSystem> fs;
   Options options;
   std::unique_ptr<storage::TokenLogWriter> tokens;  // the caller's
@@ -36,7 +42,7 @@ struct SampleLog::State {
     }
     std::vector<up::Stored> stored;
     for (const HeldTokens::Finished& f : all) {
-      up::Stored& s = stored.emplace_back(up::Stored{f.tid, f.att, {}, ""});
+      up::Stored& s = stored.emplace_back(up::Stored{f.tid, f.att, f.newest, {}, ""});
       if (auto ref = Write(f); ref.ok()) {
         s.ref = *ref;
       } else {
@@ -48,11 +54,34 @@ struct SampleLog::State {
         for (up::Stored& s : stored) s.error = synced.message();
       }
     }
+    if (!options.sync && !all.empty()) SyncSoon(payload->current_file());
     const MutexLock lock(mu);
     for (up::Stored& s : stored) {
       if (say) say(std::move(s));
     }
   }
+
+  // Nobody is told of an error: what this host has not written when it dies, no disk has.
+  void SyncSoon(const std::string& file) TP_EXCLUDES(mu) {
+    {
+      const MutexLock lock(mu);
+      if (!unsynced.insert(file).second || unsynced.size() > 1) return;
+    }
+    syncing.Do("group commit", [self = shared_from_this()](const DiskThread::Say& say) {
+      std::this_thread::sleep_for(kGroupCommit);
+      std::set<std::string> files;
+      {
+        const MutexLock lock(self->mu);
+        files = std::exchange(self->unsynced, {});
+      }
+      for (const std::string& each : files) {
+        say("fsync of " + each);
+        (void)self->fs->SyncFile(each);
+      }
+    });
+  }
+  std::set<std::string> unsynced TP_GUARDED_BY(mu);
+  DiskThread syncing;
 };
 
 SampleLog::~SampleLog() {
@@ -85,6 +114,8 @@ Status SampleLog::Log(const std::vector<DeviceWork::ToLog>& deltas) {
   for (const auto& [delta, before] : deltas)
     entries.push_back({delta->tid, delta->att, delta->from, before, std::move(delta->tokens)});
   TP_ASSIGN_OR_RETURN(const auto places, state_->tokens->Append(entries));
+  // Hosts that are to read it see what has reached the disk.
+  if (state_->options.sync) state_->SyncSoon(state_->tokens->current_file());
   for (size_t i = 0; i < deltas.size(); ++i) {
     deltas[i].delta->tokens = entries[i].tokens.Outline();
     deltas[i].delta->logged = places[i];

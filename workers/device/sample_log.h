@@ -27,7 +27,7 @@ class SampleLog {
     Incarnation inc;
     // A payload is on the disk before it is said to be stored. Else the page cache is enough, as in
     // workers/controller/run_storage.h: nothing of the run outlives the machine.
-    bool sync = true;
+    bool sync = true;  // else within about 20 ms after it
   };
   // `say`: called by another thread while this object is there.
   static StatusOr<std::unique_ptr<SampleLog>> Open(std::shared_ptr<FileSystem> fs, const Options& options,
@@ -42,7 +42,7 @@ class SampleLog {
   struct State;
   explicit SampleLog(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  std::shared_ptr<State> state_;  // the disk's thread has it too, which may hang
+  std::shared_ptr<State> state_;  // the disk's threads have it too, which may hang
   DiskThread disk_;
 };
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -15,12 +14,19 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 #include <vector>
 
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 
 namespace tidepool::workers {
+namespace {
+
+constexpr std::string_view kUnfinished = ".tidepool-unfinished-";
+
+}  // namespace
+
 JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
   for (const CallerRole role : AllOf<CallerRole>())
     tokens_[static_cast<size_t>(role)] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(role));
@@ -71,7 +77,7 @@ std::optional<CallerRole> JobTokens::RoleOf(std::string_view token) const {
 Status WriteSecretFile(const std::string& path, const std::string& text) {
   // A new file each time (O_EXCL): bytes never go to what somebody has put there, nor through a link, and the
   // mode is this one from the start.
-  std::string temporary = path + ".XXXXXX";
+  std::string temporary = path + std::string(kUnfinished) + "XXXXXX";
   const int fd = mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
   (void)flock(fd, LOCK_EX | LOCK_NB);  // RemoveUnfinishedSecrets removes nothing that it cannot lock
@@ -87,16 +93,10 @@ Status WriteSecretFile(const std::string& path, const std::string& text) {
 
 namespace {
 
-// "secret.Ab12Cd", "device.key.Ab12Cd".
+// "device.key.tidepool-unfinished-Ab12Cd": a name that people give to nothing.
 bool IsUnfinished(const std::string& name) {
-  const size_t dot = name.rfind('.');
-  if (dot == std::string::npos || name.size() - dot != 7 ||
-      !std::all_of(name.begin() + static_cast<std::ptrdiff_t>(dot) + 1, name.end(),
-                   [](unsigned char c) { return std::isalnum(c) != 0; }))
-    return false;
-  const std::string of = name.substr(0, dot);
-  return of == "secret" || of.ends_with(".token") || of.ends_with(".key") || of.ends_with(".crt") ||
-         of.ends_with(".json");
+  const size_t at = name.rfind(kUnfinished);
+  return at != std::string::npos && name.size() - at == kUnfinished.size() + 6;
 }
 
 }  // namespace

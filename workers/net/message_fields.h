@@ -91,7 +91,7 @@ TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines
              v("pages", r.pages, kWords);)
 TP_FIELDS(SeesRun)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); TP_EACH(from, logged))
-TP_FIELDS_BY(Stored, TP_EACH(tid, att, ref) v("error", r.error, kWords);)
+TP_FIELDS_BY(Stored, TP_EACH(tid, att, newest, ref) v("error", r.error, kWords);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))
 TP_FIELDS_BY(EnvStepped,
@@ -110,7 +110,7 @@ namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
-                     operator_digest, token_proof))
+                     operator_digest, token_proof, sync_payload))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, before, prompt, generated,

@@ -105,10 +105,11 @@ struct StepTokens {
   double kv_usage = 0;  // the largest, as are the next two
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
 };
-// A logged attempt that has ended is a payload file's, or cannot be.
+// A logged attempt that has ended is a payload file's, or cannot be. newest: the entry of its last tokens.
 struct Stored {
   SampleId tid;
   int32_t att = 0;
+  storage::TokenPlace newest;
   storage::PayloadRef ref;
   std::string error;
 };
@@ -205,6 +206,7 @@ struct Welcome {
   bool trains = true;           // whether a slot of this worker may ever hold the actor's role
   std::string operator_digest;  // SHA-256 of the token that its pages are read with
   std::string token_proof;      // who reads it in tokens/ may write there and into payload/; empty: nobody
+  bool sync_payload = true;     // a payload is on the disk before it is said to be stored
 };
 struct Refuse {
   std::string why;

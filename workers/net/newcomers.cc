@@ -95,7 +95,8 @@ Status WriteJoinTokens(const std::string& file, const std::vector<JoinToken>& to
                  {"secret", token.secret},
                  {"name", token.name},
                  {"shared_memory", token.shared_memory},
-                 {"vector", token.vector}});
+                 {"vector", token.vector},
+                 {"store", token.store}});
     all.push_back(std::move(json));
   }
   return WriteSecretFile(file, all.dump(2) + "\n");
@@ -118,7 +119,8 @@ StatusOr<std::vector<JoinToken>> ReadJoinTokens(const std::string& file) {
                     *scope,
                     Text(json, "name"),
                     Text(json, "shared_memory"),
-                    json.value("vector", Json()) == Json(true)};
+                    json.value("vector", Json()) == Json(true),
+                    json.value("store", Json()) == Json(true)};
     if (token.join.empty() || token.controller.empty() || token.run_id.empty() || token.authority.empty() ||
         !IsId(token.id) || token.secret.size() != 64)
       break;

@@ -198,14 +198,12 @@ class RewardWorker : public SideWorker {
     if (responses_ == nullptr) return Unavailable("this grader does not see the payload files");
     return responses_->Fill(grade.payload, grade.input);
   }
-  // The payload is at fault, or this host.
+  // This host is at fault, as far as is known here: the controller reads it for the next try.
   static up::Graded Unread(const down::Grade& grade, const Status& why) {
     up::Graded graded;
     graded.tid = grade.tid;
     graded.att = grade.att;
-    const bool data = why.code() == StatusCode::kDataLoss || why.code() == StatusCode::kNotFound ||
-                      why.code() == StatusCode::kInvalidArgument;
-    graded.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
+    graded.outcome = GradeOutcome::kInfra;
     graded.why = why.message();
     return graded;
   }

@@ -150,10 +150,10 @@ TEST(PayloadTest, OldFilesGoWholeAndTheNewestStays) {
                     ->Append(Trajectory{.tid = {i, 0, 0},
                                         .prompt = sample::PromptSegment({1, 2, 3, 4, 5, 6, 7, 8, 9, 10})})
                     .ok());
-  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", {{0, 2}}), 2);
+  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", {{0, 2}}, 0), 2);
   EXPECT_THAT(*fs.List("payload"), testing::Not(testing::Contains("0001.tpp")));
   EXPECT_TRUE(fs.Exists("payload/0002.tpp"));
-  EXPECT_TRUE(DeletePayloadFilesBelow(fs, "payload", {{0, 1000}}).ok());
+  EXPECT_TRUE(DeletePayloadFilesBelow(fs, "payload", {{0, 1000}}, 0).ok());
   EXPECT_EQ(fs.List("payload")->size(), 1U) << "numbers are not given out again";
 }
 
@@ -174,7 +174,8 @@ TEST(PayloadTest, EachWriterHasFilesOfItsOwnAndLosesThoseThatNobodyNeeds) {
   AddFile(needed, mine + 1);
   EXPECT_EQ(*FirstPayloadFiles(fs, "payload"),
             (FirstFiles{{0, 0}, {WriterOf(mine), mine}, {WriterOf(gone), gone}}));
-  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", needed), 1 + 1 + 2);
+  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", needed, WriterOf(gone) - 1), 1 + 1);
+  EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", needed, WriterOf(mine)), 2);
   EXPECT_EQ(*FirstPayloadFiles(fs, "payload"), (FirstFiles{{0, 1}, {WriterOf(mine), mine + 1}}));
 }
 

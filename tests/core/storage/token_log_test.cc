@@ -103,7 +103,7 @@ TEST(TokenLogTest, DamageIsFoundAndNamed) {
 TEST(TokenLogTest, FilesThatNobodyGoesOnWithAreDeleted) {
   MemoryFileSystem fs;
   Rng rng(5);
-  EXPECT_TRUE(DeleteTokenFiles(fs, kDir, {}, {}).ok()) << "there is no folder";
+  EXPECT_TRUE(DeleteTokenFiles(fs, kDir, {}, {}, 100).ok()) << "there is no folder";
   const int64_t mine = FirstFileOf(Incarnation{3}), gone = FirstFileOf(Incarnation{2});
   for (const int64_t first : {mine, gone}) {
     auto writer = *TokenLogWriter::Open(fs, kDir, "run", first, /*file_bytes=*/1);
@@ -111,7 +111,7 @@ TEST(TokenLogTest, FilesThatNobodyGoesOnWithAreDeleted) {
       ASSERT_TRUE(writer->Append({{{i, 0, 0}, 0, 0, {}, Sampled(rng, 2)}}).ok());
   }
   ASSERT_TRUE(MakeTokenProof(fs, kDir).ok());
-  ASSERT_TRUE(DeleteTokenFiles(fs, kDir, {gone + 1}, {{WriterOf(mine), mine + 2}}).ok());
+  ASSERT_TRUE(DeleteTokenFiles(fs, kDir, {gone + 1}, {{WriterOf(mine), mine + 2}}, WriterOf(mine)).ok());
   EXPECT_THAT(*fs.List(kDir), testing::UnorderedElementsAre("proof", std::to_string(gone + 1) + ".tpt",
                                                             std::to_string(mine + 2) + ".tpt"));
 }

@@ -162,7 +162,7 @@ TEST_F(InspectTest, CheckSaysWhichPayloadWasPrunedAndFailsForNoneThatIsMissing) 
   const record::Enq enq = FirstTrained(entries);
   RealFileSystem real;
   const int64_t below = enq.payload_file + 1;
-  ASSERT_GT(*storage::DeletePayloadFilesBelow(real, run_ + "/payload", {{0, below}}), 0);
+  ASSERT_GT(*storage::DeletePayloadFilesBelow(real, run_ + "/payload", {{0, below}}, 0), 0);
   const CliResult r = RunCli({"check", run_});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("was pruned (files up to " + std::to_string(below - 1) + ")"), std::string::npos)

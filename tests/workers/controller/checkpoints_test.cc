@@ -60,7 +60,7 @@ class CheckpointsTest : public testing::Test {
     };
     ends.warn = [this](const std::string& text) { warned_.push_back(text); };
     ends.took = [](double) {};
-    ends.needed_of_payload = [] { return storage::FirstFiles(); };
+    ends.needed_of_payload = [] { return std::pair(storage::FirstFiles(), int64_t{0}); };
     checkpoints_ = std::make_unique<Checkpoints>(fs_, std::move(owner), std::move(ends));
     ASSERT_TRUE(checkpoints_->Open().ok());
   }

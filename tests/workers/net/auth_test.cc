@@ -95,23 +95,25 @@ TEST(SecretFileTest, WhatADeadProcessLeftUnfinishedGoesAtTheNextStart) {
   ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
   std::filesystem::create_directories(dir + "/newcomers");
   const auto there = [&](const std::string& file) { return std::filesystem::exists(dir + "/" + file); };
-  const std::vector<std::string> unfinished = {"secret.aB3xYz", "device.key.012345", "authority.crt.abcdef",
-                                               "newcomers/0123456789abcdef.json.ABCDEF"};
-  const std::vector<std::string> others = {"notes.backup", "device.key.old", "device.key.1234567",
-                                           "my.device"};
+  const std::vector<std::string> unfinished = {"secret.tidepool-unfinished-aB3xYz",
+                                               "device.key.tidepool-unfinished-012345",
+                                               "newcomers/0123456789abcdef.json.tidepool-unfinished-ABCDEF"};
+  const std::vector<std::string> others = {"notes.backup", "device.key.backup", "secret.backup",
+                                           "device.key.tidepool-unfinished-1234567"};
   for (const auto* files : {&unfinished, &others})
     for (const std::string& file : *files) std::ofstream(dir + "/" + file) << "half of it";
   // One that lives is writing this one.
-  const std::string lives = dir + "/reward.key.live00";
+  const std::string lives = dir + "/reward.key.tidepool-unfinished-live00";
   const int fd = open(lives.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
   ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
   for (const std::string& file : unfinished) EXPECT_FALSE(there(file)) << file;
   for (const std::string& file : others) EXPECT_TRUE(there(file)) << file;
-  for (const char* file : {"secret", "device.token", "reward.key.live00"}) EXPECT_TRUE(there(file)) << file;
+  for (const char* file : {"secret", "device.token", "reward.key.tidepool-unfinished-live00"})
+    EXPECT_TRUE(there(file)) << file;
   close(fd);
   ASSERT_TRUE(JobTokens::OpenOrCreate(dir).ok());
-  EXPECT_FALSE(there("reward.key.live00"));
+  EXPECT_FALSE(there("reward.key.tidepool-unfinished-live00"));
   std::filesystem::remove_all(dir);
 }
 

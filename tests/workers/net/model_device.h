@@ -129,7 +129,7 @@ class ModelDevice : public DeviceWork {
     return OkStatus();
   }
   void Store(HeldTokens::Finished f) override {
-    up::Stored stored{f.tid, f.att, {}, ""};
+    up::Stored stored{f.tid, f.att, f.newest, {}, ""};
     auto chain = world_->Chain(f.tid, f.att, f.newest);
     if (!chain.ok() || rng_.Chance(world_->bad_payload)) {
       stored.error = chain.ok() ? "the disk is full" : chain.status().message();

@@ -32,6 +32,8 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                              }}) {
   logged_ = std::make_unique<LoggedSamples>(
       samples_, LoggedSamples::Ends{
+                    .expects = [this](const SlotRef& on, const SampleId& tid,
+                                      int32_t att) { return controller_->Expects(on, tid, att); },
                     .read =
                         [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
                           ++world_->read;
@@ -57,7 +59,8 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                         },
                     .grade = [this](const cmd::Grade& c) { SendGrade(c); },
                     .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
-                    .warn = [](const std::string&) {}});
+                    .warn = [](const std::string&) {},
+                    .prune = [] {}});
   for (const JournalEntry& entry : files->journal) logged_->Remember(entry.record);
   if (!network->outlives) logged_->BeginAlone();
   auto created = scheduler::Controller::Create(options, files->journal);
@@ -264,6 +267,7 @@ void SimController::OnMessage(Attachments::Message& e) {
                 c.from > (s == nullptr ? 0 : s->tokens.size()))
               ++behind_gap;
           }
+          logged_->Note(worker, b);
           intake_.Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::SeesRun>) {
           logged_->Add(worker);
@@ -345,7 +349,7 @@ void SimController::StoreHere(const sample::Trajectory& t) {
   ev::PayloadStored stored{t.tid, t.att, t.prompt_size(), t.size(), sample::Digest(t), 0, 0, t.size(), {}};
   for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
   Feed(std::move(stored));
-  logged_->Stored(t.tid);
+  logged_->Stored(t.tid, t.att);
 }
 
 void SimController::CheckMade(const sample::Trajectory& t) {
@@ -417,7 +421,7 @@ struct SimController::Do {
     s.logged_->Start(c, c.tid.is_eval());
   }
   void operator()(const cmd::CancelChunk& c) {
-    s.logged_->Cancel(c.tid, c.att);
+    s.logged_->Cancel(c);
     s.samples_.Forgotten(c.tid);
     s.Send(c.worker, c);
   }
