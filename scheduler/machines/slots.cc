@@ -37,8 +37,8 @@ std::string NobodyToWork(const LedgerView& ledger, const Plan& plan) {
 }
 
 // So many slots, from the first, may train that those that are there leave scheduler.rollout_floor to
-// generate.
-int64_t WithinFloor(const PoolView& view) {
+// generate, and can share the groups of a step.
+int64_t WithinFloor(const PoolView& view, int64_t groups) {
   std::vector<SlotId> train;
   int64_t others = 0;
   for (const SlotView& s : view.slots) {
@@ -49,8 +49,10 @@ int64_t WithinFloor(const PoolView& view) {
       ++others;
   }
   const auto all = static_cast<int64_t>(train.size());
-  const int64_t most = std::max<int64_t>(1, all + others - view.rollout_floor);
-  return most >= all ? view.actor_slots : train[static_cast<size_t>(most - 1)].value + 1;
+  int64_t most = std::max<int64_t>(1, all + others - view.rollout_floor);
+  if (most >= all) return view.actor_slots;
+  while (!ValidDp(most, groups, view.uneven_dp)) --most;  // one can always
+  return train[static_cast<size_t>(most - 1)].value + 1;
 }
 
 }  // namespace
@@ -137,7 +139,7 @@ PoolView Slots::ViewPool() const {
   PoolView view = terms_;
   view.slots.reserve(pool_.slots().size());
   for (const auto& [id, s] : pool_.slots()) view.slots.push_back(ViewSlot(id, s));
-  if (MayTrainOnFewer()) view.actor_slots = WithinFloor(view);
+  if (MayTrainOnFewer()) view.actor_slots = WithinFloor(view, state_.ledger().rules().groups_per_step);
   return view;
 }
 

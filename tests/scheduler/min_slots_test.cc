@@ -258,20 +258,30 @@ TEST(MinSlotsTest, AStepKeepsItsSlotsWhereTheOneThatGeneratesDiesAsItBegins) {
   ExpectProven(cluster);
 }
 
-// Without the key, too: what is left of multiplexed placement are its two training slots.
+// Without the key, too: what is left of multiplexed placement are its training slots.
 TEST(MinSlotsTest, WhereAPlaceIsRetiredThoseThatTrainAreFewer) {
-  for (const bool deterministic : {false, true}) {
-    SimOptions o{.controller = SmallJob(PlacementKind::kMultiplexed, 3), .seed = 3, .faults = {}};
-    o.controller.fleet.actor_slots = 2;
+  struct Case {
+    int64_t slots = 3, left = 1;  // left: that train without the last one
+    bool deterministic = false, uneven = true;
+  };
+  // Four groups: three slots could not share them evenly.
+  for (const Case& c :
+       {Case{}, Case{.left = 2, .deterministic = true}, Case{.slots = 5, .left = 2, .uneven = false}}) {
+    SCOPED_TRACE(testing::Message() << c.slots << " " << c.deterministic << " " << c.uneven);
+    const bool deterministic = c.deterministic;
+    const SlotId last{c.slots - 1};
+    SimOptions o{.controller = SmallJob(PlacementKind::kMultiplexed, c.slots), .seed = 3, .faults = {}};
+    o.controller.fleet.actor_slots = c.slots - 1;
+    o.controller.fleet.uneven_dp = c.uneven;
     o.controller.deterministic = deterministic;
     o.controller.steps = 600;
     o.controller.data_rows = 4000;
     SimCluster cluster(o);
-    int64_t deaths = 0, fewest = 2;
-    cluster.on_executed = [&](const Command& c) {
-      const auto* chunk = std::get_if<command::StartChunk>(&c);
-      if (chunk != nullptr && chunk->slot == SlotId{2}) cluster.KillWorker({2});
-      if (const auto* train = std::get_if<command::Train>(&c)) fewest = std::min(fewest, train->world);
+    int64_t deaths = 0, fewest = c.slots;
+    cluster.on_executed = [&](const Command& command) {
+      const auto* chunk = std::get_if<command::StartChunk>(&command);
+      if (chunk != nullptr && chunk->slot == last) cluster.KillWorker({last.value});
+      if (const auto* train = std::get_if<command::Train>(&command)) fewest = std::min(fewest, train->world);
     };
     cluster.on_event = [&](const Event& e) {
       deaths += std::holds_alternative<event::WorkerLost>(e) ? 1 : 0;
@@ -279,7 +289,7 @@ TEST(MinSlotsTest, WhereAPlaceIsRetiredThoseThatTrainAreFewer) {
     };
     const SimResult r = cluster.Run();
     EXPECT_EQ(deaths, 6);
-    EXPECT_EQ(fewest, deterministic ? 2 : 1);
+    EXPECT_EQ(fewest, c.left);
     EXPECT_EQ(r.code, deterministic ? 3 : 0) << r.why;
     if (deterministic) {
       EXPECT_TRUE(r.why.starts_with("fault=fleet_dead actor=pool ")) << r.why;

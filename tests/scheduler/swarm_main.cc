@@ -1,10 +1,14 @@
 // A million faults: runs of the modelled cluster, seed by seed, until enough faults were dealt out.
 //
 //   swarm [faults [first_seed [seconds [gangs|slots]]]]     default 1000000 0 600; gangs: of two slots each;
-//   slots: two of a worker; one JSON object at the end; exit 4 on a violation
+//   slots: two of a worker; one JSON object at the end; exit 4 on a violation. A check that fails ends it,
+//   and the seed comes after the check's message.
+
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -13,6 +17,13 @@
 #include <vector>
 
 #include "tests/scheduler/swarm.h"
+
+namespace {
+
+thread_local std::string seed_text;  // of the run that this thread is in
+void SaySeed(int) { (void)!write(STDERR_FILENO, seed_text.data(), seed_text.size()); }
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace tidepool::scheduler;
@@ -27,9 +38,11 @@ int main(int argc, char** argv) {
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
+  std::signal(SIGABRT, SaySeed);
   const auto work = [&] {
     while (faults < wanted && seconds() < limit) {
       const unsigned long long seed = next++;
+      seed_text = "seed " + std::to_string(seed) + "\n";
       const SimOptions options = shape == "gangs"   ? SwarmOfGangs(seed)
                                  : shape == "slots" ? SwarmOfSlots(seed)
                                                     : Swarm(seed);
