@@ -25,7 +25,9 @@
 #include "workers/cli/model_session.h"
 #include "workers/cli/slurm_script.h"
 #include "workers/controller/host.h"
+#include "workers/controller/launcher.h"
 #include "workers/controller/scheduler_options.h"
+#include "workers/controller/worker_command.h"
 #include "workers/net/certificates.h"
 #include "workers/net/join_service.h"
 
