@@ -209,7 +209,7 @@ StatusOr<Scored> TrainerImpl::PreviewPiece() {
 
 // The step is over: its rows are not trained again.
 void TrainerImpl::EarlyMetrics(const StepContext& step, std::map<std::string, double>& metrics) {
-  if (step.late.empty()) return;
+  if (step.late.empty() || options.early_rows == 0) return;
   const auto late = static_cast<double>(std::ranges::count(step.late, uint8_t{1}));
   metrics["data_plane/columns_early"] = 1 - late / static_cast<double>(step.late.size());
   early.Forget(step.batch.rows);

@@ -190,8 +190,7 @@ struct Link::Impl {
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
   // is let come: over a far or lossy network, and to a controller that all its workers dial at a time, the
   // four round trips of TCP, TLS and HTTP/2, and what is lost of them and sent again after 1, 2 and 4 s, take
-  // many turns, and whoever begins anew pays for all of them again. It is as long as a system waits that has
-  // lost three packets in a row.
+  // many turns, and whoever begins anew pays for all of them again: ten seconds, within the patience.
   bool Connected(grpc::Channel& opened, const std::string& address) {
     constexpr auto kTurn = std::chrono::milliseconds(500);
     constexpr int kTurns = 20;
@@ -200,7 +199,7 @@ struct Link::Impl {
       if (opened.GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_CONNECTING) return false;
       if (AddressIn(options.control_file, options.address) != address) return false;
       const MutexLock lock(mu);
-      if (stop) return false;
+      if (stop || session.GivesUp(Now())) return false;
     }
     return false;
   }

@@ -56,6 +56,9 @@ class WorkerSession {
   // there is none, because the controller refuses this process, or did not answer within the patience.
   std::optional<Duration> Disconnected(const Status& end, TimePoint now, Rng& rng);
 
+  // Nothing was heard for the patience: a connection that is on its way comes too late.
+  [[nodiscard]] bool GivesUp(TimePoint now) const { return lost_ && now - *lost_ >= patience_; }
+
   [[nodiscard]] int64_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Incarnation inc() const { return inc_; }
   [[nodiscard]] size_t unacknowledged() const { return session_.unacknowledged(); }

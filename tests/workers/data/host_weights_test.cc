@@ -23,7 +23,7 @@ constexpr int64_t kPiece = int64_t{4} << 20;
 
 // A host: its copies, and the server of a worker on it.
 struct Host {
-  explicit Host(std::string f) : folder(std::move(f)), weights(folder) {
+  explicit Host(std::string f) : folder(std::move(f)) {
     auto started = WeightsServer::Start("127.0.0.1", {"token"}, 1 << 20,
                                         [this](const WantedBytes& w) -> StatusOr<PublishedBytes> {
                                           auto opened = weights.Open(w.version, w.base);
@@ -49,7 +49,8 @@ struct Host {
   std::string folder;
   int64_t came = 0;  // bytes over the network, of the last pull
   std::function<void(PublishedBytes&)> spoil;
-  HostWeights weights;
+  const std::shared_ptr<HostWeights> held = std::make_shared<HostWeights>(folder);
+  HostWeights& weights = *held;
   std::unique_ptr<WeightsServer> server;
 };
 

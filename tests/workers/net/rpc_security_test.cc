@@ -91,6 +91,10 @@ class RpcSecurityTest : public testing::Test {
       v1::MeetReply reply;
       return v1::Control::NewStub(channel)->Meet(&context, {}, &reply).error_code();
     }
+    if (method == "tidepool.v1.Control.Renew") {
+      v1::JoinReply reply;
+      return v1::Control::NewStub(channel)->Renew(&context, {}, &reply).error_code();
+    }
     if (method == "tidepool.v1.Rows.Read") {
       auto reader = v1::Rows::NewStub(channel)->Read(&context, {});
       v1::RowBytes frame;
