@@ -356,6 +356,27 @@ TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
   }
 }
 
+// With slots that go on generating while others train, too: nothing is generated beside the last step that is
+// trained again, with weights that are too old when its turn comes.
+TEST(ControllerSimTest, ASplitRunThatIsKilledAnywhereEndsWithTheSameWeights) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 3, .faults = {}};
+  o.controller.batch.max_lag_versions = 0;
+  o.controller.deterministic = true;
+  o.controller.checkpoint.every_steps = 1;
+  const uint64_t whole = RunJob(o).weights;
+  for (uint64_t k = 0; k < 60; ++k) {
+    SCOPED_TRACE(testing::Message() << "crash series " << k);
+    SimOptions broken = o;
+    broken.faults.controller_crash_mean_s = 0.5 + 0.05 * static_cast<double>(k);
+    broken.faults.heal_after_s = 20;
+    SimCluster cluster(broken);
+    const SimResult r = cluster.Run();
+    ASSERT_EQ(r.code, 0) << r.why;
+    EXPECT_EQ(r.weights, whole);
+    ExpectProven(cluster);
+  }
+}
+
 TEST(ControllerSimTest, EveryStepSaysHowManyGroupsTaughtNothingFilteredOnesIncluded) {
   for (const bool filter : {false, true}) {
     SCOPED_TRACE(testing::Message() << "filter " << filter);
