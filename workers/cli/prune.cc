@@ -146,13 +146,15 @@ class Planner {
           plan_.stays.push_back(below + name);
         }
       }
-      if (name != "offload") continue;
+      if (name != "offload" && name != "tokens") continue;
       // Workers that outlived a controller which was killed may hold it (cluster.reattach_grace_s).
       if (state.end_run()) {
-        plan_.items.push_back({.path = below + name, .what = "parked state of trainers that are gone"});
+        plan_.items.push_back({.path = below + name,
+                               .what = name == "tokens" ? "tokens of samples that nobody goes on with"
+                                                        : "parked state of trainers that are gone"});
       } else {
-        plan_.stays.push_back(below +
-                              "offload (the run ended without a last word: its workers may still hold it)");
+        plan_.stays.push_back(below + name +
+                              " (the run ended without a last word: its workers may still hold it)");
       }
     }
     return OkStatus();
@@ -176,6 +178,15 @@ class Planner {
       for (const int64_t file : fragments->PayloadFiles()) storage::AddFile(needed, file);
     }
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.payload()));
+    if (!state.end_run()) {  // workers that outlived their controller go on writing into their newest file
+      std::map<int64_t, int64_t> newest;
+      for (const std::string& name : names) {
+        const int64_t number = std::atoll(name.c_str());
+        int64_t& of = newest[storage::WriterOf(number)];
+        if (name.ends_with(".tpp")) of = std::max(of, number);
+      }
+      for (const auto& [writer, number] : newest) storage::AddFile(needed, number);
+    }
     for (const std::string& name : names) {
       const int64_t number = std::atoll(name.c_str());
       const auto first = needed.find(storage::WriterOf(number));
