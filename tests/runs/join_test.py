@@ -85,7 +85,9 @@ class JoinTest(RunTest):
         # What is lost is started again, with the identity that it had.
         self.wait_step(2, run)
         first = (mine / "place-1" / "reward.crt").read_text()
-        kill(self.worker_pid(1, run))
+        pids = subprocess.run(["pgrep", "-f", f"token-file={mine}/place-1/"], capture_output=True, text=True).stdout.split()
+        self.assertEqual(len(pids), 1)
+        self.assertTrue(kill(int(pids[0])))
         self.wait_for(lambda: sum(r["kind"] == "JOIN" for r in self.journal()) == 3, 60, "the worker again", run)
         self.wait_step(max(self.metrics()) + 2, run)
         run.send_signal(signal.SIGTERM)
