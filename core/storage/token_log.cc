@@ -163,19 +163,24 @@ Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<i
   return OkStatus();
 }
 
-StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::string& dir) {
-  TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
-  if (auto there = fs.ReadFile(ProofPath(dir), 64); there.ok() && !there->empty()) return there;
-  std::random_device random;
+StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::vector<std::string>& dirs) {
   std::string proof;
-  for (int i = 0; i < 4; ++i) proof += std::to_string(random());
-  TP_RETURN_IF_ERROR(fs.WriteFile(ProofPath(dir), proof, FileAccess::kOwnerOnly));
+  if (auto there = fs.ReadFile(ProofPath(dirs.front()), 64); there.ok()) proof = *std::move(there);
+  std::random_device random;
+  while (proof.size() < 32) proof += std::to_string(random());
+  for (const std::string& dir : dirs) {
+    if (HasTokenProof(fs, {dir}, proof)) continue;
+    TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
+    TP_RETURN_IF_ERROR(fs.WriteFile(ProofPath(dir), proof, FileAccess::kOwnerOnly));
+  }
   return proof;
 }
 
-bool HasTokenProof(FileSystem& fs, const std::string& dir, const std::string& proof) {
-  const auto there = fs.ReadFile(ProofPath(dir), 64);
-  return there.ok() && !proof.empty() && *there == proof;
+bool HasTokenProof(FileSystem& fs, const std::vector<std::string>& dirs, const std::string& proof) {
+  return !proof.empty() && std::ranges::all_of(dirs, [&](const std::string& dir) {
+    const auto there = fs.ReadFile(ProofPath(dir), 64);
+    return there.ok() && *there == proof;
+  });
 }
 
 }  // namespace tidepool::storage

@@ -11,8 +11,8 @@
 // `from`: tokens of the attempt that go before the segment; `before`: the entry that has the last of them, in
 // whichever file, none where `from` is 0. So an attempt is the chain that ends at its newest entry.
 //
-// `proof`, in the same folder, is a random word of the run: a worker that reads there what its controller
-// names sees the run's own folder, and not another one at the same path.
+// `proof`, in this folder and in payload/, is a random word of the run: a worker that reads there what its
+// controller names sees the run's own folders, and not others at the same paths.
 
 #include <cstdint>
 #include <map>
@@ -84,8 +84,9 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
 Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<int64_t>& used,
                         const std::map<int64_t, int64_t>& writing, int64_t newest_writer);
 
-// The run's word; made where there is none yet.
-StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::string& dir);
-bool HasTokenProof(FileSystem& fs, const std::string& dir, const std::string& proof);
+// The run's word, made where there is none yet, in each of these folders.
+StatusOr<std::string> MakeTokenProof(FileSystem& fs, const std::vector<std::string>& dirs);
+// All of them have it.
+bool HasTokenProof(FileSystem& fs, const std::vector<std::string>& dirs, const std::string& proof);
 
 }  // namespace tidepool::storage

@@ -374,10 +374,10 @@ class OperationsTest(RunTest):
     def test_payload_that_cannot_be_read_for_a_while_holds_nobody_up(self):
         # A checkpoint is read back, too, and its thread may take as long as the scheduler allows.
         disk = FrozenDisk(READS)
-        run = self.on_frozen_disk(disk, "read of payload/", "checkpoint.every_steps=1000000", "cluster.stall_timeout_s=10")
+        run = self.on_frozen_disk(disk, "read of ", "checkpoint.every_steps=1000000", "cluster.stall_timeout_s=10")
         disk.freeze()
         _, err = self.finish(run, code=3, timeout=60)
-        self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: read of payload/ has not ended for \d+\.\d s\n")
+        self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: read of (payload|tokens)/ has not ended for \d+\.\d s\n")
         self.assertEqual([r["kind"] for r in self.journal()[-2:]], ["FAULT", "END_RUN"])  # which takes records all the same
         self.assert_checked()
 

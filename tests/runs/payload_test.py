@@ -157,10 +157,10 @@ class PayloadTest(RunTest):
     def test_files_that_no_checkpoint_needs_are_deleted(self):
         args = ["train.steps=8", "checkpoint.every_steps=1", "checkpoint.keep=2"]
         self.killed_at(2, *args)
-        first = set(self.path("payload").iterdir())
+        first = set(self.path("payload").glob("*.tpp"))
         self.assertTrue(first)
         self.assert_done(self.train(CONFIG, *args, "--resume"))
-        left = set(self.path("payload").iterdir())
+        left = set(self.path("payload").glob("*.tpp"))
         self.assertFalse(first & left)
         self.assertTrue(left)
         rows = self.verdict()["payload_rows"]

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "core/algorithms/registry.h"
 #include "core/base/limited_call.h"
@@ -14,6 +15,7 @@
 #include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
+#include "core/sample/codec.h"
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
@@ -311,7 +313,7 @@ Status ControllerProcess::Begin() {
   if (config_.cluster.reattach_grace_s <= 0) logged_->BeginAlone();
   // What an episode's tokens are is asked for between its turns, and a fragment is its own payload.
   if (config_.rl() != nullptr && !environment_ && fragments_ == nullptr) {
-    TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, paths.tokens()));
+    TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, {paths.tokens(), paths.payload()}));
   }
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
@@ -569,30 +571,59 @@ void ControllerProcess::NoteAbsence() {
   effects_->Execute();  // it is told before the ends of workers that it explains
 }
 
+namespace {
+
+// What is to be stored of an attempt whose tokens were read.
+StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, LoggedSamples::Chain chain) {
+  TP_RETURN_IF_ERROR(chain.status());
+  sample::Trajectory t{.tid = a.tid,
+                       .att = a.att,
+                       .finish = a.finish,
+                       .prompt = a.prompt,
+                       .segments = std::move(chain->segments)};
+  if (t.size() != a.tokens)
+    return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
+  TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
+  return t;
+}
+
+}  // namespace
+
+// By a thread of its own: a disk that does not answer holds up neither the loop nor the journal.
+void ControllerProcess::ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+  token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a,
+                                      far = !EndsWithTheMachine(), post = Post(),
+                                      then = std::move(then)](const DiskThread::Say&) {
+    // What another host has written may take a moment to be seen here.
+    const auto until = Clock::now() + std::chrono::seconds(far ? 5 : 0);
+    auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+    while (!chain.ok() && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+    }
+    post([chain = std::move(chain), then] { then(chain); });
+  });
+}
+
 void ControllerProcess::MakeLoggedSamples() {
   LoggedSamples::Ends ends;
   ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
     return controller_->Expects(on, tid, att);
   };
   ends.read = [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
-    token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a,
-                                        far = !EndsWithTheMachine(), post = Post(),
-                                        then = std::move(then)](const DiskThread::Say&) {
-      // What another host has written may take a moment to be seen here.
-      const auto until = Clock::now() + std::chrono::seconds(far ? 5 : 0);
-      auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
-      while (!chain.ok() && Clock::now() < until) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
-      }
-      post([chain = std::move(chain), then] { then(chain); });
-    });
+    ReadTokens(a, std::move(then));
   };
   ends.send = [this](const WorkerRef& w, down::StartChunk m) {
     Send(w, std::move(m));
     metrics_->Count("dispatch/chunks");
   };
-  ends.store = [this](LoggedAttempt a) { storage_->Store(std::move(a)); };
+  ends.store = [this](const LoggedAttempt& a) {
+    ReadTokens(a, [this, a](LoggedSamples::Chain chain) {
+      auto whole = Whole(a, std::move(chain));
+      if (whole.ok()) return storage_->Store(*std::move(whole));
+      Feed(ev::TokensLost{a.tid, a.att, whole.status().message()});
+    });
+  };
   ends.grade = [this](const cmd::Grade& c) { Do(c); };
   ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
   ends.warn = [this](const std::string& line) { Warn(line); };
@@ -676,9 +707,6 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                           stored.versions.push_back({version, tokens});
                         Feed(std::move(stored));
                         logged_->Stored(p.tid, p.att);
-                      },
-                      [&](TokensLost& lost) {
-                        Feed(ev::TokensLost{lost.tid, lost.att, lost.why});
                       },
                       [&](StorageFailed& failed) {
                         if (const auto to = folder_->MovedTo()) return OnMoved(*to, failed.journal);

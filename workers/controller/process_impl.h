@@ -190,6 +190,7 @@ class ControllerProcess {
     return config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   }
   void MakeLoggedSamples();
+  void ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then);
 
   // --- to people and files
   void Do(const cmd::Append&) {}  // written before

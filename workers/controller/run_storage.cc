@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
-#include "core/sample/codec.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -33,7 +32,7 @@ struct Begun {
   int64_t unix_ms = 0;
 };
 
-using Item = std::variant<Batch, sample::Trajectory, LoggedAttempt, Begun>;
+using Item = std::variant<Batch, sample::Trajectory, Begun>;
 
 std::string Plain(const std::string& path, const std::string& run_dir) {
   return path.starts_with(run_dir + "/") ? path.substr(run_dir.size() + 1) : path;
@@ -81,19 +80,6 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   }
   void FailPayload(const Status& status) TP_EXCLUDES(mu) { FailStores("payload: " + status.message()); }
 
-  StatusOr<sample::Trajectory> Read(const LoggedAttempt& a) {
-    TP_ASSIGN_OR_RETURN(auto chain, storage::ReadTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
-                                                            a.tid, a.att, a.newest));
-    sample::Trajectory t{.tid = a.tid,
-                         .att = a.att,
-                         .finish = a.finish,
-                         .prompt = a.prompt,
-                         .segments = std::move(chain.segments)};
-    if (t.size() != a.tokens)
-      return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
-    TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
-    return t;
-  }
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
     return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));
   }
@@ -112,16 +98,7 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     int64_t last = 0;
     std::vector<PayloadStored> stored;
     Status tokens;
-    for (auto& item : items) {
-      if (const auto* logged = std::get_if<LoggedAttempt>(&item)) {
-        say("read of tokens/");
-        auto whole = Read(*logged);
-        if (!whole.ok()) {
-          done(TokensLost{logged->tid, logged->att, whole.status().message()});
-          continue;
-        }
-        item = *std::move(whole);
-      }
+    for (const auto& item : items) {
       if (const auto* t = std::get_if<sample::Trajectory>(&item)) {
         if (!tokens.ok()) continue;
         say("write of payload/");
@@ -233,14 +210,6 @@ void RunStorage::Store(sample::Trajectory trajectory) {
   {
     const MutexLock lock(state_->mu);
     state_->queue.emplace_back(std::move(trajectory));
-  }
-  Work("write of payload/");
-}
-
-void RunStorage::Store(LoggedAttempt attempt) {
-  {
-    const MutexLock lock(state_->mu);
-    state_->queue.emplace_back(std::move(attempt));
   }
   Work("write of payload/");
 }

@@ -26,7 +26,6 @@
 #include "core/sample/trajectory.h"
 #include "core/storage/journal.h"
 #include "core/storage/payload.h"
-#include "workers/controller/logged_samples.h"
 
 namespace tidepool::workers {
 
@@ -49,12 +48,6 @@ struct PayloadStored {
   std::vector<sample::VersionRun> versions_with_loss;
   storage::PayloadRef ref;
 };
-// The payload of a logged attempt cannot be made: its tokens cannot be read.
-struct TokensLost {
-  SampleId tid;
-  int32_t att = 0;
-  std::string why;
-};
 // For good: no more tokens are stored. The journal still takes records, so that the end of the run can be
 // told there, unless `journal`.
 struct StorageFailed {
@@ -62,7 +55,7 @@ struct StorageFailed {
   bool journal = false;     // that too: nothing more is written
   bool taken_over = false;  // by another controller
 };
-using StorageDone = std::variant<BatchStored, PayloadStored, TokensLost, StorageFailed>;
+using StorageDone = std::variant<BatchStored, PayloadStored, StorageFailed>;
 
 // One thread calls.
 class RunStorage {
@@ -83,7 +76,6 @@ class RunStorage {
   // Returns the batch's number; they count up from 1.
   int64_t Append(std::vector<Record> records);
   void Store(sample::Trajectory trajectory);  // -> PayloadStored
-  void Store(LoggedAttempt attempt);          // -> PayloadStored, or TokensLost
   // StorageOptions::begun_unix_ms of the records that are appended from here on.
   void SetBegun(int64_t begun_unix_ms);
 

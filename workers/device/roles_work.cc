@@ -90,7 +90,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
 void RolesWork::OpenLog(const down::Welcome& welcome) {
   log_.reset();
   const auto fs = std::make_shared<RealFileSystem>();
-  if (!storage::HasTokenProof(*fs, storage::RunPaths(welcome.run_dir).tokens(), welcome.token_proof)) return;
+  const storage::RunPaths paths(welcome.run_dir);
+  if (!storage::HasTokenProof(*fs, {paths.tokens(), paths.payload()}, welcome.token_proof)) return;
   auto opened = SampleLog::Open(fs, {welcome.run_dir, welcome.run_id, welcome.inc, welcome.sync_payload},
                                 [this](up::Stored stored) { link_->Send(std::move(stored)); });
   if (opened.ok()) {

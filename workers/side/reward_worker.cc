@@ -139,7 +139,8 @@ class RewardWorker : public SideWorker {
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     responses_.reset();
-    if (storage::HasTokenProof(*fs_, storage::RunPaths(welcome.run_dir).tokens(), welcome.token_proof)) {
+    const storage::RunPaths paths(welcome.run_dir);
+    if (storage::HasTokenProof(*fs_, {paths.tokens(), paths.payload()}, welcome.token_proof)) {
       // Without a tokenizer here the controller sends the text.
       if (auto opened = StoredResponses::Open(fs_, welcome); opened.ok()) responses_ = std::move(*opened);
     }

@@ -110,7 +110,7 @@ TEST(TokenLogTest, FilesThatNobodyGoesOnWithAreDeleted) {
     for (int64_t i = 0; i < 3; ++i)
       ASSERT_TRUE(writer->Append({{{i, 0, 0}, 0, 0, {}, Sampled(rng, 2)}}).ok());
   }
-  ASSERT_TRUE(MakeTokenProof(fs, kDir).ok());
+  ASSERT_TRUE(MakeTokenProof(fs, {kDir}).ok());
   ASSERT_TRUE(DeleteTokenFiles(fs, kDir, {gone + 1}, {{WriterOf(mine), mine + 2}}, WriterOf(mine)).ok());
   EXPECT_THAT(*fs.List(kDir), testing::UnorderedElementsAre("proof", std::to_string(gone + 1) + ".tpt",
                                                             std::to_string(mine + 2) + ".tpt"));
@@ -118,12 +118,14 @@ TEST(TokenLogTest, FilesThatNobodyGoesOnWithAreDeleted) {
 
 TEST(TokenLogTest, TheProofIsOfThisFolder) {
   MemoryFileSystem fs;
-  const std::string proof = *MakeTokenProof(fs, kDir);
-  EXPECT_EQ(*MakeTokenProof(fs, kDir), proof);
-  EXPECT_TRUE(HasTokenProof(fs, kDir, proof));
-  EXPECT_FALSE(HasTokenProof(fs, kDir, ""));
-  EXPECT_FALSE(HasTokenProof(fs, "elsewhere", proof));
-  EXPECT_NE(*MakeTokenProof(fs, "elsewhere"), proof);
+  const std::string proof = *MakeTokenProof(fs, {kDir});
+  EXPECT_EQ(*MakeTokenProof(fs, {kDir}), proof);
+  EXPECT_TRUE(HasTokenProof(fs, {kDir}, proof));
+  EXPECT_FALSE(HasTokenProof(fs, {kDir}, ""));
+  EXPECT_FALSE(HasTokenProof(fs, {kDir, "elsewhere"}, proof));
+  EXPECT_NE(*MakeTokenProof(fs, {"elsewhere"}), proof);
+  EXPECT_EQ(*MakeTokenProof(fs, {kDir, "elsewhere"}), proof);
+  EXPECT_TRUE(HasTokenProof(fs, {kDir, "elsewhere"}, proof));
 }
 
 TEST(TokenLogTest, AFullDiskIsAnErrorForGood) {
