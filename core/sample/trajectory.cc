@@ -124,6 +124,11 @@ Segment Segment::Outline() const {
   return {.kind = kind, .versions = versions, .turn = turn, .outlined = size()};
 }
 
+Status Trajectory::CheckSampled(int64_t vocab_size) const {
+  for (const Segment& s : segments) TP_RETURN_IF_ERROR(s.CheckSampled(vocab_size));
+  return OkStatus();
+}
+
 Trajectory Trajectory::Outline() const {
   Trajectory out{.tid = tid, .att = att, .finish = finish};
   out.prompt = std::make_shared<const Segment>(

@@ -114,6 +114,8 @@ struct Trajectory {
   [[nodiscard]] std::vector<TurnMark> Turns() const;
   // Runs over the tokens with loss alone, in order.
   [[nodiscard]] std::vector<VersionRun> VersionsWithLoss() const;
+  // Of each segment of the response: Segment::CheckSampled.
+  [[nodiscard]] Status CheckSampled(int64_t vocab_size) const;
   // The fragment, if this is one, else null.
   [[nodiscard]] const Segment* Fragment() const;
   [[nodiscard]] Trajectory Outline() const;

@@ -47,7 +47,7 @@ struct LoggedTokens {
 // Not thread-safe.
 class TokenLogWriter {
  public:
-  // Makes `dir` if need be. Begins with file `first`, which must not be there, at the first Append.
+  // Makes `dir` if need be. The first Append begins the first file from number `first` on that is not there.
   static StatusOr<std::unique_ptr<TokenLogWriter>> Open(FileSystem& fs, const std::string& dir,
                                                         const std::string& run_id, int64_t first,
                                                         int64_t file_bytes = int64_t{64} << 20);

@@ -122,7 +122,6 @@ void LoggedSamples::Take(const WorkerRef& worker, const up::Stored& stored) {
 
 void LoggedSamples::FeedStored(const SampleId& tid) {
   const StoredSample& s = *samples_.Find(tid);
-  storing_.erase(tid);
   ev::PayloadStored stored{.tid = tid,
                            .att = s.tokens.att,
                            .prompt_len = samples_.PromptOf(tid)->size(),
@@ -151,8 +150,8 @@ void LoggedSamples::Stored(const SampleId& tid, int32_t att) {
 void LoggedSamples::Note(const WorkerRef& worker, const up::StepTokens& tokens) {
   const int64_t writer = storage::WriterOf(storage::FirstFileOf(worker.inc));
   for (const up::ChunkDelta& c : tokens.chunks) {
-    if (!c.logged.valid() || storage::WriterOf(c.logged.file) != writer)
-      continue;  // TokenIntake refuses the latter
+    // TokenIntake refuses places in the log of another worker.
+    if (!c.logged.valid() || storage::WriterOf(c.logged.file) != writer) continue;
     const auto [newest, first] = newest_tokens_.try_emplace(writer, c.logged.file);
     if (newest->second >= c.logged.file) continue;
     newest->second = c.logged.file;

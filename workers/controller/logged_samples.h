@@ -47,7 +47,8 @@ class LoggedSamples {
     // Reads it and calls `then` on the loop, later.
     std::function<void(const LoggedAttempt&, std::function<void(Chain)> then)> read;
     std::function<void(const WorkerRef&, down::StartChunk)> send;
-    // Writes the payload here: Stored(sample) is called when that is known, or the scheduler told TokensLost.
+    // Writes the payload here: Stored(tid, att) is called when that is known, or the scheduler told
+    // TokensLost.
     std::function<void(LoggedAttempt)> store;
     std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
     std::function<void(scheduler::Event)> feed;

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <future>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "core/algorithms/registry.h"
 #include "core/base/limited_call.h"
@@ -15,7 +14,6 @@
 #include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
-#include "core/sample/codec.h"
 #include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
@@ -243,20 +241,17 @@ Status ControllerProcess::Begin() {
                                  config_.checkpoint.keep_best, StoreOf(config_)};
   checkpoints_ = std::make_unique<Checkpoints>(
       fs_, owner,
-      Checkpoints::Ends{.post = Post(),
-                        .feed = [this](scheduler::Event e) { Feed(std::move(e)); },
-                        .send = [this](const WorkerRef& w, ToWorkerBody m) { Send(w, std::move(m)); },
-                        .warn = [this](const std::string& line) { Warn(line); },
-                        .took =
-                            [this](double seconds) {
-                              checkpoint_s_ = seconds;
-                              metrics_->OnCheckpoint(seconds);
-                            },
-                        .needed_of_payload =
-                            [this] {
-                              PruneTokens();
-                              return std::pair(NeededOfPayload(), logged_->newest_writer());
-                            }});
+      Checkpoints::Ends{
+          .post = Post(),
+          .feed = [this](scheduler::Event e) { Feed(std::move(e)); },
+          .send = [this](const WorkerRef& w, ToWorkerBody m) { Send(w, std::move(m)); },
+          .warn = [this](const std::string& line) { Warn(line); },
+          .took =
+              [this](double seconds) {
+                checkpoint_s_ = seconds;
+                metrics_->OnCheckpoint(seconds);
+              },
+          .needed_of_payload = [this] { return std::pair(NeededOfPayload(), logged_->newest_writer()); }});
   TP_RETURN_IF_ERROR(checkpoints_->Open());
   recorded_ = std::make_unique<RecordedSamples>(
       payloads_,
@@ -571,66 +566,6 @@ void ControllerProcess::NoteAbsence() {
   effects_->Execute();  // it is told before the ends of workers that it explains
 }
 
-namespace {
-
-// What is to be stored of an attempt whose tokens were read.
-StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, LoggedSamples::Chain chain) {
-  TP_RETURN_IF_ERROR(chain.status());
-  sample::Trajectory t{.tid = a.tid,
-                       .att = a.att,
-                       .finish = a.finish,
-                       .prompt = a.prompt,
-                       .segments = std::move(chain->segments)};
-  if (t.size() != a.tokens)
-    return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
-  TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
-  return t;
-}
-
-}  // namespace
-
-// By a thread of its own: a disk that does not answer holds up neither the loop nor the journal.
-void ControllerProcess::ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
-  token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a,
-                                      far = !EndsWithTheMachine(), post = Post(),
-                                      then = std::move(then)](const DiskThread::Say&) {
-    // What another host has written may take a moment to be seen here.
-    const auto until = Clock::now() + std::chrono::seconds(far ? 5 : 0);
-    auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
-    while (!chain.ok() && Clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
-    }
-    post([chain = std::move(chain), then] { then(chain); });
-  });
-}
-
-void ControllerProcess::MakeLoggedSamples() {
-  LoggedSamples::Ends ends;
-  ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
-    return controller_->Expects(on, tid, att);
-  };
-  ends.read = [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
-    ReadTokens(a, std::move(then));
-  };
-  ends.send = [this](const WorkerRef& w, down::StartChunk m) {
-    Send(w, std::move(m));
-    metrics_->Count("dispatch/chunks");
-  };
-  ends.store = [this](const LoggedAttempt& a) {
-    ReadTokens(a, [this, a](LoggedSamples::Chain chain) {
-      auto whole = Whole(a, std::move(chain));
-      if (whole.ok()) return storage_->Store(*std::move(whole));
-      Feed(ev::TokensLost{a.tid, a.att, whole.status().message()});
-    });
-  };
-  ends.grade = [this](const cmd::Grade& c) { Do(c); };
-  ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
-  ends.warn = [this](const std::string& line) { Warn(line); };
-  ends.prune = [this] { PruneTokens(); };
-  logged_ = std::make_unique<LoggedSamples>(samples_, std::move(ends));
-}
-
 // What is still on its way to the disk goes into the newest file that was reported, or a newer one.
 storage::FirstFiles ControllerProcess::NeededOfPayload() const {
   storage::FirstFiles needed;
@@ -641,15 +576,6 @@ storage::FirstFiles ControllerProcess::NeededOfPayload() const {
   storage::AddFile(needed, std::max<int64_t>(newest_payload_file_, 0));
   logged_->AddPayloadFiles(needed);
   return needed;
-}
-
-void ControllerProcess::PruneTokens() {
-  token_files_.Do("removal of old files of tokens/",
-                  [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(),
-                   files = logged_->InUse()](const DiskThread::Say&) {
-                    // What stays this time goes the next time.
-                    (void)storage::DeleteTokenFiles(*fs, dir, files.used, files.writing, files.newest_writer);
-                  });
 }
 
 void ControllerProcess::Feed(scheduler::Event event) {

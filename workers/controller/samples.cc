@@ -1,6 +1,7 @@
 // Samples on their way: rows, chunks, fragments, turns, payload, grades.
 
 #include <algorithm>
+#include <thread>
 
 #include "core/sample/codec.h"
 #include "workers/controller/process_impl.h"
@@ -111,11 +112,8 @@ void ControllerProcess::Do(const cmd::Grade& c) {
 
 void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
   Status sound = recorded.status();
-  if (sound.ok() && !token_proof_.empty()) {  // a worker's word alone so far
-    for (const sample::Segment& made : recorded->segments) {
-      if (sound.ok()) sound = made.CheckSampled(rows_->tokenizer().vocab_size());
-    }
-  }
+  if (sound.ok() && !token_proof_.empty())  // a worker's word alone so far
+    sound = recorded->CheckSampled(rows_->tokenizer().vocab_size());
   if (!sound.ok() || !EnsureRow(c.tid)) {
     const std::string why = sound.ok() ? "its row cannot be read" : sound.message();
     Warn("grade of " + ToString(c.tid) + ": " + why);
@@ -173,5 +171,76 @@ void ControllerProcess::Do(const cmd::EnvStep& c) {
 }
 
 void ControllerProcess::Do(const cmd::AppendObservation& c) { turns_->Append(c); }
+
+// --- samples whose tokens are in token logs
+
+namespace {
+
+// What is to be stored of an attempt whose tokens were read.
+StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, LoggedSamples::Chain chain) {
+  TP_RETURN_IF_ERROR(chain.status());
+  sample::Trajectory t{.tid = a.tid,
+                       .att = a.att,
+                       .finish = a.finish,
+                       .prompt = a.prompt,
+                       .segments = std::move(chain->segments)};
+  if (t.size() != a.tokens)
+    return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
+  TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
+  return t;
+}
+
+}  // namespace
+
+// By a thread of its own: a disk that does not answer holds up neither the loop nor the journal.
+void ControllerProcess::ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+  // What another host has written may take a moment to be seen here. All that is asked for together has that
+  // moment together.
+  const auto until = Clock::now() + std::chrono::seconds(EndsWithTheMachine() ? 0 : 5);
+  token_files_.Do("read of tokens/", [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(), a, until,
+                                      post = Post(), then = std::move(then)](const DiskThread::Say&) {
+    auto chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+    while (!chain.ok() && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      chain = storage::ReadTokenChain(*fs, dir, a.tid, a.att, a.newest);
+    }
+    post([chain = std::move(chain), then] { then(chain); });
+  });
+}
+
+void ControllerProcess::MakeLoggedSamples() {
+  LoggedSamples::Ends ends;
+  ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
+    return controller_->Expects(on, tid, att);
+  };
+  ends.read = [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+    ReadTokens(a, std::move(then));
+  };
+  ends.send = [this](const WorkerRef& w, down::StartChunk m) {
+    Send(w, std::move(m));
+    metrics_->Count("dispatch/chunks");
+  };
+  ends.store = [this](const LoggedAttempt& a) {
+    ReadTokens(a, [this, a](LoggedSamples::Chain chain) {
+      auto whole = Whole(a, std::move(chain));
+      if (whole.ok()) return storage_->Store(*std::move(whole));
+      Feed(ev::TokensLost{a.tid, a.att, whole.status().message()});
+    });
+  };
+  ends.grade = [this](const cmd::Grade& c) { Do(c); };
+  ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
+  ends.warn = [this](const std::string& line) { Warn(line); };
+  ends.prune = [this] { PruneTokens(); };
+  logged_ = std::make_unique<LoggedSamples>(samples_, std::move(ends));
+}
+
+void ControllerProcess::PruneTokens() {
+  token_files_.Do("removal of old files of tokens/",
+                  [fs = fs_, dir = storage::RunPaths(request_.run_dir).tokens(),
+                   files = logged_->InUse()](const DiskThread::Say&) {
+                    // What stays this time goes the next time.
+                    (void)storage::DeleteTokenFiles(*fs, dir, files.used, files.writing, files.newest_writer);
+                  });
+}
 
 }  // namespace tidepool::workers

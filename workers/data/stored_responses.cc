@@ -16,8 +16,7 @@ StatusOr<std::unique_ptr<StoredResponses>> StoredResponses::Open(std::shared_ptr
 
 Status StoredResponses::Fill(const record::Enq& payload, tasks::RewardInput& input) {
   TP_ASSIGN_OR_RETURN(const sample::Trajectory read, files_.Read(payload));
-  for (const sample::Segment& made : read.segments)
-    TP_RETURN_IF_ERROR(made.CheckSampled(tokenizer_->vocab_size()));
+  TP_RETURN_IF_ERROR(read.CheckSampled(tokenizer_->vocab_size()));
   const std::vector<int32_t> ids = read.Ids();
   input.text = tokenizer_->Decode(ids, /*skip_special=*/true);
   input.response_tokens = static_cast<int64_t>(ids.size());

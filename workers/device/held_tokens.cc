@@ -42,7 +42,7 @@ bool HeldTokens::Complete(down::StartChunk& c) {
   if (c.have == 0) return true;
   Attempt& a = attempts_[{c.tid, c.att}];
   const auto n = static_cast<size_t>(c.have);
-  const auto same = [&] {  // one place in one log has one attempt up to there
+  const auto same = [&] {  // what ends at one place of a token log is one attempt, so places are compared
     return c.before.valid() ? a.newest == c.before && a.ids.size() == n
                             : sample::HashOfIds(a.prompt, a.ids, n) == c.have_hash;
   };

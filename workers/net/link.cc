@@ -188,9 +188,9 @@ struct Link::Impl {
   }
 
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
-  // is let come: over a far or lossy network, and to a controller that all its workers dial at a time, the
-  // four round trips of TCP, TLS and HTTP/2, and what is lost of them and sent again after 1, 2 and 4 s, take
-  // many turns, and whoever begins anew pays for all of them again: ten seconds, within the patience.
+  // has ten seconds, within the patience. It takes four round trips of TCP, TLS and HTTP/2, and packets that
+  // are lost are sent again after 1, 2 and 4 s. A worker that dialled anew meanwhile would pay for all of
+  // them again.
   bool Connected(grpc::Channel& opened, const std::string& address) {
     constexpr auto kTurn = std::chrono::milliseconds(500);
     constexpr int kTurns = 20;
