@@ -60,9 +60,8 @@ class OperationsTest(RunTest):
             self.assertIn(f"pid {run.pid}", second.stderr)
             self.assertTrue(self.path("journal").exists(), "the live run's folder was moved")
         self.assertEqual([p.name for p in self.dir.iterdir()], ["run"])
-        status = self.wait_for(lambda: " left, weights" in (out := self.command("status", str(self.path())).stdout) and out,
-                               what="the time that is left", process=run)
-        self.assertRegex(status, r"learning +reward [0-9.]+")
+        self.wait_for(lambda: re.search(r" left, weights.*learning +reward [0-9.]+", self.command("status", str(self.path())).stdout, re.DOTALL),
+                      what="the time that is left and the reward of a step", process=run)
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.assert_checked()

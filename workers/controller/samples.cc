@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "core/sample/codec.h"
+#include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 
 namespace tidepool::workers {
