@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "core/base/hash.h"
@@ -116,7 +117,7 @@ StatusOr<std::vector<TokenPlace>> TokenLogWriter::Append(const std::vector<Logge
 }
 
 StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
-                                    const TokenPlace& newest) {
+                                    const TokenPlace& newest, const TokenPlace& known) {
   TokenChain chain;
   std::vector<sample::Segment> back;  // newest first
   std::unique_ptr<ReadableFile> file;
@@ -133,20 +134,31 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
     }
     TP_ASSIGN_OR_RETURN(LoggedTokens entry, ReadEntry(*file, at, where));
     const int64_t size = entry.tokens.size();
-    const bool tokens = entry.tokens.kind == sample::SegmentKind::kTokens && !entry.tokens.outlined;
-    if (!tokens || entry.tid != tid || entry.att != att || size <= 0 || entry.from < 0 ||
-        (end >= 0 && entry.from + size != end))
+    const bool tokens = entry.tokens.kind == sample::SegmentKind::kTokens ||
+                        entry.tokens.kind == sample::SegmentKind::kObservation;
+    if (!tokens || entry.tokens.outlined || entry.tid != tid || entry.att != att || size <= 0 ||
+        entry.from < 0 || (end >= 0 && entry.from + size != end))
       return DataLoss(where + ": the tokens there are not those of " + ToString(tid) + " attempt " +
                       std::to_string(att));
     end = entry.from;
     at = entry.before;
     back.push_back(std::move(entry.tokens));
-    if (end == 0) break;
+    if (end == 0 || (known.valid() && at == known)) break;
   }
   sample::Trajectory joined;
   for (auto segment = back.rbegin(); segment != back.rend(); ++segment) joined.Append(std::move(*segment));
   chain.segments = std::move(joined.segments);
   return chain;
+}
+
+StatusOr<TokenChain> AwaitTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
+                                     const TokenPlace& newest, std::chrono::steady_clock::time_point until,
+                                     const TokenPlace& known) {
+  for (;;) {
+    auto chain = ReadTokenChain(fs, dir, tid, att, newest, known);
+    if (chain.ok() || std::chrono::steady_clock::now() >= until) return chain;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
 }
 
 Status DeleteTokenFiles(FileSystem& fs, const std::string& dir, const std::set<int64_t>& used,

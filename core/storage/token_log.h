@@ -1,7 +1,7 @@
 #pragma once
-// Token logs: what an engine samples, from the moment it is said until the sample is a payload (payload.h).
-// The process that samples writes, so that tokens are in files when it is killed and need not pass through
-// the controller, which knows lengths, versions and places.
+// Token logs: what an engine samples and what an environment answers, from the moment it is said until the
+// sample is a payload (payload.h). The process that makes tokens writes them, so that they are in files when
+// it is killed and need not pass through the controller, which knows lengths, versions and places.
 //
 // Folder `tokens/`, readable by the owner only. Files are numbered like those of payload/. Little-endian.
 //   header  magic "TPTOKS\r\n" | schema u32 = 1 | file u64 | run id {u32, bytes}
@@ -14,6 +14,7 @@
 // `proof`, in this folder and in payload/, is a random word of the run: a worker that reads there what its
 // controller names sees the run's own folders, and not others at the same paths.
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -74,9 +75,15 @@ struct TokenChain {
   std::vector<sample::Segment> segments;  // joined where they are of one kind
   std::set<int64_t> files;
 };
-// All of the attempt up to the entry at `newest`.  kNotFound, kDataLoss: it is not there whole.
+// All of the attempt up to the entry at `newest`; or what is behind the entry at `known`.  kNotFound,
+// kDataLoss: it is not there whole.
 StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
-                                    const TokenPlace& newest);
+                                    const TokenPlace& newest, const TokenPlace& known = {});
+// What another host has written may take a moment to be seen on this one: reads again until it is there, up
+// to `until`.
+StatusOr<TokenChain> AwaitTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
+                                     const TokenPlace& newest, std::chrono::steady_clock::time_point until,
+                                     const TokenPlace& known = {});
 
 // Deletes the files that are in no attempt under way: all but those in `used`, those of a writer in `writing`
 // (WriterOf) from the number there on, and those of writers behind `newest_writer`, which have begun since.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What passes the controller for each sample and each token: bytes of frames from and to workers, as its page counts them.
 
-    tests/bench/controller_bytes.py [--build build] [--before OTHER_BUILD] [--steps 40] [--limits 8,2048] [overrides...]
+    tests/bench/controller_bytes.py [--build build] [--before OTHER_BUILD] [--steps 40] [--limits 8,2048] [--config FILE] [overrides...]
 
-One run of configs/test/rl_split.yaml (workers on this host, one trains and one generates) for each limit of the response; heartbeats and
+One run of configs/test/rl_split.yaml, or of FILE (workers on this host, one trains and one generates) for each limit of the response; heartbeats and
 permits count. --before: another build's folder, run in turn with this one: the ratio. One JSON object a line.
 """
 import argparse
@@ -37,10 +37,10 @@ def page(run):
     return {name: float(values[key]) for name, key in COUNTED.items()} if all(key in values for key in COUNTED.values()) else None
 
 
-def measure(build, limit, steps, overrides):
+def measure(build, config, limit, steps, overrides):
     with tempfile.TemporaryDirectory(prefix="controller_bytes") as folder:
         run = pathlib.Path(folder) / "run"
-        command = [pathlib.Path(build).resolve() / "bin" / "tidepool", "train", "configs/test/rl_split.yaml", "--run-dir", run, f"train.steps={steps}",
+        command = [pathlib.Path(build).resolve() / "bin" / "tidepool", "train", config, "--run-dir", run, f"train.steps={steps}",
                    f"rollout.max_new_tokens={limit}", *OVERRIDES, *overrides]
         with open(pathlib.Path(folder) / "out", "w+") as out:
             process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=out, stderr=out)
@@ -61,12 +61,13 @@ def main():
     parser.add_argument("--before")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--limits", default="8,2048")
+    parser.add_argument("--config", default="configs/test/rl_split.yaml")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     machine, flags = processor()
     builds = {"now": args.build, **({"before": args.before} if args.before else {})}
     limits = [int(limit) for limit in args.limits.split(",")]
-    found = {(name, limit): measure(build, limit, args.steps, args.overrides) for limit in limits for name, build in builds.items()}
+    found = {(name, limit): measure(build, args.config, limit, args.steps, args.overrides) for limit in limits for name, build in builds.items()}
     for limit in limits:
         per = {name: {k: v / found[name, limit]["samples"] for k, v in found[name, limit].items()} for name in builds}
         tokens = per["now"]["tokens"]
@@ -74,7 +75,7 @@ def main():
             print(json.dumps({"bench": "controller_bytes", "case": f"{way} of the controller, a sample of {tokens:.1f} tokens", "value": per["now"][way],
                               "unit": "bytes", "ratio": per["now"][way] / per["before"][way] if args.before else None, "goal": 1024 + 2 * tokens,
                               "machine": machine, "instruction_sets": [s for s in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if s in flags],
-                              "commit": commit(), "config": {"steps": args.steps, "limit": limit, "overrides": args.overrides}}), flush=True)
+                              "commit": commit(), "config": {"file": args.config, "steps": args.steps, "limit": limit, "overrides": args.overrides}}), flush=True)
 
 
 if __name__ == "__main__":

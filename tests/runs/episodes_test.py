@@ -77,6 +77,16 @@ class EpisodesTest(RunTest):
         self.assert_done(refused, 2)
         self.assertIn("sides", refused.stderr)
 
+    def test_what_is_said_and_heard_lies_in_files_of_its_workers(self):
+        run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=0")
+        self.wait_step(2, run)
+        writers = {(int(file.stem) >> 20) - 1 for file in self.path("tokens").glob("*.tpt")}
+        roles = {r["inc"]: r["role"] for r in self.journal() if r["kind"] == "JOIN"}
+        self.assertEqual({roles[inc] for inc in writers}, {"none", "environment"}, "engines and environments write")
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.lost_nothing()
+
     def test_killed_environment_workers_change_no_weight(self):
         args = ["deterministic=true", "train.steps=24", "checkpoint.every_steps=4"]
         self.assert_done(self.train(CONFIG, *args, run="calm"))

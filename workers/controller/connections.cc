@@ -145,6 +145,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
                  [&](up::SeesRun&) { logged_->Add(worker); },
                  [&](up::Stored& b) { logged_->Take(worker, b); },
+                 [&](up::CannotRead& b) { logged_->Take(worker, b); },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
                    b.grader = worker;
@@ -159,6 +160,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
                  [&](up::EnvStepped& b) {
                    metrics_->OnEnvironment(b);
+                   logged_->Note(worker, b.logged);
                    Feed(turns_->Take(worker, std::move(b)));
                  },
                  [&](up::Granted& b) {

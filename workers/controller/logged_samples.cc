@@ -10,7 +10,8 @@ namespace cmd = scheduler::command;
 namespace ev = scheduler::event;
 
 void LoggedSamples::Remember(const JournalRecord& r) {
-  if (const auto* join = std::get_if<record::Join>(&r); join != nullptr && join->role == Role::kNone) {
+  if (const auto* join = std::get_if<record::Join>(&r);
+      join != nullptr && (join->role == Role::kNone || join->role == Role::kEnvironment)) {
     alive_[join->worker.inc] = join->worker;
     newest_writer_ = std::max(newest_writer_, storage::WriterOf(storage::FirstFileOf(join->worker.inc)));
   }
@@ -25,8 +26,26 @@ void LoggedSamples::Remember(const JournalRecord& r) {
 }
 
 LoggedAttempt LoggedSamples::AttemptOf(const StoredSample& s) const {
-  return {s.tokens.tid, s.tokens.att,   s.tokens.finish, samples_.PromptOf(s.tokens.tid),
-          s.logged,     s.tokens.size()};
+  return {s.tokens.tid, s.tokens.att,     s.tokens.finish, samples_.PromptOf(s.tokens.tid),
+          s.logged,     s.tokens.segments};
+}
+
+StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, StatusOr<storage::TokenChain> chain) {
+  TP_RETURN_IF_ERROR(chain.status());
+  sample::Trajectory t{.tid = a.tid, .att = a.att, .finish = a.finish, .prompt = a.prompt};
+  auto read = chain->segments.begin();
+  for (const sample::Segment& said : a.outline) {
+    sample::Segment segment{.kind = said.kind};
+    if (said.size() > 0 && read != chain->segments.end()) segment = std::move(*read++);
+    if (segment.kind != said.kind || segment.size() != said.size())
+      return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
+    segment.turn = said.turn;
+    t.segments.push_back(std::move(segment));
+  }
+  if (read != chain->segments.end())
+    return DataLoss("tokens/ has more tokens of " + ToString(a.tid) + " than were said");
+  TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
+  return t;
 }
 
 // --- chunks
@@ -35,36 +54,64 @@ void LoggedSamples::Start(const cmd::StartChunk& c, bool greedy) {
   const StoredSample& s = samples_.Get(c.tid, c.att);
   const bool may = !c.tid.is_eval() && sees_.contains(c.worker);
   if (!s.logged.valid()) return Send(c, greedy, may && s.tokens.size() == 0, nullptr);
-  if (may && samples_.IsWith(c.worker, s)) return Send(c, greedy, true, nullptr);
+  if (may && (!s.read_here || samples_.IsWith(c.worker, s))) return Send(c, greedy, true, nullptr);
   const int64_t read = reads_++;
   reading_[read] = c;
-  ends_.read(AttemptOf(s), [this, c, greedy, may, read, place = s.logged](Chain chain) {
+  ends_.read(AttemptOf(s), [this, c, greedy, may, read, a = AttemptOf(s)](Chain chain) {
     // It was cancelled, or taken back from that slot.
     if (reading_.erase(read) == 0 || !ends_.expects({c.worker, c.slot}, c.tid, c.att)) return;
     StoredSample* now = samples_.Change(c.tid);
-    if (now == nullptr || now->tokens.att != c.att || now->logged != place ||
+    if (now == nullptr || now->tokens.att != c.att || now->logged != a.newest ||
         samples_.FindRow(c.tid) == nullptr) {
       ends_.feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kCancelled,
                                    "its tokens have changed while they were read"});
       return;
     }
-    if (!chain.ok()) {
-      ends_.feed(ev::TokensLost{c.tid, c.att, chain.status().message()});
-      return;
+    if (may && chain.ok()) {
+      now->files.merge(chain->files);
+      return Send(c, greedy, true, &chain->segments);
     }
-    now->files.merge(chain->files);
-    if (may) return Send(c, greedy, true, &chain->segments);
     // This worker's tokens come to the controller, so what is before them has to be here too.
-    now->tokens.segments = std::move(chain->segments);
-    now->logged = {};
-    Send(c, greedy, false, nullptr);
+    if (BringHere(a, std::move(chain))) Send(c, greedy, false, nullptr);
   });
+}
+
+bool LoggedSamples::BringHere(const LoggedAttempt& a, Chain chain) {
+  auto whole = Whole(a, std::move(chain));
+  if (!whole.ok()) {
+    ends_.feed(ev::TokensLost{a.tid, a.att, whole.status().message()});
+    return false;
+  }
+  StoredSample& s = samples_.Get(a.tid, a.att);
+  s.tokens.segments = std::move(whole->segments);
+  s.logged = {};
+  return true;
+}
+
+bool LoggedSamples::BringActions(const cmd::EnvStep& c, std::function<void()> again) {
+  const StoredSample* s = samples_.Find(c.tid);
+  if (s == nullptr || s->tokens.att != c.att || !s->logged.valid() ||
+      (sees_.contains(c.worker) && !s->read_here))
+    return false;
+  ends_.read(AttemptOf(*s), [this, a = AttemptOf(*s), again = std::move(again)](Chain chain) {
+    const StoredSample* now = samples_.Find(a.tid);
+    if (now == nullptr || now->tokens.att != a.att || samples_.FindRow(a.tid) == nullptr) return;
+    // Asked for twice, it is here already.
+    if (now->logged != a.newest || BringHere(a, std::move(chain))) again();
+  });
+  return true;
+}
+
+void LoggedSamples::Take(const WorkerRef& worker, const up::CannotRead& what) {
+  StoredSample* s = samples_.Change(what.tid);
+  if (s != nullptr && s->tokens.att == what.att && s->worker == worker) s->read_here = true;
 }
 
 void LoggedSamples::Send(const cmd::StartChunk& c, bool greedy, bool logs,
                          const std::vector<sample::Segment>* read) {
   down::StartChunk m = samples_.StartMessage(c, logs, read);
   m.greedy = greedy;
+  m.stores = logs && !episodes_;
   ends_.send(c.worker, std::move(m));
 }
 
@@ -85,7 +132,7 @@ bool LoggedSamples::Store(const cmd::StorePayload& c, TimePoint now) {
   Waiting& waiting = storing_[c.tid] = {.att = c.att, .since = now};
   if (s->stored) {
     FeedStored(c.tid);
-  } else if (!sees_.contains(s->logged_by)) {
+  } else if (episodes_ || !sees_.contains(s->logged_by)) {
     StoreHere(c.tid, waiting);
   }
   return true;
@@ -148,15 +195,17 @@ void LoggedSamples::Stored(const SampleId& tid, int32_t att) {
 }
 
 void LoggedSamples::Note(const WorkerRef& worker, const up::StepTokens& tokens) {
+  for (const up::ChunkDelta& c : tokens.chunks) Note(worker, c.logged);
+}
+
+void LoggedSamples::Note(const WorkerRef& worker, const storage::TokenPlace& place) {
   const int64_t writer = storage::WriterOf(storage::FirstFileOf(worker.inc));
-  for (const up::ChunkDelta& c : tokens.chunks) {
-    // TokenIntake refuses places in the log of another worker.
-    if (!c.logged.valid() || storage::WriterOf(c.logged.file) != writer) continue;
-    const auto [newest, first] = newest_tokens_.try_emplace(writer, c.logged.file);
-    if (newest->second >= c.logged.file) continue;
-    newest->second = c.logged.file;
-    rotated_ = true;
-  }
+  // Who takes the tokens refuses places in the log of another worker.
+  if (!place.valid() || storage::WriterOf(place.file) != writer) return;
+  const auto [newest, first] = newest_tokens_.try_emplace(writer, place.file);
+  if (newest->second >= place.file) return;
+  newest->second = place.file;
+  rotated_ = true;
 }
 
 void LoggedSamples::Tick(TimePoint now) {

@@ -1,10 +1,12 @@
 #pragma once
-// Samples whose tokens are in the token log of the worker that makes them (core/storage/token_log.h): the
-// controller has outlines of them and where their newest tokens are. The worker also writes the payload, when
-// the sample has ended. What the controller does about these samples is here: it gives their chunks out, to
-// another worker with the tokens read from the log, waits for the payload, and writes it itself where the
-// worker is gone or says nothing. The controller process and the simulated network run this very class. Owned
-// by the controller's loop.
+// Samples whose tokens are in the token logs of the workers that make them (core/storage/token_log.h): the
+// controller has outlines of them and where their newest tokens are. A worker that goes on with a sample of
+// another one, and an environment that answers, read there what they need. The worker also writes the
+// payload, when the sample has ended; that of an episode, whose turns several workers have written, is
+// written by the controller. What the controller does about these samples is here: it gives their chunks out,
+// reads tokens for workers that cannot, waits for the payload, and writes it itself where the worker is gone
+// or says nothing. The controller process and the simulated network run this very class. Owned by the
+// controller's loop.
 
 #include <cstdint>
 #include <functional>
@@ -36,8 +38,10 @@ struct LoggedAttempt {
   sample::Finish finish = sample::Finish::kEos;
   std::shared_ptr<const sample::Segment> prompt;
   storage::TokenPlace newest;
-  int64_t tokens = 0;
+  std::vector<sample::Segment> outline;
 };
+// The attempt with the tokens that were read. kDataLoss: they are not those of the outline.
+StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, StatusOr<storage::TokenChain> chain);
 
 class LoggedSamples {
  public:
@@ -55,7 +59,8 @@ class LoggedSamples {
     std::function<void(const std::string&)> warn;
     std::function<void()> prune;  // token files: a worker has begun a new one
   };
-  LoggedSamples(SampleStore& samples, Ends ends) : samples_(samples), ends_(std::move(ends)) {}
+  LoggedSamples(SampleStore& samples, bool episodes, Ends ends)
+      : samples_(samples), episodes_(episodes), ends_(std::move(ends)) {}
 
   // --- workers
   // Of every record, also those of earlier lives.
@@ -65,6 +70,8 @@ class LoggedSamples {
   void Add(const WorkerRef& worker) { sees_.insert(worker); }
   [[nodiscard]] bool Sees(const WorkerRef& worker) const { return sees_.contains(worker); }
   void Note(const WorkerRef& worker, const up::StepTokens& tokens);  // in which files they are
+  void Note(const WorkerRef& worker, const storage::TokenPlace& place);
+  void Take(const WorkerRef& worker, const up::CannotRead& what);
   void Take(const WorkerRef& worker, const up::Stored& stored);
   // What takes too long at its worker is done here.
   void Tick(TimePoint now);
@@ -74,6 +81,9 @@ class LoggedSamples {
   void Start(const scheduler::command::StartChunk& c, bool greedy);
   // A chunk that waits for its tokens to be read has ended; its worker has heard nothing of it.
   void Cancel(const scheduler::command::CancelChunk& c);
+  // The actions of the turn are in logs that its worker cannot read: they are read here, and `again` is
+  // called. False: they are not.
+  bool BringActions(const scheduler::command::EnvStep& c, std::function<void()> again);
   // False: it is not logged.
   bool Store(const scheduler::command::StorePayload& c, TimePoint now);
   // The grade waits until the payload can be read. False: it need not.
@@ -105,12 +115,14 @@ class LoggedSamples {
             const std::vector<sample::Segment>* read);
   void StoreHere(const SampleId& tid, Waiting& waiting);
   void FeedStored(const SampleId& tid);
+  bool BringHere(const LoggedAttempt& a, Chain chain);
   [[nodiscard]] LoggedAttempt AttemptOf(const StoredSample& s) const;
 
   SampleStore& samples_;
+  const bool episodes_;
   const Ends ends_;
   std::set<WorkerRef> sees_;                                   // the run's folder
-  std::map<Incarnation, WorkerRef> alive_;                     // devices that joined and were not fenced
+  std::map<Incarnation, WorkerRef> alive_;                     // writers that joined and were not fenced
   std::map<int64_t, int64_t> newest_payload_, newest_tokens_;  // files that workers named, by WriterOf
   bool rotated_ = false;                                       // one of newest_tokens_ is not the first
   int64_t newest_writer_ = 0;

@@ -306,8 +306,7 @@ Status ControllerProcess::Begin() {
   ends.feed = [this](scheduler::Event event) { Feed(std::move(event)); };
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   if (config_.cluster.reattach_grace_s <= 0) logged_->BeginAlone();
-  // What an episode's tokens are is asked for between its turns, and a fragment is its own payload.
-  if (config_.rl() != nullptr && !environment_ && fragments_ == nullptr) {
+  if (config_.rl() != nullptr && fragments_ == nullptr) {  // a fragment is its own payload
     TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, {paths.tokens(), paths.payload()}));
   }
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));

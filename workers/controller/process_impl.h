@@ -190,6 +190,8 @@ class ControllerProcess {
     return config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   }
   void MakeLoggedSamples();
+  // kInvalidArgument: tokens that neither an engine nor an environment can have made.
+  [[nodiscard]] Status CheckTurns(const sample::Trajectory& t) const;
   void ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then);
 
   // --- to people and files

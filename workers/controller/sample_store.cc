@@ -98,23 +98,26 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   const std::vector<int32_t>& prompt = RowOf(c.tid).row.prompt;
   m.logs = logs;
   m.before = stored.logged;
-  if (read == nullptr) {
-    m.generated = tokens.Ids();
-  } else {
-    m.generated = sample::Trajectory{.segments = *read}.Ids();
-  }
   const bool there = read == nullptr && stored.worker == c.worker && stored.with_worker > 0;
-  if (there && stored.logged.valid()) {
-    m.have = stored.with_worker;
-  } else if (there) {
+  if (read == nullptr && stored.logged.valid()) {
+    m.have = there ? stored.with_worker : 0;
+    m.unread = tokens.size() - m.have;
+    if (m.unread > 0) {
+      m.before = there ? stored.with_place : storage::TokenPlace{};
+      m.newest = stored.logged;
+    }
+  } else {
+    m.generated = (read == nullptr ? tokens : sample::Trajectory{.segments = *read}).Ids();
+  }
+  if (there && !stored.logged.valid()) {
     m.have = stored.with_worker;
     m.have_hash = sample::HashOfIds(prompt, m.generated, static_cast<size_t>(m.have));
     m.generated.erase(m.generated.begin(), m.generated.begin() + m.have);
-  } else {
-    m.prompt = prompt;
   }
+  if (!there) m.prompt = prompt;
   stored.worker = c.worker;
   stored.with_worker = tokens.size();
+  stored.with_place = stored.logged;
   if (stored.gid != c.gid) {
     if (const auto before = given_.find(stored.gid); before != given_.end()) {
       before->second.erase(c.tid);

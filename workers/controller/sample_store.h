@@ -30,11 +30,13 @@ struct StoredSample {
   // Who worked on it last has its prompt and the first `with_worker` tokens of its response still.
   WorkerRef worker;
   int64_t with_worker = 0;
-  GroupId gid;  // that the worker knows it by
+  storage::TokenPlace with_place;  // of the last of them, where they are in token logs
+  GroupId gid;                     // that the worker knows it by
   // Its tokens are in token logs, and `tokens` has their outline: where the newest are; not valid: they are
   // here. Who has logged them, in which files of all workers, and the payload that it has made of them.
   storage::TokenPlace logged;
   WorkerRef logged_by;
+  bool read_here = false;  // some worker could not read them
   std::set<int64_t> files;
   std::optional<storage::PayloadRef> stored;
   // The worker was asked for the tokens from here on: they come once, whatever comes before them.
@@ -63,8 +65,8 @@ class SampleStore {
     return s.worker == worker && s.with_worker == s.tokens.size();
   }
   // The message by which a worker starts this chunk, with the prompt and what has been generated so far, as
-  // far as the worker has them not; `greedy` is the caller's. logs: the worker is to log its tokens. read:
-  // the tokens of a logged sample, which the worker has not.  requires its row here
+  // far as the worker has them not; `greedy` is the caller's. logs: the worker is to log its tokens, and to
+  // read those of a logged sample that it has not; read: they are sent along.  requires its row here
   [[nodiscard]] down::StartChunk StartMessage(const scheduler::command::StartChunk& c, bool logs = false,
                                               const std::vector<sample::Segment>* read = nullptr);
 

@@ -36,7 +36,10 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
           record.files.insert(c.logged.file);
           record.stored.reset();
         }
-        if (record.worker == worker) record.with_worker = record.tokens.size();
+        if (record.worker == worker) {
+          record.with_worker = record.tokens.size();
+          record.with_place = record.logged;
+        }
         // What is said again is joined, over changes of weights, too: each version is to be known.
         for (const auto& [version, tokens] : runs)
           ends_.feed(ChunkProgress{worker, step.slot, c.tid, c.att, tokens, version});

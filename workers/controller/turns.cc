@@ -8,6 +8,8 @@
 namespace tidepool::workers {
 namespace {
 
+constexpr int64_t kMostTokens = int64_t{1} << 24;  // of one observation
+
 uint64_t HashIds(const std::vector<int32_t>& ids, size_t n) {
   return Hash64(std::string_view(reinterpret_cast<const char*>(ids.data()), n * sizeof(int32_t)));
 }
@@ -15,13 +17,16 @@ uint64_t HashIds(const std::vector<int32_t>& ids, size_t n) {
 }  // namespace
 
 down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* record) {
-  down::EnvStep m{c.tid, c.att, c.turn, {}, Seconds(c.timeout)};
+  down::EnvStep m{.tid = c.tid, .att = c.att, .turn = c.turn, .timeout_s = Seconds(c.timeout)};
   if (c.turn == 0 || record == nullptr) return m;
   StoredSample& s = *record;
   if (!s.tokens.segments.empty() && !s.tokens.segments.front().turn) {
     const EncodedRow* row = samples_.FindRow(c.tid);
     s.tokens.segments.front().turn = sample::TurnStart{row == nullptr ? 0 : row->state, 0};
   }
+  s.sealed = 0;
+  m.said = s.logged;
+  if (s.logged.valid()) return m;
   for (const sample::Segment& said : s.tokens.segments) {
     if (said.kind == sample::SegmentKind::kTokens && said.size() > 0)
       m.actions.push_back(rows_.ResponseText(said.ids));
@@ -48,6 +53,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
                                  .reward = reply.reward,
                                  .rewards = std::move(reply.rewards),
                                  .why = std::move(reply.why)};
+  if (StoredSample* s = samples_.Change(e.tid); reply.unread && s != nullptr && s->tokens.att == e.att)
+    s->read_here = true;
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
@@ -58,8 +65,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
   Pending p{.att = e.att,
             .turn = e.turn,
             .row = {},
-            .ids = {},
-            .history = environments::ExtendHistory(reply.history, reply.observation),
+            .logged = reply.logged,
+            .history = reply.next_history,
             .state = reply.state,
             .reward = reply.reward};
   if (e.turn == 0) {
@@ -82,15 +89,22 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     }
     samples_.Change(e.tid)->tokens.finish =
         e.done ? sample::Finish::kEos : sample::Finish::kLength;  // if it ends here
-    if (!e.done) {
+    if (!e.done && s->logged.valid()) {
+      e.observation_tokens = reply.logged_tokens;
+      if (storage::WriterOf(reply.logged.file) != storage::WriterOf(storage::FirstFileOf(worker.inc)) ||
+          e.observation_tokens <= 0 || e.observation_tokens > kMostTokens)
+        return broken("the observation of turn " + std::to_string(e.turn) +
+                      " is said to be where its worker writes none");
+      p.observation.outlined = e.observation_tokens;
+    } else if (!e.done) {
       const std::vector<int32_t> said = s->tokens.Ids();
       const bool ended = !said.empty() && rows_.IsEnd(said.back());
       auto ids = rows_.EncodeObservation(reply.observation, ended);
       if (!ids.ok())
         return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
-      p.ids = std::move(*ids);
-      e.observation_tokens = static_cast<int64_t>(p.ids.size());
-      if (p.ids.empty())
+      p.observation.ids = std::move(*ids);
+      e.observation_tokens = p.observation.size();
+      if (e.observation_tokens == 0)
         return broken("the observation of turn " + std::to_string(e.turn) + " has no tokens");
     }
   }
@@ -108,7 +122,12 @@ void Turns::Append(const scheduler::command::AppendObservation& c) {
     return;
   }
   StoredSample& s = samples_.Get(c.tid, c.att);
-  s.tokens.Append({.kind = sample::SegmentKind::kObservation, .ids = std::move(p.ids)});
+  if (p.observation.outlined) {
+    s.logged = p.logged;
+    s.logged_by = {};
+    s.files.insert(p.logged.file);
+  }
+  s.tokens.Append(std::move(p.observation));
   s.tokens.Append({.turn = sample::TurnStart{p.state, p.reward}});
   s.turns = c.turn;
   s.history = p.history;

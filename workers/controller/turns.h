@@ -2,9 +2,10 @@
 // The controller's side of episodes: token ids are the record, what an environment reads and says is derived.
 //
 // The record of a sample is what the policy said (loss 1) and what the environment answered (loss 0), in
-// turn; an answer is tokenised once and appended, nothing is ever tokenised again. Two things are checked
-// here: every prompt begins with the record before it, and a replayed episode repeats its observations. If
-// either fails, the sample is dropped as invalid data. Owned by the controller thread.
+// turn; an answer is tokenised once and appended, nothing is ever tokenised again. Where the workers see the
+// run's folder all of it is in their token logs (workers/side/logged_turns.h), and lengths and places are
+// here. Two things are checked: every prompt begins with the record before it, and a replayed episode repeats
+// its observations. If either fails, the sample is dropped as invalid data. Owned by the controller thread.
 
 #include <cstdint>
 #include <functional>
@@ -29,7 +30,7 @@ class Turns {
   Turns(const RowSource& rows, SampleStore& samples, Count count)
       : rows_(rows), samples_(samples), count_(std::move(count)) {}
 
-  // The command for the worker; its actions come from `record` (null for a reset).
+  // The command for the worker; its actions come from `record` (null for a reset), or it names their place.
   [[nodiscard]] down::EnvStep Step(const scheduler::command::EnvStep& c, StoredSample* record);
   // A reply: tokenises what it says and keeps that until Append. A reply that breaks the record becomes
   // kData.
@@ -44,8 +45,9 @@ class Turns {
   struct Pending {
     int32_t att = 0;
     int64_t turn = 0;
-    EncodedRow row;  // of turn 0
-    std::vector<int32_t> ids;
+    EncodedRow row;                                                          // of turn 0
+    sample::Segment observation{.kind = sample::SegmentKind::kObservation};  // an outline where it is logged
+    storage::TokenPlace logged;
     uint64_t history = 0, state = 0;
     double reward = 0;  // so far
   };

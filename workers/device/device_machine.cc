@@ -21,6 +21,8 @@ void DeviceMachine::Work(const std::function<int64_t()>& newest) {
     waiting_.pop_front();
     On(command, newest());
   }
+  if (reading_.empty() || exit_code_) return;
+  for (const DeviceWork::WasRead& read : work_->TakeRead()) GoOn(read);
 }
 
 void DeviceMachine::On(Command& command, int64_t newest) {
@@ -53,6 +55,7 @@ void DeviceMachine::On(const down::Attached& attached) {
       frame.slots.push_back({slot_, holds_, *digest, work_->StateStep(), *digest});
     if (done_ && !frame.slots.empty() && done_->step == work_->StateStep())
       frame.slots.back().done = {*done_};
+    reading_.clear();
     for (const auto& [tid, att] : held_.TakePartial()) work_->Cancel(tid, att);
     for (const scheduler::event::OfferedChunk& chunk : held_.Offered(slot_)) {
       if (frame.chunks.size() == up::kOfferedChunks) work_->Say(std::exchange(frame, {}));
@@ -68,6 +71,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
   if (anew) {  // the controller takes this process for a new one, whatever it was before
     work_->ForgetAll();
     held_.Clear();
+    reading_.clear();
     role_ = Role::kNone;
     epoch_ = {};
     admitted_ = holds_ = {};
@@ -111,6 +115,11 @@ void DeviceMachine::On(const down::Drain& c) {
   up::StepTokens tokens;
   for (const auto& [tid, att] : work_->Drain())
     held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
+  for (const auto& [key, chunk] : std::exchange(reading_, {})) {
+    held_.Absent(chunk);
+    held_.Say(
+        tokens.chunks.emplace_back(up::ChunkDelta{key.first, key.second, {}, true, ChunkEnd::kDrained, ""}));
+  }
   Say(std::move(tokens));
   work_->Say(up::Drained{.slot = c.slot, .epoch = c.epoch});
 }
@@ -137,10 +146,46 @@ void DeviceMachine::On(const down::Grant& c) {
 
 void DeviceMachine::On(down::StartChunk& c) {
   if (!Current(c.slot, c.epoch)) return;
-  if (!held_.Complete(c)) {
+  const bool here = held_.Complete(c);
+  if (!here || (c.unread > 0 && !work_->SeesRun())) {
+    if (here) held_.Absent(c);
     (void)work_->Cancel(c.tid, c.att);
     return End(c.tid, c.att, ChunkEnd::kCancelled, "the tokens before this chunk are not here any more");
   }
+  if (c.unread == 0) return Start(c);
+  work_->Read({c.tid, c.att, c.before, c.newest});
+  reading_.insert_or_assign(std::pair(c.tid, c.att), std::move(c));
+}
+
+// The chunk begins as one whose command has all tokens.
+void DeviceMachine::GoOn(const DeviceWork::WasRead& read) {
+  const auto at = reading_.find({read.what.tid, read.what.att});
+  if (at == reading_.end() || at->second.newest != read.what.newest || at->second.before != read.what.known)
+    return;  // of a chunk that is over
+  down::StartChunk c = std::move(at->second);
+  reading_.erase(at);
+  int64_t tokens = 0;
+  if (read.segments.ok()) {
+    for (const sample::Segment& s : *read.segments) tokens += s.size();
+  }
+  if (!read.segments.ok() || tokens != c.unread) {
+    held_.Absent(c);
+    work_->Say(up::CannotRead{c.tid, c.att});
+    return End(c.tid, c.att, ChunkEnd::kCancelled,
+               "its tokens cannot be read here: " +
+                   (read.segments.ok() ? "there are others" : read.segments.status().message()));
+  }
+  for (const sample::Segment& s : *read.segments) {
+    c.generated.insert(c.generated.end(), s.ids.begin(), s.ids.end());
+    c.routing_bytes += static_cast<int64_t>(s.routing.size());
+  }
+  c.before = std::exchange(c.newest, {});
+  c.unread = 0;
+  SayTokens();
+  Start(c);
+}
+
+void DeviceMachine::Start(down::StartChunk& c) {
   if (role_ != Role::kRollout || !work_->Serves() || c.version != admitted_) {
     held_.Begin(c);
     End(c.tid, c.att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
@@ -166,13 +211,19 @@ void DeviceMachine::End(const SampleId& tid, int32_t att, ChunkEnd end, const st
 // Says nothing where the chunk is over: its end is on its way, and a second one would end the next chunk.
 void DeviceMachine::On(const down::CancelChunk& c) {
   if (!Mine(c.slot)) return;
-  if (work_->Cancel(c.tid, c.att)) End(c.tid, c.att, ChunkEnd::kCancelled, "");
+  const bool waits = reading_.contains({c.tid, c.att});
+  if (waits) {
+    held_.Absent(reading_.at({c.tid, c.att}));
+    reading_.erase({c.tid, c.att});
+  }
+  if (work_->Cancel(c.tid, c.att) || waits) End(c.tid, c.att, ChunkEnd::kCancelled, "");
   held_.Drop(c.tid, c.att);
 }
 
 void DeviceMachine::On(const down::ForgetGroup& c) {
   if (!Mine(c.slot)) return;
   work_->ForgetGroup(c.gid);
+  std::erase_if(reading_, [&](const auto& item) { return item.second.gid == c.gid; });
   held_.Forget(c.gid);
 }
 

@@ -85,6 +85,19 @@ class DeviceWork {
   virtual Status Log(const std::vector<ToLog>& deltas) = 0;
   // Writes the payload of the attempt, beside all else, and says Stored.
   virtual void Store(HeldTokens::Finished finished) = 0;
+  // Reads the entries of an attempt behind `known` up to `newest`, by whomever they are, beside all else;
+  // what came of it is there for TakeRead before long.
+  struct ToRead {
+    SampleId tid;
+    int32_t att = 0;
+    storage::TokenPlace known, newest;
+  };
+  struct WasRead {
+    ToRead what;
+    StatusOr<std::vector<sample::Segment>> segments;
+  };
+  virtual void Read(const ToRead& what) = 0;
+  virtual std::vector<WasRead> TakeRead() = 0;
 
   // --- training. Digests are of the weights of the state that is here then.
   virtual StatusOr<uint64_t> InitState() = 0;
@@ -128,6 +141,8 @@ class DeviceMachine {
   static constexpr Duration kTogether = std::chrono::milliseconds(100);
   void SayTokens();  // those that wait: where no step follows
 
+  // Chunks wait for their tokens to be read: Work goes on with them, also where no command comes.
+  [[nodiscard]] bool Reads() const { return !reading_.empty(); }
   // A trainer that waits has columns to compute for rows to come: a piece at a time, commands go first.
   [[nodiscard]] bool CanPreview() const { return role_ == Role::kActor && work_->HasPreview(); }
   void PreviewPiece() { work_->PreviewPiece(); }  // requires CanPreview()
@@ -176,6 +191,8 @@ class DeviceMachine {
   void Say(up::StepTokens tokens);
   void Join(up::StepTokens tokens);
   Status Log(std::vector<up::ChunkDelta>& chunks);
+  void GoOn(const DeviceWork::WasRead& read);
+  void Start(down::StartChunk& c);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad = {});
@@ -190,6 +207,7 @@ class DeviceMachine {
   Version holds_;                                    // the weights in memory, whole; invalid: none, or torn
   std::optional<scheduler::event::TrainDone> done_;  // that was said last
   HeldTokens held_;
+  std::map<std::pair<SampleId, int32_t>, down::StartChunk> reading_;  // chunks whose tokens are being read
   std::optional<up::StepTokens> unsaid_;
   std::map<std::pair<SampleId, int32_t>, size_t> unsaid_at_;  // in unsaid_->chunks, the last of each attempt
   TimePoint unsaid_since_;

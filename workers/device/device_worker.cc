@@ -112,7 +112,7 @@ class DeviceWorker {
   // Takes what has come, makes one step. Set: the process has to end.
   std::optional<int> Turn() {
     const auto can_step = [this] { return machine_->CanStep() && link_->MayServe(); };
-    Receive(std::chrono::milliseconds(can_step() || machine_->CanPreview() ? 0 : 20));
+    Receive(std::chrono::milliseconds(can_step() || machine_->CanPreview() ? 0 : machine_->Reads() ? 1 : 20));
     work_->pages().Turned();
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });

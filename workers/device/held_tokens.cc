@@ -53,9 +53,15 @@ bool HeldTokens::Complete(down::StartChunk& c) {
     c.have = 0;
     return true;
   }
-  SetIdle(a, false);
-  a = Attempt{.gid = c.gid, .whole = false, .tokens = c.have + static_cast<int64_t>(c.generated.size())};
+  Absent(c);
   return false;
+}
+
+void HeldTokens::Absent(const down::StartChunk& c) {
+  Attempt& a = attempts_[{c.tid, c.att}];
+  SetIdle(a, false);
+  a = Attempt{
+      .gid = c.gid, .whole = false, .tokens = c.have + static_cast<int64_t>(c.generated.size()) + c.unread};
 }
 
 void HeldTokens::Begin(const down::StartChunk& c) {
@@ -76,6 +82,7 @@ void HeldTokens::Begin(const down::StartChunk& c) {
   a.prompt = c.prompt;
   a.gid = c.gid;
   a.logs = c.logs;
+  a.stores = c.stores;
   a.newest = c.before;
   a.max_new_tokens = c.max_new_tokens;
   a.routing_bytes = c.routing_bytes;
@@ -103,7 +110,7 @@ std::optional<HeldTokens::Finished> HeldTokens::FinishedBy(const up::ChunkDelta&
   if (it == attempts_.end() || !delta.ended) return std::nullopt;
   const Attempt& a = it->second;
   const bool all = delta.end == ChunkEnd::kChunkLimit && a.tokens >= a.max_new_tokens;
-  if (!a.logs || !a.newest.valid() || (!up::EndsSample(delta.end) && !all)) return std::nullopt;
+  if (!a.stores || !a.newest.valid() || (!up::EndsSample(delta.end) && !all)) return std::nullopt;
   return Finished{delta.tid, delta.att, up::FinishOf(delta.end), a.prompt, a.newest};
 }
 

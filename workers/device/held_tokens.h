@@ -26,6 +26,8 @@ class HeldTokens {
   // Puts prompt and tokens of the command, which are here, in their places. False: they are not here, or are
   // others; the attempt is known then, and nothing of it.
   bool Complete(down::StartChunk& c);
+  // The chunk ends before it has begun, with the attempt as long as its command says and nothing of it here.
+  void Absent(const down::StartChunk& c);
   // A whole chunk begins behind the tokens `generated` of its attempt. What is here of the attempt stays only
   // if it is just those tokens.
   void Begin(const down::StartChunk& c);
@@ -65,6 +67,7 @@ class HeldTokens {
     int64_t tokens = 0;                // of the attempt so far
     std::vector<int32_t> prompt, ids;  // ids: of all `tokens`; none where they are not known here
     bool logs = false;                 // its tokens go into the token log
+    bool stores = false;               // and its payload is written here when it has ended
     storage::TokenPlace newest;        // there
     int64_t max_new_tokens = 0;        // of the sample
     int64_t routing_bytes = 0;

@@ -102,6 +102,10 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] bool SeesRun() const override { return log_ != nullptr; }
   Status Log(const std::vector<ToLog>& deltas) override;
   void Store(HeldTokens::Finished finished) override { log_->Store(std::move(finished)); }
+  void Read(const ToRead& what) override { log_->Read(what); }
+  std::vector<WasRead> TakeRead() override {
+    return log_ == nullptr ? std::vector<WasRead>() : log_->TakeRead();
+  }
 
   StatusOr<uint64_t> InitState() override;
   StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override;

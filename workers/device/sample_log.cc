@@ -1,27 +1,34 @@
 #include "workers/device/sample_log.h"
 
 #include <chrono>
-#include <set>
-#include <thread>
+#include <map>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/storage/lazy_sync.h"
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 
-// Between a write and the sync that brings it to the disk, where nobody waits for it.
-constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+using Clock = std::chrono::steady_clock;
 
-struct SampleLog::State : std::enable_shared_from_this<State> {
+// What another host has written may take a moment to be seen here.
+constexpr auto kSeen = std::chrono::seconds(5);
+constexpr auto kAnswers = 2 * kSeen;  // the disk, or it is given up
+
+struct SampleLog::State {
   std::shared_ptr<FileSystem> fs;
   Options options;
   std::unique_ptr<storage::TokenLogWriter> tokens;  // the caller's
   std::unique_ptr<storage::PayloadWriter> payload;  // the disk thread's
+  std::unique_ptr<storage::LazySync> sync_soon;
   Mutex mu;
   std::function<void(up::Stored)> say TP_GUARDED_BY(mu);  // none: nobody is to be told any more
   std::vector<HeldTokens::Finished> waiting TP_GUARDED_BY(mu);
+  std::map<int64_t, std::pair<DeviceWork::ToRead, Clock::time_point>> reading TP_GUARDED_BY(mu);  // by count
+  int64_t reads TP_GUARDED_BY(mu) = 0;
+  std::vector<DeviceWork::WasRead> read TP_GUARDED_BY(mu);
 
   StatusOr<storage::PayloadRef> Write(const HeldTokens::Finished& f) {
     TP_ASSIGN_OR_RETURN(auto chain, storage::ReadTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
@@ -54,34 +61,12 @@ struct SampleLog::State : std::enable_shared_from_this<State> {
         for (up::Stored& s : stored) s.error = synced.message();
       }
     }
-    if (!options.sync && !all.empty()) SyncSoon(payload->current_file());
+    if (!options.sync && !all.empty()) sync_soon->Soon(payload->current_file());
     const MutexLock lock(mu);
     for (up::Stored& s : stored) {
       if (say) say(std::move(s));
     }
   }
-
-  // Nobody is told of an error: what this host has not written when it dies, no disk has.
-  void SyncSoon(const std::string& file) TP_EXCLUDES(mu) {
-    {
-      const MutexLock lock(mu);
-      if (!unsynced.insert(file).second || unsynced.size() > 1) return;
-    }
-    syncing.Do("group commit", [self = shared_from_this()](const DiskThread::Say& say) {
-      std::this_thread::sleep_for(kGroupCommit);
-      std::set<std::string> files;
-      {
-        const MutexLock lock(self->mu);
-        files = std::exchange(self->unsynced, {});
-      }
-      for (const std::string& each : files) {
-        say("fsync of " + each);
-        (void)self->fs->SyncFile(each);
-      }
-    });
-  }
-  std::set<std::string> unsynced TP_GUARDED_BY(mu);
-  DiskThread syncing;
 };
 
 SampleLog::~SampleLog() {
@@ -95,6 +80,7 @@ StatusOr<std::unique_ptr<SampleLog>> SampleLog::Open(std::shared_ptr<FileSystem>
   auto state = std::make_shared<State>();
   state->fs = std::move(fs);
   state->options = options;
+  state->sync_soon = std::make_unique<storage::LazySync>(state->fs);
   {
     const MutexLock lock(state->mu);
     state->say = std::move(say);
@@ -115,7 +101,7 @@ Status SampleLog::Log(const std::vector<DeviceWork::ToLog>& deltas) {
     entries.push_back({delta->tid, delta->att, delta->from, before, std::move(delta->tokens)});
   TP_ASSIGN_OR_RETURN(const auto places, state_->tokens->Append(entries));
   // Hosts that are to read it see what has reached the disk.
-  if (state_->options.sync) state_->SyncSoon(state_->tokens->current_file());
+  if (state_->options.sync) state_->sync_soon->Soon(state_->tokens->current_file());
   for (size_t i = 0; i < deltas.size(); ++i) {
     deltas[i].delta->tokens = entries[i].tokens.Outline();
     deltas[i].delta->logged = places[i];
@@ -129,6 +115,39 @@ void SampleLog::Store(HeldTokens::Finished finished) {
     state_->waiting.push_back(std::move(finished));
   }
   disk_.Do("write of payload/", [state = state_](const DiskThread::Say&) { state->WriteAll(); });
+}
+
+void SampleLog::Read(const DeviceWork::ToRead& what) {
+  const auto now = Clock::now();
+  int64_t number = 0;
+  {
+    const MutexLock lock(state_->mu);
+    number = ++state_->reads;
+    state_->reading.emplace(number, std::pair(what, now + kAnswers));
+  }
+  // All that is asked for together has the time to be seen together.
+  const auto until = state_->options.sync ? now + kSeen : now;
+  reading_.Do("read of tokens/", [state = state_, what, number, until](const DiskThread::Say&) {
+    auto chain = storage::AwaitTokenChain(*state->fs, storage::RunPaths(state->options.run_dir).tokens(),
+                                          what.tid, what.att, what.newest, until, what.known);
+    const MutexLock lock(state->mu);
+    if (state->reading.erase(number) == 0) return;  // given up
+    if (chain.ok()) {
+      state->read.push_back({what, std::move(chain->segments)});
+    } else {
+      state->read.push_back({what, chain.status()});
+    }
+  });
+}
+
+std::vector<DeviceWork::WasRead> SampleLog::TakeRead() {
+  const MutexLock lock(state_->mu);
+  for (auto it = state_->reading.begin(); it != state_->reading.end();) {
+    if (Clock::now() < it->second.second) break;  // the later ones have more time
+    state_->read.push_back({it->second.first, DeadlineExceeded("the disk of tokens/ does not answer")});
+    it = state_->reading.erase(it);
+  }
+  return std::exchange(state_->read, {});
 }
 
 }  // namespace tidepool::workers

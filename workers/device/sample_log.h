@@ -1,9 +1,10 @@
 #pragma once
 // What this incarnation of a device worker writes into the run's folder: the tokens of the samples that it
 // works on (core/storage/token_log.h), and the payloads of those that have ended here
-// (core/storage/payload.h). One thread calls. Tokens are written by it: they are in the page cache before
-// anybody hears of them, and no disk is waited for. Payloads are read together and written by a thread of
-// their own.
+// (core/storage/payload.h); and what it reads there of samples that others worked on before. One thread
+// calls. Tokens are written by it: they are in the page cache before anybody hears of them, and no disk is
+// waited for. Payloads are read together and written by a thread of their own, and tokens are read by another
+// one.
 
 #include <functional>
 #include <memory>
@@ -14,7 +15,6 @@
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
-#include "core/storage/token_log.h"
 #include "workers/device/device_machine.h"
 #include "workers/net/messages.h"
 
@@ -37,13 +37,16 @@ class SampleLog {
   SampleLog& operator=(const SampleLog&) = delete;
   Status Log(const std::vector<DeviceWork::ToLog>& deltas);
   void Store(HeldTokens::Finished finished);
+  void Read(const DeviceWork::ToRead& what);
+  // What was read since the last call. kDeadlineExceeded: the disk does not answer.
+  std::vector<DeviceWork::WasRead> TakeRead();
 
  private:
   struct State;
   explicit SampleLog(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<State> state_;  // the disk's threads have it too, which may hang
-  DiskThread disk_;
+  DiskThread disk_, reading_;
 };
 
 }  // namespace tidepool::workers

@@ -78,6 +78,11 @@ struct Heartbeat {
 // The first message of a worker that sees the run's folder (Welcome::token_proof): a device writes what it
 // samples there, a grader reads it.
 struct SeesRun {};
+// The tokens that a chunk was to go on behind (StartChunk::unread); its end comes next.
+struct CannotRead {
+  SampleId tid;
+  int32_t att = 0;
+};
 // What engine steps made of an attempt.
 struct ChunkDelta {
   SampleId tid;
@@ -123,11 +128,15 @@ struct EnvStepped {
   int32_t att = 0;
   int64_t turn = 0;
   GradeOutcome outcome = GradeOutcome::kOk;
-  std::string observation;  // what the policy reads next
-  double reward = 0;        // of the episode so far
+  std::string observation;  // what the policy reads next; empty where it is in a token log:
+  storage::TokenPlace logged;
+  int64_t logged_tokens = 0;
+  bool unread = false;  // the actions could not be read
+  double reward = 0;    // of the episode so far
   bool done = false;
   std::vector<std::pair<std::string, double>> rewards;  // the first is the verdict of an evaluation
-  uint64_t history = 0;  // of all observations before this one: a replay arrives at the same
+  uint64_t history = 0;       // of all observations before this one: a replay arrives at the same
+  uint64_t next_history = 0;  // and with this one
   uint64_t state =
       0;  // hash of the state that the policy acts in next; equal states of a group have equal ones
   std::string why;
@@ -173,7 +182,7 @@ using FromWorkerBody =
     std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
-                 up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored>;
+                 up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored, up::CannotRead>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken
@@ -225,10 +234,12 @@ struct StartChunk {
   // they are not in a token log.
   int64_t have = 0;
   uint64_t have_hash = 0;
-  // The tokens of this attempt go into the worker's token log, and its payload is written there when it has
-  // ended. before: the entry that has the last of `generated`.
-  bool logs = false;
-  storage::TokenPlace before;
+  // The tokens of this attempt go into the worker's token log; stores: and the worker writes its payload when
+  // it has ended. before: the entry that has the last of `generated`. Behind it are `unread` more tokens in
+  // token logs, up to the entry `newest`, which the worker reads there.
+  bool logs = false, stores = false;
+  storage::TokenPlace before, newest;
+  int64_t unread = 0;
   std::vector<int32_t> prompt, generated;
   int64_t chunk_tokens = 0;    // at most so many new tokens now
   int64_t max_new_tokens = 0;  // of the sample
@@ -263,6 +274,9 @@ struct EnvStep {
   int32_t att = 0;
   int64_t turn = 0;  // how many actions; -1: all of a finished episode, for its reward
   std::vector<std::string> actions;
+  // Where this is valid, the actions are what the policy has said in token logs, up to this entry, and what
+  // the environment answers goes into its worker's own log, behind it.
+  storage::TokenPlace said;
   double timeout_s = 0;  // for this turn
 };
 using command::Admit;

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "core/base/call_watch.h"
+#include "core/base/file_system.h"
+#include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/environments/episode.h"
 #include "core/policy/spec.h"
@@ -17,6 +19,7 @@
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/logged_turns.h"
 #include "workers/side/vector_service.h"
 
 namespace tidepool::workers {
@@ -46,6 +49,11 @@ class EnvironmentWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
+    auto logged = LoggedTurns::Open(std::make_shared<RealFileSystem>(), config_, welcome);
+    if (!logged.ok() && logged.status().code() != StatusCode::kNotFound)
+      LogWorkerFailure("token_log", logged.status().message());
+    logged_ =
+        logged.ok() ? *std::move(logged) : nullptr;  // else words come from the controller, and go there
     if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
     StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
@@ -55,6 +63,8 @@ class EnvironmentWorker : public SideWorker {
     auto* step = std::get_if<down::EnvStep>(&command);
     if (step != nullptr && host_ != nullptr) steps_.Put(std::move(*step));
   }
+
+  [[nodiscard]] bool SeesRun() const override { return logged_ != nullptr; }
 
   // Due while the player is in a game that takes its time.
   void Answer() override { SayDue(); }
@@ -78,7 +88,7 @@ class EnvironmentWorker : public SideWorker {
   // A thread of its own: the loop says that the worker lives while a game takes its time.
   void Work(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      for (const down::EnvStep& step : steps_.Take(UntilTheNextIsDue(), 1)) Play(step);
+      for (down::EnvStep& step : steps_.Take(UntilTheNextIsDue(), 1)) Play(step);
       if (!stop.stop_requested()) SayDue();
     }
   }
@@ -120,15 +130,42 @@ class EnvironmentWorker : public SideWorker {
     return {.what = label_, .on = std::move(on), .limit_s = step.timeout_s, .key = key};
   }
 
-  // The game is computed now; what came of it is said when the turn's time has passed.
-  void Play(const down::EnvStep& step) {
-    const auto begin = Clock::now();
-    const TimePoint trace_begin = TraceNow();
+  // Actions and observation may lie in token logs.
+  up::EnvStepped Turn(down::EnvStep& step) {
+    const auto disk = [&] {
+      return PluginCall{.what = "the disk of tokens/",
+                        .on = "turn " + std::to_string(step.turn) + " of sample " + ToString(step.tid)};
+    };
+    StatusOr<LoggedTurns::Said> said = LoggedTurns::Said{};
+    if (step.said.valid()) {
+      const CallWatch::Call call(watch_, disk());
+      said =
+          logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here") : logged_->Read(step);
+    }
+    if (!said.ok()) {
+      up::EnvStepped unread{.tid = step.tid, .att = step.att, .turn = step.turn};
+      unread.outcome = GradeOutcome::kInfra;
+      unread.unread = true;
+      unread.why = "the policy's words cannot be read: " + said.status().message();
+      return unread;
+    }
     up::EnvStepped out;
     {
       const CallWatch::Call call(watch_, CallOf(step));
       out = PlayTurn(*host_, config_.environment()->name, step);
     }
+    if (step.said.valid() && out.outcome == GradeOutcome::kOk && !out.done && step.turn > 0) {
+      const CallWatch::Call call(watch_, disk());
+      logged_->Write(step, *said, out);
+    }
+    return out;
+  }
+
+  // The game is computed now; what came of it is said when the turn's time has passed.
+  void Play(down::EnvStep& step) {
+    const auto begin = Clock::now();
+    const TimePoint trace_begin = TraceNow();
+    up::EnvStepped out = Turn(step);
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
@@ -155,6 +192,7 @@ class EnvironmentWorker : public SideWorker {
   const bool hosts_vector_;
   JobConfig config_;
   std::unique_ptr<environments::EpisodeHost> host_;
+  std::unique_ptr<LoggedTurns> logged_;   // null: the run's folder is not seen here
   std::unique_ptr<VectorServer> vector_;  // in place of host_
   std::string label_;
   Mailbox<down::EnvStep> steps_;
@@ -181,6 +219,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
     out.done = played->done;
     out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {environment, played->reward}};
     out.history = played->history;
+    out.next_history = environments::ExtendHistory(out.history, out.observation);
     out.state = played->state;
   } else {
     out.outcome = GradeOutcome::kData;

@@ -100,6 +100,26 @@ TEST(TokenLogTest, DamageIsFoundAndNamed) {
   EXPECT_THAT(read(second).message(), HasSubstr("ends within the tokens there"));
 }
 
+TEST(TokenLogTest, WhatIsBehindAKnownEntryIsReadAlone) {
+  MemoryFileSystem fs;
+  Rng rng(7);
+  const SampleId tid{1, 0, 0};
+  auto engine = *TokenLogWriter::Open(fs, kDir, "run", FirstFileOf(Incarnation{0}));
+  auto environment = *TokenLogWriter::Open(fs, kDir, "run", FirstFileOf(Incarnation{1}));
+  const auto said = (*engine->Append({{tid, 0, 0, {}, Sampled(rng, 10)}}))[0];
+  const sample::Segment answer{.kind = sample::SegmentKind::kObservation, .ids = {4, 5, 6}};
+  const auto heard = (*environment->Append({{tid, 0, 10, said, answer}}))[0];
+  const auto all = ReadTokenChain(fs, kDir, tid, 0, heard);
+  ASSERT_TRUE(all.ok()) << all.status().ToString();
+  EXPECT_EQ(all->segments.size(), 2u);
+  const auto behind = ReadTokenChain(fs, kDir, tid, 0, heard, said);
+  ASSERT_TRUE(behind.ok()) << behind.status().ToString();
+  EXPECT_EQ(behind->segments, std::vector{answer});
+  EXPECT_EQ(behind->files, std::set<int64_t>{heard.file});
+  // A place that is not of this attempt's chain is never met: then it is read from its beginning.
+  EXPECT_EQ(ReadTokenChain(fs, kDir, tid, 0, heard, {said.file, said.offset + 1})->segments, all->segments);
+}
+
 TEST(TokenLogTest, FilesThatNobodyGoesOnWithAreDeleted) {
   MemoryFileSystem fs;
   Rng rng(5);

@@ -64,6 +64,7 @@ class TurnsTest : public testing::Test {
             .reward = played->reward,
             .done = played->done,
             .history = played->history,
+            .next_history = environments::ExtendHistory(played->history, played->observation),
             .state = played->state};
   }
   scheduler::event::EnvStepped Turn(int64_t turn) {
@@ -106,6 +107,44 @@ TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
   EXPECT_EQ(s.tokens.LossMask(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
   EXPECT_TRUE(sample::Encode(samples_.Finished(tid_)).ok()) << "still one record";
   EXPECT_TRUE(turns_->CheckPrefix(s).ok());
+}
+
+// Where tokens are in the workers' logs, the record has outlines and places.
+TEST_F(TurnsTest, ALoggedRecordGrowsByPlaces) {
+  Open();
+  (void)turns_->Take(worker_, Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr)));
+  turns_->Append({row_, 0, 0});
+  Say("d", true);
+  StoredSample& s = *samples_.Change(tid_);
+  s.tokens.segments[0] = s.tokens.segments[0].Outline();
+  s.logged = {storage::FirstFileOf(Incarnation{0}), 70};
+  const down::EnvStep step = turns_->Step({worker_, tid_, 0, 1, {}}, &s);
+  EXPECT_EQ(step.said, s.logged);
+  EXPECT_TRUE(step.actions.empty());
+  up::EnvStepped reply = Play({.tid = tid_, .turn = 1, .actions = {"d"}});
+  reply.observation = "";
+  reply.logged_tokens = 5;
+  for (const int64_t file : {storage::FirstFileOf(Incarnation{0}), int64_t{-1}}) {
+    reply.logged = {file, 80};
+    EXPECT_THAT(turns_->Take(worker_, reply).why, HasSubstr("where its worker writes none"));
+  }
+  reply.logged = {storage::FirstFileOf(worker_.inc), 80};
+  const auto taken = turns_->Take(worker_, reply);
+  EXPECT_EQ(taken.outcome, GradeOutcome::kOk) << taken.why;
+  EXPECT_EQ(taken.observation_tokens, 5);
+  turns_->Append({tid_, 0, 1});
+  EXPECT_EQ(s.tokens.size(), 7);
+  EXPECT_EQ(s.logged, reply.logged);
+  EXPECT_TRUE(s.files.contains(reply.logged.file));
+  EXPECT_TRUE(turns_->CheckPrefix(s).ok());
+  ASSERT_EQ(s.tokens.segments.size(), 3u);
+  EXPECT_EQ(s.tokens.segments[2].turn->state, reply.state);
+
+  reply.turn = 2;
+  reply.unread = true;
+  reply.outcome = GradeOutcome::kInfra;
+  EXPECT_EQ(turns_->Take(worker_, reply).outcome, GradeOutcome::kInfra);
+  EXPECT_TRUE(s.read_here) << "the next try has the words";
 }
 
 TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/workers/net/model_device.h"
 
 namespace tidepool::workers {
@@ -122,6 +124,84 @@ TEST_F(DeviceMachineTest, TheSameIncarnationGoesOnAndAnotherBeginsAnew) {
   EXPECT_FALSE(machine.CanStep());
   Tell(down::Resend{kSlot, {1, 0, 0}, 0, 0}, 4, 4);
   EXPECT_TRUE(said.empty());
+}
+
+// Tokens that others have logged are read here, beside all else.
+TEST_F(DeviceMachineTest, AChunkGoesOnBehindWhatIsReadInTokenLogs) {
+  world.logs_share = 1;
+  const SampleId tid{1, 0, 0};
+  auto& log = world.logs[8];
+  log.push_back({{tid, 0}, 0, {}, {.ids = {4, 5}, .logprobs = {-1, -1}, .versions = {{kVersion, 2}}}});
+  log.push_back({{tid, 0}, 2, {8, 0}, {.kind = sample::SegmentKind::kObservation, .ids = {6}}});
+  const auto serve = [&] {
+    Tell(down::Attached{3, 0});
+    Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
+    Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
+    Tell(down::Load{kSlot, kVersion, 99, "", false});
+    Tell(down::Admit{.slot = kSlot, .v = kVersion});
+    said.clear();
+  };
+  serve();
+  down::StartChunk c = Chunk(tid);
+  c.logs = true;
+  c.prompt = {1, 2};
+  c.newest = {8, 1};
+  c.unread = 3;
+  // Put and not told: what was read comes back at the next turn of the loop.
+  machine.Put(Command{3, c});
+  machine.Work([] { return int64_t{3}; });
+  ASSERT_TRUE(machine.CanStep()) << "it was read within the same turn";
+  StepAndSay(machine);
+  const auto made = Said<up::StepTokens>().chunks[0];
+  EXPECT_EQ(made.from, 3);
+  EXPECT_TRUE(made.logged.valid());
+  const auto chain = world.Chain(tid, 0, made.logged);
+  ASSERT_TRUE(chain.ok()) << chain.status().ToString();
+  EXPECT_EQ(chain->segments.size(), 3u);
+
+  // Ends while it is being read: the attempt is as long as the controller thinks.
+  device.answers_reads = false;
+  for (const bool drained : {false, true}) {
+    down::StartChunk other = c;
+    other.tid = {2, 0, 0};
+    Tell(other);
+    EXPECT_TRUE(machine.Reads());
+    EXPECT_TRUE(said.empty());
+    if (drained) {
+      Tell(down::Drain{.slot = kSlot, .epoch = {3}});
+      ASSERT_EQ(said.size(), 2u);
+    } else {
+      Tell(down::CancelChunk{.slot = kSlot, .tid = {2, 0, 0}});
+      ASSERT_EQ(said.size(), 1u);
+    }
+    const auto& ends = std::get<up::StepTokens>(said[0]).chunks;
+    const auto end = std::ranges::find(ends, SampleId{2, 0, 0}, &up::ChunkDelta::tid);
+    ASSERT_NE(end, ends.end());
+    EXPECT_EQ(end->end, drained ? ChunkEnd::kDrained : ChunkEnd::kCancelled);
+    EXPECT_EQ(end->from, 3);
+    said.clear();
+    EXPECT_FALSE(machine.Reads());
+  }
+}
+
+TEST_F(DeviceMachineTest, TokensThatCannotBeReadAreAskedOfTheController) {
+  world.logs_share = 1;
+  Tell(down::Attached{3, 0});
+  Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
+  Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
+  Tell(down::Load{kSlot, kVersion, 99, "", false});
+  Tell(down::Admit{.slot = kSlot, .v = kVersion});
+  said.clear();
+  down::StartChunk c = Chunk({1, 0, 0});
+  c.logs = true;
+  c.newest = {8, 1};
+  c.unread = 3;
+  Tell(c);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(std::get<up::CannotRead>(said[0]).tid, c.tid);
+  const auto& end = std::get<up::StepTokens>(said[1]).chunks[0];
+  EXPECT_EQ(end.end, ChunkEnd::kCancelled);
+  EXPECT_EQ(end.from, 3);
 }
 
 TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {

@@ -96,7 +96,8 @@ class Sim {
     };
     world_.bad_load = world_.bad_step = 0.02;
     world_.logs_share = 0.7;
-    world_.bad_payload = world_.lost_tokens = 0.02;
+    world_.bad_payload = 0.02;
+    world_.lost_tokens = 0.05;
   }
   ~Sim() { network_.EndAll(); }
 
@@ -275,7 +276,7 @@ class Sim {
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
           behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0, logged = 0,
-          read = 0, begun_again = 0, previewed = 0;
+          read = 0, read_by_devices = 0, logged_turns = 0, begun_again = 0, previewed = 0;
   std::map<std::string, int64_t> closed;
 };
 
@@ -301,6 +302,8 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     seen.done += sim.done ? 1 : 0;
     seen.bad_rows += sim.bad_rows;
     seen.logged += sim.world().logged, seen.read += sim.world().read;
+    seen.read_by_devices += sim.world().read_by_devices;
+    seen.logged_turns += sim.world().logged_turns;
     seen.begun_again += sim.begun_again;
   }
   // A simulation in which nothing happens proves nothing.
@@ -321,7 +324,8 @@ TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   EXPECT_GT(seen.previewed, kSeeds);
   EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
   EXPECT_GT(seen.logged, 100 * kSeeds);
-  EXPECT_GT(seen.read, kSeeds);
+  EXPECT_GT(seen.read, kSeeds / 4);
+  EXPECT_GT(seen.read_by_devices, kSeeds);
   EXPECT_GT(seen.begun_again, kSeeds / 20);
   EXPECT_GT(seen.fenced, kSeeds / 20);
   EXPECT_GT(seen.refused, 0);
@@ -367,7 +371,12 @@ TEST(AttachmentSimTest, SamplesThatAreEpisodes) {
   job.environment.reset_timeout_s = job.environment.step_timeout_s = 20;
   for (const double grace_s : {15, 0}) {
     job.fleet.reattach_grace_s = grace_s;
-    EXPECT_GT(RunSeeds(200, job, &episodes).turns, 100 * 200);
+    const Seen seen = RunSeeds(200, job, &episodes);
+    EXPECT_GT(seen.turns, 100 * 200);
+    EXPECT_GT(seen.logged_turns, 20 * 200);
+    EXPECT_GT(seen.read_by_devices, 20 * 200);
+    EXPECT_GT(seen.read, 200) << "what a worker cannot read is read by the controller";
+    EXPECT_GT(seen.begun_again, 200 / 20);
   }
 }
 

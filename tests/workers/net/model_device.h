@@ -52,13 +52,14 @@ struct ModelWorld {
   double logs_share = 0;   // of processes that see the run's folder
   double bad_payload = 0;  // chance that one cannot be written by its worker
   double lost_tokens = 0;  // chance that an attempt cannot be read
-  int64_t logged = 0, read = 0;
-  StatusOr<storage::TokenChain> Chain(const SampleId& tid, int32_t att, storage::TokenPlace at) {
+  int64_t logged = 0, read = 0, read_by_devices = 0, logged_turns = 0;
+  StatusOr<storage::TokenChain> Chain(const SampleId& tid, int32_t att, storage::TokenPlace at,
+                                      const storage::TokenPlace& known = {}) {
     sample::Trajectory joined;
     std::vector<sample::Segment> back;
     storage::TokenChain chain;
     int64_t from = -1;
-    while (from != 0) {
+    while (from != 0 && !(known.valid() && at == known)) {
       const auto file = logs.find(at.file);
       if (file == logs.end() || at.offset >= static_cast<int64_t>(file->second.size()))
         return NotFound("no log");
@@ -101,6 +102,7 @@ class ModelDevice : public DeviceWork {
   std::function<void(int64_t)> on_begin;
   std::function<void(FromWorkerBody)> on_say;
   bool outlives = true;
+  bool answers_reads = true;
   int64_t mean_tokens = 12;
   double busy_s = 0;  // what was done since this was last set to 0 would have taken so long
   // At most so long. False: what is waited for has not happened.
@@ -113,7 +115,8 @@ class ModelDevice : public DeviceWork {
 
   Status Welcomed(const down::Welcome& welcome, bool anew) override {
     inc_ = welcome.inc;
-    if (anew) logs_ = world_->words == nullptr && rng_.Chance(world_->logs_share);
+    if (anew) logs_ = rng_.Chance(world_->logs_share);
+    if (anew) read_.clear();
     return OkStatus();
   }
   [[nodiscard]] bool SeesRun() const override { return logs_; }
@@ -140,6 +143,19 @@ class ModelDevice : public DeviceWork {
       world_->payload[{stored.ref.file, stored.ref.offset}] = std::move(t);
     }
     Say(std::move(stored));
+  }
+  void Read(const ToRead& what) override {
+    ++world_->read_by_devices;
+    auto chain = world_->Chain(what.tid, what.att, what.newest, what.known);
+    if (rng_.Chance(world_->lost_tokens)) chain = DataLoss("a bad disk");
+    if (chain.ok()) {
+      read_.push_back({what, std::move(chain->segments)});
+    } else {
+      read_.push_back({what, chain.status()});
+    }
+  }
+  std::vector<WasRead> TakeRead() override {
+    return answers_reads ? std::exchange(read_, {}) : std::vector<WasRead>();
   }
   [[nodiscard]] bool OutlivesController() const override { return outlives; }
   void FinishCheckpoint() override {}
@@ -372,7 +388,8 @@ class ModelDevice : public DeviceWork {
   Rng rng_;
   Incarnation inc_;
   bool rollout_ = false;
-  bool logs_ = false;     // tokens, in the run's folder
+  bool logs_ = false;  // tokens, in the run's folder
+  std::vector<WasRead> read_;
   int64_t payloads_ = 0;  // that it wrote there
   uint64_t weights_ = 0;  // 0: torn
   Version version_;

@@ -31,36 +31,33 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                                Send(w, std::move(what));
                              }}) {
   logged_ = std::make_unique<LoggedSamples>(
-      samples_, LoggedSamples::Ends{
-                    .expects = [this](const SlotRef& on, const SampleId& tid,
-                                      int32_t att) { return controller_->Expects(on, tid, att); },
-                    .read =
-                        [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
-                          ++world_->read;
-                          Later(0.01, [this, a, then = std::move(then)] {
-                            then(network_->rng.Chance(world_->lost_tokens)
-                                     ? LoggedSamples::Chain(DataLoss("a bad disk"))
-                                     : world_->Chain(a.tid, a.att, a.newest));
-                          });
-                        },
-                    .send = [this](const WorkerRef& w, down::StartChunk m) { SendChunk(w, std::move(m)); },
-                    .store =
-                        [this](const LoggedAttempt& a) {
-                          Later(0.01, [this, a] {
-                            auto chain = world_->Chain(a.tid, a.att, a.newest);
-                            if (!chain.ok() || network_->rng.Chance(world_->lost_tokens))
-                              return Feed(ev::TokensLost{a.tid, a.att, "a bad disk"});
-                            StoreHere({.tid = a.tid,
-                                       .att = a.att,
-                                       .finish = a.finish,
-                                       .prompt = a.prompt,
-                                       .segments = std::move(chain->segments)});
-                          });
-                        },
-                    .grade = [this](const cmd::Grade& c) { SendGrade(c); },
-                    .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
-                    .warn = [](const std::string&) {},
-                    .prune = [] {}});
+      samples_, world->words != nullptr,
+      LoggedSamples::Ends{
+          .expects = [this](const SlotRef& on, const SampleId& tid,
+                            int32_t att) { return controller_->Expects(on, tid, att); },
+          .read =
+              [this](const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then) {
+                ++world_->read;
+                Later(0.01, [this, a, then = std::move(then)] {
+                  then(network_->rng.Chance(world_->lost_tokens)
+                           ? LoggedSamples::Chain(DataLoss("a bad disk"))
+                           : world_->Chain(a.tid, a.att, a.newest));
+                });
+              },
+          .send = [this](const WorkerRef& w, down::StartChunk m) { SendChunk(w, std::move(m)); },
+          .store =
+              [this](const LoggedAttempt& a) {
+                Later(0.01, [this, a] {
+                  auto whole = Whole(a, world_->Chain(a.tid, a.att, a.newest));
+                  if (!whole.ok() || network_->rng.Chance(world_->lost_tokens))
+                    return Feed(ev::TokensLost{a.tid, a.att, "a bad disk"});
+                  StoreHere(*whole);
+                });
+              },
+          .grade = [this](const cmd::Grade& c) { SendGrade(c); },
+          .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
+          .warn = [](const std::string&) {},
+          .prune = [] {}});
   for (const JournalEntry& entry : files->journal) logged_->Remember(entry.record);
   if (!network->outlives) logged_->BeginAlone();
   auto created = scheduler::Controller::Create(options, files->journal);
@@ -273,12 +270,15 @@ void SimController::OnMessage(Attachments::Message& e) {
           logged_->Add(worker);
         } else if constexpr (std::is_same_v<B, up::Stored>) {
           logged_->Take(worker, b);
+        } else if constexpr (std::is_same_v<B, up::CannotRead>) {
+          logged_->Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
           feed(ev::Heartbeat{{}, {}, std::move(b.op), b.op_seq});
         } else if constexpr (std::is_same_v<B, up::Graded>) {
           b.grader = worker;
           Feed(ev::Graded(b));
         } else if constexpr (std::is_same_v<B, up::EnvStepped>) {
+          logged_->Note(worker, b.logged);
           Feed(turns_->Take(worker, std::move(b)));
         } else if constexpr (std::is_same_v<B, up::Pulled>) {
           feed(ev::Pulled(b));
@@ -363,7 +363,7 @@ void SimController::CheckMade(const sample::Trajectory& t) {
 void SimController::SendChunk(const WorkerRef& worker, down::StartChunk m) {
   const StoredSample* s = samples_.Find(m.tid);
   if (s != nullptr && s->tokens.att == m.att &&
-      m.have + static_cast<int64_t>(m.generated.size()) != s->tokens.size())
+      m.have + static_cast<int64_t>(m.generated.size()) + m.unread != s->tokens.size())
     Wrong(ToString(m.tid) + " is given out with another number of tokens than there are");
   left_out += m.have;
   Send(worker, std::move(m));
@@ -444,6 +444,7 @@ struct SimController::Do {
     StoredSample* record = nullptr;
     if (c.turn != 0) {
       s.EnsureRow(c.tid);
+      if (s.logged_->BringActions(c, [&s = s, c] { Do{s}(c); })) return;
       record = s.controller_->FindPayload(c.tid) == nullptr ? s.samples_.Change(c.tid) : nullptr;
       if (record == nullptr) {
         auto t = s.Recorded(c.tid);
