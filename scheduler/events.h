@@ -139,11 +139,13 @@ struct PayloadStored {
   int64_t file = -1, offset = 0, bytes = 0;
   std::vector<record::VersionTokens> versions;  // of the tokens with loss; empty: not known
 };
-// What was generated of a running attempt cannot be read any more: the sample begins again.
+// What was generated of a running attempt cannot be read any more: the sample begins again. data: it can be
+// read, and nothing can have generated it; the sample is dropped.
 struct TokensLost {
   SampleId tid;
   int32_t att = 0;
   std::string why;
+  bool data = false;
 };
 // The data row of a newly issued group could be read and tokenised / could not.
 struct RowReady {

@@ -145,6 +145,7 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
     back.push_back(std::move(entry.tokens));
     if (end == 0 || (known.valid() && at == known)) break;
   }
+  chain.from = end;
   sample::Trajectory joined;
   for (auto segment = back.rbegin(); segment != back.rend(); ++segment) joined.Append(std::move(*segment));
   chain.segments = std::move(joined.segments);

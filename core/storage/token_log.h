@@ -74,6 +74,7 @@ class TokenLogWriter {
 struct TokenChain {
   std::vector<sample::Segment> segments;  // joined where they are of one kind
   std::set<int64_t> files;
+  int64_t from = 0;  // tokens of the attempt that go before
 };
 // All of the attempt up to the entry at `newest`; or what is behind the entry at `known`.  kNotFound,
 // kDataLoss: it is not there whole.

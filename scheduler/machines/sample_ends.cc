@@ -91,6 +91,14 @@ void SampleFlow::On(const event::TokensLost& e) {
     return;
   }
   all_.life.Moved();
+  if (e.data) {
+    const std::string share = CountUnplayable(e.why);
+    if (all_.life.over()) return;
+    out_.Warn("data_invalid",
+              "sample " + ToString(e.tid) + " is dropped, its tokens are wrong: " + e.why + share,
+              {{"tid", ToString(e.tid)}});
+    return DropSample(e.tid, DropReason::kDataInvalid);
+  }
   if (++lost_[e.tid] >= kMost)
     return all_.life.Fail("storage", "controller",
                           "the tokens of sample " + ToString(e.tid) + " were lost " + std::to_string(kMost) +

@@ -84,6 +84,9 @@ class JoinTest(RunTest):
         self.started.append(host)
         # What is lost is started again, with the identity that it had.
         self.wait_step(2, run)
+        second = self.command("host", str(mine))
+        self.assertEqual(second.returncode, 2, second.stderr)
+        self.assertRegex(second.stderr, rf"host.lock: locked by a host that has joined, pid {host.pid}\b")
         first = (mine / "place-1" / "reward.crt").read_text()
         pids = subprocess.run(["pgrep", "-f", f"token-file={mine}/place-1/"], capture_output=True, text=True).stdout.split()
         self.assertEqual(len(pids), 1)

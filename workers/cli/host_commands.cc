@@ -17,6 +17,7 @@
 
 #include "core/base/host_name.h"
 #include "core/base/places.h"
+#include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/training_slots.h"
 #include "core/storage/run_directory.h"
@@ -71,7 +72,15 @@ void Host(CommandContext& context, HostOptions options, const std::string& join)
   if (const fs::path absolute = fs::absolute(options.run_dir, error); !error)
     options.run_dir = absolute.lexically_normal().string();
   const std::string who = "host " + std::to_string(options.index) + " (" + HostName() + "): ";
+  // Of a host that has joined: two in one folder would be two workers with one identity at every place.
+  std::unique_ptr<FileLock> lock;
   const auto joined = [&]() -> StatusOr<std::optional<JoinedHost>> {
+    RealFileSystem disk;
+    if (!join.empty()) TP_RETURN_IF_ERROR(disk.MakeDirectories(options.run_dir));
+    if (!join.empty() || HasJoined(options.run_dir)) {
+      TP_ASSIGN_OR_RETURN(
+          lock, disk.Lock(options.run_dir + "/host.lock", storage::ThisProcess("a host that has joined,")));
+    }
     if (!join.empty()) TP_RETURN_IF_ERROR(JoinHost(join, options.run_dir));
     return ReadJoinedHost(options.run_dir);
   }();

@@ -159,9 +159,9 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    Feed(ev::Graded(std::move(b)));
                  },
                  [&](up::EnvStepped& b) {
-                   metrics_->OnEnvironment(b);
+                   if (!b.unread) metrics_->OnEnvironment(b);
                    logged_->Note(worker, b.logged);
-                   Feed(turns_->Take(worker, std::move(b)));
+                   if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
                  },
                  [&](up::Granted& b) {
                    const auto& granted = places_->places().at(place).granted;

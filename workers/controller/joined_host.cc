@@ -55,9 +55,11 @@ Status JoinHost(const std::string& file, const std::string& dir) {
   return disk.RemoveFile(file);  // it is of no use to anybody any more
 }
 
+bool HasJoined(const std::string& dir) { return RealFileSystem().Exists(File(dir)); }
+
 StatusOr<std::optional<JoinedHost>> ReadJoinedHost(const std::string& dir) {
   RealFileSystem disk;
-  if (!disk.Exists(File(dir))) return std::optional<JoinedHost>();
+  if (!HasJoined(dir)) return std::optional<JoinedHost>();
   TP_ASSIGN_OR_RETURN(const std::string text, disk.ReadFile(File(dir), 1 << 24));
   JoinedHost joined;
   if (!FromJson(nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false), joined) ||

@@ -31,6 +31,7 @@ TP_FIELDS(JoinedHost, run_id, address, shared_memory, places)
 // the same file may be used again: places that have come are left as they are; the error names one that needs
 // another token. Errors of Join and ReadJoinTokens; kFailedPrecondition: `dir` is of another run.
 Status JoinHost(const std::string& file, const std::string& dir);
+[[nodiscard]] bool HasJoined(const std::string& dir);  // with this folder
 // Nullopt: nobody has joined with this folder. kDataLoss: joined.json does not parse.
 StatusOr<std::optional<JoinedHost>> ReadJoinedHost(const std::string& dir);
 

@@ -19,6 +19,7 @@ void LoggedSamples::Remember(const JournalRecord& r) {
   if (fence == nullptr) return;
   alive_.erase(fence->worker.inc);
   sees_.erase(fence->worker);
+  blind_.erase(fence->worker);
   for (auto& [tid, waiting] : storing_) {
     const StoredSample* s = samples_.Find(tid);
     if (s != nullptr && s->logged_by == fence->worker) StoreHere(tid, waiting);
@@ -78,8 +79,9 @@ void LoggedSamples::Start(const cmd::StartChunk& c, bool greedy) {
 
 bool LoggedSamples::BringHere(const LoggedAttempt& a, Chain chain) {
   auto whole = Whole(a, std::move(chain));
-  if (!whole.ok()) {
-    ends_.feed(ev::TokensLost{a.tid, a.att, whole.status().message()});
+  const Status sound = whole.ok() ? ends_.check(*whole) : whole.status();
+  if (!sound.ok()) {
+    ends_.feed(ev::TokensLost{a.tid, a.att, sound.message(), sound.code() == StatusCode::kInvalidArgument});
     return false;
   }
   StoredSample& s = samples_.Get(a.tid, a.att);
@@ -88,18 +90,60 @@ bool LoggedSamples::BringHere(const LoggedAttempt& a, Chain chain) {
   return true;
 }
 
-bool LoggedSamples::BringActions(const cmd::EnvStep& c, std::function<void()> again) {
-  const StoredSample* s = samples_.Find(c.tid);
-  if (s == nullptr || s->tokens.att != c.att || !s->logged.valid() ||
-      (sees_.contains(c.worker) && !s->read_here))
-    return false;
-  ends_.read(AttemptOf(*s), [this, a = AttemptOf(*s), again = std::move(again)](Chain chain) {
-    const StoredSample* now = samples_.Find(a.tid);
-    if (now == nullptr || now->tokens.att != a.att || samples_.FindRow(a.tid) == nullptr) return;
-    // Asked for twice, it is here already.
-    if (now->logged != a.newest || BringHere(a, std::move(chain))) again();
-  });
+bool LoggedSamples::Play(const cmd::EnvStep& c, Turns& turns) {
+  StoredSample* s = samples_.Change(c.tid);
+  if (s == nullptr || s->tokens.att != c.att || !s->logged.valid()) return false;
+  played_[c.tid] = c;
+  if (s->read_here || blind_.contains(c.worker)) {
+    BringActions(c, turns);
+  } else {
+    ends_.play(c.worker, turns.Step(c, s));
+  }
   return true;
+}
+
+bool LoggedSamples::Again(const WorkerRef& worker, const up::EnvStepped& reply, Turns& turns) {
+  const auto played = played_.find(reply.tid);
+  if (played == played_.end() || played->second.worker != worker || played->second.att != reply.att ||
+      played->second.turn != reply.turn)
+    return false;  // that it is over is what the scheduler finds
+  if (!reply.unread) {
+    played_.erase(played);
+    return false;
+  }
+  BringActions(played->second, turns);
+  return true;
+}
+
+// Whatever comes of it, the worker's turn is answered: by what it plays, or here.
+void LoggedSamples::BringActions(const cmd::EnvStep& c, Turns& turns) {
+  const StoredSample* s = samples_.Find(c.tid);
+  const auto over = [this](const cmd::EnvStep& turn) {
+    const auto played = played_.find(turn.tid);
+    if (played != played_.end() && played->second.att == turn.att && played->second.turn == turn.turn &&
+        played->second.worker == turn.worker)
+      played_.erase(played);
+    ends_.feed(ev::EnvStepped{.worker = turn.worker,
+                              .tid = turn.tid,
+                              .att = turn.att,
+                              .turn = turn.turn,
+                              .outcome = GradeOutcome::kInfra,
+                              .why = "its actions cannot be read"});
+  };
+  if (s == nullptr || s->tokens.att != c.att) return over(c);
+  if (!s->logged.valid()) return ends_.play(c.worker, turns.Step(c, samples_.Change(c.tid)));
+  ends_.read(AttemptOf(*s), [this, a = AttemptOf(*s), c, over, &turns](Chain chain) {
+    StoredSample* now = samples_.Change(a.tid);
+    const bool there = now != nullptr && now->tokens.att == a.att && samples_.FindRow(a.tid) != nullptr;
+    // The turn was given to another worker meanwhile, or is over; or it was asked for twice.
+    const bool same = there && (now->logged == a.newest || !now->logged.valid());
+    if (same && now->logged.valid()) {
+      if (chain.ok()) blind_.insert(c.worker);
+      if (!BringHere(a, std::move(chain))) return over(c);
+    }
+    if (!same) return over(c);
+    ends_.play(c.worker, turns.Step(c, now));
+  });
 }
 
 void LoggedSamples::Take(const WorkerRef& worker, const up::CannotRead& what) {
@@ -225,6 +269,7 @@ bool LoggedSamples::Grade(const cmd::Grade& c) {
 }
 
 void LoggedSamples::Forget(const SampleId& tid) {
+  played_.erase(tid);
   storing_.erase(tid);
   grades_.erase(tid);
 }
@@ -248,7 +293,9 @@ LoggedSamples::TokenFiles LoggedSamples::InUse() const {
   for (const auto& [inc, worker] : alive_) {
     const int64_t first = storage::FirstFileOf(inc);
     const auto newest = newest_tokens_.find(storage::WriterOf(first));
-    in.writing[storage::WriterOf(first)] = newest == newest_tokens_.end() ? first : newest->second;
+    // What it wrote before it began the newest may be about to be said.
+    in.writing[storage::WriterOf(first)] =
+        newest == newest_tokens_.end() ? first : std::max(first, newest->second - 1);
   }
   return in;
 }

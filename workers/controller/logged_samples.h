@@ -27,6 +27,7 @@
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
 #include "workers/controller/sample_store.h"
+#include "workers/controller/turns.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
@@ -51,10 +52,13 @@ class LoggedSamples {
     // Reads it and calls `then` on the loop, later.
     std::function<void(const LoggedAttempt&, std::function<void(Chain)> then)> read;
     std::function<void(const WorkerRef&, down::StartChunk)> send;
+    // kInvalidArgument: neither an engine nor an environment can have made these.
+    std::function<Status(const sample::Trajectory&)> check;
     // Writes the payload here: Stored(tid, att) is called when that is known, or the scheduler told
     // TokensLost.
     std::function<void(LoggedAttempt)> store;
     std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
+    std::function<void(const WorkerRef&, down::EnvStep)> play;
     std::function<void(scheduler::Event)> feed;
     std::function<void(const std::string&)> warn;
     std::function<void()> prune;  // token files: a worker has begun a new one
@@ -81,9 +85,12 @@ class LoggedSamples {
   void Start(const scheduler::command::StartChunk& c, bool greedy);
   // A chunk that waits for its tokens to be read has ended; its worker has heard nothing of it.
   void Cancel(const scheduler::command::CancelChunk& c);
-  // The actions of the turn are in logs that its worker cannot read: they are read here, and `again` is
-  // called. False: they are not.
-  bool BringActions(const scheduler::command::EnvStep& c, std::function<void()> again);
+  // Has the turn played by a worker that reads the actions in the logs; where it has said that it cannot,
+  // they are brought here first. False: they are here. requires the sample's row in the store
+  bool Play(const scheduler::command::EnvStep& c, Turns& turns);
+  // A reply. True: its worker could not read; the turn goes there again, with the actions, and the reply is
+  // none.
+  bool Again(const WorkerRef& worker, const up::EnvStepped& reply, Turns& turns);
   // False: it is not logged.
   bool Store(const scheduler::command::StorePayload& c, TimePoint now);
   // The grade waits until the payload can be read. False: it need not.
@@ -116,6 +123,7 @@ class LoggedSamples {
   void StoreHere(const SampleId& tid, Waiting& waiting);
   void FeedStored(const SampleId& tid);
   bool BringHere(const LoggedAttempt& a, Chain chain);
+  void BringActions(const scheduler::command::EnvStep& c, Turns& turns);
   [[nodiscard]] LoggedAttempt AttemptOf(const StoredSample& s) const;
 
   SampleStore& samples_;
@@ -130,6 +138,8 @@ class LoggedSamples {
   std::map<int64_t, scheduler::command::StartChunk> reading_;  // that wait for it, by the count of reads
   std::map<SampleId, Waiting> storing_;                        // the scheduler wants their payload
   std::map<SampleId, scheduler::command::Grade> grades_;
+  std::map<SampleId, scheduler::command::EnvStep> played_;  // turns whose workers read the actions themselves
+  std::set<WorkerRef> blind_;  // environment workers that could not, when they could be read here
 };
 
 }  // namespace tidepool::workers

@@ -191,7 +191,7 @@ class ControllerProcess {
   }
   void MakeLoggedSamples();
   // kInvalidArgument: tokens that neither an engine nor an environment can have made.
-  [[nodiscard]] Status CheckTurns(const sample::Trajectory& t) const;
+  [[nodiscard]] Status CheckTokens(const sample::Trajectory& t) const;
   void ReadTokens(const LoggedAttempt& a, std::function<void(LoggedSamples::Chain)> then);
 
   // --- to people and files

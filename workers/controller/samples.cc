@@ -148,9 +148,7 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
 void ControllerProcess::Do(const cmd::EnvStep& c) {
   if (c.turn == 0) return Send(c.worker, turns_->Step(c, nullptr));
   if (controller_->FindPayload(c.tid) == nullptr && EnsureRow(c.tid)) {
-    if (logged_->BringActions(c, [this, c] { Do(c); })) return;
-    if (StoredSample* s = samples_.Change(c.tid); s != nullptr && s->tokens.att == c.att && s->logged.valid())
-      return Send(c.worker, turns_->Step(c, s));
+    if (logged_->Play(c, *turns_)) return;
   }
   recorded_->Read(std::vector{c.tid}, [this, c](Trajectories recorded) {
     StatusOr<sample::Trajectory>& t = recorded.front();
@@ -189,7 +187,7 @@ void ControllerProcess::ReadTokens(const LoggedAttempt& a, std::function<void(Lo
   });
 }
 
-Status ControllerProcess::CheckTurns(const sample::Trajectory& t) const {
+Status ControllerProcess::CheckTokens(const sample::Trajectory& t) const {
   const int64_t vocabulary = rows_->tokenizer().vocab_size();
   for (const sample::Segment& s : t.segments) {
     if (s.kind == sample::SegmentKind::kTokens) TP_RETURN_IF_ERROR(s.CheckSampled(vocabulary));
@@ -218,11 +216,13 @@ void ControllerProcess::MakeLoggedSamples() {
     ReadTokens(a, [this, a](LoggedSamples::Chain chain) {
       auto whole = Whole(a, std::move(chain));
       // What a grader would look at otherwise.
-      const Status sound = !whole.ok() ? whole.status() : environment_ ? CheckTurns(*whole) : OkStatus();
+      const Status sound = !whole.ok() ? whole.status() : environment_ ? CheckTokens(*whole) : OkStatus();
       if (sound.ok()) return storage_->Store(*std::move(whole));
-      Feed(ev::TokensLost{a.tid, a.att, sound.message()});
+      Feed(ev::TokensLost{a.tid, a.att, sound.message(), sound.code() == StatusCode::kInvalidArgument});
     });
   };
+  ends.check = [this](const sample::Trajectory& t) { return CheckTokens(t); };
+  ends.play = [this](const WorkerRef& w, down::EnvStep m) { Send(w, std::move(m)); };
   ends.grade = [this](const cmd::Grade& c) { Do(c); };
   ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
   ends.warn = [this](const std::string& line) { Warn(line); };

@@ -53,8 +53,6 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
                                  .reward = reply.reward,
                                  .rewards = std::move(reply.rewards),
                                  .why = std::move(reply.why)};
-  if (StoredSample* s = samples_.Change(e.tid); reply.unread && s != nullptr && s->tokens.att == e.att)
-    s->read_here = true;
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
@@ -81,6 +79,12 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     const StoredSample* s = samples_.Find(e.tid);
     if (s == nullptr || s->tokens.att != e.att || s->turns + 1 != e.turn)
       return e;  // of an attempt that is over: refused
+    // It was played twice, and the words were brought here for the other worker.
+    if (reply.logged.valid() && !s->logged.valid()) {
+      e.outcome = GradeOutcome::kInfra;
+      e.why = "its tokens were brought to the controller meanwhile";
+      return e;
+    }
     if (reply.history != HistoryOf(e.tid, *s)) {
       count_("env/prefix_violations");
       return broken(

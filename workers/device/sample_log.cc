@@ -128,6 +128,10 @@ void SampleLog::Read(const DeviceWork::ToRead& what) {
   // All that is asked for together has the time to be seen together.
   const auto until = state_->options.sync ? now + kSeen : now;
   reading_.Do("read of tokens/", [state = state_, what, number, until](const DiskThread::Say&) {
+    {
+      const MutexLock lock(state->mu);
+      if (!state->reading.contains(number)) return;  // given up
+    }
     auto chain = storage::AwaitTokenChain(*state->fs, storage::RunPaths(state->options.run_dir).tokens(),
                                           what.tid, what.att, what.newest, until, what.known);
     const MutexLock lock(state->mu);

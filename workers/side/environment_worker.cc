@@ -61,7 +61,7 @@ class EnvironmentWorker : public SideWorker {
 
   void Take(ToWorkerBody& command) override {
     auto* step = std::get_if<down::EnvStep>(&command);
-    if (step != nullptr && host_ != nullptr) steps_.Put(std::move(*step));
+    if (step != nullptr && host_ != nullptr) steps_.Put({std::move(*step), Clock::now()});
   }
 
   [[nodiscard]] bool SeesRun() const override { return logged_ != nullptr; }
@@ -85,10 +85,14 @@ class EnvironmentWorker : public SideWorker {
   }
 
  private:
+  struct Asked {
+    down::EnvStep step;
+    Clock::time_point at;
+  };
   // A thread of its own: the loop says that the worker lives while a game takes its time.
   void Work(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      for (down::EnvStep& step : steps_.Take(UntilTheNextIsDue(), 1)) Play(step);
+      for (Asked& asked : steps_.Take(UntilTheNextIsDue(), 1)) Play(asked);
       if (!stop.stop_requested()) SayDue();
     }
   }
@@ -131,46 +135,46 @@ class EnvironmentWorker : public SideWorker {
   }
 
   // Actions and observation may lie in token logs.
-  up::EnvStepped Turn(down::EnvStep& step) {
-    const auto disk = [&] {
-      return PluginCall{.what = "the disk of tokens/",
-                        .on = "turn " + std::to_string(step.turn) + " of sample " + ToString(step.tid)};
+  up::EnvStepped Turn(Asked& asked) {
+    down::EnvStep& step = asked.step;
+    const auto failed = [&](const Status& why) {
+      up::EnvStepped reply{.tid = step.tid, .att = step.att, .turn = step.turn};
+      reply.unread = why.code() != StatusCode::kInvalidArgument;
+      reply.outcome = reply.unread ? GradeOutcome::kInfra : GradeOutcome::kData;
+      reply.why = "the policy's words: " + why.message();
+      return reply;
     };
     StatusOr<LoggedTurns::Said> said = LoggedTurns::Said{};
-    if (step.said.valid()) {
-      const CallWatch::Call call(watch_, disk());
-      said =
-          logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here") : logged_->Read(step);
-    }
-    if (!said.ok()) {
-      up::EnvStepped unread{.tid = step.tid, .att = step.att, .turn = step.turn};
-      unread.outcome = GradeOutcome::kInfra;
-      unread.unread = true;
-      unread.why = "the policy's words cannot be read: " + said.status().message();
-      return unread;
-    }
+    if (step.said.valid())
+      said = logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here")
+                                : logged_->Read(step, asked.at);
+    if (!said.ok()) return failed(said.status());
     up::EnvStepped out;
     {
       const CallWatch::Call call(watch_, CallOf(step));
       out = PlayTurn(*host_, config_.environment()->name, step);
     }
+    if (logged_ != nullptr && out.done) logged_->Forget(step.tid);
     if (step.said.valid() && out.outcome == GradeOutcome::kOk && !out.done && step.turn > 0) {
-      const CallWatch::Call call(watch_, disk());
-      logged_->Write(step, *said, out);
+      // Its words go to the controller then, which asks for them.
+      if (const Status written = logged_->Write(step, *said, out); !written.ok())
+        return failed(Unavailable(written.message()));
     }
     return out;
   }
 
   // The game is computed now; what came of it is said when the turn's time has passed.
-  void Play(down::EnvStep& step) {
+  void Play(Asked& asked) {
     const auto begin = Clock::now();
     const TimePoint trace_begin = TraceNow();
-    up::EnvStepped out = Turn(step);
+    const down::EnvStep& step = asked.step;
+    up::EnvStepped out = Turn(asked);
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
                                   : 0;
     if (!config_.cluster.pace.empty()) takes *= config_.cluster.pace_scale;  // modelled time, as the slots'
+    if (out.unread) takes = 0;                                               // it was not played
     if (takes > step.timeout_s) {
       takes = step.timeout_s;
       out.outcome = GradeOutcome::kInfra;
@@ -195,7 +199,7 @@ class EnvironmentWorker : public SideWorker {
   std::unique_ptr<LoggedTurns> logged_;   // null: the run's folder is not seen here
   std::unique_ptr<VectorServer> vector_;  // in place of host_
   std::string label_;
-  Mailbox<down::EnvStep> steps_;
+  Mailbox<Asked> steps_;
   CallWatch watch_;
   Mutex mu_;
   std::multimap<Clock::time_point, Waiting> due_ TP_GUARDED_BY(mu_);

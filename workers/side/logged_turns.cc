@@ -1,64 +1,111 @@
 #include "workers/side/logged_turns.h"
 
-#include <chrono>
 #include <utility>
-#include <vector>
 
+#include "core/storage/lazy_sync.h"
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
+
+constexpr size_t kMostKnown = 4096;  // attempts; of more, all are read again
+
+struct LoggedTurns::Disk {
+  std::shared_ptr<FileSystem> fs;
+  std::string dir, run_id;
+  int64_t first = 0;  // number of this worker's first file
+  std::unique_ptr<storage::TokenLogWriter> log;
+  std::unique_ptr<storage::LazySync> sync;  // null: the page cache is enough
+
+  Status Begin() {
+    TP_ASSIGN_OR_RETURN(log, storage::TokenLogWriter::Open(*fs, dir, run_id, first));
+    return OkStatus();
+  }
+  StatusOr<storage::TokenPlace> Append(const storage::LoggedTokens& entry) {
+    const auto places = log->Append({entry});
+    if (!places.ok()) {
+      TP_RETURN_IF_ERROR(Begin());  // an error of a file is final: the next entry begins another one
+      return places.status();
+    }
+    if (sync != nullptr) sync->Soon(log->current_file());
+    return places->front();
+  }
+};
 
 StatusOr<std::unique_ptr<LoggedTurns>> LoggedTurns::Open(std::shared_ptr<FileSystem> fs,
                                                          const JobConfig& config,
                                                          const down::Welcome& welcome) {
   const storage::RunPaths paths(welcome.run_dir);
   if (!storage::HasTokenProof(*fs, {paths.tokens(), paths.payload()}, welcome.token_proof))
-    return NotFound("the run's folder is not seen here");
+    return std::unique_ptr<LoggedTurns>();
   std::unique_ptr<LoggedTurns> turns(new LoggedTurns());
-  turns->dir_ = paths.tokens();
   TP_ASSIGN_OR_RETURN(turns->rows_, RowSource::Create(config, welcome.model_dir));
-  TP_ASSIGN_OR_RETURN(turns->log_, storage::TokenLogWriter::Open(*fs, turns->dir_, welcome.run_id,
-                                                                 storage::FirstFileOf(welcome.inc)));
-  if (welcome.sync_payload) turns->sync_ = std::make_unique<storage::LazySync>(fs);
-  turns->fs_ = std::move(fs);
+  turns->files_ = std::make_shared<Disk>();
+  Disk& files = *turns->files_;
+  if (welcome.sync_payload) files.sync = std::make_unique<storage::LazySync>(fs);
+  files.fs = std::move(fs);
+  files.dir = paths.tokens();
+  files.run_id = welcome.run_id;
+  files.first = storage::FirstFileOf(welcome.inc);
+  TP_RETURN_IF_ERROR(files.Begin());
   return turns;
 }
 
-StatusOr<LoggedTurns::Said> LoggedTurns::Read(down::EnvStep& step) const {
+template <typename Work>
+auto LoggedTurns::OnDisk(const std::string& operation, Work work) -> decltype(work()) {
+  const Status silent = DeadlineExceeded("the disk of tokens/ does not answer");
+  if (const auto busy = disk_.Busy(); busy && busy->takes > kPatience) return silent;
+  auto done = disk_.DoWithin(kPatience, operation, std::move(work));
+  return done ? *std::move(done) : silent;
+}
+
+StatusOr<LoggedTurns::Said> LoggedTurns::Read(down::EnvStep& step, Clock::time_point asked) {
   // What another host has written may take a moment to be seen here; other games wait meanwhile.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(sync_ == nullptr ? 0 : 2);
-  TP_ASSIGN_OR_RETURN(const storage::TokenChain chain,
-                      storage::AwaitTokenChain(*fs_, dir_, step.tid, step.att, step.said, until));
-  Said said;
+  const auto until = asked + (files_->sync == nullptr ? std::chrono::seconds(0) : std::chrono::seconds(2));
+  const auto known = known_.find(step.tid);
+  Known at = known != known_.end() && known->second.att == step.att ? known->second : Known{.att = step.att};
+  TP_ASSIGN_OR_RETURN(
+      const storage::TokenChain chain,
+      OnDisk("read of tokens/",
+             [files = files_, until, place = at.place, tid = step.tid, att = step.att, newest = step.said] {
+               return storage::AwaitTokenChain(*files->fs, files->dir, tid, att, newest, until, place);
+             }));
+  if (chain.from == 0) at = {.att = step.att};
+  if (chain.from != at.tokens)
+    return DataLoss("the log has other tokens of " + ToString(step.tid) + " than it had before");
+  Said said{.tokens = at.tokens};
   for (const sample::Segment& s : chain.segments) {
     said.tokens += s.size();
     if (s.kind != sample::SegmentKind::kTokens) continue;
     TP_RETURN_IF_ERROR(s.CheckSampled(rows_->tokenizer().vocab_size()));
-    step.actions.push_back(rows_->ResponseText(s.ids));
+    at.actions.push_back(rows_->ResponseText(s.ids));
     said.ended = !s.ids.empty() && rows_->IsEnd(s.ids.back());
   }
+  step.actions = std::move(at.actions);
   return said;
 }
 
-void LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvStepped& reply) {
-  const auto fail = [&](GradeOutcome outcome, const std::string& why) {
-    reply.outcome = outcome;
+Status LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvStepped& reply) {
+  const auto wrong = [&](const std::string& why) {
+    reply.outcome = GradeOutcome::kData;
     reply.why = "the observation of turn " + std::to_string(step.turn) + why;
+    return OkStatus();
   };
-  auto ids = rows_->EncodeObservation(std::exchange(reply.observation, {}), said.ended);
-  if (!ids.ok()) return fail(GradeOutcome::kData, ": " + ids.status().message());
-  if (ids->empty()) return fail(GradeOutcome::kData, " has no tokens");
-  reply.logged_tokens = static_cast<int64_t>(ids->size());
-  const auto places =
-      log_->Append({{.tid = step.tid,
-                     .att = step.att,
-                     .from = said.tokens,
-                     .before = step.said,
-                     .tokens = {.kind = sample::SegmentKind::kObservation, .ids = *std::move(ids)}}});
-  if (!places.ok()) return fail(GradeOutcome::kInfra, " cannot be written: " + places.status().message());
-  reply.logged = places->front();
-  if (sync_ != nullptr) sync_->Soon(log_->current_file());
+  auto ids = rows_->EncodeObservation(reply.observation, said.ended);
+  if (!ids.ok()) return wrong(": " + ids.status().message());
+  if (ids->empty()) return wrong(" has no tokens");
+  storage::LoggedTokens entry{.tid = step.tid, .att = step.att, .from = said.tokens, .before = step.said};
+  entry.tokens = {.kind = sample::SegmentKind::kObservation, .ids = *std::move(ids)};
+  const int64_t tokens = entry.tokens.size();
+  TP_ASSIGN_OR_RETURN(const storage::TokenPlace place,
+                      OnDisk("write of tokens/",
+                             [files = files_, entry = std::move(entry)] { return files->Append(entry); }));
+  reply.observation.clear();
+  reply.logged = place;
+  reply.logged_tokens = tokens;
+  if (known_.size() >= kMostKnown) known_.clear();
+  known_[step.tid] = {step.att, place, said.tokens + tokens, step.actions};
+  return OkStatus();
 }
 
 }  // namespace tidepool::workers

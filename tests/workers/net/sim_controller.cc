@@ -45,6 +45,7 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                 });
               },
           .send = [this](const WorkerRef& w, down::StartChunk m) { SendChunk(w, std::move(m)); },
+          .check = [](const sample::Trajectory&) { return OkStatus(); },
           .store =
               [this](const LoggedAttempt& a) {
                 Later(0.01, [this, a] {
@@ -55,6 +56,7 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                 });
               },
           .grade = [this](const cmd::Grade& c) { SendGrade(c); },
+          .play = [this](const WorkerRef& w, down::EnvStep m) { Send(w, std::move(m)); },
           .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
           .warn = [](const std::string&) {},
           .prune = [] {}});
@@ -279,7 +281,7 @@ void SimController::OnMessage(Attachments::Message& e) {
           Feed(ev::Graded(b));
         } else if constexpr (std::is_same_v<B, up::EnvStepped>) {
           logged_->Note(worker, b.logged);
-          Feed(turns_->Take(worker, std::move(b)));
+          if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
         } else if constexpr (std::is_same_v<B, up::Pulled>) {
           feed(ev::Pulled(b));
         } else if constexpr (std::is_same_v<B, up::Loaded>) {
@@ -444,7 +446,7 @@ struct SimController::Do {
     StoredSample* record = nullptr;
     if (c.turn != 0) {
       s.EnsureRow(c.tid);
-      if (s.logged_->BringActions(c, [&s = s, c] { Do{s}(c); })) return;
+      if (s.controller_->FindPayload(c.tid) == nullptr && s.logged_->Play(c, *s.turns_)) return;
       record = s.controller_->FindPayload(c.tid) == nullptr ? s.samples_.Change(c.tid) : nullptr;
       if (record == nullptr) {
         auto t = s.Recorded(c.tid);

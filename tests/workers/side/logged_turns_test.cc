@@ -11,6 +11,7 @@
 #include "core/base/real_file_system.h"
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
+#include "tests/core/base/memory_file_system.h"
 #include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
@@ -74,11 +75,11 @@ class LoggedTurnsTest : public testing::Test {
 TEST_F(LoggedTurnsTest, AnEpisodeGrowsByWhatIsSaidAndHeard) {
   const auto first = Log(0, {}, Said("d", true));
   down::EnvStep step = Step(1, first);
-  const auto said = turns_->Read(step);
+  const auto said = turns_->Read(step, LoggedTurns::Clock::now());
   ASSERT_TRUE(said.ok()) << said.status().ToString();
   EXPECT_EQ(step.actions, std::vector<std::string>{"d"});
   up::EnvStepped reply{.tid = tid_, .turn = 1, .observation = "#FFS?"};
-  turns_->Write(step, *said, reply);
+  ASSERT_TRUE(turns_->Write(step, *said, reply).ok());
   EXPECT_EQ(reply.outcome, GradeOutcome::kOk) << reply.why;
   EXPECT_EQ(reply.observation, "") << "it does not pass the controller";
   EXPECT_EQ(reply.logged_tokens, 5);
@@ -88,11 +89,11 @@ TEST_F(LoggedTurnsTest, AnEpisodeGrowsByWhatIsSaidAndHeard) {
   auto last = Log(7, reply.logged, Said("r", false));
   last = Log(8, last, Said("u", false));
   step = Step(2, last);
-  const auto more = turns_->Read(step);
+  const auto more = turns_->Read(step, LoggedTurns::Clock::now());
   ASSERT_TRUE(more.ok()) << more.status().ToString();
   EXPECT_EQ(step.actions, (std::vector<std::string>{"d", "ru"}));
   reply = {.tid = tid_, .turn = 2, .observation = "##FF?"};
-  turns_->Write(step, *more, reply);
+  ASSERT_TRUE(turns_->Write(step, *more, reply).ok());
   EXPECT_EQ(reply.logged_tokens, 6);
   const auto chain = storage::ReadTokenChain(*fs_, tokens_, tid_, 0, reply.logged);
   ASSERT_TRUE(chain.ok()) << chain.status().ToString();
@@ -105,23 +106,60 @@ TEST_F(LoggedTurnsTest, WhatNobodyCanHaveSaidIsNotPlayed) {
   sample::Segment odd = Said("d", false);
   odd.ids[0] = 1000;
   down::EnvStep step = Step(1, Log(0, {}, std::move(odd)));
-  EXPECT_THAT(turns_->Read(step).status().message(), HasSubstr("outside the vocabulary"));
+  EXPECT_THAT(turns_->Read(step, LoggedTurns::Clock::now()).status().message(),
+              HasSubstr("outside the vocabulary"));
   step = Step(1, {99, 0});
-  EXPECT_EQ(turns_->Read(step).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(turns_->Read(step, LoggedTurns::Clock::now()).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(LoggedTurnsTest, AnObservationWithoutTokensIsWrongData) {
   down::EnvStep step = Step(1, Log(0, {}, Said("d", true)));
-  const auto said = *turns_->Read(step);
+  const auto said = *turns_->Read(step, LoggedTurns::Clock::now());
   up::EnvStepped reply{.tid = tid_, .turn = 1, .observation = "\xc3\xa9"};
-  turns_->Write(step, said, reply);
+  ASSERT_TRUE(turns_->Write(step, said, reply).ok());
   EXPECT_EQ(reply.outcome, GradeOutcome::kData);
   EXPECT_THAT(reply.why, HasSubstr("the observation of turn 1"));
 }
 
+// A log that failed is given up, and the next turn has another one.
+TEST_F(LoggedTurnsTest, AFullDiskCostsOneTurn) {
+  auto full = std::make_shared<MemoryFileSystem>();
+  const storage::RunPaths paths(welcome_.run_dir);
+  for (const std::string& dir : {paths.tokens(), paths.payload()})
+    ASSERT_TRUE(full->MakeDirectories(dir).ok());
+  ASSERT_TRUE(full->WriteFile(paths.tokens() + "/proof", welcome_.token_proof).ok());
+  ASSERT_TRUE(full->WriteFile(paths.payload() + "/proof", welcome_.token_proof).ok());
+  auto engine = *storage::TokenLogWriter::Open(*full, tokens_, "run", storage::FirstFileOf(Incarnation{3}));
+  auto turns = *LoggedTurns::Open(full, config_, welcome_);
+  ASSERT_NE(turns, nullptr);
+  int64_t from = 0;
+  storage::TokenPlace before;
+  for (int64_t turn = 1; turn <= 3; ++turn) {
+    const auto said = Said("d", true);
+    before = engine->Append({{tid_, 0, from, before, said}})->front();
+    down::EnvStep step = Step(turn, before);
+    const auto read = turns->Read(step, LoggedTurns::Clock::now());
+    ASSERT_TRUE(read.ok()) << read.status().ToString();
+    EXPECT_EQ(step.actions, std::vector<std::string>(static_cast<size_t>(turn), "d"));
+    up::EnvStepped reply{.tid = tid_, .turn = turn, .observation = "#FFS?"};
+    if (turn == 2) {
+      full->SetFaults({.capacity_bytes = 1});
+      EXPECT_EQ(turns->Write(step, *read, reply).code(), StatusCode::kResourceExhausted);
+      EXPECT_EQ(reply.observation, "#FFS?");
+      full->SetFaults({});
+    }
+    ASSERT_TRUE(turns->Write(step, *read, reply).ok());
+    before = reply.logged;
+    from = read->tokens + reply.logged_tokens;
+  }
+  EXPECT_EQ(storage::ReadTokenChain(*full, tokens_, tid_, 0, before)->segments.size(), 6u);
+}
+
 TEST_F(LoggedTurnsTest, AnotherFolderAtTheSamePathIsNotTheRuns) {
   welcome_.token_proof = "another";
-  EXPECT_EQ(LoggedTurns::Open(fs_, config_, welcome_).status().code(), StatusCode::kNotFound);
+  const auto opened = LoggedTurns::Open(fs_, config_, welcome_);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  EXPECT_EQ(*opened, nullptr);
 }
 
 }  // namespace
