@@ -87,7 +87,8 @@ class BusyProcesses {
   std::vector<pid_t> children_;
 };
 
-// Sum of the words of `bytes`, read as `streams` neighbouring parts side by side, each asked for `ahead` bytes before.
+// Sum of the words of `bytes`, read as `streams` neighbouring parts side by side, each asked for `ahead`
+// bytes before.
 using ReadLoop = uint64_t (*)(std::span<const std::byte> bytes, size_t ahead);
 template <int kStreams>
 uint64_t ReadWords(std::span<const std::byte> bytes, size_t ahead) {
@@ -122,13 +123,14 @@ __attribute__((target("avx512f"))) uint64_t ReadLines(std::span<const std::byte>
       }
     }
   }
-  for (int s = 1; s < kStreams; ++s) sum[0][0] = _mm512_add_epi64(sum[0][0], _mm512_add_epi64(sum[s][0], sum[s][1]));
+  for (int s = 1; s < kStreams; ++s)
+    sum[0][0] = _mm512_add_epi64(sum[0][0], _mm512_add_epi64(sum[s][0], sum[s][1]));
   return static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(sum[0][0], sum[0][1])));
 }
 #endif
 
-// Seconds in which all threads read `bytes` once, in the best of some ways: no single one is the best on every
-// processor.
+// Seconds in which all threads read `bytes` once, in the best of some ways: no single one is the best on
+// every processor.
 double ReadSeconds(std::span<const std::byte> bytes) {
   std::vector<ReadLoop> loops = {ReadWords<1>, ReadWords<4>};
 #if defined(__x86_64__)

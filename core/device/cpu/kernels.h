@@ -129,10 +129,10 @@ struct KernelTable {
 };
 
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-// Blocks of the backward: terms that are summed at a time, rows and columns of the result. Tiles have larger ones
-// (cpu/multiply_amx.inc), and the scratch is enough for them.
+// Blocks of the backward: terms that are summed at a time, rows and columns of the result. Tiles have larger
+// ones (cpu/multiply_amx.inc), and the scratch is enough for them.
 constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
-constexpr int64_t MultiplyBackScratch() { return 288 * 576 + 256 * (576 + 128) + 64; }
+constexpr int64_t MultiplyBackScratch() { return 288 * 576 + 128 * (576 + 288) + 64; }
 inline int64_t AttentionScratch(int64_t head_size) {
   return (2 * kKeyBlock + 2 * kAttentionRows + 16) * RoundUp(head_size, 16) +
          (64 + 2 * kTileSequences) * kKeyBlock + 1024;

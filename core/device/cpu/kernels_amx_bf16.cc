@@ -1,5 +1,5 @@
-// Products and attention by the tiles of a processor with AMX (flags in CMakeLists.txt). The rest of the kernels there are
-// those of AVX-512 with bfloat16.
+// Products and attention by the tiles of a processor with AMX (flags in CMakeLists.txt). The rest of the
+// kernels there are those of AVX-512 with bfloat16.
 #define TIDEPOOL_ISA amx_bf16
 #include "core/device/cpu/attention_amx.inc"
 #include "core/device/cpu/multiply_amx.inc"

@@ -382,7 +382,8 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
       const Rows rows = RandomTree(rng, 500);
       const auto n = static_cast<int64_t>(rows.lengths.size());
       Memory<T> m(rows, s, rng);
-      m.Run(kernels, PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
+      m.Run(kernels,
+            PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
       const std::vector<T> dout = Random<T>(rng, n * s.heads * s.size);
       const int64_t half = s.size / 2, padded = RoundUp(s.size, 16),
                     width = (s.heads + 2 * s.kv_heads) * s.size;

@@ -1,5 +1,5 @@
-// The products and attention of a processor with AMX on tiles of plain code, for processors that have none (flags in
-// CMakeLists.txt: what surrounds the tiles needs AVX-512 with bfloat16).
+// The products and attention of a processor with AMX on tiles of plain code, for processors that have none
+// (flags in CMakeLists.txt: what surrounds the tiles needs AVX-512 with bfloat16).
 #define TIDEPOOL_ISA emulated_tiles
 #include "core/device/cpu/attention_amx.inc"
 #include "core/device/cpu/multiply_amx.inc"
