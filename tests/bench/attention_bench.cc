@@ -122,8 +122,8 @@ double Peak() {
   constexpr int64_t kTurns = 2000000;
   const Isa isa = BestIsa();
   if (isa == Isa::kBaseline) return 0;
-  void (*loop)(int64_t) = isa == Isa::kAvx512Bf16 ? PairLoop : isa == Isa::kAvx512 ? WideLoop : HalfLoop;
-  const double each = 12 * (isa == Isa::kAvx512Bf16 ? 64 : isa == Isa::kAvx512 ? 32 : 16);
+  void (*loop)(int64_t) = isa >= Isa::kAvx512Bf16 ? PairLoop : isa == Isa::kAvx512 ? WideLoop : HalfLoop;
+  const double each = 12 * (isa >= Isa::kAvx512Bf16 ? 64 : isa == Isa::kAvx512 ? 32 : 16);
   const auto threads = static_cast<double>(at::get_num_threads());
   double best = 0;
   for (int i = 0; i < 5; ++i) {

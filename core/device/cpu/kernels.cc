@@ -16,7 +16,7 @@ namespace avx512_bf16 {
 extern const KernelTable<BF16> kBFloat16;
 }
 namespace amx_bf16 {
-extern const ProductTable<BF16> kProducts;
+extern const TileKernels kTiles;
 }
 #endif
 #undef TIDEPOOL_DECLARE
@@ -33,11 +33,7 @@ template <>
 const KernelTable<BF16>& KernelsFor<BF16>(Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::kAmxBf16) {
-    static const KernelTable<BF16> table = [] {
-      KernelTable<BF16> t = avx512_bf16::kBFloat16;
-      t.product = amx_bf16::kProducts;
-      return t;
-    }();
+    static const KernelTable<BF16> table = amx_bf16::kTiles.In(avx512_bf16::kBFloat16);
     return table;
   }
   if (isa == Isa::kAvx512Bf16) return avx512_bf16::kBFloat16;

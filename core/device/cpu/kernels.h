@@ -129,19 +129,31 @@ struct KernelTable {
 };
 
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-// Blocks of the backward: terms that are summed at a time, rows and columns of the result.
+// Blocks of the backward: terms that are summed at a time, rows and columns of the result. Tiles have larger
+// ones (cpu/multiply_amx.inc), and the scratch is enough for them.
 constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
-inline int64_t MultiplyBackScratch() {
-  return kBackColumns * kBackTerms + kBackRows * kBackColumns + 32 * kBackTerms + 64;
-}
+constexpr int64_t MultiplyBackScratch() { return 288 * 576 + 128 * (576 + 288) + 64; }
 inline int64_t AttentionScratch(int64_t head_size) {
-  return (2 * kKeyBlock + 2 * kAttentionRows) * RoundUp(head_size, 16) +
-         (48 + 2 * kTileSequences) * kKeyBlock + 1024;
+  return (2 * kKeyBlock + 2 * kAttentionRows + 16) * RoundUp(head_size, 16) +
+         (64 + 2 * kTileSequences) * kKeyBlock + 1024;
 }
 inline int64_t AttentionPartFloats(int64_t head_size) { return RoundUp(head_size, 16) + 16; }
 inline int64_t AttentionBackwardScratch(int64_t head_size) {
   return (3 * kKeyBlock + 4 * kBackwardLanes) * RoundUp(head_size, 16) + (3 * kKeyBlock + 4) * kBackwardLanes;
 }
+
+// What tiles of a processor with AMX, or of a test, do in place of the kernels of AVX-512 with bfloat16.
+struct TileKernels {
+  ProductTable<BF16> product;
+  decltype(KernelTable<BF16>::attention) attention;
+  decltype(KernelTable<BF16>::attention_backward) attention_backward;
+  [[nodiscard]] KernelTable<BF16> In(KernelTable<BF16> table) const {
+    table.product = product;
+    table.attention = attention;
+    table.attention_backward = attention_backward;
+    return table;
+  }
+};
 
 // The best set this CPU has. T: float or BF16.
 template <typename T>

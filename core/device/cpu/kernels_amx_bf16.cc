@@ -1,6 +1,7 @@
-// Products by the tiles of a processor with AMX (flags in CMakeLists.txt). The rest of the kernels there are
-// those of AVX-512 with bfloat16.
+// Products and attention by the tiles of a processor with AMX (flags in CMakeLists.txt). The rest of the
+// kernels there are those of AVX-512 with bfloat16.
 #define TIDEPOOL_ISA amx_bf16
+#include "core/device/cpu/attention_amx.inc"
 #include "core/device/cpu/multiply_amx.inc"
 
 namespace tidepool::device::amx_bf16 {
@@ -45,7 +46,9 @@ struct Amx {
 
 }  // namespace
 
-extern const ProductTable<BF16> kProducts;
-const ProductTable<BF16> kProducts = AmxProducts<Amx>::Table();
+extern const TileKernels kTiles;
+const TileKernels kTiles = {.product = AmxProducts<Amx>::Table(),
+                            .attention = AmxAttention<Amx>::Forward,
+                            .attention_backward = AmxAttention<Amx>::Backward};
 
 }  // namespace tidepool::device::amx_bf16

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,9 @@
 #include "core/device/cpu/kernels.h"
 
 namespace tidepool::device {
+#if defined(__x86_64__)
+extern const TileKernels kEmulatedTiles;  // emulated_tiles.cc
+#endif
 namespace {
 
 float Wide(float x) { return x; }
@@ -34,12 +38,25 @@ std::vector<T> Random(Rng& rng, int64_t n, double scale = 1.0) {
     return narrow;
   }
 }
-std::vector<Isa> EverySet() {
-  std::vector<Isa> sets;
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
-    if (isa <= BestIsa()) sets.push_back(isa);
+template <typename T>
+struct Way {
+  const char* name;
+  KernelTable<T> kernels;
+};
+// All that this processor can run.
+template <typename T>
+std::vector<Way<T>> Ways() {
+  std::vector<Way<T>> ways;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmxBf16}) {
+    if (isa <= BestIsa()) ways.push_back({Name(isa), KernelsFor<T>(isa)});
   }
-  return sets;
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (BestIsa() >= Isa::kAvx512Bf16)
+      ways.push_back({"emulated tiles", kEmulatedTiles.In(KernelsFor<BF16>(Isa::kAvx512Bf16))});
+  }
+#endif
+  return ways;
 }
 
 struct Shape {
@@ -151,23 +168,23 @@ struct Memory {
   static std::vector<float> Garbage(int64_t n) {
     return std::vector<float>(static_cast<size_t>(n), std::numeric_limits<float>::quiet_NaN());
   }
-  void Run(Isa isa, const AttentionPlan& plan) {
+  void Run(const KernelTable<T>& kernels, const AttentionPlan& plan) {
     parts = Garbage(plan.parts * args.heads * AttentionPartFloats(args.head_size));
     std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
     AttentionTileArgs<T> a{args};
     a.tile_rows = plan.tile_rows.data();
     a.first_part = plan.first_part.data(), a.part_count = plan.part_count.data(), a.parts = parts.data();
     for (const auto* tiles : {&plan.parts_tiles, &plan.tiles}) {
-      for (const AttentionTile& tile : *tiles) KernelsFor<T>(isa).attention(tile, a, scratch.data());
+      for (const AttentionTile& tile : *tiles) kernels.attention(tile, a, scratch.data());
     }
   }
-  void RunAlone(Isa isa, int32_t row) {
+  void RunAlone(const KernelTable<T>& kernels, int32_t row) {
     std::vector<float> scratch = Garbage(AttentionScratch(args.head_size));
     AttentionTileArgs<T> a{args};
     a.tile_rows = &row;
     const auto group = static_cast<int32_t>(args.heads / args.kv_heads);
     for (int32_t h = 0; h < args.heads; h += group) {
-      KernelsFor<T>(isa).attention(
+      kernels.attention(
           {.rows = 1,
            .head_begin = h,
            .head_end = h + group,
@@ -226,9 +243,9 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
   using T = TypeParam;
   constexpr double kRounding =
       std::is_same_v<T, float> ? 1e-5 : 8e-3;  // float32 sums; rounded weights and result
-  for (const Isa isa : EverySet()) {
+  for (const auto& [name, kernels] : Ways<T>()) {
     for (uint64_t seed = 0; seed < 24; ++seed) {
-      SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
+      SCOPED_TRACE(testing::Message() << name << " seed " << seed);
       Rng rng(seed);
       const Shape s = RandomShape(rng);
       const Rows rows = RandomPages(rng, seed % 3 == 0 ? 90 : 500);
@@ -236,10 +253,10 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
       const AttentionPlan plan =
           PlanAttention(rows.first_run, rows.lengths, rows.runs,
                         {s.heads, s.kv_heads, s.size, static_cast<int64_t>(1 + rng.Below(64))});
-      m.Run(isa, plan);
+      m.Run(kernels, plan);
       const std::vector<T> out = m.out;
       const std::vector<float> lse = m.lse;
-      for (size_t r = 0; r < rows.lengths.size(); ++r) m.RunAlone(isa, static_cast<int32_t>(r));
+      for (size_t r = 0; r < rows.lengths.size(); ++r) m.RunAlone(kernels, static_cast<int32_t>(r));
       ASSERT_EQ(std::memcmp(out.data(), m.out.data(), out.size() * sizeof(T)), 0);
       ASSERT_EQ(std::memcmp(lse.data(), m.lse.data(), lse.size() * sizeof(float)), 0);
       for (int i = 0; i < 8; ++i) {
@@ -264,7 +281,7 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
 // Prefill in pieces, decoding, and a whole training batch.
 TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
   using T = TypeParam;
-  for (const Isa isa : EverySet()) {
+  for (const auto& [name, kernels] : Ways<T>()) {
     Rng rng(77);
     const Shape s{9, 3, 64};
     Rows whole;
@@ -283,11 +300,11 @@ TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
       part.args.q = m.q.data() + begin * 9 * 64, part.args.k = m.k.data(), part.args.v = m.v.data();
       part.args.keys.first_run = first.data(), part.args.keys.lengths = lengths.data();
       part.args.out = part.out.data(), part.args.lse = part.lse.data();
-      part.Run(isa, PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
+      part.Run(kernels, PlanAttention(first, lengths, whole.runs, {9, 3, 64, 2}));
       if (begin == 0 && end == 700) m.out = part.out;
       ASSERT_EQ(
           std::memcmp(part.out.data(), m.out.data() + begin * 9 * 64, (end - begin) * 9 * 64 * sizeof(T)), 0)
-          << Name(isa) << " rows " << begin << " to " << end;
+          << name << " rows " << begin << " to " << end;
     }
   }
 }
@@ -357,15 +374,16 @@ Rows RandomTree(Rng& rng, int64_t longest) {
 TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCells) {
   using T = TypeParam;
   constexpr double kRounding = std::is_same_v<T, float> ? 2e-5 : 2e-2;
-  for (const Isa isa : EverySet()) {
+  for (const auto& [name, kernels] : Ways<T>()) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
-      SCOPED_TRACE(testing::Message() << Name(isa) << " seed " << seed);
+      SCOPED_TRACE(testing::Message() << name << " seed " << seed);
       Rng rng(100 + seed);
       const Shape s = RandomShape(rng);
       const Rows rows = RandomTree(rng, 500);
       const auto n = static_cast<int64_t>(rows.lengths.size());
       Memory<T> m(rows, s, rng);
-      m.Run(isa, PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
+      m.Run(kernels,
+            PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 2}));
       const std::vector<T> dout = Random<T>(rng, n * s.heads * s.size);
       const int64_t half = s.size / 2, padded = RoundUp(s.size, 16),
                     width = (s.heads + 2 * s.kv_heads) * s.size;
@@ -404,7 +422,7 @@ TYPED_TEST(AttentionTest, BackwardIsTheDerivativeAndDoesNotDependOnTheOrderOfCel
             const auto cell = static_cast<size_t>(ready.back());
             ready.pop_back();
             ++done;
-            KernelsFor<T>(isa).attention_backward(plan.cells[cell], kv, args, scratch.data());
+            kernels.attention_backward(plan.cells[cell], kv, args, scratch.data());
             for (const int32_t next : {plan.next_rows[cell], plan.next_slots[cell]}) {
               if (next >= 0 && --waits[static_cast<size_t>(next)] == 0) ready.push_back(next);
             }

@@ -1,6 +1,7 @@
-// The products of a processor with AMX on tiles of plain code, for processors that have none (flags in
-// CMakeLists.txt: what surrounds the tiles needs AVX-512 with bfloat16).
+// The products and attention of a processor with AMX on tiles of plain code, for processors that have none
+// (flags in CMakeLists.txt: what surrounds the tiles needs AVX-512 with bfloat16).
 #define TIDEPOOL_ISA emulated_tiles
+#include "core/device/cpu/attention_amx.inc"
 #include "core/device/cpu/multiply_amx.inc"
 
 namespace tidepool::device {
@@ -69,7 +70,10 @@ thread_local PlainTiles::Tile PlainTiles::tiles[8];
 }  // namespace
 }  // namespace emulated_tiles
 
-extern const ProductTable<BF16> kEmulatedTiles;
-const ProductTable<BF16> kEmulatedTiles = emulated_tiles::AmxProducts<emulated_tiles::PlainTiles>::Table();
+extern const TileKernels kEmulatedTiles;
+const TileKernels kEmulatedTiles = {
+    .product = emulated_tiles::AmxProducts<emulated_tiles::PlainTiles>::Table(),
+    .attention = emulated_tiles::AmxAttention<emulated_tiles::PlainTiles>::Forward,
+    .attention_backward = emulated_tiles::AmxAttention<emulated_tiles::PlainTiles>::Backward};
 
 }  // namespace tidepool::device

@@ -15,7 +15,7 @@
 
 namespace tidepool::device {
 #if defined(__x86_64__)
-extern const ProductTable<BF16> kEmulatedTiles;  // emulated_tiles.cc
+extern const TileKernels kEmulatedTiles;  // emulated_tiles.cc
 #endif
 namespace {
 
@@ -32,7 +32,7 @@ std::vector<Way<T>> Ways() {
     if (isa <= BestIsa()) ways.push_back({Name(isa), &KernelsFor<T>(isa).product});
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, BF16>) {
-    if (BestIsa() >= Isa::kAvx512Bf16) ways.push_back({"emulated tiles", &kEmulatedTiles});
+    if (BestIsa() >= Isa::kAvx512Bf16) ways.push_back({"emulated tiles", &kEmulatedTiles.product});
   }
 #endif
   return ways;
