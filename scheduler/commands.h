@@ -13,6 +13,7 @@
 #include "core/base/choices.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
+#include "core/base/shard.h"
 #include "core/base/time.h"
 #include "scheduler/group_signal.h"
 
@@ -129,10 +130,12 @@ struct Grant {
 };
 // Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the
 // recovery copy (ckpt -1). -> StateReady with the same `request`, a number of this life of the controller.
+// shard: the part of the optimizer's state that is to be there.
 struct InitState {
   WorkerRef worker;
   SlotId slot;
   int64_t request = 0;
+  Shard shard = {};
 };
 struct RestoreState {
   WorkerRef worker;
@@ -141,6 +144,7 @@ struct RestoreState {
   StepNumber step;
   uint64_t weights_digest = 0;
   int64_t request = 0;
+  Shard shard = {};
 };
 // From the peer that holds it, bytes compared by digest -> StateReady.
 struct FetchState {
@@ -254,6 +258,7 @@ struct WriteCheckpoint {
   int64_t ckpt = 0;
   StepNumber step;
   Version v;
+  std::vector<SlotRef> others = {};  // which have the other parts of the optimizer's state (train.zero)
 };
 struct VerifyCheckpoint {
   int64_t ckpt = 0;

@@ -30,7 +30,9 @@ struct FleetOptions {
   // Slots that hold a role together, in order; those that are named in none are by themselves.
   std::vector<std::vector<SlotId>> gangs;
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
-  int64_t rollout_floor = 1;      // slots that always generate (multiplexed, elastic)
+  int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)
+  // The slots that train share the optimizer's state, each has a part: so all of them train, or none.
+  bool zero = false;
   bool uneven_dp = true;          // groups need not divide evenly by the training slots
   bool launch_workers = true;     // false: workers are started by hand, nothing is restarted
   double reattach_grace_s = 0.0;  // that a new controller waits for workers of the last one

@@ -16,6 +16,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/rng.h"
+#include "core/base/shard.h"
 #include "core/base/time.h"
 
 namespace tidepool::scheduler {
@@ -58,6 +59,7 @@ struct OfferedSlot {
   uint64_t holds_digest = 0;
   StepNumber state_step;
   uint64_t state_digest = 0;
+  Shard state_shard = {};
   std::vector<TrainDone> done =
       {};  // what it said of the step that led to that state, if it made it; one at most
 };
@@ -243,6 +245,7 @@ struct StepAborted {
   int64_t lease = 0;
   StepNumber step;
   uint64_t weights_digest = 0;
+  Shard shard = {};  // of the optimizer's state
 };
 // The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
 // were made, or it never had it; else nothing has changed. `data`: the rows are at fault, those in `bad`;

@@ -16,6 +16,7 @@
 
 #include "core/base/status.h"
 #include "core/comm/rendezvous.h"
+#include "core/sharding/intervals.h"
 
 namespace tidepool::comm {
 
@@ -44,6 +45,18 @@ class Collective {
   // late; 0: the group's deadline.
   virtual StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
                                                        double patience_s = 0) = 0;
+
+  // `of_rank`: the interval of each rank, which may differ in length, be empty, and leave out some of the
+  // span; the same on all ranks, none in common. Each piece is sent once to whom it is for, and no more than
+  // a bucket of each rank is held beside the spans.
+  //
+  // Afterwards a rank's own interval has the sums over all ranks, formed in the order of the ranks; the rest
+  // of `values` is as it was.
+  virtual Status ReduceScatterSum(std::span<float> values, std::span<const sharding::Interval> of_rank,
+                                  const std::string& tag) = 0;
+  // Every rank gets what each rank has in its interval: of bytes here.
+  virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
+                           const std::string& tag) = 0;
 
   // Of the same ranks; null: memory of a device comes to the host to be summed.
   void SumOnDevices(std::unique_ptr<DeviceSum> sum) { device_sum_ = std::move(sum); }

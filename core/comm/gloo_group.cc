@@ -25,6 +25,56 @@ at::Tensor View(std::span<double> v) {
   return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble));
 }
 
+at::Tensor View(std::span<std::byte> v) {
+  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte));
+}
+
+using sharding::Interval;
+
+// What is sent at a time to one rank: large enough for a socket's full speed, small enough for the
+// processor's cache where it is summed.
+constexpr int64_t kBucketBytes = int64_t{1} << 20;
+
+// The bucket of an interval; past its end: empty.
+Interval Bucket(const Interval& of, int64_t bucket, int64_t size) {
+  return sharding::Common(of, {of.from + bucket * size, of.from + (bucket + 1) * size});
+}
+int64_t Buckets(std::span<const Interval> of_rank, int64_t size) {
+  int64_t most = 0;
+  for (const Interval& i : of_rank) most = std::max(most, (i.size() + size - 1) / size);
+  return most;
+}
+template <typename T>
+std::span<T> In(std::span<T> all, const Interval& i) {
+  return all.subspan(static_cast<size_t>(i.from), static_cast<size_t>(i.size()));
+}
+
+// Sends and receives that are under way. What is being sent or written into outlives it.
+class Transfers {
+ public:
+  explicit Transfers(c10d::ProcessGroupGloo& group) : group_(group) {}
+  template <typename T>
+  void Send(std::span<T> what, int to, int tag) {
+    if (what.empty()) return;
+    std::vector<at::Tensor> tensors{View(what)};
+    works_.push_back(group_.send(tensors, to, tag));
+  }
+  template <typename T>
+  void Receive(std::span<T> into, int from, int tag) {
+    if (into.empty()) return;
+    std::vector<at::Tensor> tensors{View(into)};
+    works_.push_back(group_.recv(tensors, from, tag));
+  }
+  void End() {
+    for (const auto& work : works_) work->wait();  // waits: at most GroupOptions::timeout_s; then it throws
+    works_.clear();
+  }
+
+ private:
+  c10d::ProcessGroupGloo& group_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
 class GlooGroup final : public Collective {
  public:
   GlooGroup(const GroupOptions& options, c10::intrusive_ptr<C10dStore> store,
@@ -62,19 +112,80 @@ class GlooGroup final : public Collective {
       std::vector<at::Tensor> in{bytes(padded)};
       std::vector<std::vector<at::Tensor>> out(1);
       for (std::string& part : all) out[0].push_back(bytes(part));
-      TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in); }));
+      TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { Finish(group_->allgather(out, in)); }));
     }
     for (size_t rank = 0; rank < all.size(); ++rank) all[rank].resize(sizes[rank]);
     return all;
   }
 
+  Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
+                          const std::string& tag) override {
+    return Guarded("reduce_scatter", tag, [&] {
+      constexpr int64_t kSize = kBucketBytes / static_cast<int64_t>(sizeof(float));
+      const auto me = static_cast<size_t>(rank());
+      const int64_t buckets = Buckets(of_rank, kSize);
+      // Of the bucket that is summed and of the next one, which comes meanwhile.
+      std::vector<std::vector<float>> came[2];
+      Transfers under_way[2] = {Transfers(*group_), Transfers(*group_)};
+      const auto begin = [&](int64_t b) {
+        auto& into = came[b % 2];
+        into.resize(of_rank.size());
+        for (size_t other = 0; other < of_rank.size(); ++other) {
+          if (other == me) continue;
+          into[other].resize(static_cast<size_t>(Bucket(of_rank[me], b, kSize).size()));
+          under_way[b % 2].Receive(std::span(into[other]), static_cast<int>(other), Tag());
+          under_way[b % 2].Send(In(values, Bucket(of_rank[other], b, kSize)), static_cast<int>(other), Tag());
+        }
+      };
+      if (buckets > 0) begin(0);
+      for (int64_t b = 0; b < buckets; ++b) {
+        if (b + 1 < buckets) begin(b + 1);
+        under_way[b % 2].End();
+        AddInOrder(In(values, Bucket(of_rank[me], b, kSize)), came[b % 2], me);
+      }
+    });
+  }
+
+  Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
+                   const std::string& tag) override {
+    return Guarded("all_gather", tag, [&] {
+      const auto me = static_cast<size_t>(rank());
+      Transfers under_way(*group_);
+      for (size_t other = 0; other < of_rank.size(); ++other) {
+        if (other == me) continue;
+        under_way.Receive(In(bytes, of_rank[other]), static_cast<int>(other), Tag());
+        under_way.Send(In(bytes, of_rank[me]), static_cast<int>(other), Tag());
+      }
+      under_way.End();
+    });
+  }
+
  private:
+  // Between two ranks messages of one tag arrive in order, and every rank makes the same calls: the tag need
+  // not be unique, it tells a call that the ranks do not agree about.
+  [[nodiscard]] int Tag() const { return static_cast<int>(seq_ & 0xffffff); }
+
+  // own += what came, rank by rank, so that the order of a sum is that of the ranks whoever forms it.
+  static void AddInOrder(std::span<float> own, std::vector<std::vector<float>>& came, size_t me) {
+    if (own.empty() || came.size() < 2) return;
+    float* sum = me == 0 ? own.data() : came[0].data();
+    for (size_t other = 1; other < came.size(); ++other) {
+      const float* next = other == me ? own.data() : came[other].data();
+      for (size_t i = 0; i < own.size(); ++i) sum[i] += next[i];
+    }
+    if (sum != own.data()) std::copy(sum, sum + own.size(), own.data());
+  }
+
+  static void Finish(const c10::intrusive_ptr<c10d::Work>& work) {
+    work->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
+  }
+
   template <typename T>
   Status Reduce(std::span<T> values, const std::string& tag) {
     if (values.empty()) return OkStatus();
     return Guarded("all_reduce", tag, [&] {
       std::vector<at::Tensor> tensors{View(values)};
-      return group_->allreduce(tensors);
+      Finish(group_->allreduce(tensors));
     });
   }
 
@@ -86,18 +197,17 @@ class GlooGroup final : public Collective {
     std::vector<std::vector<at::Tensor>> out{parts};
     c10d::AllgatherOptions how;
     if (patience_s > 0) how.timeout = std::chrono::milliseconds(static_cast<int64_t>(patience_s * 1000));
-    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in, how); }));
+    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { Finish(group_->allgather(out, in, how)); }));
     return all;
   }
 
   // LibTorch throws; this is the door. Gloo's message says which connection, ours what was being done.
-  template <typename Start>
-  Status Guarded(const char* op, const std::string& tag, Start start) {
+  template <typename Do>
+  Status Guarded(const char* op, const std::string& tag, Do what_is_asked) {
     ++seq_;
     const auto begin = std::chrono::steady_clock::now();
     try {
-      start()
-          ->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
+      what_is_asked();
       return OkStatus();
     } catch (const std::exception& e) {
       const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

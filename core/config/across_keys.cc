@@ -501,6 +501,30 @@ void CheckOffload(Binder& b, const JobConfig& c) {
       "multiplexed");
 }
 
+// The parts of a shared state have no copy: what moves or copies a whole one is not done with it.
+void CheckZero(Binder& b, const JobConfig& c) {
+  const std::string key = "train.zero";
+  if (!b.Good(key) || c.train.zero == 0) return;
+  const std::string is =
+      "is " + Text(c.train.zero) + ", so each slot that trains has a part of the optimizer's state, ";
+  b.Rule(key, {"train.zero"}, c.model.is_policy(),
+         "is " + Text(c.train.zero) +
+             ", but policies of control tasks (model.policy) are too small to be shared; remove it");
+  b.Rule(key, {"train.zero", "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
+         is + "and with scheduler.placement elastic their number changes from step to step; write 0, or "
+              "scheduler.placement: multiplexed");
+  b.Rule(key, {"train.zero", "cluster.min_slots", "cluster.slots"},
+         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots && !OneSlotTrains(c),
+         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
+             " slots their number may change; write 0, or cluster.min_slots: 0");
+  b.Rule(
+      key, {"train.zero", "checkpoint.recovery_every_steps"}, c.checkpoint.recovery_every_steps > 0,
+      is + "and none has all of it, to be copied for recovery; write 0, or checkpoint.recovery_every_steps: "
+           "0 (a worker that is lost costs the steps since the newest checkpoint)");
+  b.Rule(key, {"train.zero", "checkpoint.store"}, !c.checkpoint.store.empty(),
+         is + "and only one worker brings files to checkpoint.store; write 0, or leave checkpoint.store out");
+}
+
 void CheckCluster(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   const std::string& bind = c.cluster.bind;
@@ -804,6 +828,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckPlacement(b, c);
   CheckMinSlots(b, c);
   CheckOffload(b, c);
+  CheckZero(b, c);
   CheckStore(b, c);
   CheckBest(b, c);
   CheckCluster(b, loaded);

@@ -211,6 +211,11 @@ std::vector<Key> TrainKeys() {
           "its device leaves the actor role and the memory is needed; disk: to files of the run, and it "
           "comes back when the device trains again",
           kFree),
+      TP_KEY(train.zero,
+             "what the slots that train share: 0: nothing, each has the whole optimizer; 1: the optimizer's "
+             "state (moments, and of bfloat16 weights what rounding cut off), each has a part; the result is "
+             "the same. No effect where one slot trains",
+             Between(0, 1), kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "
              "alike; no effect on models without experts",

@@ -1,6 +1,8 @@
 #include "core/train/optimizer.h"
 
 #include <cmath>
+#include <span>
+#include <string>
 #include <utility>
 
 namespace tidepool::train {
@@ -15,7 +17,7 @@ V* At(const std::shared_ptr<device::Buffer>& array, int64_t offset) {
 }  // namespace
 
 StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::DeviceWeights& on_device,
-                                               const AdamWOptions& o) {
+                                               const AdamWOptions& o, const Shard& shard) {
   if (!(o.beta1 >= 0 && o.beta1 < 1) || !(o.beta2 >= 0 && o.beta2 < 1)) {
     return InvalidArgument("train.beta1 and train.beta2 must be in [0, 1)");
   }
@@ -23,9 +25,14 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
   if (!(o.weight_decay >= 0)) return InvalidArgument("train.weight_decay must be at least 0");
   if (!(o.max_grad_norm >= 0))
     return InvalidArgument("train.max_grad_norm must be at least 0 (0: no clipping)");
-  std::unique_ptr<AdamW> a(new AdamW(weights, on_device, o));
+  std::unique_ptr<AdamW> a(new AdamW(weights, on_device, o, shard));
   device::Device& device = on_device.device();
-  const int64_t n = weights.elements();
+  const int64_t n = a->owned_.size();
+  if (n == 0) {
+    return InvalidArgument("train.zero: a model of " + std::to_string(weights.elements()) +
+                           " elements leaves nothing for rank " + std::to_string(shard.rank) + " of " +
+                           std::to_string(shard.world) + "; write 0");
+  }
   TP_ASSIGN_OR_RETURN(a->m_, device.Allocate(n * 4));
   TP_ASSIGN_OR_RETURN(a->v_, device.Allocate(n * 4));
   if (weights.dtype() == model::DType::kBFloat16) {
@@ -35,14 +42,18 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
   return a;
 }
 
-UpdateResult AdamW::Update(const float* gradients, double learning_rate) {
-  device::Device& device = on_device_.device();
-  auto* square_sum = At<double>(square_sum_, 0);
-  device.SquareSum({.n = weights_.elements(), .x = gradients, .sum = square_sum});
+double AdamW::SquareSum(const float* gradients, const sharding::Interval& of) {
+  auto* sum = At<double>(square_sum_, 0);
+  on_device_.device().SquareSum({.n = of.size(), .x = gradients + of.from, .sum = sum});
+  return on_device_.device().Read(sum, 1)[0];
+}
+
+UpdateResult AdamW::Update(const float* gradients, double learning_rate, double square_sum) {
   UpdateResult result;
-  result.grad_norm = std::sqrt(device.Read(square_sum, 1)[0]);
+  result.grad_norm = std::sqrt(square_sum);
   result.finite = std::isfinite(result.grad_norm);
   if (!result.finite) return result;
+  on_device_.device().Upload(At<double>(square_sum_, 0), std::span<const double>(&square_sum, 1));
   ++updates_;
   weights_.dtype() == model::DType::kFloat32 ? UpdateAll<float>(gradients, learning_rate)
                                              : UpdateAll<device::BF16>(gradients, learning_rate);
@@ -55,13 +66,16 @@ void AdamW::UpdateAll(const float* gradients, double learning_rate) {
   const auto t = static_cast<double>(updates_);
   for (const model::Parameter& p : weights_.layout()) {
     const bool matrix = p.shape.size() > 1;
+    const sharding::Interval mine = sharding::Common(owned_, {p.offset, p.offset + p.numel()});
+    if (mine.size() == 0) continue;
+    const int64_t at = mine.from - owned_.from;  // in the state
     on_device_.device().AdamW(device::AdamWArgs<T>{
-        .n = p.numel(),
-        .gradients = gradients + p.offset,
-        .weights = static_cast<T*>(on_device_.data()) + p.offset,
-        .rest = At<int16_t>(rest_, p.offset),
-        .m = At<float>(m_, p.offset),
-        .v = At<float>(v_, p.offset),
+        .n = mine.size(),
+        .gradients = gradients + mine.from,
+        .weights = static_cast<T*>(on_device_.data()) + mine.from,
+        .rest = At<int16_t>(rest_, at),
+        .m = At<float>(m_, at),
+        .v = At<float>(v_, at),
         .beta1 = static_cast<float>(options_.beta1),
         .rest1 = static_cast<float>(1 - options_.beta1),
         .beta2 = static_cast<float>(options_.beta2),
@@ -78,8 +92,11 @@ void AdamW::UpdateAll(const float* gradients, double learning_rate) {
 std::vector<NamedBytes> AdamW::State() {
   std::vector<NamedBytes> state = {{"weights", weights_.bytes()}};
   for (const auto& [name, array] : {std::pair("master_rest", &rest_), {"m", &m_}, {"v", &v_}}) {
-    if (*array != nullptr)
-      state.push_back({name, {on_device_.device(), (*array)->data(), (*array)->bytes()}});
+    if (*array == nullptr) continue;
+    state.push_back({name, {on_device_.device(), (*array)->data(), (*array)->bytes()}});
+    if (shard_.world == 1) continue;
+    const int64_t each = (*array)->bytes() / owned_.size();
+    state.back().piece = {{owned_.from * each, owned_.to * each}, elements() * each};
   }
   state.push_back({"updates", std::as_writable_bytes(std::span(&updates_, 1))});
   return state;

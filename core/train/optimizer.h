@@ -10,6 +10,9 @@
 // parameter costs 2 + 2 + 4 + 4 bytes and the bfloat16 weight is written in place, where the
 // rollout reads it. With float32 weights the weights are the master copy.
 //
+// With a shard an optimizer has moments and rest of its rank's interval of the space alone, and updates these
+// weights alone; what the ranks then tell each other is core/train/group_update.h.
+//
 // Moments and rest are the device's memory, and its kernels make the update (core/device/arguments.h); only
 // the norm comes to the host. The host's weights follow when somebody reads them (model::DeviceWeights). The
 // norm is summed in float64 in a fixed order, so an update is a function of its inputs. Not thread-safe: who
@@ -18,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +30,7 @@
 #include "core/device/byte_store.h"
 #include "core/device/device.h"
 #include "core/model/weights.h"
+#include "core/sharding/intervals.h"
 
 namespace tidepool::train {
 
@@ -41,24 +47,42 @@ struct UpdateResult {
   double grad_norm = 0;  // before clipping
 };
 
-// Live bytes of the state under a name; equal names and sizes belong together.
+// Live bytes of the state under a name; equal names, sizes and intervals belong together.
 struct NamedBytes {
   std::string name;
   device::ByteStore bytes;
+  // Of a part that ranks share: which bytes of it these are, and how many it has on all ranks.
+  struct Piece {
+    sharding::Interval of;
+    int64_t whole = 0;
+  };
+  std::optional<Piece> piece = std::nullopt;
 };
 
 class AdamW {
  public:
   // Of `weights` as they are in `on_device`; both outlive the optimizer. The master copy starts as the
-  // weights. kResourceExhausted without memory, kInvalidArgument if an option is out of range.
+  // weights. kResourceExhausted without memory, kInvalidArgument if an option is out of range, or nothing is
+  // left for this rank of the shard.
   static StatusOr<std::unique_ptr<AdamW>> Create(model::Weights& weights, model::DeviceWeights& on_device,
-                                                 const AdamWOptions& options);
+                                                 const AdamWOptions& options, const Shard& shard = {});
 
   // One update by gradients [elements], which are the device's. The finite check comes before the first
   // write.
-  UpdateResult Update(const float* gradients, double learning_rate);
+  UpdateResult Update(const float* gradients, double learning_rate) {
+    return Update(gradients, learning_rate, SquareSum(gradients, {0, elements()}));
+  }
+  // The same with the sum of squares of all gradients, which are read in owned() alone.
+  UpdateResult Update(const float* gradients, double learning_rate, double square_sum);
+  // Of the gradients in this interval, on the device.
+  [[nodiscard]] double SquareSum(const float* gradients, const sharding::Interval& of);
 
   [[nodiscard]] int64_t updates() const { return updates_; }
+  [[nodiscard]] int64_t elements() const { return weights_.elements(); }  // of the space
+  [[nodiscard]] const Shard& shard() const { return shard_; }
+  [[nodiscard]] const sharding::Interval& owned() const { return owned_; }
+  [[nodiscard]] model::DeviceWeights& on_device() { return on_device_; }
+  [[nodiscard]] int64_t weight_bytes() const { return model::Bytes(weights_.dtype()); }  // of one
   // weights (the host's), master_rest (bfloat16 only), m, v, updates. Writing into them restores the state,
   // with DeviceWeights::Upload after it.
   std::vector<NamedBytes> State();
@@ -66,14 +90,21 @@ class AdamW {
   [[nodiscard]] int64_t bytes() const;
 
  private:
-  AdamW(model::Weights& weights, model::DeviceWeights& on_device, const AdamWOptions& options)
-      : weights_(weights), on_device_(on_device), options_(options) {}
+  AdamW(model::Weights& weights, model::DeviceWeights& on_device, const AdamWOptions& options,
+        const Shard& shard)
+      : weights_(weights),
+        on_device_(on_device),
+        options_(options),
+        shard_(shard),
+        owned_(sharding::Owned(weights.elements(), shard)) {}
   template <typename T>
   void UpdateAll(const float* gradients, double learning_rate);
 
   model::Weights& weights_;
   model::DeviceWeights& on_device_;
   AdamWOptions options_;
+  const Shard shard_;
+  const sharding::Interval owned_;  // of which there are moments and rest
   std::shared_ptr<device::Buffer> rest_, m_, v_, square_sum_;
   int64_t updates_ = 0;
 };

@@ -18,6 +18,7 @@
 #include "core/model/memory_use.h"
 #include "core/model/routing.h"
 #include "core/train/bad_rows.h"
+#include "core/train/group_update.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
@@ -38,22 +39,6 @@ Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, si
       return InvalidArgument("routing names expert " + std::to_string(id) + " of " +
                              std::to_string(spec.moe.experts));
     }
-  }
-  return OkStatus();
-}
-
-// Adds up the gradients of all ranks. Gloo works on the host's memory, so those of another device come to the
-// host and go back, a piece at a time, unless the group has a sum of device memory (NCCL).
-Status AddOtherRanks(model::Gradients& gradients, device::Device& device, comm::Collective& group) {
-  if (device.host_memory()) return group.AllReduceSum(gradients.values(), "gradients");
-  if (comm::DeviceSum* sum = group.device_sum(); sum != nullptr)
-    return sum->AllReduceSum(gradients.data(), gradients.elements(), "gradients");
-  constexpr int64_t kPiece = int64_t{16} << 20;  // elements, the same on all ranks
-  for (int64_t at = 0; at < gradients.elements(); at += kPiece) {
-    float* of_device = gradients.data() + at;
-    std::vector<float> piece = device.Read(of_device, std::min(kPiece, gradients.elements() - at));
-    TP_RETURN_IF_ERROR(group.AllReduceSum(std::span(piece), "gradients"));
-    device.Upload(of_device, std::span<const float>(piece));
   }
   return OkStatus();
 }
@@ -146,13 +131,14 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   const ValueModelOptions value{.optimizer = o.optimizer,
                                 .micro_batch_tokens = o.micro_batch_tokens,
                                 .recompute = o.recompute,
-                                .device = o.device};
+                                .device = o.device,
+                                .shard = o.shard};
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
     m.decoder = std::make_unique<model::Decoder>(weights, o.device);
     m.gradients = std::make_unique<model::Gradients>(weights, *o.device);
-    TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, m.decoder->weights(), o.optimizer));
+    TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, m.decoder->weights(), o.optimizer, o.shard));
     if (needed.critic) {
       TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
     }
@@ -256,12 +242,20 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {
         TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(&bad, 1), "finite"));
-        if (bad == 0) TP_RETURN_IF_ERROR(AddOtherRanks(target.gradients, *options.device, *step.group));
+        if (bad == 0) {
+          TP_RETURN_IF_ERROR(AddOtherRanks(target.gradients, target.optimizer, *options.device, *step.group));
+        }
         step.times.reduce += watch.Lap();
       }
       done.finite = bad == 0;
       if (done.finite) {
-        const UpdateResult update = target.optimizer.Update(target.gradients.data(), target.rate);
+        UpdateResult update;
+        if (step.group == nullptr) {
+          update = target.optimizer.Update(target.gradients.data(), target.rate);
+        } else {
+          TP_ASSIGN_OR_RETURN(update,
+                              UpdateTogether(target.gradients, target.rate, target.optimizer, *step.group));
+        }
         done.finite = update.finite;
         done.grad_norm = update.finite ? std::max(done.grad_norm, update.grad_norm) : update.grad_norm;
         done.updates += update.finite ? 1 : 0;
@@ -542,6 +536,13 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
   if (batch.step.value < 1)
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
+  const Shard here = group == nullptr ? Shard{} : Shard{group->rank(), group->size()};
+  if (o.shard.world > 1 && o.shard != here) {
+    return FailedPrecondition("trainer: it has the optimizer's state of rank " +
+                              std::to_string(o.shard.rank) + " of " + std::to_string(o.shard.world) +
+                              ", and is rank " + std::to_string(here.rank) + " of " +
+                              std::to_string(here.world));
+  }
   StepContext step{.batch = batch, .group = group, .progress = progress};
   std::vector<BadRow> found = bad != nullptr ? std::move(*bad) : std::vector<BadRow>();
   const Status checked = m.CheckStep(step, found);
@@ -611,7 +612,7 @@ std::vector<NamedBytes> Trainer::State() {
   std::vector<NamedBytes> state = m.trained().State();
   if (m.rl() && m.value != nullptr) {
     for (const NamedBytes& part : m.value->optimizer().State())
-      state.push_back({"critic." + part.name, part.bytes});
+      state.push_back({"critic." + part.name, part.bytes, part.piece});
   }
   if (m.controls != &m.spare)
     state.push_back({"controls", m.controls_memory.bytes().first(sizeof(Controls))});

@@ -71,6 +71,9 @@ struct TrainerOptions {
   // ranks.
   int64_t early_rows = 0;
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
+  // The optimizer's state that is here, a critic's too. With one of several ranks every step has a group, in
+  // which this is that rank. The update is the same to the bit.
+  Shard shard = {};
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
@@ -128,7 +131,7 @@ class Trainer {
   // concerns the whole batch is exchanged, gradients and sums are added up over the ranks and every rank
   // makes the same update; one that ends up with other weights than the rest is kInternal. The result is that
   // of one rank with all rows, up to rounding. After an error the group is useless: leave it, so that the
-  // others see it.
+  // others see it. kFailedPrecondition: the group is not that of TrainerOptions::shard; nothing changed.
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
                             comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
 

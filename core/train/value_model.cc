@@ -21,7 +21,8 @@ StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights
   for (size_t i = 0; i < weights.layout().size(); ++i) {
     if (weights.layout()[i].name == "score") m->score_ = static_cast<int64_t>(i);
   }
-  TP_ASSIGN_OR_RETURN(m->optimizer_, AdamW::Create(weights, m->decoder_.weights(), options.optimizer));
+  TP_ASSIGN_OR_RETURN(m->optimizer_,
+                      AdamW::Create(weights, m->decoder_.weights(), options.optimizer, options.shard));
   return m;
 }
 

@@ -28,6 +28,7 @@ struct ValueModelOptions {
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;
   std::shared_ptr<device::Device> device;  // required
+  Shard shard = {};                        // of the optimizer's state
 };
 
 class ValueModel {

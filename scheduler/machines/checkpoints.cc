@@ -22,12 +22,18 @@ void Checkpoints::Advance() {
   // An earlier life may have recorded an evaluation and not come further.
   if (all_.trainer.ready() && !std::exchange(looked_for_best_, true)) KeepBest();
   if (all_.life.over() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
+  if (!all_.trainer.Whole()) return;
   if (all_.life.stopping() && !all_.life.MayCheckpoint()) return;
   trouble_.clear();
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
+  std::vector<SlotRef> others;
+  if (options_.fleet.zero) {
+    for (const SlotId slot : all_.slots.Trainers())
+      if (slot != all_.trainer.leader().slot) others.push_back(fleet_.Ref(slot));
+  }
   out_.Do(command::WriteCheckpoint{all_.trainer.leader().worker, all_.trainer.leader().slot, writing_->ckpt,
-                                   writing_->step, state_.version()});
+                                   writing_->step, state_.version(), std::move(others)});
   waits_.Begin({WaitKind::kCheckpoint, 0},
                {all_.trainer.leader().worker, now_, In(options_.fleet.start_timeout_s),
                 "checkpoint " + std::to_string(writing_->ckpt)});
@@ -109,16 +115,18 @@ void Checkpoints::TimedOut(const std::string& why) {
   if (writing_) On(event::CheckpointFailed{writing_->ckpt, why});
 }
 
-void Checkpoints::LeaderLost(const WorkerRef& leader, const std::string& why) {
+void Checkpoints::PartLost(const std::string& why) {
   trouble_ = "the worker that held the trainer's state is gone: " + why;
-  if (writing_) {
-    out_.Warn(
-        "checkpoint_abandoned",
-        "checkpoint " + std::to_string(writing_->ckpt) + " is given up: the worker that wrote it is gone",
-        {{"ckpt", std::to_string(writing_->ckpt)}});
-    writing_.reset();
-    waits_.End({WaitKind::kCheckpoint, 0});
-  }
+  if (!writing_) return;
+  out_.Warn("checkpoint_abandoned",
+            "checkpoint " + std::to_string(writing_->ckpt) + " is given up: the worker that wrote it is gone",
+            {{"ckpt", std::to_string(writing_->ckpt)}});
+  writing_.reset();
+  waits_.End({WaitKind::kCheckpoint, 0});
+}
+
+void Checkpoints::LeaderLost(const WorkerRef& leader, const std::string& why) {
+  PartLost(why);
   final_saving_ = false;
   waits_.End({WaitKind::kFinal, 0});
 }

@@ -25,6 +25,7 @@ class Checkpoints : public Machine {
   void TimedOut(const std::string& why);
   void SaveFinal();
   void LeaderLost(const WorkerRef& leader, const std::string& why);  // who had what is to be written
+  void PartLost(const std::string& why);                             // or a part of it
 
   [[nodiscard]] bool Due() const;
   [[nodiscard]] bool busy() const { return writing_.has_value() || final_saving_; }

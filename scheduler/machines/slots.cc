@@ -132,7 +132,7 @@ SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
 // there are.
 bool Slots::MayTrainOnFewer() const {
   return (options_.fleet.min_slots > 0 || all_.workers.DeviceRetired()) &&
-         options_.fleet.placement == PlacementKind::kMultiplexed && !options_.deterministic;
+         options_.fleet.placement == PlacementKind::kMultiplexed && !OneSize();
 }
 
 PoolView Slots::ViewPool() const {
@@ -317,6 +317,21 @@ std::vector<command::GroupMember> Slots::Members() const {
     if (Whole(s)) members.push_back({s.holder(), id, s.epoch});
   }
   return members;
+}
+
+std::vector<SlotId> Slots::Trainers() const {
+  std::vector<SlotId> all;
+  for (const auto& [id, s] : pool_.slots())
+    if (Eligible(id, Role::kActor)) all.push_back(id);
+  return all;
+}
+
+Shard Slots::ShardOf(SlotId slot) const {
+  if (!options_.fleet.zero) return {};
+  const std::vector<SlotId> all = Trainers();
+  const auto at = std::ranges::find(all, slot);
+  if (at == all.end()) return {};  // it does not train
+  return {at - all.begin(), static_cast<int64_t>(all.size())};
 }
 
 void Slots::On(const event::Drained& e) {

@@ -9,17 +9,13 @@ bool Steps::PrepareGroup() {
   if (all_.slots.pool().Coming(Role::kActor)) return false;
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return false;
-  if (options_.deterministic) {
-    int64_t all = 0;
-    for (const auto& [id, s] : all_.slots.pool().slots())
-      all += all_.slots.Eligible(id, Role::kActor) ? 1 : 0;
-    if (static_cast<int64_t>(members.size()) < all) return false;  // another size would round otherwise
-  }
+  if (all_.slots.OneSize() && members.size() < all_.slots.Trainers().size()) return false;
   bool ready = true;
   for (const command::GroupMember& m : members) {
     if (all_.trainer.Has(SlotOf(m))) continue;
     ready = false;
     all_.trainer.Fetch(m);
+    if (!all_.trainer.ready()) return false;  // its part is nowhere in memory: all go back to a checkpoint
   }
   if (members.size() == 1) return ready;
   const bool same = std::equal(members.begin(), members.end(), group_.begin(), group_.end(),

@@ -17,8 +17,8 @@ void Steps::Advance() {
   if (all_.life.over() || !all_.trainer.ready()) return;
   const bool wanted = MayTrain() && !all_.batches.Choose().empty() && !all_.batches.WaitForStraggler();
   // Members take the state and form their group as soon as their slots are theirs.
-  if (!wanted && group_checked_ == all_.slots.pool().generation() && !all_.trainer.fetching() &&
-      forming_.empty())
+  if (!wanted && all_.trainer.Whole() && group_checked_ == all_.slots.pool().generation() &&
+      !all_.trainer.fetching() && forming_.empty())
     return;
   group_checked_ = all_.slots.pool().generation();
   if (PrepareGroup() && wanted) {
@@ -41,7 +41,7 @@ bool Steps::MayTrain() const {
 
 TrainerNeed Steps::DecideNeed() {
   if (open_ || all_.trainer.electing() || all_.trainer.aborting()) return TrainerNeed::kStep;
-  if (!all_.trainer.ready()) return TrainerNeed::kState;
+  if (!all_.trainer.ready() || !all_.trainer.Whole()) return TrainerNeed::kState;
   if (facts_.StepsDone() || !all_.life.running()) return TrainerNeed::kDone;
   if (!state_.versions().IsPublished(state_.version())) return TrainerNeed::kPublish;
   if (MayTrain() && !all_.batches.Choose().empty() && !all_.batches.WaitForStraggler())

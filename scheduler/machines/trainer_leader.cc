@@ -15,7 +15,8 @@ constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker 
 void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offered) {
   const SlotRef ref{worker, offered.slot};
   if (!state_.ever_checkpointed()) return;
-  if (left_open_ && !offered.done.empty() && offered.done.front().lease == left_open_->lease &&
+  const bool part = offered.state_shard == all_.slots.ShardOf(ref.slot);  // else of a group of another size
+  if (left_open_ && part && !offered.done.empty() && offered.done.front().lease == left_open_->lease &&
       offered.state_step == left_open_->step) {
     finished_[ref] = offered.done.front();
     CopyOf(ref.slot) = {offered.state_step, offered.state_digest};
@@ -27,7 +28,7 @@ void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offe
                                all_.slots.pool().slot(all_.slots.pool().GangOf(ref.slot)).epoch,
                                left_open_->lease, left_open_->step, 0});
     WaitForAbort(ref, left_open_->step);
-  } else if (offered.state_step.valid()) {
+  } else if (part && offered.state_step.valid()) {
     CopyOf(ref.slot) = {offered.state_step, offered.state_digest};
   }
 }
@@ -36,9 +37,10 @@ void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offe
 // if all who were in the step that the last life left open have made it, it is committed now; else the state
 // comes from a checkpoint.
 void TrainerState::ElectAdopted() {
+  const bool whole = digest_ != 0 && Whole();
   for (const auto& [slot, d] : fleet_.devices) {
     const SlotRef ref = fleet_.Ref(slot);
-    if (digest_ == 0 || !Has(ref)) continue;
+    if (!whole || !Has(ref)) continue;
     leader_ = ref;
     phase_ = StatePhase::kReady;
     must_restore_ = false;
@@ -74,9 +76,10 @@ void TrainerState::Elect() {
   phase_ = StatePhase::kElecting;
   if (!aborting_.empty()) return;
   SlotRef best;
+  const bool whole = Whole();
   for (const auto& [slot, d] : fleet_.devices) {
     const SlotRef ref = fleet_.Ref(slot);
-    if (!Has(ref)) continue;
+    if (!whole || !Has(ref)) continue;
     if (ref == leader_ || !best.worker.inc.valid()) best = ref;
     if (best == leader_) break;
   }
@@ -95,12 +98,19 @@ void TrainerState::Elect() {
 
 void TrainerState::Fetch(const command::GroupMember& member) {
   if (waits_.Has({WaitKind::kState, member.slot.value})) return;
+  if (options_.fleet.zero && loaded_ != step_) return Plan(false);
   const int64_t request = fetching_[SlotOf(member)].request = ++requests_;
-  all_.rollouts.Forget(member.slot);
-  out_.Do(command::FetchState{member.worker, member.slot, member.epoch, leader_, step_, digest_, request});
+  std::string from;
+  if (options_.fleet.zero) {
+    Load(SlotOf(member), request);
+    from = ckpt_ == -2 ? "init" : "restore";
+  } else {
+    all_.rollouts.Forget(member.slot);
+    out_.Do(command::FetchState{member.worker, member.slot, member.epoch, leader_, step_, digest_, request});
+    from = "fetch from " + options_.NameOf(leader_.worker.worker);
+  }
   waits_.Begin({WaitKind::kState, member.slot.value},
-               {member.worker, now_, In(options_.fleet.start_timeout_s),
-                "fetch from " + options_.NameOf(leader_.worker.worker)});
+               {member.worker, now_, In(options_.fleet.start_timeout_s), from});
 }
 
 void TrainerState::CountDeath(const event::WorkerLost& e, StepNumber in) {
@@ -139,11 +149,12 @@ void TrainerState::StepAborted() {
 
 void TrainerState::Torn(const SlotRef& ref) {
   CopyOf(ref.slot) = {};
-  if (ref == leader_ && phase_ == StatePhase::kReady) Elect();
+  if ((ref == leader_ || options_.fleet.zero) && phase_ == StatePhase::kReady) Elect();
 }
 
 void TrainerState::Forget(const WorkerRef& ref) {
   for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
+    lost_part_ = lost_part_ || (options_.fleet.zero && CopyOf(slot).step.valid());
     CopyOf(slot) = {};
     fetching_.erase({ref, slot});
     aborting_.erase({ref, slot});
@@ -152,8 +163,10 @@ void TrainerState::Forget(const WorkerRef& ref) {
 }
 
 void TrainerState::Lost(const WorkerRef& ref, const std::string& why) {
+  const bool part = std::exchange(lost_part_, false);
   if (ref != leader_.worker) {
-    if (phase_ == StatePhase::kElecting) Elect();
+    if (part) all_.checkpoints.PartLost(why);
+    if (phase_ == StatePhase::kElecting || (part && phase_ == StatePhase::kReady)) Elect();
     return;
   }
   all_.checkpoints.LeaderLost(ref, why);
@@ -175,7 +188,7 @@ void TrainerState::On(const event::StepAborted& e) {
   }
   all_.life.Moved();
   waits_.End({WaitKind::kAbort, e.slot.value});
-  if (e.step.valid()) CopyOf(e.slot) = {e.step, e.weights_digest};
+  if (e.step.valid() && e.shard == all_.slots.ShardOf(e.slot)) CopyOf(e.slot) = {e.step, e.weights_digest};
   if (phase_ == StatePhase::kElecting) Elect();
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -23,6 +25,7 @@ void TrainerState::Plan(bool restore) {
   must_restore_ = must_restore_ || restore;
   phase_ = StatePhase::kNone;
   digest_ = 0;
+  loaded_ = {};
   ForgetCopies();
   published_ = {};
   publishing_ = copying_ = false;
@@ -116,17 +119,24 @@ void TrainerState::Advance() {
   // The holder of a slot may be one of an earlier life that has not come back.
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return;
+  if (options_.fleet.zero && members.size() < all_.slots.Trainers().size()) return;  // each takes its part
   leader_ = SlotOf(members.front());
   phase_ = StatePhase::kLoading;
   loading_ = ++requests_;
-  all_.rollouts.Forget(leader_.slot);
-  if (ckpt_ == -2) {
-    out_.Do(command::InitState{leader_.worker, leader_.slot, loading_});
-  } else {
-    out_.Do(command::RestoreState{leader_.worker, leader_.slot, ckpt_, step_, digest_, loading_});
-  }
+  loaded_ = step_;
+  Load(leader_, loading_);
   waits_.Begin({WaitKind::kState, leader_.slot.value},
                {leader_.worker, now_, In(options_.fleet.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
+}
+
+void TrainerState::Load(const SlotRef& ref, int64_t request) {
+  all_.rollouts.Forget(ref.slot);
+  const Shard shard = all_.slots.ShardOf(ref.slot);
+  if (ckpt_ == -2) {
+    out_.Do(command::InitState{ref.worker, ref.slot, request, shard});
+  } else {
+    out_.Do(command::RestoreState{ref.worker, ref.slot, ckpt_, step_, digest_, request, shard});
+  }
 }
 
 void TrainerState::On(const event::StateReady& e) {
@@ -170,7 +180,7 @@ void TrainerState::On(const event::StateReady& e) {
            {{"step", std::to_string(step_.value)}});
   if (!leads) {
     if (++fetching->second.tries >= kTries)
-      all_.workers.Replace(e.worker, "it could not take the trainer's state from a peer: " + error);
+      all_.workers.Replace(e.worker, "it could not take the trainer's state: " + error);
     return;  // Steps asks again
   }
   LeaderFailed(e, error);
@@ -217,8 +227,13 @@ bool TrainerState::Has(const SlotRef& ref) const {
   return copy.step == step_ && copy.digest == digest_;
 }
 
+bool TrainerState::Whole() const {
+  if (!options_.fleet.zero) return true;
+  return std::ranges::all_of(all_.slots.Trainers(), [&](SlotId slot) { return Has(fleet_.Ref(slot)); });
+}
+
 bool TrainerState::Idle() const {
-  return phase_ == StatePhase::kReady && !all_.steps.open() && aborting_.empty() && !publishing_ &&
+  return phase_ == StatePhase::kReady && Whole() && !all_.steps.open() && aborting_.empty() && !publishing_ &&
          !copying_ && !all_.checkpoints.busy();
 }
 

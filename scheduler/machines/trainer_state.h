@@ -2,6 +2,10 @@
 // The trainer's state (weights and optimizer): where it comes from, which slots hold a copy, which of them
 // leads. The leader's copy is published to rollout engines, kept as a recovery copy and written to
 // checkpoints.
+//
+// With fleet.zero the slots that train share the optimizer's state: each takes its part of it from the model
+// of the config or from a checkpoint, none can give another one its own, and all of them write a checkpoint.
+// A part that is lost is nowhere but in the newest checkpoint, so all go back to it.
 
 #include <map>
 #include <optional>
@@ -41,7 +45,9 @@ class TrainerState : public Machine {
   void Publish();  // and copies for recovery
 
   void Adopt(const WorkerRef& ref, const event::OfferedSlot& offered);  // it is back, with a copy
-  void Fetch(const command::GroupMember& member);                       // it takes a copy from the leader
+  // It takes a copy from the leader, or its part from where the leader has its own from; where the state has
+  // moved on since, all go back to a checkpoint.
+  void Fetch(const command::GroupMember& member);
   // A step ended well: these slots hold its state now.
   void Committed(StepNumber step, uint64_t digest, const std::vector<command::GroupMember>& members);
   // A member is told to leave the step; what it holds is not known until it answers.
@@ -55,6 +61,7 @@ class TrainerState : public Machine {
   void CountDeath(const event::WorkerLost& e, StepNumber in);
 
   [[nodiscard]] bool Has(const SlotRef& ref) const;  // the committed state
+  [[nodiscard]] bool Whole() const;                  // nothing of it is missing: with fleet.zero, no part
   [[nodiscard]] bool Idle() const;                   // ready, and nobody reads or changes it
   [[nodiscard]] bool ready() const { return phase_ == StatePhase::kReady; }
   [[nodiscard]] bool electing() const { return phase_ == StatePhase::kElecting; }
@@ -68,6 +75,7 @@ class TrainerState : public Machine {
 
  private:
   StateCopy& CopyOf(SlotId slot);
+  void Load(const SlotRef& ref, int64_t request);  // what was planned
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
   void ForgetCopies();
@@ -81,7 +89,9 @@ class TrainerState : public Machine {
   SlotRef leader_;     // whose copy is published and saved; where the state is (being) loaded first
   int64_t ckpt_ = -2;  // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
   StepNumber step_;
-  uint64_t digest_ = 0;  // of the state's weights; 0: not known yet
+  StepNumber loaded_;       // where its source is the one above; invalid: no slot of this life has read it
+  bool lost_part_ = false;  // with the worker that is being lost
+  uint64_t digest_ = 0;     // of the state's weights; 0: not known yet
   // Checkpoints that could not be verified, and why. They are rejected for good when another one is found: if
   // none is, a disk may be missing, and the run can still be resumed when it is back.
   std::map<int64_t, std::string> unverified_;

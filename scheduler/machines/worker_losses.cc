@@ -117,8 +117,8 @@ void Workers::CheckFleet() {
   for (const std::vector<SlotId>& gang : facts_.layout.gangs) {
     const bool trains = all_.slots.Eligible(gang.front(), Role::kActor);
     if (std::ranges::any_of(gang, [&](SlotId slot) { return retired.contains(slot); })) {
-      // A group of another size would round otherwise, so there is no going on without it.
-      missing = missing || (options_.deterministic && trains);
+      // The group has one size, so there is no going on without it.
+      missing = missing || (all_.slots.OneSize() && trains);
       continue;
     }
     ++gangs;
@@ -134,14 +134,19 @@ void Workers::CheckFleet() {
                        "; gone: " + gone +
                        "; go on with --resume when there are more hosts, or with a lower cluster.min_slots");
   } else if (!actor || missing) {
-    all_.life.Fail("fleet_dead", "actor",
-                   std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
+    all_.life.Fail(
+        "fleet_dead", "actor",
+        std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")" +
+            (actor && options_.fleet.zero
+                 ? "; with train.zero each has a part of the optimizer's state: go on with --resume, "
+                   "with fewer slots if it does not come back"
+                 : ""));
   } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
              (gangs <= s.rollout_floor ||
               // There all that train have to, so none of them can generate in place of another one.
-              (options_.deterministic && s.placement == PlacementKind::kMultiplexed &&
+              (all_.slots.OneSize() && s.placement == PlacementKind::kMultiplexed &&
                only_generate < s.rollout_floor))) {
     all_.life.Fail("fleet_dead", "pool",
                    std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +

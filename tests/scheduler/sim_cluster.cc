@@ -149,7 +149,8 @@ void SimCluster::Offer(int64_t id) {
                            .chunks = {},
                            .host = HostOf(p->worker)};
   for (const auto& [slot, d] : p->devices) {
-    join.slots.push_back({slot, d.version, d.version.valid() ? d.weights : 0, d.state_step, d.state});
+    join.slots.push_back(
+        {slot, d.version, d.version.valid() ? d.weights : 0, d.state_step, d.state, d.shard});
     if (d.done && d.done->step == d.state_step) join.slots.back().done = {*d.done};
     for (const auto* chunks : {&d.chunks, &d.ended}) {
       for (const auto& [key, c] : *chunks)

@@ -161,6 +161,7 @@ class SimCluster {
     StepNumber state_step;
     std::optional<event::TrainDone> done;  // that it said last
     uint64_t state = 0;                    // digest of the trainer's weights
+    Shard shard;                           // of its optimizer
     SlotEpoch epoch{-1};
     Role role = Role::kNone;
     int64_t group_epoch = 0;

@@ -1,6 +1,7 @@
 // What the controller asks of the modelled processes and their storage.
 
 #include <algorithm>
+#include <set>
 
 #include "core/base/hash.h"
 #include "tests/scheduler/sim_check.h"
@@ -249,7 +250,8 @@ struct SimCluster::Do {
     Device* p = s.Find(SlotOf(c));
     if (p == nullptr) return;
     s.LeaveStep(*p);
-    s.Out(*p, event::StepAborted{c.worker, c.slot, c.lease, p->state_step, p->state}, s.Delay(0.05));
+    s.Out(*p, event::StepAborted{c.worker, c.slot, c.lease, p->state_step, p->state, p->shard},
+          s.Delay(0.05));
   }
   void operator()(const command::EndEvaluation&) {}
   void operator()(const command::Preview& c) {
@@ -263,7 +265,7 @@ struct SimCluster::Do {
           << "a hint about " << ToString(tid) << " without payload";
     }
   }
-  void operator()(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(42)); }
+  void operator()(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(42), c.shard); }
   void operator()(const command::RestoreState& c) {
     uint64_t weights = 0;
     if (c.ckpt < 0) {
@@ -279,9 +281,10 @@ struct SimCluster::Do {
           s.options_.disk != nullptr ? s.options_.disk->Weights(c.step) : s.checkpoints_[c.ckpt].weights;
       SIM_CHECK(s.options_.disk != nullptr || s.checkpoints_[c.ckpt].step == c.step) << "checkpoint";
     }
-    Ready(SlotOf(c), c.request, c.step, weights);
+    Ready(SlotOf(c), c.request, c.step, weights, c.shard);
   }
-  void Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t weights) {
+  void Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t weights,
+             const Shard& shard = {}) {
     Device* p = s.Find(ref);
     if (p == nullptr) return;
     s.LeaveStep(*p);
@@ -291,6 +294,7 @@ struct SimCluster::Do {
       return;
     }
     p->SetState(step, weights);
+    p->shard = shard;
     s.Out(*p, event::StateReady{ref.worker, ref.slot, step, weights, "", request}, s.Delay(0.3));
   }
   void operator()(const command::Train& c) {
@@ -305,6 +309,9 @@ struct SimCluster::Do {
               p->in_step < 0)
         << "step " << c.step.value << " on state " << p->state_step.value;
     SIM_CHECK(c.world == 1 || p->group_epoch == c.group_epoch);
+    SIM_CHECK(p->shard == (s.options_.controller.fleet.zero ? Shard{c.rank, c.world} : Shard{}))
+        << "rank " << c.rank << " of " << c.world << " has part " << p->shard.rank << " of "
+        << p->shard.world;
     SIM_CHECK(s.lease_.lease == c.lease && static_cast<int64_t>(s.lease_.tids.size()) == c.total_rows);
     Step& step = s.steps_[c.lease];
     if (step.life != s.life_) step = {.devices = {}, .broken = false, .weights = 0, .life = s.life_};
@@ -453,6 +460,14 @@ struct SimCluster::Do {
     if (p == nullptr) return;
     SIM_CHECK(p->state_step == c.step)
         << "checkpoint of step " << c.step.value << ", state is of " << p->state_step.value;
+    std::set<int64_t> parts{p->shard.rank};
+    for (const SlotRef& ref : c.others) {
+      const Device* other = s.Find(ref);
+      if (other == nullptr) return;  // the controller will hear of it
+      SIM_CHECK(other->state_step == c.step && other->shard.world == p->shard.world);
+      parts.insert(other->shard.rank);
+    }
+    SIM_CHECK(static_cast<int64_t>(parts.size()) == p->shard.world) << "a checkpoint without some part";
     const double delay = s.Delay(0.2);
     if (s.Chance(s.options_.faults.checkpoint_fails)) {
       s.Storage(event::CheckpointFailed{c.ckpt, "disk full"}, delay);

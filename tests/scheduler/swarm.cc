@@ -122,6 +122,20 @@ SimOptions SwarmOfSlots(uint64_t seed) {
   return o;
 }
 
+SimOptions SwarmOfShards(uint64_t seed) {
+  SimOptions o = Swarm(seed);
+  FleetOptions& fleet = o.controller.fleet;
+  fleet.zero = true;
+  fleet.min_slots = 0;
+  o.faults.last_stays_away = false;
+  o.controller.checkpoint.recovery_every_steps = 0;
+  if (fleet.placement == PlacementKind::kElastic) {
+    fleet.placement = PlacementKind::kMultiplexed;
+    fleet.actor_slots = fleet.slots - 1;
+  }
+  return o;
+}
+
 bool WasStopped(const SimResult& r) {
   return r.code == 0 ? r.why.starts_with("SIGTERM") : r.why.starts_with("fault=not_saved");
 }

@@ -12,6 +12,8 @@ SimOptions Swarm(uint64_t seed);
 SimOptions SwarmOfGangs(uint64_t seed);  // the same, with gangs of two slots
 // The same with two slots a worker; every second seed has gangs as well.
 SimOptions SwarmOfSlots(uint64_t seed);
+// The same with an optimizer's state that the slots which train share, as far as a config allows it.
+SimOptions SwarmOfShards(uint64_t seed);
 // By a signal, with its last steps in a checkpoint or without: it can go on.
 bool WasStopped(const SimResult& result);
 // "" if the run ended as it may: all steps done, or early for one of the faults that were dealt out.

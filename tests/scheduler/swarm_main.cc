@@ -1,8 +1,8 @@
 // A million faults: runs of the modelled cluster, seed by seed, until enough faults were dealt out.
 //
-//   swarm [faults [first_seed [seconds [gangs|slots]]]]     default 1000000 0 600; gangs: of two slots each;
-//   slots: two of a worker; one JSON object at the end; exit 4 on a violation. A check that fails ends it,
-//   and the seed comes after the check's message.
+//   swarm [faults [first_seed [seconds [gangs|slots|shards]]]]     default 1000000 0 600; gangs: of two slots
+//   each; slots: two of a worker; shards: of the optimizer's state (train.zero); one JSON object at the end;
+//   exit 4 on a violation. A check that fails ends it, and the seed comes after the check's message.
 
 #include <unistd.h>
 
@@ -43,9 +43,10 @@ int main(int argc, char** argv) {
     while (faults < wanted && seconds() < limit) {
       const unsigned long long seed = next++;
       seed_text = "seed " + std::to_string(seed) + "\n";
-      const SimOptions options = shape == "gangs"   ? SwarmOfGangs(seed)
-                                 : shape == "slots" ? SwarmOfSlots(seed)
-                                                    : Swarm(seed);
+      const SimOptions options = shape == "gangs"    ? SwarmOfGangs(seed)
+                                 : shape == "slots"  ? SwarmOfSlots(seed)
+                                 : shape == "shards" ? SwarmOfShards(seed)
+                                                     : Swarm(seed);
       SimCluster cluster(options);
       SimResult r = cluster.Run();
       if (WasStopped(r)) r = cluster.Run();

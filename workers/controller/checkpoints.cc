@@ -1,5 +1,6 @@
 #include "workers/controller/checkpoints.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -17,6 +18,19 @@ struct Begun {
   std::shared_ptr<storage::CheckpointWriter> writer;
   bool linked = false;  // its model/ has the files of the base model
 };
+
+// What one more trainer has written.
+void Add(const up::CheckpointFiles& one, up::CheckpointFiles& all) {
+  all.files.insert(all.files.end(), one.files.begin(), one.files.end());
+  all.stored.insert(all.stored.end(), one.stored.begin(), one.stored.end());
+  if (all.error.empty()) all.error = one.error;
+  if (all.weights_digest != 0 && one.weights_digest != 0 && all.weights_digest != one.weights_digest &&
+      all.error.empty())
+    all.error = "the workers that share the optimizer's state have different weights";
+  if (all.weights_digest == 0) all.weights_digest = one.weights_digest;
+  if (all.instruction_set.empty()) all.instruction_set = one.instruction_set;
+  all.seconds = std::max(all.seconds, one.seconds);
+}
 
 }  // namespace
 
@@ -133,14 +147,20 @@ void Checkpoints::Write(const cmd::WriteCheckpoint& c) {
         if (!begun.ok()) return ends_.feed(ev::CheckpointFailed{c.ckpt, begun.status().message()});
         writer_ = std::move(begun->writer);
         is_base_ = begun->linked;
-        pending_ = c;
+        pending_ = Pending{.c = c, .awaited = 1 + c.others.size(), .files = {.ckpt = c.ckpt}};
         ends_.send(c.worker, down::WriteCheckpoint{c.slot, c.ckpt, writer_->dir()});
+        for (const SlotRef& other : c.others)
+          ends_.send(other.worker, down::WriteCheckpoint{other.slot, c.ckpt, writer_->dir(), /*part=*/true});
       });
 }
 
-void Checkpoints::Commit(const up::CheckpointFiles& files, Lsn cut) {
-  if (!pending_ || pending_->ckpt != files.ckpt) return;
-  const cmd::WriteCheckpoint c = *std::exchange(pending_, std::nullopt);
+void Checkpoints::Commit(const up::CheckpointFiles& came, Lsn cut) {
+  if (!pending_ || pending_->c.ckpt != came.ckpt) return;
+  Add(came, pending_->files);
+  if (--pending_->awaited > 0) return;
+  const Pending all = *std::exchange(pending_, std::nullopt);
+  const cmd::WriteCheckpoint& c = all.c;
+  const up::CheckpointFiles& files = all.files;
   if (!files.error.empty()) return ends_.feed(ev::CheckpointFailed{c.ckpt, files.error});
   storage::Manifest manifest;
   manifest.run_id = owner_.run_id;

@@ -50,9 +50,9 @@ class Checkpoints {
   Status Open();
 
   void Write(const scheduler::command::WriteCheckpoint& c);
-  // The trainer's files are there: the rest (sync, manifest, rename, read back) needs no tensor. `cut`: the
-  // journal up to there is in it.
-  void Commit(const up::CheckpointFiles& files, Lsn cut);
+  // A trainer's files are there. Once those of all are, the rest (sync, manifest, rename, read back) needs no
+  // tensor. `cut`: the journal up to there is in it.
+  void Commit(const up::CheckpointFiles& came, Lsn cut);
   void Verify(const scheduler::command::VerifyCheckpoint& c);
   void Delete(const scheduler::command::DeleteCheckpoint& c);
   // best/ gets the model of a checkpoint, and best/evaluation.json what it is the best of.
@@ -93,8 +93,13 @@ class Checkpoints {
   storage::StorePlace store_;   // of this run
   DiskThread disk_, removals_;  // removals_: from stores
   std::shared_ptr<storage::CheckpointWriter> writer_;
-  std::optional<scheduler::command::WriteCheckpoint> pending_;  // the trainer writes its files
-  bool is_base_ = false;                                        // beside a model/ that is there already
+  struct Pending {  // trainers write their files
+    scheduler::command::WriteCheckpoint c;
+    size_t awaited = 1;         // of them
+    up::CheckpointFiles files;  // of those that have
+  };
+  std::optional<Pending> pending_;
+  bool is_base_ = false;  // beside a model/ that is there already
 };
 
 }  // namespace tidepool::workers

@@ -56,6 +56,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .min_slots = c.cluster.min_slots,
              .actor_slots = c.scheduler.actor_slots,
              .rollout_floor = c.scheduler.rollout_floor,
+             .zero = c.train.zero > 0,
              .uneven_dp = c.scheduler.uneven_dp,
              .launch_workers = c.cluster.launch_workers,
              .reattach_grace_s = c.cluster.reattach_grace_s,

@@ -52,7 +52,7 @@ void DeviceMachine::On(const down::Attached& attached) {
   up::Offer frame;
   if (inc_.valid()) {
     if (const auto digest = work_->WeightsDigest(); digest.ok())
-      frame.slots.push_back({slot_, holds_, *digest, work_->StateStep(), *digest});
+      frame.slots.push_back({slot_, holds_, *digest, work_->StateStep(), *digest, work_->StateShard()});
     if (done_ && !frame.slots.empty() && done_->step == work_->StateStep())
       frame.slots.back().done = {*done_};
     reading_.clear();
@@ -359,7 +359,7 @@ void DeviceMachine::On(const down::Publish& c) {
 void DeviceMachine::On(const down::InitState& c) {
   if (!Mine(c.slot)) return;
   holds_ = {};
-  SayState(c.request, {0}, work_->InitState());
+  SayState(c.request, {0}, work_->InitState(c));
 }
 void DeviceMachine::On(const down::RestoreState& c) {
   if (!Mine(c.slot)) return;
@@ -428,7 +428,8 @@ void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why, std:
 void DeviceMachine::On(const down::AbortStep& c) {
   if (!Current(c.slot, c.epoch)) return;
   work_->LeaveGroup();
-  up::StepAborted answer{.slot = slot_, .lease = c.lease, .step = work_->StateStep()};
+  up::StepAborted answer{
+      .slot = slot_, .lease = c.lease, .step = work_->StateStep(), .shard = work_->StateShard()};
   if (const auto digest = work_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
   work_->Say(std::move(answer));
 }

@@ -43,7 +43,8 @@ class DeviceWork {
   virtual void ForgetAll() = 0;         // roles, states, groups, published weights
 
   // --- weights and states
-  virtual StatusOr<uint64_t> WeightsDigest() = 0;          // kFailedPrecondition: they are torn
+  virtual StatusOr<uint64_t> WeightsDigest() = 0;      // kFailedPrecondition: they are torn
+  [[nodiscard]] virtual Shard StateShard() const = 0;  // of the optimizer's state, as it was asked for last
   [[nodiscard]] virtual StepNumber StateStep() const = 0;  // whose training state is whole; invalid: none is
   struct Copied {
     uint64_t digest = 0;  // of what is in memory now
@@ -100,7 +101,7 @@ class DeviceWork {
   virtual std::vector<WasRead> TakeRead() = 0;
 
   // --- training. Digests are of the weights of the state that is here then.
-  virtual StatusOr<uint64_t> InitState() = 0;
+  virtual StatusOr<uint64_t> InitState(const down::InitState& c) = 0;
   virtual StatusOr<uint64_t> RestoreState(const down::RestoreState& c) = 0;
   virtual StatusOr<uint64_t> FetchState(const down::FetchState& c) = 0;
   virtual Status FormGroup(const down::FormGroup& c) = 0;

@@ -72,7 +72,7 @@ Status DeviceRoles::MakeActor() {
   if (!trains_) return FailedPrecondition("this slot generates only: it keeps no state of training");
   TP_RETURN_IF_ERROR(Caught("trainer", [&]() -> Status {
     TP_ASSIGN_OR_RETURN(actor_, policy_ ? PolicyActor::Create(config_, *weights_)
-                                        : TextActor::Create(config_, *weights_, models_));
+                                        : TextActor::Create(config_, *weights_, models_, shard_));
     return OkStatus();
   }));
   if (!parked_.holds()) return OkStatus();
@@ -86,8 +86,14 @@ Status DeviceRoles::MakeActor() {
   return read;
 }
 
-Status DeviceRoles::InitState() {
+void DeviceRoles::TakeShard(const Shard& shard) {
+  if (shard != shard_) actor_.reset();
+  shard_ = shard;
+}
+
+Status DeviceRoles::InitState(const Shard& shard) {
   actor_.reset();
+  shard_ = shard;
   rollout_.reset();
   Tear();
   TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/true));
@@ -131,9 +137,10 @@ std::optional<DeviceRoles::TrainedState> DeviceRoles::state() const {
   return TrainedState{state_step_, digest_};
 }
 
-Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber step) {
+Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber step, const Shard& shard) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
+  TakeShard(shard);
   TP_RETURN_IF_ERROR(MakeActor());
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
     if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
@@ -142,7 +149,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   }));
   for (const train::NamedBytes& part : actor_->State()) {
     if (part.name == "weights") continue;
-    TP_RETURN_IF_ERROR(ReadPart(dir + "/trainer/" + part.name + ".bin", part.bytes));
+    TP_RETURN_IF_ERROR(ReadShared(dir + "/trainer", part));
   }
   OwnState(step);
   return OkStatus();
@@ -151,6 +158,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
 Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
+  TakeShard({});
   TP_RETURN_IF_ERROR(MakeActor());
   std::vector<device::ByteStore> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
@@ -165,6 +173,7 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
 Status DeviceRoles::FetchState(const std::string& address, const Credentials& credentials, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
+  TakeShard({});
   TP_RETURN_IF_ERROR(MakeActor());
   std::vector<device::ByteStore> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
@@ -331,29 +340,34 @@ Status DeviceRoles::CopyRecovery(StepNumber step) {
   return recovery_.Write({step.value, version_.lineage, actor_->Digest(digest_), 0}, parts);
 }
 
-StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {
+StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir, bool part) const {
   if (actor_ == nullptr && !parked_.holds())
     return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
   // The controller has made `dir`; where it is gone, the run's folder was moved, and none is made in its
   // place.
-  for (const char* part : {"/model", "/trainer"}) {
-    fs::create_directory(dir + part, error);
-    if (error) return Unavailable(dir + part + ": cannot be made (" + error.message() + ")");
+  for (const char* folder : {"/model", "/trainer"}) {
+    fs::create_directory(dir + folder, error);
+    if (error) return Unavailable(dir + folder + ": cannot be made (" + error.message() + ")");
   }
   // The controller may have put the base model there: nothing was trained.
-  if (!HasTensors(dir + "/model")) TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
+  if (!part && !HasTensors(dir + "/model")) TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
   std::vector<std::string> files;
   if (parked_.holds()) {
-    TP_RETURN_IF_ERROR(parked_.CopyTo(dir + "/trainer"));
+    TP_ASSIGN_OR_RETURN(files, parked_.CopyTo(dir + "/trainer", part));
   } else {
-    for (const train::NamedBytes& part : actor_->State()) {
-      if (part.name == "weights") continue;  // in model/, bit for bit
-      TP_RETURN_IF_ERROR(WritePart(dir + "/trainer/" + part.name + ".bin", part.bytes));
+    for (const train::NamedBytes& named : actor_->State()) {
+      if (named.name == "weights") continue;  // in model/, bit for bit
+      if (part && !named.piece) continue;
+      files.push_back(PartFile(named));
+      TP_RETURN_IF_ERROR(WritePart(dir + "/trainer/" + files.back(), named.bytes));
     }
   }
-  for (const auto& entry : fs::recursive_directory_iterator(dir, error)) {
-    if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), dir, error).string());
+  for (std::string& file : files) file = "trainer/" + file;
+  if (!part) {
+    for (const auto& entry : fs::recursive_directory_iterator(dir + "/model", error)) {
+      if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), dir, error).string());
+    }
   }
   std::sort(files.begin(), files.end());
   return files;

@@ -44,9 +44,10 @@ class DeviceRoles {
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.
-  Status InitState();
+  // `shard`: what of the optimizer's state is here from then on.
+  Status InitState(const Shard& shard = {});
   // Trainer and weights from a checkpoint folder, or from the recovery copy of `step`.
-  Status RestoreFromCheckpoint(const std::string& dir, StepNumber step);
+  Status RestoreFromCheckpoint(const std::string& dir, StepNumber step, const Shard& shard = {});
   Status RestoreFromRecovery(StepNumber step);
   // From the worker at `address`, which holds the state of `step`. kDataLoss: not the bytes that it has.
   Status FetchState(const std::string& address, const Credentials& credentials, StepNumber step);
@@ -73,6 +74,7 @@ class DeviceRoles {
     uint64_t digest = 0;
   };
   [[nodiscard]] std::optional<TrainedState> state() const;
+  [[nodiscard]] const Shard& shard() const { return shard_; }
 
   // Memory. A released role gives back what it does not need to go on later: KV cache and scratch; gradients,
   // activations and logits. Weights and the optimizer's state stay. kNone: both give it back.
@@ -110,12 +112,14 @@ class DeviceRoles {
   Status CopyRecovery(StepNumber step);
   Status PrepareCheckpoint();  // before WriteCheckpoint, on the device thread
   // Writes model/, unless it is there with its weights, and trainer files under `dir`, which exists; returns
-  // their paths relative to it.
-  StatusOr<std::vector<std::string>> WriteCheckpoint(const std::string& dir) const;
+  // their paths relative to it. part: only what no other rank has.
+  StatusOr<std::vector<std::string>> WriteCheckpoint(const std::string& dir, bool part = false) const;
   Status SaveModel(const std::string& dir) const;
 
  private:
   Status MakeWeights(bool read_tensors);
+  // Another shard needs another trainer; its state is that of nothing then.
+  void TakeShard(const Shard& shard);
   Status MakeActor();  // where there is none; with the state that is parked
   // From now until Whole() the arena holds no version, and no state; what is parked is forgotten.
   void Tear();
@@ -142,6 +146,7 @@ class DeviceRoles {
   bool serves_ = false;      // weights_ are those of version_
   bool owns_state_ = false;  // weights, master and moments are those of state_step_
   StepNumber state_step_;
+  Shard shard_;
   uint64_t digest_ = 0;  // of weights_ as they are
 };
 

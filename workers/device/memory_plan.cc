@@ -11,6 +11,7 @@
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
+#include "core/sharding/intervals.h"
 #include "workers/device/disk_plan.h"
 
 namespace tidepool::workers {
@@ -68,6 +69,13 @@ model::ModelSpec WithValueHead(model::ModelSpec spec) {
   return spec;
 }
 
+// The largest part of an optimizer's state that a slot has (train.zero), of as many bytes.
+int64_t ShareOf(const JobConfig& c, int64_t optimizer, int64_t elements) {
+  const int64_t world = c.train.zero > 0 ? TrainingSlots(c) : 1;
+  if (world == 1) return optimizer;
+  return optimizer / elements * sharding::Owned(elements, {0, world}).size();
+}
+
 void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
@@ -77,6 +85,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
                                    .threads = c.cluster.threads_per_slot,
                                    .gpu = OnGpu(c),
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
+  p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(m));
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
@@ -91,9 +100,9 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   if (!further.critic) return;
   // Weights and optimizer; its gradients and activations take the place of the policy's.
   const model::ModelSpec critic = WithValueHead(m);
-  p.further.emplace_back("critic", model::WeightBytes(critic, dtype) +
-                                       (OnGpu(c) ? 0 : model::LaidOutBytes(critic, dtype)) +
-                                       model::OptimizerBytes(critic, dtype));
+  p.further.emplace_back(
+      "critic", model::WeightBytes(critic, dtype) + (OnGpu(c) ? 0 : model::LaidOutBytes(critic, dtype)) +
+                    ShareOf(c, model::OptimizerBytes(critic, dtype), model::LayoutElements(critic)));
   p.host_weights += model::WeightBytes(critic, dtype);
 }
 
@@ -120,6 +129,12 @@ bool MayGenerate(const JobConfig& c, int64_t slot) {
 }
 
 }  // namespace
+
+int64_t TrainingSlots(const JobConfig& c) {
+  int64_t n = 0;
+  for (int64_t slot = 0; slot < c.cluster.slots; ++slot) n += MayTrain(c, slot) ? 1 : 0;
+  return n;
+}
 
 bool MayTrain(const JobConfig& c, int64_t slot) {
   return c.scheduler.placement == PlacementKind::kColocated ||
@@ -152,10 +167,13 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
   constexpr const char* kTrained =
       "take a smaller model, or separate the roles (scheduler.placement: split, or train.offload_optimizer: "
       "disk)";
+  constexpr const char* kOptimizer =
+      "let more slots train and share it (train.zero: 1), take a smaller model, or separate the roles "
+      "(scheduler.placement: split, or train.offload_optimizer: disk)";
   std::vector<Part> list = {
       {"context", context},
       {"weights", std::max(rollout.weights, actor.weights), kModel},
-      {"optimizer", actor.optimizer, kTrained},
+      {"optimizer", actor.optimizer, kOptimizer},
       {"gradients", actor.gradients, kTrained},
       {"activations", actor.activations, "lower train.micro_batch_tokens, or set train.recompute: true"},
       {"training workspace", actor.workspace, "lower train.micro_batch_tokens"},

@@ -48,18 +48,18 @@ StatusOr<uint64_t> RolesWork::Made(StepNumber step, const Status& status) {
   return roles_->WeightsDigest();
 }
 
-StatusOr<uint64_t> RolesWork::InitState() {
+StatusOr<uint64_t> RolesWork::InitState(const down::InitState& c) {
   const auto operation = Begins("init_state", observe::kSystemSpan);
   AwaitFiles();
   if (!Withdraw()) return Unavailable("the old state is still being read");
-  return Made({0}, roles_->InitState());
+  return Made({0}, roles_->InitState(c.shard));
 }
 
 StatusOr<uint64_t> RolesWork::RestoreState(const down::RestoreState& c) {
   const auto operation = Begins("restore_state", observe::kSystemSpan);
   AwaitFiles();
   if (!Withdraw()) return Unavailable("the old state is still being read");
-  return Made(c.step, c.ckpt >= 0 ? RestoreFrom(c.dir, c.step) : roles_->RestoreFromRecovery(c.step));
+  return Made(c.step, c.ckpt >= 0 ? RestoreFrom(c) : roles_->RestoreFromRecovery(c.step));
 }
 
 StatusOr<uint64_t> RolesWork::FetchState(const down::FetchState& c) {
@@ -283,7 +283,7 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
     done.instruction_set = TorchInstructionSet();
     done.ckpt = c.ckpt;
     storage::Staging staging;  // until this has ended
-    const auto folder = WriteFiles(c.dir, staging, done);
+    const auto folder = WriteFiles(c, staging, done);
     const auto digest = roles_->WeightsDigest();
     if (digest.ok()) done.weights_digest = *digest;
     written.set_value();
@@ -296,16 +296,17 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
 }
 
 // Where the files are now: in `dir`, or in a staging folder where they belong into a store.
-StatusOr<std::string> RolesWork::WriteFiles(const std::string& dir, storage::Staging& staging,
+StatusOr<std::string> RolesWork::WriteFiles(const down::WriteCheckpoint& c, storage::Staging& staging,
                                             up::CheckpointFiles& done) {
   RealFileSystem disk;
+  const std::string& dir = c.dir;
   TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
   std::string folder = dir;
   if (place) {
     TP_ASSIGN_OR_RETURN(staging, storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
     folder = staging.dir;
   }
-  TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder));
+  TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder, c.part));
   std::erase(done.files, storage::kStagingLock);
   return folder;
 }
@@ -322,10 +323,11 @@ Status RolesWork::PutFiles(const std::string& dir, const std::string& folder, co
   return OkStatus();
 }
 
-Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
+Status RolesWork::RestoreFrom(const down::RestoreState& c) {
   RealFileSystem disk;
+  const std::string& dir = c.dir;
   TP_ASSIGN_OR_RETURN(const auto place, storage::ReadStorePlace(disk, dir));
-  if (!place) return roles_->RestoreFromCheckpoint(dir, step);
+  if (!place) return roles_->RestoreFromCheckpoint(dir, c.step, c.shard);
   // Of this host, or of the store: the checkpoint may be as good as ever, so nobody is to reject it. Only
   // files that are there and are not those of the manifest are its own fault.
   const auto out_of_reach = [](const Status& why) {
@@ -334,7 +336,7 @@ Status RolesWork::RestoreFrom(const std::string& dir, StepNumber step) {
   const auto staging = storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place);
   if (!staging.ok()) return out_of_reach(staging.status());
   const auto folder = storage::FolderWithFiles(disk, dir, "", staging->dir, [] { return true; });
-  Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, step) : folder.status();
+  Status restored = folder.ok() ? roles_->RestoreFromCheckpoint(*folder, c.step, c.shard) : folder.status();
   if (storage::IsOfStore(folder.status()) || folder.status().code() == StatusCode::kNotFound)
     restored = out_of_reach(folder.status());
   (void)disk.RemoveTree(staging->dir);  // as above

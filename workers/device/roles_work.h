@@ -81,6 +81,7 @@ class RolesWork : public DeviceWork {
     const auto state = roles_->state();
     return state ? state->step : StepNumber{};
   }
+  [[nodiscard]] Shard StateShard() const override { return roles_->shard(); }
   void Pull(const down::Pull& c) override;
   void EndPull() override;
   StatusOr<Copied> Load(const down::Load& c) override;
@@ -107,7 +108,7 @@ class RolesWork : public DeviceWork {
     return log_ == nullptr ? std::vector<WasRead>() : log_->TakeRead();
   }
 
-  StatusOr<uint64_t> InitState() override;
+  StatusOr<uint64_t> InitState(const down::InitState& c) override;
   StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override;
   StatusOr<uint64_t> FetchState(const down::FetchState& c) override;
   Status FormGroup(const down::FormGroup& c) override;
@@ -136,11 +137,11 @@ class RolesWork : public DeviceWork {
   void OpenLog(const down::Welcome& welcome);
   // The files of a checkpoint are written: the state may change while they go to the store.
   void AwaitFiles();
-  StatusOr<std::string> WriteFiles(const std::string& dir, storage::Staging& staging,
+  StatusOr<std::string> WriteFiles(const down::WriteCheckpoint& c, storage::Staging& staging,
                                    up::CheckpointFiles& done);
   static Status PutFiles(const std::string& dir, const std::string& folder, const std::stop_token& stop,
                          up::CheckpointFiles& done);
-  Status RestoreFrom(const std::string& dir, StepNumber step);
+  Status RestoreFrom(const down::RestoreState& c);
   // Nobody reads the state from now on: waits for those that do. False: one is still there at its deadline.
   bool Withdraw() { return state_.Withdraw(std::chrono::seconds(30)); }
   void Offer(StepNumber step);

@@ -3,14 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
+#include <system_error>
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/sharding/intervals.h"
 
 namespace tidepool::workers {
 namespace {
@@ -69,6 +73,40 @@ class SparseFile {
   bool skipped_ = false;  // zeros in front of size_ were
 };
 
+// A file with bytes of a part of a state.
+struct SharedFile {
+  std::string path;
+  sharding::Interval of;
+};
+
+// NAME.bin, NAME.FROM-TO.bin. kDataLoss: one has another size than its name says.
+StatusOr<std::vector<SharedFile>> FilesOf(const std::string& dir, const std::string& name) {
+  std::vector<SharedFile> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const std::string file = entry.path().filename().string();
+    if (!file.starts_with(name + ".") || !file.ends_with(".bin")) continue;
+    const auto size = static_cast<int64_t>(fs::file_size(entry.path(), error));
+    if (error) break;
+    sharding::Interval of{0, size};
+    if (file != name + ".bin") {
+      const char* at = file.data() + name.size() + 1;
+      const char* end = file.data() + file.size() - 4;
+      const auto [dash, bad_from] = std::from_chars(at, end, of.from);
+      if (bad_from != std::errc() || dash == end || *dash != '-') continue;  // of another part
+      const auto [last, bad_to] = std::from_chars(dash + 1, end, of.to);
+      if (bad_to != std::errc() || last != end) continue;
+      if (of.from < 0 || of.size() != size) {
+        return DataLoss(entry.path().string() + ": has " + std::to_string(size) +
+                        " bytes, which are not those that its name says");
+      }
+    }
+    files.push_back({entry.path().string(), of});
+  }
+  if (error) return NotFound(dir + ": cannot be read (" + error.message() + ")");
+  return files;
+}
+
 Status Changed(const std::string& path) {
   return DataLoss(path + ": is not what this trainer parked there (another digest)");
 }
@@ -99,6 +137,48 @@ Status ReadPart(const std::string& path, const device::ByteStore& bytes) {
   return whole;
 }
 
+std::string PartFile(const train::NamedBytes& part) {
+  if (!part.piece) return part.name + ".bin";
+  return part.name + "." + std::to_string(part.piece->of.from) + "-" + std::to_string(part.piece->of.to) +
+         ".bin";
+}
+
+Status ReadShared(const std::string& dir, const train::NamedBytes& part) {
+  const auto size = static_cast<int64_t>(part.bytes.size());
+  const int64_t whole = part.piece ? part.piece->whole : size;
+  const sharding::Interval want = part.piece ? part.piece->of : sharding::Interval{0, size};
+  TP_ASSIGN_OR_RETURN(const std::vector<SharedFile> files, FilesOf(dir, part.name));
+  const std::string name = dir + "/" + part.name;
+  if (files.empty()) return NotFound(name + ".bin: is not there");
+  std::vector<sharding::Interval> sources;
+  int64_t end = 0;
+  for (const SharedFile& file : files) {
+    sources.push_back(file.of);
+    end = std::max(end, file.of.to);
+  }
+  if (end != whole) {
+    return DataLoss(name + ": has " + std::to_string(end) + " bytes, this trainer needs " +
+                    std::to_string(whole));
+  }
+  const auto copies = sharding::Reshard(sources, std::span(&want, 1));
+  if (!copies.ok()) return copies.status().At(name + ", by the names of its files");
+  std::vector<std::byte> piece(kPiece);
+  for (const sharding::Copy& copy : *copies) {
+    const SharedFile& file = files[copy.source];
+    std::ifstream in(file.path, std::ios::binary);
+    in.seekg(copy.of.from - file.of.from);
+    for (int64_t at = copy.of.from; at < copy.of.to;) {
+      const auto n = std::min(static_cast<int64_t>(kPiece), copy.of.to - at);
+      in.read(reinterpret_cast<char*>(piece.data()), n);
+      if (!in) return DataLoss(file.path + ": cannot be read, or ends early");
+      part.bytes.CopyFrom(static_cast<size_t>(at - want.from),
+                          std::span(piece).first(static_cast<size_t>(n)));
+      at += n;
+    }
+  }
+  return OkStatus();
+}
+
 uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt) {
   uint64_t sum = 0, words = 0;
   const Status taken = bytes.Each([&](std::span<const std::byte> piece) {
@@ -118,11 +198,12 @@ Status ParkedState::Write(const std::vector<train::NamedBytes>& state) {
   if (error) return Unavailable(dir_ + ": cannot be made (" + error.message() + ")");
   for (const train::NamedBytes& part : state) {
     if (part.name == "weights") continue;
-    if (const Status written = WritePart(PathOf(part.name), part.bytes); !written.ok()) {
+    const std::string file = PartFile(part);
+    if (const Status written = WritePart(PathOf(file), part.bytes); !written.ok()) {
       Forget();
       return written;
     }
-    digests_[part.name] = DigestOf(part.bytes);
+    files_[file] = {DigestOf(part.bytes), part.piece.has_value()};
   }
   return OkStatus();
 }
@@ -130,18 +211,20 @@ Status ParkedState::Write(const std::vector<train::NamedBytes>& state) {
 Status ParkedState::Read(const std::vector<train::NamedBytes>& state) const {
   for (const train::NamedBytes& part : state) {
     if (part.name == "weights") continue;
-    TP_RETURN_IF_ERROR(ReadPart(PathOf(part.name), part.bytes));
-    if (DigestOf(part.bytes) != digests_.at(part.name)) return Changed(PathOf(part.name));
+    const std::string file = PartFile(part);
+    TP_RETURN_IF_ERROR(ReadPart(PathOf(file), part.bytes));
+    if (DigestOf(part.bytes) != files_.at(file).digest) return Changed(PathOf(file));
   }
   return OkStatus();
 }
 
-Status ParkedState::CopyTo(const std::string& dir) const {
+StatusOr<std::vector<std::string>> ParkedState::CopyTo(const std::string& dir, bool part) const {
   std::vector<char> piece(kPiece);
-  for (const auto& [part, digest] : digests_) {
-    std::ifstream in(PathOf(part), std::ios::binary);
-    const std::string path = dir + "/" + part + ".bin";
-    TP_ASSIGN_OR_RETURN(SparseFile out, SparseFile::Create(path));
+  std::vector<std::string> names;
+  for (const auto& [file, parked] : files_) {
+    if (part && !parked.piece) continue;
+    std::ifstream in(PathOf(file), std::ios::binary);
+    TP_ASSIGN_OR_RETURN(SparseFile out, SparseFile::Create(dir + "/" + file));
     uint64_t sum = 0;
     for (uint64_t words = 0; in; words += kPiece / 8) {
       in.read(piece.data(), kPiece);
@@ -151,13 +234,14 @@ Status ParkedState::CopyTo(const std::string& dir) const {
       TP_RETURN_IF_ERROR(out.Append(bytes));
     }
     TP_RETURN_IF_ERROR(out.Close());
-    if (sum != digest) return Changed(PathOf(part));
+    if (sum != parked.digest) return Changed(PathOf(file));
+    names.push_back(file);
   }
-  return OkStatus();
+  return names;
 }
 
 void ParkedState::Forget() {
-  digests_.clear();
+  files_.clear();
   if (!std::exchange(made_, false)) return;
   std::error_code error;  // a file that stays is removed with the folder of all parked states
   fs::remove_all(dir_, error);

@@ -2,6 +2,10 @@
 // The parts of a trainer's state as files: those of a checkpoint, and a state that is parked on disk while
 // another role needs its memory (train.offload_optimizer). Not thread-safe, but CopyTo may run on another
 // thread while nothing else does.
+//
+// A part is the file NAME.bin, or, where ranks share it (train.zero), files NAME.FROM-TO.bin of the bytes
+// that each has of it. So a checkpoint says by its names who wrote which interval, and can be read whatever
+// the number of ranks was and is.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +25,10 @@ namespace tidepool::workers {
 Status WritePart(const std::string& path, const device::ByteSource& bytes);
 // kNotFound, kUnavailable, kDataLoss: it is not there, cannot be read, or has another size.
 Status ReadPart(const std::string& path, const device::ByteStore& bytes);
+std::string PartFile(const train::NamedBytes& part);
+// Fills `part` from the files of a checkpoint's folder `dir`, however the part is cut up there. Errors of
+// ReadPart; kDataLoss also where some byte of it is in no file, or in several.
+Status ReadShared(const std::string& dir, const train::NamedBytes& part);
 // SaltedSum of the bytes.
 uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt = 0);
 
@@ -32,21 +40,26 @@ class ParkedState {
   ParkedState(const ParkedState&) = delete;
   ParkedState& operator=(const ParkedState&) = delete;
 
-  [[nodiscard]] bool holds() const { return !digests_.empty(); }
+  [[nodiscard]] bool holds() const { return !files_.empty(); }
   // Errors of WritePart: then nothing is parked, and nothing is left of it.
   Status Write(const std::vector<train::NamedBytes>& state);
   // Into `state`. Errors of ReadPart; kDataLoss also where a file is not what was written, by its digest.
   Status Read(const std::vector<train::NamedBytes>& state) const;
-  // The files of a checkpoint, with no more memory than a piece of one. Errors as of Read and Write.
-  Status CopyTo(const std::string& dir) const;
+  // The files of a checkpoint, with no more memory than a piece of one; returns their names. part: only what
+  // no other rank has. Errors as of Read and Write.
+  StatusOr<std::vector<std::string>> CopyTo(const std::string& dir, bool part) const;
   void Forget();  // removes the files
 
  private:
-  [[nodiscard]] std::string PathOf(const std::string& part) const { return dir_ + "/" + part + ".bin"; }
+  struct Parked {
+    uint64_t digest = 0;
+    bool piece = false;  // of a part that ranks share
+  };
+  [[nodiscard]] std::string PathOf(const std::string& file) const { return dir_ + "/" + file; }
 
   const std::string dir_;
-  bool made_ = false;                        // the folder was
-  std::map<std::string, uint64_t> digests_;  // by part
+  bool made_ = false;                    // the folder was
+  std::map<std::string, Parked> files_;  // by name
 };
 
 }  // namespace tidepool::workers

@@ -38,7 +38,7 @@ train::Row RowOf(BatchRow& in) {
 }  // namespace
 
 StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, model::Weights& weights,
-                                                   ModelReader& models) {
+                                                   ModelReader& models, const Shard& shard) {
   std::unique_ptr<TextActor> actor(new TextActor(config, models.model_dir()));
   TP_ASSIGN_OR_RETURN(train::TrainerOptions options, train::OptionsFromJob(actor->config_));
   const train::NeededCompanions needed = train::Needed(options);
@@ -69,6 +69,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
     if (further != nullptr) TP_RETURN_IF_ERROR(models.TryProducts(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
+  options.shard = shard;
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);
   companions = {

@@ -17,8 +17,9 @@ class TextActor : public Actor {
  public:
   // `config` and `weights` outlive this; `weights` are updated in place. A critic begins from its folder:
   // what it has learned is in the state that is restored next, or there is none yet.
+  // `shard`: of the optimizer's state.
   static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights,
-                                                 ModelReader& models);
+                                                 ModelReader& models, const Shard& shard);
 
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                    const TrainProgress& progress, comm::Collective* group,

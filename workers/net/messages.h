@@ -340,6 +340,7 @@ struct WriteCheckpoint {
   SlotId slot;
   int64_t ckpt = 0;
   std::string dir;
+  bool part = false;  // only what of the optimizer's state this slot alone has: another one writes the rest
 };
 struct SaveFinal {
   SlotId slot;

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "core/comm/collective.h"
@@ -59,6 +62,64 @@ TEST_F(GlooGroupTest, SumsOverRanksAndGivesTheSameBitsToAll) {
   for (size_t i = 0; i < kN; ++i) ASSERT_NEAR(results[0][i], want[i], 1e-5);
   for (const auto& other : results)
     EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
+}
+
+// Intervals of any lengths, with elements between them that are nobody's; larger than a bucket.
+std::vector<sharding::Interval> Uneven(int ranks) {
+  std::vector<sharding::Interval> of_rank{{7, 700007}, {700010, 700010}, {700100, 700103}, {700110, 1300000}};
+  of_rank.resize(static_cast<size_t>(ranks));
+  return of_rank;
+}
+
+TEST_F(GlooGroupTest, ReduceScatterSumsInTheOrderOfTheRanks) {
+  constexpr size_t kN = 1300001;
+  for (const int ranks : {1, 2, 4}) {
+    std::vector<std::vector<float>> results(static_cast<size_t>(ranks));
+    Run(ranks, [&](Collective& c) {
+      std::vector<float> v = Noise(c.rank(), kN);
+      const Status done = c.ReduceScatterSum(v, Uneven(ranks), "gradients");
+      ASSERT_TRUE(done.ok()) << done.message();
+      results[static_cast<size_t>(c.rank())] = std::move(v);
+    });
+    std::vector<float> sum = Noise(0, kN);
+    for (int r = 1; r < ranks; ++r) {
+      const auto v = Noise(r, kN);
+      for (size_t i = 0; i < kN; ++i) sum[i] += v[i];
+    }
+    for (int r = 0; r < ranks; ++r) {
+      std::vector<float> want = Noise(r, kN);
+      const sharding::Interval mine = Uneven(ranks)[static_cast<size_t>(r)];
+      std::copy(sum.begin() + mine.from, sum.begin() + mine.to, want.begin() + mine.from);
+      EXPECT_EQ(results[static_cast<size_t>(r)], want) << "rank " << r << " of " << ranks;
+    }
+  }
+}
+
+TEST_F(GlooGroupTest, AllGatherGivesEachTheIntervalsOfAll) {
+  constexpr size_t kN = 1300001;
+  for (const int ranks : {1, 3, 4}) {
+    Run(ranks, [&](Collective& c) {
+      std::vector<std::byte> bytes(kN, static_cast<std::byte>(100 + c.rank())), want = bytes;
+      const auto of_rank = Uneven(ranks);
+      for (size_t r = 0; r < of_rank.size(); ++r)
+        std::fill(want.begin() + of_rank[r].from, want.begin() + of_rank[r].to,
+                  static_cast<std::byte>(100 + r));
+      const Status done = c.AllGather(std::span(bytes), of_rank, "weights");
+      ASSERT_TRUE(done.ok()) << done.message();
+      EXPECT_TRUE(bytes == want) << "rank " << c.rank() << " of " << ranks;
+    });
+  }
+}
+
+TEST_F(GlooGroupTest, ARankThatLeavesAScatterIsAnErrorThatNamesIt) {
+  Run(3, [&](Collective& c) {
+    if (c.rank() == 1) return;
+    std::vector<float> v(1000, 1.0F);
+    Status last = OkStatus();
+    for (int i = 0; i < 3 && last.ok(); ++i)
+      last = c.ReduceScatterSum(v, sharding::OwnedByAll(1000, 3), "gradients");
+    EXPECT_THAT(last.message(), ::testing::HasSubstr("op=reduce_scatter tag=gradients"));
+  });
 }
 
 TEST_F(GlooGroupTest, GathersOneNumberOfEach) {

@@ -14,6 +14,7 @@
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
 #include "tests/core/train/other_rank.h"
+#include "tests/core/train/state_copy.h"
 
 namespace tidepool::train {
 namespace {
@@ -49,13 +50,17 @@ Batch UnequalBatch(const ModelSpec& spec, int64_t groups, int64_t samples) {
 
 struct Result {
   std::vector<float> weights;
+  std::vector<float> m, v;  // of what this rank has
+  int64_t optimizer_bytes = 0;
   std::map<std::string, double> metrics;
   uint64_t digest = 0;
 };
 
 // `owner[group]`: the rank that computes it; ranks without a group take part all the same.
+// `sharded`: each rank has its interval of the optimizer's state (train.zero: 1).
 std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks,
-                          const std::vector<int>& owner) {
+                          const std::vector<int>& owner, bool sharded = false,
+                          DType dtype = DType::kFloat32) {
   const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Result> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -71,10 +76,11 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         for (Row& r : mine.rows)
           if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
-      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      auto weights = std::move(Weights::Create(spec, dtype)).value();
       model::Randomize(*weights, 21, 0.2);
       TrainerOptions own = options;  // one thread uses a device
       own.device = model::AnyDevice();
+      if (sharded) own.shard = {rank, ranks};
       auto trainer = std::move(Trainer::Create(*weights, own)).value();
       for (int64_t step = 1; step <= 3; ++step) {
         mine.step = StepNumber{step};
@@ -85,8 +91,13 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         r.metrics = result->metrics;
         r.digest = result->digest;
       }
+      Result& r = results[static_cast<size_t>(rank)];
+      r.m = PartOf<float>(trainer->State(), "m");
+      r.v = PartOf<float>(trainer->State(), "v");
+      r.optimizer_bytes = trainer->held().optimizer;
+      if (dtype != DType::kFloat32) return;
       const auto* values = reinterpret_cast<const float*>(weights->bytes().data());
-      results[static_cast<size_t>(rank)].weights.assign(values, values + weights->elements());
+      r.weights.assign(values, values + weights->elements());
     });
   }
   for (auto& t : threads) t.join();
@@ -136,6 +147,53 @@ TEST(DataParallelTest, TheSameRanksGiveTheSameBits) {
   o.schedule.peak = 1e-3;
   const std::vector<int> owner{0, 1, 2, 1, 0};
   EXPECT_EQ(Train(spec, batch, o, 3, owner)[0].digest, Train(spec, batch, o, 3, owner)[2].digest);
+}
+
+// Whether each rank has the whole optimizer or its interval of it: weights and moments have the same bits,
+// and the intervals behind each other are the whole.
+TEST(DataParallelTest, AShardedOptimizerMakesTheSameUpdateToTheBit) {
+  ModelSpec spec = model::TinySpec();
+  const Batch batch = UnequalBatch(spec, 5, 3);
+  TrainerOptions o;
+  o.schedule.peak = 1e-3;
+  o.optimizer.weight_decay = 0.1;
+  o.minibatches = 2;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int ranks : {2, 3, 4}) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << static_cast<int>(dtype));
+      const std::vector<int> owner{0, 1, 1, ranks - 1, 0};
+      const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, false, dtype);
+      const std::vector<Result> parts = Train(spec, batch, o, ranks, owner, true, dtype);
+      std::vector<float> m, v;
+      int64_t bytes = 0;
+      for (const Result& part : parts) {
+        EXPECT_EQ(part.digest, whole[0].digest);
+        EXPECT_EQ(part.metrics.at("actor/grad_norm"), whole[0].metrics.at("actor/grad_norm"));
+        m.insert(m.end(), part.m.begin(), part.m.end());
+        v.insert(v.end(), part.v.begin(), part.v.end());
+        bytes += part.optimizer_bytes;
+        EXPECT_NEAR(static_cast<double>(part.optimizer_bytes) * ranks,
+                    static_cast<double>(whole[0].optimizer_bytes),
+                    0.01 * static_cast<double>(bytes) + 640.0 * ranks);
+      }
+      EXPECT_EQ(m, whole[0].m);
+      EXPECT_EQ(v, whole[0].v);
+      EXPECT_EQ(bytes, whole[0].optimizer_bytes);
+    }
+  }
+}
+
+TEST(DataParallelTest, AShardIsOfUseInItsOwnGroupAlone) {
+  const ModelSpec spec = model::TinySpec();
+  auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  TrainerOptions o;
+  o.device = model::AnyDevice();
+  o.shard = {1, 3};
+  auto trainer = std::move(Trainer::Create(*weights, o)).value();
+  const auto step = trainer->Step(UnequalBatch(spec, 2, 2));
+  EXPECT_EQ(step.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(step.status().message(),
+            "trainer: it has the optimizer's state of rank 1 of 3, and is rank 0 of 1");
 }
 
 // Of whatever rank they are: all refuse the batch, name the same rows with the same words, and change

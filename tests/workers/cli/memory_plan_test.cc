@@ -48,6 +48,31 @@ TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
   EXPECT_EQ(SpecOf(model).status().code(), StatusCode::kInvalidArgument);
 }
 
+// What the ranks of a shared optimizer hold (core/sharding) is what the plan says of each.
+TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizer) {
+  const ScratchFolder scratch;
+  scratch.Write("m/config.json", kSmolLm);
+  JobConfig c;
+  c.model = {.path = "m", .dtype = model::DType::kBFloat16};
+  c.scheduler.placement = PlacementKind::kSplit;
+  c.cluster.slots = 4;
+  c.scheduler.actor_slots = 3;
+  const auto whole = PlanMemory(c);
+  ASSERT_TRUE(whole.ok()) << whole.status().ToString();
+  c.train.zero = 1;
+  const auto shared = PlanMemory(c);
+  ASSERT_TRUE(shared.ok());
+  for (size_t slot = 0; slot < 3; ++slot) {
+    const auto all = static_cast<double>(whole->processes[slot].actor.optimizer);
+    EXPECT_NEAR(static_cast<double>(shared->processes[slot].actor.optimizer), all / 3, all / 300);
+    EXPECT_EQ(shared->processes[slot].actor.gradients, whole->processes[slot].actor.gradients);
+  }
+  EXPECT_EQ(shared->checkpoint_bytes, whole->checkpoint_bytes);
+  c.scheduler.placement = PlacementKind::kColocated;
+  c.cluster.slots = 1;
+  EXPECT_EQ(PlanMemory(c)->processes[0].actor.optimizer, whole->processes[0].actor.optimizer);
+}
+
 TEST(MemoryPlanTest, CountsExperts) {
   const ScratchFolder scratch;
   // Qwen3-30B-A3B: 30.5 billion parameters as published.

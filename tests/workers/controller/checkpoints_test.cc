@@ -1,15 +1,19 @@
-// A store that does not answer: what is to be removed from it keeps no checkpoint from being written.
+// A store that does not answer: what is to be removed from it keeps no checkpoint from being written. And
+// checkpoints that several write.
 #include "workers/controller/checkpoints.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/thread_annotations.h"
+#include "core/storage/checkpoint.h"
 #include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::workers {
@@ -17,6 +21,7 @@ namespace {
 
 using std::chrono::seconds;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 namespace cmd = scheduler::command;
 
@@ -54,9 +59,16 @@ class CheckpointsTest : public testing::Test {
       posted_.push_back(std::move(call));
       came_.NotifyAll();
     };
-    ends.feed = [this](const scheduler::Event&) { ++fed_; };
+    ends.feed = [this](const scheduler::Event& e) {
+      ++fed_;
+      if (const auto* written = std::get_if<scheduler::event::CheckpointWritten>(&e)) written_ = *written;
+      if (const auto* failed = std::get_if<scheduler::event::CheckpointFailed>(&e)) failed_ = failed->why;
+    };
     ends.send = [this](const WorkerRef&, const ToWorkerBody& body) {
-      if (const auto* write = std::get_if<down::WriteCheckpoint>(&body)) folders_.push_back(write->dir);
+      const auto* write = std::get_if<down::WriteCheckpoint>(&body);
+      if (write == nullptr) return;
+      folders_.push_back(write->dir);
+      parts_.push_back(write->part);
     };
     ends.warn = [this](const std::string& text) { warned_.push_back(text); };
     ends.took = [](double) {};
@@ -94,9 +106,55 @@ class CheckpointsTest : public testing::Test {
   Condition came_;
   std::vector<std::function<void()>> posted_ TP_GUARDED_BY(mu_);
   std::vector<std::string> folders_, warned_;
+  std::vector<bool> parts_;  // of the folders
+  std::optional<scheduler::event::CheckpointWritten> written_;
+  std::string failed_;
   int fed_ = 0;
   std::unique_ptr<Checkpoints> checkpoints_;
 };
+
+// Slots that share the optimizer's state all write; what they wrote is one checkpoint, or none.
+TEST_F(CheckpointsTest, ACheckpointOfSeveralIsCommittedOnceAllHaveWritten) {
+  Open();
+  const auto begin = [&](int64_t ckpt) {
+    folders_.clear(), parts_.clear();
+    const SlotRef others[] = {{{{1}, {1}}, {1}}, {{{2}, {1}}, {2}}};
+    checkpoints_->Write(
+        cmd::WriteCheckpoint{.ckpt = ckpt, .step = {ckpt}, .others = {std::begin(others), std::end(others)}});
+    ASSERT_TRUE(Loop([&] { return folders_.size() == 3; }));
+    EXPECT_THAT(parts_, ElementsAre(false, true, true));
+    for (const std::string& folder : folders_) EXPECT_EQ(folder, folders_[0]);
+    for (const char* name : {"/model", "/trainer"}) ASSERT_TRUE(fs_->MakeDirectory(folders_[0] + name).ok());
+    for (const char* name : {"/model/model.safetensors", "/trainer/m.0-64.bin", "/trainer/m.64-128.bin"})
+      ASSERT_TRUE(fs_->WriteFile(folders_[0] + name, name).ok());
+  };
+  const auto say = [&](int64_t ckpt, std::vector<std::string> files, const std::string& error = "",
+                       uint64_t digest = 7) {
+    checkpoints_->Commit({.ckpt = ckpt, .files = std::move(files), .error = error, .weights_digest = digest},
+                         Lsn{1});
+  };
+  begin(1);
+  say(1, {"trainer/m.64-128.bin"});
+  say(1, {"model/model.safetensors", "trainer/m.0-64.bin"});
+  EXPECT_FALSE(Loop([&] { return written_ || !failed_.empty(); }, seconds(0)));
+  say(1, {});
+  ASSERT_TRUE(Loop([&] { return written_.has_value(); })) << failed_;
+  EXPECT_EQ(written_->weights_digest, 7U);
+  const auto found = storage::FindCheckpoint(*fs_, kDir + "step_1", written_->manifest_digest);
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  EXPECT_EQ(found->files.size(), 3U);
+
+  begin(2);  // one fails: the others are waited for, for they write into the folder
+  say(2, {}, "disk full");
+  say(2, {"trainer/m.64-128.bin"});
+  EXPECT_TRUE(failed_.empty());
+  say(2, {"model/model.safetensors", "trainer/m.0-64.bin"});
+  EXPECT_EQ(failed_, "disk full");
+
+  begin(3);
+  for (const uint64_t digest : {7, 7, 8}) say(3, {"model/model.safetensors"}, "", digest);
+  EXPECT_EQ(failed_, "the workers that share the optimizer's state have different weights");
+}
 
 TEST_F(CheckpointsTest, WhatEarlierTriesLeftInAStoreThatHangsKeepsNoCheckpointFromBeingWritten) {
   MakeFolder("step_3.1-1.tmp", "/hangs");

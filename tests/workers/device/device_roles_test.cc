@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "core/base/process_memory.h"
 #include "core/base/rng.h"
@@ -337,6 +338,77 @@ TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
     EXPECT_EQ(Bytes(dir_ + "/parked/" + file), Bytes(dir_ + "/held/" + file)) << file;
   EXPECT_EQ(roles_->held().total(), roles_->held().weights) << "it took the memory of another role";
   Train(3);
+}
+
+// From one rank to three, to two, back to one: the state is the same to the bit, and what several ranks write
+// together has each byte once. A critic's is shared as well.
+TEST_F(DeviceRolesTest, ACheckpointIsReadByAnyNumberOfRanks) {
+  WithCritic();
+  const uint64_t want = Trained(2, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  ASSERT_TRUE(Write("1").ok());
+  std::string from = dir_ + "/1";
+  for (const int64_t world : {3, 2, 1}) {
+    const std::string to = dir_ + "/again-" + std::to_string(world);
+    std::filesystem::create_directories(to);
+    std::set<std::string> files;
+    for (int64_t rank = 0; rank < world; ++rank) {
+      roles_ = Make();
+      ASSERT_EQ(roles_->RestoreFromCheckpoint(from, {2}, {rank, world}), OkStatus());
+      EXPECT_EQ(roles_->shard(), (Shard{rank, world}));
+      if (rank == 1) {  // from files, as from memory
+        ASSERT_EQ(roles_->Park(), OkStatus());
+      }
+      ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+      const auto written = roles_->WriteCheckpoint(to, /*part=*/rank > 0);
+      ASSERT_TRUE(written.ok()) << written.status().ToString();
+      for (const std::string& file : *written) EXPECT_TRUE(files.insert(file).second) << file << " was there";
+    }
+    std::uintmax_t bytes = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(to + "/trainer")) {
+      EXPECT_TRUE(files.contains("trainer/" + entry.path().filename().string()));
+      if (entry.path().filename().string().starts_with("m.")) bytes += entry.file_size();
+    }
+    EXPECT_EQ(bytes, std::filesystem::file_size(dir_ + "/1/trainer/m.bin"));
+    from = to;
+  }
+  roles_ = Make();
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(from, {2}), OkStatus());
+  const auto parts = roles_->StateParts();
+  ASSERT_TRUE(parts.ok());
+  EXPECT_EQ(DeviceRoles::StateDigest(*parts), want);
+  Train(3);
+}
+
+TEST_F(DeviceRolesTest, ACheckpointWithoutSomePartIsNamedAndNotRead) {
+  Trained(1, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  ASSERT_TRUE(Write("1").ok());
+  const std::string to = dir_ + "/two";
+  std::filesystem::create_directories(to);
+  std::string lost;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/1", {1}, {rank, 2}), OkStatus());
+    ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+    const auto written = roles_->WriteCheckpoint(to, /*part=*/rank > 0);
+    ASSERT_TRUE(written.ok());
+    for (const std::string& file : *written)
+      if (rank == 0 && file.starts_with("trainer/v.")) lost = to + "/" + file;
+  }
+  const auto refused = [&] {
+    const Status restored = roles_->RestoreFromCheckpoint(to, {1});
+    EXPECT_EQ(restored.code(), StatusCode::kDataLoss) << restored.ToString();
+    return restored.message();
+  };
+  const std::string v = to + "/trainer/v";
+  std::filesystem::copy_file(lost, v + ".0-4.bin");
+  EXPECT_NE(refused().find(v + ".0-4.bin: has "), std::string::npos);
+  std::filesystem::resize_file(v + ".0-4.bin", 4);
+  EXPECT_NE(refused().find("elements [0, 4) of"), std::string::npos);
+  EXPECT_NE(refused().find("are in several parts"), std::string::npos);
+  std::filesystem::remove(v + ".0-4.bin");
+  std::filesystem::remove(lost);
+  EXPECT_NE(refused().find("are in no part"), std::string::npos);
 }
 
 // The files of a state that lies where the host may not touch it are those of one in the host's memory.

@@ -170,6 +170,7 @@ class ModelDevice : public DeviceWork {
     return weights_;
   }
   [[nodiscard]] StepNumber StateStep() const override { return state_step_; }
+  [[nodiscard]] Shard StateShard() const override { return {}; }
   void Pull(const down::Pull& c) override { on_say(up::Pulled{{.slot = c.slot, .v = c.v, .whole = true}}); }
   void EndPull() override {}
   StatusOr<Copied> Load(const down::Load& c) override {
@@ -259,7 +260,7 @@ class ModelDevice : public DeviceWork {
     return step;
   }
 
-  StatusOr<uint64_t> InitState() override { return Made({0}, Mix64(42)); }
+  StatusOr<uint64_t> InitState(const down::InitState&) override { return Made({0}, Mix64(42)); }
   StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override {
     if (c.ckpt >= 0) return Made(c.step, world_->checkpoints[c.dir]);
     const auto it = world_->recovery.find(c.step);

@@ -1,0 +1,173 @@
+// A training step on several ranks that share the optimizer's state (train.zero: 1) against the same ranks
+// with a whole one each (0), step by step in turns: ranks are threads of one core each that meet over Gloo on
+// loopback. Every step compares the digests of both. Prints one JSON object a case on standard output and a
+// table on standard error.
+//
+//   zero_bench [--ranks 2] [--steps 5] [--shape smollm2] [--layers 8] [--rows 8] [--length 256]
+//
+// --rows, --length: of the batch, of tokens; a rank has its share of the rows.
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/check.h"
+#include "core/base/rng.h"
+#include "core/comm/rendezvous_table.h"
+#include "core/train/trainer.h"
+#include "tests/bench/bench_model.h"
+
+namespace tidepool::train {
+namespace {
+
+struct Options {
+  int ranks = 2, steps = 5;
+  std::string shape = "smollm2";
+  int64_t layers = 8, rows = 8, length = 256;
+};
+
+Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int rank) {
+  Rng rng(static_cast<uint64_t>(step));
+  Batch b;
+  b.step = StepNumber{step};
+  b.version = Version{0, step - 1};
+  for (int64_t g = 0; g < o.rows; ++g) {
+    Row r;
+    r.tid = {g, 0, 0};
+    r.gid = GroupId{g};
+    for (int64_t i = 0; i < o.length; ++i) {
+      const auto id = static_cast<int32_t>(rng.Below(spec.vocab_size));
+      (i == 0 ? r.prompt : r.response).push_back(id);
+    }
+    r.logprobs.assign(r.response.size(), -10.8F);
+    r.versions.assign(r.response.size(), b.version);
+    r.reward = static_cast<double>(g % 2);
+    if (g % o.ranks != rank) {
+      r.elsewhere = {.prompt = r.prompt_tokens(), .response = r.response_tokens()};
+      r.prompt.clear(), r.response.clear(), r.logprobs.clear();
+    }
+    b.rows.push_back(std::move(r));
+  }
+  return b;
+}
+
+struct Run {
+  std::vector<double> seconds, reduce, optimizer;
+  int64_t optimizer_bytes = 0;
+};
+
+double Median(std::vector<double> v) {
+  std::ranges::sort(v);
+  return v[v.size() / 2];
+}
+
+void Print(const Options& o, const char* name, double value, const char* unit, double baseline, double spread,
+           const std::string& machine) {
+  const char* commit = std::getenv("TIDEPOOL_COMMIT");
+  std::printf(
+      "{\"bench\":\"zero\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"lower\","
+      "\"baseline\":\"train.zero: 0\",\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,"
+      "\"spread\":%.4g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s, %lld layers, bf16, %d "
+      "ranks of one thread, %lld rows of %lld tokens\"}\n",
+      name, value, unit, baseline, value / baseline, o.steps, spread, machine.c_str(),
+      commit == nullptr ? "" : commit, o.shape.c_str(), static_cast<long long>(o.layers), o.ranks,
+      static_cast<long long>(o.rows), static_cast<long long>(o.length));
+  std::fprintf(stderr, "%-28s %10.4g %-5s  zero 0: %10.4g  ratio %.3f\n", name, value, unit, baseline,
+               value / baseline);
+}
+
+int Main(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string key = argv[i];
+    if (key == "--ranks")
+      o.ranks = std::atoi(argv[i + 1]);
+    else if (key == "--steps")
+      o.steps = std::atoi(argv[i + 1]);
+    else if (key == "--shape")
+      o.shape = argv[i + 1];
+    else if (key == "--layers")
+      o.layers = std::atol(argv[i + 1]);
+    else if (key == "--rows")
+      o.rows = std::atol(argv[i + 1]);
+    else if (key == "--length")
+      o.length = std::atol(argv[i + 1]);
+    else
+      return std::fprintf(stderr, "%s: not an option\n", argv[i]), 2;
+  }
+  std::string machine;
+  std::vector<std::map<int, Run>> of_rank(static_cast<size_t>(o.ranks));  // by train.zero
+  std::vector<std::thread> threads;
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  for (int rank = 0; rank < o.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      auto group =
+          comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = o.ranks, .timeout_s = 600});
+      TP_CHECK(group.ok()) << group.status().message();
+      std::unique_ptr<model::Weights> weights[2];
+      std::unique_ptr<Trainer> trainer[2];
+      for (const int zero : {0, 1}) {
+        weights[zero] = bench::NoiseModel(o.shape, o.layers);
+        TrainerOptions options;
+        options.schedule.peak = 2e-5;
+        options.micro_batch_tokens = 1024;
+        options.device = bench::BenchDevice("cpu");
+        if (rank == 0 && zero == 0) machine = bench::DescribeDevice(*options.device);
+        if (zero == 1) options.shard = {rank, o.ranks};
+        trainer[zero] = std::move(Trainer::Create(*weights[zero], options)).value();
+      }
+      auto& runs = of_rank[static_cast<size_t>(rank)];
+      for (int step = 0; step <= o.steps; ++step) {  // the first warms up
+        const Batch batch = ShareOf(o, weights[0]->spec(), step + 1, rank);
+        uint64_t digest[2];
+        for (const int zero : {0, 1}) {
+          TP_CHECK((*group)->AllGather(uint64_t{0}, "begin").ok());
+          const auto from = std::chrono::steady_clock::now();
+          auto result = trainer[zero]->Step(batch, nullptr, group->get());
+          TP_CHECK(result.ok()) << result.status().message();
+          TP_CHECK((*group)->AllGather(uint64_t{0}, "end").ok());
+          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - from;
+          digest[zero] = result->digest;
+          if (step == 0) continue;
+          Run& run = runs[zero];
+          run.seconds.push_back(took.count());
+          run.reduce.push_back(result->metrics.at("timing_s/actor_reduce"));
+          run.optimizer.push_back(result->metrics.at("timing_s/actor_optimizer"));
+          run.optimizer_bytes = trainer[zero]->held().optimizer;
+        }
+        TP_CHECK(digest[0] == digest[1]) << "step " << step << ": other weights";
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const Run& whole = of_rank[0][0];
+  const Run& parts = of_rank[0][1];
+  const auto spread = [](const Run& run) {
+    const auto [least, most] = std::ranges::minmax(run.seconds);
+    return (most - least) / Median(run.seconds);
+  };
+  Print(o, "step", Median(parts.seconds), "s", Median(whole.seconds), spread(parts), machine);
+  Print(o, "sum_of_gradients", Median(parts.reduce), "s", Median(whole.reduce), 0, machine);
+  Print(o, "update_and_new_weights", Median(parts.optimizer), "s", Median(whole.optimizer), 0, machine);
+  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+    Print(o, ("optimizer_of_rank_" + std::to_string(rank)).c_str(),
+          static_cast<double>(of_rank[rank][1].optimizer_bytes), "bytes",
+          static_cast<double>(of_rank[rank][0].optimizer_bytes), 0, machine);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tidepool::train
+
+int main(int argc, char** argv) { return tidepool::train::Main(argc, argv); }

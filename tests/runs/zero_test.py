@@ -1,0 +1,67 @@
+"""Slots that train share the optimizer's state (train.zero: 1): the same weights, and a part that is lost costs the steps since a checkpoint."""
+import re
+import unittest
+
+from harness import RunTest, kill
+
+TWO = ["scheduler.placement=split", "cluster.slots=3", "scheduler.actor_slots=2", "cluster.threads_per_slot=1"]
+
+
+class ZeroTest(RunTest):
+    def test_the_weights_of_every_step_are_those_of_whole_optimizers(self):
+        for zero in (0, 1):
+            self.assert_done(self.train("configs/test/deterministic.yaml", *TWO, f"train.zero={zero}", "train.steps=6", run=f"zero{zero}"))
+            self.assert_checked(f"zero{zero}")
+        self.assertEqual(self.digests("zero1"), self.digests("zero0"))
+        self.assertEqual(len(set(self.digests("zero1").values())), 6)
+
+    def test_a_killed_rank_costs_the_steps_since_the_newest_checkpoint_and_the_run_goes_on_with_other_slots(self):
+        run = self.start("configs/test/rl_split.yaml", *TWO, "train.zero=1", "checkpoint.every_steps=5", "train.steps=60")
+        self.wait_step(7, run)
+        self.assertTrue(kill(self.worker_pid(1, run)))
+        self.finish(run)
+        self.assert_checked()
+        records = self.journal()
+        restores = [(i, r) for i, r in enumerate(records) if r["kind"] == "RESTORE"]
+        self.assertTrue(restores)
+        for i, r in restores:
+            self.assertEqual(r["step"], max(c["step"] for c in records[:i] if c["kind"] == "CK_COMMIT"))
+        self.assertEqual({len(r["members"]) for r in records if r["kind"] == "STEP_BEGIN"}, {2})
+        # Each rank wrote what it had.
+        for part in ("m", "v"):
+            files = sorted(p.name for p in self.path("checkpoints/step_60/trainer").glob(f"{part}.*"))
+            self.assertEqual(len(files), 2, files)
+            places = sorted(tuple(map(int, re.fullmatch(part + r"\.(\d+)-(\d+)\.bin", name).groups())) for name in files)
+            self.assertEqual((places[0][0], places[0][1]), (0, places[1][0]))
+            self.assertLess(abs(places[0][1] * 2 / places[1][1] - 1), 0.01)
+        # Three ranks, one with all of it, two again: nothing is undone, and each reads what it needs.
+        steps = 60
+        for actors, zero in ((3, 1), (1, 0), (2, 1)):
+            steps += 6
+            self.assert_done(self.train("configs/test/rl_split.yaml", *TWO[:1], f"cluster.slots={actors + 1}", f"scheduler.actor_slots={actors}", "cluster.threads_per_slot=1",
+                                        f"train.zero={zero}", "checkpoint.every_steps=5", f"train.steps={steps}", "--resume"))
+            self.assert_checked()
+            begun = [r for r in self.journal() if r["kind"] == "STEP_BEGIN" and r["step"] > steps - 6]
+            self.assertEqual({len(r["members"]) for r in begun}, {actors})
+        self.assertEqual(self.summary()["steps"], steps)
+
+    def test_every_placement_shares_and_parks(self):
+        for placement, more in (("colocated", ["cluster.slots=2"]), ("multiplexed", [*TWO[1:3], "train.offload_optimizer=disk"])):
+            with self.subTest(placement=placement):
+                self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *more, "train.zero=1", "train.steps=8", run=placement))
+                self.assert_checked(placement)
+                self.assertEqual({len(r["members"]) for r in self.journal(placement) if r["kind"] == "STEP_BEGIN"}, {2})
+
+    def test_what_moves_whole_states_is_refused_by_its_key(self):
+        for with_it, words in ((["scheduler.placement=elastic", "cluster.slots=3"], "scheduler.placement elastic"),
+                               (["checkpoint.recovery_every_steps=1", *TWO], "checkpoint.recovery_every_steps"),
+                               ([f"checkpoint.store={self.dir}", *TWO], "checkpoint.store"),
+                               (["cluster.min_slots=2", *TWO], "cluster.min_slots 2 of 3 slots")):
+            result = self.command("validate", "configs/test/rl_split.yaml", "train.zero=1", *with_it)
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertIn("train.zero: is 1, so each slot that trains has a part of the optimizer's state", result.stderr)
+            self.assertIn(words, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
