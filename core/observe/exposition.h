@@ -36,8 +36,8 @@ std::optional<ExposedName> MetricName(const std::string& figure);
 class DurationHistogram {
  public:
   // From 1 ms to an hour.
-  static constexpr std::array<double, 16> kBounds_s = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 0.5,
-                                                       1,     2.5,    5,     15,   60,    300, 900,  3600};
+  static constexpr std::array<double, 17> kBounds_s = {
+      0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600};
   void Add(double seconds);
   [[nodiscard]] std::span<const int64_t> counts() const { return counts_; }  // the last: above all bounds
   [[nodiscard]] double sum() const { return sum_; }

@@ -29,9 +29,11 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/real_file_system.h"
 #include "core/storage/run_directory.h"
 #include "tests/workers/net/model_device.h"
 #include "tests/workers/net/model_side.h"
+#include "workers/data/stored_rows.h"
 #include "workers/device/device_machine.h"
 #include "workers/net/certificates.h"
 #include "workers/net/link.h"
@@ -311,7 +313,7 @@ class Load {
     if (const auto* train = std::get_if<down::Train>(&command.body)) {
       w.fetching = true;
       w.fetch = std::jthread([this, i, &w, lease = train->lease, step = train->step, rank = train->rank] {
-        Rows rows{lease, w.link->FetchRows(lease, step, rank)};
+        Rows rows{lease, ReadRows(*w.link, lease, step, rank)};
         inbox_.Put({i, Clock::now(), std::move(rows)});
       });
       w.behind.push_back(std::move(command));
@@ -319,6 +321,28 @@ class Load {
     }
     w.machine->Put(std::move(command));
     Work(w);
+  }
+
+  // The list of a batch, and the rows of this rank out of the run's folder, as RolesWork::ReadRows has it.
+  [[nodiscard]] StatusOr<std::vector<BatchRow>> ReadRows(Link& link, int64_t lease, StepNumber step,
+                                                         int64_t rank) const {
+    TP_ASSIGN_OR_RETURN(std::vector<BatchRow> rows, link.FetchRows(lease, step, rank));
+    Enqs mine;
+    for (const BatchRow& row : rows)
+      if (row.stored.payload_file >= 0 && row.rank == rank) mine.push_back(&row.stored);
+    const auto go_on = [] { return true; };
+    StoredRows stored(std::make_shared<RealFileSystem>(), storage::RunPaths(options_.run_dir).payload());
+    TP_ASSIGN_OR_RETURN(
+        StoredRows::Found found,
+        stored.Read(
+            mine, [&](const Enqs& which) { return link.FetchPayloads(lease, step, rank, which, go_on); },
+            go_on));
+    size_t next = 0;
+    for (BatchRow& row : rows) {
+      if (row.stored.payload_file < 0 || row.rank != rank) continue;
+      TP_ASSIGN_OR_RETURN(row.trajectory, std::move(found.rows[next++]));
+    }
+    return rows;
   }
 
   void Work(Worker& w) {
@@ -387,7 +411,9 @@ class Load {
         ++engine_steps_;
         if (in_window_) late_ms_.push_back(1e3 * SecondsBetween(due, now));
       }
-      steps_.push({std::max(due + pause, now), i});
+      // One that is late has missed steps, and keeps its place among the others: devices do not step
+      // together.
+      steps_.push({due + pause * (1 + std::max(now - due, Clock::duration(0)) / pause), i});
     }
   }
 

@@ -1,30 +1,35 @@
 #!/usr/bin/env python3
 """What one controller takes for 10, 100, 1000 workers: a real `tidepool train`, and load_workers in place of devices and graders.
 
-    tests/bench/scale_bench.py --build build [--workers 10,100,1000] [--tls] [--step-ms 100] [--seconds 20]
+    tests/bench/scale_bench.py --build build [--workers 10,100,1000] [--tls] [--step-ms 100] [--seconds 20] [--pin]
 
 The workers speak the real protocol over real connections and have no tensors (load_workers.cc): each device has up to 8 samples in
 work and makes an engine step every --step-ms, so 1000 of them send 10 000 messages/s. One slot trains. With --tls the wire is
 encrypted, as it is off loopback. --to-the-end: --steps optimizer steps, to the last one; else the run is stopped after the window.
-Every run's journal has to pass `tidepool check`.
+Every run's journal has to pass `tidepool check`. With --pin the controller has one core to itself and the workers have the others.
 
 One JSON object a line and size:
   cpu            processor seconds of the controller (all its threads) in a second
   us_per_token, us_per_message   of that, by generated token and by message of a worker
+  decision_ms    what the controller says of itself (tidepool_decision_seconds): from a message's being read to what it caused being
+                 carried out, the journal's sync among it; the bounds between which the quantiles lie, and the share below 50 ms
   chunk_ms       from the end of a chunk, said by a worker, to the next chunk of that sample, at a worker: decision, journal and both ways
   grade_ms       from the end of a sample to its grading at a reward worker: with the write of its tokens
   loop           of cpu: the thread that decides. At 1 it is full, and latencies grow
-  late_ms        how late load_workers made its engine steps: where that is much, the load is less than stated
+  late_ms        how late load_workers made its engine steps: where that is much, the load is less than stated, and chunk_ms is the load's
 """
 import argparse
 import json
 import os
 import pathlib
+import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 from provenance import commit, processor
 
@@ -40,7 +45,7 @@ def job(args, workers):
             f"model.init.max_position={4 * args.tokens}", f"rollout.max_new_tokens={2 * args.tokens}", "rollout.chunk_tokens=64", "rollout.group_size=8",
             f"rollout.max_concurrent={8 * (devices - 1)}", f"train.groups_per_step={groups}", f"train.steps={args.steps}",
             f"train.micro_batch_tokens={8 * args.tokens}", "data.size=100000", "eval.every_steps=0", "eval.before_train=false", "eval.after_train=false",
-            "checkpoint.every_steps=0", "observe.samples_per_step=0", "reward.functions=[{name: exact_answer, weight: 1.0}]",
+            "checkpoint.every_steps=0", "observe.samples_per_step=0", "observe.metrics_bind=127.0.0.1", "reward.functions=[{name: exact_answer, weight: 1.0}]",
             *(["security.tls=true"] if args.tls else []), *args.set]
 
 
@@ -64,6 +69,30 @@ def sockets(port):
     return {"out": total("bytes_sent"), "in": total("bytes_received")}
 
 
+def decisions(run, control, tls):
+    """How many decisions took at most so many seconds, as the controller's page has it; a page is made four times a second."""
+    request = urllib.request.Request(f"http{'s' if tls else ''}://{control['pages']}/metrics")
+    request.add_header("Authorization", "Bearer " + (run / "security/operator.token").read_text().strip())
+    context = ssl._create_unverified_context() if tls else None
+    if tls:
+        context.load_cert_chain(run / "security/operator.crt", run / "security/operator.key")
+    text = urllib.request.urlopen(request, timeout=20, context=context).read().decode()
+    return {float(bound): float(count) for bound, count in re.findall(r'tidepool_decision_seconds_bucket{le="([^"]+)"} (\S+)', text)}
+
+
+def spread(begin, end):
+    """Bounds around quantiles of what came between two pages."""
+    counts = {bound: end[bound] - begin.get(bound, 0) for bound in sorted(end)}
+    n = counts[float("inf")]
+    if not n:
+        return None
+    found = {"n": round(n), "below_50": round(counts[0.05] / n, 5)}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        at = next(i for i, count in enumerate(counts.values()) if count >= share * n)
+        found[name] = [1e3 * bound for bound in ([0, *counts][at], [*counts][at])]
+    return found
+
+
 def wait(what, seconds):
     end = time.monotonic() + seconds
     while not (found := what()):
@@ -78,8 +107,10 @@ def measure(args, workers):
     with tempfile.TemporaryDirectory(prefix="scale_bench", dir=args.dir) as folder:
         run = pathlib.Path(folder) / "run"
         log = open(pathlib.Path(folder) / "log", "w+")
+        first, *others = sorted(os.sched_getaffinity(0))
+        on = lambda cores: {"preexec_fn": lambda: os.sched_setaffinity(0, cores)} if args.pin and others else {}
         controller = subprocess.Popen([bin_dir / "tidepool", "train", "configs/test/rl_split.yaml", "--run-dir", run, *job(args, workers)], cwd=ROOT, stdout=log,
-                                      stderr=log)
+                                      stderr=log, **on([first]))
         load = None
         try:
             control = wait(lambda: (run / "control.json").exists() and json.loads((run / "control.json").read_text()), 60)
@@ -88,7 +119,7 @@ def measure(args, workers):
             port = control["address"].rsplit(":", 1)[1]
             load = subprocess.Popen([bin_dir / "load_workers", "--run-dir", run, "--devices", str(workers - rewards(workers)), "--rewards", str(rewards(workers)),
                                      "--step-ms", str(args.step_ms), "--tokens", str(args.tokens), "--warm", str(args.warm), "--seconds", str(args.seconds)],
-                                    cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
+                                    cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, **on(others))
             found = {}
             for line in load.stdout:
                 said = json.loads(line)
@@ -98,6 +129,7 @@ def measure(args, workers):
                     print(phase, said, file=sys.stderr, flush=True)
                 if phase in ("begin", "end"):
                     found[phase].update(stat(control["pid"]), load=stat(load.pid), **sockets(port))
+                    found[phase]["decisions"] = decisions(run, control, args.tls)
                 if phase == "end" and not args.to_the_end:
                     controller.send_signal(signal.SIGINT)
             load.wait(60)
@@ -135,14 +167,14 @@ def emit(args, workers, found):
         "messages_per_s": round(up / seconds), "messages_down_per_s": round(diff("messages_down") / seconds), "tokens_per_s": round(tokens / seconds),
         "cpu": round(cpu, 3), "cpu_user": round(user, 3), "loop": round(diff("loop_s") / seconds, 3), "us_per_token": round(1e6 * cpu * seconds / tokens, 2),
         "us_per_message": round(1e6 * cpu * seconds / up, 1), "ms_per_worker_s": round(1e3 * cpu / workers, 3),
-        "chunk_ms": end["chunk_ms"], "grade_ms": end["grade_ms"], "late_ms": end["late_ms"],
+        "decision_ms": spread(begin["decisions"], end["decisions"]), "chunk_ms": end["chunk_ms"], "grade_ms": end["grade_ms"], "late_ms": end["late_ms"],
         "rss_mb": round(end["rss"] / 1e6, 1), "rss_mb_begin": round(begin["rss"] / 1e6, 1), "peak_mb": round(end["peak"] / 1e6, 1),
         "bytes_per_new_token": round((end["rss"] - begin["rss"]) / tokens, 1), "threads": end["threads"], "files": end["files"],
         "in_bytes_per_s": round(diff("in") / seconds), "out_bytes_per_s": round(diff("out") / seconds), "dialed_s": round(found["attached"]["dialed_s"], 2),
         "steps": diff("steps"), "rows": diff("rows"), "load_cpu": load, "load_threads": end["load"]["threads"], "refused": found.get("over", {}).get("refused"),
         "machine": machine, "cores": os.cpu_count(), "instruction_sets": [s for s in ("amx_bf16", "avx512f", "avx2", "vaes") if s in flags],
         "loadavg": os.getloadavg()[0], "commit": commit(),
-        "config": {"step_ms": args.step_ms, "tokens": args.tokens, "tls": args.tls, "seconds": round(seconds, 1), "to_the_end": args.to_the_end}}), flush=True)
+        "config": {"step_ms": args.step_ms, "tokens": args.tokens, "tls": args.tls, "seconds": round(seconds, 1), "pinned": args.pin, "to_the_end": args.to_the_end}}), flush=True)
 
 
 def main():
@@ -155,6 +187,7 @@ def main():
     parser.add_argument("--warm", type=float, default=5)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--pin", action="store_true")
     parser.add_argument("--to-the-end", action="store_true")
     parser.add_argument("--dir", help="where run directories are made")
     parser.add_argument("--verbose", action="store_true")

@@ -8,6 +8,7 @@ void Effects::Execute() {
   while (!todo_.empty() && !ends_.over()) {
     Round round;
     round.commands.swap(todo_);
+    round.read.swap(read_);
     const std::optional<int64_t> number = ends_.append(round.commands);
     if (!number && waiting_.empty()) {
       CarryOut(round);
@@ -43,13 +44,14 @@ int64_t Effects::Clear() {
   };
   count(todo_);
   for (const Round& round : waiting_) count(round.commands);
-  todo_.clear(), waiting_.clear();
+  todo_.clear(), read_.clear(), waiting_.clear();
   return records;
 }
 
 void Effects::CarryOut(Round& round) {
   attachments_.Acknowledge(round.taken);
   ends_.carry_out(round.commands);
+  if (ends_.answered && !round.read.empty()) ends_.answered(round.read);
 }
 
 }  // namespace tidepool::workers

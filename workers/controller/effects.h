@@ -29,10 +29,16 @@ class Effects {
     std::function<std::optional<int64_t>(const std::vector<Decided>&)> append;
     std::function<void(std::vector<Decided>&)> carry_out;  // may call Add
     std::function<bool()> over;                            // nothing is carried out any more
+    // What messages caused that were read then has been carried out. May be empty.
+    std::function<void(const std::vector<TimePoint>&)> answered;
   };
   Effects(Attachments& attachments, Ends ends) : attachments_(attachments), ends_(std::move(ends)) {}
 
   void Add(scheduler::Command command, TimePoint now) { todo_.push_back({std::move(command), now}); }
+  // Commands that wait for the end of the round; among them are those that a message caused which was read
+  // then.
+  [[nodiscard]] size_t waiting() const { return todo_.size(); }
+  void Answers(TimePoint read) { read_.push_back(read); }
   // Ends a round: carries out what waits for no record, again and again, until nothing is left.
   void Execute();
   void Stored(int64_t number);
@@ -43,6 +49,7 @@ class Effects {
   struct Round {
     int64_t number = 0;  // of its records, or of those before it
     std::vector<Decided> commands;
+    std::vector<TimePoint> read;  // the messages that led to them
     Attachments::Snapshot taken;  // messages up to here led to what is decided here or before
   };
   void CarryOut(Round& round);
@@ -50,6 +57,7 @@ class Effects {
   Attachments& attachments_;
   const Ends ends_;
   std::vector<Decided> todo_;
+  std::vector<TimePoint> read_;  // of todo_
   std::deque<Round> waiting_;
 };
 

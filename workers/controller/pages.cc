@@ -115,6 +115,7 @@ observe::Exposition ControllerProcess::Metrics(const scheduler::ControllerView& 
   m.Counter("tidepool_received_bytes_total", Number(hub_->received_bytes()));
   m.Counter("tidepool_sent_bytes_total", Number(hub_->sent_bytes()));
   m.Durations("tidepool_step_seconds", t.step_s);
+  m.Durations("tidepool_decision_seconds", t.decision_s);
   m.Durations("tidepool_journal_sync_seconds", t.sync_s);
   m.Durations("tidepool_checkpoint_seconds", t.checkpoint_s);
   if (const int64_t free = disk_->free.load(); free >= 0) {

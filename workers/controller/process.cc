@@ -169,7 +169,10 @@ Status ControllerProcess::OpenDoors() {
   };
   TP_ASSIGN_OR_RETURN(hub_,
                       Hub::Start(
-                          hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
+                          hub, tokens,
+                          [inbox = inbox_](HubEvent e) {
+                            inbox->Put(Heard{std::move(e), Clock::now()});
+                          },
                           [this](int64_t lease, StepNumber step, Incarnation reader,
                                  int64_t rank) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
                             if (!has_rows_.load())
@@ -331,7 +334,13 @@ Status ControllerProcess::Begin() {
   effects_ = std::make_unique<Effects>(
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](auto& decided) { CarryOut(decided); },
-                                   .over = [this] { return finished_; }});
+                                   .over = [this] { return finished_; },
+                                   .answered =
+                                       [this](const std::vector<TimePoint>& read) {
+                                         const TimePoint now{Clock::now().time_since_epoch()};
+                                         for (const TimePoint at : read)
+                                           metrics_->OnDecision(Seconds(now - at));
+                                       }});
   Log(LogLevel::kInfo, "placement",
       {{"placement", Name(config_.scheduler.placement)},
        {"slots", std::to_string(config_.cluster.slots)},
@@ -414,9 +423,12 @@ void ControllerProcess::Drive() {
     auto came = inbox_->TakeAll(std::chrono::milliseconds(10));
     NoteAbsence();  // before what came of it
     for (Incoming& in : came) {
-      std::visit(Overload{[&](HubEvent& e) {
-                            for (Attachments::Event& event : attachments_->On(std::move(e), Now()))
+      std::visit(Overload{[&](Heard& heard) {
+                            const size_t before = effects_->waiting();
+                            for (Attachments::Event& event : attachments_->On(std::move(heard.event), Now()))
                               OnAttachment(event);
+                            if (effects_->waiting() > before)
+                              effects_->Answers({heard.at.time_since_epoch()});
                           },
                           [&](StorageDone& done) { OnStorage(done); }, [&](Answer& answer) { answer(); }},
                  in);

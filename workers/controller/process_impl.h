@@ -78,7 +78,11 @@ Overload(F...) -> Overload<F...>;
 
 // What came of work on a disk, said to the loop.
 using Answer = std::function<void()>;
-using Incoming = std::variant<HubEvent, StorageDone, Answer>;
+struct Heard {
+  HubEvent event;
+  Clock::time_point at;
+};
+using Incoming = std::variant<Heard, StorageDone, Answer>;
 
 class ControllerProcess {
  public:

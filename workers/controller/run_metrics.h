@@ -36,7 +36,7 @@ class RunMetrics {
     int64_t loaded_bytes = 0, pulled_bytes = 0;
     std::map<GradeOutcome, int64_t> graded, turns;
     std::map<std::string, int64_t> faults;  // by class
-    observe::DurationHistogram step_s, sync_s, checkpoint_s;
+    observe::DurationHistogram step_s, sync_s, checkpoint_s, decision_s;
   };
   // What a worker said of itself last.
   struct Beat {
@@ -61,6 +61,7 @@ class RunMetrics {
   // The slot is held in a role from now on; kNone: in none.
   void OnHold(SlotId slot, Role role, TimePoint now);
   void OnCheckpoint(double seconds);
+  void OnDecision(double seconds) { totals_.decision_s.Add(seconds); }
   void OnSync(double seconds) {
     sync_s_ += seconds;
     totals_.sync_s.Add(seconds);

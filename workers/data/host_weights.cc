@@ -260,7 +260,7 @@ Status HostWeights::Pull(const Source& from, const Version& version, uint64_t di
     WantedBytes wanted{.version = version, .step = {}};
     if (piece < pieces.sums.size()) wanted.from = pieces.begin(piece);
     if (base.memory != nullptr) wanted.base = {base.version, base.digest, word_bytes_};
-    return Fetch(from.address, from.credentials, wanted, bytes, head, take, stop);
+    return Fetch(connection_, from.address, from.credentials, wanted, bytes, head, take, stop);
   };
   Status pulled = fetch();
   if (pulled.code() == StatusCode::kDataLoss && base.memory != nullptr) {

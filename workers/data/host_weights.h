@@ -96,6 +96,7 @@ class HostWeights : public std::enable_shared_from_this<HostWeights> {
   Condition changed_;  // of what follows
   const int64_t word_bytes_;
   SharedBlock block_;                                             // Begin under mu_
+  SourceConnection connection_;                                   // of Pull
   Version failed_ TP_GUARDED_BY(mu_);                             // the last that did not come; invalid: none
   std::vector<std::shared_ptr<Copy>> copies_ TP_GUARDED_BY(mu_);  // that this process brought here
 };

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
@@ -56,9 +57,14 @@ class Shortening {
 
 struct WeightsServer::Impl final : v1::Weights::Service {
   std::string token;
-  int64_t frame_bytes = 1 << 20;
+  int64_t most_frame_bytes = 1 << 20;
   PublishedSource source;
   std::unique_ptr<Listener> listener;
+
+  [[nodiscard]] int64_t FrameFor(int64_t total) const {
+    constexpr int64_t kFrames = 16, kLeast = int64_t{64} << 10, kWord = 4096;
+    return std::min(std::max(total / kFrames / kWord * kWord, kLeast), most_frame_bytes);
+  }
 
   grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
@@ -78,6 +84,8 @@ struct WeightsServer::Impl final : v1::Weights::Service {
       return ToGrpc(InvalidArgument("Fetch: byte " + std::to_string(sent) + " of " + std::to_string(total)));
     Shortening shorten(*published, base.word_bytes());
     for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
+    // Small weights in several, too, so that coding, the wire and applying go on at the same time.
+    const int64_t frame_bytes = FrameFor(total);
     v1::WeightsFrame frame;
     frame.set_digest(published->digest);
     frame.set_total_bytes(total);
@@ -138,7 +146,8 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
         "RUN/security");
   std::unique_ptr<WeightsServer> server(new WeightsServer());
   server->impl_->token = credentials.token;
-  server->impl_->frame_bytes = std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
+  server->impl_->most_frame_bytes =
+      std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
   server->impl_->source = std::move(source);
   TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(bind, 0));
   grpc::ServerBuilder builder;
@@ -147,21 +156,42 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
   return server;
 }
 
-Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
-             int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
+StatusOr<std::shared_ptr<grpc::Channel>> SourceConnection::To(const std::string& address,
+                                                              const Credentials& credentials) {
   if (!credentials.identity && !IsLoopback(HostOf(address)))
     return FailedPrecondition(address +
                               " is on another host, and no certificates lie beside the token, so the call "
                               "would not be encrypted; take the whole folder RUN/security");
-  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
-                                               : "weights of version " + ToString(wanted.version);
+  std::optional<Identity> identity;
+  if (credentials.identity) identity = Newest(*credentials.identity);
+  const auto same = [](const Identity& a, const Identity& b) {
+    return a.authority == b.authority && a.certificate == b.certificate && a.key == b.key;
+  };
+  const MutexLock lock(mu_);
+  const auto now = std::chrono::steady_clock::now();
+  // The source closes one that was idle for longer.
+  const bool recent = now - std::exchange(asked_, now) < Listener::kPatience;
+  if (recent && channel_ != nullptr && address == address_ && identity.has_value() == identity_.has_value() &&
+      (!identity || same(*identity, *identity_)))
+    return channel_;
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
-  // A connection of its own: one that gRPC has kept may be dead without knowing it.
+  // None that gRPC has kept for somebody else.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const auto tls = ClientSide(credentials.identity, Name(CallerRole::kDevice), &args);
-  auto channel = grpc::CreateCustomChannel(address, tls, args);
+  const auto tls = ClientSide(identity, Name(CallerRole::kDevice), &args);
+  address_ = address;
+  identity_ = std::move(identity);
+  channel_ = grpc::CreateCustomChannel(address, tls, args);
+  return channel_;
+}
+
+Status Fetch(SourceConnection& over, const std::string& address, const Credentials& credentials,
+             const WantedBytes& wanted, int64_t total,
+             const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
+  TP_ASSIGN_OR_RETURN(const auto channel, over.To(address, credentials));
+  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
+                                               : "weights of version " + ToString(wanted.version);
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;  // waits: the guard below cancels it when nothing comes
   AddToken(&context, credentials.token);
@@ -261,7 +291,8 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& cre
     }
     return OkStatus();
   };
-  TP_RETURN_IF_ERROR(Fetch(address, credentials, wanted, total, head, take));
+  SourceConnection own;
+  TP_RETURN_IF_ERROR(Fetch(own, address, credentials, wanted, total, head, take));
   return digest;
 }
 

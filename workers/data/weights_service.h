@@ -3,10 +3,12 @@
 // rollout worker elsewhere, cluster.weight_transport: stream; shared memory is the other way, on one
 // host), or the whole state of training after a step (for a newcomer to the training group).
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -14,9 +16,14 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/base/weight_pieces.h"
 #include "core/device/byte_store.h"
 #include "workers/net/certificates.h"
+
+namespace grpc {
+class Channel;
+}  // namespace grpc
 
 namespace tidepool::workers {
 
@@ -64,17 +71,32 @@ class WeightsServer {
   std::unique_ptr<Impl> impl_;
 };
 
+// The way to a source, which stays for a next fetch that comes soon: of small weights a handshake takes as
+// long as all their bytes. One of before may be dead without knowing it. Thread-safe.
+class SourceConnection {
+ public:
+  // kFailedPrecondition: the address is on another host and there is no identity.
+  StatusOr<std::shared_ptr<grpc::Channel>> To(const std::string& address, const Credentials& credentials);
+
+ private:
+  Mutex mu_;
+  std::string address_ TP_GUARDED_BY(mu_);
+  std::optional<Identity> identity_ TP_GUARDED_BY(mu_);  // that it was made with
+  std::shared_ptr<grpc::Channel> channel_ TP_GUARDED_BY(mu_);
+  std::chrono::steady_clock::time_point asked_ TP_GUARDED_BY(mu_);
+};
+
 struct FetchedBytes {
   int64_t at = 0, size = 0;         // of the whole
   std::span<const std::byte> data;  // these bytes, or,
   bool changes = false;             // if true, what differs in them from those of the base
 };
 // Reads what is wanted: `head` gets what the source says first, `take` the bytes in order. Their errors end
-// it, and so does `stop` (kCancelled). kDataLoss: size or order is wrong. kFailedPrecondition: the address is
-// on another host and there is no identity; the token is not shown. kDeadlineExceeded: nothing came for half
-// a minute.
-Status Fetch(const std::string& address, const Credentials& credentials, const WantedBytes& wanted,
-             int64_t total, const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+// it, and so does `stop` (kCancelled). kDataLoss: size or order is wrong. kUnauthenticated: the token is not
+// shown. kDeadlineExceeded: nothing came for half a minute. Errors of SourceConnection.
+Status Fetch(SourceConnection& over, const std::string& address, const Credentials& credentials,
+             const WantedBytes& wanted, int64_t total,
+             const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
              const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop = {});
 
 // Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the

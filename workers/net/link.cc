@@ -27,7 +27,6 @@ namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Stream = grpc::ClientReaderWriter<v1::Frame, v1::Frame>;
 
 // The most that security.max_control_bytes may be; its value binds the controller, which refuses what is
 // larger.
@@ -45,6 +44,8 @@ std::string AddressIn(const std::string& control_file, const std::string& fallba
 }  // namespace
 
 struct Link::Impl {
+  class Stream;
+
   LinkOptions options;
   std::function<void(std::vector<LinkEvent>)> sink;
 
@@ -53,9 +54,8 @@ struct Link::Impl {
   WorkerSession session TP_GUARDED_BY(mu);
   Rng rng TP_GUARDED_BY(mu);  // of the pauses between two dials
   bool stop TP_GUARDED_BY(mu) = false;
-  bool connected TP_GUARDED_BY(mu) = false;
   std::shared_ptr<grpc::Channel> channel TP_GUARDED_BY(mu);
-  grpc::ClientContext* context TP_GUARDED_BY(mu) = nullptr;
+  Stream* stream TP_GUARDED_BY(mu) = nullptr;                  // null: there is none
   std::set<grpc::ClientContext*> questions TP_GUARDED_BY(mu);  // that wait for their answers
   std::jthread pump;                         // waits: its stream is cancelled before it is joined
   std::unique_ptr<NewcomerRenewal> renewal;  // null: the certificates are no newcomer's; else of `renews`
@@ -100,7 +100,7 @@ struct Link::Impl {
     request.set_signing_request(signing_request);
     {
       const MutexLock lock(mu);
-      if (stop || !connected) return Unavailable("no controller is there");
+      if (stop || stream == nullptr) return Unavailable("no controller is there");
       at = channel;
       request.set_inc(session.inc().value + 1);
     }
@@ -132,14 +132,10 @@ struct Link::Impl {
   std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> RowsOf(int64_t lease, StepNumber step,
                                                                          int64_t rank);
 
-  // One life of the stream: Hello is said, messages go both ways until it ends.
-  struct Call {
-    std::unique_ptr<v1::Control::Stub> stub;
-    std::unique_ptr<grpc::ClientContext> context;
-    std::unique_ptr<Stream> stream;
-  };
+  // Writes what the session has to say, unless that is under way; any thread.
+  void Say();
 
-  StatusOr<Call> Open(const std::string& address) {
+  StatusOr<std::unique_ptr<Stream>> Open(const std::string& address) {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(kMostFrameBytes);
     args.SetMaxSendMessageSize(kMostFrameBytes);
@@ -147,6 +143,9 @@ struct Link::Impl {
                 0);  // workers and controller speak to each other, never through a proxy
     // Else gRPC would give this channel the connection of the last one, which may be dead without knowing it.
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    // As in Hub; this much may be on its way here instead, of rows of a batch.
+    args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     const auto& identity = options.credentials.identity;
@@ -168,24 +167,9 @@ struct Link::Impl {
                       "certificate of this job, too: those beside the token have to be of RUN/security"
                     : "; is the run still there?"));
     }
-    Call call;
-    call.stub = v1::Control::NewStub(opened);
-    // waits: the stream lasts as long as the run; Send cancels one over which nothing is heard
-    call.context = std::make_unique<grpc::ClientContext>();
-    AddToken(call.context.get(), options.credentials.token);
-    call.stream = call.stub->Attach(call.context.get());
-    std::deque<FromWorker> first(1);
-    {
-      const MutexLock lock(mu);
-      first.front().body = session.Greet(options.hello, Now());
-      EndQuestions();  // over the channel of before
-      channel = opened;
-    }
-    v1::Frame wire;
-    Pack(first, 0, kFrameBytes, &wire);
-    if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
-    return call;
+    return Begun(std::move(opened));
   }
+  std::unique_ptr<Stream> Begun(std::shared_ptr<grpc::Channel> opened);
 
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
   // has ten seconds, within the patience. It takes four round trips of TCP, TLS and HTTP/2, and packets that
@@ -204,69 +188,6 @@ struct Link::Impl {
     return false;
   }
 
-  // Reads until the stream ends; hands commands on. Returns why it ended.
-  Status Pump(Call& call) {
-    {
-      const MutexLock lock(mu);
-      if (stop) call.context->TryCancel();
-      context = call.context.get();
-      connected = true;
-    }
-    // waits: joined below, after the stream was cancelled
-    std::jthread writer([&](std::stop_token) { Write(call); });
-    v1::Frame wire;
-    Status refusal;
-    FrameReader reader;
-    for (; refusal.ok() && call.stream->Read(&wire); wire.Clear()) {
-      auto messages = reader.Take<ToWorker>(wire);
-      std::vector<Command> commands;
-      {
-        const MutexLock lock(mu);
-        refusal = session.Heard(std::move(messages), Now(), commands);
-        wake.NotifyAll();  // after Attached there may be something to say
-      }
-      if (!commands.empty()) {
-        sink({std::make_move_iterator(commands.begin()), std::make_move_iterator(commands.end())});
-      }
-    }
-    // Why the stream has ended is there now, and would be forgotten for a cancellation.
-    if (!refusal.ok()) call.context->TryCancel();
-    const Status end = FromGrpc(call.stream->Finish());
-    call.context->TryCancel();  // for a writer that waits in Write
-    {
-      const MutexLock lock(mu);
-      connected = false;
-      context = nullptr;
-      EndQuestions();
-      wake.NotifyAll();
-    }
-    writer
-        .join();  // waits: connected is false and the stream over, so neither its wait nor its Write goes on
-    if (!refusal.ok()) return refusal;
-    return end.ok() ? Unavailable("the controller closed the connection") : end;
-  }
-
-  void Write(Call& call) {
-    while (true) {
-      std::deque<FromWorker> batch;
-      {
-        const MutexLock lock(mu);
-        // Pump clears `connected` when it ends.
-        const auto some = [&]() TP_REQUIRES(mu) {
-          if (!connected) return true;
-          for (FromWorker& message : session.TakeUnsent()) batch.push_back(std::move(message));
-          return !batch.empty();
-        };
-        while (!wake.WaitFor(mu, std::chrono::seconds(1), some)) {
-        }
-        if (!connected) return;
-      }
-      // No buffer_hint: a first message written with it waits for a second one that may never come.
-      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) { return call.stream->Write(frame); }))
-        return;
-    }
-  }
-
   // False: there is no further connection.
   bool Pause(const Status& end) {
     const MutexLock lock(mu);
@@ -275,28 +196,166 @@ struct Link::Impl {
   }
 
   // The next connection, after as many tries as the session makes; the address is read anew for each.
-  StatusOr<Call> Dial() {
+  StatusOr<std::unique_ptr<Stream>> Dial() {
     while (true) {
       auto call = Open(AddressIn(options.control_file, options.address));
       if (call.ok() || !Pause(call.status())) return call;
     }
   }
 
-  void Run(StatusOr<Call> call) {
-    Status end;
-    while (call.ok()) {
-      end = Pump(*call);
-      if (!Pause(end)) break;
-      call = Dial();
-      if (!call.ok()) end = call.status();
+  void Run(StatusOr<std::unique_ptr<Stream>> call);
+};
+
+// One life of the stream: Hello is said, messages go both ways until it ends. gRPC's threads, which all links
+// of a process share, drive it: one read at a time, one write at a time.
+class Link::Impl::Stream final : public grpc::ClientBidiReactor<v1::Frame, v1::Frame> {
+ public:
+  Stream(Impl& link, const std::shared_ptr<grpc::Channel>& channel)
+      : link_(link), stub_(v1::Control::NewStub(channel)) {
+    AddToken(&context_, link_.options.credentials.token);
+    stub_->async()->Attach(&context_, this);
+  }
+
+  void Start(const std::deque<FromWorker>& first) {
+    AddHold();  // writes begin on any thread, and not after the end
+    Pack(first, 0, kFrameBytes, &out_.emplace_back());
+    StartRead(&in_);
+    StartWrite(&out_.front());
+    StartCall();
+  }
+  void Cancel() { context_.TryCancel(); }
+
+  // Under Impl::mu: no write is under way, and one may begin.
+  [[nodiscard]] bool MayWrite() const { return !writing_ && !over_; }
+  void Writes() { writing_ = true; }
+  // By the thread that said so.
+  void Write(const std::deque<FromWorker>& batch) {
+    WriteFrames(batch, kFrameBytes, [this](const v1::Frame& frame) {
+      out_.push_back(frame);
+      return true;
+    });
+    // No buffer_hint: a first message written with it waits for a second one that may never come.
+    StartWrite(&out_.front());
+  }
+
+  void OnReadDone(bool ok) override {
+    if (ok) {
+      auto messages = reader_.Take<ToWorker>(in_);
+      in_.Clear();
+      std::vector<Command> commands;
+      {
+        const MutexLock lock(link_.mu);
+        refusal_ = link_.session.Heard(std::move(messages), Now(), commands);
+      }
+      if (!commands.empty())
+        link_.sink({std::make_move_iterator(commands.begin()), std::make_move_iterator(commands.end())});
+      if (refusal_.ok()) {
+        link_.Say();  // after Attached there may be something
+        return StartRead(&in_);
+      }
+      Cancel();
     }
+    // Not cancelled where it has ended by itself: why is on its way, and would be forgotten.
+    bool writing = false;
+    {
+      const MutexLock lock(link_.mu);
+      over_ = true;
+      writing = writing_;
+    }
+    if (!writing) RemoveHold();  // else OnWriteDone does
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (ok) out_.pop_front();
+    if (ok && !out_.empty()) return StartWrite(&out_.front());
+    bool over = false;
+    {
+      const MutexLock lock(link_.mu);
+      writing_ = !ok;  // nothing more goes over it: the end of the read is on its way
+      over = over_;
+    }
+    if (over || !ok) return RemoveHold();
+    link_.Say();
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    const MutexLock lock(link_.mu);
+    end_ = !refusal_.ok() ? refusal_
+           : !status.ok() ? FromGrpc(status)
+                          : Unavailable("the controller closed the connection");
+    link_.stream = nullptr;
+    link_.EndQuestions();
+    link_.wake.NotifyAll();
+  }
+
+  // Under Impl::mu, after the end: why.
+  [[nodiscard]] const std::optional<Status>& end() const { return end_; }
+
+ private:
+  Impl& link_;
+  const std::unique_ptr<v1::Control::Stub> stub_;
+  // waits: the stream lasts as long as the run; Send cancels one over which nothing is heard
+  grpc::ClientContext context_;
+  // Of the read that is under way.
+  v1::Frame in_;
+  FrameReader reader_;
+  Status refusal_;
+  std::deque<v1::Frame> out_;  // of the write that is under way
+  // Under Impl::mu. writing_: from the first moment, of Hello, or from Writes, to the last OnWriteDone.
+  bool writing_ = true, over_ = false;
+  std::optional<Status> end_;
+};
+
+std::unique_ptr<Link::Impl::Stream> Link::Impl::Begun(std::shared_ptr<grpc::Channel> opened) {
+  auto call = std::make_unique<Stream>(*this, opened);
+  std::deque<FromWorker> first(1);
+  {
+    const MutexLock lock(mu);
+    first.front().body = session.Greet(options.hello, Now());
+    EndQuestions();  // over the channel of before
+    channel = std::move(opened);
+    stream = call.get();
+    if (stop) call->Cancel();
+  }
+  call->Start(first);
+  return call;
+}
+
+void Link::Impl::Say() {
+  Stream* at = nullptr;
+  std::deque<FromWorker> batch;
+  {
+    const MutexLock lock(mu);
+    if (stream == nullptr || !stream->MayWrite()) return;
+    for (FromWorker& message : session.TakeUnsent()) batch.push_back(std::move(message));
+    if (batch.empty()) return;
+    at = stream;
+    at->Writes();
+  }
+  at->Write(batch);  // it cannot end before its write has
+}
+
+void Link::Impl::Run(StatusOr<std::unique_ptr<Stream>> call) {
+  Status end;
+  while (call.ok()) {
     {
       const MutexLock lock(mu);
-      if (stop) return;
+      const auto over = [&]() TP_REQUIRES(mu) { return (*call)->end().has_value(); };
+      while (!wake.WaitFor(mu, std::chrono::seconds(1), over)) {
+      }
+      end = *(*call)->end();
     }
-    sink({LinkClosed{end.message()}});
+    call->reset();
+    if (!Pause(end)) break;
+    call = Dial();
+    if (!call.ok()) end = call.status();
   }
-};
+  {
+    const MutexLock lock(mu);
+    if (stop) return;
+  }
+  sink({LinkClosed{end.message()}});
+}
 
 Link::Link() = default;
 
@@ -336,7 +395,7 @@ Link::~Link() {
   {
     const MutexLock lock(impl_->mu);
     impl_->stop = true;
-    if (impl_->context != nullptr) impl_->context->TryCancel();
+    if (impl_->stream != nullptr) impl_->stream->Cancel();
     impl_->wake.NotifyAll();
     impl_->renews.request_stop();
     impl_->EndQuestions();
@@ -346,11 +405,13 @@ Link::~Link() {
 }
 
 void Link::Send(FromWorkerBody body) {
-  const MutexLock lock(impl_->mu);
-  impl_->session.Send(std::move(body));
-  impl_->wake.NotifyAll();
-  // Heartbeats come here at all times.
-  if (impl_->context != nullptr && impl_->session.Silent(Impl::Now())) impl_->context->TryCancel();
+  {
+    const MutexLock lock(impl_->mu);
+    impl_->session.Send(std::move(body));
+    // Heartbeats come here at all times.
+    if (impl_->stream != nullptr && impl_->session.Silent(Impl::Now())) impl_->stream->Cancel();
+  }
+  impl_->Say();
 }
 
 void Link::Begin(int64_t ctl_epoch) {

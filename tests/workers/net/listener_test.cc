@@ -69,6 +69,32 @@ class ListenerTest : public testing::Test {
   std::vector<int> strangers_;
 };
 
+TEST_F(ListenerTest, TheWayToASourceStaysForTheNextFetchFromThere) {
+  SourceConnection over;
+  const Credentials mine{"token"};
+  const auto way = *over.To(server_->address(), mine);
+  for (int i = 0; i < 2; ++i) {
+    int64_t came = 0;
+    const auto take = [&](const FetchedBytes& bytes) {
+      came += bytes.size;
+      return OkStatus();
+    };
+    EXPECT_EQ(workers::Fetch(
+                  over, server_->address(), mine, {}, 3,
+                  [](uint64_t, const WeightPieces&) { return OkStatus(); }, take),
+              OkStatus());
+    EXPECT_EQ(came, 3);
+    EXPECT_EQ(*over.To(server_->address(), mine), way);
+  }
+  EXPECT_NE(*over.To("127.0.0.1:1", mine), way) << "of another worker";
+  const Credentials certified{"token", Identity{"authority", "certificate", "key"}};
+  const auto encrypted = *over.To(server_->address(), certified);
+  EXPECT_NE(encrypted, way) << "not encrypted";
+  EXPECT_EQ(*over.To(server_->address(), certified), encrypted);
+  const Credentials renewed{"token", Identity{"authority", "newer", "key"}};
+  EXPECT_NE(*over.To(server_->address(), renewed), encrypted) << "with a certificate that may be over";
+}
+
 TEST_F(ListenerTest, StrangersAreCutAndTheKnownAreServed) {
   auto known = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
   const auto call = [&] {
