@@ -261,7 +261,9 @@ bool Checker::State::On(const record::Quarantine& x) {
 }
 
 bool Checker::State::On(const record::SlotLost& x) {
-  SlotState* s = Slot(x.slot);
+  // An earlier life may have had more slots than the config of this one.
+  const auto known = slots.find(x.slot.value);
+  SlotState* s = known != slots.end() ? &known->second : Slot(x.slot);
   if (s == nullptr) return false;
   s->role = s->owed = Role::kNone;
   s->holder = {};

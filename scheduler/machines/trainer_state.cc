@@ -29,6 +29,7 @@ void TrainerState::Plan(bool restore) {
   ForgetCopies();
   published_ = {};
   publishing_ = copying_ = false;
+  for (const WaitKind kind : {WaitKind::kPublish, WaitKind::kRecoveryCopy}) waits_.End({kind, 0});
   publish_tries_ = state_tries_ = 0;
   unverified_.clear();
   if (restore && state_.ever_checkpointed() && all_.workers.DevicesReattach()) {

@@ -413,7 +413,8 @@ class Load {
       }
       // One that is late has missed steps, and keeps its place among the others: devices do not step
       // together.
-      steps_.push({due + pause * (1 + std::max(now - due, Clock::duration(0)) / pause), i});
+      const auto missed = pause > Clock::duration(0) ? std::max(now - due, Clock::duration(0)) / pause : 0;
+      steps_.push({due + pause * (1 + missed), i});
     }
   }
 

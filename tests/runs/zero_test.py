@@ -34,9 +34,9 @@ class ZeroTest(RunTest):
             places = sorted(tuple(map(int, re.fullmatch(part + r"\.(\d+)-(\d+)\.bin", name).groups())) for name in files)
             self.assertEqual((places[0][0], places[0][1]), (0, places[1][0]))
             self.assertLess(abs(places[0][1] * 2 / places[1][1] - 1), 0.01)
-        # Three ranks, one with all of it, two again: nothing is undone, and each reads what it needs.
+        # Three ranks, three with all of it, two, one: nothing is undone, and each reads what it needs.
         steps = 60
-        for actors, zero in ((3, 1), (1, 0), (2, 1)):
+        for actors, zero in ((3, 1), (3, 0), (2, 1), (1, 1)):
             steps += 6
             self.assert_done(self.train("configs/test/rl_split.yaml", *TWO[:1], f"cluster.slots={actors + 1}", f"scheduler.actor_slots={actors}", "cluster.threads_per_slot=1",
                                         f"train.zero={zero}", "checkpoint.every_steps=5", f"train.steps={steps}", "--resume"))

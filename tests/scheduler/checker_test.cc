@@ -438,6 +438,29 @@ TEST(CheckerTest, SlotsThatAreNotThereHoldNothing) {
       "G3");
 }
 
+// A run that goes on with fewer slots loses those that it had more of.
+TEST(CheckerTest, SlotsOfAnEarlierConfigAreLostAndNoOthers) {
+  const auto check = [](SlotId lost) {
+    Journal j;
+    const auto config = [](int64_t slots) {
+      return record::Config{{.job = "rl",
+                             .groups_per_step = 1,
+                             .group_size = 1,
+                             .slots = slots,
+                             .rollout_floor = 1,
+                             .stall_ms = 1000}};
+    };
+    Put(j, 0, config(3));
+    Put(j, 0, record::Join{{{0}, {0}}, "w0", Role::kNone, {{0}, {1}, {2}}});
+    Put(j, 0.1, record::TransitionBegin{{0}, {{{2}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
+    Put(j, 0.2, config(2));
+    Put(j, 0.2, record::SlotLost{lost, "controller restarted"});
+    return Check(j).predicate;
+  };
+  EXPECT_EQ(check({2}), "");
+  EXPECT_EQ(check({3}), "G3");
+}
+
 TEST(CheckerTest, ATransitionIsDoneWhenAllOfItsSlotsHaveTheirNewRole) {
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Grant>(j, 0)); }), "G4");
 }

@@ -424,10 +424,11 @@ void ControllerProcess::Drive() {
     NoteAbsence();  // before what came of it
     for (Incoming& in : came) {
       std::visit(Overload{[&](Heard& heard) {
+                            const bool said = std::holds_alternative<HubMessage>(heard.event);
                             const size_t before = effects_->waiting();
                             for (Attachments::Event& event : attachments_->On(std::move(heard.event), Now()))
                               OnAttachment(event);
-                            if (effects_->waiting() > before)
+                            if (said && effects_->waiting() > before)
                               effects_->Answers({heard.at.time_since_epoch()});
                           },
                           [&](StorageDone& done) { OnStorage(done); }, [&](Answer& answer) { answer(); }},

@@ -185,11 +185,17 @@ StatusOr<std::shared_ptr<grpc::Channel>> SourceConnection::To(const std::string&
   return channel_;
 }
 
-Status Fetch(SourceConnection& over, const std::string& address, const Credentials& credentials,
-             const WantedBytes& wanted, int64_t total,
-             const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
-             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
-  TP_ASSIGN_OR_RETURN(const auto channel, over.To(address, credentials));
+void SourceConnection::Forget(const std::shared_ptr<grpc::Channel>& channel) {
+  const MutexLock lock(mu_);
+  if (channel_ == channel) channel_ = nullptr;
+}
+
+namespace {
+
+Status FetchOver(const std::shared_ptr<grpc::Channel>& channel, const std::string& address,
+                 const Credentials& credentials, const WantedBytes& wanted, int64_t total,
+                 const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+                 const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
   const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
                                                : "weights of version " + ToString(wanted.version);
   auto stub = v1::Weights::NewStub(channel);
@@ -264,6 +270,20 @@ Status Fetch(SourceConnection& over, const std::string& address, const Credentia
     return DeadlineExceeded("fetch " + what + " from " + address + ": nothing came for half a minute");
   TP_RETURN_IF_ERROR(end.At("fetch " + what));
   return at == total ? OkStatus() : DataLoss(what + " from " + address + ": cut short");
+}
+
+}  // namespace
+
+Status Fetch(SourceConnection& over, const std::string& address, const Credentials& credentials,
+             const WantedBytes& wanted, int64_t total,
+             const std::function<Status(uint64_t digest, WeightPieces pieces)>& head,
+             const std::function<Status(const FetchedBytes& bytes)>& take, const std::stop_token& stop) {
+  TP_ASSIGN_OR_RETURN(const auto channel, over.To(address, credentials));
+  Status fetched = FetchOver(channel, address, credentials, wanted, total, head, take, stop);
+  // A connection that failed waits before it is tried again, and one that is dead without knowing it stays
+  // so.
+  if (!fetched.ok()) over.Forget(channel);
+  return fetched;
 }
 
 StatusOr<uint64_t> FetchBytes(const std::string& address, const Credentials& credentials,

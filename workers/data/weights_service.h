@@ -77,6 +77,8 @@ class SourceConnection {
  public:
   // kFailedPrecondition: the address is on another host and there is no identity.
   StatusOr<std::shared_ptr<grpc::Channel>> To(const std::string& address, const Credentials& credentials);
+  // It has not brought what was wanted: the next fetch dials anew.
+  void Forget(const std::shared_ptr<grpc::Channel>& channel);
 
  private:
   Mutex mu_;

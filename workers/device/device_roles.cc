@@ -316,8 +316,12 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     if (updates() != before) owns_state_ = false;  // some of its updates were made
     return result.status();
   }
-  state_step_ = step;
-  digest_ = result->digest;
+  if (result->finite) {
+    state_step_ = step;
+    digest_ = result->digest;
+  } else if (updates() != before) {
+    owns_state_ = false;  // the step is not kept, and some of its updates were made
+  }
   return TrainOutcome{
       result->finite, result->digest, {result->metrics.begin(), result->metrics.end()}, result->scored};
 }

@@ -124,9 +124,9 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   if (out.done.ok()) out.done->read_bytes = read_bytes;
   out.bad = std::move(bad);
   out.changed = roles_->updates() != updates;
-  if (out.done.ok()) {
+  if (out.done.ok() && out.done->finite) {
     Offer(c.step);
-  } else if (!out.changed) {  // the error came before any update
+  } else if (!out.changed) {  // the error came before any update, or none was made of what is not finite
     Offer(before);
   }
   return out;

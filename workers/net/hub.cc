@@ -426,8 +426,9 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
-  // It would ask every connection, several times a second, how much it can carry: messages are small.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  // It would ask every connection, several times a second, how much may be on its way: between hosts that is
+  // the speed of a long line, on one host nothing.
+  if (IsLoopback(options.bind)) builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.RegisterService(hub->impl_.get());
   builder.RegisterService(&hub->impl_->payload_files);
   TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder, ServerSide(hub->impl_->options.identity)));

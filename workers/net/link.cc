@@ -143,9 +143,7 @@ struct Link::Impl {
                 0);  // workers and controller speak to each other, never through a proxy
     // Else gRPC would give this channel the connection of the last one, which may be dead without knowing it.
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    // As in Hub; this much may be on its way here instead, of rows of a batch.
-    args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+    if (IsLoopback(HostOf(address))) args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // as in Hub
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     const auto& identity = options.credentials.identity;
@@ -250,8 +248,8 @@ class Link::Impl::Stream final : public grpc::ClientBidiReactor<v1::Frame, v1::F
       if (!commands.empty())
         link_.sink({std::make_move_iterator(commands.begin()), std::make_move_iterator(commands.end())});
       if (refusal_.ok()) {
-        link_.Say();  // after Attached there may be something
-        return StartRead(&in_);
+        StartRead(&in_);     // first: what there is to say may be much
+        return link_.Say();  // after Attached
       }
       Cancel();
     }

@@ -1,10 +1,11 @@
 #pragma once
 // A worker's end of the wire: dials the controller, says Hello, keeps one stream, dials again.
 //
-// Commands are handed to the sink once each and in order from the link's thread, those that came together in
-// one call; the sink must be quick (put them in a queue). Send may be called from any thread. A connection
-// that breaks or falls silent is made again (the address is read anew from `control_file`), and the session
-// goes on over it. LinkClosed ends the link: the controller refuses this process, or none answered within the
+// Commands are handed to the sink once each and in order, those that came together in one call, by gRPC's
+// threads, which all links of the process share, and perhaps before Connect has returned: the sink must be
+// quick (put them in a queue) and not use the link. Send may be called from any thread. A connection that
+// breaks or falls silent is made again (the address is read anew from `control_file`), and the session goes
+// on over it. LinkClosed ends the link: the controller refuses this process, or none answered within the
 // patience.
 
 #include <cstdint>

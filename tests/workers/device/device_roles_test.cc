@@ -82,7 +82,7 @@ class DeviceRolesTest : public testing::Test {
       std::vector<int32_t> ids;
       for (int i = 0; i < 4; ++i) ids.push_back(static_cast<int32_t>(4 + rng.Below(20)));
       row.trajectory.segments = {
-          {.ids = ids, .logprobs = std::vector<float>(4, -3.0F), .versions = {{Version{0, 0}, 4}}}};
+          {.ids = ids, .logprobs = std::vector<float>(4, logprob_), .versions = {{Version{0, 0}, 4}}}};
       row.reward = k;
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
@@ -116,6 +116,7 @@ class DeviceRolesTest : public testing::Test {
   }
 
   std::string dir_;
+  float logprob_ = -3.0F;  // of the rows of TryTrain
   JobConfig config_;
   ProcessMemory plan_;
   RoleNeeds needs_;
@@ -255,6 +256,24 @@ TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom
   const auto next = TryTrain(1, [](const std::string&) { return true; });
   EXPECT_EQ(next.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(roles_->updates(), 1);
+}
+
+// The run goes on from the state that it had.
+TEST_F(DeviceRolesTest, AStepThatIsNotFiniteLeavesTheStateBeforeIt) {
+  roles_ = Make();
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  Train(1);
+  const uint64_t before = *roles_->WeightsDigest();
+  logprob_ = -1e30F;
+  const auto done = TryTrain(2, [](const std::string&) { return true; });
+  ASSERT_TRUE(done.ok()) << done.status().ToString();
+  EXPECT_FALSE(done->finite);
+  ASSERT_TRUE(roles_->state());
+  EXPECT_EQ(roles_->state()->step, StepNumber{1});
+  EXPECT_EQ(*roles_->WeightsDigest(), before);
+  logprob_ = -3.0F;
+  Train(2);
+  EXPECT_EQ(roles_->state()->step, StepNumber{2});
 }
 
 // --- train.offload_optimizer
