@@ -260,6 +260,7 @@ TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom
 
 // The run goes on from the state that it had.
 TEST_F(DeviceRolesTest, AStepThatIsNotFiniteLeavesTheStateBeforeIt) {
+  std::get<RlJob>(config_.job).algorithm.correction = "raw";  // weighs by what was recorded
   roles_ = Make();
   ASSERT_EQ(roles_->InitState(), OkStatus());
   Train(1);
