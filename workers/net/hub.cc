@@ -416,7 +416,6 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
                            ", which others can reach, and there are no certificates");
   }
   TP_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, OpenDoor(options.bind, options.port));
-  SetUpGrpc();
   std::unique_ptr<Hub> hub(new Hub());
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);

@@ -63,7 +63,6 @@ void JoinServer::Stop() {
 }
 
 StatusOr<std::unique_ptr<JoinServer>> JoinServer::Start(const JoinServerOptions& options, Admits admits) {
-  SetUpGrpc();
   std::unique_ptr<JoinServer> server(new JoinServer());
   server->impl_->options = options;
   server->impl_->admits = std::move(admits);

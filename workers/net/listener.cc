@@ -23,6 +23,7 @@
 #include "core/base/hash.h"
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
+#include "workers/net/rpc_status.h"
 
 namespace tidepool::workers {
 namespace {
@@ -234,6 +235,7 @@ void Listener::Stop() {
 const std::string& Listener::address() const { return impl_->address; }
 
 StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& host, int64_t port) {
+  SetUpGrpc();
   std::unique_ptr<Listener> listener(new Listener());
   Impl& impl = *listener->impl_;
   impl.limit = RaiseFileLimit();

@@ -1,6 +1,7 @@
 #include "workers/net/rpc_status.h"
 
 #include <absl/synchronization/mutex.h>
+#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 
 #include <string_view>
@@ -11,6 +12,13 @@ constexpr std::string_view kScheme = "Bearer ";
 }
 
 void SetUpGrpc() {
+  // gRPC stays until the process ends. Else the last connection that goes takes it down, and waits up to 10 s
+  // for a thread of gRPC's own that polls.
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  (void)kept;
   // gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
   gpr_set_log_function([](gpr_log_func_args*) {});
 #ifdef __OPTIMIZE__  // NDEBUG is never defined here: TP_CHECK and assert stay

@@ -197,8 +197,6 @@ class RewardWorker : public SideWorker {
   Status Fill(down::Grade& grade) const {
     if (grade.payload.payload_file < 0) return OkStatus();
     if (responses_ == nullptr) return Unavailable("this grader does not see the payload files");
-    const CallWatch::Call call(graders_->watch(),
-                               {.what = "the disk of payload/", .on = "sample " + ToString(grade.tid)});
     return responses_->Fill(grade.payload, grade.input);
   }
   // This host is at fault, as far as is known here: the controller reads it for the next try.

@@ -146,7 +146,6 @@ Status VectorServer::Serve(const environments::VectorOptions& environment, doubl
 }
 
 StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOptions& options) {
-  SetUpGrpc();
   std::unique_ptr<VectorServer> server(new VectorServer());
   server->impl_->options = options;
   TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(options.bind, 0));

@@ -55,6 +55,16 @@ struct DeviceMachineTest : testing::Test {
     EXPECT_EQ(Said<up::Loaded>().digest, 99u);
     Tell(down::Admit{.slot = kSlot, .v = kVersion});
   }
+  // It sees the run's folder.
+  void ServeFromLogs() {
+    world.logs_share = 1;
+    Tell(down::Attached{3, 0});
+    Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
+    Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
+    Tell(down::Load{kSlot, kVersion, 99, "", false});
+    Tell(down::Admit{.slot = kSlot, .v = kVersion});
+    said.clear();
+  }
   static down::StartChunk Chunk(const SampleId& tid, int64_t tokens = 4, int64_t limit = 40) {
     down::StartChunk c;
     c.slot = kSlot;
@@ -128,20 +138,11 @@ TEST_F(DeviceMachineTest, TheSameIncarnationGoesOnAndAnotherBeginsAnew) {
 
 // Tokens that others have logged are read here, beside all else.
 TEST_F(DeviceMachineTest, AChunkGoesOnBehindWhatIsReadInTokenLogs) {
-  world.logs_share = 1;
   const SampleId tid{1, 0, 0};
   auto& log = world.logs[8];
   log.push_back({{tid, 0}, 0, {}, {.ids = {4, 5}, .logprobs = {-1, -1}, .versions = {{kVersion, 2}}}});
   log.push_back({{tid, 0}, 2, {8, 0}, {.kind = sample::SegmentKind::kObservation, .ids = {6}}});
-  const auto serve = [&] {
-    Tell(down::Attached{3, 0});
-    Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
-    Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
-    Tell(down::Load{kSlot, kVersion, 99, "", false});
-    Tell(down::Admit{.slot = kSlot, .v = kVersion});
-    said.clear();
-  };
-  serve();
+  ServeFromLogs();
   down::StartChunk c = Chunk(tid);
   c.logs = true;
   c.prompt = {1, 2};
@@ -185,13 +186,7 @@ TEST_F(DeviceMachineTest, AChunkGoesOnBehindWhatIsReadInTokenLogs) {
 }
 
 TEST_F(DeviceMachineTest, TokensThatCannotBeReadAreAskedOfTheController) {
-  world.logs_share = 1;
-  Tell(down::Attached{3, 0});
-  Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
-  Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
-  Tell(down::Load{kSlot, kVersion, 99, "", false});
-  Tell(down::Admit{.slot = kSlot, .v = kVersion});
-  said.clear();
+  ServeFromLogs();
   down::StartChunk c = Chunk({1, 0, 0});
   c.logs = true;
   c.newest = {8, 1};
