@@ -50,10 +50,9 @@ class EnvironmentWorker : public SideWorker {
     label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     auto logged = LoggedTurns::Open(std::make_shared<RealFileSystem>(), config_, welcome);
-    if (!logged.ok() && logged.status().code() != StatusCode::kNotFound)
-      LogWorkerFailure("token_log", logged.status().message());
-    logged_ =
-        logged.ok() ? *std::move(logged) : nullptr;  // else words come from the controller, and go there
+    if (!logged.ok()) LogWorkerFailure("token_log", logged.status().message());
+    // Null: the controller asks, is told that nothing can be read here, and sends the words.
+    logged_ = logged.ok() ? *std::move(logged) : nullptr;
     if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
     StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
@@ -63,8 +62,6 @@ class EnvironmentWorker : public SideWorker {
     auto* step = std::get_if<down::EnvStep>(&command);
     if (step != nullptr && host_ != nullptr) steps_.Put({std::move(*step), Clock::now()});
   }
-
-  [[nodiscard]] bool SeesRun() const override { return logged_ != nullptr; }
 
   // Due while the player is in a game that takes its time.
   void Answer() override { SayDue(); }

@@ -25,7 +25,6 @@ class ModelSide : public SideWork {
   Status Welcomed(const down::Welcome& welcome, bool anew) override {
     inc_ = welcome.inc;
     if (anew) logs_ = world_->words != nullptr && rng_.Chance(world_->logs_share);
-    if (logs_) Say(up::SeesRun{});
     if (!anew || world_->job == nullptr) return OkStatus();
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(*world_->job));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
@@ -51,7 +50,7 @@ class ModelSide : public SideWork {
   up::EnvStepped Turn(down::EnvStep& step) {
     if (!step.said.valid()) return PlayTurn(*host_, "lake", step);
     auto chain = world_->Chain(step.tid, step.att, step.said);
-    if (!chain.ok() || rng_.Chance(world_->lost_tokens)) {
+    if (!logs_ || !chain.ok() || rng_.Chance(world_->lost_tokens)) {
       up::EnvStepped unread{.tid = step.tid, .att = step.att, .turn = step.turn};
       unread.outcome = GradeOutcome::kInfra;
       unread.unread = true;
