@@ -1,6 +1,7 @@
 #pragma once
 // Collectives among the ranks of one actor group, behind one interface so that the trainer knows neither
-// Gloo nor NCCL. Every rank calls the same operations in the same order with the same sizes.
+// shared memory nor Gloo nor NCCL. Every rank calls the same operations in the same order with the same
+// sizes.
 //
 // Reduction order: the sum of an element is formed in an order that depends on its place and on the
 // number of ranks alone, so equal inputs give equal bits (what the deterministic mode asks for).
@@ -72,11 +73,14 @@ struct GroupOptions {
   int rank = 0;
   int size = 1;
   std::string host = "127.0.0.1";  // of this rank, that the others can reach; what is summed is not encrypted
-  double timeout_s = 60;           // of the meeting and of each operation
+  // A folder in this host's shared memory that nobody but this user can enter. Ranks that all see the same
+  // one exchange by memory (host_group.h). Empty, or where one of them does not: by sockets.
+  std::string shared_folder = {};
+  double timeout_s = 60;  // of the meeting and of each operation
 };
 
-// Gloo over sockets (CPU). Meets the other ranks: returns once all are there.
-// kUnavailable: they did not come together; it says who was not there.
-StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& options);
+// Meets the other ranks: returns once all are there. kUnavailable: they did not come together; it says who
+// was not there.
+StatusOr<std::unique_ptr<Collective>> MakeGroup(const GroupOptions& options);
 
 }  // namespace tidepool::comm

@@ -2,6 +2,8 @@
 // Debian's serve for the declarations, the code is the wheel's own. Layouts could drift apart, so a
 // group proves itself with a small sum before it is handed out.
 
+#include "core/comm/gloo_group.h"
+
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -13,7 +15,7 @@
 #include <utility>
 
 #include "core/comm/c10d_store.h"
-#include "core/comm/collective.h"
+#include "core/comm/exchange.h"
 
 namespace tidepool::comm {
 namespace {
@@ -35,15 +37,6 @@ using sharding::Interval;
 // processor's cache where it is summed.
 constexpr int64_t kBucketBytes = int64_t{1} << 20;
 
-// The bucket of an interval; past its end: empty.
-Interval Bucket(const Interval& of, int64_t bucket, int64_t size) {
-  return sharding::Common(of, {of.from + bucket * size, of.from + (bucket + 1) * size});
-}
-int64_t Buckets(std::span<const Interval> of_rank, int64_t size) {
-  int64_t most = 0;
-  for (const Interval& i : of_rank) most = std::max(most, (i.size() + size - 1) / size);
-  return most;
-}
 template <typename T>
 std::span<T> In(std::span<T> all, const Interval& i) {
   return all.subspan(static_cast<size_t>(i.from), static_cast<size_t>(i.size()));
@@ -141,7 +134,8 @@ class GlooGroup final : public Collective {
       for (int64_t b = 0; b < buckets; ++b) {
         if (b + 1 < buckets) begin(b + 1);
         under_way[b % 2].End();
-        AddInOrder(In(values, Bucket(of_rank[me], b, kSize)), came[b % 2], me);
+        SumInOrder(In(values, Bucket(of_rank[me], b, kSize)), rank(), size(),
+                   [&](int other) { return std::as_const(came[b % 2][static_cast<size_t>(other)]).data(); });
       }
     });
   }
@@ -164,17 +158,6 @@ class GlooGroup final : public Collective {
   // Between two ranks messages of one tag arrive in order, and every rank makes the same calls: the tag need
   // not be unique, it tells a call that the ranks do not agree about.
   [[nodiscard]] int Tag() const { return static_cast<int>(seq_ & 0xffffff); }
-
-  // own += what came, rank by rank, so that the order of a sum is that of the ranks whoever forms it.
-  static void AddInOrder(std::span<float> own, std::vector<std::vector<float>>& came, size_t me) {
-    if (own.empty() || came.size() < 2) return;
-    float* sum = me == 0 ? own.data() : came[0].data();
-    for (size_t other = 1; other < came.size(); ++other) {
-      const float* next = other == me ? own.data() : came[other].data();
-      for (size_t i = 0; i < own.size(); ++i) sum[i] += next[i];
-    }
-    if (sum != own.data()) std::copy(sum, sum + own.size(), own.data());
-  }
 
   static void Finish(const c10::intrusive_ptr<c10d::Work>& work) {
     work->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
@@ -261,43 +244,15 @@ class GlooGroup final : public Collective {
   int64_t seq_ = 0;
 };
 
-std::string Ranks(const GroupOptions& o) {
-  return "collective group of " + std::to_string(o.size) + " ranks: rank " + std::to_string(o.rank);
-}
-std::string HereKey(const GroupOptions& o, int rank) { return o.name + "/here/" + std::to_string(rank); }
-
-// Says that this rank is here and waits for the others, so that an error names those that do not come.
-Status Meet(const GroupOptions& o, std::chrono::milliseconds patience) {
-  TP_RETURN_IF_ERROR(o.rendezvous->Set(HereKey(o, o.rank), ""));
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < o.size; ++rank) keys.push_back(HereKey(o, rank));
-  const Status here = o.rendezvous->Get(keys, patience).status();
-  if (here.code() != StatusCode::kDeadlineExceeded) return here.At(Ranks(o));
-  std::string missing;
-  for (int rank = 0; rank < o.size; ++rank) {
-    const Status one = o.rendezvous->Get({HereKey(o, rank)}, std::chrono::milliseconds(0)).status();
-    if (one.ok()) continue;
-    if (one.code() != StatusCode::kDeadlineExceeded) return one.At(Ranks(o));
-    missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
-  }
-  return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +
-                     " s: " + missing + " did not come");
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
-  if (o.size < 1 || o.rank < 0 || o.rank >= o.size || o.rendezvous == nullptr) {
-    return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " +
-                           std::to_string(o.size));
-  }
   // c10d notes every collective in a table of the process; groups of several threads write to it without a
   // lock (a crash, once in some hundred groups of data_parallel_test on a busy machine). Nobody reads it
   // here.
   static std::once_flag no_flight_recorder;
   std::call_once(no_flight_recorder, [] { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
-  TP_RETURN_IF_ERROR(Meet(o, timeout));
   std::unique_ptr<Collective> made;
   try {
     auto store = c10::make_intrusive<C10dStore>(o.rendezvous, o.name + "/", timeout);

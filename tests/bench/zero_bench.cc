@@ -112,7 +112,7 @@ int Main(int argc, char** argv) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
       auto group =
-          comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = o.ranks, .timeout_s = 600});
+          comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = o.ranks, .timeout_s = 600});
       TP_CHECK(group.ok()) << group.status().message();
       std::unique_ptr<model::Weights> weights[2];
       std::unique_ptr<Trainer> trainer[2];

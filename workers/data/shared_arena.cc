@@ -242,10 +242,14 @@ StatusOr<std::shared_ptr<const void>> SharedBlock::Take(int i, int64_t size) {
   return HeldBy(buffers_[i]);
 }
 
-StatusOr<SharedBlock::Filling> SharedBlock::Begin(const BlockTag& tag, Keep keep) {
-  if (const std::string around = ParentPath(dir_); around != kSharedMemory)
+Status SharedBlock::MakeFolderOf(const std::string& folder) {
+  if (const std::string around = ParentPath(folder); around != kSharedMemory)
     TP_RETURN_IF_ERROR(MakeFolder(around));
-  TP_RETURN_IF_ERROR(MakeFolder(dir_));
+  return MakeFolder(folder);
+}
+
+StatusOr<SharedBlock::Filling> SharedBlock::Begin(const BlockTag& tag, Keep keep) {
+  TP_RETURN_IF_ERROR(MakeFolderOf(dir_));
   // What is there is looked at without a lock, or else a reader of it would be turned away meanwhile.
   Age ages[2] = {kEmpty, kEmpty};
   for (int i = 0; i < 2; ++i) {

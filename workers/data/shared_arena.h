@@ -92,6 +92,8 @@ class SharedBlock {
   // Its part for the workers of one host, by the address that others reach them at: hosts that are containers
   // may have one /dev/shm.
   static std::string OfHost(const std::string& folder, const std::string& host);
+  // Makes it where it is not there yet. Errors of a folder that cannot be used.
+  static Status MakeFolderOf(const std::string& folder);
   // With all that is in it, and the folder around it if that is empty then.
   static void RemoveAll(const std::string& folder);
   static void Remove(const std::string& folder, const std::string& name);  // a block of it

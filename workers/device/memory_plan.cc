@@ -7,6 +7,7 @@
 #include "core/algorithms/registry.h"
 #include "core/base/places.h"
 #include "core/base/utf8.h"
+#include "core/comm/host_group.h"
 #include "core/model/activation_arena.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
@@ -315,6 +316,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     plan.shared_memory.push_back(
         {"published weights", "cluster.weight_transport: " + std::string(Name(c.cluster.weight_transport)),
          2 * weights});
+  if (const int64_t ranks = TrainingSlots(c); ranks > 1)
+    plan.shared_memory.push_back({"what training slots exchange", "scheduler.actor_slots",
+                                  comm::HostMemory::Bytes(static_cast<int>(ranks))});
   if (c.checkpoint.recovery_every_steps > 0)
     plan.shared_memory.push_back({"recovery copies", "checkpoint.recovery_every_steps", 2 * state});
   return plan;

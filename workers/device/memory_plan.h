@@ -66,8 +66,8 @@ struct MemoryPlan {
   int64_t kv_cache_tokens = 0;  // capacity of one rollout worker
   std::vector<ProcessMemory> processes;
   // In /dev/shm of each host, where there is room: published weights of two versions (2 or more slots; with
-  // cluster.weight_transport: stream they are in the workers' own memory else), and on the trainer's host
-  // recovery copies. Key: that makes it smaller.
+  // cluster.weight_transport: stream they are in the workers' own memory else), what ranks of one host
+  // exchange, and on the trainer's host recovery copies. Key: that makes it smaller.
   struct SharedPart {
     std::string name, key;
     int64_t bytes = 0;

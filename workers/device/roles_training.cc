@@ -78,12 +78,15 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
   const auto operation = Begins("form_group", observe::kSystemSpan);
   // The old sockets close before new ones are opened: a peer that still waits there learns of it.
   LeaveGroup();
+  // Without it they use sockets.
+  const bool by_memory = SharedBlock::MakeFolderOf(shared_folder_).ok();
   const comm::GroupOptions options{.rendezvous = link_->MeetingAt(c.meeting),
                                    .rank = static_cast<int>(c.rank),
                                    .size = static_cast<int>(c.world),
                                    .host = std::string(BareHost(host_)),
+                                   .shared_folder = by_memory ? shared_folder_ : "",
                                    .timeout_s = c.timeout_s};
-  TP_ASSIGN_OR_RETURN(group_, comm::MakeGlooGroup(options));
+  TP_ASSIGN_OR_RETURN(group_, comm::MakeGroup(options));
   if (device_.make_sum != nullptr) {
     auto sum = device_.make_sum(options.rendezvous, options.rank, options.size,
                                 std::chrono::milliseconds(static_cast<int64_t>(c.timeout_s * 1000)));

@@ -66,11 +66,11 @@ TP_EXPORT int tidepool_cuda_device(int, int batch_invariant, void* device, char*
 TP_EXPORT int tidepool_cuda_nccl_sum(int, const void* rendezvous, int rank, int size, int64_t timeout_ms,
                                      void* sum, char* error, int64_t error_bytes) {
   auto group =
-      comm::MakeGlooGroup({.rendezvous = *static_cast<const std::shared_ptr<comm::Rendezvous>*>(rendezvous),
-                           .name = "nccl",
-                           .rank = rank,
-                           .size = size,
-                           .timeout_s = static_cast<double>(timeout_ms) / 1000});
+      comm::MakeGroup({.rendezvous = *static_cast<const std::shared_ptr<comm::Rendezvous>*>(rendezvous),
+                       .name = "nccl",
+                       .rank = rank,
+                       .size = size,
+                       .timeout_s = static_cast<double>(timeout_ms) / 1000});
   if (!group.ok()) return Fail(group.status().message(), error, error_bytes);
   *static_cast<std::unique_ptr<comm::DeviceSum>*>(sum) = std::make_unique<EmulatedSum>(std::move(*group));
   return 0;

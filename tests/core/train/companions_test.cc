@@ -125,8 +125,7 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
       std::unique_ptr<comm::Collective> group;
       Batch mine = batch;
       if (ranks > 1) {
-        group =
-            std::move(comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
+        group = std::move(comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
         for (Row& r : mine.rows)
           if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
@@ -263,8 +262,7 @@ std::vector<Step> Steps(TrainerOptions o, bool preview, int ranks = 1) {
       at::set_num_threads(1);
       std::unique_ptr<comm::Collective> group;
       if (ranks > 1)
-        group =
-            std::move(comm::MakeGlooGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
+        group = std::move(comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
       const Models models;
       TrainerOptions own = o;
       own.device = model::AnyDevice();

@@ -1,0 +1,84 @@
+// How the ranks of a group come together, and by what they exchange.
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/comm/collective.h"
+#include "core/comm/exchange.h"
+#include "core/comm/gloo_group.h"
+#include "core/comm/host_group.h"
+
+namespace tidepool::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string Key(const GroupOptions& o, const char* what, int rank) {
+  return o.name + "/" + what + "/" + std::to_string(rank);
+}
+
+// Says something under `what` and waits for what the others say, so that an error names those that do not
+// come.
+StatusOr<std::vector<std::string>> Meet(const GroupOptions& o, const char* what, const std::string& mine,
+                                        milliseconds patience) {
+  TP_RETURN_IF_ERROR(o.rendezvous->Set(Key(o, what, o.rank), mine));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < o.size; ++rank) keys.push_back(Key(o, what, rank));
+  auto said = o.rendezvous->Get(keys, patience);
+  if (said.ok()) return said;
+  if (said.status().code() != StatusCode::kDeadlineExceeded) return said.status().At(Ranks(o));
+  std::string missing;
+  for (int rank = 0; rank < o.size; ++rank) {
+    const Status one = o.rendezvous->Get({Key(o, what, rank)}, milliseconds(0)).status();
+    if (one.ok()) continue;
+    if (one.code() != StatusCode::kDeadlineExceeded) return one.At(Ranks(o));
+    missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +
+                     " s: " + missing + " did not come");
+}
+
+// Rank 0 makes the memory, the others look for it. Null: one of them does not see it.
+StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, milliseconds patience) {
+  std::unique_ptr<HostMemory> memory;
+  HostMemory::Place place;
+  if (o.rank == 0 && !o.shared_folder.empty()) {
+    if (auto made = HostMemory::Make(o.shared_folder, o.size, place); made.ok()) memory = *std::move(made);
+  }
+  TP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> said,
+      Meet(o, "memory", memory == nullptr ? "" : place.name + " " + std::to_string(place.word), patience));
+  const size_t space = said[0].find(' ');
+  if (o.rank > 0 && !o.shared_folder.empty() && space != std::string::npos) {
+    place.name = said[0].substr(0, space);
+    std::from_chars(said[0].data() + space + 1, said[0].data() + said[0].size(), place.word);
+    if (auto open = HostMemory::Open(o.shared_folder, place, o.rank, o.size); open.ok())
+      memory = *std::move(open);
+  }
+  const auto sees = Meet(o, "sees", memory == nullptr ? "" : "yes", patience);
+  if (o.rank == 0 && memory != nullptr) memory->Unlink();
+  TP_RETURN_IF_ERROR(sees.status());
+  if (std::ranges::find(*sees, "") != sees->end()) memory = nullptr;
+  return memory;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Collective>> MakeGroup(const GroupOptions& o) {
+  if (o.size < 1 || o.rank < 0 || o.rank >= o.size || o.rendezvous == nullptr) {
+    return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " +
+                           std::to_string(o.size));
+  }
+  const auto patience = milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
+  TP_RETURN_IF_ERROR(Meet(o, "here", "", patience).status());
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, MemoryOfAll(o, patience));
+  if (memory != nullptr) return MakeHostGroup(o, std::move(memory));
+  return MakeGlooGroup(o);
+}
+
+}  // namespace tidepool::comm

@@ -1,0 +1,403 @@
+#include "core/comm/host_group.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/comm/exchange.h"
+
+namespace tidepool::comm {
+namespace {
+
+using sharding::Interval;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kLine = 64;
+
+struct Header {
+  uint64_t word;
+  int64_t ranks;
+};
+
+}  // namespace
+
+struct alignas(64) HostMemory::Rank {
+  std::atomic<uint32_t> round;     // that it has said; what it says of a round is at said[round % 2]
+  std::atomic<uint32_t> sleepers;  // that wait for it
+  struct Said {
+    uint64_t bytes;  // of the operation: equal on all ranks, or what this one brings
+    char what[112];  // "op=all_reduce tag=gradients"
+  } said[2];
+};
+
+namespace {
+
+int64_t DataAt(int ranks) {
+  const auto said = static_cast<int64_t>(sizeof(HostMemory::Rank)) * ranks;
+  return kPage + (said + kPage - 1) / kPage * kPage;
+}
+
+Status Unusable(const std::string& path, const char* what) {
+  return Unavailable(path + ": " + what + " (" + std::strerror(errno) + ")");
+}
+
+}  // namespace
+
+// Small enough to stay in a processor's cache between who writes and who reads.
+int64_t HostMemory::OutboxBytes(int ranks) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  return std::max(kMost / ranks / kLine, int64_t{256}) * kLine * ranks;
+}
+int64_t HostMemory::Bytes(int ranks) { return DataAt(ranks) + 2 * ranks * OutboxBytes(ranks); }
+
+HostMemory::Rank& HostMemory::of(int rank) const { return reinterpret_cast<Rank*>(base_ + kPage)[rank]; }
+std::byte* HostMemory::outbox(int rank, uint32_t round) const {
+  return base_ + DataAt(ranks_) + (2 * rank + static_cast<int64_t>(round % 2)) * OutboxBytes(ranks_);
+}
+
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Map(int fd, const std::string& path, int rank, int ranks) {
+  std::unique_ptr<HostMemory> memory(new HostMemory());
+  memory->fd_ = fd;
+  memory->path_ = path;
+  memory->ranks_ = ranks;
+  void* base = mmap(nullptr, static_cast<size_t>(Bytes(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return Unusable(path, "cannot be mapped");
+  memory->base_ = static_cast<std::byte*>(base);
+  // Of the open file, not of the process: ranks may be threads.
+  struct flock mine {};
+  mine.l_type = F_WRLCK;
+  mine.l_whence = SEEK_SET;
+  mine.l_start = rank;
+  mine.l_len = 1;
+  if (fcntl(fd, F_OFD_SETLK, &mine) != 0) return Unusable(path, "cannot be locked");
+  return memory;
+}
+
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Make(const std::string& folder, int ranks, Place& place) {
+  uint64_t random[2];
+  if (getrandom(random, sizeof random, 0) != sizeof random) return Unusable(folder, "no random numbers");
+  char name[32];
+  std::snprintf(name, sizeof name, "group-%016llx", static_cast<unsigned long long>(random[0]));
+  const std::string path = folder + "/" + name;
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return Unusable(path, "cannot be made");
+  // A page that is missing later would end the process.
+  if (const int error = posix_fallocate(fd, 0, Bytes(ranks)); error != 0) {
+    (void)unlink(path.c_str());
+    (void)close(fd);
+    return ResourceExhausted(path + ": there is no room for " + std::to_string(Bytes(ranks)) + " bytes (" +
+                             std::strerror(error) + ")");
+  }
+  auto memory = Map(fd, path, /*rank=*/0, ranks);
+  if (!memory.ok()) {
+    (void)unlink(path.c_str());
+    return memory.status();
+  }
+  place = {name, random[1]};
+  *reinterpret_cast<Header*>((*memory)->base_) = {place.word, ranks};
+  return memory;
+}
+
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Open(const std::string& folder, const Place& place,
+                                                       int rank, int ranks) {
+  const std::string path = folder + "/" + place.name;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return NotFound(path + ": " + std::strerror(errno));
+  struct stat st {};
+  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size != Bytes(ranks)) {
+    (void)close(fd);
+    return NotFound(path + ": is not the memory of this group");
+  }
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, Map(fd, path, rank, ranks));
+  const Header& header = *reinterpret_cast<const Header*>(memory->base_);
+  if (header.word != place.word || header.ranks != ranks)
+    return NotFound(path + ": is not the memory of this group");
+  return memory;
+}
+
+HostMemory::~HostMemory() {
+  if (base_ != nullptr) munmap(base_, static_cast<size_t>(Bytes(ranks_)));
+  if (fd_ >= 0) (void)close(fd_);
+}
+
+void HostMemory::Unlink() { (void)unlink(path_.c_str()); }
+
+bool HostMemory::Here(int rank) const {
+  struct flock theirs {};
+  theirs.l_type = F_WRLCK;
+  theirs.l_whence = SEEK_SET;
+  theirs.l_start = rank;
+  theirs.l_len = 1;
+  return fcntl(fd_, F_OFD_GETLK, &theirs) != 0 || theirs.l_type != F_UNLCK;
+}
+
+namespace {
+
+void Sleep(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
+  const timespec time{.tv_sec = limit.count() / 1'000'000'000, .tv_nsec = limit.count() % 1'000'000'000};
+  // Not of this process alone.
+  (void)syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+void WakeAll(const std::atomic<uint32_t>& word) {
+  (void)syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+int64_t Length(std::span<const Interval> of_rank) {
+  int64_t sum = 0;
+  for (const Interval& i : of_rank) sum += i.size();
+  return sum;
+}
+
+class HostGroup final : public Collective {
+ public:
+  HostGroup(const GroupOptions& options, std::unique_ptr<HostMemory> memory)
+      : rank_(options.rank),
+        size_(options.size),
+        timeout_s_(options.timeout_s),
+        outbox_bytes_(HostMemory::OutboxBytes(options.size)),
+        memory_(std::move(memory)) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  Status AllReduceSum(std::span<float> values, const std::string& tag) override {
+    return Reduce(values, tag);
+  }
+  Status AllReduceSum(std::span<double> values, const std::string& tag) override {
+    return Reduce(values, tag);
+  }
+
+  StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
+    Begin("all_gather", tag, timeout_s_);
+    return Numbers(mine);
+  }
+
+  StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
+                                               double patience_s) override {
+    Begin("all_gather", tag, patience_s > 0 ? patience_s : timeout_s_);
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, Numbers(mine.size()));
+    std::vector<std::string> all;
+    for (const uint64_t size : sizes) all.emplace_back(size, '\0');
+    all[static_cast<size_t>(rank_)] = mine;
+    const auto most = static_cast<int64_t>(*std::ranges::max_element(sizes));
+    const auto piece = [&](std::string& s, int64_t at) {
+      const auto from = static_cast<size_t>(std::min<int64_t>(at, static_cast<int64_t>(s.size())));
+      return std::as_writable_bytes(std::span(s))
+          .subspan(from, std::min(static_cast<size_t>(outbox_bytes_), s.size() - from));
+    };
+    for (int64_t at = 0; at < most; at += outbox_bytes_) {
+      const auto out = piece(all[static_cast<size_t>(rank_)], at);
+      std::copy(out.begin(), out.end(), Outbox<std::byte>());
+      TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(most)));
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        const auto into = piece(all[static_cast<size_t>(other)], at);
+        std::copy_n(From<std::byte>(other), into.size(), into.begin());
+      }
+    }
+    return all;
+  }
+
+  Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
+                          const std::string& tag) override {
+    Begin("reduce_scatter", tag, timeout_s_);
+    // An outbox has a part for each rank.
+    const int64_t part = outbox_bytes_ / size_ / static_cast<int64_t>(sizeof(float));
+    const int64_t buckets = Buckets(of_rank, part);
+    for (int64_t b = 0; b < buckets; ++b) {
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        const Interval i = Bucket(of_rank[static_cast<size_t>(other)], b, part);
+        std::copy_n(values.data() + i.from, i.size(), Outbox<float>() + other * part);
+      }
+      TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(Length(of_rank))));
+      const Interval own = Bucket(of_rank[static_cast<size_t>(rank_)], b, part);
+      AddOthers(values.subspan(static_cast<size_t>(own.from), static_cast<size_t>(own.size())), rank_ * part);
+    }
+    return OkStatus();
+  }
+
+  Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
+                   const std::string& tag) override {
+    Begin("all_gather", tag, timeout_s_);
+    const int64_t buckets = Buckets(of_rank, outbox_bytes_);
+    const auto bucket = [&](int rank, int64_t b) {
+      return Bucket(of_rank[static_cast<size_t>(rank)], b, outbox_bytes_);
+    };
+    for (int64_t b = 0; b < buckets; ++b) {
+      const Interval own = bucket(rank_, b);
+      std::copy_n(bytes.data() + own.from, own.size(), Outbox<std::byte>());
+      TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(Length(of_rank))));
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        const Interval i = bucket(other, b);
+        std::copy_n(From<std::byte>(other), i.size(), bytes.data() + i.from);
+      }
+    }
+    return OkStatus();
+  }
+
+ private:
+  // Of the next round.
+  template <typename T>
+  [[nodiscard]] T* Outbox() {
+    return reinterpret_cast<T*>(memory_->outbox(rank_, round_ + 1));
+  }
+  // Of the round of the last Meet().
+  template <typename T>
+  [[nodiscard]] const T* From(int other) const {
+    return reinterpret_cast<const T*>(memory_->outbox(other, round_));
+  }
+
+  void Begin(const char* op, const std::string& tag, double patience_s) {
+    ++seq_;
+    what_ = std::string("op=") + op + " tag=" + tag;
+    began_ = Clock::now();
+    patience_s_ = patience_s;
+  }
+
+  // own += the others', which stand at `at` of their outboxes.
+  template <typename T>
+  void AddOthers(std::span<T> own, int64_t at) const {
+    SumInOrder(own, rank_, size_, [&](int other) { return From<T>(other) + at; });
+  }
+
+  // Everybody sums everything: what it is used for is small, or has few ranks.
+  template <typename T>
+  Status Reduce(std::span<T> values, const std::string& tag) {
+    Begin("all_reduce", tag, timeout_s_);
+    const auto most = static_cast<size_t>(outbox_bytes_) / sizeof(T);
+    for (size_t at = 0; at < values.size(); at += most) {
+      const std::span<T> piece = values.subspan(at, std::min(most, values.size() - at));
+      std::copy(piece.begin(), piece.end(), Outbox<T>());
+      TP_RETURN_IF_ERROR(Meet(values.size_bytes()));
+      AddOthers(piece, 0);
+    }
+    return OkStatus();
+  }
+
+  StatusOr<std::vector<uint64_t>> Numbers(uint64_t mine) {
+    *Outbox<uint64_t>() = mine;
+    TP_RETURN_IF_ERROR(Meet(sizeof(uint64_t)));
+    std::vector<uint64_t> all;
+    for (int rank = 0; rank < size_; ++rank) all.push_back(*From<uint64_t>(rank));
+    return all;
+  }
+
+  // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks.
+  Status Meet(uint64_t bytes) {
+    HostMemory::Rank& me = memory_->of(rank_);
+    HostMemory::Rank::Said& said = me.said[++round_ % 2];
+    said.bytes = bytes;
+    const std::string what = std::to_string(seq_) + " " + what_;
+    said.what[what.copy(said.what, sizeof said.what - 1)] = '\0';
+    me.round.store(round_);
+    if (me.sleepers.load() > 0) WakeAll(me.round);
+    for (int other = 0; other < size_; ++other) {
+      if (other != rank_) TP_RETURN_IF_ERROR(Await(other));
+    }
+    for (int other = 0; other < size_; ++other) {
+      const HostMemory::Rank::Said& theirs = memory_->of(other).said[round_ % 2];
+      if (std::strcmp(theirs.what, said.what) == 0 && theirs.bytes == bytes) continue;
+      return Internal(Failed() + ": rank " + std::to_string(other) + " is at seq=" + theirs.what + " with " +
+                      std::to_string(theirs.bytes) + " bytes, this one has " + std::to_string(bytes));
+    }
+    return OkStatus();
+  }
+
+  [[nodiscard]] bool Said(int other, uint32_t& round) const {
+    round = memory_->of(other).round.load();
+    return static_cast<int32_t>(round - round_) >= 0;
+  }
+
+  Status Await(int other) {
+    HostMemory::Rank& they = memory_->of(other);
+    uint32_t round = 0;
+    // A rank that has as much to do as this one is there in a moment.
+    constexpr int kLooks = 200;
+    for (int i = 0; i < kLooks; ++i) {
+      if (Said(other, round)) return OkStatus();
+      std::this_thread::yield();
+    }
+    constexpr std::chrono::milliseconds kLook{50};
+    const auto until =
+        began_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_s_));
+    while (true) {
+      they.sleepers.fetch_add(1);
+      const bool said = Said(other, round);
+      if (!said) Sleep(they.round, round, kLook);
+      they.sleepers.fetch_sub(1);
+      if (said || Said(other, round)) return OkStatus();
+      if (!memory_->Here(other) && !Said(other, round))
+        return Unavailable(Failed() + Missing() + ": rank " + std::to_string(other) + " is gone");
+      if (Clock::now() >= until) return DeadlineExceeded(Failed() + Missing() + Last());
+    }
+  }
+
+  [[nodiscard]] std::string Failed() const {
+    const double s = std::chrono::duration<double>(Clock::now() - began_).count();
+    return "collective " + what_ + " seq=" + std::to_string(seq_) + " rank=" + std::to_string(rank_) + "/" +
+           std::to_string(size_) + " failed after " + std::to_string(s) + " s";
+  }
+  [[nodiscard]] std::vector<int> Late() const {
+    std::vector<int> late;
+    uint32_t round = 0;
+    for (int other = 0; other < size_; ++other)
+      if (other != rank_ && !Said(other, round)) late.push_back(other);
+    return late;
+  }
+  [[nodiscard]] std::string Missing() const {
+    std::string text;
+    for (const int rank : Late()) text += (text.empty() ? ", waiting for rank " : ",") + std::to_string(rank);
+    return text;
+  }
+  // What those that did not come did last.
+  [[nodiscard]] std::string Last() const {
+    std::string text;
+    for (const int rank : Late()) {
+      const HostMemory::Rank& they = memory_->of(rank);
+      const uint32_t round = they.round.load();
+      text += (text.empty() ? ": rank " : ", rank ") + std::to_string(rank) +
+              (round == 0 ? std::string(" has done nothing yet")
+                          : std::string(" came last to seq=") + they.said[round % 2].what);
+    }
+    return text;
+  }
+
+  const int rank_, size_;
+  const double timeout_s_;
+  const int64_t outbox_bytes_;
+  const std::unique_ptr<HostMemory> memory_;
+  uint32_t round_ = 0;  // that this rank has said
+  // Of the operation that is under way.
+  int64_t seq_ = 0;
+  std::string what_;
+  Clock::time_point began_;
+  double patience_s_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> MakeHostGroup(const GroupOptions& options, std::unique_ptr<HostMemory> memory) {
+  return std::make_unique<HostGroup>(options, std::move(memory));
+}
+
+}  // namespace tidepool::comm

@@ -1,0 +1,61 @@
+#pragma once
+// Ranks of one host: they exchange by memory that they share, in rounds.
+//
+// A rank has two outboxes there. In a round it fills one, says so, waits until all others have said so, and
+// reads theirs; the next round takes the other outbox. Who has said so of one round has read what the round
+// before brought, so an outbox is never filled while somebody reads it, and a round costs one meeting.
+//
+// A rank that waits sleeps on a futex, and looks now and then whether those that it waits for are still
+// there: each holds a lock on the file for as long as it has the group, which ends with its process. So a
+// rank that is gone is an error at once, and one that does not come is named when the deadline is over, with
+// what it did last. Ranks that are at different operations tell each other, too.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/comm/collective.h"
+
+namespace tidepool::comm {
+
+// A file of the folder, mapped by every rank; removed by name as soon as all have it.
+class HostMemory {
+ public:
+  // What the others find it by: a file's name, and a word that is in it.
+  struct Place {
+    std::string name;
+    uint64_t word = 0;
+  };
+  // kResourceExhausted: shared memory has no room for it. kUnavailable: the folder cannot be used.
+  static StatusOr<std::unique_ptr<HostMemory>> Make(const std::string& folder, int ranks, Place& place);
+  // For another rank. kNotFound: another memory is there, or none.
+  static StatusOr<std::unique_ptr<HostMemory>> Open(const std::string& folder, const Place& place, int rank,
+                                                    int ranks);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  static int64_t Bytes(int ranks);          // that a group takes of the host's shared memory
+  static int64_t OutboxBytes(int ranks);    // of one outbox; a multiple of 64 x ranks
+  void Unlink();                            // nobody else can open it any more
+  [[nodiscard]] bool Here(int rank) const;  // whether that rank still has it
+
+  struct Rank;  // what a rank says
+  [[nodiscard]] Rank& of(int rank) const;
+  [[nodiscard]] std::byte* outbox(int rank, uint32_t round) const;
+
+ private:
+  HostMemory() = default;
+  static StatusOr<std::unique_ptr<HostMemory>> Map(int fd, const std::string& path, int rank, int ranks);
+
+  std::string path_;
+  int fd_ = -1;
+  int ranks_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+// All ranks have the memory. Options as of MakeGroup.
+std::unique_ptr<Collective> MakeHostGroup(const GroupOptions& options, std::unique_ptr<HostMemory> memory);
+
+}  // namespace tidepool::comm

@@ -1,0 +1,321 @@
+// Ranks as threads of one process, by sockets and by shared memory: sums are right, equal bits on every try,
+// a missing rank is an error.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
+
+namespace tidepool::comm {
+namespace {
+
+enum class By : uint8_t { kSockets, kMemory };
+
+class GroupTest : public ::testing::TestWithParam<By> {
+ protected:
+  // A folder as a host's is; empty for groups that are to use sockets.
+  [[nodiscard]] std::string Folder() const { return GetParam() == By::kMemory ? ::testing::TempDir() : ""; }
+
+  // Runs `body` on every rank of a fresh group.
+  void Run(int size, const std::function<void(Collective&)>& body, double timeout_s = 60) const {
+    const auto rendezvous = std::make_shared<RendezvousTable>();
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < size; ++r) {
+      ranks.emplace_back([&, r] {
+        auto group = MakeGroup({.rendezvous = rendezvous,
+                                .rank = r,
+                                .size = size,
+                                .shared_folder = Folder(),
+                                .timeout_s = timeout_s});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        body(**group);
+      });
+    }
+    for (auto& t : ranks) t.join();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, GroupTest, ::testing::Values(By::kSockets, By::kMemory),
+                         [](const auto& info) { return info.param == By::kMemory ? "Memory" : "Sockets"; });
+
+std::vector<float> Noise(int seed, size_t n) {
+  std::mt19937 rng(static_cast<uint32_t>(seed));
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) x = normal(rng);
+  return v;
+}
+
+TEST_P(GroupTest, SumsOverRanksAndGivesTheSameBitsToAll) {
+  constexpr int kRanks = 3;
+  constexpr size_t kN = 10007;
+  std::vector<std::vector<float>> results(2 * kRanks);
+  for (int round = 0; round < 2; ++round) {
+    Run(kRanks, [&](Collective& c) {
+      std::vector<float> v = Noise(c.rank(), kN);
+      ASSERT_TRUE(c.AllReduceSum(std::span<float>(v), "gradients").ok());
+      results[static_cast<size_t>(round * kRanks + c.rank())] = std::move(v);
+    });
+  }
+  std::vector<double> want(kN, 0);
+  for (int r = 0; r < kRanks; ++r) {
+    const auto v = Noise(r, kN);
+    for (size_t i = 0; i < kN; ++i) want[i] += v[i];
+  }
+  for (size_t i = 0; i < kN; ++i) ASSERT_NEAR(results[0][i], want[i], 1e-5);
+  for (const auto& other : results)
+    EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
+}
+
+// Intervals of any lengths, with elements between them that are nobody's; larger than a bucket.
+std::vector<sharding::Interval> Uneven(int ranks) {
+  std::vector<sharding::Interval> of_rank{{7, 700007}, {700010, 700010}, {700100, 700103}, {700110, 1300000}};
+  of_rank.resize(static_cast<size_t>(ranks));
+  return of_rank;
+}
+
+TEST_P(GroupTest, ReduceScatterSumsInTheOrderOfTheRanks) {
+  constexpr size_t kN = 1300001;
+  for (const int ranks : {1, 2, 4}) {
+    std::vector<std::vector<float>> results(static_cast<size_t>(ranks));
+    Run(ranks, [&](Collective& c) {
+      std::vector<float> v = Noise(c.rank(), kN);
+      const Status done = c.ReduceScatterSum(v, Uneven(ranks), "gradients");
+      ASSERT_TRUE(done.ok()) << done.message();
+      results[static_cast<size_t>(c.rank())] = std::move(v);
+    });
+    std::vector<float> sum = Noise(0, kN);
+    for (int r = 1; r < ranks; ++r) {
+      const auto v = Noise(r, kN);
+      for (size_t i = 0; i < kN; ++i) sum[i] += v[i];
+    }
+    for (int r = 0; r < ranks; ++r) {
+      std::vector<float> want = Noise(r, kN);
+      const sharding::Interval mine = Uneven(ranks)[static_cast<size_t>(r)];
+      std::copy(sum.begin() + mine.from, sum.begin() + mine.to, want.begin() + mine.from);
+      EXPECT_EQ(results[static_cast<size_t>(r)], want) << "rank " << r << " of " << ranks;
+    }
+  }
+}
+
+TEST_P(GroupTest, AllGatherGivesEachTheIntervalsOfAll) {
+  constexpr size_t kN = 1300001;
+  for (const int ranks : {1, 3, 4}) {
+    Run(ranks, [&](Collective& c) {
+      std::vector<std::byte> bytes(kN, static_cast<std::byte>(100 + c.rank())), want = bytes;
+      const auto of_rank = Uneven(ranks);
+      for (size_t r = 0; r < of_rank.size(); ++r)
+        std::fill(want.begin() + of_rank[r].from, want.begin() + of_rank[r].to,
+                  static_cast<std::byte>(100 + r));
+      const Status done = c.AllGather(std::span(bytes), of_rank, "weights");
+      ASSERT_TRUE(done.ok()) << done.message();
+      EXPECT_TRUE(bytes == want) << "rank " << c.rank() << " of " << ranks;
+    });
+  }
+}
+
+TEST_P(GroupTest, ARankThatLeavesAScatterIsAnErrorThatNamesIt) {
+  Run(3, [&](Collective& c) {
+    if (c.rank() == 1) return;
+    std::vector<float> v(1000, 1.0F);
+    Status last = OkStatus();
+    for (int i = 0; i < 3 && last.ok(); ++i)
+      last = c.ReduceScatterSum(v, sharding::OwnedByAll(1000, 3), "gradients");
+    EXPECT_THAT(last.message(), ::testing::HasSubstr("op=reduce_scatter tag=gradients"));
+  });
+}
+
+TEST_P(GroupTest, GathersOneNumberOfEach) {
+  Run(3, [&](Collective& c) {
+    const auto all = c.AllGather(uint64_t{1} << (60 + c.rank()), "digest");
+    ASSERT_TRUE(all.ok());
+    EXPECT_THAT(*all, ::testing::ElementsAre(uint64_t{1} << 60, uint64_t{1} << 61, uint64_t{1} << 62));
+  });
+}
+
+TEST_P(GroupTest, ARankThatNeverComesIsAnErrorWithinTheDeadline) {
+  const auto group = MakeGroup({.rendezvous = std::make_shared<RendezvousTable>(),
+                                .rank = 0,
+                                .size = 3,
+                                .shared_folder = Folder(),
+                                .timeout_s = 0.5});
+  ASSERT_FALSE(group.ok());
+  EXPECT_THAT(
+      group.status().message(),
+      ::testing::HasSubstr("rank 0 could not meet the others within 0.500000 s: rank 1, 2 did not come"));
+}
+
+TEST_P(GroupTest, ARankThatLeavesIsAnErrorForTheOthers) {
+  Run(2, [&](Collective& c) {
+    if (c.rank() == 1) return;  // its sockets close
+    std::vector<float> v(100, 1.0F);
+    Status last = OkStatus();
+    for (int i = 0; i < 3 && last.ok(); ++i) last = c.AllReduceSum(std::span<float>(v), "gradients");
+    EXPECT_FALSE(last.ok());
+    EXPECT_THAT(last.message(), ::testing::HasSubstr("op=all_reduce tag=gradients"));
+  });
+}
+
+TEST_P(GroupTest, TheRankThatIsWaitedForIsNamedByThoseThatWait) {
+  std::vector<std::string> said(3);
+  Run(
+      3,
+      [&](Collective& c) {
+        std::vector<float> v(100, 1.0F);
+        if (c.rank() == 1) {  // it is there, and does not come: as one that hangs in its own work
+          std::this_thread::sleep_for(std::chrono::seconds(3));
+          return;
+        }
+        said[static_cast<size_t>(c.rank())] = c.AllReduceSum(std::span<float>(v), "gradients").message();
+      },
+      1.0);
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(said[static_cast<size_t>(rank)],
+                ::testing::ContainsRegex("op=all_reduce tag=gradients seq=[12] rank=" + std::to_string(rank) +
+                                         "/3 failed after .* s, waiting for rank 1"));
+  }
+}
+
+TEST_P(GroupTest, AGroupThatIsOverIsLeftAtOnce) {
+  const auto rendezvous = std::make_shared<RendezvousTable>();
+  const auto begin = std::chrono::steady_clock::now();
+  std::jthread closes([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    rendezvous->Close("another one was formed");
+  });
+  const auto group =
+      MakeGroup({.rendezvous = rendezvous, .rank = 0, .size = 2, .shared_folder = Folder(), .timeout_s = 30});
+  EXPECT_EQ(group.status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(group.status().message(), ::testing::HasSubstr("the training group is over: another one"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+}
+
+TEST_P(GroupTest, GathersBytesOfAnyLength) {
+  const auto text = [](int rank) {
+    const size_t sizes[] = {0, 3'500'001, 17};
+    return std::string(sizes[rank], static_cast<char>('a' + rank));
+  };
+  Run(3, [&](Collective& c) {
+    for (int round = 0; round < 3; ++round) {
+      const auto all = c.AllGather(text(c.rank()), "outlines");
+      ASSERT_TRUE(all.ok()) << all.status().message();
+      for (int rank = 0; rank < 3; ++rank)
+        EXPECT_TRUE((*all)[static_cast<size_t>(rank)] == text(rank)) << rank;
+    }
+  });
+}
+
+// Any operations behind each other, of sizes around those of an outbox; ranks that are late now and then.
+TEST_P(GroupTest, AnyOrderOfOperationsGivesWhatOneRankWouldCompute) {
+  constexpr int kRanks = 4;
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  Run(kRanks, [&](Collective& c) {
+    std::mt19937 same(seed), own(seed + static_cast<uint32_t>(c.rank()));
+    for (int op = 0; op < 60; ++op) {
+      const size_t n = same() % 3 == 0 ? same() % 600'000 : same() % 3000;
+      std::vector<std::vector<double>> of_rank;
+      for (int r = 0; r < kRanks; ++r) {
+        of_rank.emplace_back();
+        for (size_t i = 0; i < n; ++i) of_rank.back().push_back(static_cast<double>(same() % 1000));
+      }
+      std::vector<double> mine = of_rank[static_cast<size_t>(c.rank())], sum(n, 0.0);
+      for (const auto& v : of_rank)
+        for (size_t i = 0; i < n; ++i) sum[i] += v[i];
+      if (own() % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(own() % 70));
+      const auto owned = sharding::OwnedByAll(static_cast<int64_t>(n), kRanks);
+      switch (same() % 3) {
+        case 0: {
+          ASSERT_TRUE(c.AllReduceSum(std::span<double>(mine), "sums").ok());
+          ASSERT_TRUE(mine == sum) << "operation " << op << " of " << n;
+          break;
+        }
+        case 1: {
+          std::vector<float> values(mine.begin(), mine.end());
+          ASSERT_TRUE(c.ReduceScatterSum(values, owned, "gradients").ok());
+          const sharding::Interval of = owned[static_cast<size_t>(c.rank())];
+          for (int64_t i = of.from; i < of.to; ++i)
+            ASSERT_EQ(values[static_cast<size_t>(i)], static_cast<float>(sum[static_cast<size_t>(i)])) << op;
+          break;
+        }
+        default: {
+          const auto all = c.AllGather(uint64_t{same()} + static_cast<uint64_t>(c.rank()), "digest");
+          ASSERT_TRUE(all.ok()) << all.status().message();
+          for (size_t r = 1; r < kRanks; ++r) ASSERT_EQ((*all)[r], (*all)[0] + r);
+        }
+      }
+    }
+  });
+}
+
+std::vector<std::string> GroupFiles() {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir()))
+    if (entry.path().filename().string().starts_with("group-")) files.push_back(entry.path());
+  return files;
+}
+
+TEST_P(GroupTest, LeavesNothingInTheFolder) {
+  Run(2, [](Collective& c) {
+    double one = 1;
+    ASSERT_TRUE(c.AllReduceSum(std::span<double>(&one, 1), "sums").ok());
+    EXPECT_THAT(GroupFiles(), ::testing::IsEmpty());
+  });
+}
+
+TEST(HostGroupTest, RanksThatDoNotAllSeeTheMemoryUseSockets) {
+  const auto rendezvous = std::make_shared<RendezvousTable>();
+  const std::string elsewhere = ::testing::TempDir() + "another_host";
+  std::filesystem::create_directory(elsewhere);
+  for (const std::string& folder : {elsewhere, std::string("/not/there"), std::string()}) {
+    SCOPED_TRACE(folder);
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < 3; ++r) {
+      ranks.emplace_back([&, r] {
+        const auto group = MakeGroup({.rendezvous = rendezvous,
+                                      .name = "of " + folder,
+                                      .rank = r,
+                                      .size = 3,
+                                      .shared_folder = r == 1 ? folder : ::testing::TempDir()});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        double sum = r;
+        ASSERT_TRUE((*group)->AllReduceSum(std::span<double>(&sum, 1), "sums").ok());
+        EXPECT_EQ(sum, 3);
+      });
+    }
+    for (auto& t : ranks) t.join();
+  }
+  EXPECT_THAT(GroupFiles(), ::testing::IsEmpty());
+}
+
+TEST(HostGroupTest, RanksAtDifferentOperationsSayWhichOnes) {
+  const auto rendezvous = std::make_shared<RendezvousTable>();
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.emplace_back([&, r] {
+      const auto group =
+          MakeGroup({.rendezvous = rendezvous, .rank = r, .size = 2, .shared_folder = ::testing::TempDir()});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      std::vector<float> v(static_cast<size_t>(10 + r), 1.0F);
+      const Status other = (*group)->AllReduceSum(std::span<float>(v), "gradients");
+      EXPECT_EQ(other.code(), StatusCode::kInternal);
+      EXPECT_THAT(other.message(), ::testing::HasSubstr("is at seq=1 op=all_reduce tag=gradients with " +
+                                                        std::to_string(40 + 4 * (1 - r)) + " bytes"));
+    });
+  }
+  for (auto& t : ranks) t.join();
+}
+
+}  // namespace
+}  // namespace tidepool::comm
