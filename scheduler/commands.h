@@ -185,6 +185,8 @@ struct Train {
   Version v;
   Boxed<BatchShare> share;                       // boxed: all other commands are smaller
   int64_t group_epoch = 0, rank = 0, world = 1;  // group_epoch 0: a group of one
+  // Ranks beside each other that have parts of one model, and the same share: the first of them has it.
+  int64_t tensor = 1;
   int64_t total_rows = 0;
 };
 // A group that is queued, for a slot that trains and has nothing to do: what a step at `v` will need of these

@@ -216,6 +216,11 @@ struct RolloutConfig {
   bool cuda_graphs = true;      // on a GPU, a step that only decodes is one launch
 };
 
+// How the slots that train divide the model among them.
+struct MeshConfig {
+  int64_t tp = 1;  // ranks that each have a part of every matrix
+};
+
 struct TrainConfig {
   int64_t groups_per_step = 8;  // B
   int64_t steps = 20;
@@ -234,6 +239,7 @@ struct TrainConfig {
   bool recompute = false;  // activation recompute per block
   Offload offload_optimizer = Offload::kNone;
   int64_t zero = 0;  // 1: the slots that train share the optimizer's state, each has a part of it
+  MeshConfig mesh;
   bool early_columns =
       true;  // what a step needs of its rows beside the loss is computed before it, where possible
   double router_aux_coef = 0.0;     // of the experts' load-balance loss

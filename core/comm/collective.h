@@ -40,6 +40,8 @@ class Collective {
   // kDeadlineExceeded when one did not come; the buffer then holds anything and the group is useless.
   virtual Status AllReduceSum(std::span<float> values, const std::string& tag) = 0;
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
+  // Of bfloat16 numbers, by their bits: added up in float32 in the order of the ranks, rounded once.
+  virtual Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) = 0;
   // One number from each rank, by rank.
   virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
   // Some bytes from each rank, by rank; they may differ in number. `patience_s`: for the ranks that come
@@ -65,6 +67,12 @@ class Collective {
 
  private:
   std::unique_ptr<DeviceSum> device_sum_;
+};
+
+// The groups that a rank which trains is in; null: it is alone there.
+struct RankGroups {
+  Collective* data = nullptr;    // of those that have other rows of a batch
+  Collective* tensor = nullptr;  // of those that have other parts of the model, and the same rows
 };
 
 struct GroupOptions {

@@ -83,6 +83,24 @@ class GlooGroup final : public Collective {
   Status AllReduceSum(std::span<double> values, const std::string& tag) override {
     return Reduce(values, tag);
   }
+  // All of it to all: what is summed like this is small.
+  Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) override {
+    if (bfloat16.empty()) return OkStatus();
+    return Guarded("all_reduce", tag, [&] {
+      std::vector<std::vector<uint16_t>> came(static_cast<size_t>(size()));
+      Transfers under_way(*group_);
+      for (int other = 0; other < size(); ++other) {
+        if (other == rank()) continue;
+        auto& into = came[static_cast<size_t>(other)];
+        into.resize(bfloat16.size());
+        under_way.Receive(std::as_writable_bytes(std::span(into)), other, Tag());
+        under_way.Send(std::as_writable_bytes(bfloat16), other, Tag());
+      }
+      under_way.End();
+      SumInOrder(bfloat16, rank(), size(),
+                 [&](int other) { return std::as_const(came[static_cast<size_t>(other)]).data(); });
+    });
+  }
 
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
     return Gather(mine, tag, 0);

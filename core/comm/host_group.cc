@@ -184,6 +184,9 @@ class HostGroup final : public Collective {
   Status AllReduceSum(std::span<double> values, const std::string& tag) override {
     return Reduce(values, tag);
   }
+  Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) override {
+    return Reduce(bfloat16, tag);
+  }
 
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
     Begin("all_gather", tag, timeout_s_);

@@ -286,6 +286,10 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) +
                                                 " steps (train.steps), so the policy will not be trained");
   }
+  b.Rule("train.mesh.tp", {"train.mesh.tp", "algorithm.name", "algorithm.advantage"},
+         c.train.mesh.tp > 1 && r.needs_critic(),
+         "is " + Text(c.train.mesh.tp) + ", but the critic of advantage " + r.advantage->name +
+             " cannot be cut; write 1, or an advantage without a critic");
   const auto uses = [&](algorithms::Provision provision) { return r.advantage->Uses(provision); };
   const RewardShapingConfig& shaping = c.reward.shaping;
   const std::string advantage = "advantage " + r.advantage->name,
@@ -523,6 +527,47 @@ void CheckZero(Binder& b, const JobConfig& c) {
            "0 (a worker that is lost costs the steps since the newest checkpoint)");
   b.Rule(key, {"train.zero", "checkpoint.store"}, !c.checkpoint.store.empty(),
          is + "and only one worker brings files to checkpoint.store; write 0, or leave checkpoint.store out");
+}
+
+// The same of a model that is cut, and what cannot be cut.
+void CheckMesh(Binder& b, const JobConfig& c) {
+  const std::string key = "train.mesh.tp";
+  const int64_t tp = c.train.mesh.tp;
+  if (!b.Good(key) || tp == 1) return;
+  const std::string is =
+      "is " + Text(tp) + ", so each of as many slots has a part of the model and its optimizer, ";
+  b.Rule(
+      key, {"train.mesh.tp"}, c.model.is_policy(),
+      "is " + Text(tp) + ", but policies of control tasks (model.policy) are too small to be cut; remove it");
+  b.Rule(key, {"train.mesh.tp", "job"}, c.kind() == JobKind::kRewardModel || c.kind() == JobKind::kDistill,
+         "is " + Text(tp) + ", but the model of a job " + Name(c.kind()) + " cannot be cut; write 1");
+  b.Rule(key, {"train.mesh.tp", "cluster.device"}, c.cluster.device == DeviceKind::kCuda,
+         "is " + Text(tp) + ", but on GPUs the model is not cut yet; write 1");
+  b.Rule(key, {"train.mesh.tp", "cluster.pace"}, !c.cluster.pace.empty(),
+         "is " + Text(tp) + ", which the times of cluster.pace do not know; write 1, or remove cluster.pace");
+  b.Rule(key, {"train.mesh.tp", "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
+         is + "and with scheduler.placement elastic their number changes from step to step; write 1, or "
+              "scheduler.placement: multiplexed");
+  const int64_t slots = TrainingSlots(c);
+  b.Rule(
+      key, {"train.mesh.tp", "scheduler.actor_slots", "cluster.slots"},
+      c.scheduler.placement != PlacementKind::kElastic && slots % tp != 0,
+      "is " + Text(tp) + ", but " + Text(slots) + (slots == 1 ? " slot trains" : " slots train") +
+          ", which it does not divide; write a divisor, or another number of slots (" +
+          (c.scheduler.placement == PlacementKind::kColocated ? "cluster.slots" : "scheduler.actor_slots") +
+          ")");
+  b.Rule(key, {"train.mesh.tp", "cluster.min_slots", "cluster.slots"},
+         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots,
+         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
+             " slots their number may change; write 1, or cluster.min_slots: 0");
+  b.Rule(
+      key, {"train.mesh.tp", "checkpoint.recovery_every_steps"}, c.checkpoint.recovery_every_steps > 0,
+      is + "and none has all of it, to be copied for recovery; write 1, or checkpoint.recovery_every_steps: "
+           "0 (a worker that is lost costs the steps since the newest checkpoint)");
+  b.Rule(key, {"train.mesh.tp", "checkpoint.store"}, !c.checkpoint.store.empty(),
+         is + "and only one worker brings files to checkpoint.store; write 1, or leave checkpoint.store out");
+  b.Rule(key, {"train.mesh.tp", "train.offload_optimizer"}, c.train.offload_optimizer != Offload::kNone,
+         is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
 }
 
 void CheckCluster(Binder& b, LoadedConfig& loaded) {
@@ -829,6 +874,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckMinSlots(b, c);
   CheckOffload(b, c);
   CheckZero(b, c);
+  CheckMesh(b, c);
   CheckStore(b, c);
   CheckBest(b, c);
   CheckCluster(b, loaded);

@@ -216,6 +216,14 @@ std::vector<Key> TrainKeys() {
              "state (moments, and of bfloat16 weights what rounding cut off), each has a part; the result is "
              "the same. No effect where one slot trains",
              Between(0, 1), kFree),
+      TP_KEY(
+          train.mesh.tp,
+          "ranks that each have a part of every matrix of the trained model (tensor parallelism): heads, "
+          "inner "
+          "width and vocabulary are divided among so many of the slots that train, beside each other, which "
+          "are given the same rows; they add up what they computed after each half of a block. The result is "
+          "the same up to rounding. Engines, reference and teacher have whole models",
+          Between(1, 64), kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "
              "alike; no effect on models without experts",

@@ -1,5 +1,8 @@
 #pragma once
-// Whether gradients of a job are summed over several slots. Pure.
+// How many slots train. Pure.
+
+#include <algorithm>
+#include <cstdint>
 
 #include "core/base/config.h"
 
@@ -10,6 +13,13 @@ inline bool OneSlotTrains(const JobConfig& c) {
   return c.cluster.slots == 1 ||
          ((placement == PlacementKind::kSplit || placement == PlacementKind::kMultiplexed) &&
           c.scheduler.actor_slots == 1);
+}
+
+// Elastic: at most.
+inline int64_t TrainingSlots(const JobConfig& c) {
+  const PlacementKind placement = c.scheduler.placement;
+  const bool some = placement == PlacementKind::kSplit || placement == PlacementKind::kMultiplexed;
+  return some ? std::min(c.scheduler.actor_slots, c.cluster.slots) : c.cluster.slots;
 }
 
 }  // namespace tidepool::config

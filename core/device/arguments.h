@@ -275,7 +275,7 @@ template <typename T>
 struct TokenLogProbBackwardArgs {
   int64_t rows = 0, vocab = 0;
   T* logits = nullptr;
-  const int32_t* ids = nullptr;
+  const int32_t* ids = nullptr;  // [rows]; -1: not one of these columns
   float inv_temperature = 1;
   const float* lse = nullptr;
   const float* entropy = nullptr;  // [rows]; null where dentropy is
@@ -341,7 +341,7 @@ struct SampleArgs {
 template <typename T>
 struct GatherRowsArgs {
   int64_t rows = 0, d = 0, table_rows = 0;
-  const int32_t* ids = nullptr;  // [rows]
+  const int32_t* ids = nullptr;  // [rows]; -1: of no row of this table, out is 0
   const T* table = nullptr;      // [table_rows, d]
   T* out = nullptr;              // [rows, d]
   bool strips = false;           // as in MultiplyArgs
@@ -356,7 +356,7 @@ struct GatherRowsArgs {
 template <typename T>
 struct ScatterAddRowsArgs {
   int64_t rows = 0, d = 0, table_rows = 0;
-  const int32_t* ids = nullptr;  // [rows]
+  const int32_t* ids = nullptr;  // [rows]; -1: left out
   const T* x = nullptr;          // [rows, d]
   float* table = nullptr;        // [table_rows, d]
   template <typename V>

@@ -367,11 +367,15 @@ struct TorchDevice::Impl {
   template <typename T>
   void GatherRows(const GatherRowsArgs<T>& a) const {
     TP_CHECK(!a.strips) << "this device reads no strips";
-    Store(a.out, Raw(a.table, {a.table_rows, a.d}).index_select(0, Ids(a.ids, {a.rows})));
+    const Tensor ids = Ids(a.ids, {a.rows});
+    const Tensor rows = Raw(a.table, {a.table_rows, a.d}).index_select(0, ids.clamp_min(0));
+    Store(a.out, rows.masked_fill((ids < 0).unsqueeze(1), 0));
   }
   template <typename T>
   void ScatterAddRows(const ScatterAddRowsArgs<T>& a) const {
-    Raw(a.table, {a.table_rows, a.d}).index_add_(0, Ids(a.ids, {a.rows}), Wide(a.x, {a.rows, a.d}));
+    const Tensor ids = Ids(a.ids, {a.rows});
+    Raw(a.table, {a.table_rows, a.d})
+        .index_add_(0, ids.clamp_min(0), Wide(a.x, {a.rows, a.d}).masked_fill((ids < 0).unsqueeze(1), 0));
   }
   template <typename T>
   void Widen(const WidenArgs<T>& a) const {

@@ -11,16 +11,18 @@
 
 namespace tidepool::model {
 
-Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d)
-    : weights(w),
-      spec(w.spec()),
+Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const Part& p)
+    : whole(w.spec()),
+      part(p),
+      spec(PartSpec(whole, part)),
+      first_token(VocabularyOf(whole, part).first),
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
-      shared_weights(w.On(shared_device)),
+      shared_weights(w.On(shared_device, part)),
       on_device(*shared_weights),
       scratch(device) {
-  const std::vector<Parameter>& layout = w.layout();
+  const std::vector<Parameter>& layout = on_device.layout();
   std::unordered_map<std::string_view, int64_t> by_name;
   for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
   const auto find = [&](const std::string& name) -> int64_t {
@@ -85,8 +87,8 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
            b.lengths.size() == rows)
       << "a batch of " << rows << " rows has arrays of other lengths";
   for (size_t i = 0; i < rows; ++i) {
-    TP_CHECK(b.ids[i] >= 0 && b.ids[i] < spec.vocab_size)
-        << "row " << i << ": token id " << b.ids[i] << " of " << spec.vocab_size;
+    TP_CHECK(b.ids[i] >= 0 && b.ids[i] < whole.vocab_size)
+        << "row " << i << ": token id " << b.ids[i] << " of " << whole.vocab_size;
     TP_CHECK(b.lengths[i] >= 1 && b.positions[i] >= 0) << "row " << i << ": length " << b.lengths[i];
     TP_CHECK(b.first_run[i] >= 0 && b.first_run[i] < static_cast<int32_t>(b.runs.size()))
         << "row " << i << ": run " << b.first_run[i];
@@ -148,7 +150,19 @@ DeviceBatch BatchAt(const RaggedBatch& b, const int32_t* words, int64_t slot_cou
   return to;
 }
 
-DeviceBatch Decoder::Impl::Upload(const RaggedBatch& b, int64_t slot_count) const {
+std::vector<int32_t> Decoder::Impl::OwnIds(std::span<const int32_t> ids) const {
+  std::vector<int32_t> own;
+  for (const int32_t id : ids) {
+    const int64_t here = id - first_token;
+    own.push_back(here >= 0 && here < spec.vocab_size ? static_cast<int32_t>(here) : -1);
+  }
+  return own;
+}
+
+DeviceBatch Decoder::Impl::Upload(const RaggedBatch& given, int64_t slot_count) const {
+  RaggedBatch b = given;
+  std::vector<int32_t> own;
+  if (!part.whole()) b.ids = own = OwnIds(given.ids);
   std::shared_ptr<device::Buffer> memory = device.Put(std::span<const int32_t>(Pack(b)));
   DeviceBatch to = BatchAt(b, static_cast<const int32_t*>(memory->data()), slot_count);
   to.memory = std::move(memory);
@@ -239,6 +253,7 @@ void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
                                               .table = table.As<T>(),
                                               .out = x.As<T>(),
                                               .strips = strips});
+  AddUp(x, "embedding");
 }
 
 template <typename T>
@@ -311,6 +326,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
     device.Attention(attention);
   }
   Multiply<T>(b.out, b.a, w.o);
+  AddUp(b.out, "attention");
   AddBias<T>(w.o_bias, b.out);
   if (together && w.sparse < 0 && w.gate_up_bias < 0) {
     device.FusedMultiply(device::FusedMultiplyArgs<T>{
@@ -324,6 +340,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   }
   if (for_backward) return;
   Multiply<T>(b.out, b.act, w.down);
+  AddUp(b.out, "feed-forward");
   AddBias<T>(w.down_bias, b.out);
 }
 
@@ -444,10 +461,16 @@ Array Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations&
   return hidden;
 }
 
-Decoder::Decoder(const Weights& weights, std::shared_ptr<device::Device> device)
-    : impl_(std::make_unique<Impl>(weights, std::move(device))) {}
+Decoder::Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part)
+    : impl_(std::make_unique<Impl>(weights, std::move(device), part)) {}
 Decoder::~Decoder() = default;
 
+void Decoder::UsePeers(Peers* peers) {
+  TP_CHECK(peers == nullptr || peers->part() == impl_->part) << "ranks of another part";
+  impl_->peers = peers;
+}
+const ModelSpec& Decoder::spec() const { return impl_->spec; }
+int64_t Decoder::first_token() const { return impl_->first_token; }
 device::Device& Decoder::device() const { return impl_->device; }
 
 void Decoder::WeightsChanged() { impl_->on_device.Upload(); }

@@ -61,9 +61,14 @@ class Decoder {
   // `weights` are the host's and outlive the decoder. A device that cannot read them where they stand gets a
   // copy, one for all decoders of these weights on it: what an optimizer writes there, all of them compute
   // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
-  Decoder(const Weights& weights, std::shared_ptr<device::Device> device);
+  // `part`: of the model (cut.h); everything that it computes then needs the other ranks (UsePeers), which
+  // compute the same rows. Results are those of the whole model, up to rounding.
+  Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part = {});
   ~Decoder();
 
+  // Of this part, for what follows; they outlive it, or null.
+  void UsePeers(Peers* peers);
+  [[nodiscard]] const ModelSpec& spec() const;  // of the part
   [[nodiscard]] device::Device& device() const;
   void WeightsChanged();
   [[nodiscard]] DeviceWeights& weights();  // that it computes with
@@ -71,8 +76,18 @@ class Decoder {
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
   device::Array Forward(const RaggedBatch& batch, const KvMemory& kv) const;
 
-  // Logits [n, vocab] (model's dtype product, then widened to float32 by the consumer) of hidden[n, hidden].
+  // Logits [n, vocab] (model's dtype product, then widened to float32 by the consumer) of hidden[n, hidden];
+  // of a part: of its own tokens, which begin at first_token().
   device::Array Logits(const device::View& hidden) const;
+  [[nodiscard]] int64_t first_token() const;
+  // As model::TokenLogProbs and its backward (row_operations.h), with ids of the whole vocabulary. No rank
+  // sees logits of another: three numbers a row are exchanged.
+  void TokenLogProbs(const device::View& logits, std::span<const int32_t> ids, float temperature,
+                     std::span<float> logprobs, std::span<float> entropy = {},
+                     std::span<float> lse = {}) const;
+  void TokenLogProbsBackward(const device::View& logits, std::span<const int32_t> ids, float temperature,
+                             std::span<const float> lse, std::span<const float> entropy,
+                             std::span<const float> dlogprobs, std::span<const float> dentropy) const;
 
   // The training forward: same numbers, keeps what the backward needs (with `recompute`, only block
   // inputs). The KV memory is the batch itself: slots must be 0..rows-1 in order.
@@ -91,6 +106,11 @@ class Decoder {
   // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
   device::Array LogitsBackward(const device::View& hidden, const device::View& dlogits,
                                Gradients& grads) const;
+  // Numbers of all ranks, one rank after the other; `mine` itself where there is one part.
+  [[nodiscard]] std::vector<float> OfAllRanks(std::span<const float> mine) const;
+  // Of a part, when all of `grads` is there: adds up over the ranks what each has of the gradients of
+  // parameters that all have, but sum over heads.
+  void AddUpShared(Gradients& grads) const;
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();

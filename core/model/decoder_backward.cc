@@ -53,7 +53,7 @@ void Decoder::Impl::MultiplyBackWeight(float* dw, const View& dy, const View& x)
 }
 
 float* Decoder::Impl::Gradient(int64_t index, Gradients& grads) const {
-  return index < 0 ? nullptr : grads.data() + weights.layout()[static_cast<size_t>(index)].offset;
+  return index < 0 ? nullptr : grads.data() + on_device.layout()[static_cast<size_t>(index)].offset;
 }
 
 template <typename T>
@@ -78,6 +78,7 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
                                                       .dgate_up = gate_up.As<T>()});
   MultiplyBackWeight<T>(Gradient(up, grads), gate_up, x);
   MultiplyBack<T>(dx, gate_up, parameter(up));
+  AddUp(dx, "feed-forward, backward");
 }
 
 // The experts' backward is in another file.
@@ -166,6 +167,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   renorm(b.x, w.attention_norm);
   MultiplyBackWeight<T>(Gradient(w.qkv, grads), dqkv, norm);
   MultiplyBack<T>(dnorm, dqkv, parameter(w.qkv));
+  AddUp(dnorm, "attention, backward");
   norm_backward(b.x, b.rstd1, w.attention_norm);
 }
 
@@ -230,7 +232,18 @@ Array Decoder::LogitsBackward(const View& hidden, const View& dlogits, Gradients
     m.MultiplyBack<T>(dhidden.view, dlogits, m.parameter(m.head));
   };
   m.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
+  m.AddUp(dhidden.view, "head, backward");
   return dhidden;
+}
+
+void Decoder::AddUpShared(Gradients& grads) const {
+  const Impl& m = *impl_;
+  for (const LayerWeights& w : m.layers) {
+    for (const int64_t norm : {w.q_norm, w.k_norm}) {  // of all heads
+      if (norm >= 0)
+        m.AddUp({m.Gradient(norm, grads), 1, m.spec.head_size, DType::kFloat32}, "gradients of head norms");
+    }
+  }
 }
 
 }  // namespace tidepool::model

@@ -9,6 +9,7 @@
 
 #include "core/model/activation_arena.h"
 #include "core/model/decoder.h"
+#include "core/model/peers.h"
 
 namespace tidepool::model {
 
@@ -112,10 +113,13 @@ struct LayerWeights {
 };
 
 struct Decoder::Impl {
-  Impl(const Weights& w, std::shared_ptr<device::Device> d);
+  Impl(const Weights& w, std::shared_ptr<device::Device> d, const Part& p);
 
-  const Weights& weights;
-  const ModelSpec spec;
+  const ModelSpec whole;
+  const Part part;
+  const ModelSpec spec;       // of the part
+  const int64_t first_token;  // of the part
+  Peers* peers = nullptr;     // of a part
   const std::shared_ptr<device::Device> shared_device;
   device::Device& device;
   const DType dtype;
@@ -160,6 +164,14 @@ struct Decoder::Impl {
     return sparse < 0 ? nullptr : of_all + sparse * rows * spec.moe.experts_per_token;
   }
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
+  // Sums over the ranks; nothing where there is one part.
+  void AddUp(const View& x, const char* what) const {
+    if (part.whole()) return;
+    TP_CHECK(peers != nullptr) << "a part of a model computes without the other ranks";
+    peers->AddUp(device, x, what);
+  }
+  // Ids in this part's tables; -1: another rank's.
+  [[nodiscard]] std::vector<int32_t> OwnIds(std::span<const int32_t> ids) const;
   void EnsurePositions(std::span<const int32_t> positions);
   void CheckBatch(const RaggedBatch& batch) const;
   [[nodiscard]] DeviceBatch Upload(const RaggedBatch& batch, int64_t slot_count) const;

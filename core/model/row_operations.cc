@@ -14,7 +14,7 @@ void CheckLogits(const device::View& logits, std::span<const int32_t> ids) {
   TP_CHECK(static_cast<int64_t>(ids.size()) == logits.rows)
       << ids.size() << " ids for " << logits.rows << " rows of logits";
   for (const int32_t id : ids)
-    TP_CHECK(id >= 0 && id < logits.cols) << "token id " << id << " of " << logits.cols;
+    TP_CHECK(id >= -1 && id < logits.cols) << "token id " << id << " of " << logits.cols;
 }
 
 template <typename V>

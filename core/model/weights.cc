@@ -17,6 +17,7 @@
 #include "core/device/cpu/kernels.h"
 #include "core/device/cpu/salted_sums.h"
 #include "core/device/page_buffer.h"
+#include "core/model/peers.h"
 
 namespace tidepool::model {
 struct Weights::Impl {
@@ -225,7 +226,10 @@ int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
 int64_t Weights::strips_bytes() const {
   int64_t sum = 0;
   for (const auto& one : impl_->on_devices) {
-    if (const auto there = one.lock()) sum += there->strips_bytes();
+    const auto there = one.lock();
+    if (there == nullptr) continue;
+    sum += there->strips_bytes();
+    if (!there->part().whole()) sum += there->elements() * Bytes(dtype());
   }
   return sum;
 }
@@ -237,11 +241,13 @@ std::span<std::byte> Weights::Overwrite() {
   return impl_->arena;
 }
 
-std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>& device) const {
+std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>& device,
+                                           const Part& part) const {
   auto& all = impl_->on_devices;
   std::erase_if(all, [](const auto& one) { return one.expired(); });
   for (const auto& one : all) {
     std::shared_ptr<DeviceWeights> there = one.lock();
+    if (there->part() != part) continue;
     const device::Device& other = there->device();
     // Devices that compute in the host's memory share it, if they read the weights alike.
     const bool alike = other.host_memory() && device->host_memory() &&
@@ -252,14 +258,23 @@ std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>
     there->Changed();  // who comes new finds the arena as it is now
     return there;
   }
-  auto made = std::make_shared<DeviceWeights>(*this, device);
+  auto made = std::make_shared<DeviceWeights>(*this, device, part);
   all.push_back(made);
   return made;
 }
 
-DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device)
-    : host_(host), device_(std::move(device)) {
-  if (device_->host_memory()) {
+DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device, const Part& part)
+    : host_(host),
+      device_(std::move(device)),
+      part_(part),
+      layout_(part.whole() ? host.layout() : Layout(PartSpec(host.spec(), part))),
+      elements_(part.whole() ? host.elements() : LayoutElements(PartSpec(host.spec(), part))) {
+  if (!part.whole()) {
+    for (int64_t rank = 0; rank < part.of; ++rank) runs_.push_back(Runs(host.spec(), {rank, part.of}));
+    copy_ = device_->Need(elements_ * Bytes(host.dtype()));
+    data_ = copy_->data();
+    CutFromHost();
+  } else if (device_->host_memory()) {
     data_ = host_.impl_->arena.data();
   } else {
     copy_ = device_->Put(host.bytes());
@@ -272,25 +287,25 @@ device::View DeviceWeights::In(void* arena, const Parameter& p) const {
 
 device::View DeviceWeights::parameter(int64_t i) const {
   const auto index = static_cast<size_t>(i);
-  TP_CHECK(!host_.laid_out() || !host_.impl_->in_strips[index])
-      << host_.layout()[index].name << " is laid out for products";
-  return In(data_, host_.layout()[index]);
+  TP_CHECK(!part_.whole() || !host_.laid_out() || !host_.impl_->in_strips[index])
+      << layout_[index].name << " is laid out for products";
+  return In(data_, layout_[index]);
 }
 DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const auto index = static_cast<size_t>(i);
-  const Parameter& p = host_.layout()[index];
-  if (host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
+  const Parameter& p = layout_[index];
+  if (part_.whole() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
   if (made_of_ != host_.impl_->overwritten) MakeStrips();
   return {In(strips_->data(), p), true};
 }
 DeviceWeights::Matrices DeviceWeights::table(int64_t i) {
-  return host_.laid_out() ? product(i) : Matrices{parameter(i), false};
+  return part_.whole() && host_.laid_out() ? product(i) : Matrices{parameter(i), false};
 }
 int64_t DeviceWeights::strips_bytes() const { return strips_ == nullptr ? 0 : strips_->bytes(); }
 void DeviceWeights::MakeStrips() {
-  if (strips_ == nullptr) strips_ = device_->Take(1, host_.elements(), host_.dtype()).memory;
-  for (const Parameter& p : host_.layout()) {
+  if (strips_ == nullptr) strips_ = device_->Take(1, elements_, host_.dtype()).memory;
+  for (const Parameter& p : layout_) {
     if (LaysOut(*device_, p, host_.dtype())) device_->LayOut(In(data_, p), In(strips_->data(), p).data);
   }
   made_of_ = host_.impl_->overwritten;
@@ -305,11 +320,14 @@ DeviceWeights::~DeviceWeights() {
   }
 }
 void DeviceWeights::Upload() {
-  if (copy_ != nullptr) device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
+  if (!part_.whole())
+    CutFromHost();
+  else if (copy_ != nullptr)
+    device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
   Changed();
 }
 void DeviceWeights::Written() {
-  if (copy_ != nullptr) {
+  if (copy_ != nullptr && part_.whole()) {
     const DeviceWeights* before = host_.impl_->newer.exchange(this);
     TP_CHECK(before == nullptr || before == this) << "the same weights are trained on two devices";
   }
@@ -319,6 +337,74 @@ void DeviceWeights::Changed() {
   made_of_ = -1;
   if (host_.laid_out()) strips_.reset();
 }
+namespace {
+
+// The runs of a parameter, between where they stand behind each other and the arena of the whole model.
+void Scatter(const ParameterRuns& of, const std::byte* from, std::byte* arena, int64_t each) {
+  for (const Run& run : of.runs) {
+    for (int64_t i = 0; i < run.rows; ++i, from += run.n * each)
+      std::memcpy(arena + (run.in_whole + i * run.stride) * each, from, static_cast<size_t>(run.n * each));
+  }
+}
+void Gather(const ParameterRuns& of, const std::byte* arena, std::byte* to, int64_t each) {
+  for (const Run& run : of.runs) {
+    for (int64_t i = 0; i < run.rows; ++i, to += run.n * each)
+      std::memcpy(to, arena + (run.in_whole + i * run.stride) * each, static_cast<size_t>(run.n * each));
+  }
+}
+int64_t Elements(const ParameterRuns& of) {
+  int64_t sum = 0;
+  for (const Run& run : of.runs) sum += run.n * run.rows;
+  return sum;
+}
+
+}  // namespace
+
+void DeviceWeights::CutFromHost() {
+  const std::span<const std::byte> arena = host_.bytes();
+  const int64_t each = Bytes(host_.dtype());
+  std::vector<std::byte> piece;
+  for (size_t i = 0; i < layout_.size(); ++i) {
+    const ParameterRuns& of = runs_[static_cast<size_t>(part_.rank)][i];
+    piece.resize(static_cast<size_t>(Elements(of) * each));
+    Gather(of, arena.data(), piece.data(), each);
+    device_->Upload(static_cast<std::byte*>(data_) + layout_[i].offset * each,
+                    std::span<const std::byte>(piece));
+  }
+}
+
+void DeviceWeights::Collect(Peers& peers) {
+  TP_CHECK(!part_.whole()) << "there is one part";
+  std::byte* arena = host_.impl_->arena.data();
+  const int64_t each = Bytes(host_.dtype());
+  std::vector<std::byte> all;
+  for (size_t i = 0; i < layout_.size(); ++i) {
+    // What every rank has is the same everywhere.
+    const bool everywhere = runs_[0][i].everywhere;
+    std::vector<sharding::Interval> of_rank;
+    int64_t end = 0;
+    for (int64_t rank = 0; rank < part_.of; ++rank) {
+      const int64_t n = everywhere && rank != part_.rank ? 0 : Elements(runs_[static_cast<size_t>(rank)][i]);
+      of_rank.push_back({end, end + n * each});
+      end = of_rank.back().to;
+    }
+    all.resize(static_cast<size_t>(end));
+    const sharding::Interval mine = of_rank[static_cast<size_t>(part_.rank)];
+    device_->Download(all.data() + mine.from, static_cast<const std::byte*>(data_) + layout_[i].offset * each,
+                      mine.size());
+    if (!everywhere) peers.Gather(std::span(all), of_rank, "weights");
+    for (int64_t rank = 0; rank < part_.of; ++rank) {
+      const sharding::Interval theirs = of_rank[static_cast<size_t>(rank)];
+      if (theirs.size() > 0)
+        Scatter(runs_[static_cast<size_t>(rank)][i], all.data() + theirs.from, arena, each);
+    }
+  }
+  ++host_.impl_->overwritten;
+  for (const auto& one : host_.impl_->on_devices) {
+    if (const auto there = one.lock(); there != nullptr && there.get() != this) there->Upload();
+  }
+}
+
 uint64_t DeviceWeights::Digest() const {
   device::SaltedSumsArgs a = Buckets(data_, host_.size());
   const auto sums = device_->Need(a.buckets() * 8);
@@ -336,6 +422,8 @@ struct Gradients::Impl {
   std::shared_ptr<device::Buffer> memory;  // null: zeros
 };
 
+Gradients::Gradients(const DeviceWeights& weights)
+    : impl_(new Impl{.device = weights.device(), .elements = weights.elements(), .memory = nullptr}) {}
 Gradients::Gradients(const Weights& weights, device::Device& device)
     : impl_(new Impl{.device = device, .elements = weights.elements(), .memory = nullptr}) {}
 Gradients::~Gradients() = default;

@@ -18,6 +18,7 @@
 
 #include "core/base/status.h"
 #include "core/device/device.h"
+#include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/model/layout.h"
 #include "core/model/spec.h"
@@ -25,6 +26,7 @@
 namespace tidepool::model {
 
 class DeviceWeights;
+class Peers;
 
 class Weights {
  public:
@@ -54,11 +56,12 @@ class Weights {
   [[nodiscard]] bool laid_out() const;
   // For writing the whole arena anew: it is laid out no more, what decoders made of it is out of date.
   [[nodiscard]] std::span<std::byte> Overwrite();
-  // These weights where `device` computes with them: one copy for all who hold it, which optimizers write.
-  // From the thread that owns the device.
-  [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device) const;
+  // These weights, or a part of them, where `device` computes with them: one copy for all who hold it, which
+  // optimizers write. From the thread that owns the device.
+  [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device,
+                                                  const Part& part = {}) const;
   [[nodiscard]] int64_t size() const;          // of the arena in bytes
-  [[nodiscard]] int64_t strips_bytes() const;  // that are laid out beside it for decoders
+  [[nodiscard]] int64_t strips_bytes() const;  // that are laid out, or cut out, beside it for decoders
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
   // 1/sqrt(2 L). A pure function of (spec, seed, std).
@@ -86,13 +89,23 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 // device is faster so. Publications, digests and folders see the host's arena. Who writes the arena calls
 // Upload(), a kernel that writes data() is followed by Written(): the arena then follows when somebody reads
 // it, at the latest when this goes. Strips follow by themselves.
+//
+// Of a part of the weights (cut.h) data() is always a copy, with the part's index. What is written there
+// comes to the host's arena, which has the whole, by Collect alone, together with what the other ranks wrote.
 class DeviceWeights {
  public:
   // `host` outlives it. requires memory for the copies: TP_CHECK.
-  DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device);
+  DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device, const Part& part = {});
   ~DeviceWeights();
 
   [[nodiscard]] device::Device& device() const { return *device_; }
+  [[nodiscard]] const Part& part() const { return part_; }
+  [[nodiscard]] const std::vector<Parameter>& layout() const { return layout_; }  // of the part
+  [[nodiscard]] int64_t elements() const { return elements_; }
+  // Whether every rank has all of parameter i.
+  [[nodiscard]] bool everywhere(int64_t i) const {
+    return !part_.whole() && runs_[static_cast<size_t>(part_.rank)][static_cast<size_t>(i)].everywhere;
+  }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
   // Parameter i as [first of its shape, the others]. requires, of a product's, that the arena is not laid
   // out.
@@ -107,6 +120,9 @@ class DeviceWeights {
   [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
   void Upload();                               // the host's were written
   void Written();                              // data() was, by kernels
+  // All ranks' parts to the arena of each; who else computes with these weights finds them there.
+  // requires a part, and that all ranks call it.
+  void Collect(Peers& peers);
 
  private:
   friend class Weights;
@@ -115,10 +131,15 @@ class DeviceWeights {
   void Download(std::span<std::byte> to) const;  // requires memory of its own
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
   void MakeStrips();
+  void CutFromHost();
 
   const Weights& host_;
   const std::shared_ptr<device::Device> device_;
-  std::shared_ptr<device::Buffer> copy_;  // null: data_ is the arena
+  const Part part_;
+  std::vector<Parameter> layout_;
+  int64_t elements_ = 0;
+  std::vector<std::vector<ParameterRuns>> runs_;  // [rank]; of a part
+  std::shared_ptr<device::Buffer> copy_;          // null: data_ is the arena
   void* data_;
   std::shared_ptr<device::Buffer> strips_;  // with the same index; null: not made, or the arena is laid out
   int64_t made_of_ = -1;  // the arena's Overwrite() that strips_ were made after; -1: out of date
@@ -129,6 +150,7 @@ class Gradients {
  public:
   // The device outlives them.
   Gradients(const Weights& weights, device::Device& device);
+  explicit Gradients(const DeviceWeights& weights);  // of a part, with its index
   ~Gradients();
   void Zero();
   // Zeroes by giving the memory back; it is taken again when it is written.

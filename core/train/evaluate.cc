@@ -71,9 +71,12 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
   std::vector<int64_t> places;
   for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
+  if (!o.part.whole() && !m.tensor_ranks)
+    return FailedPrecondition("trainer: the ranks that have the other parts of the model are not there");
+  const ProgressCallback agreed = m.Agreed(progress);
   const auto pass = [&](int64_t number, int64_t passes) -> ScoringProgress {
-    return [&progress, number, passes](int64_t done, int64_t total) {
-      return progress == nullptr || progress({number * total + done, passes * total});
+    return [&agreed, number, passes](int64_t done, int64_t total) {
+      return agreed == nullptr || agreed({number * total + done, passes * total});
     };
   };
   std::map<std::string, double> metrics;
@@ -131,6 +134,8 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   return metrics;
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;
+} catch (const model::PeersFailed& e) {  // in the midst of a computation
+  return e.status();
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }

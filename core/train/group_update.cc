@@ -35,6 +35,14 @@ Status OnHost(device::Device& device, V* data, int64_t n, Exchange exchange) {
   return OkStatus();
 }
 
+// Added up in the order of the ranks.
+StatusOr<double> SumOfAll(comm::Collective& group, double mine) {
+  TP_ASSIGN_OR_RETURN(const auto all, group.AllGather(std::bit_cast<uint64_t>(mine), "gradient_norm"));
+  double sum = 0;
+  for (const uint64_t one : all) sum += std::bit_cast<double>(one);
+  return sum;
+}
+
 }  // namespace
 
 Status AddOtherRanks(model::Gradients& gradients, const AdamW& optimizer, device::Device& device,
@@ -53,16 +61,19 @@ Status AddOtherRanks(model::Gradients& gradients, const AdamW& optimizer, device
 }
 
 StatusOr<UpdateResult> UpdateTogether(model::Gradients& gradients, double learning_rate, AdamW& optimizer,
-                                      comm::Collective& group) {
-  const std::vector<Interval> of_rank = sharding::OwnedByAll(optimizer.elements(), group.size());
+                                      const comm::RankGroups& groups) {
+  const std::vector<Interval> of_rank =
+      sharding::OwnedByAll(optimizer.elements(), groups.data == nullptr ? 1 : groups.data->size());
   const bool sharded = optimizer.shard().world > 1;
   double square_sum = 0;
   if (sharded) {
-    const double mine = optimizer.SquareSum(gradients.data(), optimizer.owned());
-    TP_ASSIGN_OR_RETURN(const auto all, group.AllGather(std::bit_cast<uint64_t>(mine), "gradient_norm"));
-    for (const uint64_t one : all) square_sum += std::bit_cast<double>(one);
+    TP_ASSIGN_OR_RETURN(square_sum,
+                        SumOfAll(*groups.data, optimizer.SquareSum(gradients.data(), optimizer.owned())));
   } else {
     for (const Interval& of : of_rank) square_sum += optimizer.SquareSum(gradients.data(), of);
+  }
+  if (groups.tensor != nullptr) {
+    TP_ASSIGN_OR_RETURN(square_sum, SumOfAll(*groups.tensor, square_sum));
   }
   const UpdateResult result = optimizer.Update(gradients.data(), learning_rate, square_sum);
   if (!result.finite || !sharded) return result;
@@ -71,7 +82,7 @@ StatusOr<UpdateResult> UpdateTogether(model::Gradients& gradients, double learni
   TP_RETURN_IF_ERROR(OnHost(
       weights.device(), static_cast<std::byte*>(weights.data()), optimizer.elements() * each,
       [&](std::span<std::byte> bytes, int64_t at) {
-        return group.AllGather(
+        return groups.data->AllGather(
             bytes, Cut(of_rank, at / each, static_cast<int64_t>(bytes.size()) / each, each), "weights");
       }));
   weights.Written();

@@ -18,9 +18,10 @@ namespace tidepool::train {
 // Gradients of all ranks; those of a shard are of use in its own interval alone.
 Status AddOtherRanks(model::Gradients& gradients, const AdamW& optimizer, device::Device& device,
                      comm::Collective& group);
-// requires AddOtherRanks, and that the optimizer's shard is that of the rank or whole. After an error the
-// weights may be those of no step.
+// requires AddOtherRanks where other ranks have rows, and that the optimizer's shard is that of the rank or
+// whole. Parts of the model (groups.tensor) are updated each by its rank; the norm is of all. After an error
+// the weights may be those of no step.
 StatusOr<UpdateResult> UpdateTogether(model::Gradients& gradients, double learning_rate, AdamW& optimizer,
-                                      comm::Collective& group);
+                                      const comm::RankGroups& groups);
 
 }  // namespace tidepool::train

@@ -271,8 +271,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       const size_t n = std::min(chunk, count - from);
       kept.reset();  // its logits are the memory of the next
       kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbs(device, kept->logits.view, kept->targets, temperature, part(lp, from, n),
-                           part(entropy, from, n), part(lse, from, n));
+      decoder->TokenLogProbs(kept->logits.view, kept->targets, temperature, part(lp, from, n),
+                             part(entropy, from, n), part(lse, from, n));
     }
 
     Stopwatch of_loss;
@@ -285,8 +285,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
         kept.reset();
         kept.emplace(head_of(begin + from, n));
       }
-      model::TokenLogProbsBackward(
-          device, kept->logits.view, kept->targets, temperature, part(lse, from, n),
+      decoder->TokenLogProbsBackward(
+          kept->logits.view, kept->targets, temperature, part(lse, from, n),
           spec.entropy_coef != 0 ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
           part(slopes.logp, from, n), part(slopes.entropy, from, n));
       add_gradient(*kept);

@@ -29,7 +29,7 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
   device::Device& device = on_device.device();
   const int64_t n = a->owned_.size();
   if (n == 0) {
-    return InvalidArgument("train.zero: a model of " + std::to_string(weights.elements()) +
+    return InvalidArgument("train.zero: a model of " + std::to_string(a->elements()) +
                            " elements leaves nothing for rank " + std::to_string(shard.rank) + " of " +
                            std::to_string(shard.world) + "; write 0");
   }
@@ -43,6 +43,18 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
 }
 
 double AdamW::SquareSum(const float* gradients, const sharding::Interval& of) {
+  if (on_device_.part().rank == 0) return SquareSumOf(gradients, of);
+  double sum = 0;
+  for (size_t i = 0; i < on_device_.layout().size(); ++i) {
+    const model::Parameter& p = on_device_.layout()[i];
+    if (!on_device_.everywhere(static_cast<int64_t>(i)))
+      sum += SquareSumOf(gradients, sharding::Common(of, {p.offset, p.offset + p.numel()}));
+  }
+  return sum;
+}
+
+double AdamW::SquareSumOf(const float* gradients, const sharding::Interval& of) {
+  if (of.size() == 0) return 0;
   auto* sum = At<double>(square_sum_, 0);
   on_device_.device().SquareSum({.n = of.size(), .x = gradients + of.from, .sum = sum});
   return on_device_.device().Read(sum, 1)[0];
@@ -64,7 +76,7 @@ UpdateResult AdamW::Update(const float* gradients, double learning_rate, double 
 template <typename T>
 void AdamW::UpdateAll(const float* gradients, double learning_rate) {
   const auto t = static_cast<double>(updates_);
-  for (const model::Parameter& p : weights_.layout()) {
+  for (const model::Parameter& p : on_device_.layout()) {
     const bool matrix = p.shape.size() > 1;
     const sharding::Interval mine = sharding::Common(owned_, {p.offset, p.offset + p.numel()});
     if (mine.size() == 0) continue;
@@ -94,6 +106,7 @@ std::vector<NamedBytes> AdamW::State() {
   for (const auto& [name, array] : {std::pair("master_rest", &rest_), {"m", &m_}, {"v", &v_}}) {
     if (*array == nullptr) continue;
     state.push_back({name, {on_device_.device(), (*array)->data(), (*array)->bytes()}});
+    state.back().part = on_device_.part();
     if (shard_.world == 1) continue;
     const int64_t each = (*array)->bytes() / owned_.size();
     state.back().piece = {{owned_.from * each, owned_.to * each}, elements() * each};

@@ -57,6 +57,7 @@ struct NamedBytes {
     int64_t whole = 0;
   };
   std::optional<Piece> piece = std::nullopt;
+  model::Part part = {};  // of the model, with an index of its own; the rest is with other ranks
 };
 
 class AdamW {
@@ -74,11 +75,11 @@ class AdamW {
   }
   // The same with the sum of squares of all gradients, which are read in owned() alone.
   UpdateResult Update(const float* gradients, double learning_rate, double square_sum);
-  // Of the gradients in this interval, on the device.
+  // Of the gradients in this interval, on the device. What every part of a model has counts in the first one.
   [[nodiscard]] double SquareSum(const float* gradients, const sharding::Interval& of);
 
   [[nodiscard]] int64_t updates() const { return updates_; }
-  [[nodiscard]] int64_t elements() const { return weights_.elements(); }  // of the space
+  [[nodiscard]] int64_t elements() const { return on_device_.elements(); }  // of the space
   [[nodiscard]] const Shard& shard() const { return shard_; }
   [[nodiscard]] const sharding::Interval& owned() const { return owned_; }
   [[nodiscard]] model::DeviceWeights& on_device() { return on_device_; }
@@ -96,9 +97,10 @@ class AdamW {
         on_device_(on_device),
         options_(options),
         shard_(shard),
-        owned_(sharding::Owned(weights.elements(), shard)) {}
+        owned_(sharding::Owned(on_device.elements(), shard)) {}
   template <typename T>
   void UpdateAll(const float* gradients, double learning_rate);
+  [[nodiscard]] double SquareSumOf(const float* gradients, const sharding::Interval& of);
 
   model::Weights& weights_;
   model::DeviceWeights& on_device_;

@@ -1,9 +1,9 @@
 #include "core/train/scoring.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/argmax.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/softmax.h>
+#include <ATen/ops/max.h>
 
 #include <algorithm>
 
@@ -38,7 +38,7 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
 
 device::Array HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
                            const model::RaggedBatch& batch) {
-  const model::ModelSpec& s = weights.spec();
+  const model::ModelSpec& s = decoder.spec();
   const int64_t slots = s.layers * static_cast<int64_t>(batch.ids.size()), width = s.kv_heads * s.head_size;
   device::Device& device = decoder.device();
   const device::Array k = device.Take(slots, width, weights.dtype()),
@@ -75,21 +75,36 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
       const device::Array rows_of = device.Take(static_cast<int64_t>(n), hidden.view.cols, hidden.view.dtype);
       model::GatherRows(device, hidden.view, std::span(packed.sources).subspan(from, n), rows_of.view);
       const device::Array logits = decoder.Logits(rows_of.view);
-      model::TokenLogProbs(device, logits.view, std::span(packed.targets).subspan(from, n), temperature,
-                           std::span(logprobs).subspan(from, n));
+      const auto targets = std::span(packed.targets).subspan(from, n);
+      std::vector<float> lse(n);
+      decoder.TokenLogProbs(logits.view, targets, temperature, std::span(logprobs).subspan(from, n), {}, lse);
       if (extras.likeliest == nullptr && extras.squares == nullptr) continue;
       std::vector<float> values = model::ToHost(device, logits.view);
       const at::Tensor all = at::from_blob(values.data(), {logits.view.rows, logits.view.cols},
                                            at::TensorOptions().dtype(at::kFloat));
       if (extras.likeliest != nullptr) {
-        const at::Tensor best = at::argmax(all, -1).contiguous();
-        for (size_t i = 0; i < n; ++i)
-          likeliest[from + i] = best.data_ptr<int64_t>()[i] == packed.targets[from + i] ? 1.0F : 0.0F;
+        const auto [top, best] = all.max(-1);
+        std::vector<float> mine;  // the largest logit of each row, and its token, which float32 holds exactly
+        for (size_t i = 0; i < n; ++i) {
+          mine.push_back(top.contiguous().data_ptr<float>()[i]);
+          mine.push_back(
+              static_cast<float>(best.contiguous().data_ptr<int64_t>()[i] + decoder.first_token()));
+        }
+        const std::vector<float> of_ranks = decoder.OfAllRanks(mine);
+        for (size_t i = 0; i < n; ++i) {
+          size_t at = 2 * i;
+          for (size_t other = at; other < of_ranks.size(); other += 2 * n)
+            if (of_ranks[other] > of_ranks[at]) at = other;
+          likeliest[from + i] = of_ranks[at + 1] == static_cast<float>(targets[i]) ? 1.0F : 0.0F;
+        }
       }
       if (extras.squares == nullptr) continue;
-      const at::Tensor p = at::softmax(all.div(temperature), -1);
+      const at::Tensor of_row =
+          at::from_blob(lse.data(), {logits.view.rows, 1}, at::TensorOptions().dtype(at::kFloat));
+      const at::Tensor p = at::exp(all.div(temperature).sub(of_row));
       const at::Tensor sums = p.mul(p).sum(-1).contiguous();
-      std::copy_n(sums.data_ptr<float>(), n, squares.begin() + static_cast<ptrdiff_t>(from));
+      const std::vector<float> of_ranks = decoder.OfAllRanks({sums.data_ptr<float>(), n});
+      for (size_t i = 0; i < of_ranks.size(); ++i) squares[from + i % n] += of_ranks[i];
     }
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       const auto row = static_cast<size_t>(packed.rows[k]);

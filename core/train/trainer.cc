@@ -51,7 +51,7 @@ TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Compa
     : weights(w), options(o), companions(c), early(o.early_rows), controls(&spare) {}
 
 Status TrainerImpl::CheckRow(const Row& row, bool recorded) const {
-  const int64_t vocab = weights.spec().vocab_size;
+  const int64_t vocab = weights.spec().vocab_size;  // of the whole model
   const auto n = static_cast<size_t>(row.response_tokens());
   if (row.prompt_tokens() < 1) return InvalidArgument("the prompt is empty; at least one token is needed");
   for (const auto* ids : {&row.prompt, &row.response}) {
@@ -102,6 +102,14 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))
     return InvalidArgument("train.learning_rate must be at least 0");
   const bool reward = o.objective == JobKind::kRewardModel;
+  if (!o.part.whole()) {
+    TP_RETURN_IF_ERROR(model::CheckCut(weights.spec(), o.part.of).At("train.mesh.tp"));
+    if (reward || Needed(o).critic || o.objective == JobKind::kDistill)
+      return Unimplemented("train.mesh.tp: a critic, a reward model or a student cannot be cut; write 1");
+    // Another forward than that which recorded, and none that a rank could make alone.
+    o.clean_records = false;
+    o.early_rows = 0;
+  }
   if (weights.spec().value_head != reward) {
     return InvalidArgument(
         reward ? "trainer: a reward model has a value head, these weights have none"
@@ -136,8 +144,8 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
-    m.decoder = std::make_unique<model::Decoder>(weights, o.device);
-    m.gradients = std::make_unique<model::Gradients>(weights, *o.device);
+    m.decoder = std::make_unique<model::Decoder>(weights, o.device, o.part);
+    m.gradients = std::make_unique<model::Gradients>(m.decoder->weights());
     TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, m.decoder->weights(), o.optimizer, o.shard));
     if (needed.critic) {
       TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
@@ -163,6 +171,8 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;
+} catch (const model::PeersFailed& e) {  // in the midst of a computation
+  return e.status();
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
@@ -171,8 +181,26 @@ Status Trainer::Preview(std::vector<Row> rows, Version version) try {
   return impl_->Preview(std::move(rows), version);
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;
+} catch (const model::PeersFailed& e) {  // in the midst of a computation
+  return e.status();
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
+}
+
+void Trainer::Join(comm::Collective* others) {
+  TrainerImpl& m = *impl_;
+  if (others == nullptr)
+    m.tensor_ranks.reset();
+  else
+    m.tensor_ranks.emplace(*others);
+  if (m.decoder != nullptr) m.decoder->UsePeers(m.tensor_ranks ? &*m.tensor_ranks : nullptr);
+}
+
+ProgressCallback TrainerImpl::Agreed(const ProgressCallback& progress) {
+  if (!tensor_ranks) return progress;
+  return [this, progress](const StepProgress& p) {
+    return tensor_ranks->Agree(progress == nullptr || progress(p));
+  };
 }
 
 bool Trainer::HasPreview() const { return !impl_->previewed.parts.empty(); }
@@ -181,6 +209,8 @@ StatusOr<Scored> Trainer::PreviewPiece() try {
   return impl_->PreviewPiece();
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;
+} catch (const model::PeersFailed& e) {  // in the midst of a computation
+  return e.status();
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
@@ -238,6 +268,7 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
         ++step.done;
       }
       Stopwatch watch;
+      if (target.complete) target.complete();
       // Every rank learns what the others found before it decides, so all decide alike.
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {
@@ -250,12 +281,8 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       done.finite = bad == 0;
       if (done.finite) {
         UpdateResult update;
-        if (step.group == nullptr) {
-          update = target.optimizer.Update(target.gradients.data(), target.rate);
-        } else {
-          TP_ASSIGN_OR_RETURN(update,
-                              UpdateTogether(target.gradients, target.rate, target.optimizer, *step.group));
-        }
+        TP_ASSIGN_OR_RETURN(update, UpdateTogether(target.gradients, target.rate, target.optimizer,
+                                                   {.data = step.group, .tensor = step.tensor}));
         done.finite = update.finite;
         done.grad_norm = update.finite ? std::max(done.grad_norm, update.grad_norm) : update.grad_norm;
         done.updates += update.finite ? 1 : 0;
@@ -402,7 +429,8 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                           [&] {
                             return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) &&
                                    std::isfinite(step.sums.kl_loss);
-                          }};
+                          },
+                      .complete = [&] { decoder->AddUpShared(*gradients); }};
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
       TP_ASSIGN_OR_RETURN(const auto rows,
@@ -543,7 +571,10 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
                               ", and is rank " + std::to_string(here.rank) + " of " +
                               std::to_string(here.world));
   }
-  StepContext step{.batch = batch, .group = group, .progress = progress};
+  if (!o.part.whole() && !m.tensor_ranks)
+    return FailedPrecondition("trainer: the ranks that have the other parts of the model are not there");
+  const ProgressCallback agreed = m.Agreed(progress);
+  StepContext step{.batch = batch, .group = group, .tensor = m.tensor_group(), .progress = agreed};
   std::vector<BadRow> found = bad != nullptr ? std::move(*bad) : std::vector<BadRow>();
   const Status checked = m.CheckStep(step, found);
   const Status usable = AgreeOnRows(group, checked, found, "trainer");
@@ -576,8 +607,9 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   TP_ASSIGN_OR_RETURN(const UpdatesDone done, m.MakeUpdates(step, plan, watch, result.metrics));
   result.finite = done.finite;
   result.updates = m.CriticAlone(step) ? 0 : done.updates;
-  if (progress != nullptr) (void)progress({step.done, step.todo});
+  if (agreed != nullptr) (void)agreed({step.done, step.todo});
   watch.Lap();
+  if (m.tensor_ranks && result.updates > 0) m.decoder->weights().Collect(*m.tensor_ranks);
   result.digest = m.weights.Digest();
   const uint64_t everything = m.DigestWith(result.digest);
   step.times.digest = watch.Lap();
@@ -585,6 +617,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
     TP_RETURN_IF_ERROR(CheckSameWeights(*group, everything, "trainer", batch.step));
   }
+  if (step.tensor != nullptr)
+    TP_RETURN_IF_ERROR(CheckSameWeights(*step.tensor, everything, "trainer", batch.step));
   if (m.rl() && o.loss.kl) {
     const double kl = m.KlToReference(step, plan);
     result.metrics["ref/kl"] = kl;
@@ -603,6 +637,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   return result;
 } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
   throw;
+} catch (const model::PeersFailed& e) {  // in the midst of a computation
+  return e.status();
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }

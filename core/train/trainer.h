@@ -74,6 +74,10 @@ struct TrainerOptions {
   // The optimizer's state that is here, a critic's too. With one of several ranks every step has a group, in
   // which this is that rank. The update is the same to the bit.
   Shard shard = {};
+  // Of the trained model, what this rank computes and has the optimizer's state of (core/model/cut.h); the
+  // weights, which are the whole model's, are brought together after a step. The update is the same up to
+  // rounding. Not with a value head.
+  model::Part part = {};
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
@@ -134,6 +138,10 @@ class Trainer {
   // others see it. kFailedPrecondition: the group is not that of TrainerOptions::shard; nothing changed.
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
                             comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
+  // The ranks that have the other parts (TrainerOptions::part), for what follows; null: no more. They make
+  // the same calls with the same rows, and stop where one of them does. What the group cannot do is an error
+  // of the call that needs it.
+  void Join(comm::Collective* others);
 
   // Rows of one group that a step is expected to bring. Takes the place of what is left of those that were
   // given before. `version`: of the present weights. kInvalidArgument: they cannot be trained on.

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"
+#include "core/train/tensor_ranks.h"
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 
@@ -49,6 +51,7 @@ struct KeptTotals {
 struct StepContext {
   const Batch& batch;
   comm::Collective* group = nullptr;
+  comm::Collective* tensor = nullptr;
   const ProgressCallback& progress;
   int64_t done = 0, todo = 0;                             // micro-batches
   std::vector<std::vector<int64_t>> minibatches;          // rows of each update
@@ -78,7 +81,8 @@ struct UpdateTarget {
   double rate = 0;
   std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
-  std::function<bool()> finite;  // of what this rank summed up
+  std::function<bool()> finite;    // of what this rank summed up
+  std::function<void()> complete;  // when all gradients of this rank are there; may be null
 };
 struct UpdatesDone {
   bool finite = true;
@@ -108,7 +112,8 @@ struct TrainerImpl {
   std::unique_ptr<AdamW> optimizer;
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
-  KeptTotals held_out;  // of the reference
+  std::optional<TensorRanks> tensor_ranks;  // of the other parts of the model
+  KeptTotals held_out;                      // of the reference
   EarlyColumns early;
   Previewed previewed;
   device::PageBuffer controls_memory;
@@ -129,6 +134,9 @@ struct TrainerImpl {
 
   // trainer.cc
   [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
+  // Said by all ranks that have parts of the model, so that none is left in the midst of a computation.
+  [[nodiscard]] ProgressCallback Agreed(const ProgressCallback& progress);
+  [[nodiscard]] comm::Collective* tensor_group() { return tensor_ranks ? &tensor_ranks->group() : nullptr; }
   Status Split(StepContext& step) const;
   // Numbers of this rank's rows put in their cells, with those of the other ranks.
   StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows,

@@ -162,7 +162,8 @@ std::pair<record::TrainedRow, int64_t> Steps::RowOf(const SampleId& tid, const r
 // Every member of the open step gets its share of the batch.
 void Steps::SendShares(Batch batch) {
   const auto world = static_cast<int64_t>(open_->members.size());
-  const auto shares = BalancedPartition(batch.costs, world);
+  const int64_t tensor = options_.fleet.tensor;
+  const auto shares = BalancedPartition(batch.costs, world / tensor);
   for (int64_t rank = 0; rank < world; ++rank) {
     const command::GroupMember& m = open_->members[static_cast<size_t>(rank)];
     command::Train train{.worker = m.worker,
@@ -175,9 +176,11 @@ void Steps::SendShares(Batch batch) {
                          .group_epoch = world > 1 ? group_epoch_ : 0,
                          .rank = rank,
                          .world = world,
+                         .tensor = tensor,
                          .total_rows = batch.rows};
-    for (const int64_t i : shares[static_cast<size_t>(rank)])
-      train.share->groups.push_back(std::move(batch.groups[static_cast<size_t>(i)]));
+    if (rank % tensor == 0)
+      for (const int64_t i : shares[static_cast<size_t>(rank / tensor)])
+        train.share->groups.push_back(std::move(batch.groups[static_cast<size_t>(i)]));
     all_.rollouts.Forget(m.slot);
     train.share->stale.assign(batch.stale.begin(), batch.stale.end());
     out_.Do(std::move(train));

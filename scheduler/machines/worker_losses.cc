@@ -138,7 +138,7 @@ void Workers::CheckFleet() {
         "fleet_dead", "actor",
         std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")" +
             (actor && options_.fleet.zero
-                 ? "; with train.zero each has a part of the optimizer's state: go on with --resume, "
+                 ? "; with train.zero or train.mesh each has a part of the state: go on with --resume, "
                    "with fewer slots if it does not come back"
                  : ""));
   } else if (const FleetOptions& s = options_.fleet;

@@ -20,6 +20,7 @@
 #include "core/config/render.h"
 #include "core/config/resume.h"
 #include "core/cuda/model_check.h"
+#include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/checkpoint.h"
@@ -540,6 +541,10 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
   if (config.model.init) fits_kernels("model.init", config.model);
+  if (const int64_t ranks = config.train.mesh.tp; ranks > 1 && model_there) {
+    if (const auto spec = SpecOf(config.model); spec.ok())
+      look("train.mesh.tp", model::CheckCut(*spec, ranks));
+  }
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.
     TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));

@@ -17,10 +17,10 @@ void StepRows::Add(const scheduler::command::Train& c) {
   for (const std::vector<SampleId>& group : c.share->groups) {
     step_.tids.insert(step_.tids.end(), group.begin(), group.end());
     step_.group_of.insert(step_.group_of.end(), group.size(), step_.groups++);
-    step_.rank_of.insert(step_.rank_of.end(), group.size(), c.rank);
+    step_.rank_of.insert(step_.rank_of.end(), group.size(), c.rank / c.tensor);
   }
   step_.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
-                                                   c.group_epoch, c.rank, c.world});
+                                                   c.group_epoch, c.rank, c.world, c.tensor});
   if (static_cast<int64_t>(step_.members.size()) < c.world) return;
   Open();
 }
@@ -46,7 +46,7 @@ void StepRows::Open() {
     int64_t group = -1;
     for (BatchRow& row : *list) {
       if (row.stored.payload_file >= 0) continue;
-      if (row.rank != message.rank) {
+      if (row.rank != message.rank / message.tensor) {
         row.trajectory = row.trajectory.Outline();
         continue;
       }

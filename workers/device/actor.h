@@ -29,12 +29,12 @@ struct TrainProgress {
 class Actor {
  public:
   virtual ~Actor() = default;
-  // `group`: null: there is one rank. Rows are those of all ranks; of the others' there are outlines.
+  // Rows are those of all ranks; of the others' there are outlines.
   // kInvalidArgument: the rows cannot be trained on (data), nothing changed; `bad`: as of
   // train::Trainer::Step. kAborted: `progress.trains` returned false. kUnavailable: the evaluation before
   // training was not waited for, nothing changed.
   virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                           const TrainProgress& progress, comm::Collective* group,
+                                           const TrainProgress& progress, const comm::RankGroups& groups,
                                            std::vector<BadRow>& bad) = 0;
   // As those of train::Trainer; `rows` as of Step, of one group.
   virtual Status Preview(std::vector<BatchRow>, const Version&) { return OkStatus(); }

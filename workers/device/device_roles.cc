@@ -149,7 +149,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   }));
   for (const train::NamedBytes& part : actor_->State()) {
     if (part.name == "weights") continue;
-    TP_RETURN_IF_ERROR(ReadShared(dir + "/trainer", part));
+    TP_RETURN_IF_ERROR(ReadShared(dir + "/trainer", part, weights_->spec()));
   }
   OwnState(step);
   return OkStatus();
@@ -260,7 +260,8 @@ model::MemoryUse DeviceRoles::held() const {
   model::MemoryUse use;
   if (weights_ != nullptr) {
     // What a trained model's products read counts as held before it is made, as it does in the plan.
-    const bool twice = trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu;
+    const bool twice =
+        trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu && config_.train.mesh.tp == 1;
     use.weights = weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
                                             : weights_->strips_bytes());
   }
@@ -304,13 +305,13 @@ void DeviceRoles::UseVersion(Version version) {
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                          const TrainProgress& progress, comm::Collective* group,
+                                          const TrainProgress& progress, const comm::RankGroups& groups,
                                           std::vector<BadRow>& bad) {
   if (!owns_state_) return FailedPrecondition("no state of training is here");
   TP_RETURN_IF_ERROR(MakeActor());
   const int64_t before = updates();
   const auto result =
-      Caught("train", [&] { return actor_->Step(step, version, std::move(rows), progress, group, bad); });
+      Caught("train", [&] { return actor_->Step(step, version, std::move(rows), progress, groups, bad); });
   if (updates() != before) serves_ = false;  // the weights are those of no version yet
   if (!result.ok()) {
     if (updates() != before) owns_state_ = false;  // some of its updates were made
@@ -362,7 +363,9 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   } else {
     for (const train::NamedBytes& named : actor_->State()) {
       if (named.name == "weights") continue;  // in model/, bit for bit
-      if (part && !named.piece) continue;
+      // Of the ranks that have one part of the model the first writes it, or each its interval.
+      const bool mine = named.part.whole() ? !part : shard_.rank < named.part.of;
+      if (!named.piece && !mine) continue;
       files.push_back(PartFile(named));
       TP_RETURN_IF_ERROR(WritePart(dir + "/trainer/" + files.back(), named.bytes));
     }

@@ -98,7 +98,7 @@ class DeviceRoles {
 
   // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                               const TrainProgress& progress, comm::Collective* group,
+                               const TrainProgress& progress, const comm::RankGroups& groups,
                                std::vector<BadRow>& bad);
   // As Actor's; nothing where no trainer is in memory.
   Status Preview(std::vector<BatchRow> rows, const Version& version);

@@ -8,8 +8,11 @@
 #include "core/base/places.h"
 #include "core/base/utf8.h"
 #include "core/comm/host_group.h"
+#include "core/config/training_slots.h"
 #include "core/model/activation_arena.h"
+#include "core/model/cut.h"
 #include "core/model/hugging_face.h"
+#include "core/model/layout.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
 #include "core/sharding/intervals.h"
@@ -72,21 +75,26 @@ model::ModelSpec WithValueHead(model::ModelSpec spec) {
 
 // The largest part of an optimizer's state that a slot has (train.zero), of as many bytes.
 int64_t ShareOf(const JobConfig& c, int64_t optimizer, int64_t elements) {
-  const int64_t world = c.train.zero > 0 ? TrainingSlots(c) : 1;
+  const int64_t world = c.train.zero > 0 ? config::TrainingSlots(c) / c.train.mesh.tp : 1;
   if (world == 1) return optimizer;
   return optimizer / elements * sharding::Owned(elements, {0, world}).size();
 }
 
-void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
+void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
-  p.actor = model::TrainingMemory(m, dtype,
+  // The last part has the most of the vocabulary. It stands beside the whole model's weights.
+  const int64_t tp = c.train.mesh.tp;
+  const bool cut = tp > 1 && model::CheckCut(m, tp).ok();
+  const model::ModelSpec part = cut ? model::PartSpec(m, {tp - 1, tp}) : m;
+  p.actor = model::TrainingMemory(part, dtype,
                                   {.tokens = (tokens + 15) / 16 * 16,
                                    .recompute = c.train.recompute,
                                    .threads = c.cluster.threads_per_slot,
                                    .gpu = OnGpu(c),
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
-  p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(m));
+  p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
+  if (cut) p.actor.weights += model::WeightBytes(m, dtype) + (generates ? model::LaidOutBytes(m, dtype) : 0);
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
@@ -130,12 +138,6 @@ bool MayGenerate(const JobConfig& c, int64_t slot) {
 }
 
 }  // namespace
-
-int64_t TrainingSlots(const JobConfig& c) {
-  int64_t n = 0;
-  for (int64_t slot = 0; slot < c.cluster.slots; ++slot) n += MayTrain(c, slot) ? 1 : 0;
-  return n;
-}
 
 bool MayTrain(const JobConfig& c, int64_t slot) {
   return c.scheduler.placement == PlacementKind::kColocated ||
@@ -271,7 +273,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
       if (actor) p.actor = of_policy.actor;
       if (rollout) p.rollout = of_policy.rollout;
     } else if (actor) {
-      AddActor(c, m, p);
+      AddActor(c, m, rollout, p);
     }
     if (rollout && !policy) {
       p.rollout += model::GenerationMemory(
@@ -316,7 +318,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     plan.shared_memory.push_back(
         {"published weights", "cluster.weight_transport: " + std::string(Name(c.cluster.weight_transport)),
          2 * weights});
-  if (const int64_t ranks = TrainingSlots(c); ranks > 1)
+  if (const int64_t ranks = config::TrainingSlots(c); ranks > 1)
     plan.shared_memory.push_back({"what training slots exchange", "scheduler.actor_slots",
                                   comm::HostMemory::Bytes(static_cast<int>(ranks))});
   if (c.checkpoint.recovery_every_steps > 0)

@@ -84,7 +84,6 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
 // Whether a slot may ever hold the actor's role: any slot with colocated and elastic, with split and
 // multiplexed those of training.
 bool MayTrain(const JobConfig& config, int64_t slot);
-int64_t TrainingSlots(const JobConfig& config);  // that may
 
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of
 // concurrent samples needs, up to 256 MiB (4 GiB on a GPU); past it requests wait for room. A whole number of

@@ -13,7 +13,7 @@ StatusOr<std::unique_ptr<Actor>> PolicyActor::Create(const JobConfig& config, mo
 }
 
 StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                              const TrainProgress& progress, comm::Collective* group,
+                                              const TrainProgress& progress, const comm::RankGroups& groups,
                                               std::vector<BadRow>& bad) {
   std::vector<policy::FragmentRow> batch;
   for (const BatchRow& in : rows) {
@@ -40,7 +40,7 @@ StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, 
       [&](const train::StepProgress& p) {
         return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
       },
-      group, &bad);
+      groups.data, &bad);
 }
 
 }  // namespace tidepool::workers

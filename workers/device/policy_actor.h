@@ -17,7 +17,7 @@ class PolicyActor : public Actor {
   static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights);
 
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                   const TrainProgress& progress, comm::Collective* group,
+                                   const TrainProgress& progress, const comm::RankGroups& groups,
                                    std::vector<BadRow>& bad) override;
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
   [[nodiscard]] uint64_t Digest(uint64_t weights) const override { return weights; }

@@ -80,13 +80,28 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
   LeaveGroup();
   // Without it they use sockets.
   const bool by_memory = SharedBlock::MakeFolderOf(shared_folder_).ok();
-  const comm::GroupOptions options{.rendezvous = link_->MeetingAt(c.meeting),
-                                   .rank = static_cast<int>(c.rank),
-                                   .size = static_cast<int>(c.world),
-                                   .host = std::string(BareHost(host_)),
-                                   .shared_folder = by_memory ? shared_folder_ : "",
-                                   .timeout_s = c.timeout_s};
-  TP_ASSIGN_OR_RETURN(group_, comm::MakeGroup(options));
+  const int64_t tensor = config_.train.mesh.tp;
+  comm::GroupOptions options{.rendezvous = link_->MeetingAt(c.meeting),
+                             .name = "tensor-" + std::to_string(c.rank / tensor),
+                             .rank = static_cast<int>(c.rank % tensor),
+                             .size = static_cast<int>(tensor),
+                             .host = std::string(BareHost(host_)),
+                             .shared_folder = by_memory ? shared_folder_ : "",
+                             .timeout_s = c.timeout_s};
+  if (tensor > 1) {
+    TP_ASSIGN_OR_RETURN(tensor_group_, comm::MakeGroup(options));
+  }
+  group_epoch_ = c.group_epoch;
+  if (c.world == tensor) return OkStatus();
+  options.name = "data-" + std::to_string(c.rank % tensor);
+  options.rank = static_cast<int>(c.rank / tensor);
+  options.size = static_cast<int>(c.world / tensor);
+  auto data = comm::MakeGroup(options);
+  if (!data.ok()) {
+    LeaveGroup();
+    return data.status();
+  }
+  group_ = *std::move(data);
   if (device_.make_sum != nullptr) {
     auto sum = device_.make_sum(options.rendezvous, options.rank, options.size,
                                 std::chrono::milliseconds(static_cast<int64_t>(c.timeout_s * 1000)));
@@ -96,13 +111,13 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
     }
     group_->SumOnDevices(std::move(*sum));
   }
-  group_epoch_ = c.group_epoch;
   return OkStatus();
 }
 
 // The others of the group see the sockets close and do not wait for this rank.
 void RolesWork::LeaveGroup() {
   group_.reset();
+  tensor_group_.reset();
   group_epoch_ = 0;
 }
 
@@ -138,20 +153,21 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
 StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::vector<BadRow>& bad,
                                                     int64_t& read_bytes) {
   pulse_.Begin("fetch_rows");
+  const int64_t rank = c.rank / c.tensor, ranks = c.world / c.tensor;  // that have rows of their own
   auto list = link_->FetchRows(c.lease, c.step, c.rank);
   // What cannot be fetched may be fetched later: no fault of the data's. The same holds for payloads.
   if (!list.ok()) return Unavailable(list.status().message());
   std::vector<BatchRow> rows = *std::move(list);
   if (static_cast<int64_t>(rows.size()) != c.rows)
     return Unavailable("got " + std::to_string(rows.size()) + " of " + std::to_string(c.rows) + " rows");
-  if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch))
+  if (c.world > 1 && group_epoch_ != c.group_epoch)
     return FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch));
   Enqs mine;
   int64_t bytes = 0;  // of all ranks
   for (const BatchRow& row : rows) {
     if (row.stored.payload_file < 0) continue;
     bytes += row.stored.payload_bytes;
-    if (row.rank == c.rank) mine.push_back(&row.stored);
+    if (row.rank == rank) mine.push_back(&row.stored);
   }
   const auto go_on = [&] { return !called_off_(c.lease); };
   auto found = stored_->Read(
@@ -159,18 +175,18 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
       go_on);
   if (found.status().code() == StatusCode::kAborted) return found.status();
   if (!found.ok()) return Unavailable(found.status().message());
-  std::vector<std::string> said(static_cast<size_t>(c.world));
-  said[static_cast<size_t>(c.rank)] = OutlinesOf(found->rows);
-  if (c.world > 1) {
+  std::vector<std::string> said(static_cast<size_t>(ranks));
+  said[static_cast<size_t>(rank)] = OutlinesOf(found->rows);
+  if (ranks > 1) {
     pulse_.Begin("gather_outlines");
     // A rank whose rows are sent to it comes later than one that has them here.
     const double patience_s = 60 + static_cast<double>(bytes) / (1 << 20);
-    TP_ASSIGN_OR_RETURN(said, group_->AllGather(said[static_cast<size_t>(c.rank)], "outlines", patience_s));
+    TP_ASSIGN_OR_RETURN(said, group_->AllGather(said[static_cast<size_t>(rank)], "outlines", patience_s));
   }
-  TP_RETURN_IF_ERROR(TakeOutlines(said, c.rank, rows, bad));
+  TP_RETURN_IF_ERROR(TakeOutlines(said, rank, rows, bad));
   size_t next = 0;
   for (BatchRow& row : rows)
-    if (row.stored.payload_file >= 0 && row.rank == c.rank) row.trajectory = *std::move(found->rows[next++]);
+    if (row.stored.payload_file >= 0 && row.rank == rank) row.trajectory = *std::move(found->rows[next++]);
   read_bytes = found->bytes;
   return rows;
 }
@@ -227,7 +243,8 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   std::set<SampleId> tids;
   for (const BatchRow& row : rows) {
     tids.insert(row.stored.tid);
-    if (!row.trajectory.is_outline()) done.rows.push_back(Given(row));
+    // Of the ranks that are given the same rows one says so.
+    if (!row.trajectory.is_outline() && c.rank % c.tensor == 0) done.rows.push_back(Given(row));
   }
   std::erase_if(previews_, [&](const down::Preview& p) { return tids.contains(p.rows.front().tid); });
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
@@ -239,7 +256,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                                     pulse_.Begin(op);
                                                     return !evaluation_ended_(c.lease);
                                                   }},
-                                                 c.world > 1 ? group_.get() : nullptr, bad);
+                                                 {.data = group_.get(), .tensor = tensor_group_.get()}, bad);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

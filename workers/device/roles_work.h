@@ -183,7 +183,8 @@ class RolesWork : public DeviceWork {
   Mutex published_mu_;
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_
 
-  std::unique_ptr<comm::Collective> group_;  // of two ranks or more
+  // Of two ranks or more: with other rows of a batch, with other parts of the model.
+  std::unique_ptr<comm::Collective> group_, tensor_group_;
   int64_t group_epoch_ = 0;
 
   std::unique_ptr<Pacer> pacer_;                           // cluster.pace

@@ -9,11 +9,15 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/model/cut.h"
+#include "core/model/layout.h"
 #include "core/sharding/intervals.h"
 
 namespace tidepool::workers {
@@ -76,10 +80,39 @@ class SparseFile {
 // A file with bytes of a part of a state.
 struct SharedFile {
   std::string path;
-  sharding::Interval of;
+  model::Part part;       // of the model
+  sharding::Interval of;  // in bytes of that
 };
 
-// NAME.bin, NAME.FROM-TO.bin. kDataLoss: one has another size than its name says.
+// "A<mark>B" with numbers of 0 and more; nothing else.
+std::optional<std::pair<int64_t, int64_t>> Numbers(std::string_view text, std::string_view mark) {
+  std::pair<int64_t, int64_t> n;
+  const char* end = text.data() + text.size();
+  const auto [at, bad] = std::from_chars(text.data(), end, n.first);
+  if (bad != std::errc() || !std::string_view(at, end).starts_with(mark)) return std::nullopt;
+  const auto [last, bad_too] = std::from_chars(at + mark.size(), end, n.second);
+  if (bad_too != std::errc() || last != end || n.first < 0 || n.second < 0) return std::nullopt;
+  return n;
+}
+
+// Of NAME[.tpRofN][.FROM-TO].bin what stands between NAME and .bin; nothing: of another part.
+std::optional<SharedFile> Described(std::string_view between, int64_t size) {
+  SharedFile file{.path = {}, .part = {}, .of = {0, size}};
+  if (between.starts_with(".tp")) {
+    const size_t end = std::min(between.find('.', 1), between.size());
+    const auto part = Numbers(between.substr(3, end - 3), "of");
+    if (!part) return std::nullopt;
+    file.part = {part->first, part->second};
+    between.remove_prefix(end);
+  }
+  if (between.empty()) return file;
+  const auto of = Numbers(between.substr(1), "-");
+  if (between[0] != '.' || !of) return std::nullopt;
+  file.of = {of->first, of->second};
+  return file;
+}
+
+// kDataLoss: one has another size than its name says.
 StatusOr<std::vector<SharedFile>> FilesOf(const std::string& dir, const std::string& name) {
   std::vector<SharedFile> files;
   std::error_code error;
@@ -88,23 +121,86 @@ StatusOr<std::vector<SharedFile>> FilesOf(const std::string& dir, const std::str
     if (!file.starts_with(name + ".") || !file.ends_with(".bin")) continue;
     const auto size = static_cast<int64_t>(fs::file_size(entry.path(), error));
     if (error) break;
-    sharding::Interval of{0, size};
-    if (file != name + ".bin") {
-      const char* at = file.data() + name.size() + 1;
-      const char* end = file.data() + file.size() - 4;
-      const auto [dash, bad_from] = std::from_chars(at, end, of.from);
-      if (bad_from != std::errc() || dash == end || *dash != '-') continue;  // of another part
-      const auto [last, bad_to] = std::from_chars(dash + 1, end, of.to);
-      if (bad_to != std::errc() || last != end) continue;
-      if (of.from < 0 || of.size() != size) {
-        return DataLoss(entry.path().string() + ": has " + std::to_string(size) +
-                        " bytes, which are not those that its name says");
-      }
+    auto found = Described(std::string_view(file).substr(name.size(), file.size() - name.size() - 4), size);
+    if (!found) continue;
+    if (found->of.size() != size) {
+      return DataLoss(entry.path().string() + ": has " + std::to_string(size) +
+                      " bytes, which are not those that its name says");
     }
-    files.push_back({entry.path().string(), of});
+    found->path = entry.path().string();
+    files.push_back(*std::move(found));
   }
   if (error) return NotFound(dir + ": cannot be read (" + error.message() + ")");
   return files;
+}
+
+// n bytes of a file, that belong behind each other into the index of the whole model.
+struct Segment {
+  int64_t whole = 0, n = 0;  // bytes
+  size_t file = 0;           // or nothing, of what is wanted
+  int64_t at = 0;            // in the file, or in what is wanted
+};
+// What an interval of a part of the model is in the index of the whole, in its order; `each`: bytes of an
+// element. repeated: with what every part has.
+void AddSegments(const model::ModelSpec& spec, const model::Part& part, const sharding::Interval& of,
+                 int64_t each, bool repeated, size_t file, std::vector<Segment>& all) {
+  for (const model::ParameterRuns& p : model::Runs(spec, part)) {
+    if (p.everywhere && !repeated) continue;
+    for (const model::Run& run : p.runs) {
+      for (int64_t row = 0; row < run.rows; ++row) {
+        const int64_t from = (run.in_part + row * run.n) * each;
+        const sharding::Interval here = sharding::Common(of, {from, from + run.n * each});
+        if (here.size() <= 0) continue;
+        all.push_back({(run.in_whole + row * run.stride) * each + here.from - from, here.size(), file,
+                       here.from - of.from});
+      }
+    }
+  }
+}
+
+// Fills `part` from files of another mesh.
+Status ReadCut(const std::string& name, const std::vector<SharedFile>& files, const train::NamedBytes& part,
+               const model::ModelSpec& spec) {
+  const auto size = static_cast<int64_t>(part.bytes.size());
+  const int64_t all = part.piece ? part.piece->whole : size;
+  const int64_t each = all / model::LayoutElements(model::PartSpec(spec, part.part));
+  std::vector<Segment> sources, wanted;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const Status cut = model::CheckCut(spec, files[i].part.of);
+    if (!cut.ok() || files[i].part.rank >= files[i].part.of)
+      return DataLoss(files[i].path + ": no part of this model has that name");
+    AddSegments(spec, files[i].part, files[i].of, each, files[i].part.rank == 0, i, sources);
+  }
+  AddSegments(spec, part.part, part.piece ? part.piece->of : sharding::Interval{0, size}, each,
+              /*repeated=*/true, 0, wanted);
+  const auto by_place = [](const Segment& a, const Segment& b) { return a.whole < b.whole; };
+  std::ranges::sort(sources, by_place);
+  for (size_t i = 1; i < sources.size(); ++i) {
+    if (sources[i - 1].whole + sources[i - 1].n > sources[i].whole)
+      return DataLoss(name + ": " + files[sources[i - 1].file].path + " and " + files[sources[i].file].path +
+                      " have the same elements");
+  }
+  std::vector<std::ifstream> streams;
+  for (const SharedFile& file : files) streams.emplace_back(file.path, std::ios::binary);
+  std::vector<std::byte> piece;
+  for (Segment want : wanted) {
+    auto next = std::ranges::upper_bound(sources, want, by_place);
+    if (next != sources.begin()) --next;
+    for (; want.n > 0; ++next) {
+      if (next == sources.end() || next->whole > want.whole || next->whole + next->n <= want.whole)
+        return DataLoss(name + ": element " + std::to_string(want.whole / each) +
+                        " of the model is in no file");
+      const int64_t skip = want.whole - next->whole, n = std::min(want.n, next->n - skip);
+      piece.resize(static_cast<size_t>(n));
+      std::ifstream& in = streams[next->file];
+      in.seekg(next->at + skip);
+      in.read(reinterpret_cast<char*>(piece.data()), n);
+      if (!in) return DataLoss(files[next->file].path + ": cannot be read, or ends early");
+      part.bytes.CopyFrom(static_cast<size_t>(want.at), piece);
+      want.whole += n, want.at += n, want.n -= n;
+    }
+  }
+  return OkStatus();
 }
 
 Status Changed(const std::string& path) {
@@ -138,18 +234,25 @@ Status ReadPart(const std::string& path, const device::ByteStore& bytes) {
 }
 
 std::string PartFile(const train::NamedBytes& part) {
-  if (!part.piece) return part.name + ".bin";
-  return part.name + "." + std::to_string(part.piece->of.from) + "-" + std::to_string(part.piece->of.to) +
-         ".bin";
+  std::string name = part.name;
+  if (!part.part.whole())
+    name += ".tp" + std::to_string(part.part.rank) + "of" + std::to_string(part.part.of);
+  if (part.piece) name += "." + std::to_string(part.piece->of.from) + "-" + std::to_string(part.piece->of.to);
+  return name + ".bin";
 }
 
-Status ReadShared(const std::string& dir, const train::NamedBytes& part) {
+Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec) {
   const auto size = static_cast<int64_t>(part.bytes.size());
   const int64_t whole = part.piece ? part.piece->whole : size;
   const sharding::Interval want = part.piece ? part.piece->of : sharding::Interval{0, size};
   TP_ASSIGN_OR_RETURN(const std::vector<SharedFile> files, FilesOf(dir, part.name));
   const std::string name = dir + "/" + part.name;
   if (files.empty()) return NotFound(name + ".bin: is not there");
+  if (!part.part.whole() || std::ranges::any_of(files, [](const SharedFile& f) { return !f.part.whole(); })) {
+    const std::string same = dir + "/" + PartFile(part);
+    const bool is_there = std::ranges::any_of(files, [&](const SharedFile& f) { return f.path == same; });
+    return is_there ? ReadPart(same, part.bytes) : ReadCut(name, files, part, spec);
+  }
   std::vector<sharding::Interval> sources;
   int64_t end = 0;
   for (const SharedFile& file : files) {

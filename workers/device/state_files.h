@@ -4,8 +4,9 @@
 // thread while nothing else does.
 //
 // A part is the file NAME.bin, or, where ranks share it (train.zero), files NAME.FROM-TO.bin of the bytes
-// that each has of it. So a checkpoint says by its names who wrote which interval, and can be read whatever
-// the number of ranks was and is.
+// that each has of it. Where the model is cut between ranks (train.mesh.tp), NAME.tpRofN.bin or
+// NAME.tpRofN.FROM-TO.bin, with the index of that part of the model (core/model/cut.h). So a checkpoint says
+// by its names who wrote what, and can be read whatever the mesh was and is.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,9 +27,9 @@ Status WritePart(const std::string& path, const device::ByteSource& bytes);
 // kNotFound, kUnavailable, kDataLoss: it is not there, cannot be read, or has another size.
 Status ReadPart(const std::string& path, const device::ByteStore& bytes);
 std::string PartFile(const train::NamedBytes& part);
-// Fills `part` from the files of a checkpoint's folder `dir`, however the part is cut up there. Errors of
-// ReadPart; kDataLoss also where some byte of it is in no file, or in several.
-Status ReadShared(const std::string& dir, const train::NamedBytes& part);
+// Fills `part` from the files of a checkpoint's folder `dir`, however the part is cut up there. `spec`: of
+// the model. Errors of ReadPart; kDataLoss also where some byte of it is in no file, or in several.
+Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec);
 // SaltedSum of the bytes.
 uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt = 0);
 

@@ -69,7 +69,9 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
     if (further != nullptr) TP_RETURN_IF_ERROR(models.TryProducts(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
-  options.shard = shard;
+  const int64_t tensor = config.train.mesh.tp;
+  options.part = {shard.rank % tensor, tensor};
+  if (config.train.zero > 0) options.shard = {shard.rank / tensor, shard.world / tensor};
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);
   companions = {
@@ -86,7 +88,7 @@ int64_t TextActor::further_bytes() const {
 }
 
 StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                            const TrainProgress& progress, comm::Collective* group,
+                                            const TrainProgress& progress, const comm::RankGroups& groups,
                                             std::vector<BadRow>& bad) {
   train::Batch batch;
   batch.step = step;
@@ -98,6 +100,11 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
       if (config_.environment() != nullptr && s.kind == sample::SegmentKind::kTokens && s.size() > 0) ++turns;
     batch.rows.push_back(RowOf(in));
   }
+  trainer_->Join(groups.tensor);
+  struct Leave {
+    train::Trainer& trainer;
+    ~Leave() { trainer.Join(nullptr); }
+  } leave{*trainer_};
   std::map<std::string, double> evaluated;
   if (const Status before = Evaluate(step, /*before=*/true, progress, evaluated); !before.ok()) {
     if (before.code() != StatusCode::kAborted || !progress.trains("train")) return before;
@@ -112,7 +119,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
           [&](const train::StepProgress& p) {
             return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
           },
-          group, &bad));
+          groups.data, &bad));
   // The step was made, whatever becomes of its evaluation.
   if (const Status after = Evaluate(step, /*before=*/false, progress, evaluated);
       !after.ok() && after.code() != StatusCode::kAborted)

@@ -17,12 +17,13 @@ class TextActor : public Actor {
  public:
   // `config` and `weights` outlive this; `weights` are updated in place. A critic begins from its folder:
   // what it has learned is in the state that is restored next, or there is none yet.
-  // `shard`: of the optimizer's state.
+  // `shard`: this rank's place among those that share the model (train.mesh) or its optimizer's state
+  // (train.zero); ranks that have one place of the mesh's other dimensions stand beside each other.
   static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights,
                                                  ModelReader& models, const Shard& shard);
 
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                   const TrainProgress& progress, comm::Collective* group,
+                                   const TrainProgress& progress, const comm::RankGroups& groups,
                                    std::vector<BadRow>& bad) override;
   Status Preview(std::vector<BatchRow> rows, const Version& version) override;
   [[nodiscard]] bool HasPreview() const override { return trainer_->HasPreview(); }

@@ -296,7 +296,7 @@ struct Train {
   StepNumber step;
   Version v;
   int64_t rows = 0;
-  int64_t group_epoch = 0, rank = 0, world = 1;
+  int64_t group_epoch = 0, rank = 0, world = 1, tensor = 1;
 };
 // A group of rows that will be trained before long: what a step at `v` needs of them beside the loss may be
 // computed by now.

@@ -15,8 +15,9 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   const int64_t r = blockIdx.x, d = a.d;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * kEmbeddingThreads + threadIdx.x) * 8;
   if (c >= d) return;
-  float v[8];  // through float32 and back: exact
-  GetChunk(View(a.table) + int64_t{View(a.ids)[r]} * d, c, d, wide, v);
+  float v[8] = {};  // through float32 and back: exact
+  const int32_t id = View(a.ids)[r];
+  if (id >= 0) GetChunk(View(a.table) + int64_t{id} * d, c, d, wide, v);
   PutChunk(View(a.out) + r * d, c, d, wide, v);
 }
 
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(kEmbeddingThreads) ScatterAddRowsKernel(device
   const Global<const T> x = View(a.x);
   const int64_t r = blockIdx.x, rows = a.rows, d = a.d;
   const int32_t id = ids[r];
+  if (id < 0) return;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   bool earlier = false;
   for (int64_t i = threadIdx.x; i < r && !earlier; i += kEmbeddingThreads) earlier = ids[i] == id;

@@ -66,6 +66,10 @@ void GatherFromStrips(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
   const int64_t words = a.d * static_cast<int64_t>(sizeof(T)) / 4;
   for (int64_t r = begin; r < end; ++r) {
     const int64_t id = a.ids[r];
+    if (id < 0) {
+      std::memset(static_cast<void*>(a.out + r * a.d), 0, static_cast<size_t>(a.d) * sizeof(T));
+      continue;
+    }
     const auto* from =
         reinterpret_cast<const uint32_t*>(a.table) + id / kStripRows * kStripRows * words + id % kStripRows;
     auto* to = reinterpret_cast<uint32_t*>(a.out + r * a.d);
@@ -302,9 +306,12 @@ struct CpuDevice::Impl {
   void GatherRows(const GatherRowsArgs<T>& a) {
     ParallelItems(a.rows, a.d, [&](int64_t begin, int64_t end) {
       if (a.strips) return GatherFromStrips(begin, end, a);
+      const auto bytes = static_cast<size_t>(a.d) * sizeof(T);
       for (int64_t r = begin; r < end; ++r) {
-        std::memcpy(static_cast<void*>(a.out + r * a.d), a.table + int64_t{a.ids[r]} * a.d,
-                    static_cast<size_t>(a.d) * sizeof(T));
+        if (a.ids[r] < 0)
+          std::memset(static_cast<void*>(a.out + r * a.d), 0, bytes);
+        else
+          std::memcpy(static_cast<void*>(a.out + r * a.d), a.table + int64_t{a.ids[r]} * a.d, bytes);
       }
     });
   }

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -199,6 +201,31 @@ TEST_P(GroupTest, AGroupThatIsOverIsLeftAtOnce) {
   EXPECT_EQ(group.status().code(), StatusCode::kNotFound);
   EXPECT_THAT(group.status().message(), ::testing::HasSubstr("the training group is over: another one"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+}
+
+TEST_P(GroupTest, SumsBfloat16InFloat32AndRoundsOnce) {
+  constexpr size_t kN = 70001;
+  const auto rounded = [](float x) {  // by its definition
+    const auto bits = std::bit_cast<uint32_t>(x);
+    const uint32_t low = bits & 0xffffU, high = bits >> 16;
+    return static_cast<uint16_t>(low > 0x8000U || (low == 0x8000U && (high & 1U) != 0) ? high + 1 : high);
+  };
+  const auto wide = [](uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); };
+  std::vector<std::vector<uint16_t>> of_rank(3);
+  for (int r = 0; r < 3; ++r)
+    for (const float x : Noise(40 + r, kN)) of_rank[static_cast<size_t>(r)].push_back(rounded(x));
+  of_rank[1][3] = 0x7fc0;  // NaN
+  Run(3, [&](Collective& c) {
+    std::vector<uint16_t> mine = of_rank[static_cast<size_t>(c.rank())];
+    ASSERT_TRUE(c.AllReduceSum(std::span<uint16_t>(mine), "hidden").ok());
+    for (size_t i = 0; i < kN; ++i) {
+      const float sum = wide(of_rank[0][i]) + wide(of_rank[1][i]) + wide(of_rank[2][i]);
+      if (i == 3)
+        EXPECT_TRUE(std::isnan(wide(mine[i])));
+      else
+        ASSERT_EQ(mine[i], rounded(sum)) << i;
+    }
+  });
 }
 
 TEST_P(GroupTest, GathersBytesOfAnyLength) {

@@ -91,6 +91,12 @@ class Draws {
     for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng.Below(below)));
     return Keep(std::move(ids));
   }
+  // Some of them -1.
+  int32_t* IdsOrNone(int64_t n, int64_t below) {
+    int32_t* ids = Ids(n, below);
+    for (int64_t i = 0; i < n && rng.Chance(0.5); ++i) ids[rng.Below(n)] = -1;
+    return ids;
+  }
   // n of [0, of), each once.
   std::vector<int32_t> Distinct(int64_t n, int64_t of) {
     std::vector<int32_t> ids(static_cast<size_t>(of));
@@ -381,7 +387,7 @@ struct Case<TokenLogProbBackwardArgs<T>> : Plain {
     TokenLogProbBackwardArgs<T> a{.rows = d.Size(12), .vocab = d.Size(d.Some() ? 40 : 3000)};
     a.logits = d.Logits<T>(a.rows, a.vocab);
     tolerance.absolute = 2e-6;
-    a.ids = d.Ids(a.rows, a.vocab);
+    a.ids = d.IdsOrNone(a.rows, a.vocab);
     a.inv_temperature = d.Some() ? 1.0F : 1.0F / 0.7F;
     auto* logprob = d.Between(a.rows, 0, 0);
     auto* entropy = d.Between(a.rows, 0, 0);
@@ -466,7 +472,7 @@ template <typename T>
 struct Case<GatherRowsArgs<T>> : Plain {
   GatherRowsArgs<T> Make(Draws& d) {
     GatherRowsArgs<T> a{.rows = d.Size(60), .d = d.Size(100), .table_rows = d.Size(40)};
-    a.ids = d.Ids(a.rows, a.table_rows);
+    a.ids = d.IdsOrNone(a.rows, a.table_rows);
     return a;
   }
 };
@@ -474,7 +480,7 @@ template <typename T>
 struct Case<ScatterAddRowsArgs<T>> : Plain {
   ScatterAddRowsArgs<T> Make(Draws& d) {
     ScatterAddRowsArgs<T> a{.rows = d.Size(60), .d = d.Size(100), .table_rows = d.Size(40)};
-    a.ids = d.Ids(a.rows, a.table_rows);
+    a.ids = d.IdsOrNone(a.rows, a.table_rows);
     return a;
   }
 };

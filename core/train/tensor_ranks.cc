@@ -1,0 +1,57 @@
+#include "core/train/tensor_ranks.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tidepool::train {
+namespace {
+
+void Need(const Status& done) {
+  if (!done.ok()) throw model::PeersFailed(done);
+}
+
+template <typename V>
+void Reduce(comm::Collective& group, device::Device& device, void* data, int64_t n, const char* what) {
+  auto* values = static_cast<V*>(data);
+  if (device.host_memory())
+    return Need(group.AllReduceSum(std::span<V>(values, static_cast<size_t>(n)), what));
+  std::vector<V> here = device.Read(values, n);
+  Need(group.AllReduceSum(std::span<V>(here), what));
+  device.Upload(values, std::span<const V>(here));
+}
+
+}  // namespace
+
+void TensorRanks::AddUp(device::Device& device, const device::View& x, const char* what) {
+  x.dtype == DType::kFloat32 ? Reduce<float>(group_, device, x.data, x.elements(), what)
+                             : Reduce<uint16_t>(group_, device, x.data, x.elements(), what);
+}
+
+std::vector<float> TensorRanks::Gather(std::span<const float> mine, const char* what) {
+  const auto bytes = std::as_bytes(mine);
+  const auto all =
+      group_.AllGather(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), what);
+  Need(all.status());
+  std::vector<float> numbers(mine.size() * all->size());
+  for (size_t rank = 0; rank < all->size(); ++rank) {
+    const std::string& theirs = (*all)[rank];
+    if (theirs.size() != bytes.size())
+      Need(Internal(std::string(what) + ": rank " + std::to_string(rank) + " has " +
+                    std::to_string(theirs.size()) + " bytes, this one " + std::to_string(bytes.size())));
+    std::memcpy(numbers.data() + rank * mine.size(), theirs.data(), theirs.size());
+  }
+  return numbers;
+}
+
+void TensorRanks::Gather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
+                         const char* what) {
+  Need(group_.AllGather(bytes, of_rank, what));
+}
+
+bool TensorRanks::Agree(bool yes) {
+  const auto all = group_.AllGather(uint64_t{yes}, "go_on");
+  Need(all.status());
+  return std::ranges::all_of(*all, [](uint64_t one) { return one == 1; });
+}
+
+}  // namespace tidepool::train

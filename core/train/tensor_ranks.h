@@ -1,0 +1,32 @@
+#pragma once
+// The ranks that have the other parts of the trained model (core/model/cut.h), over their collective.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/comm/collective.h"
+#include "core/model/peers.h"
+
+namespace tidepool::train {
+
+// All throw model::PeersFailed.
+class TensorRanks final : public model::Peers {
+ public:
+  explicit TensorRanks(comm::Collective& group) : group_(group) {}
+
+  [[nodiscard]] model::Part part() const override { return {group_.rank(), group_.size()}; }
+  void AddUp(device::Device& device, const device::View& x, const char* what) override;
+  std::vector<float> Gather(std::span<const float> mine, const char* what) override;
+  void Gather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
+              const char* what) override;
+
+  [[nodiscard]] comm::Collective& group() { return group_; }
+  // Whether all say yes.
+  bool Agree(bool yes);
+
+ private:
+  comm::Collective& group_;
+};
+
+}  // namespace tidepool::train

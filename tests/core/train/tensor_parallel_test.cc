@@ -1,0 +1,237 @@
+// Ranks that each have a part of the model against one that has all of it: the same update, up to rounding,
+// however the model is cut and the rows are shared.
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
+#include "core/train/trainer.h"
+#include "tests/core/model/reference.h"
+#include "tests/core/train/other_rank.h"
+
+namespace tidepool::train {
+namespace {
+
+using model::DType;
+using model::ModelSpec;
+using model::Weights;
+
+// Whatever of a model is cut in another way; a vocabulary that no number of ranks divides.
+ModelSpec CutSpec(int64_t kv_heads, bool plain) {
+  ModelSpec s = model::TinySpec();
+  s.architecture = plain ? "llama" : "qwen3";
+  s.vocab_size = 53;
+  s.hidden_size = 24;
+  s.intermediate_size = 36;
+  s.layers = 3;
+  s.kv_heads = kv_heads;
+  s.heads = 2 * kv_heads;
+  s.head_size = 8;
+  s.qk_norm = !plain;
+  s.qkv_bias = s.o_bias = s.mlp_bias = plain;
+  s.tie_embeddings = !plain;
+  return s;
+}
+
+Batch SomeRows(const ModelSpec& spec, Rng& rng, int64_t groups, int64_t samples) {
+  Batch b;
+  b.step = StepNumber{1};
+  b.version = Version{0, 0};
+  for (int64_t g = 0; g < groups; ++g) {
+    const std::vector<int32_t> prompt = model::RandomIds(rng, 2 + rng.Below(7), spec.vocab_size);
+    for (int64_t s = 0; s < samples; ++s) {
+      Row r;
+      r.tid = {g, 0, static_cast<int32_t>(s)};
+      r.gid = GroupId{g};
+      r.prompt = prompt;
+      r.response = model::RandomIds(rng, 1 + rng.Below(12), spec.vocab_size);
+      r.reward = rng.Normal();
+      r.versions.assign(r.response.size(), b.version);
+      for (size_t t = 0; t < r.response.size(); ++t) {
+        r.loss_mask.push_back(rng.Chance(0.8) ? 1 : 0);
+        r.logprobs.push_back(static_cast<float>(-3 - rng.Uniform()));
+      }
+      b.rows.push_back(std::move(r));
+    }
+  }
+  return b;
+}
+
+struct Result {
+  std::vector<float> weights;
+  std::map<std::string, double> metrics, evaluated;
+  uint64_t digest = 0;
+  int64_t optimizer_bytes = 0;
+};
+
+struct Ranks {
+  int data = 1, tensor = 1;
+  bool zero = false;
+};
+
+std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options,
+                          const Ranks& ranks, bool by_memory = true) {
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  std::vector<Result> results(static_cast<size_t>(ranks.data * ranks.tensor));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks.data * ranks.tensor; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      const int d = rank / ranks.tensor, t = rank % ranks.tensor;
+      const auto group = [&](const std::string& name, int place, int size) {
+        auto made = comm::MakeGroup({.rendezvous = rendezvous,
+                                     .name = name,
+                                     .rank = place,
+                                     .size = size,
+                                     .shared_folder = by_memory ? ::testing::TempDir() : ""});
+        EXPECT_TRUE(made.ok()) << made.status().message();
+        return std::move(made).value();
+      };
+      std::unique_ptr<comm::Collective> data, tensor;
+      if (ranks.tensor > 1) tensor = group("tensor " + std::to_string(d), t, ranks.tensor);
+      if (ranks.data > 1) data = group("data " + std::to_string(t), d, ranks.data);
+      Batch mine = batch;
+      for (Row& r : mine.rows)
+        if (r.gid.value % ranks.data != d) r = Elsewhere(r);
+      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      model::Randomize(*weights, 21, 0.2);
+      TrainerOptions own = options;  // one thread uses a device
+      own.device = model::AnyDevice();
+      own.part = {t, ranks.tensor};
+      if (ranks.zero) own.shard = {d, ranks.data};
+      auto created = Trainer::Create(*weights, own);
+      ASSERT_TRUE(created.ok()) << created.status().message();
+      Trainer& trainer = **created;
+      Result& r = results[static_cast<size_t>(rank)];
+      trainer.Join(tensor.get());
+      for (int64_t step = 1; step <= 3; ++step) {
+        mine.step = StepNumber{step};
+        const auto result = trainer.Step(mine, nullptr, data.get());
+        ASSERT_TRUE(result.ok()) << result.status().ToString();
+        ASSERT_TRUE(result->finite);
+        r.metrics = result->metrics;
+        r.digest = result->digest;
+      }
+      if (own.objective == JobKind::kSft) {
+        const auto evaluated = trainer.Evaluate(batch.rows);
+        ASSERT_TRUE(evaluated.ok()) << evaluated.status().message();
+        r.evaluated = *evaluated;
+      }
+      r.optimizer_bytes = trainer.held().optimizer;
+      const auto* values = reinterpret_cast<const float*>(weights->bytes().data());
+      r.weights.assign(values, values + weights->elements());
+    });
+  }
+  for (auto& t : threads) t.join();
+  return results;
+}
+
+void ExpectSame(const Result& one, const std::vector<Result>& all, double tolerance) {
+  for (const Result& r : all) {
+    EXPECT_EQ(r.digest, all[0].digest);
+    double worst = 0;
+    for (size_t i = 0; i < one.weights.size(); ++i)
+      worst = std::max(worst, std::fabs(double{r.weights[i]} - one.weights[i]));
+    EXPECT_LT(worst, tolerance);
+    for (const auto& [name, value] : one.metrics) {
+      if (name.starts_with("timing") || name.starts_with("perf") || name.starts_with("training/") ||
+          name.starts_with("data_plane/"))
+        continue;
+      ASSERT_TRUE(r.metrics.contains(name)) << name;
+      EXPECT_NEAR(r.metrics.at(name), value, 5e-4 * (1 + std::fabs(value))) << name;
+    }
+    for (const auto& [name, value] : one.evaluated)
+      EXPECT_NEAR(r.evaluated.at(name), value, 1e-4 * (1 + std::fabs(value))) << name;
+  }
+}
+
+TrainerOptions OptionsOf(const std::string& algorithm) {
+  JobConfig job;
+  if (algorithm != "sft")
+    job.job = RlJob{.algorithm = {.name = algorithm}, .environment = {}};
+  else
+    job.job = SftJob{};
+  auto options = OptionsFromJob(job);
+  EXPECT_TRUE(options.ok()) << options.status().ToString();
+  TrainerOptions o = std::move(*options);
+  o.micro_batch_tokens = 100;
+  o.minibatches = 2;
+  o.schedule = {};
+  o.schedule.peak = 1e-3;
+  o.optimizer.weight_decay = 0.01;
+  o.temperature = algorithm == "sft" ? 1 : 0.8;
+  o.head_rows = 5;
+  o.clean_records = false;  // what the rows say was recorded by nobody
+  if (algorithm != "sft") o.loss.policy.entropy_coef = 0.01;
+  return o;
+}
+
+TEST(TensorParallelTest, HoweverTheModelIsCutTheUpdateIsThatOfOneRank) {
+  Rng rng(std::random_device{}());
+  for (const bool plain : {true, false}) {
+    for (const std::string algorithm : {"grpo", "gspo", "otb", "sft"}) {
+      SCOPED_TRACE(algorithm + (plain ? ", biases" : ", head norms"));
+      const ModelSpec spec = CutSpec(12, plain);
+      const Batch batch = SomeRows(spec, rng, 6, 4);
+      TrainerOptions o = OptionsOf(algorithm);
+      o.recompute = rng.Chance(0.5);
+      const Result one = Train(spec, batch, o, {})[0];
+      for (const Ranks& ranks : {Ranks{1, 2}, Ranks{1, 3}, Ranks{1, 4}, Ranks{2, 2}, Ranks{2, 2, true}}) {
+        if (ranks.tensor != 2 && algorithm != "grpo") continue;
+        SCOPED_TRACE(std::to_string(ranks.data) + " x " + std::to_string(ranks.tensor) +
+                     (ranks.zero ? ", zero" : ""));
+        ExpectSame(one, Train(spec, batch, o, ranks), 1e-4);
+      }
+    }
+  }
+}
+
+TEST(TensorParallelTest, BySocketsToo) {
+  Rng rng(5);
+  const ModelSpec spec = CutSpec(2, true);
+  const Batch batch = SomeRows(spec, rng, 2, 2);
+  const TrainerOptions o = OptionsOf("grpo");
+  const Result one = Train(spec, batch, o, {})[0];
+  ExpectSame(one, Train(spec, batch, o, {1, 2}, /*by_memory=*/false), 1e-4);
+}
+
+TEST(TensorParallelTest, EachHasItsPartOfTheOptimizer) {
+  Rng rng(6);
+  ModelSpec spec = CutSpec(4, true);
+  spec.vocab_size = 4000;  // norms and paddings are small beside it
+  const Batch batch = SomeRows(spec, rng, 2, 2);
+  const TrainerOptions o = OptionsOf("grpo");
+  const auto whole = static_cast<double>(Train(spec, batch, o, {})[0].optimizer_bytes);
+  for (const auto& [ranks, share] : {std::pair(Ranks{1, 2}, 2), {Ranks{1, 4}, 4}, {Ranks{2, 2, true}, 4}}) {
+    for (const Result& r : Train(spec, batch, o, ranks))
+      EXPECT_NEAR(static_cast<double>(r.optimizer_bytes) * share / whole, 1, 0.02);
+  }
+}
+
+TEST(TensorParallelTest, WhatCannotBeCutIsRefusedWithNumbers) {
+  auto weights = std::move(Weights::Create(model::TinySpec(), DType::kFloat32)).value();
+  TrainerOptions o = OptionsOf("grpo");
+  o.part = {0, 3};
+  EXPECT_THAT(Trainer::Create(*weights, o).status().message(),
+              ::testing::HasSubstr("train.mesh.tp: the model has 2 key and value heads, which 3 ranks cannot "
+                                   "divide; write a divisor of 2"));
+  o.part = {0, 2};
+  auto trainer = std::move(Trainer::Create(*weights, o)).value();
+  Rng rng(7);
+  EXPECT_EQ(trainer->Step(SomeRows(model::TinySpec(), rng, 1, 2)).status().code(),
+            StatusCode::kFailedPrecondition);  // the other rank is not there
+}
+
+}  // namespace
+}  // namespace tidepool::train
