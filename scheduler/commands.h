@@ -168,7 +168,7 @@ struct FormGroup {
   WorkerRef worker;
   SlotId slot;
   int64_t group_epoch = 0;
-  int64_t rank = 0, world = 1;
+  int64_t rank = 0, world = 1, tensor = 1;  // tensor: as in Train
 };
 // One to each member: its share of the batch by whole groups; the totals are the batch's
 // (denominators of the loss are global). -> TrainDone | TrainFailed, each.

@@ -53,7 +53,12 @@ Status Validate(const ControllerOptions& c) {
   }
   int64_t gangs = c.fleet.slots;
   for (const std::vector<SlotId>& gang : c.fleet.gangs) gangs -= static_cast<int64_t>(gang.size()) - 1;
-  const int64_t dp = c.fleet.placement == PlacementKind::kColocated ? gangs : actors;
+  const int64_t trainers = c.fleet.placement == PlacementKind::kColocated ? gangs : actors;
+  if (c.fleet.tensor < 1 || trainers % c.fleet.tensor != 0) {
+    return InvalidArgument("train.mesh.tp " + std::to_string(c.fleet.tensor) + " does not divide the " +
+                           std::to_string(trainers) + " slots that train");
+  }
+  const int64_t dp = trainers / c.fleet.tensor;
   if (c.fleet.placement != PlacementKind::kElastic &&
       !ValidDp(dp, c.batch.groups_per_step, c.fleet.uneven_dp)) {
     return InvalidArgument(

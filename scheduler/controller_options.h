@@ -31,10 +31,11 @@ struct FleetOptions {
   std::vector<std::vector<SlotId>> gangs;
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
   int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)
-  // The slots that train share the optimizer's state, or the model, each has a part: so all of them train, or
-  // none.
+  // The slots that train share the optimizer's state, each has a part.
   bool zero = false;
   int64_t tensor = 1;  // of them have parts of one model, and are given the same rows; divides their number
+  // Then all of them train, or none.
+  [[nodiscard]] bool parted() const { return zero || tensor > 1; }
   bool uneven_dp = true;          // groups need not divide evenly by the training slots
   bool launch_workers = true;     // false: workers are started by hand, nothing is restarted
   double reattach_grace_s = 0.0;  // that a new controller waits for workers of the last one

@@ -95,7 +95,7 @@ Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerV
   // A short batch may leave a member without rows; it joins every collective all the same.
   const bool whole = ledger.batch_groups >= ledger.groups_per_step;
   if (ledger.need == TrainerNeed::kBatch && whole && actor > 0 &&
-      !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
+      !ValidDp(actor / pool.tensor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
     return InvalidArgument(std::to_string(actor) + " slots cannot share " +
                            std::to_string(ledger.batch_groups) + " groups" +
                            (pool.uneven_dp ? "" : " evenly (scheduler.uneven_dp is false)"));

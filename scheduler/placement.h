@@ -42,6 +42,7 @@ struct PoolView {
   std::vector<SlotView> slots;  // by id
   int64_t actor_slots = 1, rollout_floor = 1;
   bool uneven_dp = true;
+  int64_t tensor = 1;  // slots that are given one share
 };
 
 // What training is about now.

@@ -3,8 +3,8 @@
 // shared memory nor Gloo nor NCCL. Every rank calls the same operations in the same order with the same
 // sizes.
 //
-// Reduction order: the sum of an element is formed in an order that depends on its place and on the
-// number of ranks alone, so equal inputs give equal bits (what the deterministic mode asks for).
+// Reduction order: the sum of an element of host memory is formed in the order of the ranks, however they
+// exchange, so equal inputs give equal bits (what the deterministic mode asks for).
 // Every call has the group's deadline: a rank that is missing is an error, never a hang.
 
 #include <cstddef>
@@ -37,7 +37,8 @@ class Collective {
   [[nodiscard]] virtual int size() const = 0;
 
   // In place, over all ranks. `tag` names the operation in errors. kUnavailable when a rank is gone,
-  // kDeadlineExceeded when one did not come; the buffer then holds anything and the group is useless.
+  // kDeadlineExceeded when one did not come, kInternal when one is at another operation; the buffer then
+  // holds anything and the group is useless.
   virtual Status AllReduceSum(std::span<float> values, const std::string& tag) = 0;
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
   // Of bfloat16 numbers, by their bits: added up in float32 in the order of the ranks, rounded once.
@@ -61,12 +62,17 @@ class Collective {
   virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                            const std::string& tag) = 0;
 
+  // How they exchange: "memory", or "sockets" and why.
+  [[nodiscard]] const std::string& by() const { return by_; }
+  void SetBy(std::string by) { by_ = std::move(by); }
+
   // Of the same ranks; null: memory of a device comes to the host to be summed.
   void SumOnDevices(std::unique_ptr<DeviceSum> sum) { device_sum_ = std::move(sum); }
   [[nodiscard]] DeviceSum* device_sum() const { return device_sum_.get(); }
 
  private:
   std::unique_ptr<DeviceSum> device_sum_;
+  std::string by_;
 };
 
 // The groups that a rank which trains is in; null: it is alone there.

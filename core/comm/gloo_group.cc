@@ -20,13 +20,6 @@
 namespace tidepool::comm {
 namespace {
 
-at::Tensor View(std::span<float> v) {
-  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kFloat));
-}
-at::Tensor View(std::span<double> v) {
-  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble));
-}
-
 at::Tensor View(std::span<std::byte> v) {
   return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte));
 }
@@ -83,25 +76,9 @@ class GlooGroup final : public Collective {
   Status AllReduceSum(std::span<double> values, const std::string& tag) override {
     return Reduce(values, tag);
   }
-  // All of it to all: what is summed like this is small.
   Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) override {
-    if (bfloat16.empty()) return OkStatus();
-    return Guarded("all_reduce", tag, [&] {
-      std::vector<std::vector<uint16_t>> came(static_cast<size_t>(size()));
-      Transfers under_way(*group_);
-      for (int other = 0; other < size(); ++other) {
-        if (other == rank()) continue;
-        auto& into = came[static_cast<size_t>(other)];
-        into.resize(bfloat16.size());
-        under_way.Receive(std::as_writable_bytes(std::span(into)), other, Tag());
-        under_way.Send(std::as_writable_bytes(bfloat16), other, Tag());
-      }
-      under_way.End();
-      SumInOrder(bfloat16, rank(), size(),
-                 [&](int other) { return std::as_const(came[static_cast<size_t>(other)]).data(); });
-    });
+    return Reduce(bfloat16, tag);
   }
-
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
     return Gather(mine, tag, 0);
   }
@@ -131,45 +108,12 @@ class GlooGroup final : public Collective {
 
   Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
                           const std::string& tag) override {
-    return Guarded("reduce_scatter", tag, [&] {
-      constexpr int64_t kSize = kBucketBytes / static_cast<int64_t>(sizeof(float));
-      const auto me = static_cast<size_t>(rank());
-      const int64_t buckets = Buckets(of_rank, kSize);
-      // Of the bucket that is summed and of the next one, which comes meanwhile.
-      std::vector<std::vector<float>> came[2];
-      Transfers under_way[2] = {Transfers(*group_), Transfers(*group_)};
-      const auto begin = [&](int64_t b) {
-        auto& into = came[b % 2];
-        into.resize(of_rank.size());
-        for (size_t other = 0; other < of_rank.size(); ++other) {
-          if (other == me) continue;
-          into[other].resize(static_cast<size_t>(Bucket(of_rank[me], b, kSize).size()));
-          under_way[b % 2].Receive(std::span(into[other]), static_cast<int>(other), Tag());
-          under_way[b % 2].Send(In(values, Bucket(of_rank[other], b, kSize)), static_cast<int>(other), Tag());
-        }
-      };
-      if (buckets > 0) begin(0);
-      for (int64_t b = 0; b < buckets; ++b) {
-        if (b + 1 < buckets) begin(b + 1);
-        under_way[b % 2].End();
-        SumInOrder(In(values, Bucket(of_rank[me], b, kSize)), rank(), size(),
-                   [&](int other) { return std::as_const(came[b % 2][static_cast<size_t>(other)]).data(); });
-      }
-    });
+    return Guarded("reduce_scatter", tag, [&] { ScatterSum(values, of_rank); });
   }
 
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
                    const std::string& tag) override {
-    return Guarded("all_gather", tag, [&] {
-      const auto me = static_cast<size_t>(rank());
-      Transfers under_way(*group_);
-      for (size_t other = 0; other < of_rank.size(); ++other) {
-        if (other == me) continue;
-        under_way.Receive(In(bytes, of_rank[other]), static_cast<int>(other), Tag());
-        under_way.Send(In(bytes, of_rank[me]), static_cast<int>(other), Tag());
-      }
-      under_way.End();
-    });
+    return Guarded("all_gather", tag, [&] { Share(bytes, of_rank, 1); });
   }
 
  private:
@@ -181,13 +125,59 @@ class GlooGroup final : public Collective {
     work->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
   }
 
+  // Each rank sums its share of the elements in the order of the ranks, and all get it. So the bits are those
+  // of ranks that share memory.
   template <typename T>
   Status Reduce(std::span<T> values, const std::string& tag) {
     if (values.empty()) return OkStatus();
     return Guarded("all_reduce", tag, [&] {
-      std::vector<at::Tensor> tensors{View(values)};
-      Finish(group_->allreduce(tensors));
+      const std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size());
+      ScatterSum(values, of_rank);
+      Share(std::as_writable_bytes(values), of_rank, static_cast<int64_t>(sizeof(T)));
     });
+  }
+
+  template <typename T>
+  void ScatterSum(std::span<T> values, std::span<const Interval> of_rank) {
+    constexpr int64_t kSize = kBucketBytes / static_cast<int64_t>(sizeof(T));
+    const auto me = static_cast<size_t>(rank());
+    const int64_t buckets = Buckets(of_rank, kSize);
+    // Of the bucket that is summed and of the next one, which comes meanwhile.
+    std::vector<std::vector<T>> came[2];
+    Transfers under_way[2] = {Transfers(*group_), Transfers(*group_)};
+    const auto begin = [&](int64_t b) {
+      auto& into = came[b % 2];
+      into.resize(of_rank.size());
+      for (size_t other = 0; other < of_rank.size(); ++other) {
+        if (other == me) continue;
+        into[other].resize(static_cast<size_t>(Bucket(of_rank[me], b, kSize).size()));
+        under_way[b % 2].Receive(std::as_writable_bytes(std::span(into[other])), static_cast<int>(other),
+                                 Tag());
+        under_way[b % 2].Send(std::as_writable_bytes(In(values, Bucket(of_rank[other], b, kSize))),
+                              static_cast<int>(other), Tag());
+      }
+    };
+    if (buckets > 0) begin(0);
+    for (int64_t b = 0; b < buckets; ++b) {
+      if (b + 1 < buckets) begin(b + 1);
+      under_way[b % 2].End();
+      SumInOrder(In(values, Bucket(of_rank[me], b, kSize)), rank(), size(),
+                 [&](int other) { return std::as_const(came[b % 2][static_cast<size_t>(other)]).data(); });
+    }
+  }
+
+  void Share(std::span<std::byte> bytes, std::span<const Interval> of_rank, int64_t each) {
+    const auto me = static_cast<size_t>(rank());
+    const auto piece = [&](size_t rank) {
+      return In(bytes, Interval{of_rank[rank].from * each, of_rank[rank].to * each});
+    };
+    Transfers under_way(*group_);
+    for (size_t other = 0; other < of_rank.size(); ++other) {
+      if (other == me) continue;
+      under_way.Receive(piece(other), static_cast<int>(other), Tag());
+      under_way.Send(piece(me), static_cast<int>(other), Tag());
+    }
+    under_way.End();
   }
 
   StatusOr<std::vector<uint64_t>> Gather(uint64_t mine, const std::string& tag, double patience_s) {

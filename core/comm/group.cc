@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace tidepool::comm {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr const char* kHere = "here";
 
 std::string Key(const GroupOptions& o, const char* what, int rank) {
   return o.name + "/" + what + "/" + std::to_string(rank);
@@ -39,32 +42,31 @@ StatusOr<std::vector<std::string>> Meet(const GroupOptions& o, const char* what,
     if (one.code() != StatusCode::kDeadlineExceeded) return one.At(Ranks(o));
     missing += (missing.empty() ? "rank " : ", ") + std::to_string(rank);
   }
-  return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) +
-                     " s: " + missing + " did not come");
+  return Unavailable(Ranks(o) + " could not meet the others within " + std::to_string(o.timeout_s) + " s: " +
+                     missing + " did not come" + (std::string_view(what) == kHere ? "" : " any further"));
 }
 
-// Rank 0 makes the memory, the others look for it. Null: one of them does not see it.
-StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, milliseconds patience) {
-  std::unique_ptr<HostMemory> memory;
+// Rank 0 makes the memory, the others look for it. Null: one of them does not see it; `why` says which.
+StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, milliseconds patience,
+                                                  std::string& why) {
+  StatusOr<std::unique_ptr<HostMemory>> memory = NotFound("no shared memory");
   HostMemory::Place place;
-  if (o.rank == 0 && !o.shared_folder.empty()) {
-    if (auto made = HostMemory::Make(o.shared_folder, o.size, place); made.ok()) memory = *std::move(made);
-  }
+  if (o.rank == 0 && !o.shared_folder.empty()) memory = HostMemory::Make(o.shared_folder, o.size, place);
   TP_ASSIGN_OR_RETURN(
       const std::vector<std::string> said,
-      Meet(o, "memory", memory == nullptr ? "" : place.name + " " + std::to_string(place.word), patience));
+      Meet(o, "memory", memory.ok() ? place.name + " " + std::to_string(place.word) : "", patience));
   const size_t space = said[0].find(' ');
   if (o.rank > 0 && !o.shared_folder.empty() && space != std::string::npos) {
     place.name = said[0].substr(0, space);
     std::from_chars(said[0].data() + space + 1, said[0].data() + said[0].size(), place.word);
-    if (auto open = HostMemory::Open(o.shared_folder, place, o.rank, o.size); open.ok())
-      memory = *std::move(open);
+    memory = HostMemory::Open(o.shared_folder, place, o.rank, o.size);
   }
-  const auto sees = Meet(o, "sees", memory == nullptr ? "" : "yes", patience);
-  if (o.rank == 0 && memory != nullptr) memory->Unlink();
-  TP_RETURN_IF_ERROR(sees.status());
-  if (std::ranges::find(*sees, "") != sees->end()) memory = nullptr;
-  return memory;
+  TP_ASSIGN_OR_RETURN(const std::vector<std::string> troubles,
+                      Meet(o, "sees", memory.ok() ? "" : memory.status().message(), patience));
+  if (memory.ok()) (*memory)->Unlink();
+  for (size_t rank = 0; rank < troubles.size() && why.empty(); ++rank)
+    if (!troubles[rank].empty()) why = "rank " + std::to_string(rank) + ": " + troubles[rank];
+  return why.empty() ? *std::move(memory) : nullptr;
 }
 
 }  // namespace
@@ -75,10 +77,18 @@ StatusOr<std::unique_ptr<Collective>> MakeGroup(const GroupOptions& o) {
                            std::to_string(o.size));
   }
   const auto patience = milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
-  TP_RETURN_IF_ERROR(Meet(o, "here", "", patience).status());
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, MemoryOfAll(o, patience));
-  if (memory != nullptr) return MakeHostGroup(o, std::move(memory));
-  return MakeGlooGroup(o);
+  TP_RETURN_IF_ERROR(Meet(o, kHere, "", patience).status());
+  std::string why;
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, MemoryOfAll(o, patience, why));
+  std::unique_ptr<Collective> made;
+  if (memory != nullptr) {
+    made = MakeHostGroup(o, std::move(memory));
+    made->SetBy("memory");
+  } else {
+    TP_ASSIGN_OR_RETURN(made, MakeGlooGroup(o));
+    made->SetBy("sockets (" + why + ")");
+  }
+  return made;
 }
 
 }  // namespace tidepool::comm

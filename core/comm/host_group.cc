@@ -16,7 +16,9 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -91,28 +93,53 @@ StatusOr<std::unique_ptr<HostMemory>> HostMemory::Map(int fd, const std::string&
   return memory;
 }
 
+namespace {
+
+constexpr char kFile[] = "group-";
+
+// What groups left whose first rank was killed while they met. A file has a name for as long as the ranks
+// look for it, and the first rank's lock before it has one.
+void RemoveLeft(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with(kFile)) continue;
+    const int fd = open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) continue;
+    struct flock first {};
+    first.l_type = F_WRLCK;
+    first.l_whence = SEEK_SET;
+    first.l_len = 1;
+    if (fcntl(fd, F_OFD_GETLK, &first) == 0 && first.l_type == F_UNLCK) (void)unlink(entry.path().c_str());
+    (void)close(fd);
+  }
+}
+
+}  // namespace
+
 StatusOr<std::unique_ptr<HostMemory>> HostMemory::Make(const std::string& folder, int ranks, Place& place) {
   uint64_t random[2];
   if (getrandom(random, sizeof random, 0) != sizeof random) return Unusable(folder, "no random numbers");
+  RemoveLeft(folder);
   char name[32];
-  std::snprintf(name, sizeof name, "group-%016llx", static_cast<unsigned long long>(random[0]));
+  std::snprintf(name, sizeof name, "%s%016llx", kFile, static_cast<unsigned long long>(random[0]));
   const std::string path = folder + "/" + name;
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return Unusable(path, "cannot be made");
+  const int fd = open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+  if (fd < 0) return Unusable(folder, "no file can be made there");
   // A page that is missing later would end the process.
-  if (const int error = posix_fallocate(fd, 0, Bytes(ranks)); error != 0) {
-    (void)unlink(path.c_str());
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(fd, 0, Bytes(ranks));
+  if (error != 0) {
     (void)close(fd);
-    return ResourceExhausted(path + ": there is no room for " + std::to_string(Bytes(ranks)) + " bytes (" +
+    return ResourceExhausted(folder + ": there is no room for " + std::to_string(Bytes(ranks)) + " bytes (" +
                              std::strerror(error) + ")");
   }
-  auto memory = Map(fd, path, /*rank=*/0, ranks);
-  if (!memory.ok()) {
-    (void)unlink(path.c_str());
-    return memory.status();
-  }
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, Map(fd, path, /*rank=*/0, ranks));
   place = {name, random[1]};
-  *reinterpret_cast<Header*>((*memory)->base_) = {place.word, ranks};
+  *reinterpret_cast<Header*>(memory->base_) = {place.word, ranks};
+  const std::string open_file = "/proc/self/fd/" + std::to_string(fd);
+  if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
+    return Unusable(path, "cannot be made");
+  memory->named_ = true;
   return memory;
 }
 
@@ -134,11 +161,14 @@ StatusOr<std::unique_ptr<HostMemory>> HostMemory::Open(const std::string& folder
 }
 
 HostMemory::~HostMemory() {
+  Unlink();
   if (base_ != nullptr) munmap(base_, static_cast<size_t>(Bytes(ranks_)));
   if (fd_ >= 0) (void)close(fd_);
 }
 
-void HostMemory::Unlink() { (void)unlink(path_.c_str()); }
+void HostMemory::Unlink() {
+  if (std::exchange(named_, false)) (void)unlink(path_.c_str());
+}
 
 bool HostMemory::Here(int rank) const {
   struct flock theirs {};
@@ -189,14 +219,16 @@ class HostGroup final : public Collective {
   }
 
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
-    Begin("all_gather", tag, timeout_s_);
+    Begin("all_gather", tag);
     return Numbers(mine);
   }
 
   StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
                                                double patience_s) override {
-    Begin("all_gather", tag, patience_s > 0 ? patience_s : timeout_s_);
+    Begin("all_gather", tag);
+    if (patience_s > 0) patience_s_ = patience_s;
     TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, Numbers(mine.size()));
+    patience_s_ = timeout_s_;  // all are here
     std::vector<std::string> all;
     for (const uint64_t size : sizes) all.emplace_back(size, '\0');
     all[static_cast<size_t>(rank_)] = mine;
@@ -221,15 +253,72 @@ class HostGroup final : public Collective {
 
   Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
                           const std::string& tag) override {
-    Begin("reduce_scatter", tag, timeout_s_);
-    // An outbox has a part for each rank.
-    const int64_t part = outbox_bytes_ / size_ / static_cast<int64_t>(sizeof(float));
+    Begin("reduce_scatter", tag);
+    return ScatterSum(values, of_rank);
+  }
+
+  Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
+                   const std::string& tag) override {
+    Begin("all_gather", tag);
+    return Share(bytes, of_rank);
+  }
+
+ private:
+  // Of the next round.
+  template <typename T>
+  [[nodiscard]] T* Outbox() {
+    return reinterpret_cast<T*>(memory_->outbox(rank_, round_ + 1));
+  }
+  // Of the round of the last Meet().
+  template <typename T>
+  [[nodiscard]] const T* From(int other) const {
+    return reinterpret_cast<const T*>(memory_->outbox(other, round_));
+  }
+
+  void Begin(const char* op, const std::string& tag) {
+    ++seq_;
+    what_ = std::string("op=") + op + " tag=" + tag;
+    began_ = Clock::now();
+    patience_s_ = timeout_s_;
+  }
+
+  // own += the others', which stand at `at` of their outboxes.
+  template <typename T>
+  void AddOthers(std::span<T> own, int64_t at) const {
+    SumInOrder(own, rank_, size_, [&](int other) { return From<T>(other) + at; });
+  }
+
+  // Of little, or by two ranks, everybody sums everything. Else each sums its share, and all get it: the bits
+  // are the same.
+  template <typename T>
+  Status Reduce(std::span<T> values, const std::string& tag) {
+    Begin("all_reduce", tag);
+    const auto most = static_cast<size_t>(outbox_bytes_) / sizeof(T);
+    if (values.size() > most && size_ > 2) {
+      std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size_);
+      TP_RETURN_IF_ERROR(ScatterSum(values, of_rank));
+      for (Interval& i : of_rank) i = {i.from * int64_t{sizeof(T)}, i.to * int64_t{sizeof(T)}};
+      return Share(std::as_writable_bytes(values), of_rank);
+    }
+    for (size_t at = 0; at < values.size(); at += most) {
+      const std::span<T> piece = values.subspan(at, std::min(most, values.size() - at));
+      std::copy(piece.begin(), piece.end(), Outbox<T>());
+      TP_RETURN_IF_ERROR(Meet(values.size_bytes()));
+      AddOthers(piece, 0);
+    }
+    return OkStatus();
+  }
+
+  // An outbox has a part for each rank.
+  template <typename T>
+  Status ScatterSum(std::span<T> values, std::span<const Interval> of_rank) {
+    const int64_t part = outbox_bytes_ / size_ / static_cast<int64_t>(sizeof(T));
     const int64_t buckets = Buckets(of_rank, part);
     for (int64_t b = 0; b < buckets; ++b) {
       for (int other = 0; other < size_; ++other) {
         if (other == rank_) continue;
         const Interval i = Bucket(of_rank[static_cast<size_t>(other)], b, part);
-        std::copy_n(values.data() + i.from, i.size(), Outbox<float>() + other * part);
+        std::copy_n(values.data() + i.from, i.size(), Outbox<T>() + other * part);
       }
       TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(Length(of_rank))));
       const Interval own = Bucket(of_rank[static_cast<size_t>(rank_)], b, part);
@@ -238,9 +327,7 @@ class HostGroup final : public Collective {
     return OkStatus();
   }
 
-  Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
-                   const std::string& tag) override {
-    Begin("all_gather", tag, timeout_s_);
+  Status Share(std::span<std::byte> bytes, std::span<const Interval> of_rank) {
     const int64_t buckets = Buckets(of_rank, outbox_bytes_);
     const auto bucket = [&](int rank, int64_t b) {
       return Bucket(of_rank[static_cast<size_t>(rank)], b, outbox_bytes_);
@@ -258,45 +345,6 @@ class HostGroup final : public Collective {
     return OkStatus();
   }
 
- private:
-  // Of the next round.
-  template <typename T>
-  [[nodiscard]] T* Outbox() {
-    return reinterpret_cast<T*>(memory_->outbox(rank_, round_ + 1));
-  }
-  // Of the round of the last Meet().
-  template <typename T>
-  [[nodiscard]] const T* From(int other) const {
-    return reinterpret_cast<const T*>(memory_->outbox(other, round_));
-  }
-
-  void Begin(const char* op, const std::string& tag, double patience_s) {
-    ++seq_;
-    what_ = std::string("op=") + op + " tag=" + tag;
-    began_ = Clock::now();
-    patience_s_ = patience_s;
-  }
-
-  // own += the others', which stand at `at` of their outboxes.
-  template <typename T>
-  void AddOthers(std::span<T> own, int64_t at) const {
-    SumInOrder(own, rank_, size_, [&](int other) { return From<T>(other) + at; });
-  }
-
-  // Everybody sums everything: what it is used for is small, or has few ranks.
-  template <typename T>
-  Status Reduce(std::span<T> values, const std::string& tag) {
-    Begin("all_reduce", tag, timeout_s_);
-    const auto most = static_cast<size_t>(outbox_bytes_) / sizeof(T);
-    for (size_t at = 0; at < values.size(); at += most) {
-      const std::span<T> piece = values.subspan(at, std::min(most, values.size() - at));
-      std::copy(piece.begin(), piece.end(), Outbox<T>());
-      TP_RETURN_IF_ERROR(Meet(values.size_bytes()));
-      AddOthers(piece, 0);
-    }
-    return OkStatus();
-  }
-
   StatusOr<std::vector<uint64_t>> Numbers(uint64_t mine) {
     *Outbox<uint64_t>() = mine;
     TP_RETURN_IF_ERROR(Meet(sizeof(uint64_t)));
@@ -305,8 +353,14 @@ class HostGroup final : public Collective {
     return all;
   }
 
-  // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks.
+  // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks. After an
+  // error an outbox may be read still, so nothing is filled any more.
   Status Meet(uint64_t bytes) {
+    if (failed_.ok()) failed_ = TryToMeet(bytes);
+    return failed_;
+  }
+
+  Status TryToMeet(uint64_t bytes) {
     HostMemory::Rank& me = memory_->of(rank_);
     HostMemory::Rank::Said& said = me.said[++round_ % 2];
     said.bytes = bytes;
@@ -314,8 +368,10 @@ class HostGroup final : public Collective {
     said.what[what.copy(said.what, sizeof said.what - 1)] = '\0';
     me.round.store(round_);
     if (me.sleepers.load() > 0) WakeAll(me.round);
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                          std::chrono::duration<double>(patience_s_));
     for (int other = 0; other < size_; ++other) {
-      if (other != rank_) TP_RETURN_IF_ERROR(Await(other));
+      if (other != rank_) TP_RETURN_IF_ERROR(Await(other, until));
     }
     for (int other = 0; other < size_; ++other) {
       const HostMemory::Rank::Said& theirs = memory_->of(other).said[round_ % 2];
@@ -331,7 +387,7 @@ class HostGroup final : public Collective {
     return static_cast<int32_t>(round - round_) >= 0;
   }
 
-  Status Await(int other) {
+  Status Await(int other, Clock::time_point until) {
     HostMemory::Rank& they = memory_->of(other);
     uint32_t round = 0;
     // A rank that has as much to do as this one is there in a moment.
@@ -341,16 +397,18 @@ class HostGroup final : public Collective {
       std::this_thread::yield();
     }
     constexpr std::chrono::milliseconds kLook{50};
-    const auto until =
-        began_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_s_));
     while (true) {
       they.sleepers.fetch_add(1);
       const bool said = Said(other, round);
       if (!said) Sleep(they.round, round, kLook);
       they.sleepers.fetch_sub(1);
       if (said || Said(other, round)) return OkStatus();
-      if (!memory_->Here(other) && !Said(other, round))
-        return Unavailable(Failed() + Missing() + ": rank " + std::to_string(other) + " is gone");
+      for (const int late : Late()) {  // any of them: a rank that is gone is not waited for behind a slow one
+        if (!memory_->Here(late) && !Said(late, round)) {
+          return Unavailable(Failed() + Missing() + ": rank " + std::to_string(late) +
+                             " has left the group, or its process ended");
+        }
+      }
       if (Clock::now() >= until) return DeadlineExceeded(Failed() + Missing() + Last());
     }
   }
@@ -394,7 +452,8 @@ class HostGroup final : public Collective {
   int64_t seq_ = 0;
   std::string what_;
   Clock::time_point began_;
-  double patience_s_ = 0;
+  double patience_s_ = 0;  // of a round
+  Status failed_;
 };
 
 }  // namespace

@@ -7,8 +7,8 @@
 //
 // A rank that waits sleeps on a futex, and looks now and then whether those that it waits for are still
 // there: each holds a lock on the file for as long as it has the group, which ends with its process. So a
-// rank that is gone is an error at once, and one that does not come is named when the deadline is over, with
-// what it did last. Ranks that are at different operations tell each other, too.
+// rank that is gone is an error at once, and one that does not come to a round is named when the deadline is
+// over, with what it did last. Ranks that are at different operations tell each other, too.
 
 #include <cstdint>
 #include <memory>
@@ -19,7 +19,7 @@
 
 namespace tidepool::comm {
 
-// A file of the folder, mapped by every rank; removed by name as soon as all have it.
+// A file of the folder, mapped by every rank; it loses its name as soon as all have it.
 class HostMemory {
  public:
   // What the others find it by: a file's name, and a word that is in it.
@@ -52,6 +52,7 @@ class HostMemory {
   std::string path_;
   int fd_ = -1;
   int ranks_ = 0;
+  bool named_ = false;  // by this rank
   std::byte* base_ = nullptr;
 };
 

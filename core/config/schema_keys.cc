@@ -216,6 +216,12 @@ std::vector<Key> TrainKeys() {
              "state (moments, and of bfloat16 weights what rounding cut off), each has a part; the result is "
              "the same. No effect where one slot trains",
              Between(0, 1), kFree),
+      TP_KEY(train.router_aux_coef,
+             "weight of the load-balance loss of experts, which is their number per token when all are used "
+             "alike; no effect on models without experts",
+             Between(0, 100)),
+      TP_KEY(train.max_nonfinite_steps, "in a row, then the run stops at the last good weights",
+             Between(1, 1e6), kFree),
       TP_KEY(
           train.mesh.tp,
           "ranks that each have a part of every matrix of the trained model (tensor parallelism): heads, "
@@ -224,12 +230,6 @@ std::vector<Key> TrainKeys() {
           "are given the same rows; they add up what they computed after each half of a block. The result is "
           "the same up to rounding. Engines, reference and teacher have whole models",
           Between(1, 64), kFree),
-      TP_KEY(train.router_aux_coef,
-             "weight of the load-balance loss of experts, which is their number per token when all are used "
-             "alike; no effect on models without experts",
-             Between(0, 100)),
-      TP_KEY(train.max_nonfinite_steps, "in a row, then the run stops at the last good weights",
-             Between(1, 1e6), kFree),
   };
 }
 

@@ -108,7 +108,9 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
     loss = ScoreLossOf(o, pairs, scores, sums).loss;
   } else {
     const uint64_t key = KeyOf(*m.companions.reference, rows);
-    const bool kept = m.held_out.key == key && m.held_out.totals.size() == rows.size();
+    // A rank that is new has them not, and then all compute them again: they wait for each other inside.
+    TP_ASSIGN_OR_RETURN(const bool kept,
+                        Agree(m.held_out.key == key && m.held_out.totals.size() == rows.size()));
     const int64_t passes = kept ? 1 : 2;
     const auto totals = [&](const model::Decoder& decoder, const model::Weights& by,
                             int64_t number) -> StatusOr<std::vector<double>> {

@@ -196,6 +196,12 @@ void Trainer::Join(comm::Collective* others) {
   if (m.decoder != nullptr) m.decoder->UsePeers(m.tensor_ranks ? &*m.tensor_ranks : nullptr);
 }
 
+StatusOr<bool> Trainer::Agree(bool yes) try {
+  return impl_->tensor_ranks ? impl_->tensor_ranks->Agree(yes) : yes;
+} catch (const model::PeersFailed& e) {
+  return e.status();
+}
+
 ProgressCallback TrainerImpl::Agreed(const ProgressCallback& progress) {
   if (!tensor_ranks) return progress;
   return [this, progress](const StepProgress& p) {

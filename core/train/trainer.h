@@ -142,6 +142,8 @@ class Trainer {
   // the same calls with the same rows, and stop where one of them does. What the group cannot do is an error
   // of the call that needs it.
   void Join(comm::Collective* others);
+  // Whether all of them say yes; `yes` where there are none. Errors of the group.
+  StatusOr<bool> Agree(bool yes);
 
   // Rows of one group that a step is expected to bring. Takes the place of what is left of those that were
   // given before. `version`: of the present weights. kInvalidArgument: they cannot be trained on.

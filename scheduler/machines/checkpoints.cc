@@ -28,9 +28,11 @@ void Checkpoints::Advance() {
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
   std::vector<SlotRef> others;
-  if (options_.fleet.zero) {
+  if (options_.fleet.parted()) {
+    // Who has something that the leader and those before have not.
+    std::set<Shard> written{all_.slots.ShardOf(all_.trainer.leader().slot)};
     for (const SlotId slot : all_.slots.Trainers())
-      if (slot != all_.trainer.leader().slot) others.push_back(fleet_.Ref(slot));
+      if (written.insert(all_.slots.ShardOf(slot)).second) others.push_back(fleet_.Ref(slot));
   }
   out_.Do(command::WriteCheckpoint{all_.trainer.leader().worker, all_.trainer.leader().slot, writing_->ckpt,
                                    writing_->step, state_.version(), std::move(others)});

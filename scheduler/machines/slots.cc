@@ -62,7 +62,8 @@ Slots::Slots(Machines& all)
       terms_{.slots = {},
              .actor_slots = options_.fleet.actor_slots,
              .rollout_floor = options_.fleet.rollout_floor,
-             .uneven_dp = options_.fleet.uneven_dp},
+             .uneven_dp = options_.fleet.uneven_dp,
+             .tensor = options_.fleet.tensor},
       pool_({.need_bytes_rollout = options_.device_bytes_need_rollout,
              .need_bytes_actor = options_.device_bytes_need_actor,
              .offload_bytes = options_.device_bytes_offload},
@@ -327,11 +328,15 @@ std::vector<SlotId> Slots::Trainers() const {
 }
 
 Shard Slots::ShardOf(SlotId slot) const {
-  if (!options_.fleet.zero) return {};
+  if (!options_.fleet.parted()) return {};
   const std::vector<SlotId> all = Trainers();
   const auto at = std::ranges::find(all, slot);
   if (at == all.end()) return {};  // it does not train
-  return {at - all.begin(), static_cast<int64_t>(all.size())};
+  const int64_t place = at - all.begin(), tensor = options_.fleet.tensor;
+  Shard shard{.part = place % tensor, .parts = tensor};
+  if (options_.fleet.zero)
+    shard.rank = place / tensor, shard.world = static_cast<int64_t>(all.size()) / tensor;
+  return shard;
 }
 
 void Slots::On(const event::Drained& e) {

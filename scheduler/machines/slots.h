@@ -42,10 +42,10 @@ class Slots : public Machine {
   // Slots that hold the actor role now, by slot.
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
   [[nodiscard]] std::vector<SlotId> Trainers() const;  // all that may, whether they are there or not
-  // What a slot has of the optimizer's state: all of it without fleet.zero.
+  // What a slot has of the model and of the optimizer's state: all of it unless they are parted.
   [[nodiscard]] Shard ShardOf(SlotId slot) const;
   // The group that trains has one size: sums would round otherwise, or parts of the state be missing.
-  [[nodiscard]] bool OneSize() const { return options_.deterministic || options_.fleet.zero; }
+  [[nodiscard]] bool OneSize() const { return options_.deterministic || options_.fleet.parted(); }
 
  private:
   [[nodiscard]] bool Whole(const Pool::Slot& s) const;  // every part of it has a live worker

@@ -33,7 +33,7 @@ void Steps::FormGroup(const std::vector<command::GroupMember>& members) {
     const SlotRef ref = SlotOf(members[rank]);
     forming_.insert(ref);
     out_.Do(command::FormGroup{ref.worker, ref.slot, group_epoch_, static_cast<int64_t>(rank),
-                               static_cast<int64_t>(members.size())});
+                               static_cast<int64_t>(members.size()), options_.fleet.tensor});
     waits_.Begin({WaitKind::kGroup, ref.slot.value}, {ref.worker, now_, In(options_.fleet.start_timeout_s),
                                                       "epoch " + std::to_string(group_epoch_)});
   }

@@ -98,10 +98,10 @@ void TrainerState::Elect() {
 
 void TrainerState::Fetch(const command::GroupMember& member) {
   if (waits_.Has({WaitKind::kState, member.slot.value})) return;
-  if (options_.fleet.zero && loaded_ != step_) return Plan(false);
+  if (options_.fleet.parted() && loaded_ != step_) return Plan(false);
   const int64_t request = fetching_[SlotOf(member)].request = ++requests_;
   std::string from;
-  if (options_.fleet.zero) {
+  if (options_.fleet.parted()) {
     Load(SlotOf(member), request);
     from = ckpt_ == -2 ? "init" : "restore";
   } else {
@@ -149,12 +149,12 @@ void TrainerState::StepAborted() {
 
 void TrainerState::Torn(const SlotRef& ref) {
   CopyOf(ref.slot) = {};
-  if ((ref == leader_ || options_.fleet.zero) && phase_ == StatePhase::kReady) Elect();
+  if ((ref == leader_ || options_.fleet.parted()) && phase_ == StatePhase::kReady) Elect();
 }
 
 void TrainerState::Forget(const WorkerRef& ref) {
   for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
-    lost_part_ = lost_part_ || (options_.fleet.zero && CopyOf(slot).step.valid());
+    lost_part_ = lost_part_ || (options_.fleet.parted() && CopyOf(slot).step.valid());
     CopyOf(slot) = {};
     fetching_.erase({ref, slot});
     aborting_.erase({ref, slot});

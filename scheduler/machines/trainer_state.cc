@@ -120,7 +120,8 @@ void TrainerState::Advance() {
   // The holder of a slot may be one of an earlier life that has not come back.
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return;
-  if (options_.fleet.zero && members.size() < all_.slots.Trainers().size()) return;  // each takes its part
+  if (options_.fleet.parted() && members.size() < all_.slots.Trainers().size())
+    return;  // each takes its part
   leader_ = SlotOf(members.front());
   phase_ = StatePhase::kLoading;
   loading_ = ++requests_;
@@ -229,7 +230,7 @@ bool TrainerState::Has(const SlotRef& ref) const {
 }
 
 bool TrainerState::Whole() const {
-  if (!options_.fleet.zero) return true;
+  if (!options_.fleet.parted()) return true;
   return std::ranges::all_of(all_.slots.Trainers(), [&](SlotId slot) { return Has(fleet_.Ref(slot)); });
 }
 

@@ -137,7 +137,7 @@ void Workers::CheckFleet() {
     all_.life.Fail(
         "fleet_dead", "actor",
         std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")" +
-            (actor && options_.fleet.zero
+            (actor && options_.fleet.parted()
                  ? "; with train.zero or train.mesh each has a part of the state: go on with --resume, "
                    "with fewer slots if it does not come back"
                  : ""));

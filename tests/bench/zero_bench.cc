@@ -111,8 +111,11 @@ int Main(int argc, char** argv) {
   for (int rank = 0; rank < o.ranks; ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
-      auto group =
-          comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = o.ranks, .timeout_s = 600});
+      auto group = comm::MakeGroup({.rendezvous = rendezvous,
+                                    .rank = rank,
+                                    .size = o.ranks,
+                                    .shared_folder = "/dev/shm",
+                                    .timeout_s = 600});
       TP_CHECK(group.ok()) << group.status().message();
       std::unique_ptr<model::Weights> weights[2];
       std::unique_ptr<Trainer> trainer[2];

@@ -59,6 +59,16 @@ class TensorTest(RunTest):
         self.assertAlmostEqual(whole["eval/sft/loss"], cut["eval/sft/loss"], delta=1e-3)
         self.assertAlmostEqual(whole["eval/sft/token_accuracy"], cut["eval/sft/token_accuracy"], delta=0.05)
 
+    def test_pairs_are_judged_again_by_all_when_a_rank_is_new(self):
+        run = self.start("configs/test/dpo.yaml", *MODEL, "cluster.slots=2", "cluster.threads_per_slot=1", "train.mesh.tp=2", "data.held_out=16", "eval.every_steps=2",
+                         "checkpoint.every_steps=2", "train.steps=30")
+        self.wait_step(5, run)  # the reference's answers are kept by both
+        self.assertTrue(kill(self.worker_pid(1, run)))
+        self.finish(run)
+        self.assert_checked()
+        self.assertEqual(self.members(), {2})
+        self.assertEqual(len([r for r in self.journal() if r["kind"] == "RESTORE"]), 1)
+
     def test_what_cannot_be_cut_is_refused_by_its_key(self):
         for with_it, words in (
             (["scheduler.placement=elastic", "cluster.slots=3"], "scheduler.placement elastic"),

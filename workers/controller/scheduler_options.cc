@@ -56,7 +56,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .min_slots = c.cluster.min_slots,
              .actor_slots = c.scheduler.actor_slots,
              .rollout_floor = c.scheduler.rollout_floor,
-             .zero = c.train.zero > 0 || c.train.mesh.tp > 1,
+             .zero = c.train.zero > 0,
              .tensor = c.train.mesh.tp,
              .uneven_dp = c.scheduler.uneven_dp,
              .launch_workers = c.cluster.launch_workers,
@@ -78,7 +78,8 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   if (const RlJob* rl = c.rl()) {
     o.batch.drops_equal_rewards = algorithms::FilterOf(rl->algorithm) == "zero_variance";
     o.batch.filter_rounds = rl->algorithm.filter_rounds;
-    o.batch.early_columns = c.train.early_columns && NeedsColumns(c);
+    // Parts of a model compute together, or not at all.
+    o.batch.early_columns = c.train.early_columns && NeedsColumns(c) && c.train.mesh.tp == 1;
   }
   o.rollout = {.max_prompt_tokens = c.data.max_prompt_tokens,
                .max_new_tokens = c.rollout.max_new_tokens,

@@ -363,9 +363,7 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   } else {
     for (const train::NamedBytes& named : actor_->State()) {
       if (named.name == "weights") continue;  // in model/, bit for bit
-      // Of the ranks that have one part of the model the first writes it, or each its interval.
-      const bool mine = named.part.whole() ? !part : shard_.rank < named.part.of;
-      if (!named.piece && !mine) continue;
+      if (part && !named.piece && named.part.whole()) continue;
       files.push_back(PartFile(named));
       TP_RETURN_IF_ERROR(WritePart(dir + "/trainer/" + files.back(), named.bytes));
     }

@@ -94,6 +94,8 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                    .gpu = OnGpu(c),
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
   p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
+  // The largest matrix of the whole stands by itself while parts are brought together.
+  if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
   if (cut) p.actor.weights += model::WeightBytes(m, dtype) + (generates ? model::LaidOutBytes(m, dtype) : 0);
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
@@ -318,9 +320,14 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     plan.shared_memory.push_back(
         {"published weights", "cluster.weight_transport: " + std::string(Name(c.cluster.weight_transport)),
          2 * weights});
-  if (const int64_t ranks = config::TrainingSlots(c); ranks > 1)
-    plan.shared_memory.push_back({"what training slots exchange", "scheduler.actor_slots",
-                                  comm::HostMemory::Bytes(static_cast<int>(ranks))});
+  if (const int64_t ranks = config::TrainingSlots(c); ranks > 1) {
+    const int64_t tp = c.train.mesh.tp, dp = ranks / tp;  // as many groups of the other size
+    const auto groups = [](int64_t of, int64_t n) {
+      return of > 1 ? n * comm::HostMemory::Bytes(static_cast<int>(of)) : 0;
+    };
+    plan.shared_memory.push_back(
+        {"what training slots exchange", "scheduler.actor_slots", groups(tp, dp) + groups(dp, tp)});
+  }
   if (c.checkpoint.recovery_every_steps > 0)
     plan.shared_memory.push_back({"recovery copies", "checkpoint.recovery_every_steps", 2 * state});
   return plan;

@@ -76,20 +76,25 @@ StatusOr<uint64_t> RolesWork::FetchState(const down::FetchState& c) {
 
 Status RolesWork::FormGroup(const down::FormGroup& c) {
   const auto operation = Begins("form_group", observe::kSystemSpan);
-  // The old sockets close before new ones are opened: a peer that still waits there learns of it.
+  // The old one is left before a new one is met: a peer that still waits there learns of it.
   LeaveGroup();
-  // Without it they use sockets.
-  const bool by_memory = SharedBlock::MakeFolderOf(shared_folder_).ok();
-  const int64_t tensor = config_.train.mesh.tp;
+  const Status folder = SharedBlock::MakeFolderOf(shared_folder_);
+  const int64_t tensor = c.tensor;
   comm::GroupOptions options{.rendezvous = link_->MeetingAt(c.meeting),
                              .name = "tensor-" + std::to_string(c.rank / tensor),
                              .rank = static_cast<int>(c.rank % tensor),
                              .size = static_cast<int>(tensor),
                              .host = std::string(BareHost(host_)),
-                             .shared_folder = by_memory ? shared_folder_ : "",
+                             .shared_folder = folder.ok() ? shared_folder_ : "",
                              .timeout_s = c.timeout_s};
+  const auto formed = [&](const char* of, const comm::Collective& group) {
+    observe::Log(LogLevel::kInfo, "group_formed",
+                 {{"of", of}, {"rank", group.rank()}, {"ranks", group.size()}, {"by", group.by()}});
+    if (!folder.ok()) observe::Log(LogLevel::kWarn, "shared_memory", {{"text", folder.message()}});
+  };
   if (tensor > 1) {
     TP_ASSIGN_OR_RETURN(tensor_group_, comm::MakeGroup(options));
+    formed("model", *tensor_group_);
   }
   group_epoch_ = c.group_epoch;
   if (c.world == tensor) return OkStatus();
@@ -102,6 +107,7 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
     return data.status();
   }
   group_ = *std::move(data);
+  formed("batch", *group_);
   if (device_.make_sum != nullptr) {
     auto sum = device_.make_sum(options.rendezvous, options.rank, options.size,
                                 std::chrono::milliseconds(static_cast<int64_t>(c.timeout_s * 1000)));
@@ -114,7 +120,7 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
   return OkStatus();
 }
 
-// The others of the group see the sockets close and do not wait for this rank.
+// The others of the group see that this rank has left, and do not wait for it.
 void RolesWork::LeaveGroup() {
   group_.reset();
   tensor_group_.reset();
@@ -129,7 +135,7 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
   int64_t read_bytes = 0;
   auto rows = ReadRows(c, bad, read_bytes);
   if (!rows.ok()) {
-    // All ranks know of rows that are at fault. Of anything else the others learn by this one's sockets.
+    // All ranks know of rows that are at fault. Of anything else the others learn when this one leaves.
     if (rows.status().code() != StatusCode::kInvalidArgument) LeaveGroup();
     return {.done = rows.status(), .bad = std::move(bad)};
   }
@@ -160,7 +166,9 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
   std::vector<BatchRow> rows = *std::move(list);
   if (static_cast<int64_t>(rows.size()) != c.rows)
     return Unavailable("got " + std::to_string(rows.size()) + " of " + std::to_string(c.rows) + " rows");
-  if (c.world > 1 && group_epoch_ != c.group_epoch)
+  const bool there = group_epoch_ == c.group_epoch && (ranks == 1 || group_ != nullptr) &&
+                     (c.tensor == 1 || tensor_group_ != nullptr);
+  if (c.world > 1 && !there)
     return FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch));
   Enqs mine;
   int64_t bytes = 0;  // of all ranks
@@ -182,6 +190,15 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
     // A rank whose rows are sent to it comes later than one that has them here.
     const double patience_s = 60 + static_cast<double>(bytes) / (1 << 20);
     TP_ASSIGN_OR_RETURN(said, group_->AllGather(said[static_cast<size_t>(rank)], "outlines", patience_s));
+  }
+  if (c.tensor > 1) {
+    // These have read the same rows. One whose rows are sent to it comes later, as above, and what one of
+    // them cannot read none of them trains on.
+    const std::string& mine = said[static_cast<size_t>(rank)];
+    TP_ASSIGN_OR_RETURN(const auto theirs,
+                        tensor_group_->AllGather(mine, "rows", 60 + static_cast<double>(bytes) / (1 << 20)));
+    if (std::ranges::any_of(theirs, [&](const std::string& one) { return one != mine; }))
+      return Unavailable("ranks that have parts of one model could not all read its rows");
   }
   TP_RETURN_IF_ERROR(TakeOutlines(said, rank, rows, bad));
   size_t next = 0;
@@ -256,7 +273,9 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                                     pulse_.Begin(op);
                                                     return !evaluation_ended_(c.lease);
                                                   }},
-                                                 {.data = group_.get(), .tensor = tensor_group_.get()}, bad);
+                                                 {.data = c.world > c.tensor ? group_.get() : nullptr,
+                                                  .tensor = c.tensor > 1 ? tensor_group_.get() : nullptr},
+                                                 bad);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

@@ -69,9 +69,8 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
     if (further != nullptr) TP_RETURN_IF_ERROR(models.TryProducts(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
-  const int64_t tensor = config.train.mesh.tp;
-  options.part = {shard.rank % tensor, tensor};
-  if (config.train.zero > 0) options.shard = {shard.rank / tensor, shard.world / tensor};
+  options.part = {shard.part, shard.parts};
+  options.shard = {.rank = shard.rank, .world = shard.world};
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);
   companions = {
@@ -145,14 +144,19 @@ Status TextActor::Evaluate(StepNumber step, bool before, const TrainProgress& pr
   const bool pairs = TrainsOnPairs(config_);
   if ((!pairs && config_.kind() != JobKind::kSft) || !due) return OkStatus();
   if (config_.data.held_out == 0 && config_.data.eval_path.empty()) return OkStatus();
-  if (!held_out_) {
+  // Ranks that have parts of the model read them together, so that none is left alone where another stops.
+  TP_ASSIGN_OR_RETURN(const bool all_have, trainer_->Agree(held_out_.has_value()));
+  if (!all_have) {
     TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
     const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
     std::vector<train::Row> rows;
     for (int64_t i = 0; i < n; ++i) {
-      if (i % 1024 == 0 &&
-          !progress.evaluates("read held-out rows " + std::to_string(i) + "/" + std::to_string(n)))
-        return Aborted("not waited for");
+      if (i % 1024 == 0) {
+        TP_ASSIGN_OR_RETURN(const bool go_on,
+                            trainer_->Agree(progress.evaluates("read held-out rows " + std::to_string(i) +
+                                                               "/" + std::to_string(n))));
+        if (!go_on) return Aborted("not waited for");
+      }
       const StatusOr<EncodedRow> row = source->HeldOut(i);
       if (!row.ok()) continue;  // as a training row that is bad: left out
       for (int32_t k = 0; k < (pairs ? 2 : 1); ++k) {

@@ -17,8 +17,7 @@ class TextActor : public Actor {
  public:
   // `config` and `weights` outlive this; `weights` are updated in place. A critic begins from its folder:
   // what it has learned is in the state that is restored next, or there is none yet.
-  // `shard`: this rank's place among those that share the model (train.mesh) or its optimizer's state
-  // (train.zero); ranks that have one place of the mesh's other dimensions stand beside each other.
+  // `shard`: what is here of the model and of the optimizer's state.
   static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights,
                                                  ModelReader& models, const Shard& shard);
 

@@ -3,14 +3,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <span>
@@ -18,17 +23,33 @@
 #include <thread>
 
 #include "core/comm/collective.h"
+#include "core/comm/host_group.h"
 #include "core/comm/rendezvous_table.h"
 
 namespace tidepool::comm {
 namespace {
 
+// As a host's is: in shared memory, where there is some.
+struct HostFolder {
+  std::string path;
+  HostFolder() {
+    path = (std::filesystem::exists("/dev/shm") ? "/dev/shm" : ::testing::TempDir()) + "/group_test-XXXXXX";
+    EXPECT_NE(mkdtemp(path.data()), nullptr);
+  }
+  ~HostFolder() { std::filesystem::remove_all(path); }
+  [[nodiscard]] std::vector<std::string> Files() const {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) files.push_back(entry.path());
+    return files;
+  }
+};
+
 enum class By : uint8_t { kSockets, kMemory };
 
 class GroupTest : public ::testing::TestWithParam<By> {
  protected:
-  // A folder as a host's is; empty for groups that are to use sockets.
-  [[nodiscard]] std::string Folder() const { return GetParam() == By::kMemory ? ::testing::TempDir() : ""; }
+  // Empty for groups that are to use sockets.
+  [[nodiscard]] std::string Folder() const { return GetParam() == By::kMemory ? folder_.path : ""; }
 
   // Runs `body` on every rank of a fresh group.
   void Run(int size, const std::function<void(Collective&)>& body, double timeout_s = 60) const {
@@ -47,6 +68,7 @@ class GroupTest : public ::testing::TestWithParam<By> {
     }
     for (auto& t : ranks) t.join();
   }
+  HostFolder folder_;
 };
 INSTANTIATE_TEST_SUITE_P(Ways, GroupTest, ::testing::Values(By::kSockets, By::kMemory),
                          [](const auto& info) { return info.param == By::kMemory ? "Memory" : "Sockets"; });
@@ -286,53 +308,133 @@ TEST_P(GroupTest, AnyOrderOfOperationsGivesWhatOneRankWouldCompute) {
   });
 }
 
-std::vector<std::string> GroupFiles() {
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(::testing::TempDir()))
-    if (entry.path().filename().string().starts_with("group-")) files.push_back(entry.path());
-  return files;
-}
-
 TEST_P(GroupTest, LeavesNothingInTheFolder) {
-  Run(2, [](Collective& c) {
+  Run(2, [&](Collective& c) {
     double one = 1;
     ASSERT_TRUE(c.AllReduceSum(std::span<double>(&one, 1), "sums").ok());
-    EXPECT_THAT(GroupFiles(), ::testing::IsEmpty());
+    EXPECT_THAT(folder_.Files(), ::testing::IsEmpty());
   });
 }
 
 TEST(HostGroupTest, RanksThatDoNotAllSeeTheMemoryUseSockets) {
   const auto rendezvous = std::make_shared<RendezvousTable>();
-  const std::string elsewhere = ::testing::TempDir() + "another_host";
-  std::filesystem::create_directory(elsewhere);
-  for (const std::string& folder : {elsewhere, std::string("/not/there"), std::string()}) {
+  const HostFolder here, elsewhere;
+  struct Case {
+    int rank;
+    std::string folder;
+  };
+  for (const auto& [odd, folder] :
+       {Case{1, elsewhere.path}, {1, "/not/there"}, {1, ""}, {0, "/not/there"}, {0, ""}}) {
     SCOPED_TRACE(folder);
     std::vector<std::thread> ranks;
     for (int r = 0; r < 3; ++r) {
       ranks.emplace_back([&, r] {
         const auto group = MakeGroup({.rendezvous = rendezvous,
-                                      .name = "of " + folder,
+                                      .name = "of " + folder + std::to_string(odd),
                                       .rank = r,
                                       .size = 3,
-                                      .shared_folder = r == 1 ? folder : ::testing::TempDir()});
+                                      .shared_folder = r == odd ? folder : here.path});
         ASSERT_TRUE(group.ok()) << group.status().message();
         double sum = r;
         ASSERT_TRUE((*group)->AllReduceSum(std::span<double>(&sum, 1), "sums").ok());
         EXPECT_EQ(sum, 3);
+        EXPECT_THAT((*group)->by(), ::testing::StartsWith("sockets (rank"));
       });
     }
     for (auto& t : ranks) t.join();
   }
-  EXPECT_THAT(GroupFiles(), ::testing::IsEmpty());
+  EXPECT_THAT(here.Files(), ::testing::IsEmpty());
+}
+
+TEST(HostGroupTest, AMeetingThatFailsLeavesNothing) {
+  const HostFolder here;
+  const auto rendezvous = std::make_shared<RendezvousTable>();
+  ASSERT_TRUE(rendezvous->Set("gloo/here/1", "").ok());  // it comes, and no further
+  const auto group = MakeGroup(
+      {.rendezvous = rendezvous, .rank = 0, .size = 2, .shared_folder = here.path, .timeout_s = 0.3});
+  EXPECT_THAT(group.status().message(), ::testing::HasSubstr("rank 1 did not come any further"));
+  EXPECT_THAT(here.Files(), ::testing::IsEmpty());
+  // What somebody left who was killed meanwhile goes with the next group.
+  std::ofstream(here.path + "/group-0123456789abcdef") << "left";
+  HostMemory::Place place;
+  const auto memory = HostMemory::Make(here.path, 2, place);
+  ASSERT_TRUE(memory.ok()) << memory.status().message();
+  EXPECT_THAT(here.Files(), ::testing::ElementsAre(here.path + "/" + place.name));
+}
+
+TEST(HostGroupTest, ARankWhoseProcessIsKilledIsAnErrorAtOnceAlsoBehindOneThatIsLate) {
+  const HostFolder here;
+  HostMemory::Place place;
+  auto first = HostMemory::Make(here.path, 3, place);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  const pid_t child = fork();
+  if (child == 0) {  // rank 2: a process of its own
+    close(STDERR_FILENO);
+    auto memory = HostMemory::Open(here.path, place, 2, 3);
+    const auto group = MakeHostGroup({.rank = 2, .size = 3, .timeout_s = 60}, std::move(memory).value());
+    double one = 1;
+    (void)group->AllReduceSum(std::span<double>(&one, 1), "sums");
+    while (true) sleep(1);
+  }
+  auto other = HostMemory::Open(here.path, place, 1, 3);
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  std::jthread late([&] {  // rank 1 comes to the first sum and never to the second
+    const auto group = MakeHostGroup({.rank = 1, .size = 3, .timeout_s = 60}, std::move(other).value());
+    double one = 1;
+    EXPECT_TRUE(group->AllReduceSum(std::span<double>(&one, 1), "sums").ok());
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+  });
+  const auto group = MakeHostGroup({.rank = 0, .size = 3, .timeout_s = 60}, std::move(first).value());
+  double one = 1;
+  EXPECT_TRUE(group->AllReduceSum(std::span<double>(&one, 1), "sums").ok());
+  EXPECT_EQ(one, 3);
+  ASSERT_EQ(kill(child, SIGKILL), 0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);  // waits: it was killed
+  const auto from = std::chrono::steady_clock::now();
+  const Status gone = group->AllReduceSum(std::span<double>(&one, 1), "sums");
+  EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(3));
+  EXPECT_EQ(gone.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(gone.message(), ::testing::HasSubstr("rank 2 has left the group, or its process ended"));
+  // Nothing is done with this group any more.
+  EXPECT_EQ(group->AllGather(uint64_t{1}, "digest").status().code(), StatusCode::kUnavailable);
+}
+
+TEST(HostGroupTest, SumsHaveTheBitsThatTheyHaveBySockets) {
+  const HostFolder here;
+  for (const int size : {3, 4}) {
+    for (const size_t n : {size_t{1000}, size_t{700001}}) {
+      std::vector<std::thread> ranks;
+      const auto rendezvous = std::make_shared<RendezvousTable>();
+      for (int r = 0; r < size; ++r) {
+        ranks.emplace_back([&, r] {
+          std::vector<float> sums[2];
+          for (const bool memory : {false, true}) {
+            const auto group = MakeGroup({.rendezvous = rendezvous,
+                                          .name = memory ? "m" : "s",
+                                          .rank = r,
+                                          .size = size,
+                                          .shared_folder = memory ? here.path : ""});
+            ASSERT_TRUE(group.ok()) << group.status().message();
+            EXPECT_EQ((*group)->by() == "memory", memory);
+            sums[memory] = Noise(r, n);
+            ASSERT_TRUE((*group)->AllReduceSum(std::span<float>(sums[memory]), "gradients").ok());
+          }
+          EXPECT_TRUE(sums[0] == sums[1]);
+        });
+      }
+      for (auto& t : ranks) t.join();
+    }
+  }
 }
 
 TEST(HostGroupTest, RanksAtDifferentOperationsSayWhichOnes) {
+  const HostFolder here;
   const auto rendezvous = std::make_shared<RendezvousTable>();
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r) {
     ranks.emplace_back([&, r] {
       const auto group =
-          MakeGroup({.rendezvous = rendezvous, .rank = r, .size = 2, .shared_folder = ::testing::TempDir()});
+          MakeGroup({.rendezvous = rendezvous, .rank = r, .size = 2, .shared_folder = here.path});
       ASSERT_TRUE(group.ok()) << group.status().message();
       std::vector<float> v(static_cast<size_t>(10 + r), 1.0F);
       const Status other = (*group)->AllReduceSum(std::span<float>(v), "gradients");

@@ -182,7 +182,11 @@ TEST(PolicyTrainerTest, RanksTogetherTrainAsOneAlone) {
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r) {
     ranks.emplace_back([&, r] {
-      auto group = comm::MakeGroup({.rendezvous = rendezvous, .rank = r, .size = 2, .timeout_s = 60});
+      auto group = comm::MakeGroup({.rendezvous = rendezvous,
+                                    .rank = r,
+                                    .size = 2,
+                                    .shared_folder = ::testing::TempDir(),
+                                    .timeout_s = 60});
       ASSERT_TRUE(group.ok()) << group.status().message();
       std::vector<FragmentRow> share = rows;
       for (size_t i = 0; i < share.size(); ++i) {

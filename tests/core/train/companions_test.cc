@@ -125,7 +125,11 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
       std::unique_ptr<comm::Collective> group;
       Batch mine = batch;
       if (ranks > 1) {
-        group = std::move(comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
+        group = std::move(comm::MakeGroup({.rendezvous = rendezvous,
+                                           .rank = rank,
+                                           .size = ranks,
+                                           .shared_folder = ::testing::TempDir()}))
+                    .value();
         for (Row& r : mine.rows)
           if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
@@ -262,7 +266,11 @@ std::vector<Step> Steps(TrainerOptions o, bool preview, int ranks = 1) {
       at::set_num_threads(1);
       std::unique_ptr<comm::Collective> group;
       if (ranks > 1)
-        group = std::move(comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks})).value();
+        group = std::move(comm::MakeGroup({.rendezvous = rendezvous,
+                                           .rank = rank,
+                                           .size = ranks,
+                                           .shared_folder = ::testing::TempDir()}))
+                    .value();
       const Models models;
       TrainerOptions own = o;
       own.device = model::AnyDevice();

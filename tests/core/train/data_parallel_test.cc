@@ -70,7 +70,8 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
       std::unique_ptr<comm::Collective> group;
       Batch mine = batch;
       if (ranks > 1) {
-        auto made = comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = ranks});
+        auto made = comm::MakeGroup(
+            {.rendezvous = rendezvous, .rank = rank, .size = ranks, .shared_folder = ::testing::TempDir()});
         ASSERT_TRUE(made.ok()) << made.status().message();
         group = std::move(*made);
         for (Row& r : mine.rows)
@@ -211,7 +212,8 @@ TEST(DataParallelTest, AllRanksNameTheSameBadRows) {
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
-      auto group = comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = 3});
+      auto group = comm::MakeGroup(
+          {.rendezvous = rendezvous, .rank = rank, .size = 3, .shared_folder = ::testing::TempDir()});
       ASSERT_TRUE(group.ok()) << group.status().message();
       Batch mine = batch;
       for (Row& r : mine.rows)

@@ -81,7 +81,7 @@ struct Ranks {
 };
 
 std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options,
-                          const Ranks& ranks, bool by_memory = true) {
+                          const Ranks& ranks, bool by_memory = true, DType dtype = DType::kFloat32) {
   const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Result> results(static_cast<size_t>(ranks.data * ranks.tensor));
   std::vector<std::thread> threads;
@@ -104,7 +104,7 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
       Batch mine = batch;
       for (Row& r : mine.rows)
         if (r.gid.value % ranks.data != d) r = Elsewhere(r);
-      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      auto weights = std::move(Weights::Create(spec, dtype)).value();
       model::Randomize(*weights, 21, 0.2);
       TrainerOptions own = options;  // one thread uses a device
       own.device = model::AnyDevice();
@@ -129,8 +129,11 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         r.evaluated = *evaluated;
       }
       r.optimizer_bytes = trainer.held().optimizer;
-      const auto* values = reinterpret_cast<const float*>(weights->bytes().data());
-      r.weights.assign(values, values + weights->elements());
+      for (int64_t i = 0; i < static_cast<int64_t>(weights->layout().size()); ++i) {
+        const at::Tensor values = weights->Get(i).to(at::kFloat).contiguous();
+        r.weights.insert(r.weights.end(), values.data_ptr<float>(),
+                         values.data_ptr<float>() + values.numel());
+      }
     });
   }
   for (auto& t : threads) t.join();
@@ -170,6 +173,7 @@ TrainerOptions OptionsOf(const std::string& algorithm) {
   o.schedule = {};
   o.schedule.peak = 1e-3;
   o.optimizer.weight_decay = 0.01;
+  o.optimizer.eps = 1e-2;  // else an element moves as far by a gradient of rounding as by any other
   o.temperature = algorithm == "sft" ? 1 : 0.8;
   o.head_rows = 5;
   o.clean_records = false;  // what the rows say was recorded by nobody
@@ -178,7 +182,9 @@ TrainerOptions OptionsOf(const std::string& algorithm) {
 }
 
 TEST(TensorParallelTest, HoweverTheModelIsCutTheUpdateIsThatOfOneRank) {
-  Rng rng(std::random_device{}());
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
   for (const bool plain : {true, false}) {
     for (const std::string algorithm : {"grpo", "gspo", "otb", "sft"}) {
       SCOPED_TRACE(algorithm + (plain ? ", biases" : ", head norms"));
@@ -204,6 +210,23 @@ TEST(TensorParallelTest, BySocketsToo) {
   const TrainerOptions o = OptionsOf("grpo");
   const Result one = Train(spec, batch, o, {})[0];
   ExpectSame(one, Train(spec, batch, o, {1, 2}, /*by_memory=*/false), 1e-4);
+}
+
+TEST(TensorParallelTest, Bfloat16LearnsTheSame) {
+  Rng rng(8);
+  const ModelSpec spec = CutSpec(4, true);
+  const Batch batch = SomeRows(spec, rng, 4, 3);
+  TrainerOptions o = OptionsOf("grpo");
+  o.schedule.peak = 1e-2;  // far above what rounding moves
+  const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
+  for (const Result& r : Train(spec, batch, o, {2, 2, true}, true, DType::kBFloat16)) {
+    double apart = 0;
+    for (size_t i = 0; i < one.weights.size(); ++i) apart += std::fabs(double{r.weights[i]} - one.weights[i]);
+    EXPECT_LT(apart / static_cast<double>(one.weights.size()), 5e-4);
+    EXPECT_NEAR(r.metrics.at("actor/grad_norm"), one.metrics.at("actor/grad_norm"),
+                0.1 * one.metrics.at("actor/grad_norm"));
+    EXPECT_NEAR(r.metrics.at("actor/entropy"), one.metrics.at("actor/entropy"), 0.02);
+  }
 }
 
 TEST(TensorParallelTest, EachHasItsPartOfTheOptimizer) {
