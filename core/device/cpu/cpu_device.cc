@@ -160,6 +160,19 @@ struct CpuDevice::Impl {
   void Multiply(const MultiplyArgs<T>& a) {
     const ProductTable<T>& product = Kernels<T>().product;
     const auto multiply = a.strips ? product.multiply_strips : product.multiply;
+    if (const int64_t piece = product.strip_rows(a.rows, a.k, Threads()); a.strips && piece < a.rows) {
+      const int64_t floats = product.multiply_scratch(piece, a.k);
+      ReserveSpaces();
+      return ParallelPieces((a.rows + piece - 1) / piece, 1, [&](int64_t begin, int64_t end) {
+        MultiplyArgs<T> part = a;  // of a row alone depend its bits
+        for (int64_t i = begin; i < end; ++i) {
+          part.rows = std::min(piece, a.rows - i * piece);
+          part.x = a.x + i * piece * a.k;
+          part.y = a.y + i * piece * a.n;
+          multiply(0, a.n, part, Space(ThreadIndex(), floats));
+        }
+      });
+    }
     ParallelProduct(a.n, Unit<T>(a.strips, a.rows), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
                     /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { multiply(begin, end, a, s); });

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <vector>
 
+#include "core/base/rng.h"
 #include "core/device/cpu/cpu_device.h"
 
 namespace tidepool::device {
@@ -27,6 +29,30 @@ TEST(BatchInvarianceTest, ProductsThatAddUpInOneOrderPass) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Status tried = TryBatchInvariance(device, kShapes, dtype);
     EXPECT_TRUE(tried.ok()) << tried.ToString();
+  }
+}
+
+// Of many rows each thread takes some with all columns, of few some columns.
+TEST(BatchInvarianceTest, ManyRowsHaveTheBitsOfFew) {
+  constexpr int64_t kRows = 2011, kN = 48, kK = 416, kFew = 19;
+  CpuDevice device;
+  Rng rng(3);
+  const auto random = [&](int64_t n) {
+    std::vector<BF16> x(static_cast<size_t>(n));
+    for (BF16& v : x) v.bits = static_cast<uint16_t>(0x3F00 | (rng.Next() & 0x80FF));
+    return x;
+  };
+  const std::vector<BF16> x = random(kRows * kK), w = random(kN * kK);
+  std::vector<BF16> strips(w.size()), all(kRows * kN), some(kFew * kN);
+  device.LayOut({const_cast<BF16*>(w.data()), kN, kK, DType::kBFloat16}, strips.data());
+  const auto multiply = [&](int64_t first, int64_t rows, BF16* y) {
+    device.Multiply(MultiplyArgs<BF16>{
+        .rows = rows, .n = kN, .k = kK, .x = x.data() + first * kK, .w = strips.data(), .y = y, .strips = true});
+  };
+  multiply(0, kRows, all.data());
+  for (int64_t first : {int64_t{0}, rng.Below(kRows - kFew), kRows - kFew}) {
+    multiply(first, kFew, some.data());
+    EXPECT_EQ(std::memcmp(some.data(), all.data() + first * kN, some.size() * sizeof(BF16)), 0) << first;
   }
 }
 

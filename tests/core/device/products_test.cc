@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -99,7 +100,12 @@ struct Case {
   std::vector<T> ForwardInStrips(const Way<T>& way, int64_t first, int64_t count, int64_t cut) const {
     const ProductTable<T>& product = *way.product;
     const int64_t words = k * static_cast<int64_t>(sizeof(T)) / 4;
-    std::vector<T> strips(w.size()), y(static_cast<size_t>(count * n));
+    // On a cache line, as a device's memory is.
+    constexpr size_t kLine = 64;
+    std::vector<T> strips(w.size()), memory(static_cast<size_t>(count * n) + kLine / sizeof(T));
+    void* place = memory.data();
+    size_t space = memory.size() * sizeof(T);
+    T* y = static_cast<T*>(std::align(kLine, static_cast<size_t>(count * n) * sizeof(T), place, space));
     product.lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
                     reinterpret_cast<uint32_t*>(strips.data()));
     const MultiplyArgs<T> args{.rows = count,
@@ -107,13 +113,13 @@ struct Case {
                                .k = k,
                                .x = x.data() + first * k,
                                .w = strips.data(),
-                               .y = y.data(),
+                               .y = y,
                                .strips = true};
     Cut(n, cut * kStripRows, product.multiply_scratch(count, k),
         [&](int64_t begin, int64_t end, float* scratch) {
           product.multiply_strips(begin, end, args, scratch);
         });
-    return y;
+    return {y, y + count * n};
   }
   std::vector<T> Dx(const Way<T>& way, int64_t cut) const {
     std::vector<T> dx(static_cast<size_t>(rows * k));
@@ -209,11 +215,11 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
       }
     }
   }
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}}) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}, {1024, 32}}) {
     const Case<T> c(rng, kRows, n, k);
     for (const Way<T>& way : Ways<T>()) {
       const std::vector<T> all = c.ForwardInStrips(way, 0, kRows, n / kStripRows);
-      for (int64_t rows = 1; rows <= kRows; rows += k > 2000 ? 37 : rows < 20 ? 1 : 7) {
+      for (int64_t rows = 1; rows <= kRows; rows += n * k > 30000 ? 37 : rows < 20 ? 1 : 7) {
         const int64_t first = rng.Below(kRows - rows + 1);
         const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
         ASSERT_TRUE(SameBits(c.ForwardInStrips(way, first, rows, rng.Below(n / kStripRows + 1)), want))
