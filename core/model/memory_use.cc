@@ -114,7 +114,7 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
   const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;
   use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
-  use.workspace = s.value_head ? 0 : HeadRows(sizes.gpu) * s.vocab_size * w;
+  use.workspace = s.value_head ? 0 : std::min(kHeadRows, sizes.tokens) * s.vocab_size * w;
   if (sizes.gpu) {  // two sums a row and head for attention's backward, or the parts of short rows
     use.activations += 2 * ActivationArena::kChunkBytes;  // memory is there as soon as it is taken
     use.workspace += kGpuProductBytes + GpuAttentionPartBytes(s, sizes.tokens, sizes.decoded_keys);

@@ -96,7 +96,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");
-  if (o.head_rows == 0) o.head_rows = model::HeadRows(!o.device->host_memory());
+  if (o.head_rows == 0) o.head_rows = model::kHeadRows;
   if (o.micro_batch_tokens < 1 || o.head_rows < 1)
     return InvalidArgument("train.micro_batch_tokens must be at least 1");
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))

@@ -61,7 +61,7 @@ struct TrainerOptions {
   int64_t epochs = 1;                 // passes over the batch
   int64_t minibatches = 1;            // optimizer updates a pass
   int64_t micro_batch_tokens = 2048;  // computed together, at most
-  int64_t head_rows = 0;              // rows of logits held at a time; 0: model::HeadRows of the device
+  int64_t head_rows = 0;              // rows of logits held at a time; 0: model::kHeadRows
   bool recompute = false;             // keep block inputs only
   double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
   // Samplers attend to keys of the weights that sample, never to older ones; so what they recorded under the

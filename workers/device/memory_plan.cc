@@ -106,7 +106,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
     if (OnGpu(c)) p.actor.activations += model::ActivationArena::kChunkBytes;
     // Its logits beside those of the student, and one of them in float32 on its way to or from the host.
     if (name == "teacher" && c.kind() == JobKind::kDistill)
-      p.actor.workspace += model::HeadRows(OnGpu(c)) * m.vocab_size * (model::Bytes(dtype) + 4);
+      p.actor.workspace += model::kHeadRows * m.vocab_size * (model::Bytes(dtype) + 4);
   }
   if (!further.critic) return;
   // Weights and optimizer; its gradients and activations take the place of the policy's.

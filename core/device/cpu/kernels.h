@@ -79,7 +79,8 @@ struct ProductTable {
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
   void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);
-  // Rows in strips that a thread of several best takes at once, with all columns; `rows`: all, and some columns.
+  // Rows in strips that a thread of several best takes at once, with all columns; `rows`: all, and some
+  // columns.
   int64_t (*strip_rows)(int64_t rows, int64_t k, int64_t threads);
 };
 

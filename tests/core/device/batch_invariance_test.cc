@@ -46,8 +46,13 @@ TEST(BatchInvarianceTest, ManyRowsHaveTheBitsOfFew) {
   std::vector<BF16> strips(w.size()), all(kRows * kN), some(kFew * kN);
   device.LayOut({const_cast<BF16*>(w.data()), kN, kK, DType::kBFloat16}, strips.data());
   const auto multiply = [&](int64_t first, int64_t rows, BF16* y) {
-    device.Multiply(MultiplyArgs<BF16>{
-        .rows = rows, .n = kN, .k = kK, .x = x.data() + first * kK, .w = strips.data(), .y = y, .strips = true});
+    device.Multiply(MultiplyArgs<BF16>{.rows = rows,
+                                       .n = kN,
+                                       .k = kK,
+                                       .x = x.data() + first * kK,
+                                       .w = strips.data(),
+                                       .y = y,
+                                       .strips = true});
   };
   multiply(0, kRows, all.data());
   for (int64_t first : {int64_t{0}, rng.Below(kRows - kFew), kRows - kFew}) {

@@ -108,13 +108,8 @@ struct Case {
     T* y = static_cast<T*>(std::align(kLine, static_cast<size_t>(count * n) * sizeof(T), place, space));
     product.lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
                     reinterpret_cast<uint32_t*>(strips.data()));
-    const MultiplyArgs<T> args{.rows = count,
-                               .n = n,
-                               .k = k,
-                               .x = x.data() + first * k,
-                               .w = strips.data(),
-                               .y = y,
-                               .strips = true};
+    const MultiplyArgs<T> args{
+        .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = strips.data(), .y = y, .strips = true};
     Cut(n, cut * kStripRows, product.multiply_scratch(count, k),
         [&](int64_t begin, int64_t end, float* scratch) {
           product.multiply_strips(begin, end, args, scratch);
@@ -215,7 +210,8 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
       }
     }
   }
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}, {1024, 32}}) {
+  for (const auto& [n, k] :
+       {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}, {1024, 32}}) {
     const Case<T> c(rng, kRows, n, k);
     for (const Way<T>& way : Ways<T>()) {
       const std::vector<T> all = c.ForwardInStrips(way, 0, kRows, n / kStripRows);
