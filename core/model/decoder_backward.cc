@@ -53,7 +53,7 @@ void Decoder::Impl::MultiplyBackWeight(float* dw, const View& dy, const View& x)
 }
 
 float* Decoder::Impl::Gradient(int64_t index, Gradients& grads) const {
-  return index < 0 ? nullptr : grads.data() + on_device.layout()[static_cast<size_t>(index)].offset;
+  return index < 0 ? nullptr : grads.At(on_device.layout()[static_cast<size_t>(index)].offset);
 }
 
 template <typename T>
@@ -195,6 +195,10 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
                                                         .dx = dx.As<float>(),
                                                         .dx_copy = dx_narrow.As<T>(),
                                                         .dweight = Gradient(final_norm, grads)});
+  // Elements from `final` on have all of their gradients.
+  const auto begin_of = [&](int64_t index) { return on_device.layout()[static_cast<size_t>(index)].offset; };
+  int64_t final = begin_of(final_norm);
+  grads.Final(final, on_device.elements());
   const ActivationArena::Mark mark = scratch.mark();
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
     scratch.Rewind(mark);
@@ -206,6 +210,8 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
       Block<T>(l, saved.batch, b, b.x.As<T>(), nullptr, b.k.As<T>(), b.v.As<T>(), /*for_backward=*/true);
     }
     BlockBackward<T>(l, saved, b, dx, dx_narrow, balance_scale, grads);
+    const int64_t begin = begin_of(layers[static_cast<size_t>(l)].attention_norm);
+    grads.Final(begin, std::exchange(final, begin));
   }
   device.ScatterAddRows(device::ScatterAddRowsArgs<float>{.rows = rows,
                                                           .d = d,
@@ -213,6 +219,7 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
                                                           .ids = saved.batch.ids,
                                                           .x = dx.As<float>(),
                                                           .table = Gradient(embedding, grads)});
+  grads.Final(0, final);
 }
 
 void Decoder::Backward(SavedPtr saved, const View& grad_hidden, Gradients& grads,

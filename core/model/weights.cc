@@ -419,17 +419,30 @@ void DeviceWeights::Download(std::span<std::byte> to) const {
 struct Gradients::Impl {
   device::Device& device;
   int64_t elements;
+  std::unique_ptr<GradientKeeper> keeper;
   std::shared_ptr<device::Buffer> memory;  // null: zeros
 };
 
-Gradients::Gradients(const DeviceWeights& weights)
-    : impl_(new Impl{.device = weights.device(), .elements = weights.elements(), .memory = nullptr}) {}
-Gradients::Gradients(const Weights& weights, device::Device& device)
-    : impl_(new Impl{.device = device, .elements = weights.elements(), .memory = nullptr}) {}
+Gradients::Gradients(const Weights& weights, device::Device& device, std::unique_ptr<GradientKeeper> keeper)
+    : impl_(new Impl{
+          .device = device, .elements = weights.elements(), .keeper = std::move(keeper), .memory = nullptr}) {
+}
+Gradients::Gradients(const DeviceWeights& weights, std::unique_ptr<GradientKeeper> keeper)
+    : impl_(new Impl{.device = weights.device(),
+                     .elements = weights.elements(),
+                     .keeper = std::move(keeper),
+                     .memory = nullptr}) {}
 Gradients::~Gradients() = default;
 
+float* Gradients::At(int64_t offset) {
+  return impl_->keeper == nullptr ? data() + offset : impl_->keeper->At(offset);
+}
+void Gradients::Final(int64_t from, int64_t to) {
+  if (impl_->keeper != nullptr) impl_->keeper->Final(from, to);
+}
 float* Gradients::data() {
   Impl& m = *impl_;
+  TP_CHECK(m.keeper == nullptr) << "gradients that somebody keeps were taken for one array";
   if (m.memory == nullptr) m.memory = m.device.Need(m.elements * static_cast<int64_t>(sizeof(float)));
   return static_cast<float*>(m.memory->data());
 }
@@ -438,7 +451,13 @@ int64_t Gradients::elements() const { return impl_->elements; }
 void Gradients::Zero() {
   if (impl_->memory != nullptr) impl_->device.Zero(impl_->memory->data(), impl_->memory->bytes());
 }
-void Gradients::Release() { impl_->memory = nullptr; }
-int64_t Gradients::held_bytes() const { return impl_->memory == nullptr ? 0 : impl_->memory->bytes(); }
+void Gradients::Release() {
+  impl_->memory = nullptr;
+  if (impl_->keeper != nullptr) impl_->keeper->Release();
+}
+int64_t Gradients::held_bytes() const {
+  if (impl_->keeper != nullptr) return impl_->keeper->held_bytes();
+  return impl_->memory == nullptr ? 0 : impl_->memory->bytes();
+}
 
 }  // namespace tidepool::model

@@ -145,19 +145,37 @@ class DeviceWeights {
   int64_t made_of_ = -1;  // the arena's Overwrite() that strips_ were made after; -1: out of date
 };
 
+// Keeps the gradients that a backward makes in a way of its own, and learns when it has them.
+class GradientKeeper {
+ public:
+  virtual ~GradientKeeper() = default;
+  // Where a backward adds those of the parameter that begins at this element, on the device: of zeros, before
+  // anything was added.
+  virtual float* At(int64_t offset) = 0;
+  // A backward will add nothing more to elements [from, to), whole parameters: the last norm with the head,
+  // then each block, from the last to the first, then the embedding.
+  virtual void Final(int64_t from, int64_t to) = 0;
+  virtual void Release() = 0;
+  [[nodiscard]] virtual int64_t held_bytes() const = 0;
+};
+
 // Flat float32 gradients with the weights' index, in memory of a device; zero at the start.
 class Gradients {
  public:
-  // The device outlives them.
-  Gradients(const Weights& weights, device::Device& device);
-  explicit Gradients(const DeviceWeights& weights);  // of a part, with its index
+  // The device outlives them. `keeper`: has them in the place of one array; null: the array.
+  Gradients(const Weights& weights, device::Device& device, std::unique_ptr<GradientKeeper> keeper = nullptr);
+  explicit Gradients(const DeviceWeights& weights,
+                     std::unique_ptr<GradientKeeper> keeper = nullptr);  // of a part, with its index
   ~Gradients();
-  void Zero();
+  // For a backward: GradientKeeper's, or the place in the array.
+  [[nodiscard]] float* At(int64_t offset);
+  void Final(int64_t from, int64_t to);
+  void Zero();  // the array
   // Zeroes by giving the memory back; it is taken again when it is written.
   void Release();
   [[nodiscard]] int64_t held_bytes() const;  // 0 until they are used and after Release()
   [[nodiscard]] int64_t elements() const;
-  [[nodiscard]] float* data();              // [elements], on the device
+  [[nodiscard]] float* data();              // [elements], on the device. requires that there is no keeper
   [[nodiscard]] std::span<float> values();  // the same. requires that the device's memory is the host's
 
  private:

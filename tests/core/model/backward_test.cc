@@ -5,7 +5,11 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "core/model/decoder.h"
 #include "core/model/row_operations.h"
@@ -94,6 +98,51 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
 INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
                          testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",
                                          "qwen3_moe"));
+
+// Copies gradients when they are said to be final, and then spoils what they were in.
+class CopyWhenFinal final : public GradientKeeper {
+ public:
+  CopyWhenFinal(device::Device& device, int64_t elements, std::vector<float>& copy)
+      : device_(device), elements_(elements), copy_(copy), memory_(device.Need(elements * 4)) {}
+  float* At(int64_t offset) override {
+    EXPECT_LT(offset, final_from_) << "it was said to be final";
+    return static_cast<float*>(memory_->data()) + offset;
+  }
+  void Final(int64_t from, int64_t to) override {
+    EXPECT_EQ(to, final_from_ == elements_ + 1 ? elements_ : final_from_);
+    final_from_ = from;
+    const std::vector<float> values = device_.Read(static_cast<float*>(memory_->data()) + from, to - from);
+    copy_.insert(copy_.begin(), values.begin(), values.end());
+    const std::vector<float> spoiled(values.size(), NAN);
+    device_.Upload(static_cast<float*>(memory_->data()) + from, std::span<const float>(spoiled));
+  }
+  void Release() override {}
+  [[nodiscard]] int64_t held_bytes() const override { return memory_->bytes(); }
+
+ private:
+  device::Device& device_;
+  const int64_t elements_;
+  std::vector<float>& copy_;  // of elements from final_from_ on
+  std::shared_ptr<device::Buffer> memory_;
+  int64_t final_from_ = elements_ + 1;
+};
+
+TEST_P(BackwardTest, SaysWhenGradientsAreFinal) {
+  const ModelSpec s = TinySpec(GetParam());
+  auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
+  Randomize(*w, 11, 0.2);
+  const Decoder decoder(*w, AnyDevice());
+  Rng rng(12);
+  const BatchArrays b = PackWhole({RandomIds(rng, 6, s.vocab_size), RandomIds(rng, 4, s.vocab_size)});
+  const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+  Gradients whole(*w, decoder.device());
+  Differentiate(decoder, b, loss, false, whole);
+  std::vector<float> copy;
+  Gradients kept(*w, decoder.device(),
+                 std::make_unique<CopyWhenFinal>(decoder.device(), w->elements(), copy));
+  Differentiate(decoder, b, loss, false, kept);
+  EXPECT_EQ(copy, ValuesOf(decoder.device(), *w, whole));
+}
 
 TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
   for (const std::string family : {"llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
