@@ -238,7 +238,7 @@ struct TrainConfig {
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;  // activation recompute per block
   Offload offload_optimizer = Offload::kNone;
-  int64_t zero = 0;  // 1: the slots that train share the optimizer's state, each has a part of it
+  int64_t zero = 0;  // the slots that train share: 1: the optimizer's state, 2: gradients, too
   MeshConfig mesh;
   bool early_columns =
       true;  // what a step needs of its rows beside the loss is computed before it, where possible

@@ -50,14 +50,19 @@ class Collective {
   virtual StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
                                                        double patience_s = 0) = 0;
 
-  // `of_rank`: the interval of each rank, which may differ in length, be empty, and leave out some of the
-  // span; the same on all ranks, none in common. Each piece is sent once to whom it is for, and no more than
-  // a bucket of each rank is held beside the spans.
+  // The intervals of the ranks may differ in length, be empty, and leave out some of the span; they are the
+  // same on all ranks, none in common. Each piece is sent once to whom it is for, and no more than a bucket
+  // of each rank is held beside the spans.
   //
-  // Afterwards a rank's own interval has the sums over all ranks, formed in the order of the ranks; the rest
-  // of `values` is as it was.
-  virtual Status ReduceScatterSum(std::span<float> values, std::span<const sharding::Interval> of_rank,
-                                  const std::string& tag) = 0;
+  // Sums over the ranks that have values, formed in the order of the ranks; zeros where none has any. A rank
+  // that has none comes all the same, for what it gets.
+  struct Scatter {
+    std::span<const float> values;                // of this rank; not read where it has none
+    std::span<const uint8_t> has = {};            // [rank] 0: it has none. Empty: all have
+    std::span<const sharding::Interval> of_rank;  // of `values`
+    std::span<float> into;  // [of_rank[rank()]] its sums; may be that interval of `values`
+  };
+  virtual Status ReduceScatterSum(const Scatter& scatter, const std::string& tag) = 0;
   // Every rank gets what each rank has in its interval: of bytes here.
   virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                            const std::string& tag) = 0;

@@ -19,9 +19,10 @@ inline std::string Ranks(const GroupOptions& o) {
   return "collective group of " + std::to_string(o.size) + " ranks: rank " + std::to_string(o.rank);
 }
 
-// The bucket of an interval; past its end: empty.
+// The bucket of an interval; past its end: empty, at its end.
 inline sharding::Interval Bucket(const sharding::Interval& of, int64_t bucket, int64_t size) {
-  return sharding::Common(of, {of.from + bucket * size, of.from + (bucket + 1) * size});
+  const int64_t from = std::min(of.to, of.from + bucket * size);
+  return {from, std::min(of.to, from + size)};
 }
 // That the longest one has.
 inline int64_t Buckets(std::span<const sharding::Interval> of_rank, int64_t size) {
@@ -49,22 +50,32 @@ inline uint16_t Narrowed(float x, uint16_t /*like*/) {
   return static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40U : rounded);
 }
 
-// own += what the other ranks have, `of(rank)` for each: one after the other, so that the bits of a sum
-// follow from the ranks, whoever forms it. A piece at a time stays in the cache.
+// Of Collective::Scatter::has.
+inline bool Has(std::span<const uint8_t> has, int rank) {
+  return has.empty() || has[static_cast<size_t>(rank)] != 0;
+}
+
+// sum = what the ranks have, `of(rank)` for each, null where one has nothing: one after the other, so that
+// the bits of a sum follow from the ranks, whoever forms it. `sum` may be one of them. A piece at a time
+// stays in the cache.
 template <typename T, typename Of>
-void SumInOrder(std::span<T> own, int me, int ranks, Of of) {
+void SumInOrder(std::span<T> sum, int ranks, Of of) {
   constexpr size_t kPiece = 2048;
-  Wide<T> sum[kPiece];
-  for (size_t from = 0; from < own.size(); from += kPiece) {
-    const size_t n = std::min(kPiece, own.size() - from);
+  Wide<T> piece[kPiece];
+  for (size_t from = 0; from < sum.size(); from += kPiece) {
+    const size_t n = std::min(kPiece, sum.size() - from);
+    bool first = true;
     for (int rank = 0; rank < ranks; ++rank) {
-      const T* x = (rank == me ? own.data() : of(rank)) + from;
-      if (rank == 0)
-        for (size_t i = 0; i < n; ++i) sum[i] = Widened(x[i]);
+      const T* x = of(rank);
+      if (x == nullptr) continue;
+      if (first)
+        for (size_t i = 0; i < n; ++i) piece[i] = Widened(x[from + i]);
       else
-        for (size_t i = 0; i < n; ++i) sum[i] += Widened(x[i]);
+        for (size_t i = 0; i < n; ++i) piece[i] += Widened(x[from + i]);
+      first = false;
     }
-    for (size_t i = 0; i < n; ++i) own[from + i] = Narrowed(sum[i], T{});
+    if (first) std::fill_n(piece, n, Wide<T>{0});
+    for (size_t i = 0; i < n; ++i) sum[from + i] = Narrowed(piece[i], T{});
   }
 }
 

@@ -24,6 +24,11 @@ at::Tensor View(std::span<std::byte> v) {
   return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte));
 }
 
+// For what is sent: tensors know no const, and sending writes nothing.
+at::Tensor View(std::span<const std::byte> v) {
+  return View(std::span(const_cast<std::byte*>(v.data()), v.size()));
+}
+
 using sharding::Interval;
 
 // What is sent at a time to one rank: large enough for a socket's full speed, small enough for the
@@ -106,9 +111,8 @@ class GlooGroup final : public Collective {
     return all;
   }
 
-  Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
-                          const std::string& tag) override {
-    return Guarded("reduce_scatter", tag, [&] { ScatterSum(values, of_rank); });
+  Status ReduceScatterSum(const Scatter& s, const std::string& tag) override {
+    return Guarded("reduce_scatter", tag, [&] { ScatterSum(s.values, s.has, s.of_rank, s.into); });
   }
 
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
@@ -132,37 +136,44 @@ class GlooGroup final : public Collective {
     if (values.empty()) return OkStatus();
     return Guarded("all_reduce", tag, [&] {
       const std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size());
-      ScatterSum(values, of_rank);
+      ScatterSum<T>(values, {}, of_rank, In(values, of_rank[static_cast<size_t>(rank())]));
       Share(std::as_writable_bytes(values), of_rank, static_cast<int64_t>(sizeof(T)));
     });
   }
 
   template <typename T>
-  void ScatterSum(std::span<T> values, std::span<const Interval> of_rank) {
+  void ScatterSum(std::span<const T> values, std::span<const uint8_t> has, std::span<const Interval> of_rank,
+                  std::span<T> into) {
     constexpr int64_t kSize = kBucketBytes / static_cast<int64_t>(sizeof(T));
-    const auto me = static_cast<size_t>(rank());
+    const int me = rank();
+    const Interval& own = of_rank[static_cast<size_t>(me)];
     const int64_t buckets = Buckets(of_rank, kSize);
     // Of the bucket that is summed and of the next one, which comes meanwhile.
     std::vector<std::vector<T>> came[2];
     Transfers under_way[2] = {Transfers(*group_), Transfers(*group_)};
     const auto begin = [&](int64_t b) {
-      auto& into = came[b % 2];
-      into.resize(of_rank.size());
-      for (size_t other = 0; other < of_rank.size(); ++other) {
+      came[b % 2].resize(of_rank.size());
+      for (int other = 0; other < size(); ++other) {
         if (other == me) continue;
-        into[other].resize(static_cast<size_t>(Bucket(of_rank[me], b, kSize).size()));
-        under_way[b % 2].Receive(std::as_writable_bytes(std::span(into[other])), static_cast<int>(other),
-                                 Tag());
-        under_way[b % 2].Send(std::as_writable_bytes(In(values, Bucket(of_rank[other], b, kSize))),
-                              static_cast<int>(other), Tag());
+        const auto place = static_cast<size_t>(other);
+        if (Has(has, other)) {
+          std::vector<T>& theirs = came[b % 2][place];
+          theirs.resize(static_cast<size_t>(Bucket(own, b, kSize).size()));
+          under_way[b % 2].Receive(std::as_writable_bytes(std::span(theirs)), other, Tag());
+        }
+        if (Has(has, me))
+          under_way[b % 2].Send(std::as_bytes(In(values, Bucket(of_rank[place], b, kSize))), other, Tag());
       }
     };
     if (buckets > 0) begin(0);
     for (int64_t b = 0; b < buckets; ++b) {
       if (b + 1 < buckets) begin(b + 1);
       under_way[b % 2].End();
-      SumInOrder(In(values, Bucket(of_rank[me], b, kSize)), rank(), size(),
-                 [&](int other) { return std::as_const(came[b % 2][static_cast<size_t>(other)]).data(); });
+      const Interval i = Bucket(own, b, kSize);
+      SumInOrder(In(into, {i.from - own.from, i.to - own.from}), size(), [&](int other) -> const T* {
+        if (!Has(has, other)) return nullptr;
+        return other == me ? values.data() + i.from : came[b % 2][static_cast<size_t>(other)].data();
+      });
     }
   }
 

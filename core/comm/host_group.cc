@@ -251,10 +251,9 @@ class HostGroup final : public Collective {
     return all;
   }
 
-  Status ReduceScatterSum(std::span<float> values, std::span<const Interval> of_rank,
-                          const std::string& tag) override {
+  Status ReduceScatterSum(const Scatter& s, const std::string& tag) override {
     Begin("reduce_scatter", tag);
-    return ScatterSum(values, of_rank);
+    return ScatterSum(s.values, s.has, s.of_rank, s.into);
   }
 
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
@@ -282,12 +281,6 @@ class HostGroup final : public Collective {
     patience_s_ = timeout_s_;
   }
 
-  // own += the others', which stand at `at` of their outboxes.
-  template <typename T>
-  void AddOthers(std::span<T> own, int64_t at) const {
-    SumInOrder(own, rank_, size_, [&](int other) { return From<T>(other) + at; });
-  }
-
   // Of little, or by two ranks, everybody sums everything. Else each sums its share, and all get it: the bits
   // are the same.
   template <typename T>
@@ -296,7 +289,10 @@ class HostGroup final : public Collective {
     const auto most = static_cast<size_t>(outbox_bytes_) / sizeof(T);
     if (values.size() > most && size_ > 2) {
       std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size_);
-      TP_RETURN_IF_ERROR(ScatterSum(values, of_rank));
+      const Interval& own = of_rank[static_cast<size_t>(rank_)];
+      TP_RETURN_IF_ERROR(
+          ScatterSum<T>(values, {}, of_rank,
+                        values.subspan(static_cast<size_t>(own.from), static_cast<size_t>(own.size()))));
       for (Interval& i : of_rank) i = {i.from * int64_t{sizeof(T)}, i.to * int64_t{sizeof(T)}};
       return Share(std::as_writable_bytes(values), of_rank);
     }
@@ -304,25 +300,32 @@ class HostGroup final : public Collective {
       const std::span<T> piece = values.subspan(at, std::min(most, values.size() - at));
       std::copy(piece.begin(), piece.end(), Outbox<T>());
       TP_RETURN_IF_ERROR(Meet(values.size_bytes()));
-      AddOthers(piece, 0);
+      SumInOrder(piece, size_,
+                 [&](int other) -> const T* { return other == rank_ ? piece.data() : From<T>(other); });
     }
     return OkStatus();
   }
 
   // An outbox has a part for each rank.
   template <typename T>
-  Status ScatterSum(std::span<T> values, std::span<const Interval> of_rank) {
+  Status ScatterSum(std::span<const T> values, std::span<const uint8_t> has,
+                    std::span<const Interval> of_rank, std::span<T> into) {
     const int64_t part = outbox_bytes_ / size_ / static_cast<int64_t>(sizeof(T));
+    const Interval& own = of_rank[static_cast<size_t>(rank_)];
     const int64_t buckets = Buckets(of_rank, part);
     for (int64_t b = 0; b < buckets; ++b) {
       for (int other = 0; other < size_; ++other) {
-        if (other == rank_) continue;
+        if (other == rank_ || !Has(has, rank_)) continue;
         const Interval i = Bucket(of_rank[static_cast<size_t>(other)], b, part);
         std::copy_n(values.data() + i.from, i.size(), Outbox<T>() + other * part);
       }
       TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(Length(of_rank))));
-      const Interval own = Bucket(of_rank[static_cast<size_t>(rank_)], b, part);
-      AddOthers(values.subspan(static_cast<size_t>(own.from), static_cast<size_t>(own.size())), rank_ * part);
+      const Interval i = Bucket(own, b, part);
+      SumInOrder(into.subspan(static_cast<size_t>(i.from - own.from), static_cast<size_t>(i.size())), size_,
+                 [&](int other) -> const T* {
+                   if (!Has(has, other)) return nullptr;
+                   return other == rank_ ? values.data() + i.from : From<T>(other) + rank_ * part;
+                 });
     }
     return OkStatus();
   }

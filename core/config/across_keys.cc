@@ -514,6 +514,9 @@ void CheckZero(Binder& b, const JobConfig& c) {
   b.Rule(key, {"train.zero"}, c.model.is_policy(),
          "is " + Text(c.train.zero) +
              ", but policies of control tasks (model.policy) are too small to be shared; remove it");
+  b.Rule(key, {"train.zero", "train.mesh.tp"}, c.train.zero >= 2 && c.train.mesh.tp > 1,
+         "is " + Text(c.train.zero) + ", but with train.mesh.tp " + Text(c.train.mesh.tp) +
+             " gradients are not shared yet; write 1");
   b.Rule(key, {"train.zero", "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
          is + "and with scheduler.placement elastic their number changes from step to step; write 0, or "
               "scheduler.placement: multiplexed");

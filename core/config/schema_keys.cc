@@ -213,9 +213,11 @@ std::vector<Key> TrainKeys() {
           kFree),
       TP_KEY(train.zero,
              "what the slots that train share: 0: nothing, each has the whole optimizer; 1: the optimizer's "
-             "state (moments, and of bfloat16 weights what rounding cut off), each has a part; the result is "
-             "the same. No effect where one slot trains",
-             Between(0, 1), kFree),
+             "state (moments, and of bfloat16 weights what rounding cut off), each has a part; 2: gradients, "
+             "too, which are added up over the slots after each micro-batch. The result of 0 and 1 is the "
+             "same to the bit; so is that of 2 where a slot has one micro-batch an update, or with "
+             "deterministic: true. No effect where one slot trains",
+             Between(0, 2), kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "
              "alike; no effect on models without experts",

@@ -149,9 +149,16 @@ std::vector<Parameter> Layout(const ModelSpec& s) {
   return list;
 }
 
-int64_t LayoutElements(const ModelSpec& spec) {
-  const Parameter last = Layout(spec).back();
-  return last.offset + RoundUpTo(last.numel(), kAlign);
+int64_t LayoutElements(const ModelSpec& spec) { return GradientParts(Layout(spec)).back(); }
+
+std::vector<int64_t> GradientParts(const std::vector<Parameter>& layout) {
+  std::vector<int64_t> begins;
+  for (const Parameter& p : layout) {
+    if (p.name == "embedding" || p.name == "final_norm" || p.name.ends_with(".attention_norm"))
+      begins.push_back(p.offset);
+  }
+  begins.push_back(layout.back().offset + RoundUpTo(layout.back().numel(), kAlign));
+  return begins;
 }
 
 }  // namespace tidepool::model

@@ -35,5 +35,8 @@ Status CheckSpec(const ModelSpec& spec);
 // The frozen list of parameters of a spec: a pure function of it.
 std::vector<Parameter> Layout(const ModelSpec& spec);
 int64_t LayoutElements(const ModelSpec& spec);  // size of the index space, a multiple of 64
+// Where the parts of the space begin whose gradients a backward has one after the other, the last part first:
+// the embedding, each block, the last norm with the head. Behind them the end of the space.
+std::vector<int64_t> GradientParts(const std::vector<Parameter>& layout);
 
 }  // namespace tidepool::model

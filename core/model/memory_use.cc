@@ -77,6 +77,15 @@ int64_t OptimizerBytes(const ModelSpec& spec, DType dtype) {
   return (8 + (dtype == DType::kBFloat16 ? 2 : 0)) * LayoutElements(spec);
 }
 
+int64_t SharedGradientBytes(const ModelSpec& s, int64_t owned) {
+  const std::vector<int64_t> begins = GradientParts(Layout(s));
+  const bool tied = s.tie_embeddings && !s.value_head;
+  int64_t most = 0;  // of two parts that follow each other; a tied embedding is there all the time
+  for (size_t part = tied ? 1 : 0; part + 2 < begins.size(); ++part)
+    most = std::max(most, begins[part + 2] - begins[part]);
+  return 4 * (owned + most + (tied ? begins[1] : 0));
+}
+
 // x, q, k, v, attention out, x after attention (and qkv with head norms); two rstd and an lse a head in
 // float32.
 int64_t AttentionActivationBytes(const ModelSpec& s, DType dtype) {

@@ -10,6 +10,7 @@
 //                + w P                      where the CPU trains it: laid out for products, for both roles
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
 //   gradients    4 P                        float32
+//                SharedGradientBytes        of ranks that share them
 //   activations  T (L A + S)                A: what a training forward keeps of a block,
 //                                           S: buffers of one block and of its backward.
 //                                           With recompute T (L w d + A + S)
@@ -43,6 +44,9 @@ int64_t WeightBytes(const ModelSpec& spec, DType dtype);
 // A second copy that the CPU's products read, beside weights that are trained; 0 where there is none.
 int64_t LaidOutBytes(const ModelSpec& spec, DType dtype);
 int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
+// Of a rank that keeps the gradients of `owned` elements alone, at most: these, the part of the model that a
+// backward is at, the part before it, and the embedding where it is the head, too (layout.h GradientParts).
+int64_t SharedGradientBytes(const ModelSpec& spec, int64_t owned);
 // What a training forward keeps of the attention part of one block for one token.
 int64_t AttentionActivationBytes(const ModelSpec& spec, DType dtype);
 

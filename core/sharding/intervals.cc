@@ -39,6 +39,16 @@ std::vector<Interval> OwnedByAll(int64_t elements, int64_t world) {
   return all;
 }
 
+std::vector<Interval> Within(std::span<const Interval> of_rank, const Interval& of, int64_t each) {
+  std::vector<Interval> within;
+  for (const Interval& i : of_rank) {
+    const Interval part = Common(i, of);
+    within.push_back(part.size() == 0 ? Interval{}
+                                      : Interval{(part.from - of.from) * each, (part.to - of.from) * each});
+  }
+  return within;
+}
+
 StatusOr<std::vector<Copy>> Reshard(std::span<const Interval> sources, std::span<const Interval> targets) {
   std::vector<size_t> order;
   for (size_t i = 0; i < sources.size(); ++i)

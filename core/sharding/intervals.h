@@ -24,6 +24,8 @@ Interval Common(const Interval& a, const Interval& b);  // empty: they have noth
 // 0 <= rank < world, elements >= 0
 Interval Owned(int64_t elements, const Shard& shard);
 std::vector<Interval> OwnedByAll(int64_t elements, int64_t world);  // [rank]
+// What each has of `of`, counted from its beginning, in units of which an element has `each`; empty: {0, 0}.
+std::vector<Interval> Within(std::span<const Interval> of_rank, const Interval& of, int64_t each = 1);
 
 // One copy of a reshard: what `source` has of `of` goes to `target`.
 struct Copy {

@@ -4,22 +4,11 @@
 #include <bit>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 namespace tidepool::train {
 namespace {
 
 using sharding::Interval;
-
-// What `of_rank` has of [at, at + n), from there on, in units of `each`.
-std::vector<Interval> Cut(std::span<const Interval> of_rank, int64_t at, int64_t n, int64_t each) {
-  std::vector<Interval> cut;
-  for (const Interval& i : of_rank) {
-    const Interval part = sharding::Common(i, {at, at + n});
-    cut.push_back(part.size() == 0 ? Interval{} : Interval{(part.from - at) * each, (part.to - at) * each});
-  }
-  return cut;
-}
 
 // Does `exchange` with n values of the device from `data` on, where the host has them. Those of another
 // memory come to the host and go back, a piece at a time.
@@ -45,45 +34,120 @@ StatusOr<double> SumOfAll(comm::Collective& group, double mine) {
 
 }  // namespace
 
-Status AddOtherRanks(model::Gradients& gradients, const AdamW& optimizer, device::Device& device,
-                     comm::Collective& group) {
-  if (comm::DeviceSum* sum = group.device_sum(); sum != nullptr && !device.host_memory())
-    return sum->AllReduceSum(gradients.data(), gradients.elements(), "gradients");
-  const std::vector<Interval> of_rank = sharding::OwnedByAll(gradients.elements(), group.size());
-  return OnHost(device, gradients.data(), gradients.elements(),
-                [&](std::span<float> values, int64_t at) -> Status {
-                  const auto n = static_cast<int64_t>(values.size());
-                  TP_RETURN_IF_ERROR(group.ReduceScatterSum(values, Cut(of_rank, at, n, 1), "gradients"));
-                  if (optimizer.shard().world > 1) return OkStatus();
-                  return group.AllGather(std::as_writable_bytes(values), Cut(of_rank, at, n, sizeof(float)),
-                                         "gradients");
-                });
+void AddTo(device::Device& device, float* sum, const float* more, int64_t n) {
+  if (!device.host_memory())
+    return device.ColumnSum(device::ColumnSumArgs<float>{.rows = 1, .n = n, .x = more, .out = sum});
+  for (int64_t i = 0; i < n; ++i) sum[i] += more[i];
 }
 
-StatusOr<UpdateResult> UpdateTogether(model::Gradients& gradients, double learning_rate, AdamW& optimizer,
-                                      const comm::RankGroups& groups) {
-  const std::vector<Interval> of_rank =
-      sharding::OwnedByAll(optimizer.elements(), groups.data == nullptr ? 1 : groups.data->size());
+GroupGradients::GroupGradients(const Parts& parts, const comm::RankGroups& groups, bool sum_each_micro_batch)
+    : p_(parts),
+      groups_(groups),
+      each_micro_batch_(sum_each_micro_batch || parts.shard != nullptr),
+      of_rank_(sharding::OwnedByAll(parts.optimizer.elements(),
+                                    groups.data == nullptr ? 1 : groups.data->size())) {}
+
+GroupGradients::~GroupGradients() {
+  if (p_.shard != nullptr) p_.shard->Stop();
+}
+
+Status GroupGradients::Begin(int64_t micro_batches) {
+  if (groups_.data == nullptr) return OkStatus();
+  TP_ASSIGN_OR_RETURN(micro_batches_,
+                      groups_.data->AllGather(static_cast<uint64_t>(micro_batches), "micro_batches"));
+  const auto most = static_cast<int64_t>(*std::ranges::max_element(micro_batches_));
+  if (p_.shard != nullptr) {
+    p_.shard->Begin(*groups_.data, micro_batches_);
+    passes_ = most;
+  } else {
+    passes_ = each_micro_batch_ && most > 1 ? most : 0;  // of one micro-batch both are the same
+  }
+  return OkStatus();
+}
+
+// Of whole gradients: the sums to the rank's own interval.
+Status GroupGradients::Scatter(const std::vector<uint8_t>& has) {
+  if (comm::DeviceSum* sum = groups_.data->device_sum(); sum != nullptr && !p_.device.host_memory())
+    return sum->AllReduceSum(p_.gradients.data(), p_.gradients.elements(), "gradients");
+  return OnHost(
+      p_.device, p_.gradients.data(), p_.gradients.elements(),
+      [&](std::span<float> values, int64_t at) -> Status {
+        const std::vector<Interval> of_rank =
+            sharding::Within(of_rank_, {at, at + static_cast<int64_t>(values.size())});
+        const Interval& mine = of_rank[static_cast<size_t>(groups_.data->rank())];
+        return groups_.data->ReduceScatterSum(
+            {.values = values,
+             .has = has,
+             .of_rank = of_rank,
+             .into = values.subspan(static_cast<size_t>(mine.from), static_cast<size_t>(mine.size()))},
+            "gradients");
+      });
+}
+
+Status GroupGradients::EndPass() {
+  if (p_.shard != nullptr) return p_.shard->EndPass();
+  std::vector<uint8_t> has;
+  for (const uint64_t n : micro_batches_) has.push_back(static_cast<int64_t>(n) > pass_ ? 1 : 0);
+  TP_RETURN_IF_ERROR(Scatter(has));
+  const Interval& mine = of_rank_[static_cast<size_t>(groups_.data->rank())];
+  const float* sums = p_.gradients.data() + mine.from;
+  const int64_t bytes = mine.size() * static_cast<int64_t>(sizeof(float));
+  if (pass_ == 0) sums_ = p_.device.Need(std::max<int64_t>(bytes, 1));
+  auto* all = static_cast<float*>(sums_->data());
+  pass_ == 0 ? p_.device.Copy(all, sums, bytes) : AddTo(p_.device, all, sums, mine.size());
+  if (++pass_ < passes_) {
+    p_.gradients.Zero();
+  } else {
+    p_.device.Copy(p_.gradients.data() + mine.from, all, bytes);
+    sums_.reset();
+  }
+  return OkStatus();
+}
+
+Status GroupGradients::Finish() {
+  if (p_.shard != nullptr || groups_.data == nullptr) return OkStatus();
+  if (passes_ == 0) {
+    std::vector<uint8_t> has;
+    for (const uint64_t n : micro_batches_) has.push_back(n > 0 ? 1 : 0);
+    TP_RETURN_IF_ERROR(Scatter(has));
+  }
+  const bool on_device = groups_.data->device_sum() != nullptr && !p_.device.host_memory();
+  if (p_.optimizer.shard().world > 1 || (passes_ == 0 && on_device)) return OkStatus();
+  return OnHost(
+      p_.device, p_.gradients.data(), p_.gradients.elements(), [&](std::span<float> values, int64_t at) {
+        return groups_.data->AllGather(
+            std::as_writable_bytes(values),
+            sharding::Within(of_rank_, {at, at + static_cast<int64_t>(values.size())}, sizeof(float)),
+            "gradients");
+      });
+}
+
+StatusOr<UpdateResult> GroupGradients::Update(double learning_rate) {
+  AdamW& optimizer = p_.optimizer;
+  const FlatGradients gradients =
+      p_.shard != nullptr ? p_.shard->sums() : FlatGradients{.values = p_.gradients.data()};
   const bool sharded = optimizer.shard().world > 1;
   double square_sum = 0;
   if (sharded) {
     TP_ASSIGN_OR_RETURN(square_sum,
-                        SumOfAll(*groups.data, optimizer.SquareSum(gradients.data(), optimizer.owned())));
+                        SumOfAll(*groups_.data, optimizer.SquareSum(gradients, optimizer.owned())));
   } else {
-    for (const Interval& of : of_rank) square_sum += optimizer.SquareSum(gradients.data(), of);
+    for (const Interval& of : of_rank_) square_sum += optimizer.SquareSum(gradients, of);
   }
-  if (groups.tensor != nullptr) {
-    TP_ASSIGN_OR_RETURN(square_sum, SumOfAll(*groups.tensor, square_sum));
+  if (groups_.tensor != nullptr) {
+    TP_ASSIGN_OR_RETURN(square_sum, SumOfAll(*groups_.tensor, square_sum));
   }
-  const UpdateResult result = optimizer.Update(gradients.data(), learning_rate, square_sum);
+  const UpdateResult result = optimizer.Update(gradients, learning_rate, square_sum);
   if (!result.finite || !sharded) return result;
   model::DeviceWeights& weights = optimizer.on_device();
   const int64_t each = optimizer.weight_bytes();
   TP_RETURN_IF_ERROR(OnHost(
       weights.device(), static_cast<std::byte*>(weights.data()), optimizer.elements() * each,
       [&](std::span<std::byte> bytes, int64_t at) {
-        return groups.data->AllGather(
-            bytes, Cut(of_rank, at / each, static_cast<int64_t>(bytes.size()) / each, each), "weights");
+        const int64_t from = at / each;
+        return groups_.data->AllGather(
+            bytes, sharding::Within(of_rank_, {from, from + static_cast<int64_t>(bytes.size()) / each}, each),
+            "weights");
       }));
   weights.Written();
   return result;

@@ -292,11 +292,17 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       add_gradient(*kept);
     }
   }
-  step.times.head += watch.Lap();
+  // The time since the last one, without waits for sums of shared gradients.
+  const auto lap = [&] {
+    const double waited = gradient_shard == nullptr ? 0 : gradient_shard->TakeWaited();
+    step.times.reduce += waited;
+    return watch.Lap() - waited;
+  };
+  step.times.head += lap();
   sums.balance += share * decoder->LoadBalanceLoss(saved);
   decoder->Backward(std::move(saved), model::Rounded(device, dhidden, hidden.view.dtype).view, *gradients,
                     options.router_aux_coef * share);
-  step.times.backward += watch.Lap();
+  step.times.backward += lap();
   return OkStatus();
 }
 

@@ -42,7 +42,7 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
   return a;
 }
 
-double AdamW::SquareSum(const float* gradients, const sharding::Interval& of) {
+double AdamW::SquareSum(const FlatGradients& gradients, const sharding::Interval& of) {
   if (on_device_.part().rank == 0) return SquareSumOf(gradients, of);
   double sum = 0;
   for (size_t i = 0; i < on_device_.layout().size(); ++i) {
@@ -53,14 +53,14 @@ double AdamW::SquareSum(const float* gradients, const sharding::Interval& of) {
   return sum;
 }
 
-double AdamW::SquareSumOf(const float* gradients, const sharding::Interval& of) {
+double AdamW::SquareSumOf(const FlatGradients& gradients, const sharding::Interval& of) {
   if (of.size() == 0) return 0;
   auto* sum = At<double>(square_sum_, 0);
-  on_device_.device().SquareSum({.n = of.size(), .x = gradients + of.from, .sum = sum});
+  on_device_.device().SquareSum({.n = of.size(), .x = gradients.At(of.from), .sum = sum});
   return on_device_.device().Read(sum, 1)[0];
 }
 
-UpdateResult AdamW::Update(const float* gradients, double learning_rate, double square_sum) {
+UpdateResult AdamW::Update(const FlatGradients& gradients, double learning_rate, double square_sum) {
   UpdateResult result;
   result.grad_norm = std::sqrt(square_sum);
   result.finite = std::isfinite(result.grad_norm);
@@ -74,7 +74,7 @@ UpdateResult AdamW::Update(const float* gradients, double learning_rate, double 
 }
 
 template <typename T>
-void AdamW::UpdateAll(const float* gradients, double learning_rate) {
+void AdamW::UpdateAll(const FlatGradients& gradients, double learning_rate) {
   const auto t = static_cast<double>(updates_);
   for (const model::Parameter& p : on_device_.layout()) {
     const bool matrix = p.shape.size() > 1;
@@ -83,7 +83,7 @@ void AdamW::UpdateAll(const float* gradients, double learning_rate) {
     const int64_t at = mine.from - owned_.from;  // in the state
     on_device_.device().AdamW(device::AdamWArgs<T>{
         .n = mine.size(),
-        .gradients = gradients + mine.from,
+        .gradients = gradients.At(mine.from),
         .weights = static_cast<T*>(on_device_.data()) + mine.from,
         .rest = At<int16_t>(rest_, at),
         .m = At<float>(m_, at),

@@ -60,6 +60,13 @@ struct NamedBytes {
   model::Part part = {};  // of the model, with an index of its own; the rest is with other ranks
 };
 
+// Gradients of a device, from an element of the space on.
+struct FlatGradients {
+  const float* values = nullptr;
+  int64_t from = 0;
+  [[nodiscard]] const float* At(int64_t element) const { return values + (element - from); }
+};
+
 class AdamW {
  public:
   // Of `weights` as they are in `on_device`; both outlive the optimizer. The master copy starts as the
@@ -71,12 +78,12 @@ class AdamW {
   // One update by gradients [elements], which are the device's. The finite check comes before the first
   // write.
   UpdateResult Update(const float* gradients, double learning_rate) {
-    return Update(gradients, learning_rate, SquareSum(gradients, {0, elements()}));
+    return Update({gradients}, learning_rate, SquareSum({gradients}, {0, elements()}));
   }
   // The same with the sum of squares of all gradients, which are read in owned() alone.
-  UpdateResult Update(const float* gradients, double learning_rate, double square_sum);
+  UpdateResult Update(const FlatGradients& gradients, double learning_rate, double square_sum);
   // Of the gradients in this interval, on the device. What every part of a model has counts in the first one.
-  [[nodiscard]] double SquareSum(const float* gradients, const sharding::Interval& of);
+  [[nodiscard]] double SquareSum(const FlatGradients& gradients, const sharding::Interval& of);
 
   [[nodiscard]] int64_t updates() const { return updates_; }
   [[nodiscard]] int64_t elements() const { return on_device_.elements(); }  // of the space
@@ -99,8 +106,8 @@ class AdamW {
         shard_(shard),
         owned_(sharding::Owned(on_device.elements(), shard)) {}
   template <typename T>
-  void UpdateAll(const float* gradients, double learning_rate);
-  [[nodiscard]] double SquareSumOf(const float* gradients, const sharding::Interval& of);
+  void UpdateAll(const FlatGradients& gradients, double learning_rate);
+  [[nodiscard]] double SquareSumOf(const FlatGradients& gradients, const sharding::Interval& of);
 
   model::Weights& weights_;
   model::DeviceWeights& on_device_;

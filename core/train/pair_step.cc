@@ -144,6 +144,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
                             });
   };
   return Update(step, {.gradients = value->gradients(),
+                       .shard = value->gradient_shard(),
                        .optimizer = value->optimizer(),
                        .rate = LearningRate(options.schedule, step.batch.step.value),
                        .micro = micro_step,

@@ -7,6 +7,7 @@
 #include <exception>
 #include <iterator>
 #include <new>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -106,6 +107,9 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
     TP_RETURN_IF_ERROR(model::CheckCut(weights.spec(), o.part.of).At("train.mesh.tp"));
     if (reward || Needed(o).critic || o.objective == JobKind::kDistill)
       return Unimplemented("train.mesh.tp: a critic, a reward model or a student cannot be cut; write 1");
+    if (o.share_gradients)
+      return Unimplemented(
+          "train.zero: gradients of a model that is cut (train.mesh.tp) are not shared; write 1");
     // Another forward than that which recorded, and none that a rank could make alone.
     o.clean_records = false;
     o.early_rows = 0;
@@ -140,12 +144,17 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
                                 .micro_batch_tokens = o.micro_batch_tokens,
                                 .recompute = o.recompute,
                                 .device = o.device,
-                                .shard = o.shard};
+                                .shard = o.shard,
+                                .share_gradients = o.share_gradients};
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
     m.decoder = std::make_unique<model::Decoder>(weights, o.device, o.part);
-    m.gradients = std::make_unique<model::Gradients>(m.decoder->weights());
+    auto keeper = o.share_gradients && o.shard.world > 1
+                      ? std::make_unique<GradientShard>(weights, o.device, o.shard)
+                      : nullptr;
+    m.gradient_shard = keeper.get();
+    m.gradients = std::make_unique<model::Gradients>(m.decoder->weights(), std::move(keeper));
     TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, m.decoder->weights(), o.optimizer, o.shard));
     if (needed.critic) {
       TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
@@ -264,31 +273,44 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
     for (size_t u = 0; u < step.micros.size() && done.finite; ++u) {
       target.gradients.Zero();
       if (target.before) TP_RETURN_IF_ERROR(target.before(u));
-      for (const auto& micro : step.micros[u]) {
+      const auto& micros = step.micros[u];
+      GroupGradients shared({.gradients = target.gradients,
+                             .shard = target.shard,
+                             .optimizer = target.optimizer,
+                             .device = *options.device},
+                            {.data = step.group, .tensor = step.tensor}, options.sum_each_micro_batch);
+      TP_RETURN_IF_ERROR(shared.Begin(static_cast<int64_t>(micros.size())));
+      const auto passes = static_cast<size_t>(shared.passes());
+      for (size_t i = 0; i < std::max(micros.size(), passes); ++i) {
         if (step.progress != nullptr && !step.progress({step.done, step.todo})) {
           return Aborted("trainer: step " + std::to_string(step.batch.step.value) +
                          " was stopped at micro-batch " + std::to_string(step.done) + " of " +
                          std::to_string(step.todo));
         }
-        TP_RETURN_IF_ERROR(target.micro(micro, u, epoch));
-        ++step.done;
+        if (i < micros.size()) {
+          TP_RETURN_IF_ERROR(target.micro(micros[i], u, epoch));
+          ++step.done;
+        }
+        if (i >= passes) continue;
+        Stopwatch of_pass;
+        TP_RETURN_IF_ERROR(shared.EndPass());
+        step.times.reduce += of_pass.Lap();
       }
+      if (target.shard != nullptr)
+        step.gradient_bytes = std::max(step.gradient_bytes, target.shard->peak_bytes());
       Stopwatch watch;
       if (target.complete) target.complete();
       // Every rank learns what the others found before it decides, so all decide alike.
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {
         TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(&bad, 1), "finite"));
-        if (bad == 0) {
-          TP_RETURN_IF_ERROR(AddOtherRanks(target.gradients, target.optimizer, *options.device, *step.group));
-        }
+        if (bad == 0) TP_RETURN_IF_ERROR(shared.Finish());
         step.times.reduce += watch.Lap();
       }
       done.finite = bad == 0;
       if (done.finite) {
         UpdateResult update;
-        TP_ASSIGN_OR_RETURN(update, UpdateTogether(target.gradients, target.rate, target.optimizer,
-                                                   {.data = step.group, .tensor = step.tensor}));
+        TP_ASSIGN_OR_RETURN(update, shared.Update(target.rate));
         done.finite = update.finite;
         done.grad_norm = update.finite ? std::max(done.grad_norm, update.grad_norm) : update.grad_norm;
         done.updates += update.finite ? 1 : 0;
@@ -387,6 +409,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPla
   };
   const auto updates =
       Update(step, {.gradients = value->gradients(),
+                    .shard = value->gradient_shard(),
                     .optimizer = value->optimizer(),
                     .rate = rate,
                     .micro = [&](const std::vector<int64_t>& micro, size_t,
@@ -423,6 +446,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
     tokens_of.push_back(tokens(mini));
   }
   UpdateTarget target{.gradients = *gradients,
+                      .shard = gradient_shard,
                       .optimizer = *optimizer,
                       .rate = LearningRate(options.schedule, step.batch.step.value),
                       .micro =
@@ -436,7 +460,8 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                             return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) &&
                                    std::isfinite(step.sums.kl_loss);
                           },
-                      .complete = [&] { decoder->AddUpShared(*gradients); }};
+                      .complete = nullptr};
+  if (!options.part.whole()) target.complete = [&] { decoder->AddUpShared(*gradients); };
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
       TP_ASSIGN_OR_RETURN(const auto rows,
@@ -635,6 +660,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (m.rl()) TrainerImpl::PolicyMetrics(step, plan, result.metrics);
   result.scored = step.scored;
   m.EarlyMetrics(step, result.metrics);
+  if (step.gradient_bytes > 0)
+    result.metrics["memory/gradients_bytes"] = static_cast<double>(step.gradient_bytes);
   m.LossMetrics(step, done, before, result.metrics);
   step.times.total = total.Lap();
   int64_t tokens = 0;

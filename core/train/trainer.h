@@ -74,6 +74,12 @@ struct TrainerOptions {
   // The optimizer's state that is here, a critic's too. With one of several ranks every step has a group, in
   // which this is that rank. The update is the same to the bit.
   Shard shard = {};
+  // With such a shard: of gradients, too, a rank keeps the sums of its own interval alone (gradient_shard.h).
+  // Not of a part.
+  bool share_gradients = false;
+  // Gradients of a group are added up over the ranks after each micro-batch, as ranks have to that share
+  // them; else once an update. Then the update is the same to the bit, with any number of micro-batches.
+  bool sum_each_micro_batch = false;
   // Of the trained model, what this rank computes and has the optimizer's state of (core/model/cut.h); the
   // weights, which are the whole model's, are brought together after a step. The update is the same up to
   // rounding. Not with a value head.

@@ -13,6 +13,7 @@
 #include "core/device/page_buffer.h"
 #include "core/model/decoder.h"
 #include "core/train/early_columns.h"
+#include "core/train/gradient_shard.h"
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"
@@ -59,7 +60,8 @@ struct StepContext {
   std::vector<int64_t> mine;                              // this rank's rows
   TokenSums sums;
   StepTimes times;
-  int64_t computed = 0;  // tokens
+  int64_t computed = 0;        // tokens
+  int64_t gradient_bytes = 0;  // the most that was held of gradients that ranks share
   // Columns that were computed before the step.
   std::vector<std::string>
       early;                  // [rank] the columns that it has of each row, as bits; empty: nobody looked
@@ -77,6 +79,7 @@ struct StepContext {
 // Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.
 struct UpdateTarget {
   model::Gradients& gradients;
+  GradientShard* shard = nullptr;  // which keeps them; null: they are whole
   AdamW& optimizer;
   double rate = 0;
   std::function<Status(size_t update)> before;  // may be null
@@ -109,6 +112,7 @@ struct TrainerImpl {
   // Of the trained weights; both null in kReward, whose model has its own.
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<model::Gradients> gradients;
+  GradientShard* gradient_shard = nullptr;  // which keeps them; null: they are whole
   std::unique_ptr<AdamW> optimizer;
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;

@@ -12,7 +12,14 @@ ValueModel::ValueModel(model::Weights& weights, const ValueModelOptions& options
     : weights_(weights),
       options_(options),
       decoder_(weights, options.device),
-      gradients_(weights, *options.device) {}
+      gradients_(weights, *options.device, Keeper()) {}
+
+std::unique_ptr<model::GradientKeeper> ValueModel::Keeper() {
+  if (!options_.share_gradients || options_.shard.world == 1) return nullptr;
+  auto keeper = std::make_unique<GradientShard>(weights_, options_.device, options_.shard);
+  gradient_shard_ = keeper.get();
+  return keeper;
+}
 
 StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights,
                                                          const ValueModelOptions& options) {
@@ -109,7 +116,7 @@ Status ValueModel::MicroStep(std::span<const Row> rows, std::span<const int64_t>
       .rows = 1,
       .n = width,
       .x = static_cast<const float*>(sum->data()),
-      .out = gradients_.data() + weights_.layout()[static_cast<size_t>(score_)].offset});
+      .out = gradients_.At(weights_.layout()[static_cast<size_t>(score_)].offset)});
   const device::Array dhidden = device.Take(hidden.view.rows, width, hidden.view.dtype);
   model::FromHost(device, dx, dhidden.view);
   decoder_.Backward(std::move(saved), dhidden.view, gradients_);

@@ -18,6 +18,7 @@
 #include "core/model/memory_use.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
+#include "core/train/gradient_shard.h"
 #include "core/train/optimizer.h"
 #include "core/train/scoring.h"
 
@@ -29,6 +30,7 @@ struct ValueModelOptions {
   bool recompute = false;
   std::shared_ptr<device::Device> device;  // required
   Shard shard = {};                        // of the optimizer's state
+  bool share_gradients = false;            // with a shard: its interval's alone
 };
 
 class ValueModel {
@@ -51,6 +53,7 @@ class ValueModel {
   Status MicroStep(std::span<const Row> rows, std::span<const int64_t> micro, const Loss& loss);
 
   [[nodiscard]] model::Gradients& gradients() { return gradients_; }
+  [[nodiscard]] GradientShard* gradient_shard() { return gradient_shard_; }  // null: they are whole
   [[nodiscard]] AdamW& optimizer() { return *optimizer_; }
   [[nodiscard]] const model::Weights& weights() const { return weights_; }
   void WeightsChanged() { decoder_.WeightsChanged(); }  // the host's were written
@@ -63,12 +66,14 @@ class ValueModel {
 
  private:
   ValueModel(model::Weights& weights, const ValueModelOptions& options);
+  std::unique_ptr<model::GradientKeeper> Keeper();
   [[nodiscard]] std::vector<float> ScoreWeights();  // [hidden]
   [[nodiscard]] std::vector<double> HeadOf(std::span<const float> hidden, std::span<const int32_t> sources);
 
   model::Weights& weights_;
   const ValueModelOptions options_;
   model::Decoder decoder_;
+  GradientShard* gradient_shard_ = nullptr;  // which keeps them
   model::Gradients gradients_;
   std::unique_ptr<AdamW> optimizer_;
   int64_t score_ = -1;  // place of the head among the parameters

@@ -61,7 +61,14 @@ int Main(int argc, char** argv) {
          return c.AllReduceSum(std::span(v).first(16384), "bench");
        }},
       {"reduce_scatter", 1,
-       [&](Collective& c, std::vector<float>& v) { return c.ReduceScatterSum(v, floats, "bench"); }},
+       [&](Collective& c, std::vector<float>& v) {
+         const sharding::Interval& own = floats[static_cast<size_t>(c.rank())];
+         return c.ReduceScatterSum(
+             {.values = v,
+              .of_rank = floats,
+              .into = std::span(v).subspan(static_cast<size_t>(own.from), static_cast<size_t>(own.size()))},
+             "bench");
+       }},
       {"all_gather", 1,
        [&](Collective& c, std::vector<float>& v) {
          return c.AllGather(std::as_writable_bytes(std::span(v)), bytes, "bench");

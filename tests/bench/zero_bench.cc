@@ -1,9 +1,10 @@
-// A training step on several ranks that share the optimizer's state (train.zero: 1) against the same ranks
-// with a whole one each (0), step by step in turns: ranks are threads of one core each that meet over Gloo on
-// loopback. Every step compares the digests of both. Prints one JSON object a case on standard output and a
-// table on standard error.
+// A training step on several ranks that share the optimizer's state (train.zero: 1), and gradients, too (2),
+// against the same ranks that share nothing (0), step by step in turns: ranks are threads of one core each
+// that meet over Gloo on loopback. Where a rank has one micro-batch every step compares the digests of all.
+// Prints one JSON object a case on standard output and a table on standard error.
 //
 //   zero_bench [--ranks 2] [--steps 5] [--shape smollm2] [--layers 8] [--rows 8] [--length 256]
+//              [--micro_batch_tokens 1024]
 //
 // --rows, --length: of the batch, of tokens; a rank has its share of the rows.
 
@@ -23,6 +24,8 @@
 #include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/comm/rendezvous_table.h"
+#include "core/model/memory_use.h"
+#include "core/sharding/intervals.h"
 #include "core/train/trainer.h"
 #include "tests/bench/bench_model.h"
 
@@ -32,7 +35,10 @@ namespace {
 struct Options {
   int ranks = 2, steps = 5;
   std::string shape = "smollm2";
-  int64_t layers = 8, rows = 8, length = 256;
+  int64_t layers = 8, rows = 8, length = 256, micro_batch_tokens = 1024;
+  [[nodiscard]] bool one_micro_batch() const {
+    return (rows + ranks - 1) / ranks * length <= micro_batch_tokens;
+  }
 };
 
 Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int rank) {
@@ -62,7 +68,7 @@ Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int 
 
 struct Run {
   std::vector<double> seconds, reduce, optimizer;
-  int64_t optimizer_bytes = 0;
+  int64_t optimizer_bytes = 0, gradient_bytes = 0, planned_bytes = 0;  // planned: of gradients
 };
 
 double Median(std::vector<double> v) {
@@ -70,19 +76,21 @@ double Median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-void Print(const Options& o, const char* name, double value, const char* unit, double baseline, double spread,
-           const std::string& machine) {
+// against: of the baseline.
+void Print(const Options& o, const std::string& name, double value, const char* unit, double baseline,
+           double spread, const std::string& machine, const char* against = "train.zero: 0") {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
   std::printf(
       "{\"bench\":\"zero\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"lower\","
-      "\"baseline\":\"train.zero: 0\",\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,"
+      "\"baseline\":\"%s\",\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,"
       "\"spread\":%.4g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s, %lld layers, bf16, %d "
-      "ranks of one thread, %lld rows of %lld tokens\"}\n",
-      name, value, unit, baseline, value / baseline, o.steps, spread, machine.c_str(),
+      "ranks of one thread, %lld rows of %lld tokens, micro-batches of %lld\"}\n",
+      name.c_str(), value, unit, against, baseline, value / baseline, o.steps, spread, machine.c_str(),
       commit == nullptr ? "" : commit, o.shape.c_str(), static_cast<long long>(o.layers), o.ranks,
-      static_cast<long long>(o.rows), static_cast<long long>(o.length));
-  std::fprintf(stderr, "%-28s %10.4g %-5s  zero 0: %10.4g  ratio %.3f\n", name, value, unit, baseline,
-               value / baseline);
+      static_cast<long long>(o.rows), static_cast<long long>(o.length),
+      static_cast<long long>(o.micro_batch_tokens));
+  std::fprintf(stderr, "%-36s %10.4g %-5s  %s: %10.4g  ratio %.3f\n", name.c_str(), value, unit, against,
+               baseline, value / baseline);
 }
 
 int Main(int argc, char** argv) {
@@ -101,6 +109,8 @@ int Main(int argc, char** argv) {
       o.rows = std::atol(argv[i + 1]);
     else if (key == "--length")
       o.length = std::atol(argv[i + 1]);
+    else if (key == "--micro_batch_tokens")
+      o.micro_batch_tokens = std::atol(argv[i + 1]);
     else
       return std::fprintf(stderr, "%s: not an option\n", argv[i]), 2;
   }
@@ -117,23 +127,24 @@ int Main(int argc, char** argv) {
                                     .shared_folder = "/dev/shm",
                                     .timeout_s = 600});
       TP_CHECK(group.ok()) << group.status().message();
-      std::unique_ptr<model::Weights> weights[2];
-      std::unique_ptr<Trainer> trainer[2];
-      for (const int zero : {0, 1}) {
+      std::unique_ptr<model::Weights> weights[3];
+      std::unique_ptr<Trainer> trainer[3];
+      for (const int zero : {0, 1, 2}) {
         weights[zero] = bench::NoiseModel(o.shape, o.layers);
         TrainerOptions options;
         options.schedule.peak = 2e-5;
-        options.micro_batch_tokens = 1024;
+        options.micro_batch_tokens = o.micro_batch_tokens;
         options.device = bench::BenchDevice("cpu");
         if (rank == 0 && zero == 0) machine = bench::DescribeDevice(*options.device);
-        if (zero == 1) options.shard = {rank, o.ranks};
+        if (zero > 0) options.shard = {rank, o.ranks};
+        options.share_gradients = zero == 2;
         trainer[zero] = std::move(Trainer::Create(*weights[zero], options)).value();
       }
       auto& runs = of_rank[static_cast<size_t>(rank)];
       for (int step = 0; step <= o.steps; ++step) {  // the first warms up
         const Batch batch = ShareOf(o, weights[0]->spec(), step + 1, rank);
-        uint64_t digest[2];
-        for (const int zero : {0, 1}) {
+        uint64_t digest[3];
+        for (const int zero : {0, 1, 2}) {
           TP_CHECK((*group)->AllGather(uint64_t{0}, "begin").ok());
           const auto from = std::chrono::steady_clock::now();
           auto result = trainer[zero]->Step(batch, nullptr, group->get());
@@ -147,25 +158,44 @@ int Main(int argc, char** argv) {
           run.reduce.push_back(result->metrics.at("timing_s/actor_reduce"));
           run.optimizer.push_back(result->metrics.at("timing_s/actor_optimizer"));
           run.optimizer_bytes = trainer[zero]->held().optimizer;
+          const bool shared = zero == 2;
+          run.gradient_bytes = shared ? static_cast<int64_t>(result->metrics.at("memory/gradients_bytes"))
+                                      : trainer[zero]->held().gradients;
+          run.planned_bytes = shared ? model::SharedGradientBytes(
+                                           weights[zero]->spec(),
+                                           sharding::Owned(weights[zero]->elements(), {rank, o.ranks}).size())
+                                     : 4 * weights[zero]->elements();
         }
-        TP_CHECK(digest[0] == digest[1]) << "step " << step << ": other weights";
+        for (const int zero : {1, 2})
+          TP_CHECK(digest[0] == digest[zero] || !o.one_micro_batch())
+              << "step " << step << ": other weights with train.zero: " << zero;
       }
     });
   }
   for (std::thread& t : threads) t.join();
   const Run& whole = of_rank[0][0];
-  const Run& parts = of_rank[0][1];
   const auto spread = [](const Run& run) {
     const auto [least, most] = std::ranges::minmax(run.seconds);
     return (most - least) / Median(run.seconds);
   };
-  Print(o, "step", Median(parts.seconds), "s", Median(whole.seconds), spread(parts), machine);
-  Print(o, "sum_of_gradients", Median(parts.reduce), "s", Median(whole.reduce), 0, machine);
-  Print(o, "update_and_new_weights", Median(parts.optimizer), "s", Median(whole.optimizer), 0, machine);
-  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
-    Print(o, ("optimizer_of_rank_" + std::to_string(rank)).c_str(),
-          static_cast<double>(of_rank[rank][1].optimizer_bytes), "bytes",
-          static_cast<double>(of_rank[rank][0].optimizer_bytes), 0, machine);
+  for (const int zero : {1, 2}) {
+    const std::string with = "zero_" + std::to_string(zero) + "_";
+    const Run& parts = of_rank[0][zero];
+    Print(o, with + "step", Median(parts.seconds), "s", Median(whole.seconds), spread(parts), machine);
+    Print(o, with + "sum_of_gradients", Median(parts.reduce), "s", Median(whole.reduce), 0, machine);
+    Print(o, with + "update_and_new_weights", Median(parts.optimizer), "s", Median(whole.optimizer), 0,
+          machine);
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+      const Run& run = of_rank[rank][zero];
+      const std::string of = "_of_rank_" + std::to_string(rank);
+      Print(o, with + "optimizer" + of, static_cast<double>(run.optimizer_bytes), "bytes",
+            static_cast<double>(of_rank[rank][0].optimizer_bytes), 0, machine);
+      Print(o, with + "gradients" + of, static_cast<double>(run.gradient_bytes), "bytes",
+            static_cast<double>(of_rank[rank][0].gradient_bytes), 0, machine);
+      if (zero == 2)
+        Print(o, with + "gradients" + of + "_to_plan", static_cast<double>(run.gradient_bytes), "bytes",
+              static_cast<double>(run.planned_bytes), 0, machine, "plan");
+    }
   }
   return 0;
 }

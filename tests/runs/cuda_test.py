@@ -196,14 +196,16 @@ class JobTest(CudaTest):
                 self.assertIn("event=gpu name=\"emulated cuda\"", self.path("logs", "device-1.log", run=transport).read_text())
 
     def test_slots_that_train_together_add_up_gradients_where_they_are(self):
-        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GPUS="2"):
-            self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.slots=2", "cluster.threads_per_slot=1"))
         self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.device=cpu", run="cpu"))
-        logs = "".join(log.read_text() for log in self.path("logs").iterdir())
-        self.assertIn("emulated all_reduce of ", logs)
-        for step in [1, 2]:
-            gpus, cpu = (self.metrics(run)[step]["sft/loss"] for run in ["run", "cpu"])
-            self.assertAlmostEqual(gpus, cpu, places=4)
+        for zero in ["0", "2"]:  # 2: part by part
+            with self.subTest(zero=zero):
+                with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GPUS="2"):
+                    self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.slots=2", "cluster.threads_per_slot=1", f"train.zero={zero}", run=zero))
+                logs = "".join(log.read_text() for log in self.path("logs", run=zero).iterdir())
+                self.assertIn("emulated all_reduce of ", logs)
+                for step in [1, 2]:
+                    gpus, cpu = (self.metrics(run)[step]["sft/loss"] for run in [zero, "cpu"])
+                    self.assertAlmostEqual(gpus, cpu, places=4)
 
 
 class PackageTest(CudaTest):

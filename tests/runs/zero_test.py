@@ -1,4 +1,4 @@
-"""Slots that train share the optimizer's state (train.zero: 1): the same weights, and a part that is lost costs the steps since a checkpoint."""
+"""Slots that train share the optimizer's state (train.zero: 1), and gradients, too (2): the same weights, and a part that is lost costs the steps since a checkpoint."""
 import re
 import unittest
 
@@ -9,14 +9,32 @@ TWO = ["scheduler.placement=split", "cluster.slots=3", "scheduler.actor_slots=2"
 
 class ZeroTest(RunTest):
     def test_the_weights_of_every_step_are_those_of_whole_optimizers(self):
-        for zero in (0, 1):
-            self.assert_done(self.train("configs/test/deterministic.yaml", *TWO, f"train.zero={zero}", "train.steps=6", run=f"zero{zero}"))
-            self.assert_checked(f"zero{zero}")
-        self.assertEqual(self.digests("zero1"), self.digests("zero0"))
-        self.assertEqual(len(set(self.digests("zero1").values())), 6)
+        for tokens in (512, 48):  # one micro-batch a slot, and several: then sums are formed after each
+            for zero in (0, 1, 2):
+                run = f"zero{zero}-{tokens}"
+                self.assert_done(self.train("configs/test/deterministic.yaml", *TWO, f"train.zero={zero}", f"train.micro_batch_tokens={tokens}", "train.steps=6", run=run))
+                self.assert_checked(run)
+                self.assertEqual(self.digests(run), self.digests(f"zero0-{tokens}"), run)
+            self.assertEqual(len(set(self.digests(f"zero2-{tokens}").values())), 6)
+        self.assertNotEqual(self.digests("zero0-48"), self.digests("zero0-512"))
+
+    def test_the_plan_shows_what_a_slot_holds_of_gradients_and_the_step_what_it_held(self):
+        planned = {}
+        unit = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+        config = ["configs/test/rl_split.yaml", *TWO, "model.init.layers=8", "train.steps=3"]
+        for zero in (1, 2):
+            plan = self.command("train", *config, f"train.zero={zero}", "--dry-run")
+            self.assertEqual(plan.returncode, 0, plan.stdout + plan.stderr)
+            number, of = re.search(r"device-0 .* gradients ([0-9.]+) (\w+)", plan.stdout).groups()
+            planned[zero] = float(number) * unit[of]
+        self.assertLess(planned[2], 0.85 * planned[1])  # half of it, two of eight blocks and the embedding
+        self.assert_done(self.train(*config, "train.zero=2"))
+        held = [m["memory/gradients_bytes"] for m in self.metrics().values() if "memory/gradients_bytes" in m]
+        self.assertEqual(len(held), 3)
+        self.assertLess(abs(max(held) / planned[2] - 1), 0.1)
 
     def test_a_killed_rank_costs_the_steps_since_the_newest_checkpoint_and_the_run_goes_on_with_other_slots(self):
-        run = self.start("configs/test/rl_split.yaml", *TWO, "train.zero=1", "checkpoint.every_steps=5", "train.steps=60")
+        run = self.start("configs/test/rl_split.yaml", *TWO, "train.zero=2", "checkpoint.every_steps=5", "train.steps=60")
         self.wait_step(7, run)
         self.assertTrue(kill(self.worker_pid(1, run)))
         self.finish(run)
@@ -36,7 +54,7 @@ class ZeroTest(RunTest):
             self.assertLess(abs(places[0][1] * 2 / places[1][1] - 1), 0.01)
         # Three ranks, three with all of it, two, one: nothing is undone, and each reads what it needs.
         steps = 60
-        for actors, zero in ((3, 1), (3, 0), (2, 1), (1, 1)):
+        for actors, zero in ((3, 2), (3, 0), (2, 1), (2, 2), (1, 2)):
             steps += 6
             self.assert_done(self.train("configs/test/rl_split.yaml", *TWO[:1], f"cluster.slots={actors + 1}", f"scheduler.actor_slots={actors}", "cluster.threads_per_slot=1",
                                         f"train.zero={zero}", "checkpoint.every_steps=5", f"train.steps={steps}", "--resume"))
@@ -49,7 +67,7 @@ class ZeroTest(RunTest):
     def test_every_placement_shares_and_parks(self):
         for placement, more in (("colocated", ["cluster.slots=2"]), ("multiplexed", [*TWO[1:3], "train.offload_optimizer=disk"])):
             with self.subTest(placement=placement):
-                self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *more, "train.zero=1", "train.steps=8", run=placement))
+                self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *more, "train.zero=2", "train.steps=8", run=placement))
                 self.assert_checked(placement)
                 self.assertEqual({len(r["members"]) for r in self.journal(placement) if r["kind"] == "STEP_BEGIN"}, {2})
 
@@ -62,6 +80,9 @@ class ZeroTest(RunTest):
             self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
             self.assertIn("train.zero: is 1, so each slot that trains has a part of the optimizer's state", result.stderr)
             self.assertIn(words, result.stderr)
+        result = self.command("validate", "configs/test/rl_split.yaml", "train.zero=2", "train.mesh.tp=2", "cluster.slots=5", "scheduler.actor_slots=4")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("train.zero: is 2, but with train.mesh.tp 2 gradients are not shared yet; write 1", result.stderr)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,17 @@ int64_t ShareOf(const JobConfig& c, int64_t optimizer, int64_t elements) {
   return optimizer / elements * sharding::Owned(elements, {0, world}).size();
 }
 
+// Of the slot with the largest part, of a model (or the part of it that a slot has) where `whole` is what one
+// has that shares nothing.
+int64_t GradientsOf(const JobConfig& c, const model::ModelSpec& m, int64_t whole) {
+  const int64_t world = config::TrainingSlots(c) / c.train.mesh.tp;
+  if (world <= 1) return whole;
+  const int64_t owned = sharding::Owned(model::LayoutElements(m), {0, world}).size();
+  if (c.train.zero >= 2) return model::SharedGradientBytes(m, owned);
+  // Sums of earlier micro-batches (core/train/group_update.h).
+  return whole + (c.deterministic ? 4 * owned : 0);
+}
+
 void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
@@ -94,6 +105,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                    .gpu = OnGpu(c),
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
   p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
+  p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
   // The largest matrix of the whole stands by itself while parts are brought together.
   if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
   if (cut) p.actor.weights += model::WeightBytes(m, dtype) + (generates ? model::LaidOutBytes(m, dtype) : 0);
@@ -169,9 +181,9 @@ int64_t ProcessMemory::of_slot() const {
 
 std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
   constexpr const char* kModel = "take a smaller model, or model.dtype: bfloat16";
-  constexpr const char* kTrained =
-      "take a smaller model, or separate the roles (scheduler.placement: split, or train.offload_optimizer: "
-      "disk)";
+  constexpr const char* kGradients =
+      "let more slots train and share them (train.zero: 2), take a smaller model, or separate the roles "
+      "(scheduler.placement: split, or train.offload_optimizer: disk)";
   constexpr const char* kOptimizer =
       "let more slots train and share it (train.zero: 1), take a smaller model, or separate the roles "
       "(scheduler.placement: split, or train.offload_optimizer: disk)";
@@ -179,7 +191,7 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
       {"context", context},
       {"weights", std::max(rollout.weights, actor.weights), kModel},
       {"optimizer", actor.optimizer, kOptimizer},
-      {"gradients", actor.gradients, kTrained},
+      {"gradients", actor.gradients, kGradients},
       {"activations", actor.activations, "lower train.micro_batch_tokens, or set train.recompute: true"},
       {"training workspace", actor.workspace, "lower train.micro_batch_tokens"},
       {"kv_cache", rollout.kv, "lower rollout.kv_cache_tokens"},

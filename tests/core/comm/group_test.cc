@@ -12,6 +12,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -109,13 +110,23 @@ std::vector<sharding::Interval> Uneven(int ranks) {
   return of_rank;
 }
 
+// Of a rank's values in place.
+Status Scatter(Collective& c, std::span<float> values, const std::vector<sharding::Interval>& of_rank) {
+  const sharding::Interval& mine = of_rank[static_cast<size_t>(c.rank())];
+  return c.ReduceScatterSum(
+      {.values = values,
+       .of_rank = of_rank,
+       .into = values.subspan(static_cast<size_t>(mine.from), static_cast<size_t>(mine.size()))},
+      "gradients");
+}
+
 TEST_P(GroupTest, ReduceScatterSumsInTheOrderOfTheRanks) {
   constexpr size_t kN = 1300001;
   for (const int ranks : {1, 2, 4}) {
     std::vector<std::vector<float>> results(static_cast<size_t>(ranks));
     Run(ranks, [&](Collective& c) {
       std::vector<float> v = Noise(c.rank(), kN);
-      const Status done = c.ReduceScatterSum(v, Uneven(ranks), "gradients");
+      const Status done = Scatter(c, v, Uneven(ranks));
       ASSERT_TRUE(done.ok()) << done.message();
       results[static_cast<size_t>(c.rank())] = std::move(v);
     });
@@ -130,6 +141,38 @@ TEST_P(GroupTest, ReduceScatterSumsInTheOrderOfTheRanks) {
       std::copy(sum.begin() + mine.from, sum.begin() + mine.to, want.begin() + mine.from);
       EXPECT_EQ(results[static_cast<size_t>(r)], want) << "rank " << r << " of " << ranks;
     }
+  }
+}
+
+// Every rank may be the one that has nothing: the others get their sums without memory for values, which go
+// where they were asked for.
+TEST_P(GroupTest, RanksWithoutValuesGetTheirSumsAllTheSame) {
+  constexpr size_t kN = 1300001;
+  constexpr int kRanks = 4;
+  const std::vector<sharding::Interval> of_rank = Uneven(kRanks);
+  for (unsigned which = 0; which < 16; which += which == 0 ? 1 : 3) {
+    SCOPED_TRACE(which);
+    std::vector<uint8_t> has;
+    std::vector<float> sum(kN, 0.0F);
+    bool first = true;
+    for (int r = 0; r < kRanks; ++r) {
+      has.push_back((which >> r & 1) != 0 ? 1 : 0);
+      if (has.back() == 0) continue;
+      const auto v = Noise(r, kN);
+      for (size_t i = 0; i < kN; ++i) sum[i] = first ? v[i] : sum[i] + v[i];
+      first = false;
+    }
+    Run(kRanks, [&](Collective& c) {
+      const bool mine = has[static_cast<size_t>(c.rank())] != 0;
+      const std::vector<float> v = mine ? Noise(c.rank(), kN) : std::vector<float>();
+      const sharding::Interval& own = of_rank[static_cast<size_t>(c.rank())];
+      std::vector<float> into(static_cast<size_t>(own.size()), NAN);
+      const Status done =
+          c.ReduceScatterSum({.values = v, .has = has, .of_rank = of_rank, .into = into}, "gradients");
+      ASSERT_TRUE(done.ok()) << done.message();
+      EXPECT_TRUE(std::equal(into.begin(), into.end(), sum.begin() + own.from)) << "rank " << c.rank();
+      EXPECT_TRUE(!mine || v == Noise(c.rank(), kN));
+    });
   }
 }
 
@@ -154,8 +197,7 @@ TEST_P(GroupTest, ARankThatLeavesAScatterIsAnErrorThatNamesIt) {
     if (c.rank() == 1) return;
     std::vector<float> v(1000, 1.0F);
     Status last = OkStatus();
-    for (int i = 0; i < 3 && last.ok(); ++i)
-      last = c.ReduceScatterSum(v, sharding::OwnedByAll(1000, 3), "gradients");
+    for (int i = 0; i < 3 && last.ok(); ++i) last = Scatter(c, v, sharding::OwnedByAll(1000, 3));
     EXPECT_THAT(last.message(), ::testing::HasSubstr("op=reduce_scatter tag=gradients"));
   });
 }
@@ -292,7 +334,7 @@ TEST_P(GroupTest, AnyOrderOfOperationsGivesWhatOneRankWouldCompute) {
         }
         case 1: {
           std::vector<float> values(mine.begin(), mine.end());
-          ASSERT_TRUE(c.ReduceScatterSum(values, owned, "gradients").ok());
+          ASSERT_TRUE(Scatter(c, values, owned).ok());
           const sharding::Interval of = owned[static_cast<size_t>(c.rank())];
           for (int64_t i = of.from; i < of.to; ++i)
             ASSERT_EQ(values[static_cast<size_t>(i)], static_cast<float>(sum[static_cast<size_t>(i)])) << op;

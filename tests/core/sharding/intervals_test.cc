@@ -35,6 +35,12 @@ TEST(OwnedTest, RanksCoverTheSpaceInOrderAndDifferByOneBlockAtMost) {
   }
 }
 
+TEST(OwnedTest, APieceOfTheSpaceIsCutAsTheSpaceIs) {
+  const std::vector<Interval> of_rank{{0, 128}, {128, 192}, {192, 200}, {200, 200}};
+  EXPECT_EQ(Within(of_rank, {100, 150}), (std::vector<Interval>{{0, 28}, {28, 50}, {}, {}}));
+  EXPECT_EQ(Within(of_rank, {150, 200}, 4), (std::vector<Interval>{{}, {0, 168}, {168, 200}, {}}));
+}
+
 // A space that is cut up anyhow.
 std::vector<Interval> Division(Rng& rng, int64_t size) {
   std::vector<int64_t> cuts{0, size};

@@ -113,9 +113,10 @@ std::vector<float> Floats(const Weights& w) {
   return {p, p + w.elements()};
 }
 
-// Three steps on `ranks` ranks; owner[group] computes it.
-Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
-              const std::vector<int>& owner = {}) {
+// Three steps on `ranks` ranks; owner[group] computes it. share: optimizer's states and gradients, a critic's
+// too (train.zero: 2).
+Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1, const std::vector<int>& owner = {},
+              bool share = false) {
   const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -136,6 +137,8 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
       const Models models(o.objective == JobKind::kRewardModel);
       TrainerOptions own = o;  // one thread uses a device
       own.device = model::AnyDevice();
+      if (share) own.shard = {rank, ranks};
+      own.share_gradients = share;
       auto trainer = std::move(Trainer::Create(*models.policy, own, models.companions())).value();
       Outcome& out = outcomes[static_cast<size_t>(rank)];
       for (int64_t step = 1; step <= 3; ++step) {
@@ -155,6 +158,15 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
     EXPECT_EQ(other.critic, outcomes[0].critic);
   }
   return outcomes[0];
+}
+
+// Ranks that share what they can have the bits of ranks that share nothing.
+void ExpectSharedIsTheSame(TrainerOptions o, const Batch& batch) {
+  o.sum_each_micro_batch = true;
+  const std::vector<int> owner{0, 1, 1, 0, 1};
+  const Outcome whole = Train(o, batch, 2, owner), shared = Train(o, batch, 2, owner, /*share=*/true);
+  EXPECT_EQ(shared.policy, whole.policy);
+  EXPECT_EQ(shared.critic, whole.critic);
 }
 
 void ExpectNear(const Outcome& a, const Outcome& b) {
@@ -225,6 +237,7 @@ TEST(CompanionsTest, OneResultHoweverTheWorkIsCut) {
     ExpectNear(whole, Train(o, batch));
     ExpectNear(whole, Train(o, batch, 2, {0, 1, 1, 0, 1}));
     ExpectNear(whole, Train(o, batch, 2, {0, 0, 0, 0, 0}));  // a rank without work takes part
+    ExpectSharedIsTheSame(o, batch);
   }
 }
 
@@ -374,6 +387,7 @@ TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
     o.head_rows = 3;
     ExpectNear(whole, Train(o, batch));
     ExpectNear(whole, Train(o, batch, 2, {0, 1, 1, 0, 1}));
+    ExpectSharedIsTheSame(o, batch);
   }
 }
 

@@ -1,16 +1,25 @@
 // Several ranks against one: the same update, whatever the lengths and however the rows are shared.
 
 #include <ATen/Parallel.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "core/base/rng.h"
 #include "core/comm/collective.h"
 #include "core/comm/rendezvous_table.h"
 #include "core/model/decoder.h"
+#include "core/model/layout.h"
+#include "core/model/memory_use.h"
+#include "core/sharding/intervals.h"
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
 #include "tests/core/train/other_rank.h"
@@ -57,10 +66,9 @@ struct Result {
 };
 
 // `owner[group]`: the rank that computes it; ranks without a group take part all the same.
-// `sharded`: each rank has its interval of the optimizer's state (train.zero: 1).
+// zero: what ranks share (train.zero): 1: the optimizer's state, 2: gradients, too.
 std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks,
-                          const std::vector<int>& owner, bool sharded = false,
-                          DType dtype = DType::kFloat32) {
+                          const std::vector<int>& owner, int zero = 0, DType dtype = DType::kFloat32) {
   const auto rendezvous = std::make_shared<comm::RendezvousTable>();
   std::vector<Result> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -81,7 +89,8 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
       model::Randomize(*weights, 21, 0.2);
       TrainerOptions own = options;  // one thread uses a device
       own.device = model::AnyDevice();
-      if (sharded) own.shard = {rank, ranks};
+      if (zero > 0) own.shard = {rank, ranks};
+      own.share_gradients = zero == 2;
       auto trainer = std::move(Trainer::Create(*weights, own)).value();
       for (int64_t step = 1; step <= 3; ++step) {
         mine.step = StepNumber{step};
@@ -150,10 +159,29 @@ TEST(DataParallelTest, TheSameRanksGiveTheSameBits) {
   EXPECT_EQ(Train(spec, batch, o, 3, owner)[0].digest, Train(spec, batch, o, 3, owner)[2].digest);
 }
 
-// Whether each rank has the whole optimizer or its interval of it: weights and moments have the same bits,
-// and the intervals behind each other are the whole.
+// Whether each rank has the whole optimizer or its interval of it, and of gradients: weights and moments have
+// the same bits, and the intervals behind each other are the whole.
+void ExpectTheSame(const std::vector<Result>& parts, const std::vector<Result>& whole) {
+  std::vector<float> m, v;
+  int64_t bytes = 0;
+  for (const Result& part : parts) {
+    EXPECT_EQ(part.digest, whole[0].digest);
+    EXPECT_EQ(part.metrics.at("actor/grad_norm"), whole[0].metrics.at("actor/grad_norm"));
+    m.insert(m.end(), part.m.begin(), part.m.end());
+    v.insert(v.end(), part.v.begin(), part.v.end());
+    bytes += part.optimizer_bytes;
+    EXPECT_NEAR(static_cast<double>(part.optimizer_bytes) * static_cast<double>(parts.size()),
+                static_cast<double>(whole[0].optimizer_bytes),
+                0.01 * static_cast<double>(bytes) + 640.0 * static_cast<double>(parts.size()));
+  }
+  EXPECT_EQ(m, whole[0].m);
+  EXPECT_EQ(v, whole[0].v);
+  EXPECT_EQ(bytes, whole[0].optimizer_bytes);
+}
+
+// A rank has one micro-batch of an update, or none.
 TEST(DataParallelTest, AShardedOptimizerMakesTheSameUpdateToTheBit) {
-  ModelSpec spec = model::TinySpec();
+  const ModelSpec spec = model::TinySpec();
   const Batch batch = UnequalBatch(spec, 5, 3);
   TrainerOptions o;
   o.schedule.peak = 1e-3;
@@ -161,26 +189,147 @@ TEST(DataParallelTest, AShardedOptimizerMakesTheSameUpdateToTheBit) {
   o.minibatches = 2;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const int ranks : {2, 3, 4}) {
-      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << static_cast<int>(dtype));
       const std::vector<int> owner{0, 1, 1, ranks - 1, 0};
-      const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, false, dtype);
-      const std::vector<Result> parts = Train(spec, batch, o, ranks, owner, true, dtype);
-      std::vector<float> m, v;
-      int64_t bytes = 0;
-      for (const Result& part : parts) {
-        EXPECT_EQ(part.digest, whole[0].digest);
-        EXPECT_EQ(part.metrics.at("actor/grad_norm"), whole[0].metrics.at("actor/grad_norm"));
-        m.insert(m.end(), part.m.begin(), part.m.end());
-        v.insert(v.end(), part.v.begin(), part.v.end());
-        bytes += part.optimizer_bytes;
-        EXPECT_NEAR(static_cast<double>(part.optimizer_bytes) * ranks,
-                    static_cast<double>(whole[0].optimizer_bytes),
-                    0.01 * static_cast<double>(bytes) + 640.0 * ranks);
+      const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, 0, dtype);
+      for (const int zero : {1, 2}) {
+        SCOPED_TRACE(::testing::Message()
+                     << ranks << " ranks, " << static_cast<int>(dtype) << ", zero " << zero);
+        ExpectTheSame(Train(spec, batch, o, ranks, owner, zero, dtype), whole);
       }
-      EXPECT_EQ(m, whole[0].m);
-      EXPECT_EQ(v, whole[0].v);
-      EXPECT_EQ(bytes, whole[0].optimizer_bytes);
     }
+  }
+}
+
+// One rank has most of them, another one nothing: sums after each micro-batch are the same whoever keeps
+// what.
+TEST(DataParallelTest, SharedGradientsOfAnyNumberOfMicroBatchesAreTheSameToTheBit) {
+  for (const std::string family : {"llama", "qwen3", "qwen2_moe", "qwen3_moe"}) {
+    const bool recompute = family.starts_with("qwen3");  // and in bfloat16
+    ModelSpec spec = model::TinySpec(family);
+    if (family == "qwen3_moe") spec.tie_embeddings = false;
+    const Batch batch = UnequalBatch(spec, 5, 3);
+    TrainerOptions o;
+    o.schedule.peak = 1e-3;
+    o.router_aux_coef = recompute ? 0.01 : 0;  // of a micro-batch, so it depends on how rows are cut
+    o.recompute = recompute;
+    o.micro_batch_tokens = 40;
+    o.minibatches = 2;
+    o.sum_each_micro_batch = true;
+    const DType dtype = recompute ? DType::kBFloat16 : DType::kFloat32;
+    const Result alone = Train(spec, batch, o, 1, {}, 0, dtype)[0];
+    EXPECT_EQ(Train(spec, batch, o, 1, {}, 2, dtype)[0].digest, alone.digest) << family;
+    for (const int ranks : {2, 3, 4}) {
+      const std::vector<int> owner{0, 1, 1, ranks == 4 ? 1 : ranks - 1, 1};  // of four the last has nothing
+      const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, 0, dtype);
+      for (const int zero : {1, 2}) {
+        SCOPED_TRACE(::testing::Message() << family << ", " << ranks << " ranks, zero " << zero);
+        const std::vector<Result> parts = Train(spec, batch, o, ranks, owner, zero, dtype);
+        ExpectTheSame(parts, whole);
+        for (size_t i = 0; dtype == DType::kFloat32 && i < alone.weights.size(); ++i)
+          ASSERT_NEAR(parts[0].weights[i], alone.weights[i], 5e-5) << i;  // to rounding
+        if (zero != 2 || !model::AnyDevice()->host_memory()) continue;
+        for (size_t rank = 0; rank < parts.size(); ++rank) {
+          const int64_t owned =
+              sharding::Owned(model::LayoutElements(spec), {static_cast<int64_t>(rank), ranks}).size();
+          const double plan = static_cast<double>(model::SharedGradientBytes(spec, owned)),
+                       most = parts[rank].metrics.at("memory/gradients_bytes");
+          EXPECT_LE(most, plan) << "rank " << rank;
+          if (rank == 1) EXPECT_GE(most, 0.9 * plan);  // it has rows in both updates
+        }
+      }
+    }
+  }
+}
+
+// A step that one rank is told to stop ends on all; then it is made as if nothing had been.
+TEST(DataParallelTest, AStepThatIsStoppedLeavesNothingOfItsGradients) {
+  const ModelSpec spec = model::TinySpec();
+  const Batch batch = UnequalBatch(spec, 5, 3);
+  TrainerOptions o;
+  o.schedule.peak = 1e-3;
+  o.micro_batch_tokens = 40;
+  o.sum_each_micro_batch = true;
+  const std::vector<int> owner{0, 1, 2, 1, 0};
+  std::vector<uint64_t> digests(3);
+  for (const int stopped : {-1, 1}) {  // -1: none
+    const auto first = std::make_shared<comm::RendezvousTable>(),
+               second = std::make_shared<comm::RendezvousTable>();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        at::set_num_threads(1);
+        Batch mine = batch;
+        for (Row& r : mine.rows)
+          if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
+        auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+        model::Randomize(*weights, 21, 0.2);
+        TrainerOptions own = o;
+        own.device = model::AnyDevice();
+        own.shard = {rank, 3};
+        own.share_gradients = true;
+        auto trainer = std::move(Trainer::Create(*weights, own)).value();
+        if (stopped >= 0) {
+          auto group = comm::MakeGroup({.rendezvous = first, .rank = rank, .size = 3});
+          ASSERT_TRUE(group.ok()) << group.status().message();
+          const auto result = trainer->Step(
+              mine, [&](const StepProgress& p) { return rank != stopped || p.done < 1; }, group->get());
+          group->reset();  // the others see it
+          EXPECT_EQ(result.status().code(), rank == stopped ? StatusCode::kAborted : StatusCode::kUnavailable)
+              << result.status().message();
+          if (rank != stopped) {
+            EXPECT_NE(result.status().message().find("op=reduce_scatter tag=gradients of "),
+                      std::string::npos)
+                << result.status().message();
+          }
+        }
+        auto group = comm::MakeGroup({.rendezvous = second, .rank = rank, .size = 3});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        const auto result = trainer->Step(mine, nullptr, group->get());
+        ASSERT_TRUE(result.ok()) << result.status().message();
+        if (stopped < 0) digests[static_cast<size_t>(rank)] = result->digest;
+        EXPECT_EQ(result->digest, digests[static_cast<size_t>(rank)]);
+      });
+    }
+    for (auto& t : threads) t.join();
+  }
+}
+
+// A rank that hangs in its own work is named by the others, with the sum that they wait for.
+TEST(DataParallelTest, ARankThatDoesNotComeToASumIsNamed) {
+  const ModelSpec spec = model::TinySpec();
+  const Batch batch = UnequalBatch(spec, 3, 2);
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  std::vector<std::string> said(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      auto group = comm::MakeGroup({.rendezvous = rendezvous, .rank = rank, .size = 3, .timeout_s = 1.5});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      Batch mine = batch;
+      for (Row& r : mine.rows)
+        if (r.gid.value != rank) r = Elsewhere(r);
+      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      model::Randomize(*weights, 21, 0.2);
+      auto trainer = std::move(Trainer::Create(*weights, {.device = model::AnyDevice(),
+                                                          .shard = {rank, 3},
+                                                          .share_gradients = true}))
+                         .value();
+      const auto result = trainer->Step(
+          mine,
+          [&](const StepProgress&) {
+            if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+            return true;
+          },
+          group->get());
+      said[static_cast<size_t>(rank)] = result.status().message();
+    });
+  }
+  for (auto& t : threads) t.join();
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(said[static_cast<size_t>(rank)],
+                ::testing::ContainsRegex("op=reduce_scatter tag=gradients of .* seq=[0-9]+ rank=" +
+                                         std::to_string(rank) + "/3 failed after .* s, waiting for rank 1"));
   }
 }
 

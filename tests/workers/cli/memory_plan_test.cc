@@ -49,7 +49,7 @@ TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
 }
 
 // What the ranks of a shared optimizer hold (core/sharding) is what the plan says of each.
-TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizer) {
+TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizerAndGradients) {
   const ScratchFolder scratch;
   scratch.Write("m/config.json", kSmolLm);
   JobConfig c;
@@ -68,9 +68,29 @@ TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizer) {
     EXPECT_EQ(shared->processes[slot].actor.gradients, whole->processes[slot].actor.gradients);
   }
   EXPECT_EQ(shared->checkpoint_bytes, whole->checkpoint_bytes);
+  // Of gradients: a third, two blocks, and the embedding, which is the head.
+  c.train.zero = 2;
+  const auto gradients = PlanMemory(c);
+  ASSERT_TRUE(gradients.ok());
+  const ProcessMemory& slot = gradients->processes[0];
+  EXPECT_EQ(slot.actor.optimizer, shared->processes[0].actor.optimizer);
+  const auto all = static_cast<double>(whole->processes[0].actor.gradients);
+  const int64_t d = 576, embedding = 49152 * d, block = 2 * d + (9 + 6) * 64 * d + d * d + 3 * 1536 * d;
+  EXPECT_NEAR(static_cast<double>(slot.actor.gradients),
+              all / 3 + 4.0 * static_cast<double>(embedding + 2 * block), all / 300);
+  EXPECT_LT(static_cast<double>(slot.actor.gradients), 0.65 * all);
+  // With deterministic: true whole ones keep sums of earlier micro-batches beside them.
+  c.deterministic = true;
+  EXPECT_EQ(PlanMemory(c)->processes[0].actor.gradients, slot.actor.gradients);
+  c.train.zero = 0;
+  EXPECT_NEAR(static_cast<double>(PlanMemory(c)->processes[0].actor.gradients), all * 4 / 3, all / 300);
   c.scheduler.placement = PlacementKind::kColocated;
   c.cluster.slots = 1;
-  EXPECT_EQ(PlanMemory(c)->processes[0].actor.optimizer, whole->processes[0].actor.optimizer);
+  for (const int64_t zero : {0, 1, 2}) {
+    c.train.zero = zero;
+    EXPECT_EQ(PlanMemory(c)->processes[0].actor.optimizer, whole->processes[0].actor.optimizer);
+    EXPECT_EQ(PlanMemory(c)->processes[0].actor.gradients, whole->processes[0].actor.gradients);
+  }
 }
 
 TEST(MemoryPlanTest, CountsExperts) {
