@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/real_file_system.h"
 #include "core/model/routing.h"
 #include "core/policy/policy_files.h"
+#include "core/storage/checkpoint.h"
 #include "core/text/tokenizer.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/weights_service.h"
@@ -147,9 +149,14 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
     // Straight into the arena: a second copy of the weights would not fit beside a large model.
     return model::LoadHuggingFace(dir + "/model", weights_->dtype(), weights_->bytes()).status();
   }));
+  // Where files came from a store they were compared as they came, and the manifest is not among them.
+  RealFileSystem disk;
+  const StatusOr<storage::Manifest> manifest = storage::ReadManifest(disk, dir, std::nullopt);
+  if (!manifest.ok() && manifest.status().code() != StatusCode::kNotFound) return manifest.status();
   for (const train::NamedBytes& part : actor_->State()) {
     if (part.name == "weights") continue;
-    TP_RETURN_IF_ERROR(ReadShared(dir + "/trainer", part, weights_->spec()));
+    TP_RETURN_IF_ERROR(
+        ReadShared(dir + "/trainer", part, weights_->spec(), manifest.ok() ? &manifest->files : nullptr));
   }
   OwnState(step);
   return OkStatus();

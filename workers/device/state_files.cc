@@ -26,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kPiece = size_t{1} << 20;  // of a copy; whole words, as SaltedSum counts
+constexpr std::string_view kTrainerFolder = "trainer/";
 
 Status NotWhole(const std::string& path) {
   return ResourceExhausted(path + ": could not be written whole; is the disk full?");
@@ -80,8 +81,9 @@ class SparseFile {
 // A file with bytes of a part of a state.
 struct SharedFile {
   std::string path;
-  model::Part part;       // of the model
-  sharding::Interval of;  // in bytes of that
+  model::Part part;                               // of the model
+  sharding::Interval of;                          // in bytes of that
+  std::optional<uint64_t> digest = std::nullopt;  // nothing: it was compared before
 };
 
 // "A<mark>B" with numbers of 0 and more; nothing else.
@@ -112,26 +114,72 @@ std::optional<SharedFile> Described(std::string_view between, int64_t size) {
   return file;
 }
 
-// kDataLoss: one has another size than its name says.
-StatusOr<std::vector<SharedFile>> FilesOf(const std::string& dir, const std::string& name) {
-  std::vector<SharedFile> files;
+// What is in a folder, without digests.
+StatusOr<std::vector<storage::ManifestFile>> Listed(const std::string& dir) {
+  std::vector<storage::ManifestFile> files;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    const std::string file = entry.path().filename().string();
-    if (!file.starts_with(name + ".") || !file.ends_with(".bin")) continue;
-    const auto size = static_cast<int64_t>(fs::file_size(entry.path(), error));
-    if (error) break;
-    auto found = Described(std::string_view(file).substr(name.size(), file.size() - name.size() - 4), size);
-    if (!found) continue;
-    if (found->of.size() != size) {
-      return DataLoss(entry.path().string() + ": has " + std::to_string(size) +
-                      " bytes, which are not those that its name says");
-    }
-    found->path = entry.path().string();
-    files.push_back(*std::move(found));
+  for (auto at = fs::directory_iterator(dir, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    const auto size = static_cast<int64_t>(fs::file_size(at->path(), error));
+    if (!error) files.push_back({at->path().filename().string(), size, 0});
   }
   if (error) return NotFound(dir + ": cannot be read (" + error.message() + ")");
   return files;
+}
+
+// NAME.bin, NAME.FROM-TO.bin. kDataLoss: one has another size than its name says.
+StatusOr<std::vector<SharedFile>> FilesOf(const std::string& dir, const std::string& name,
+                                          const std::vector<storage::ManifestFile>* manifest) {
+  std::vector<storage::ManifestFile> listed;
+  if (manifest == nullptr) {
+    TP_ASSIGN_OR_RETURN(listed, Listed(dir));
+  } else {
+    for (storage::ManifestFile file : *manifest) {
+      if (!file.path.starts_with(kTrainerFolder)) continue;
+      file.path.erase(0, kTrainerFolder.size());
+      listed.push_back(std::move(file));
+    }
+  }
+  std::vector<SharedFile> files;
+  for (const auto& [file, size, digest] : listed) {
+    if (!file.starts_with(name + ".") || !file.ends_with(".bin")) continue;
+    auto found = Described(std::string_view(file).substr(name.size(), file.size() - name.size() - 4), size);
+    if (!found) continue;
+    if (found->of.size() != size) {
+      return DataLoss(dir + "/" + file + ": has " + std::to_string(size) +
+                      " bytes, which are not those that its name says");
+    }
+    found->path = dir + "/" + file;
+    if (manifest != nullptr) found->digest = digest;
+    files.push_back(*std::move(found));
+  }
+  return files;
+}
+
+// Copies the bytes `of` the part to `into`, where they begin at `into_from`.
+Status CopyFrom(const SharedFile& file, const sharding::Interval& of, const device::ByteStore& into,
+                int64_t into_from) {
+  std::ifstream in(file.path, std::ios::binary);
+  if (!in) return NotFound(file.path + ": cannot be read");
+  storage::FileDigest digest;
+  std::vector<std::byte> piece(kPiece);
+  // The digest is of all of the file.
+  const sharding::Interval read = file.digest ? file.of : of;
+  in.seekg(read.from - file.of.from);
+  for (int64_t at = read.from; at < read.to;) {
+    const auto n = std::min(static_cast<int64_t>(kPiece), read.to - at);
+    const auto bytes = std::span(piece).first(static_cast<size_t>(n));
+    in.read(reinterpret_cast<char*>(piece.data()), n);
+    if (!in) return DataLoss(file.path + ": cannot be read, or ends early");
+    digest.Update(bytes);
+    if (const sharding::Interval wanted = sharding::Common(of, {at, at + n}); wanted.size() > 0)
+      into.CopyFrom(static_cast<size_t>(wanted.from - into_from),
+                    bytes.subspan(static_cast<size_t>(wanted.from - at), static_cast<size_t>(wanted.size())));
+    at += n;
+  }
+  if (file.digest && (digest.Finish() != *file.digest || in.peek() != std::ifstream::traits_type::eof()))
+    return DataLoss(file.path + ": is not what the checkpoint's manifest says (another digest)");
+  return OkStatus();
 }
 
 // n bytes of a file, that belong behind each other into the index of the whole model.
@@ -170,6 +218,7 @@ Status ReadCut(const std::string& name, const std::vector<SharedFile>& files, co
     if (!cut.ok() || files[i].part.rank >= files[i].part.of)
       return DataLoss(files[i].path + ": no part of this model has that name");
     AddSegments(spec, files[i].part, files[i].of, each, files[i].part.rank == 0, i, sources);
+    if (files[i].digest) TP_RETURN_IF_ERROR(CopyFrom(files[i], {}, part.bytes, 0));  // compares it
   }
   AddSegments(spec, part.part, part.piece ? part.piece->of : sharding::Interval{0, size}, each,
               /*repeated=*/true, 0, wanted);
@@ -241,17 +290,19 @@ std::string PartFile(const train::NamedBytes& part) {
   return name + ".bin";
 }
 
-Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec) {
+Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec,
+                  const std::vector<storage::ManifestFile>* manifest) {
   const auto size = static_cast<int64_t>(part.bytes.size());
   const int64_t whole = part.piece ? part.piece->whole : size;
   const sharding::Interval want = part.piece ? part.piece->of : sharding::Interval{0, size};
-  TP_ASSIGN_OR_RETURN(const std::vector<SharedFile> files, FilesOf(dir, part.name));
+  TP_ASSIGN_OR_RETURN(const std::vector<SharedFile> files, FilesOf(dir, part.name, manifest));
   const std::string name = dir + "/" + part.name;
   if (files.empty()) return NotFound(name + ".bin: is not there");
   if (!part.part.whole() || std::ranges::any_of(files, [](const SharedFile& f) { return !f.part.whole(); })) {
-    const std::string same = dir + "/" + PartFile(part);
-    const bool is_there = std::ranges::any_of(files, [&](const SharedFile& f) { return f.path == same; });
-    return is_there ? ReadPart(same, part.bytes) : ReadCut(name, files, part, spec);
+    const std::string own = dir + "/" + PartFile(part);
+    const auto same = std::ranges::find_if(files, [&](const SharedFile& f) { return f.path == own; });
+    if (same == files.end() || same->of.size() != size) return ReadCut(name, files, part, spec);
+    return CopyFrom(*same, same->of, part.bytes, same->of.from);
   }
   std::vector<sharding::Interval> sources;
   int64_t end = 0;
@@ -265,20 +316,8 @@ Status ReadShared(const std::string& dir, const train::NamedBytes& part, const m
   }
   const auto copies = sharding::Reshard(sources, std::span(&want, 1));
   if (!copies.ok()) return copies.status().At(name + ", by the names of its files");
-  std::vector<std::byte> piece(kPiece);
-  for (const sharding::Copy& copy : *copies) {
-    const SharedFile& file = files[copy.source];
-    std::ifstream in(file.path, std::ios::binary);
-    in.seekg(copy.of.from - file.of.from);
-    for (int64_t at = copy.of.from; at < copy.of.to;) {
-      const auto n = std::min(static_cast<int64_t>(kPiece), copy.of.to - at);
-      in.read(reinterpret_cast<char*>(piece.data()), n);
-      if (!in) return DataLoss(file.path + ": cannot be read, or ends early");
-      part.bytes.CopyFrom(static_cast<size_t>(at - want.from),
-                          std::span(piece).first(static_cast<size_t>(n)));
-      at += n;
-    }
-  }
+  for (const sharding::Copy& copy : *copies)
+    TP_RETURN_IF_ERROR(CopyFrom(files[copy.source], copy.of, part.bytes, want.from));
   return OkStatus();
 }
 

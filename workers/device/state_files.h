@@ -17,6 +17,7 @@
 
 #include "core/base/status.h"
 #include "core/device/byte_store.h"
+#include "core/storage/manifest_file.h"
 #include "core/train/trainer.h"
 
 namespace tidepool::workers {
@@ -28,8 +29,13 @@ Status WritePart(const std::string& path, const device::ByteSource& bytes);
 Status ReadPart(const std::string& path, const device::ByteStore& bytes);
 std::string PartFile(const train::NamedBytes& part);
 // Fills `part` from the files of a checkpoint's folder `dir`, however the part is cut up there. `spec`: of
-// the model. Errors of ReadPart; kDataLoss also where some byte of it is in no file, or in several.
-Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec);
+// the model. `manifest`:
+// what the checkpoint has (paths from its own folder, of which `dir` is trainer/): other files are not its
+// own, and those that are read are compared with it, whole. Null: files that were compared when they came,
+// all of this folder. Errors of ReadPart; kDataLoss also where some byte of the part is in no file, or in
+// several, or a file is not the manifest's.
+Status ReadShared(const std::string& dir, const train::NamedBytes& part, const model::ModelSpec& spec,
+                  const std::vector<storage::ManifestFile>* manifest);
 // SaltedSum of the bytes.
 uint64_t DigestOf(const device::ByteSource& bytes, uint64_t salt = 0);
 

@@ -13,8 +13,11 @@
 #include <set>
 
 #include "core/base/process_memory.h"
+#include "core/base/real_file_system.h"
 #include "core/base/rng.h"
 #include "core/config/load.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/manifest_file.h"
 #include "tests/core/device/checked_device.h"
 #include "tests/core/device/test_device.h"
 #include "workers/data/model_folder.h"
@@ -88,8 +91,7 @@ class DeviceRolesTest : public testing::Test {
       rows.push_back(std::move(row));
     }
     std::vector<BadRow> bad;
-    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress}, nullptr,
-                         bad);
+    return roles_->Train({step}, {0, step - 1}, rows, {.trains = progress, .evaluates = progress}, {}, bad);
   }
   // A checkpoint in a folder of this name, which the controller makes.
   StatusOr<std::vector<std::string>> Write(const std::string& name) {
@@ -429,6 +431,33 @@ TEST_F(DeviceRolesTest, ACheckpointWithoutSomePartIsNamedAndNotRead) {
   std::filesystem::remove(v + ".0-4.bin");
   std::filesystem::remove(lost);
   EXPECT_NE(refused().find("are in no part"), std::string::npos);
+}
+
+TEST_F(DeviceRolesTest, WhatIsNotTheManifestsIsNotRead) {
+  Trained(1, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  const auto written = Write("1");
+  ASSERT_TRUE(written.ok());
+  const std::string dir = dir_ + "/1";
+  RealFileSystem disk;
+  storage::Manifest manifest;
+  for (const std::string& file : *written) {
+    const std::string path = dir + "/" + file;
+    manifest.files.push_back({file, static_cast<int64_t>(std::filesystem::file_size(path)),
+                              storage::DigestFile(disk, path).value()});
+  }
+  std::ofstream(dir + "/manifest.json") << storage::ManifestToJson(manifest);
+  // Of nobody: without the manifest it would have these bytes twice.
+  std::ofstream(dir + "/trainer/v.0-4.bin") << "abcd";
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(dir, {1}), OkStatus());
+  // A byte that this rank does not need.
+  const std::string v = dir + "/trainer/v.bin";
+  std::fstream file(v, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end).put('\x5a').flush();
+  const Status restored = roles_->RestoreFromCheckpoint(dir, {1}, {0, 2});
+  EXPECT_EQ(restored.code(), StatusCode::kDataLoss);
+  EXPECT_NE(restored.message().find(v + ": is not what the checkpoint's manifest says"), std::string::npos)
+      << restored.message();
 }
 
 // The files of a state that lies where the host may not touch it are those of one in the host's memory.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -47,10 +48,15 @@ void PrintTo(const Mesh& m, std::ostream* out) {
 struct RankState {
   std::vector<float> m;
   int64_t updates = 7;
-  train::NamedBytes named, count;
+  Part part;
+  std::optional<train::NamedBytes::Piece> piece;
+  [[nodiscard]] train::NamedBytes named() { return {"m", std::as_writable_bytes(std::span(m)), piece, part}; }
+  [[nodiscard]] train::NamedBytes count() {
+    return {"updates", std::as_writable_bytes(std::span(&updates, 1))};
+  }
 
   RankState(const ModelSpec& spec, const Mesh& mesh, int64_t d, int64_t t, bool filled) {
-    const Part part{t, mesh.tensor};
+    part = {t, mesh.tensor};
     const int64_t elements = model::LayoutElements(model::PartSpec(spec, part));
     std::vector<float> whole(static_cast<size_t>(elements), 0.0F);
     for (const auto& parameter : model::Runs(spec, part)) {
@@ -65,11 +71,9 @@ struct RankState {
     const sharding::Interval own =
         mesh.zero ? sharding::Owned(elements, {d, mesh.data}) : sharding::Interval{0, elements};
     m.assign(whole.begin() + own.from, whole.begin() + own.to);
-    named = {"m", std::as_writable_bytes(std::span(m))};
-    named.part = part;
-    if (mesh.zero && mesh.data > 1) named.piece = {{own.from * 4, own.to * 4}, elements * 4};
+    if (mesh.zero && mesh.data > 1)
+      piece = train::NamedBytes::Piece{{own.from * 4, own.to * 4}, elements * 4};
     if (!filled) updates = 0;
-    count = {"updates", std::as_writable_bytes(std::span(&updates, 1))};
   }
 };
 
@@ -84,9 +88,9 @@ class StateFilesTest : public ::testing::Test {
     std::filesystem::create_directories(dir_);
     for (int64_t d = 0; d < (mesh.zero ? mesh.data : 1); ++d) {
       for (int64_t t = 0; t < mesh.tensor; ++t) {
-        const RankState state(spec_, mesh, d, t, true);
-        ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.named), state.named.bytes).ok());
-        ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.count), state.count.bytes).ok());
+        RankState state(spec_, mesh, d, t, true);
+        ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.named()), state.named().bytes).ok());
+        ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.count()), state.count().bytes).ok());
       }
     }
   }
@@ -104,10 +108,10 @@ TEST_F(StateFilesTest, WhatOneMeshWroteAnotherReads) {
       for (int64_t d = 0; d < to.data; ++d) {
         for (int64_t t = 0; t < to.tensor; ++t) {
           RankState state(spec_, to, d, t, /*filled=*/false);
-          const Status read = ReadShared(dir_, state.named, spec_);
+          const Status read = ReadShared(dir_, state.named(), spec_, nullptr);
           ASSERT_TRUE(read.ok()) << read.message();
           EXPECT_TRUE(state.m == RankState(spec_, to, d, t, true).m);
-          ASSERT_TRUE(ReadShared(dir_, state.count, spec_).ok());
+          ASSERT_TRUE(ReadShared(dir_, state.count(), spec_, nullptr).ok());
           EXPECT_EQ(state.updates, 7);
         }
       }
@@ -119,17 +123,17 @@ TEST_F(StateFilesTest, APartThatIsNotThereOrThereTwiceIsDataLoss) {
   RankState whole(spec_, {}, 0, 0, /*filled=*/false);
   Write({1, 2});
   std::filesystem::remove(dir_ + "/m.tp1of2.bin");
-  const Status missing = ReadShared(dir_, whole.named, spec_);
+  const Status missing = ReadShared(dir_, whole.named(), spec_, nullptr);
   EXPECT_EQ(missing.code(), StatusCode::kDataLoss);
   EXPECT_THAT(missing.message(), ::testing::HasSubstr("of the model is in no file"));
   Write({1, 2});
-  const RankState third(spec_, {1, 3}, 0, 1, true);
-  ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(third.named), third.named.bytes).ok());
-  const Status twice = ReadShared(dir_, whole.named, spec_);
+  RankState third(spec_, {1, 3}, 0, 1, true);
+  ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(third.named()), third.named().bytes).ok());
+  const Status twice = ReadShared(dir_, whole.named(), spec_, nullptr);
   EXPECT_EQ(twice.code(), StatusCode::kDataLoss);
   EXPECT_THAT(twice.message(), ::testing::HasSubstr("have the same elements"));
   std::filesystem::rename(dir_ + "/m.tp1of3.bin", dir_ + "/m.tp5of2.bin");
-  EXPECT_THAT(ReadShared(dir_, whole.named, spec_).message(),
+  EXPECT_THAT(ReadShared(dir_, whole.named(), spec_, nullptr).message(),
               ::testing::HasSubstr("no part of this model has that name"));
 }
 
