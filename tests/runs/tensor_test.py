@@ -60,9 +60,9 @@ class TensorTest(RunTest):
         self.assertAlmostEqual(whole["eval/sft/token_accuracy"], cut["eval/sft/token_accuracy"], delta=0.05)
 
     def test_pairs_are_judged_again_by_all_when_a_rank_is_new(self):
-        run = self.start("configs/test/dpo.yaml", *MODEL, "cluster.slots=2", "cluster.threads_per_slot=1", "train.mesh.tp=2", "data.held_out=16", "eval.every_steps=2",
-                         "checkpoint.every_steps=2", "train.steps=30")
-        self.wait_step(5, run)  # the reference's answers are kept by both
+        run = self.start("configs/test/dpo.yaml", *MODEL, "cluster.slots=2", "cluster.threads_per_slot=1", "train.mesh.tp=2", "data.held_out=16", "eval.every_steps=20",
+                         "checkpoint.every_steps=20", "train.steps=400")
+        self.wait_step(25, run)  # the reference's answers are kept by both
         self.assertTrue(kill(self.worker_pid(1, run)))
         self.finish(run)
         self.assert_checked()
