@@ -215,7 +215,8 @@ std::vector<Key> TrainKeys() {
              "what the slots that train share: 0: nothing, each has the whole optimizer; 1: the optimizer's "
              "state (moments, and of bfloat16 weights what rounding cut off), each has a part; 2: gradients, "
              "too, which are added up over the slots after each micro-batch. The result of 0 and 1 is the "
-             "same to the bit; so is that of 2 where a slot has one micro-batch an update, or with "
+             "same to the bit; so is that of 2 where a slot has one micro-batch an update and sums pass the "
+             "host, or with "
              "deterministic: true. No effect where one slot trains",
              Between(0, 2), kFree),
       TP_KEY(train.router_aux_coef,

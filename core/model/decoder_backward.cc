@@ -245,6 +245,7 @@ Array Decoder::LogitsBackward(const View& hidden, const View& dlogits, Gradients
 
 void Decoder::AddUpShared(Gradients& grads) const {
   const Impl& m = *impl_;
+  if (m.part.whole()) return;
   for (const LayerWeights& w : m.layers) {
     for (const int64_t norm : {w.q_norm, w.k_norm}) {  // of all heads
       if (norm >= 0)

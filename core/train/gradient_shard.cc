@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -172,7 +174,14 @@ Status GradientShard::EndPass() {
   TP_CHECK(pass_ < passes_ && closed_ == (mine ? parts : 0))
       << "pass " << pass_ << " of " << passes_ << ", " << closed_ << " of " << parts << " parts are final";
   if (!mine) {
-    for (size_t part = parts; part > 0; --part) Give({.part = part - 1, .pass = pass_, .values = nullptr});
+    // What the last micro-batch left does not stand beside the place where sums of the others' come.
+    AwaitIdle();
+    spare_.reset();
+    for (size_t part = parts; part > 0; --part) {
+      const int64_t own = sharding::Common(of_rank_[static_cast<size_t>(shard_.rank)], Part(part - 1)).size();
+      peak_bytes_ = std::max(peak_bytes_, held_bytes() + (pass_ > 0 ? own * kEach : 0));
+      Give({.part = part - 1, .pass = pass_, .values = nullptr});
+    }
   }
   ++pass_;
   closed_ = 0;
@@ -190,10 +199,18 @@ void GradientShard::Work() {
       if (ends_) return;
       job = job_;
     }
-    const Status done = Sum(*job);
+    Status done;
+    try {
+      done = Sum(*job);
+    } catch (const std::bad_alloc&) {  // this is the thread's door
+      done = ResourceExhausted("train.zero: no memory for the sums of gradients; let more slots train");
+    } catch (const std::exception& e) {
+      done = Internal(std::string("train.zero: ") + e.what());
+    }
     {
       const MutexLock lock(mu_);
       status_ = done;
+      job->values.reset();  // whoever hears of the end may give it back
       job_.reset();
     }
     changed_.NotifyAll();

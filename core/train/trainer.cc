@@ -293,13 +293,14 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
         }
         if (i >= passes) continue;
         Stopwatch of_pass;
+        if (target.complete) target.complete();
         TP_RETURN_IF_ERROR(shared.EndPass());
         step.times.reduce += of_pass.Lap();
       }
       if (target.shard != nullptr)
         step.gradient_bytes = std::max(step.gradient_bytes, target.shard->peak_bytes());
       Stopwatch watch;
-      if (target.complete) target.complete();
+      if (passes == 0 && target.complete) target.complete();
       // Every rank learns what the others found before it decides, so all decide alike.
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {

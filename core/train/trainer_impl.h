@@ -85,7 +85,7 @@ struct UpdateTarget {
   std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
   std::function<bool()> finite;    // of what this rank summed up
-  std::function<void()> complete;  // when all gradients of this rank are there; may be null
+  std::function<void()> complete;  // before gradients of this rank go to the others; may be null
 };
 struct UpdatesDone {
   bool finite = true;

@@ -1,6 +1,6 @@
 // A training step on several ranks that share the optimizer's state (train.zero: 1), and gradients, too (2),
 // against the same ranks that share nothing (0), step by step in turns: ranks are threads of one core each
-// that meet over Gloo on loopback. Where a rank has one micro-batch every step compares the digests of all.
+// that exchange by shared memory. Where a rank has one micro-batch every step compares the digests of all.
 // Prints one JSON object a case on standard output and a table on standard error.
 //
 //   zero_bench [--ranks 2] [--steps 5] [--shape smollm2] [--layers 8] [--rows 8] [--length 256]

@@ -182,7 +182,8 @@ int64_t ProcessMemory::of_slot() const {
 std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
   constexpr const char* kModel = "take a smaller model, or model.dtype: bfloat16";
   constexpr const char* kGradients =
-      "let more slots train and share them (train.zero: 2), take a smaller model, or separate the roles "
+      "let more slots train and share them (train.zero: 2, where train.mesh.tp is 1), take a smaller model, "
+      "or separate the roles "
       "(scheduler.placement: split, or train.offload_optimizer: disk)";
   constexpr const char* kOptimizer =
       "let more slots train and share it (train.zero: 1), take a smaller model, or separate the roles "

@@ -203,6 +203,22 @@ TEST(TensorParallelTest, HoweverTheModelIsCutTheUpdateIsThatOfOneRank) {
   }
 }
 
+// A norm that lies where the intervals of two ranks meet belongs to another rank on each part of the model.
+TEST(TensorParallelTest, SumsAfterEachMicroBatchAreThoseOfTheUpdate) {
+  Rng rng(9);
+  ModelSpec spec = CutSpec(4, false);
+  spec.vocab_size = 49;
+  const Batch batch = SomeRows(spec, rng, 6, 4);
+  TrainerOptions o = OptionsOf("grpo");
+  o.micro_batch_tokens = 40;
+  const Result one = Train(spec, batch, o, {})[0];
+  o.sum_each_micro_batch = true;
+  for (const Ranks& ranks : {Ranks{1, 2}, Ranks{2, 2}, Ranks{2, 2, true}}) {
+    SCOPED_TRACE(std::to_string(ranks.data) + " x " + std::to_string(ranks.tensor));
+    ExpectSame(one, Train(spec, batch, o, ranks), 1e-4);
+  }
+}
+
 TEST(TensorParallelTest, BySocketsToo) {
   Rng rng(5);
   const ModelSpec spec = CutSpec(2, true);
