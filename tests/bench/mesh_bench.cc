@@ -62,7 +62,7 @@ Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int 
 struct Way {
   std::string name;
   int data = 1, tensor = 1;
-  bool memory = true;
+  bool memory = true, zero = false;  // zero: train.zero: 1
   std::vector<double> seconds = {};
   [[nodiscard]] int ranks() const { return data * tensor; }
 };
@@ -100,6 +100,7 @@ void Run(Way& way, const Options& o, int threads, std::string& machine) {
       options.micro_batch_tokens = 4096;
       options.device = bench::BenchDevice("cpu");
       options.part = {t, way.tensor};
+      if (way.zero) options.shard = {d, way.data};
       if (rank == 0) machine = bench::DescribeDevice(*options.device);
       auto created = Trainer::Create(*weights, options);
       TP_CHECK(created.ok()) << created.status().message();
@@ -141,6 +142,7 @@ int Main(int argc, char** argv) {
   const std::string n = std::to_string(o.ranks);
   std::vector<Way> ways = {{.name = "one_slot"},
                            {.name = "dp_" + n, .data = o.ranks},
+                           {.name = "dp_" + n + "_zero_1", .data = o.ranks, .zero = true},
                            {.name = "dp_" + n + "_sockets", .data = o.ranks, .memory = false}};
   if (model::CheckCut(bench::NoiseModel(o.shape, 1)->spec(), o.ranks).ok()) {
     ways.push_back({.name = "tp_" + n, .tensor = o.ranks});
