@@ -543,7 +543,7 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   if (config.model.init) fits_kernels("model.init", config.model);
   if (const int64_t ranks = config.train.mesh.tp; ranks > 1 && model_there) {
     if (const auto spec = SpecOf(config.model); spec.ok())
-      look("train.mesh.tp", model::CheckCut(*spec, ranks));
+      look("train.mesh.tp", model::CheckCut(*spec, ranks).At("train.mesh.tp"));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.
