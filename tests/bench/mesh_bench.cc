@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/base/rng.h"
 #include "core/comm/rendezvous_table.h"
 #include "core/train/trainer.h"
+#include "tests/bench/bench_batch.h"
 #include "tests/bench/bench_model.h"
 
 namespace tidepool::train {
@@ -32,31 +32,6 @@ struct Options {
   std::string shape = "smollm2";
   int64_t layers = 0, rows = 4, length = 1000;
 };
-
-Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int ranks, int rank) {
-  Rng rng(static_cast<uint64_t>(step));
-  Batch b;
-  b.step = StepNumber{step};
-  b.version = Version{0, step - 1};
-  for (int64_t g = 0; g < o.rows; ++g) {
-    Row r;
-    r.tid = {g, 0, 0};
-    r.gid = GroupId{g};
-    for (int64_t i = 0; i < o.length; ++i) {
-      const auto id = static_cast<int32_t>(rng.Below(spec.vocab_size));
-      (i == 0 ? r.prompt : r.response).push_back(id);
-    }
-    r.logprobs.assign(r.response.size(), -10.8F);
-    r.versions.assign(r.response.size(), b.version);
-    r.reward = static_cast<double>(g % 2);
-    if (g % ranks != rank) {
-      r.elsewhere = {.prompt = r.prompt_tokens(), .response = r.response_tokens()};
-      r.prompt.clear(), r.response.clear(), r.logprobs.clear();
-    }
-    b.rows.push_back(std::move(r));
-  }
-  return b;
-}
 
 // Trainers of one way to divide a step; made and used by the threads of their ranks.
 struct Way {
@@ -106,7 +81,8 @@ void Run(Way& way, const Options& o, int threads, std::string& machine) {
       TP_CHECK(created.ok()) << created.status().message();
       (*created)->Join(tensor.get());
       for (int step = 0; step <= o.steps; ++step) {  // the first warms up
-        const Batch batch = ShareOf(o, weights->spec(), step + 1, way.data, d);
+        const Batch batch =
+            bench::ShareOfNoise(weights->spec().vocab_size, o.rows, o.length, step + 1, way.data, d);
         if (all != nullptr) TP_CHECK(all->AllGather(uint64_t{0}, "begin").ok());
         const auto from = std::chrono::steady_clock::now();
         const auto result = (*created)->Step(batch, nullptr, data.get());

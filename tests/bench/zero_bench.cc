@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/base/rng.h"
 #include "core/comm/rendezvous_table.h"
 #include "core/model/memory_use.h"
 #include "core/sharding/intervals.h"
 #include "core/train/trainer.h"
+#include "tests/bench/bench_batch.h"
 #include "tests/bench/bench_model.h"
 
 namespace tidepool::train {
@@ -40,31 +40,6 @@ struct Options {
     return (rows + ranks - 1) / ranks * length <= micro_batch_tokens;
   }
 };
-
-Batch ShareOf(const Options& o, const model::ModelSpec& spec, int64_t step, int rank) {
-  Rng rng(static_cast<uint64_t>(step));
-  Batch b;
-  b.step = StepNumber{step};
-  b.version = Version{0, step - 1};
-  for (int64_t g = 0; g < o.rows; ++g) {
-    Row r;
-    r.tid = {g, 0, 0};
-    r.gid = GroupId{g};
-    for (int64_t i = 0; i < o.length; ++i) {
-      const auto id = static_cast<int32_t>(rng.Below(spec.vocab_size));
-      (i == 0 ? r.prompt : r.response).push_back(id);
-    }
-    r.logprobs.assign(r.response.size(), -10.8F);
-    r.versions.assign(r.response.size(), b.version);
-    r.reward = static_cast<double>(g % 2);
-    if (g % o.ranks != rank) {
-      r.elsewhere = {.prompt = r.prompt_tokens(), .response = r.response_tokens()};
-      r.prompt.clear(), r.response.clear(), r.logprobs.clear();
-    }
-    b.rows.push_back(std::move(r));
-  }
-  return b;
-}
 
 struct Run {
   std::vector<double> seconds, reduce, optimizer;
@@ -142,7 +117,8 @@ int Main(int argc, char** argv) {
       }
       auto& runs = of_rank[static_cast<size_t>(rank)];
       for (int step = 0; step <= o.steps; ++step) {  // the first warms up
-        const Batch batch = ShareOf(o, weights[0]->spec(), step + 1, rank);
+        const Batch batch =
+            bench::ShareOfNoise(weights[0]->spec().vocab_size, o.rows, o.length, step + 1, o.ranks, rank);
         uint64_t digest[3];
         for (const int zero : {0, 1, 2}) {
           TP_CHECK((*group)->AllGather(uint64_t{0}, "begin").ok());
