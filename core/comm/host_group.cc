@@ -219,13 +219,13 @@ class HostGroup final : public Collective {
   }
 
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
-    Begin("all_gather", tag);
+    TP_RETURN_IF_ERROR(Begin("all_gather", tag));
     return Numbers(mine);
   }
 
   StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
                                                double patience_s) override {
-    Begin("all_gather", tag);
+    TP_RETURN_IF_ERROR(Begin("all_gather", tag));
     if (patience_s > 0) patience_s_ = patience_s;
     TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, Numbers(mine.size()));
     patience_s_ = timeout_s_;  // all are here
@@ -252,13 +252,13 @@ class HostGroup final : public Collective {
   }
 
   Status ReduceScatterSum(const Scatter& s, const std::string& tag) override {
-    Begin("reduce_scatter", tag);
+    TP_RETURN_IF_ERROR(Begin("reduce_scatter", tag));
     return ScatterSum(s.values, s.has, s.of_rank, s.into);
   }
 
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
                    const std::string& tag) override {
-    Begin("all_gather", tag);
+    TP_RETURN_IF_ERROR(Begin("all_gather", tag));
     return Share(bytes, of_rank);
   }
 
@@ -274,18 +274,21 @@ class HostGroup final : public Collective {
     return reinterpret_cast<const T*>(memory_->outbox(other, round_));
   }
 
-  void Begin(const char* op, const std::string& tag) {
+  // After an error an outbox may be read still, so nothing is filled any more.
+  Status Begin(const char* op, const std::string& tag) {
+    TP_RETURN_IF_ERROR(failed_);
     ++seq_;
     what_ = std::string("op=") + op + " tag=" + tag;
     began_ = Clock::now();
     patience_s_ = timeout_s_;
+    return OkStatus();
   }
 
   // Of little, or by two ranks, everybody sums everything. Else each sums its share, and all get it: the bits
   // are the same.
   template <typename T>
   Status Reduce(std::span<T> values, const std::string& tag) {
-    Begin("all_reduce", tag);
+    TP_RETURN_IF_ERROR(Begin("all_reduce", tag));
     const auto most = static_cast<size_t>(outbox_bytes_) / sizeof(T);
     if (values.size() > most && size_ > 2) {
       std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size_);
@@ -356,10 +359,9 @@ class HostGroup final : public Collective {
     return all;
   }
 
-  // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks. After an
-  // error an outbox may be read still, so nothing is filled any more.
+  // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks.
   Status Meet(uint64_t bytes) {
-    if (failed_.ok()) failed_ = TryToMeet(bytes);
+    failed_ = TryToMeet(bytes);
     return failed_;
   }
 

@@ -505,7 +505,27 @@ void CheckOffload(Binder& b, const JobConfig& c) {
       "multiplexed");
 }
 
-// The parts of a shared state have no copy: what moves or copies a whole one is not done with it.
+// The parts of a shared state have no copy: what moves or copies a whole one is not done with it. `is`: what
+// the key says and that slots have parts; `off`: the value without parts.
+void CheckParts(Binder& b, const JobConfig& c, const char* key, const std::string& is,
+                const std::string& off) {
+  b.Rule(key, {key, "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
+         is + "and with scheduler.placement elastic their number changes from step to step; write " + off +
+             ", or scheduler.placement: multiplexed");
+  b.Rule(key, {key, "cluster.min_slots", "cluster.slots"},
+         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots && !OneSlotTrains(c),
+         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
+             " slots their number may change; write " + off + ", or cluster.min_slots: 0");
+  b.Rule(
+      key, {key, "checkpoint.recovery_every_steps"}, c.checkpoint.recovery_every_steps > 0,
+      is + "and none has all of it, to be copied for recovery; write " + off +
+          ", or checkpoint.recovery_every_steps: 0 (a worker that is lost costs the steps since the newest "
+          "checkpoint)");
+  b.Rule(key, {key, "checkpoint.store"}, !c.checkpoint.store.empty(),
+         is + "and only one worker brings files to checkpoint.store; write " + off +
+             ", or leave checkpoint.store out");
+}
+
 void CheckZero(Binder& b, const JobConfig& c) {
   const std::string key = "train.zero";
   if (!b.Good(key) || c.train.zero == 0) return;
@@ -517,19 +537,7 @@ void CheckZero(Binder& b, const JobConfig& c) {
   b.Rule(key, {"train.zero", "train.mesh.tp"}, c.train.zero >= 2 && c.train.mesh.tp > 1,
          "is " + Text(c.train.zero) + ", but with train.mesh.tp " + Text(c.train.mesh.tp) +
              " gradients are not shared yet; write 1");
-  b.Rule(key, {"train.zero", "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
-         is + "and with scheduler.placement elastic their number changes from step to step; write 0, or "
-              "scheduler.placement: multiplexed");
-  b.Rule(key, {"train.zero", "cluster.min_slots", "cluster.slots"},
-         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots && !OneSlotTrains(c),
-         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
-             " slots their number may change; write 0, or cluster.min_slots: 0");
-  b.Rule(
-      key, {"train.zero", "checkpoint.recovery_every_steps"}, c.checkpoint.recovery_every_steps > 0,
-      is + "and none has all of it, to be copied for recovery; write 0, or checkpoint.recovery_every_steps: "
-           "0 (a worker that is lost costs the steps since the newest checkpoint)");
-  b.Rule(key, {"train.zero", "checkpoint.store"}, !c.checkpoint.store.empty(),
-         is + "and only one worker brings files to checkpoint.store; write 0, or leave checkpoint.store out");
+  CheckParts(b, c, "train.zero", is, "0");
 }
 
 // The same of a model that is cut, and what cannot be cut.
@@ -548,9 +556,7 @@ void CheckMesh(Binder& b, const JobConfig& c) {
          "is " + Text(tp) + ", but on GPUs the model is not cut yet; write 1");
   b.Rule(key, {"train.mesh.tp", "cluster.pace"}, !c.cluster.pace.empty(),
          "is " + Text(tp) + ", which the times of cluster.pace do not know; write 1, or remove cluster.pace");
-  b.Rule(key, {"train.mesh.tp", "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
-         is + "and with scheduler.placement elastic their number changes from step to step; write 1, or "
-              "scheduler.placement: multiplexed");
+  CheckParts(b, c, "train.mesh.tp", is, "1");
   const int64_t slots = TrainingSlots(c);
   b.Rule(
       key, {"train.mesh.tp", "scheduler.actor_slots", "cluster.slots"},
@@ -559,16 +565,6 @@ void CheckMesh(Binder& b, const JobConfig& c) {
           ", which it does not divide; write a divisor, or another number of slots (" +
           (c.scheduler.placement == PlacementKind::kColocated ? "cluster.slots" : "scheduler.actor_slots") +
           ")");
-  b.Rule(key, {"train.mesh.tp", "cluster.min_slots", "cluster.slots"},
-         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots,
-         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
-             " slots their number may change; write 1, or cluster.min_slots: 0");
-  b.Rule(
-      key, {"train.mesh.tp", "checkpoint.recovery_every_steps"}, c.checkpoint.recovery_every_steps > 0,
-      is + "and none has all of it, to be copied for recovery; write 1, or checkpoint.recovery_every_steps: "
-           "0 (a worker that is lost costs the steps since the newest checkpoint)");
-  b.Rule(key, {"train.mesh.tp", "checkpoint.store"}, !c.checkpoint.store.empty(),
-         is + "and only one worker brings files to checkpoint.store; write 1, or leave checkpoint.store out");
   b.Rule(key, {"train.mesh.tp", "train.offload_optimizer"}, c.train.offload_optimizer != Offload::kNone,
          is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
 }

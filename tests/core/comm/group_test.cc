@@ -441,6 +441,29 @@ TEST(HostGroupTest, ARankWhoseProcessIsKilledIsAnErrorAtOnceAlsoBehindOneThatIsL
   EXPECT_EQ(group->AllGather(uint64_t{1}, "digest").status().code(), StatusCode::kUnavailable);
 }
 
+// A rank that was late may read an outbox yet when the others have given up.
+TEST(HostGroupTest, AfterAnErrorNoOutboxIsFilled) {
+  const HostFolder here;
+  HostMemory::Place place;
+  auto first = HostMemory::Make(here.path, 2, place);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  const auto late = HostMemory::Open(here.path, place, 1, 2);
+  ASSERT_TRUE(late.ok()) << late.status().message();
+  const auto group = MakeHostGroup({.rank = 0, .size = 2, .timeout_s = 0.2}, std::move(first).value());
+  double sum = 1;
+  const Status gave_up = group->AllReduceSum(std::span<double>(&sum, 1), "sums");
+  EXPECT_EQ(gave_up.code(), StatusCode::kDeadlineExceeded);
+  const auto outboxes = [&] {
+    std::string bytes;
+    for (const uint32_t round : {0, 1})
+      bytes.append(reinterpret_cast<const char*>((*late)->outbox(0, round)), 64);
+    return bytes;
+  };
+  const std::string before = outboxes();
+  EXPECT_EQ(group->AllGather(~uint64_t{0}, "digest").status().message(), gave_up.message());
+  EXPECT_EQ(outboxes(), before);
+}
+
 TEST(HostGroupTest, SumsHaveTheBitsThatTheyHaveBySockets) {
   const HostFolder here;
   for (const int size : {3, 4}) {
