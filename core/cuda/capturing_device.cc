@@ -31,9 +31,12 @@ class CapturingDevice::Capture : public device::Recording {
   // only where it is told to. Kernels run here once before, for what happens on a first call alone: code that
   // is loaded, memory of cuBLAS and of our kernels.
   explicit Capture(CapturingDevice& device)
-      : device_(device), guard_(*device.stream_), graph_(std::make_unique<CapturedGraph>(device.gpu())) {}
+      : device_(device), guard_(*device.stream_), graph_(std::make_unique<CapturedGraph>(device.gpu())) {
+    device.GatherProducts();
+  }
   ~Capture() override {
     try {
+      device_.GatherNoMore();
       if (std::exchange(device_.capturing_, false)) graph_->graph.capture_end();
       device_.Synchronize();  // the default stream goes on
     } catch (const c10::Error&) {
@@ -41,6 +44,7 @@ class CapturingDevice::Capture : public device::Recording {
     }
   }
   void Begin() override {
+    device_.LaunchGathered();
     device_.Synchronize();
     graph_->pool = device_.pool_.lock();
     if (graph_->pool == nullptr) {
@@ -52,6 +56,7 @@ class CapturingDevice::Capture : public device::Recording {
     device_.capturing_ = true;
   }
   std::unique_ptr<device::Graph> End() override {
+    device_.LaunchGathered();
     device_.capturing_ = false;
     try {
       graph_->graph.capture_end();

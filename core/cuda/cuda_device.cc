@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/cuda/kernels/few_rows_multiply.h"
+#include "core/cuda/kernels/product_chain.h"
 
 namespace tidepool::cuda {
 namespace {
@@ -85,8 +86,8 @@ constexpr bool kIsMultiply<device::MultiplyArgs<T>> = true;
 
 class CudaDevice::DeviceLauncher : public Launcher {
  public:
-  DeviceLauncher(device::Device& device, Stream stream, CudaDevice::Scratch& scratch)
-      : device_(device), stream_(stream), scratch_(scratch) {}
+  DeviceLauncher(CudaDevice& device, Stream stream)
+      : device_(device), stream_(stream), scratch_(device.scratch_) {}
   [[nodiscard]] Stream stream() override { return stream_; }
   void* Scratch(int64_t bytes) override {
     constexpr int64_t kStep = int64_t{1} << 20;  // a plan that grows by a row takes no new memory
@@ -96,9 +97,13 @@ class CudaDevice::DeviceLauncher : public Launcher {
     }
     return scratch_.memory->data();
   }
+  uint64_t* Meetings() override {
+    if (device_.meetings_ == nullptr) device_.meetings_ = device_.Need(2 * sizeof(uint64_t));
+    return static_cast<uint64_t*>(device_.meetings_->data());
+  }
 
  private:
-  device::Device& device_;
+  CudaDevice& device_;
   Stream stream_;
   CudaDevice::Scratch& scratch_;
 };
@@ -118,10 +123,9 @@ template <typename F>
 void CudaDevice::Run(const char* kernel, F launch) {
   const c10::DeviceGuard guard(device_);
   DeviceLauncher launcher(
-      *this,
-      device_.is_cpu() ? nullptr
-                       : c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle(),
-      scratch_);
+      *this, device_.is_cpu()
+                 ? nullptr
+                 : c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle());
   const int code = launch(static_cast<Launcher&>(launcher));
   TP_CHECK(code == 0) << name() << ", " << kernel << ": " << ErrorText(code);
 }
@@ -181,7 +185,29 @@ std::unique_ptr<device::AttentionWork> CudaDevice::PlanAttentionBackward(
   return work;
 }
 
+bool CudaDevice::Gather(const device::FusedMultiplyArgs<BF16>& a) {
+  if (!gathering_) return false;
+  const c10::DeviceGuard guard(device_);
+  const bool taken = !options_.batch_invariant && TakesInChain(a);
+  if (!taken || gathered_.size() == kChainMax ||
+      (!gathered_.empty() && gathered_.front().multiply.rows != a.multiply.rows))
+    LaunchGathered();
+  if (taken) gathered_.push_back(a);
+  return taken;
+}
+void CudaDevice::LaunchGathered() {
+  const std::vector<device::FusedMultiplyArgs<BF16>> products = std::exchange(gathered_, {});
+  if (products.size() > 1)
+    return Run("ProductChain", [&](Launcher& launcher) { return ProductChain(products, launcher); });
+  const bool gathering = std::exchange(gathering_, false);
+  if (!products.empty()) MultiplyNow(products.front());
+  gathering_ = gathering;
+}
+
 void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
+  if (!Gather(a)) MultiplyNow(a);
+}
+void CudaDevice::MultiplyNow(const device::FusedMultiplyArgs<BF16>& a) {
   const c10::DeviceGuard guard(device_);  // what a kernel takes depends on the GPU
   const bool few = !options_.batch_invariant && TakesFewRows(a.multiply) &&
                    (a.glu.rows == 0 || TakesGate(a.glu)),
@@ -195,6 +221,7 @@ void CudaDevice::FusedMultiply(const device::FusedMultiplyArgs<BF16>& a) {
   Run("FusedMultiply", [&](Launcher& launcher) { return FewRowsFused(left, launcher.stream()); });
 }
 void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const device::AttentionArgs<BF16>& a) {
+  LaunchGathered();
   const c10::DeviceGuard guard(device_);
   if (!RotatesInAttention(turn, a)) return TorchDevice::RotaryAttention(turn, a);
   Run("RotaryAttention", [&](Launcher& launcher) { return cuda::RotaryAttention(turn, a, launcher); });
@@ -205,11 +232,13 @@ void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const dev
 template <typename Args>
 bool CudaDevice::MultiplyFewRows(const Args& a) {
   if constexpr (std::is_same_v<Args, device::MultiplyArgs<BF16>>) {
+    if (Gather({.multiply = a})) return true;
     const c10::DeviceGuard guard(device_);
     if (options_.batch_invariant || !TakesFewRows(a)) return false;
     Run("Multiply", [&](Launcher& launcher) { return FewRowsFused({.multiply = a}, launcher.stream()); });
     return true;
   }
+  LaunchGathered();
   return false;
 }
 

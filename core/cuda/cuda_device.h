@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/cuda/kernels/launch.h"
 #include "core/device/torch_device.h"
@@ -60,6 +61,16 @@ class CudaDevice : public device::TorchDevice {
 
  protected:
   [[nodiscard]] c10::Device gpu() const { return device_; }
+  // From here on products of few rows that follow each other become one kernel (kernels/product_chain.h),
+  // which is launched before another one is. For what is recorded: nobody looks at a result in between.
+  void GatherProducts() { gathering_ = true; }
+  void LaunchGathered();
+  void GatherNoMore() {  // what was gathered and not launched is dropped
+    gathered_.clear();
+    gathering_ = false;
+  }
+  // Whether it is gathered. If not, those before it have been launched.
+  bool Gather(const device::FusedMultiplyArgs<BF16>& a);
 
  private:
   // What kernels work in, for one call at a time.
@@ -75,12 +86,16 @@ class CudaDevice : public device::TorchDevice {
   // Runs launch(launcher); a launch that CUDA refuses is a bug, or leaves the device unusable.
   template <typename F>
   void Run(const char* kernel, F launch);
+  void MultiplyNow(const device::FusedMultiplyArgs<BF16>& a);
   template <typename Args>
   bool MultiplyFewRows(const Args& a);  // false: it is none, or another's
 
   const c10::Device device_;
   const CudaDeviceOptions options_;
   Scratch scratch_;
+  std::shared_ptr<device::Buffer> meetings_;  // Launcher::Meetings
+  bool gathering_ = false;
+  std::vector<device::FusedMultiplyArgs<BF16>> gathered_;
   DecodePlanner planner_;
 };
 

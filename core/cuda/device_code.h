@@ -10,12 +10,15 @@
 //   TP_DYNAMIC_SHARED(bytes);             Carve<T>(bytes, offset, count) is a part of it
 //   Get8, Put8                            8 elements as float32, one or two accesses of 16 bytes
 //   GetWords4, PutWords4                  16 bytes as they are
+//   GetWords4Fresh                        the same of what other blocks may have written meanwhile
 //   Get2, Put2                            2 elements, one access
 //   Exp2                                  2^x as the GPU's own instruction has it
 //   CopyAsync16, CopyAsyncCommit, CopyAsyncWait<n>    16 bytes from device memory to shared memory
 //   LoadMatrix4, LoadMatrix4Transposed, MultiplyTile  ldmatrix and mma.sync.m16n8k16 of a warp
 //   WaitForKernelBefore, LetKernelAfterStart          of Grid::early
+//   Arrive, Arrivals, AwaitArrivals       of Grid::together: a count in device memory where blocks meet
 //   SharedMax()                                       bytes of shared memory that a block may have here
+//   Multiprocessors()                                 of the device
 //   Launch(grid, stream, kernel, args...)             0 or a cudaError_t
 //   LaunchError(code)                                 what that says
 
@@ -32,8 +35,9 @@ struct Grid {
   const char* name = "";        // the kernel, for messages of the emulation
   int64_t x = 1, y = 1, z = 1;  // blocks; x below 2^31, y and z below 65536
   int threads = 32;
-  int shared_bytes = 0;  // dynamic
-  bool early = false;    // may start before the kernel before has ended; it calls WaitForKernelBefore
+  int shared_bytes = 0;   // dynamic
+  bool early = false;     // may start before the kernel before has ended; it calls WaitForKernelBefore
+  bool together = false;  // all blocks run at once; refused where the device has no room for them
 };
 
 }  // namespace tidepool::cuda
@@ -120,6 +124,12 @@ __device__ inline void GetWords4(const T* x, int64_t i, uint32_t (&out)[4]) {
   const uint4 v = *reinterpret_cast<const uint4*>(x + i);
   out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
 }
+// Past the first cache, which other blocks do not write to.
+template <typename T>
+__device__ inline void GetWords4Fresh(const T* x, int64_t i, uint32_t (&out)[4]) {
+  const uint4 v = __ldcg(reinterpret_cast<const uint4*>(x + i));
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+}
 template <typename T>
 __device__ inline void PutWords4(T* x, int64_t i, const uint32_t (&v)[4]) {
   *reinterpret_cast<uint4*>(x + i) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -199,9 +209,26 @@ __device__ inline void LetKernelAfterStart() {
 #endif
 }
 
+// What the block wrote before a barrier is seen by who sees the arrival. One thread calls it.
+__device__ inline void Arrive(uint64_t* count) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(count) : "memory");
+}
+__device__ inline uint64_t Arrivals(const uint64_t* count) {
+  uint64_t v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(count) : "memory");
+  return v;
+}
+// One thread waits, the others at a barrier after it. A kernel that waits for half a minute is broken.
+__device__ inline void AwaitArrivals(const uint64_t* count, uint64_t enough) {
+  for (uint32_t tries = 0; Arrivals(count) < enough; ++tries) {
+    if (tries == 1U << 26) __trap();
+  }
+}
+
 std::string LaunchError(int code);
 // Of the thread's device, what is static included: 163 KiB on sm_80, 99 on sm_86 and sm_89, 227 on sm_90.
 int SharedMax();
+int Multiprocessors();
 // Lets the kernel have as much dynamic shared memory as the thread's device gives, once for both. Refuses a
 // grid that asks for more; LaunchError then says which.
 int AllowShared(const void* kernel, const Grid& grid);
@@ -218,15 +245,25 @@ int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {
   }
   const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                     static_cast<unsigned>(grid.z));
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[3] = {};
+  unsigned count = 0;
+  if (grid.early && StartsEarly()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    // Its blocks join those of the kernel before only where both divide the memory of a multiprocessor alike.
+    attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[count++].val.sharedMemCarveout = 100;
+  }
+  if (grid.together) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
+  }
   const cudaLaunchConfig_t config = {.gridDim = blocks,
                                      .blockDim = static_cast<unsigned>(grid.threads),
                                      .dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes),
                                      .stream = static_cast<cudaStream_t>(stream),
-                                     .attrs = &early,
-                                     .numAttrs = grid.early && StartsEarly() ? 1U : 0U};
+                                     .attrs = attributes,
+                                     .numAttrs = count};
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, args...);
   (void)cudaGetLastError();
   return static_cast<int>(code);

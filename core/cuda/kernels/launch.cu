@@ -34,6 +34,17 @@ int SharedMax() {
   return known;
 }
 
+int Multiprocessors() {
+  static thread_local int known_device = -1, known = 0;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (device != known_device) {
+    if (cudaDeviceGetAttribute(&known, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
+    known_device = device;
+  }
+  return known;
+}
+
 int AllowShared(const void* kernel, const Grid& grid) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, int> allowed;  // by device and kernel, bytes

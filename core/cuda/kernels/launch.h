@@ -4,9 +4,9 @@
 // cudaError_t. Pointers are to device memory.
 //
 // No sum of floats is left to the order of threads: a result has the same bits in every run, and that of a
-// row does not depend on the rows beside it (but of FewRowsFused: on their number). Arrays whose rows are a
-// multiple of 8 elements and that lie on 16 bytes are read 16 bytes at a time, in the same order of
-// additions.
+// row does not depend on the rows beside it (but of FewRowsFused: on their number; and a recorded step of few
+// rows has ProductChain in its place). Arrays whose rows are a multiple of 8 elements and that lie on 16
+// bytes are read 16 bytes at a time, in the same order of additions.
 //
 // They are compared with the CPU kernels under an emulation (tests/core/cuda/emulation), and by
 // scripts/cuda-test on a GPU: so far an H100 (sm_90), no other. Callable from any thread; they act on the
@@ -34,6 +34,9 @@ class Launcher {
   // Memory of the device until the next call, on 16 bytes. What was enqueued on the stream before may still
   // use it: kernels run in their order.
   virtual void* Scratch(int64_t bytes) = 0;
+  // Two numbers of the device: how often blocks of Grid::together have arrived where they meet, and that
+  // number when the kernel before had ended.
+  virtual uint64_t* Meetings() = 0;
 };
 
 #define TIDEPOOL_TYPED(Kernel) \

@@ -130,9 +130,11 @@ class TestLauncher : public Launcher {
     scratch_ = std::make_unique<DeviceArray<float>>((bytes + 3) / 4);
     return scratch_->data();
   }
+  uint64_t* Meetings() override { return meetings_.data(); }
 
  private:
   std::unique_ptr<DeviceArray<float>> scratch_;
+  DeviceArray<uint64_t> meetings_{std::vector<uint64_t>{0, 0}};
 };
 // Runs a kernel, which has to succeed.
 template <typename F>

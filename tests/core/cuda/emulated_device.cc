@@ -41,18 +41,6 @@ class RecordedLaunches : public device::Graph {
   emulation::Launches launches_;
 };
 
-class LaunchRecorder : public device::Recording {
- public:
-  ~LaunchRecorder() override { emulation::RecordInto(nullptr); }
-  void Begin() override { emulation::RecordInto(&launches_); }
-  std::unique_ptr<device::Graph> End() override {
-    return std::make_unique<RecordedLaunches>(std::move(launches_));
-  }
-
- private:
-  emulation::Launches launches_;
-};
-
 // What the host asks for beside kernels: the stream does it when those before have ended.
 void BetweenKernels(const char* call) {
   TP_CHECK(emulation::Recording() == nullptr) << call << " while kernels are recorded";
@@ -61,8 +49,29 @@ void BetweenKernels(const char* call) {
 
 }  // namespace
 
+class EmulatedCudaDevice::LaunchRecorder : public device::Recording {
+ public:
+  explicit LaunchRecorder(EmulatedCudaDevice& device) : device_(device) { device.GatherProducts(); }
+  ~LaunchRecorder() override {
+    device_.GatherNoMore();
+    emulation::RecordInto(nullptr);
+  }
+  void Begin() override {
+    device_.LaunchGathered();
+    emulation::RecordInto(&launches_);
+  }
+  std::unique_ptr<device::Graph> End() override {
+    device_.LaunchGathered();
+    return std::make_unique<RecordedLaunches>(std::move(launches_));
+  }
+
+ private:
+  EmulatedCudaDevice& device_;
+  emulation::Launches launches_;
+};
+
 std::unique_ptr<device::Recording> EmulatedCudaDevice::NewRecording() {
-  return std::make_unique<LaunchRecorder>();
+  return std::make_unique<LaunchRecorder>(*this);
 }
 void EmulatedCudaDevice::RunOrKeep(std::function<void()> kernel, Output output) {
   const auto run = [kernel = std::move(kernel), output] {

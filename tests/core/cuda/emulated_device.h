@@ -60,7 +60,13 @@ class EmulatedCudaDevice : public CudaDevice {
   void Kernel(const device::Kernel##Args<BF16>& a) override {   \
     RunOrKeep([this, a] { CudaDevice::Kernel(a); }, Output(a)); \
   }
-  TIDEPOOL_LIBTORCHS(Multiply)
+  void Multiply(const device::MultiplyArgs<BF16>& a) override {
+    if (!Gather({.multiply = a})) RunOrKeep([this, a] { CudaDevice::Multiply(a); }, Output(a));
+  }
+  void Multiply(const device::MultiplyArgs<float>& a) override {
+    LaunchGathered();
+    RunOrKeep([this, a] { CudaDevice::Multiply(a); }, Output(a));
+  }
   TIDEPOOL_LIBTORCHS(MultiplyBack)
   TIDEPOOL_LIBTORCHS(MultiplyBackWeight)
 #undef TIDEPOOL_LIBTORCHS
@@ -69,6 +75,7 @@ class EmulatedCudaDevice : public CudaDevice {
   std::unique_ptr<device::Recording> NewRecording() override;
 
  private:
+  class LaunchRecorder;
   static void RunOrKeep(std::function<void()> kernel, Output output);
 
   const int64_t memory_bytes_, gives_bytes_;

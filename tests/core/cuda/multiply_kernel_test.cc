@@ -1,8 +1,10 @@
 // Grouped products against the CPU's product of each group.
 
 #include <algorithm>
+#include <memory>
 
 #include "core/cuda/kernels/few_rows_multiply.h"
+#include "core/cuda/kernels/product_chain.h"
 #include "tests/core/cuda/device_array.h"
 
 namespace tidepool::cuda {
@@ -201,6 +203,120 @@ TEST(MultiplyKernelTest, AProductThatAGpuHasNoRoomForIsNotTaken) {
 
 TEST(MultiplyKernelTest, FewRowsWithTheirNormAndGateAgreeWithOneKernelEach) {
   for (int64_t seed = 0; seed < FuzzSeeds(40); ++seed) CompareFused(static_cast<uint64_t>(seed));
+}
+
+// A chain against one kernel each. Its products are those of a decoder: x of one is y of the one before, or
+// its norm with what was before that.
+void CompareChain(uint64_t seed) {
+  TP_NEEDS_DEVICE();
+  FuzzRng rng(seed + 2300);
+  const int64_t rows = rng.OneOf({1, 2, 3, 4}), count = rng.Between(1, 5);
+  std::string what = "chain, seed " + std::to_string(seed) + ", " + std::to_string(rows) + " rows";
+  std::vector<std::unique_ptr<DeviceArray<BF16>>> held;
+  const auto put = [&](int64_t n, float scale, bool settled) {
+    held.push_back(std::make_unique<DeviceArray<BF16>>(RandomValues<BF16>(rng, n, scale)));
+    if (settled) held.back()->Settle();
+    return held.back()->data();
+  };
+  std::vector<device::FusedMultiplyArgs<BF16>> chain;
+  struct Made {
+    int64_t width, k;
+  };
+  std::vector<Made> made;
+  int64_t k = rng.OneOf({8, 64, 72, 200, 896, 2304});
+  const BF16* x = put(rows * k, 1.0F, false);
+  const BF16* add = nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool glu = rng.Below(2) == 0, norm = rng.Below(2) == 0;
+    const int64_t ff = i + 1 < count ? rng.OneOf({8, 32, 72, 296, 1032}) : rng.OneOf({8, 30, 77, 296}),
+                  n = glu ? 2 * ff : ff;
+    what += ", " + std::to_string(n) + " x " + std::to_string(k) + (norm ? " norm" : "") +
+            (add != nullptr && norm ? " add" : "") + (glu ? " gate" : "");
+    device::FusedMultiplyArgs<BF16> f;
+    f.multiply = {
+        .rows = rows, .n = n, .k = k, .x = x, .w = put(n * k, 2.0F / std::sqrt(static_cast<float>(k)), true)};
+    if (norm) {
+      f.norm = {.rows = rows, .d = k, .x = x, .add = add, .weight = put(k, 1.0F, true), .eps = 1e-5F};
+      f.multiply.x = nullptr;
+    }
+    if (glu) f.glu = {.rows = rows, .ff = ff};
+    chain.push_back(f);
+    made.push_back({ff, k});
+    // The next one adds what this one was made of, where it has as many columns.
+    add = nullptr;
+    k = ff, x = nullptr;
+    if (rng.Below(2) == 0) add = put(rows * k, 1.0F, false);
+  }
+  // Where each product reads and writes; arrays of their own, but y of one is what the next one reads.
+  struct Arrays {
+    std::vector<std::unique_ptr<DeviceArray<BF16>>> y, act, normed, sum;
+  };
+  const auto place = [&](Arrays& a) {
+    std::vector<device::FusedMultiplyArgs<BF16>> placed = chain;
+    const BF16* before = nullptr;
+    for (size_t i = 0; i < placed.size(); ++i) {
+      device::FusedMultiplyArgs<BF16>& f = placed[i];
+      const auto take = [&](auto& of, int64_t n) {
+        of.push_back(std::make_unique<DeviceArray<BF16>>(n));
+        return of.back()->data();
+      };
+      if (f.norm.rows > 0) {
+        if (before != nullptr) f.norm.x = before;
+        f.norm.x_out = take(a.sum, rows * f.multiply.k);
+        f.multiply.x = f.norm.out = take(a.normed, rows * f.multiply.k);
+      } else if (before != nullptr) {
+        f.multiply.x = before;
+      }
+      f.multiply.y = take(a.y, rows * f.multiply.n);
+      before = f.multiply.y;
+      if (f.glu.rows > 0) {
+        f.glu.gate_up = f.multiply.y;
+        before = f.glu.act = take(a.act, rows * f.glu.ff);
+      }
+    }
+    return placed;
+  };
+  Arrays want;
+  for (const device::FusedMultiplyArgs<BF16>& f : place(want)) {
+    if (f.norm.rows > 0) RunKernel(what, [&](Launcher& l) { return RmsNorm(f.norm, l); });
+    RunKernel(what, [&](Launcher& l) { return Multiply(f.multiply, l); });
+    if (f.glu.rows > 0) RunKernel(what, [&](Launcher& l) { return SwiGlu(f.glu, l); });
+  }
+  Bytes first;
+  for (uint64_t order = 0; order < kOrders; ++order) {
+    NewOrder(seed * 1000 + order);
+    Arrays got;
+    const std::vector<device::FusedMultiplyArgs<BF16>> placed = place(got);
+    for (const device::FusedMultiplyArgs<BF16>& f : placed) EXPECT_TRUE(TakesInChain(f)) << what;
+    RunKernel(what, [&](Launcher& l) {
+      const int code = ProductChain(placed, l);
+      return code != 0 ? code : ProductChain(placed, l);  // where the blocks have met before
+    });
+    Bytes now;
+    size_t sums = 0, acts = 0;
+    for (size_t i = 0; i < placed.size(); ++i) {
+      // Errors of one product go through the next ones.
+      const float off = 2e-2F * static_cast<float>(i + 1);
+      const bool glu = placed[i].glu.rows > 0;
+      const std::vector<BF16> y = (glu ? got.act[acts] : got.y[i])->Read();
+      ExpectNear(y, (glu ? want.act[acts] : want.y[i])->Read(), off, 2.0F / 128,
+                 what + ", product " + std::to_string(i));
+      acts += glu ? 1 : 0;
+      const Bytes bytes = BytesOf(y);
+      now.insert(now.end(), bytes.begin(), bytes.end());
+      if (placed[i].norm.rows > 0) {
+        if (placed[i].norm.add != nullptr)
+          ExpectNear(got.sum[sums]->Read(), want.sum[sums]->Read(), off, 2.0F / 128,
+                     what + ", sum " + std::to_string(i));
+        ++sums;
+      }
+    }
+    if (order == 0) first = now;
+    EXPECT_TRUE(now == first) << what << ": another result in another order of threads";
+  }
+}
+TEST(MultiplyKernelTest, AChainOfProductsAgreesWithOneKernelEach) {
+  for (int64_t seed = 0; seed < FuzzSeeds(30); ++seed) CompareChain(static_cast<uint64_t>(seed));
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/base/rng.h"
@@ -38,6 +40,10 @@ struct Sequences {
   }
   [[nodiscard]] RowRunsOfHost OnHost() const { return {first_run, lengths, runs}; }
 };
+
+double AsDouble(float v) { return v; }
+double AsDouble(BF16 v) { return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16); }
+double Square(double v) { return v * v; }
 
 template <typename T>
 class GraphTest : public testing::Test {
@@ -133,6 +139,83 @@ TYPED_TEST(GraphTest, AttendsToTheBatchThatWasUploadedLast) {
   }
   EXPECT_GE(recorded, 2);
   EXPECT_GE(replaced, 3);
+}
+
+// A device may have one kernel for all of them, which adds up in another order.
+TYPED_TEST(GraphTest, ProductsThatFollowEachOtherGiveWhatOneKernelEachGives) {
+  using T = TypeParam;
+  const std::shared_ptr<Device> device = DeviceWithGraphs();
+  Rng rng(11);
+  constexpr int64_t kWidth = 192, kFf = 328, kOut = 80;
+  for (const int64_t rows : {1, 3, 9}) {
+    // As in a decoder: into the residual stream, a feed-forward after a norm, and the next block's first
+    // product.
+    const auto x = this->Noise(*device, rng, rows * kWidth),
+               stream = this->Noise(*device, rng, rows * kWidth), norm1 = this->Noise(*device, rng, kWidth),
+               norm2 = this->Noise(*device, rng, kWidth);
+    const auto matrix = [&](int64_t n, int64_t k) { return this->Noise(*device, rng, n * k); };
+    const auto o = matrix(kWidth, kWidth), gate_up = matrix(2 * kFf, kWidth), down = matrix(kWidth, kFf),
+               qkv = matrix(kOut, kWidth);
+    struct Results {
+      Array a, mid, normed, wide, act, b, sum, last;
+    };
+    const auto take = [&] {
+      const auto array = [&](int64_t cols) { return device->Take(rows, cols, kDTypeOf<T>); };
+      return Results{array(kWidth), array(kWidth), array(kWidth), array(2 * kFf),
+                     array(kFf),    array(kWidth), array(kWidth), array(kOut)};
+    };
+    const auto at = [](const Array& a) { return a.view.template As<T>(); };
+    const auto weights = [](const std::shared_ptr<Buffer>& b) { return static_cast<const T*>(b->data()); };
+    const auto product = [&](int64_t n, int64_t k, const T* from, const std::shared_ptr<Buffer>& w, T* to) {
+      return MultiplyArgs<T>{.rows = rows, .n = n, .k = k, .x = from, .w = weights(w), .y = to};
+    };
+    const auto norm = [&](const T* from, const Array& add, const Array& sum, const std::shared_ptr<Buffer>& w,
+                          const Array& to) {
+      return RmsNormArgs<T>{.rows = rows,
+                            .d = kWidth,
+                            .x = from,
+                            .add = at(add),
+                            .x_out = at(sum),
+                            .weight = weights(w),
+                            .eps = 1e-5F,
+                            .out = at(to)};
+    };
+    const auto run = [&](const Results& r) {
+      device->Multiply(product(kWidth, kWidth, weights(x), o, at(r.a)));
+      device->FusedMultiply(
+          FusedMultiplyArgs<T>{.norm = norm(weights(stream), r.a, r.mid, norm1, r.normed),
+                               .multiply = product(2 * kFf, kWidth, at(r.normed), gate_up, at(r.wide)),
+                               .glu = {.rows = rows, .ff = kFf, .gate_up = at(r.wide), .act = at(r.act)}});
+      device->Multiply(product(kWidth, kFf, at(r.act), down, at(r.b)));
+      device->FusedMultiply(
+          FusedMultiplyArgs<T>{.norm = norm(at(r.mid), r.b, r.sum, norm2, r.normed),
+                               .multiply = product(kOut, kWidth, at(r.normed), qkv, at(r.last))});
+      device->AddBias(AddBiasArgs<T>{.rows = rows, .n = kOut, .bias = weights(norm1), .x = at(r.last)});
+    };
+    const Results recorded = take(), plain = take();
+    const std::unique_ptr<Graph> graph = device->Record([&] { run(recorded); });
+    ASSERT_NE(graph, nullptr);
+    for (int round = 0; round < 3; ++round) {
+      const std::vector<T> values =
+          device->Read(weights(this->Noise(*device, rng, rows * kWidth)), rows * kWidth);
+      device->Upload(static_cast<T*>(x->data()), std::span<const T>(values));
+      graph->Launch();
+      run(plain);
+      for (const auto& [what, got, want] :
+           {std::tuple("sum", &recorded.sum, &plain.sum), std::tuple("mid", &recorded.mid, &plain.mid),
+            std::tuple("last", &recorded.last, &plain.last)}) {
+        const std::vector<T> a = device->Read(at(*got), rows * got->view.cols),
+                             b = device->Read(at(*want), rows * want->view.cols);
+        double squares = 0, off = 0;
+        for (size_t i = 0; i < a.size(); ++i) {
+          squares += Square(AsDouble(b[i]));
+          off += Square(AsDouble(a[i]) - AsDouble(b[i]));
+        }
+        EXPECT_LE(std::sqrt(off / squares), sizeof(T) == 4 ? 1e-5 : 1e-2)
+            << what << " of " << rows << " rows, round " << round;
+      }
+    }
+  }
 }
 
 TEST(RecordingTest, AnExceptionEndsTheRecordingAndKernelsRunAgain) {

@@ -35,6 +35,8 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __maxnreg__(...)
 
 namespace tidepool::cuda::emulation {
 
@@ -314,6 +316,10 @@ void GetWords4(emulation::Pointer<T> x, int64_t i, uint32_t (&out)[4], TP_WHERE)
   std::memcpy(out, x.at() + i, 16);
 }
 template <typename T>
+void GetWords4Fresh(emulation::Pointer<T> x, int64_t i, uint32_t (&out)[4], TP_WHERE) {
+  GetWords4(x, i, out, file, line);
+}
+template <typename T>
 void PutWords4(emulation::Pointer<T> x, int64_t i, const uint32_t (&v)[4], TP_WHERE) {
   emulation::CheckAligned(x.at() + i, 16, TP_HERE);
   emulation::Check(x.region(), x.at() + i, 16, emulation::Access::kWrite, TP_HERE);
@@ -357,6 +363,17 @@ inline void WaitForKernelBefore() { emulation::WaitForKernelBefore(); }
 inline void LetKernelAfterStart() {
 }  // kernels run one after the other here; one that starts early is checked
 int SharedMax();
+// Blocks run one after the other here, so those that meet are one alone.
+inline int Multiprocessors() { return 1; }
+inline void Arrive(Global<uint64_t> count, TP_WHERE) { AtomicAdd(count, 0, uint64_t{1}, file, line); }
+inline uint64_t Arrivals(Global<uint64_t> count, TP_WHERE) {
+  emulation::Check(count.region(), count.at(), sizeof(uint64_t), emulation::Access::kAtomic, TP_HERE);
+  return *count.at();
+}
+inline void AwaitArrivals(Global<uint64_t> count, uint64_t enough, TP_WHERE) {
+  while (Arrivals(count, file, line) < enough) {
+  }
+}
 
 inline std::string LaunchError(int code) {
   return emulation::Error().empty() ? "error " + std::to_string(code) : emulation::Error();
