@@ -328,13 +328,15 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   Multiply<T>(b.out, b.a, w.o);
   AddUp(b.out, "attention");
   AddBias<T>(w.o_bias, b.out);
-  if (together && w.sparse < 0 && w.gate_up_bias < 0) {
+  const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0;
+  if (!together || !gated) device.RmsNorm(norm2);
+  if (w.sparse >= 0) return Experts<T>(layer, batch, b);
+  const device::MultiplyArgs<T> gate_up = Product<T>(b.gate_up, b.norm, w.gate_up);
+  if (gated) {
     device.FusedMultiply(device::FusedMultiplyArgs<T>{
-        .norm = norm2, .multiply = Product<T>(b.gate_up, b.norm, w.gate_up), .glu = glu});
+        .norm = together ? norm2 : device::RmsNormArgs<T>{}, .multiply = gate_up, .glu = glu});
   } else {
-    device.RmsNorm(norm2);
-    if (w.sparse >= 0) return Experts<T>(layer, batch, b);
-    Multiply<T>(b.gate_up, b.norm, w.gate_up);
+    device.Multiply(gate_up);
     AddBias<T>(w.gate_up_bias, b.gate_up);
     device.SwiGlu(glu);
   }

@@ -156,26 +156,54 @@ struct CpuDevice::Impl {
     return strips ? Kernels<T>().product.strip_columns(rows) : 8;
   }
 
+  // Runs `body(part, row, begin, end, scratch)` over pieces of the rows of a product, from `row` on, with all
+  // columns of the result, or over pieces of its columns, with all rows: the bits of a row depend on it
+  // alone.
   template <typename T>
-  void Multiply(const MultiplyArgs<T>& a) {
+  void ParallelMultiply(const MultiplyArgs<T>& a, int64_t columns, int64_t unit,
+                        const std::function<void(const MultiplyArgs<T>&, int64_t row, int64_t begin,
+                                                 int64_t end, float*)>& body) {
     const ProductTable<T>& product = Kernels<T>().product;
-    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
     if (const int64_t piece = product.strip_rows(a.rows, a.k, Threads()); a.strips && piece < a.rows) {
       const int64_t floats = product.multiply_scratch(piece, a.k);
       ReserveSpaces();
       return ParallelPieces((a.rows + piece - 1) / piece, 1, [&](int64_t begin, int64_t end) {
-        MultiplyArgs<T> part = a;  // of a row alone depend its bits
+        MultiplyArgs<T> part = a;
         for (int64_t i = begin; i < end; ++i) {
           part.rows = std::min(piece, a.rows - i * piece);
           part.x = a.x + i * piece * a.k;
           part.y = a.y + i * piece * a.n;
-          multiply(0, a.n, part, Space(ThreadIndex(), floats));
+          body(part, i * piece, 0, columns, Space(ThreadIndex(), floats));
         }
       });
     }
-    ParallelProduct(a.n, Unit<T>(a.strips, a.rows), a.rows * a.k, product.multiply_scratch(a.rows, a.k),
+    ParallelProduct(columns, unit, a.rows * a.k * (a.n / columns), product.multiply_scratch(a.rows, a.k),
                     /*pieces_each=*/4,
-                    [&](int64_t begin, int64_t end, float* s) { multiply(begin, end, a, s); });
+                    [&](int64_t begin, int64_t end, float* s) { body(a, 0, begin, end, s); });
+  }
+  template <typename T>
+  void Multiply(const MultiplyArgs<T>& a) {
+    const ProductTable<T>& product = Kernels<T>().product;
+    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
+    ParallelMultiply<T>(a, a.n, Unit<T>(a.strips, a.rows),
+                        [&](const MultiplyArgs<T>& part, int64_t, int64_t begin, int64_t end, float* s) {
+                          multiply(begin, end, part, s);
+                        });
+  }
+  // Whether a product and the gate after it are one kernel.
+  template <typename T>
+  static bool TakesGlu(const MultiplyArgs<T>& a) {
+    // Few rows: what lies between the kernels stays in the caches.
+    return Kernels<T>().product.multiply_glu != nullptr && a.strips && a.rows > 32 && a.k % 32 == 0 &&
+           a.n % 64 == 0;
+  }
+  template <typename T>
+  void MultiplyGlu(const MultiplyArgs<T>& a, T* act) {
+    const int64_t ff = a.n / 2;
+    ParallelMultiply<T>(a, ff, /*unit=*/32,
+                        [&](const MultiplyArgs<T>& part, int64_t row, int64_t begin, int64_t end, float* s) {
+                          Kernels<T>().product.multiply_glu(begin, end, part, act + row * ff, s);
+                        });
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) {
@@ -513,6 +541,12 @@ std::unique_ptr<AttentionWork> CpuDevice::PlanAttentionBackward(
   void CpuDevice::Kernel(const Kernel##Args<BF16>& args) { impl_->Kernel(args); }
 TIDEPOOL_TYPED_KERNELS(TIDEPOOL_TYPED)
 #undef TIDEPOOL_TYPED
+
+void CpuDevice::FusedMultiply(const FusedMultiplyArgs<BF16>& a) {
+  if (a.glu.rows == 0 || !Impl::TakesGlu(a.multiply)) return Device::FusedMultiply(a);
+  if (a.norm.rows > 0) RmsNorm(a.norm);
+  impl_->MultiplyGlu(a.multiply, a.glu.act);
+}
 
 void CpuDevice::Route(const RouteArgs& a) {
   ParallelItems(a.rows, 20 * a.experts, [&](int64_t begin, int64_t end) {

@@ -43,6 +43,8 @@ class CpuDevice : public Device {
   TIDEPOOL_PLAIN_KERNELS(TIDEPOOL_PLAIN)
 #undef TIDEPOOL_TYPED
 #undef TIDEPOOL_PLAIN
+  using Device::FusedMultiply;
+  void FusedMultiply(const FusedMultiplyArgs<BF16>&) override;
 
  private:
   struct Impl;

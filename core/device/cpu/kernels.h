@@ -18,8 +18,8 @@ namespace tidepool::device {
 // position 0 on, so a row has the same bits in every tile and however its blocks are divided; a part is what
 // was computed of a row elsewhere: of its first blocks together, or of one later block.
 inline constexpr int64_t kKeyBlock = 128;
-inline constexpr int64_t kAttentionRows = 96;  // rows x query heads of a tile, at most
-inline constexpr int64_t kTileSequences = 16;  // of a tile's rows, at most
+inline constexpr int64_t kAttentionRows = 192;  // rows x query heads of a tile, at most
+inline constexpr int64_t kTileSequences = 16;   // of a tile's rows, at most
 struct AttentionTile {
   int32_t first_row = 0, rows = 0;       // in AttentionTileArgs::tile_rows; those of a sequence side by side
   int32_t head_begin = 0, head_end = 0;  // query heads: of whole KV heads, or some of one
@@ -82,6 +82,10 @@ struct ProductTable {
   // Rows in strips that a thread of several best takes at once, with all columns; `rows`: all, and some
   // columns.
   int64_t (*strip_rows)(int64_t rows, int64_t k, int64_t threads);
+  // Columns [begin, end) of act[rows, n / 2] = silu(gate) * up, where y = gate | up; y is not written. The
+  // bits are those of multiply_strips and swiglu. requires strips, more than 16 rows and that k, n / 2, begin
+  // and end are multiples of 32. Null: there is no such kernel.
+  void (*multiply_glu)(int64_t begin, int64_t end, const MultiplyArgs<T>&, T* act, float* scratch) = nullptr;
 };
 
 template <typename T>
@@ -138,7 +142,7 @@ constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
 constexpr int64_t MultiplyBackScratch() { return 288 * 576 + 128 * (576 + 288) + 64; }
 inline int64_t AttentionScratch(int64_t head_size) {
   return (2 * kKeyBlock + 2 * kAttentionRows + 16) * RoundUp(head_size, 16) +
-         (64 + 2 * kTileSequences) * kKeyBlock + 1024;
+         (128 + 2 * kTileSequences) * kKeyBlock + 1024;
 }
 inline int64_t AttentionPartFloats(int64_t head_size) { return RoundUp(head_size, 16) + 16; }
 inline int64_t AttentionBackwardScratch(int64_t head_size) {

@@ -35,6 +35,10 @@ struct Amx {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(bytes), "i"(t) : "memory");
   }
   template <int t>
+  TP_INLINE static void LoadOnce(const void* from, int64_t bytes) {
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(bytes), "i"(t) : "memory");
+  }
+  template <int t>
   TP_INLINE static void Store(void* to, int64_t bytes) {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(bytes), "i"(t) : "memory");
   }

@@ -40,6 +40,10 @@ struct PlainTiles {
       __builtin_memcpy(In(t).bytes[r], static_cast<const char*>(from) + r * bytes, 64);
   }
   template <int t>
+  static void LoadOnce(const void* from, int64_t bytes) {
+    Load<t>(from, bytes);
+  }
+  template <int t>
   static void Store(void* to, int64_t bytes) {
     for (int64_t r = 0; r < In(t).rows; ++r)
       __builtin_memcpy(static_cast<char*>(to) + r * bytes, In(t).bytes[r], 64);

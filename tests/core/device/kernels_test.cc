@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -215,6 +216,34 @@ TYPED_TEST(KernelsTest, SwiGluAndItsBackward) {
       ASSERT_NEAR(ToFloat(act[i]), silu(g) * u, kTolerance<T> * (1 + std::fabs(silu(g) * u)));
       ASSERT_NEAR(ToFloat(grad[i]), d * u * slope, kTolerance<T> * 2 * (1 + std::fabs(d * u)));
       ASSERT_NEAR(ToFloat(grad[ff + i]), d * silu(g), kTolerance<T> * 2 * (1 + std::fabs(d * g)));
+    }
+  }
+}
+
+TYPED_TEST(KernelsTest, SwiGluTakesWhatExpCannot) {
+  using T = TypeParam;
+  const auto inf = std::numeric_limits<float>::infinity();
+  // gate, up, act
+  const std::vector<std::array<float, 3>> cases = {
+      {-1e4F, 2, 0}, {-90, 1e30F, 0}, {-3e38F, 1, 0}, {1e4F, 2, 2e4F}, {inf, 1, inf},  {0, 5, 0},
+      {88, 1, 88},   {-126, 1, 0},    {NAN, 1, NAN},  {1, NAN, NAN},   {128, 0.5F, 64}};
+  const auto ff = static_cast<int64_t>(cases.size());
+  std::vector<T> gate_up(static_cast<size_t>(2 * ff)), act(cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) {
+    gate_up[i] = FromFloat<T>(cases[i][0]);
+    gate_up[cases.size() + i] = FromFloat<T>(cases[i][1]);
+  }
+  for (const Isa isa : Sets()) {
+    KernelsFor<T>(isa).swiglu(0, 1, ff, gate_up.data(), act.data());
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const float got = ToFloat(act[i]), want = cases[i][2];
+      if (std::isnan(want)) {
+        EXPECT_TRUE(std::isnan(got)) << Name(isa) << " case " << i;
+      } else if (std::isinf(want)) {
+        EXPECT_EQ(got, want) << Name(isa) << " case " << i;
+      } else {
+        EXPECT_NEAR(got, want, 4e-3 * std::fabs(want) + 1e-6) << Name(isa) << " case " << i;
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 // has the same bits in every batch.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -222,6 +223,44 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
             << way.name << " laid out, k " << k << ": rows " << first << " to " << first + rows;
       }
     }
+  }
+}
+
+// A prefill applies the gate while it multiplies; training and decoding apply it to the rounded product.
+TEST(GatedProductTest, HasTheBitsOfTheProductAndTheGateAfterIt) {
+  Rng rng(10);
+  const auto check = [&](const Way<BF16>& way, int64_t rows, int64_t n, int64_t k, double scale) {
+    SCOPED_TRACE(testing::Message() << way.name << " rows " << rows << " n " << n << " k " << k);
+    Case<BF16> c(rng, rows, n, k);
+    for (BF16& x : c.x) {  // up to gates beyond what exp can take, and some that are no number
+      const float scaled = rng.Chance(1e-4) ? NAN : static_cast<float>(Wide(x) * scale);
+      KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &scaled, &x);
+    }
+    const int64_t ff = n / 2;
+    const std::vector<BF16> y = c.ForwardInStrips(way, 0, rows, n / kStripRows);
+    std::vector<BF16> want(static_cast<size_t>(rows * ff)), got(want.size());
+    KernelsFor<BF16>(Isa::kAvx512Bf16).swiglu(0, rows, ff, y.data(), want.data());
+    std::vector<BF16> strips(c.w.size());
+    way.product->lay_out(0, n / kStripRows, k / 2, reinterpret_cast<const uint32_t*>(c.w.data()),
+                         reinterpret_cast<uint32_t*>(strips.data()));
+    const MultiplyArgs<BF16> args{
+        .rows = rows, .n = n, .k = k, .x = c.x.data(), .w = strips.data(), .strips = true};
+    Cut(ff, rng.Below(ff / 32 + 1) * 32, way.product->multiply_scratch(rows, k),
+        [&](int64_t begin, int64_t end, float* scratch) {
+          way.product->multiply_glu(begin, end, args, got.data(), scratch);
+        });
+    EXPECT_TRUE(SameBits(got, want));
+  };
+  for (const Way<BF16>& way : Ways<BF16>()) {
+    if (way.product->multiply_glu == nullptr) continue;
+    for (const auto& [rows, n, k] : std::vector<std::array<int64_t, 3>>{
+             {17, 64, 32}, {31, 192, 64}, {32, 64, 576}, {33, 128, 608}, {100, 320, 96}})
+      check(way, rows, n, k, 1 + rng.Below(20));
+    for (int i = 0; i < 4; ++i)
+      check(way, 17 + rng.Below(60), 64 * (1 + rng.Below(4)), 32 * (1 + rng.Below(30)), 1 + rng.Below(20));
+    if (way.name == "emulated tiles") continue;  // which take seconds
+    check(way, 300, 64 * 12, 576, 2);            // several groups of columns
+    check(way, 70, 64 * 8, 32 * 40, 2);          // and blocks of terms
   }
 }
 
