@@ -43,8 +43,8 @@ class CapturingDevice::Capture : public device::Recording {
       // What was wrong is already on its way to the caller; the stream is out of its capture either way.
     }
   }
+  void HaveRun() override { device_.LaunchGathered(); }
   void Begin() override {
-    device_.LaunchGathered();
     device_.Synchronize();
     graph_->pool = device_.pool_.lock();
     if (graph_->pool == nullptr) {

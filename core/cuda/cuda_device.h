@@ -62,7 +62,8 @@ class CudaDevice : public device::TorchDevice {
  protected:
   [[nodiscard]] c10::Device gpu() const { return device_; }
   // From here on products of few rows that follow each other become one kernel (kernels/product_chain.h),
-  // which is launched before another one is. For what is recorded: nobody looks at a result in between.
+  // which is launched before another one is. For what is recorded: kernels alone,
+  // so nobody looks at a result in between.
   void GatherProducts() { gathering_ = true; }
   void LaunchGathered();
   void GatherNoMore() {  // what was gathered and not launched is dropped

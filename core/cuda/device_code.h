@@ -35,8 +35,10 @@ struct Grid {
   const char* name = "";        // the kernel, for messages of the emulation
   int64_t x = 1, y = 1, z = 1;  // blocks; x below 2^31, y and z below 65536
   int threads = 32;
-  int shared_bytes = 0;   // dynamic
-  bool early = false;     // may start before the kernel before has ended; it calls WaitForKernelBefore
+  int shared_bytes = 0;  // dynamic
+  bool early = false;    // may start before the kernel before has ended; it calls WaitForKernelBefore
+  // Its blocks join those of the kernel before on a multiprocessor: both have to divide its memory alike.
+  bool beside = false;
   bool together = false;  // all blocks run at once; refused where the device has no room for them
 };
 
@@ -250,7 +252,8 @@ int Launch(const Grid& grid, void* stream, void (*kernel)(P...), A... args) {
   if (grid.early && StartsEarly()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    // Its blocks join those of the kernel before only where both divide the memory of a multiprocessor alike.
+  }
+  if (grid.beside) {
     attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attributes[count++].val.sharedMemCarveout = 100;
   }

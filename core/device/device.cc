@@ -28,6 +28,7 @@ void Device::LayOut(const View&, void*) { TP_CHECK(false) << name() << " takes m
 std::unique_ptr<Graph> Device::Record(const std::function<void()>& kernels) {
   const std::unique_ptr<Recording> recording = NewRecording();
   kernels();
+  recording->HaveRun();
   try {
     recording->Begin();
     kernels();

@@ -97,9 +97,11 @@ class Graph {
 };
 
 // Between Begin and End kernels that are called are recorded and not run. What is not ended is given up.
+// Kernels that are called before run; the last of them by HaveRun.
 class Recording {
  public:
   virtual ~Recording() = default;
+  virtual void HaveRun() {}
   virtual void Begin() = 0;
   virtual std::unique_ptr<Graph> End() = 0;
 };

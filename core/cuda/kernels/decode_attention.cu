@@ -6,6 +6,7 @@
 // their heads are rows of the same tiles. In bfloat16 with heads of 64 or 128 the products run on tensor
 // cores: a warp takes 32 keys.
 #include "core/cuda/kernels/attention_rows.h"
+#include "core/cuda/kernels/product_chain.h"
 #include "core/cuda/kernels/rotary_head.h"
 
 namespace tidepool::cuda {
@@ -330,7 +331,8 @@ int DecodeTiles(const device::AttentionArgs<BF16>& f, const DecodeWork& w, float
                  .y = f.kv_heads,
                  .threads = kDecodeThreads,
                  .shared_bytes = DecodeLayout<kD, kOneTile>::kBytes,
-                 .early = true},
+                 .early = true,
+                 .beside = kRotate && w.rows <= kChainRowsMax},
                 stream, DecodeTilesKernel<kD, kRotate, kOneTile>, f, w, partial, turn);
 }
 // Whether keys and values have room beside each other.

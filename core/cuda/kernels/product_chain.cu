@@ -6,8 +6,9 @@
 // between two products. The tensor cores take a step as few_rows_multiply.cu has it.
 //
 // The warps' sums of a tile are added up in one order, and how a matrix is divided depends on the GPU alone,
-// so a row has the same bits in every run and beside any other rows. Between products all blocks meet at a
-// count in device memory: they have to run at once (Grid::together).
+// so a row has the same bits in every run and beside any others of as many rows: these decide how the sum of
+// a norm's squares is divided. Between products all blocks meet at a count in device memory: they have to run
+// at once (Grid::together). Two chains that start together on a GPU were not tried.
 //
 // What takes the time of a product besides its reading, on an H100 at 0.5 billion parameters: docs/perf.md.
 #include <algorithm>
@@ -173,7 +174,7 @@ class Rows {
   uint32_t weight_[4] = {};
 };
 
-// 88 registers: so many that a block of the attention after it finds room beside it.
+// 88 registers: so many that a block of the attention after it, with heads of 64, finds room beside it.
 __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain chain, uint64_t* meetings) {
   TP_DYNAMIC_SHARED(bytes);
   TP_SHARED(float, squares, kWarps);
@@ -196,7 +197,7 @@ __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain
     Rows x(chain, l);
     if (p == 0) {
       WaitForKernelBefore();
-      if (thread == 0) met = Arrivals(View(meetings) + 1);
+      if (thread == 0 && chain.count > 1) met = Arrivals(View(meetings) + 1);
     } else {
       if (thread == 0) {
         met += gridDim.x;
@@ -293,7 +294,7 @@ __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain
     if (thread == 0) Arrive(View(meetings));
   }
   // All have met for the last time, so all have read where they began.
-  if (thread == 0 && blockIdx.x == 0) View(meetings)[1] = met;
+  if (thread == 0 && blockIdx.x == 0 && chain.count > 1) View(meetings)[1] = met;
   CopyAsyncWait<0>();
 }
 
@@ -311,7 +312,7 @@ int SharedBytes(const device::FusedMultiplyArgs<BF16>& f) {
 bool TakesInChain(const device::FusedMultiplyArgs<BF16>& a) {
   const device::MultiplyArgs<BF16>& m = a.multiply;
   const bool norm = a.norm.rows > 0, gate = a.glu.rows > 0;
-  return m.rows >= 1 && m.rows <= kChainRowsMax && !m.strips && m.k <= 65536 && m.n <= 1 << 24 &&
+  return m.rows >= 1 && m.rows <= kChainRowsMax && !m.strips && m.k > 0 && m.k <= 65536 && m.n <= 1 << 24 &&
          Wide(m.k, m.w) && (norm || On16Bytes(m.x)) && (!gate || m.n == 2 * a.glu.ff) &&
          (!norm ||
           (a.norm.rstd == nullptr && Wide(a.norm.d, a.norm.x, a.norm.add, a.norm.x_out, a.norm.weight))) &&
@@ -320,6 +321,7 @@ bool TakesInChain(const device::FusedMultiplyArgs<BF16>& a) {
 
 int ProductChain(std::span<const device::FusedMultiplyArgs<BF16>> products, Launcher& launcher) {
   const int blocks = Multiprocessors();
+  if (blocks == 0) return static_cast<int>(cudaErrorInvalidValue);
   Chain chain;
   int shared = 0;
   for (const device::FusedMultiplyArgs<BF16>& f : products) {
@@ -343,6 +345,7 @@ int ProductChain(std::span<const device::FusedMultiplyArgs<BF16>> products, Laun
                  .threads = kThreads,
                  .shared_bytes = shared,
                  .early = true,
+                 .beside = true,
                  .together = true},
                 launcher.stream(), ProductChainKernel, chain, launcher.Meetings());
 }

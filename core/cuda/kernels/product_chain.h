@@ -15,7 +15,7 @@ constexpr int64_t kChainRowsMax = 4;  // of 8 rows kernels of their own take as 
 // room in shared memory.
 bool TakesInChain(const device::FusedMultiplyArgs<BF16>& a);
 // Up to kChainMax products, each of TakesInChain; each has ended when the next one reads. What lies between
-// norm, product and gate is not written. All its blocks have to run at once, one on a multiprocessor.
+// norm, product and gate is not written. All its blocks have to run at once.
 int ProductChain(std::span<const device::FusedMultiplyArgs<BF16>> products, Launcher& launcher);
 
 }  // namespace tidepool::cuda

@@ -29,7 +29,9 @@ template <int kP>
 __device__ inline float Dot(const Head<kP>& x, const Head<kP>& y) {
   float sum = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kP; ++i) sum += x.a[i] * y.a[i] + x.b[i] * y.b[i];
+  for (int i = 0; i < kP; ++i) {
+    sum = __fadd_rn(sum, __fadd_rn(__fmul_rn(x.a[i], y.a[i]), __fmul_rn(x.b[i], y.b[i])));
+  }
   return WarpSum(sum);
 }
 template <typename T, int kP>
@@ -83,7 +85,9 @@ __device__ inline void LoadWithBias(const device::RotaryArgs<T>& a, int64_t r, i
   const int64_t heads_all = a.heads + 2 * a.kv_heads, size = a.head_size;
   LoadWithBias(a.qkv, a.bias, h * size, (r * heads_all + h) * size, size / 2, x);
 }
-// Then normalised and rotated; a head of values stays as it is.
+// Then normalised and rotated; a head of values stays as it is. Every rounding is spelled out: kernels of
+// their own and attention owe each other these bits, and nvcc left out other roundings in one than in the
+// other.
 template <typename T, int kP>
 __device__ inline void NormAndRotate(const device::RotaryArgs<T>& a, int64_t h, const Angles<kP>& angles,
                                      Head<kP>& x) {
@@ -101,8 +105,8 @@ __device__ inline void NormAndRotate(const device::RotaryArgs<T>& a, int64_t h, 
 #pragma unroll
   for (int i = 0; i < kP; ++i) {
     const float first = x.a[i], second = x.b[i];
-    x.a[i] = first * angles.cos[i] - second * angles.sin[i];
-    x.b[i] = second * angles.cos[i] + first * angles.sin[i];
+    x.a[i] = __fsub_rn(__fmul_rn(first, angles.cos[i]), __fmul_rn(second, angles.sin[i]));
+    x.b[i] = __fadd_rn(__fmul_rn(second, angles.cos[i]), __fmul_rn(first, angles.sin[i]));
   }
 }
 

@@ -40,6 +40,13 @@ struct SmallGpu {
   SmallGpu(const SmallGpu&) = delete;
   SmallGpu& operator=(const SmallGpu&) = delete;
 };
+// While it lives, the device has n multiprocessors; else one.
+struct GpuOf {
+  explicit GpuOf(int n) { emulation::SetMultiprocessors(n); }
+  ~GpuOf() { emulation::SetMultiprocessors(1); }
+  GpuOf(const GpuOf&) = delete;
+  GpuOf& operator=(const GpuOf&) = delete;
+};
 #else
 inline std::string WhyNoDevice() {
   int count = 0;
@@ -52,6 +59,9 @@ inline std::string DeviceError(int code) {
 }
 inline void NewOrder(uint64_t) {}
 struct SmallGpu {};  // the GPU is what it is
+struct GpuOf {
+  explicit GpuOf(int) {}
+};
 #endif
 #define TP_NEEDS_DEVICE() \
   if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why

@@ -56,10 +56,8 @@ class EmulatedCudaDevice::LaunchRecorder : public device::Recording {
     device_.GatherNoMore();
     emulation::RecordInto(nullptr);
   }
-  void Begin() override {
-    device_.LaunchGathered();
-    emulation::RecordInto(&launches_);
-  }
+  void HaveRun() override { device_.LaunchGathered(); }
+  void Begin() override { emulation::RecordInto(&launches_); }
   std::unique_ptr<device::Graph> End() override {
     device_.LaunchGathered();
     return std::make_unique<RecordedLaunches>(std::move(launches_));

@@ -55,9 +55,11 @@ class EmulatedCudaDevice : public CudaDevice {
   };
 #define TIDEPOOL_LIBTORCHS(Kernel)                              \
   void Kernel(const device::Kernel##Args<float>& a) override {  \
+    LaunchGathered();                                           \
     RunOrKeep([this, a] { CudaDevice::Kernel(a); }, Output(a)); \
   }                                                             \
   void Kernel(const device::Kernel##Args<BF16>& a) override {   \
+    LaunchGathered();                                           \
     RunOrKeep([this, a] { CudaDevice::Kernel(a); }, Output(a)); \
   }
   void Multiply(const device::MultiplyArgs<BF16>& a) override {

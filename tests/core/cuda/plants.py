@@ -57,6 +57,7 @@ PLANTS = [
     ("product_chain.cu", "      while (next < tile0 + tiles) put(0.0F, 0.0F);\n", "", 0),
     ("product_chain.cu", "for (; k_ >= k_end_; k_ -= k_end_) ++tile_;", "if (k_ >= k_end_) k_ -= k_end_, ++tile_;", 0),
     ("product_chain.cu", "half ^= 1", "half = 0", 0),
+    ("product_chain.cu", "(block < l.more ? block : l.more)", "l.more", 0),
     ("product_chain.cu", "      WaitForKernelBefore();\n", "", 0),
     ("product_chain.cu", "v *= rstd, gated *= rstd;", "v *= rstd;", 0),
     ("product_chain.cu", "(tile_ & l.gate) != 0 ? l.n : 0", "0", 0),

@@ -157,12 +157,12 @@ TYPED_TEST(GraphTest, ProductsThatFollowEachOtherGiveWhatOneKernelEachGives) {
     const auto o = matrix(kWidth, kWidth), gate_up = matrix(2 * kFf, kWidth), down = matrix(kWidth, kFf),
                qkv = matrix(kOut, kWidth);
     struct Results {
-      Array a, mid, normed, wide, act, b, sum, last;
+      Array out, mid, normed, wide, act, sum, last;
     };
     const auto take = [&] {
       const auto array = [&](int64_t cols) { return device->Take(rows, cols, kDTypeOf<T>); };
       return Results{array(kWidth), array(kWidth), array(kWidth), array(2 * kFf),
-                     array(kFf),    array(kWidth), array(kWidth), array(kOut)};
+                     array(kFf),    array(kWidth), array(kOut)};
     };
     const auto at = [](const Array& a) { return a.view.template As<T>(); };
     const auto weights = [](const std::shared_ptr<Buffer>& b) { return static_cast<const T*>(b->data()); };
@@ -181,14 +181,14 @@ TYPED_TEST(GraphTest, ProductsThatFollowEachOtherGiveWhatOneKernelEachGives) {
                             .out = at(to)};
     };
     const auto run = [&](const Results& r) {
-      device->Multiply(product(kWidth, kWidth, weights(x), o, at(r.a)));
+      device->Multiply(product(kWidth, kWidth, weights(x), o, at(r.out)));
       device->FusedMultiply(
-          FusedMultiplyArgs<T>{.norm = norm(weights(stream), r.a, r.mid, norm1, r.normed),
+          FusedMultiplyArgs<T>{.norm = norm(weights(stream), r.out, r.mid, norm1, r.normed),
                                .multiply = product(2 * kFf, kWidth, at(r.normed), gate_up, at(r.wide)),
                                .glu = {.rows = rows, .ff = kFf, .gate_up = at(r.wide), .act = at(r.act)}});
-      device->Multiply(product(kWidth, kFf, at(r.act), down, at(r.b)));
+      device->Multiply(product(kWidth, kFf, at(r.act), down, at(r.out)));
       device->FusedMultiply(
-          FusedMultiplyArgs<T>{.norm = norm(at(r.mid), r.b, r.sum, norm2, r.normed),
+          FusedMultiplyArgs<T>{.norm = norm(at(r.mid), r.out, r.sum, norm2, r.normed),
                                .multiply = product(kOut, kWidth, at(r.normed), qkv, at(r.last))});
       device->AddBias(AddBiasArgs<T>{.rows = rows, .n = kOut, .bias = weights(norm1), .x = at(r.last)});
     };

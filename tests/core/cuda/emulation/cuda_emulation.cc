@@ -129,7 +129,7 @@ class Device {
     void operator()(Cell* cells) const { std::free(cells); }
   };
   std::map<const char*, std::pair<Region, std::unique_ptr<Cell, Free>>> memory_;  // by end
-  int shared_max_ = 163 * 1024;
+  int shared_max_ = 163 * 1024, multiprocessors_ = 1;
   // Of this thread's launches, the first block of those that may still run when a kernel starts early: the
   // last one that did not, and those since. 0: there was none.
   static thread_local uint32_t running_since_;
@@ -462,6 +462,10 @@ void SetSharedMax(int bytes) {
   const std::lock_guard lock(Dev().mutex_);
   Dev().shared_max_ = bytes;
 }
+void SetMultiprocessors(int n) {
+  const std::lock_guard lock(Dev().mutex_);
+  Dev().multiprocessors_ = n;
+}
 Region* FindMemory(const void* p) {
   auto& memory = Dev().memory_;
   const auto at = memory.upper_bound(static_cast<const char*>(p));
@@ -687,6 +691,7 @@ void LoadMatrices(const char* what, bool transposed, Shared<const BF16> row, uin
 }  // namespace
 
 int SharedMax() { return emulation::Dev().shared_max_; }
+int Multiprocessors() { return emulation::Dev().multiprocessors_; }
 
 void LoadMatrix4(Shared<const BF16> row, uint32_t (&out)[4], const char* file, int line) {
   LoadMatrices("ldmatrix", false, row, out, {file, line});

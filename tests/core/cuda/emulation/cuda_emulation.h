@@ -56,6 +56,9 @@ void Synchronize();
 void Wrote(const void* begin, int64_t bytes);
 // Shared memory that a block may have, bytes: 163 KiB as on sm_80 until it is set. Of all threads.
 void SetSharedMax(int bytes);
+// Multiprocessors of the device, 1 until it is set: blocks run one after the other, so more than one cannot
+// meet. Of all threads.
+void SetMultiprocessors(int n);
 // Launches of this thread go there instead of being run; null: they are run. Each gives 0 or a cudaError_t.
 using Launches = std::vector<std::function<int()>>;
 void RecordInto(Launches* launches);
@@ -363,8 +366,7 @@ inline void WaitForKernelBefore() { emulation::WaitForKernelBefore(); }
 inline void LetKernelAfterStart() {
 }  // kernels run one after the other here; one that starts early is checked
 int SharedMax();
-// Blocks run one after the other here, so those that meet are one alone.
-inline int Multiprocessors() { return 1; }
+int Multiprocessors();
 inline void Arrive(Global<uint64_t> count, TP_WHERE) { AtomicAdd(count, 0, uint64_t{1}, file, line); }
 inline uint64_t Arrivals(Global<uint64_t> count, TP_WHERE) {
   emulation::Check(count.region(), count.at(), sizeof(uint64_t), emulation::Access::kAtomic, TP_HERE);
