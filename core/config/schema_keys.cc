@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/config/schema_parts.h"
+#include "core/model/spec.h"
 
 namespace tidepool::config {
 namespace {
@@ -32,7 +33,7 @@ std::vector<Key> RootKeys() {
       TP_INIT_KEY(layers, "blocks", Between(1, 512)),
       TP_INIT_KEY(heads, "query heads", Between(1, 1024)),
       TP_INIT_KEY(kv_heads, "key and value heads; divides heads", Between(1, 1024)),
-      TP_INIT_KEY(head_size, "width of a head; even", Between(2, 1024)),
+      TP_INIT_KEY(head_size, "width of a head; even", Between(2, model::kHeadSizeMost)),
       TP_INIT_KEY(max_position, "longest sequence", Between(2, 1 << 20), Unit{"tokens"}),
       TP_INIT_KEY(rope_theta, "base of the rotary positions", Positive()),
       TP_INIT_KEY(init_std, "deviation of the initial weights", Positive()),

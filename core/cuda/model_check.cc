@@ -13,7 +13,7 @@ Status CheckModel(const model::ModelSpec& spec) {
                          ", and the CUDA kernels have it up to " + std::to_string(most) +
                          "; use cluster.device: cpu, or another model");
   };
-  TP_RETURN_IF_ERROR(check("the size of a head (head_dim)", spec.head_size, kHeadSizeMax));
+  static_assert(kHeadSizeMax >= model::kHeadSizeMost);  // larger ones are no model
   TP_RETURN_IF_ERROR(check("the vocabulary (vocab_size)", spec.vocab_size, kVocabSizeMax));
   return check("the number of experts", spec.moe.experts, kExpertsMax);
 }

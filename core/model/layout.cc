@@ -75,7 +75,7 @@ Status CheckSpec(const ModelSpec& s) {
                                   {"layers", s.layers, 1, 4096},
                                   {"heads", s.heads, 1, 4096},
                                   {"kv_heads", s.kv_heads, 1, 4096},
-                                  {"head_size", s.head_size, 2, 512},
+                                  {"head_size", s.head_size, 2, kHeadSizeMost},
                                   {"max_position", s.max_position, 1, int64_t{1} << 24}}));
   if (s.heads % s.kv_heads != 0) {
     return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " +

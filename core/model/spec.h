@@ -41,6 +41,8 @@ struct MoeSpec {
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 
+constexpr int64_t kHeadSizeMost = 512;  // kernels have room for a head of this size
+
 // A pre-norm decoder transformer with rotary positions, grouped-query attention and SwiGLU.
 struct ModelSpec {
   std::string architecture = "llama";  // the HF model_type; one of Families() (families/family.h)
@@ -50,7 +52,7 @@ struct ModelSpec {
   int64_t layers = 0;             // L
   int64_t heads = 0;              // Hq
   int64_t kv_heads = 0;           // Hkv, divides Hq
-  int64_t head_size = 0;          // D, even
+  int64_t head_size = 0;          // D, even, at most kHeadSizeMost
   int64_t max_position = 2048;
   bool ends_at_max_position = false;  // positions beyond max_position would need what is not implemented
   double rope_theta = 10000.0;

@@ -10,6 +10,7 @@ import subprocess
 import unittest
 import unittest.mock
 
+import experts_test
 import harness
 from harness import BIN, ROOT, RunTest
 
@@ -86,11 +87,28 @@ class RefusalTest(CudaTest):
         self.assertIn("no NVIDIA driver", doctor["cuda"]["problem"])
 
     def test_sizes_that_the_kernels_do_not_have_are_refused_with_the_config(self):
-        for command in [["validate", RL], ["train", RL, "--run-dir", str(self.dir / "refused")]]:
-            result = self.command(*command, "cluster.device=cuda", "model.init.head_size=1024")
+        model = self.dir / "model"
+        experts_test.write_model(model, vocab_rows=400000)
+        config = self.dir / "large.yaml"
+        config.write_text(experts_test.CONFIG.format(model=model))
+        said = "the vocabulary (vocab_size) is 400000, and the CUDA kernels have it up to 327680; use cluster.device: cpu, or another model"
+        for command in [["validate", str(config)], ["train", str(config), "--run-dir", str(self.dir / "refused")]]:
+            result = self.command(*command, "cluster.device=cuda")
             self.assert_done(result, 2)
-            self.assertIn("model.init: the size of a head (head_dim) is 1024, and the CUDA kernels have it up to 512",
-                          result.stderr)
+            self.assertIn(f"{config}:6: model.path: {said}", result.stderr)
+        asked = self.command("generate", str(model), "--prompt", "ab=", "--device", "cuda")
+        self.assert_done(asked, 2)
+        self.assertIn(f"--model: {said}", asked.stderr)
+
+    def test_a_gpu_without_room_to_train_generates(self):
+        model = self.dir / "model"
+        experts_test.write_model(model)
+        ask = ["generate", str(model), "--prompt", "ab=", "--max-new-tokens", "2", "--device", "cuda"]
+        self.assert_done(self.command(*ask, env={"TIDEPOOL_EMULATED_MEMORY": "150000000"}))
+        refused = self.command(*ask, env={"TIDEPOOL_EMULATED_MEMORY": "100000"})
+        self.assert_done(refused, 2)
+        self.assertRegex(refused.stderr, "^--device: cluster.device: GPU 0 .* free for device-0, which needs about .*engine workspace")
+        self.assertNotIn("optimizer", refused.stderr)
 
     def test_doctor_shows_the_gpus(self):
         doctor = json.loads(self.command("doctor", "--json", env={"TIDEPOOL_EMULATED_GPUS": "2"}).stdout)

@@ -28,8 +28,8 @@ checkpoint: {{every_steps: 2, keep: 2}}
 HIDDEN, HEADS, HEAD, LAYERS, EXPERTS, CHOSEN, INTERMEDIATE = 32, 2, 16, 3, 5, 2, 24
 
 
-def write_model(folder):
-    """A Qwen3-MoE of random weights whose second layer is dense, with one token a character."""
+def write_model(folder, vocab_rows=None):
+    """A Qwen3-MoE of random weights whose second layer is dense, with one token a character; or more rows than tokens, of zeros."""
     folder.mkdir()
     vocab = {c: i for i, c in enumerate(["<pad>", "<bos>", "<eos>", *"abcdefghijklmnopqrstuvwxyz", "\u0120", "="])}
     added = [{"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -39,11 +39,11 @@ def write_model(folder):
         {"version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level, "model": {"type": "BPE", "vocab": vocab, "merges": []}}))
     folder.joinpath("tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}))
     folder.joinpath("config.json").write_text(json.dumps(
-        {"model_type": "qwen3_moe", "vocab_size": len(vocab), "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+        {"model_type": "qwen3_moe", "vocab_size": vocab_rows or len(vocab), "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS,
          "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": HEAD, "max_position_embeddings": 48, "num_experts": EXPERTS,
          "num_experts_per_tok": CHOSEN, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True, "mlp_only_layers": [1],
          "tie_word_embeddings": True, "eos_token_id": 2, "bos_token_id": 1}))
-    shapes = {"model.embed_tokens.weight": [len(vocab), HIDDEN], "model.norm.weight": [HIDDEN]}
+    shapes = {"model.embed_tokens.weight": [vocab_rows or len(vocab), HIDDEN], "model.norm.weight": [HIDDEN]}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         shapes |= {at + "input_layernorm.weight": [HIDDEN], at + "post_attention_layernorm.weight": [HIDDEN],
@@ -58,7 +58,7 @@ def write_model(folder):
     rng, header, data = random.Random(5), {}, b""
     for name, shape in shapes.items():
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        values = [1.0] * count if len(shape) == 1 else [rng.gauss(0, 0.1) for _ in range(count)]
+        values = [0.0] * count if shape[0] == vocab_rows else [1.0] * count if len(shape) == 1 else [rng.gauss(0, 0.1) for _ in range(count)]
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
         data += struct.pack(f"<{count}f", *values)
     text = json.dumps(header).encode()

@@ -119,7 +119,8 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
   config::LoadedConfig job;
   job.config = options.job;
-  if (const Status gpus = CheckGpus(job, options.worker_path); !gpus.ok()) return gpus.At("--device");
+  if (const Status gpus = CheckGpus(job, options.worker_path, SlotUse::kGeneration); !gpus.ok())
+    return gpus.At("--device");
   options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
   return InferenceSession::Start(options);
 }

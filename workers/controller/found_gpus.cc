@@ -6,7 +6,6 @@
 #include "core/base/host_name.h"
 #include "workers/controller/program_output.h"
 #include "workers/device/disk_plan.h"
-#include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
 namespace {
@@ -51,7 +50,7 @@ FoundGpus FindGpus(const std::string& worker_path) {
   return found;
 }
 
-Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path) {
+Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path, SlotUse use) {
   const ClusterConfig& cluster = loaded.config.cluster;
   // Workers that are started by hand look for themselves.
   if (cluster.device != DeviceKind::kCuda || !cluster.launch_workers) return OkStatus();
@@ -78,7 +77,7 @@ Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_p
     if (!gpu.problem.empty())
       return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + "): " + gpu.problem);
   }
-  const auto plan = PlanMemory(loaded.config);
+  const auto plan = PlanMemory(loaded.config, use);
   if (!plan.ok()) return OkStatus();  // a worker says what is wrong
   for (int64_t slot = 0; slot < slots; ++slot) {
     const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];

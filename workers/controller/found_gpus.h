@@ -8,6 +8,7 @@
 
 #include "core/base/status.h"
 #include "core/config/load.h"
+#include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
 
@@ -30,6 +31,7 @@ FoundGpus FindGpus(const std::string& worker_path);
 
 // Whether this machine has what cluster.device asks for: a GPU for each slot, with enough memory. Errors
 // begin with the place of the key. kFailedPrecondition.
-Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path);
+Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path,
+                 SlotUse use = SlotUse::kJob);
 
 }  // namespace tidepool::workers

@@ -256,7 +256,7 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
   return tokens / r.block_tokens * r.block_tokens;
 }
 
-StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
+StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   MemoryPlan plan;
   PolicyMemory of_policy;
   const bool policy = c.model.is_policy();
@@ -272,7 +272,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   if (generates && !policy) plan.kv_cache_tokens = KvCacheTokens(c, m);
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
-    const bool actor = MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
+    const bool actor = use == SlotUse::kJob && MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
     ProcessMemory p{.name = PlaceName(c, slot),
                     .roles = actor && rollout ? "rollout and actor"
                              : actor          ? "actor"

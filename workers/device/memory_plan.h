@@ -78,8 +78,10 @@ struct MemoryPlan {
   int64_t checkpoint_bytes = 0;         // one on disk (workers/device/disk_plan.h)
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
 };
+// What slots are for: what the job says, or to generate alone (`generate`, `eval`), whatever it says.
+enum class SlotUse { kJob, kGeneration };
 // Errors of SpecOf; of a policy of control tasks those of policy::SpecOfJob.
-StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
+StatusOr<MemoryPlan> PlanMemory(const JobConfig& config, SlotUse use = SlotUse::kJob);
 
 // Whether a slot may ever hold the actor's role: any slot with colocated and elastic, with split and
 // multiplexed those of training.

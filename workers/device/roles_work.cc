@@ -62,7 +62,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     of_slot.model.path = welcome.model_dir;
     of_slot.model.init.reset();
     // What cannot be predicted is not set aside; the controller asks for no proof then.
-    if (const auto plan = PlanMemory(of_slot); plan.ok()) {
+    const SlotUse use = welcome.trains ? SlotUse::kJob : SlotUse::kGeneration;
+    if (const auto plan = PlanMemory(of_slot, use); plan.ok()) {
       plan_ = plan->processes[static_cast<size_t>(welcome.place)];
       shared_memory_ = plan->shared_memory_bytes();
     }

@@ -222,6 +222,20 @@ TEST(MemoryPlanTest, AGpuHasItsOwnMemoryAndTheHostACopyOfTheWeights) {
   EXPECT_GT(PlanMemory(c)->processes[0].rollout.workspace, gpu.rollout.workspace);
 }
 
+TEST(MemoryPlanTest, WhoOnlyGeneratesNeedsNothingToTrain) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    c.cluster.device = device;
+    const ProcessMemory job = PlanMemory(c)->processes[0],
+                        asked = PlanMemory(c, SlotUse::kGeneration)->processes[0];
+    EXPECT_EQ(asked.need(Role::kActor), 0);
+    EXPECT_EQ(asked.kept(), 0);
+    EXPECT_EQ(asked.resident(), model::WeightBytes(PlanMemory(c)->model, c.model.dtype));
+    EXPECT_EQ(asked.need(Role::kRollout), job.need(Role::kRollout));
+  }
+}
+
 TEST(MemoryPlanTest, KernelsOfAGpuHaveLimits) {
   model::ModelSpec spec{.vocab_size = 327'680, .head_size = 512};
   spec.moe.experts = 1024;
