@@ -38,10 +38,14 @@ model::ModelSpec SpecOf(const std::string& shape) {
     sizes(128256, 2048, 8192, 16, 32, 8, 64, true);
   } else if (shape == "8b") {
     sizes(128256, 4096, 14336, 32, 32, 8, 128, false);
+  } else if (shape == "experts") {
+    sizes(49152, 576, 1536, 8, 9, 3, 64, true);
+    s.architecture = "qwen3_moe", s.qk_norm = true;
+    s.moe = {.experts = 64, .experts_per_token = 8, .intermediate_size = 192, .renormalize = true};
   } else if (shape == "tiny") {
     sizes(64, 32, 64, 1, 2, 1, 16, true);
   } else {
-    std::fprintf(stderr, "--shape %s: expected smollm2, 0.5b, 1b, 8b or tiny\n", shape.c_str());
+    std::fprintf(stderr, "--shape %s: expected smollm2, 0.5b, 1b, 8b, experts or tiny\n", shape.c_str());
     std::exit(2);
   }
   return s;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generation and training steps on SmolLM2-135M's shape in bfloat16: Tidepool beside llama.cpp, transformers and PyTorch, on
+"""Generation and training steps on SmolLM2-135M's shape, and on one with experts, in bfloat16: Tidepool beside llama.cpp, transformers and PyTorch, on
 this machine, in one run, by turns.
 
     make bench-peers                    # does all set-up, then this and the other comparisons
@@ -82,9 +82,9 @@ class Comparison:
         line = json_lines(output_of(command))[-1]
         return line["speed_pp"], line["speed_tg"]
 
-    def transformers(self, batch, prompt, new):
+    def transformers(self, batch, prompt, new, shape="smollm2"):
         line = json.loads(output_of([sys.executable, HERE / "peers" / "transformers_decode.py", "--batch", batch, "--prompt", prompt, "--new", new,
-                                     "--threads", self.args.threads]))
+                                     "--threads", self.args.threads, "--shape", shape]))
         return line["prefill"], line["decode"]
 
     def decode(self):
@@ -92,6 +92,8 @@ class Comparison:
                 ("decode, 1 sample, prompt 64", 1, 1, 64, 64, False, None),
                 ("decode, 16 samples, 2 prompts of 64", 2, 8, 64, 64, False, 5 if self.amx else 4),
                 ("decode, 8 samples of one prompt of 1024", 1, 8, 1024, 32, True, 8),
+                ("decode, 1 sample, prompt 1000", 1, 1, 1000, 32, False, None),
+                ("decode, 16 samples of one prompt of 1000", 1, 16, 1000, 32, True, None),
                 ("decode, 1 sample, prompt 8000", 1, 1, 8000, 16, False, None),
                 ("decode, 16 samples of one prompt of 8000", 1, 16, 8000, 16, True, None)]:
             ours, read, peers = [], [], {"llama.cpp": [], "transformers": []}
@@ -106,6 +108,11 @@ class Comparison:
             self.emit(case, ours, "tokens/s", peers, goal)
             if groups * samples == 1 and prompt == 64:
                 self.emit("decode, 1 sample, share of the time that reading the weights takes", read, "ratio", {}, 0.7)
+        ours, peer = [], []
+        for _ in range(self.args.rounds):
+            ours.append(self.engine(2, 8, 64, 64, "--shape", "experts")["decode_tokens_per_s"])
+            peer.append(self.transformers(16, 64, 64, "experts")[1])
+        self.emit("decode with experts, 16 samples, 2 prompts of 64", ours, "tokens/s", {"transformers": peer}, None)
         busy = [self.engine(2, 8, 64, 64, "--busy", self.args.threads)["speed_beside_busy_processes"] for _ in range(self.args.rounds)]
         self.emit("decode, 16 samples, beside one busy process a core, share of quiet", busy, "ratio", {}, 0.4)
 
@@ -120,19 +127,21 @@ class Comparison:
     def train(self):
         draw = random.Random(1)
         tail = sorted((min(1000, max(16, int(draw.expovariate(1 / 200)))) for _ in range(63)), reverse=True)
-        for case, lengths, goal in [("training step, 4 rows of 1000", [1000] * 4, 3 if self.amx else 1.3), ("training step, 1 row of 4000", [4000], None),
-                                    ("training step, 64 rows, long-tailed", [1000] + tail, 2 if self.amx else 1.3)]:
+        for case, shape, lengths, goal in [("training step, 4 rows of 1000", "smollm2", [1000] * 4, 3 if self.amx else 1.3),
+                                           ("training step, 1 row of 4000", "smollm2", [4000], None),
+                                           ("training step, 64 rows, long-tailed", "smollm2", [1000] + tail, 2 if self.amx else 1.3),
+                                           ("training step with experts, 4 rows of 1000", "experts", [1000] * 4, None)]:
             ours, peers = [], {}
             for _ in range(self.args.rounds):
                 listed = ",".join(str(n - 1) for n in lengths)
                 lines = json_lines(output_of([self.args.bin / "train_bench", "--steps", 2, "--prompt", 1, "--lengths", listed, "--micro", 4096, "--threads",
-                                              self.args.threads]))
+                                              self.args.threads, "--shape", shape]))
                 ours.append(next(line["value"] for line in lines if line["case"] == "step"))
                 for weights, micro in TRAIN_VARIANTS:
                     if micro < 4096 and len(lengths) == 1:
                         continue  # a single row is one micro-batch either way
                     seconds = json.loads(output_of([sys.executable, HERE / "peers" / "torch_steps.py", "--lengths", ",".join(map(str, lengths)), "--weights",
-                                                    weights, "--micro", micro, "--threads", self.args.threads]))["seconds"]
+                                                    weights, "--micro", micro, "--threads", self.args.threads, "--shape", shape]))["seconds"]
                     peers.setdefault(f"PyTorch {weights} {micro}", []).append(statistics.median(seconds))
             self.emit(case, ours, "s", peers, goal, better="lower")
 
