@@ -200,7 +200,7 @@ void ExpectNear(const std::vector<T>& got, const std::vector<T>& want, float abs
     const float a = AsFloat(got[i]), b = AsFloat(want[i]);
     if (a == b || (std::isnan(a) && std::isnan(b))) continue;
     const float off = std::abs(a - b) / (absolute + relative * std::abs(b));
-    if (!(off <= worst)) {
+    if (!std::isnan(worst) && !(off <= worst)) {  // a NaN is the worst, whatever follows
       worst = off;
       at = i;
     }

@@ -201,10 +201,13 @@ struct Heads {
     if (with_bias) back.bias = bias.data();
     c.cpu.head_norm_backward(0, rows, back, dw.data());
     DeviceArray<T> d_dqkv(dqkv0);
-    DeviceArray<float> d_dw(dw0);
+    const std::vector<float> dq0(dw0.begin(), dw0.begin() + size), dk0(dw0.begin() + size, dw0.end());
+    const std::vector<float> dq(dw.begin(), dw.begin() + size), dk(dw.begin() + size, dw.end());
+    DeviceArray<float> d_dq(dq0), d_dk(dk0);
     SameInEveryOrder(c.seed, what, [&] {
       d_dqkv.Write(dqkv0);
-      d_dw.Write(dw0);
+      d_dq.Write(dq0);
+      d_dk.Write(dk0);
       const device::HeadNormBackwardArgs<T> b{.rows = rows,
                                               .heads = heads,
                                               .kv_heads = kv,
@@ -215,12 +218,13 @@ struct Heads {
                                               .k_norm = d_k_norm.data(),
                                               .eps = 1e-6F,
                                               .dqkv = d_dqkv.data(),
-                                              .dq_norm = d_dw.data(),
-                                              .dk_norm = d_dw.data() + size};
+                                              .dq_norm = d_dq.data(),
+                                              .dk_norm = d_dk.data()};
       RunKernel(what, [&](Launcher& l) { return HeadNormBackward(b, l); });
       ExpectNear(d_dqkv.Read(), dqkv, 2e-5F, Relative<T>(), what + " dqkv");
-      ExpectNear(d_dw.Read(), dw, 1e-4F, 2e-5F, what + " dweight");
-      return BytesOf(d_dqkv.Read(), d_dw.Read());
+      ExpectNear(d_dq.Read(), dq, 1e-4F, 2e-5F, what + " dweight of queries");
+      ExpectNear(d_dk.Read(), dk, 1e-4F, 2e-5F, what + " dweight of keys");
+      return BytesOf(d_dqkv.Read(), d_dq.Read(), d_dk.Read());
     });
   }
 };
