@@ -143,10 +143,7 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
 void ExpectSame(const Result& one, const std::vector<Result>& all, double tolerance) {
   for (const Result& r : all) {
     EXPECT_EQ(r.digest, all[0].digest);
-    double worst = 0;
-    for (size_t i = 0; i < one.weights.size(); ++i)
-      worst = std::max(worst, std::fabs(double{r.weights[i]} - one.weights[i]));
-    EXPECT_LT(worst, tolerance);
+    for (size_t i = 0; i < one.weights.size(); ++i) ASSERT_NEAR(r.weights[i], one.weights[i], tolerance) << i;
     for (const auto& [name, value] : one.metrics) {
       if (name.starts_with("timing") || name.starts_with("perf") || name.starts_with("training/") ||
           name.starts_with("data_plane/"))
