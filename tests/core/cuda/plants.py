@@ -153,7 +153,7 @@ def unplanted():
     for source in sorted(KERNELS.glob("*.cu")):
         text = source.read_text()
         planted = [position(name, old, which) for name, old, _, which in PLANTS if name == source.name]
-        for kernel in re.finditer(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\([^{;]*\{", text):
+        for kernel in re.finditer(r"__global__ void\s+(?:__\w+__\([^)]*\)\s+)*(\w+)\([^{;]*\{", text):
             end = text.find("\n}", kernel.start())
             end = text.find("\n", kernel.start()) if end < 0 else end
             if kernel[1] not in NOTHING_TO_PLANT and not any(kernel.start() < at < end for at in planted):
