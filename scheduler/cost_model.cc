@@ -85,10 +85,48 @@ double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool r
   return forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer;
 }
 
-double CostModel::AllReduce(int64_t slots) const {
-  const auto n = static_cast<double>(std::max<int64_t>(slots, 1));
-  return 2 * (n - 1) / n * 4 * model_.parameters /
-         (hardware_.net_bytes_per_s * static_cast<double>(devices_));
+double CostModel::TrainShare(const TrainingLayout& layout, double tokens, double sum_squares, bool recompute,
+                             double efficiency) const {
+  const auto tensor = static_cast<double>(layout.tensor);
+  const double shared = layout.zero > 0 ? static_cast<double>(layout.data) : 1;
+  const double optimizer = 28 * model_.parameters / (bandwidth_ * shared * tensor);
+  if (layout.tensor > 1) efficiency *= hardware_.part_efficiency;  // narrow matrices, and what is not divided
+  const double compute = Forward(tokens, sum_squares) * (recompute ? 4 : 3) / (flops_ * efficiency * tensor);
+  const double each = (3 * model_.weight_bytes + 8) * model_.parameters / (bandwidth_ * tensor);
+  return compute + optimizer + static_cast<double>(layout.micro_batches) * each;
+}
+
+double CostModel::Ring(int64_t slots, double times, double bytes, bool one_host) const {
+  if (slots <= 1) return 0;
+  const auto n = static_cast<double>(slots);
+  const double rate = one_host ? hardware_.link_bytes_per_s : hardware_.net_bytes_per_s;
+  return times * (n - 1) / n * bytes / (rate * static_cast<double>(devices_)) + hardware_.collective_s;
+}
+
+double CostModel::AllReduce(int64_t slots) const { return Collectives({.data = slots}, 0, false); }
+
+double CostModel::Collectives(const TrainingLayout& layout, double tokens, bool recompute) const {
+  const bool host = layout.one_host;
+  const auto micro_batches = static_cast<double>(std::max<int64_t>(layout.micro_batches, 1));
+  const double part = model_.parameters / static_cast<double>(layout.tensor);
+  const double weights = model_.weight_bytes * part;
+  double seconds = 0;
+  if (layout.data > 1) {
+    if (layout.zero == 0) {
+      seconds += Ring(layout.data, 2, 4 * part, host);
+    } else {
+      seconds += (layout.zero >= 2 ? micro_batches : 1) * Ring(layout.data, 1, 4 * part, host) +
+                 Ring(layout.data, 1, weights, host);
+    }
+  }
+  if (layout.tensor > 1) {
+    const int64_t width = model_.hidden_size > 0 ? model_.hidden_size : model_.heads * model_.head_size;
+    const double sums = micro_batches * static_cast<double>(2 + (recompute ? 6 : 4) * model_.layers);
+    const double each = model_.weight_bytes * static_cast<double>(width) * tokens / micro_batches;
+    seconds += sums * Ring(layout.tensor, 2, each, host) +
+               Ring(layout.tensor, 1, model_.weight_bytes * model_.parameters, host);
+  }
+  return seconds;
 }
 
 int64_t CostModel::KvTokens(double reserve) const {

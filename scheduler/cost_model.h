@@ -11,6 +11,19 @@
 //   all-reduce    2 (n - 1) / n x 4 bytes a parameter   over the network, after the backward pass: a ring of
 //                                                       n slots
 //
+// Slots that train may divide more than the batch (TrainingLayout). Of t slots with parts of a model each
+// computes 1 / t, at the profile's part_efficiency; w: bytes of a weight, d: width of the residual stream,
+// T: tokens of a share. A collective takes its bytes over the link (one host) or the network, and a fixed
+// time beside; none is hidden behind what is computed.
+//
+//   a micro-batch (3 w + 8) P / t bytes                 weights are read three times, gradients added to
+//   sums of t     (2 + 4 L) w d T, all-reduced          after the embedding, each half of a block and the
+//                                                       head, forward and backward; 2 L more if recomputed
+//   weights       w P, gathered by t                    after the step
+//   zero 0        4 P / t, all-reduced
+//   zero 1        4 P / t, reduce-scattered             and w P / t, gathered
+//   zero 2        the same, after each micro-batch
+//
 // F and BW are sustained rates of all devices of a slot together, times `efficiency`. A sum of steps whose KV
 // grows by b tokens each is taken in closed form. Pure.
 
@@ -23,6 +36,15 @@ namespace tidepool::scheduler {
 
 // kInvalidArgument naming the field that is zero, negative or not finite.
 Status CheckProfile(const HardwareProfile& profile);
+
+// How slots that train divide a step.
+struct TrainingLayout {
+  int64_t data = 1;           // shares of the batch; 1 or more
+  int64_t tensor = 1;         // slots with parts of one model, and the same share; 1 or more
+  int64_t zero = 0;           // what shares divide beside the batch: 1: the optimizer, 2: gradients, too
+  int64_t micro_batches = 0;  // of a share; 0: what each costs is not counted, sums are made once
+  bool one_host = false;      // slots meet over the link of a host
+};
 
 class CostModel {
  public:
@@ -37,10 +59,15 @@ class CostModel {
   // One optimizer step on `slots` slots together; sum_squares: of the lengths (attention).
   [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute,
                              double efficiency) const;
+  // One optimizer step by one slot, of a share of so many tokens, without collectives.
+  [[nodiscard]] double TrainShare(const TrainingLayout& layout, double tokens, double sum_squares,
+                                  bool recompute, double efficiency) const;
+  // What slots exchange in it.
+  [[nodiscard]] double Collectives(const TrainingLayout& layout, double tokens, bool recompute) const;
   // Of rows that are trained, by one slot.
   [[nodiscard]] double Score(double tokens, double sum_squares, double efficiency) const;
-  // Of the fp32 gradients over `slots` slots: each device sums its part of the model with its like in the
-  // other slots. 0 on one slot.
+  // Of the fp32 gradients over `slots` slots on several hosts: each device sums its part of the model with
+  // its like in the other slots. 0 on one slot.
   [[nodiscard]] double AllReduce(int64_t slots) const;
   [[nodiscard]] double weight_bytes() const { return model_.parameters * model_.weight_bytes; }
   // KV tokens that fit a slot beside the weights, with `reserve` of the memory kept free.
@@ -51,6 +78,8 @@ class CostModel {
 
  private:
   [[nodiscard]] double Forward(double tokens, double sum_squares) const;  // FLOP
+  // Of n slots that send a ring's `times` rounds of n - 1 parts each.
+  [[nodiscard]] double Ring(int64_t slots, double times, double bytes, bool one_host) const;
 
   HardwareProfile hardware_;
   ModelShape model_;

@@ -16,6 +16,10 @@ struct HardwareProfile {
   double net_bytes_per_s = 0;   // to another host
   double host_bytes_per_s = 0;  // to host memory
   double step_overhead_s = 0;   // t0: launches, scheduling, sampling
+  double collective_s = 0;      // of a collective among slots, beside its bytes
+  double train_efficiency = 0;  // of the rate of generation, in training; 0: not known
+  double part_efficiency =
+      1;  // of the rate of training with a whole model, with a part of one (train.mesh.tp)
 };
 
 struct ModelShape {
@@ -24,6 +28,7 @@ struct ModelShape {
   int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
   double weight_bytes = 2, kv_bytes = 2;  // of a parameter, of a KV element
   double kv_bytes_per_token = 0;          // > 0: instead of 2 L Hkv D (compressed KV)
+  int64_t hidden_size = 0;                // of the residual stream; 0: that of all heads
   [[nodiscard]] double KvBytes() const {
     return kv_bytes_per_token > 0 ? kv_bytes_per_token
                                   : 2.0 * static_cast<double>(layers * kv_heads * head_size) * kv_bytes;

@@ -14,6 +14,7 @@
 #include "core/base/loopback.h"
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
+#include "core/config/layout_rules.h"
 #include "core/config/policy_rules.h"
 #include "core/config/training_slots.h"
 #include "core/config/workload.h"
@@ -879,6 +880,26 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckCluster(b, loaded);
   CheckDevice(b, c);
   CheckName(b, c);
+}
+
+std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
+  // Whoever tries them says them: they are what has to be changed.
+  for (const char* key : {"scheduler.placement", "scheduler.actor_slots", "train.mesh.tp", "train.zero"})
+    loaded.origins[key].kind = Origin::Kind::kOverride;
+  std::vector<Problem> problems;
+  Binder b(loaded, problems, /*as_written=*/false);
+  const JobConfig& c = loaded.config;
+  if (const RlJob* rl = c.rl(); rl != nullptr && !c.model.is_policy()) CheckAlgorithm(b, c, *rl);
+  CheckLengths(b, loaded);
+  CheckPlacement(b, c);
+  CheckMinSlots(b, c);
+  CheckOffload(b, c);
+  CheckZero(b, c);
+  CheckMesh(b, c);
+  CheckCluster(b, loaded);
+  std::vector<std::string> texts;
+  for (Problem& problem : problems) texts.push_back(std::move(problem.text));
+  return texts;
 }
 
 StatusOr<std::string> TryGames(const LoadedConfig& loaded) {

@@ -263,7 +263,10 @@ StatusOr<HardwareProfile> LoadHardware(const std::string& name, const std::strin
              {"link_gb_per_s", &p.link_bytes_per_s, 0, 1e9, true, true, 1e9},
              {"net_gb_per_s", &p.net_bytes_per_s, 0, 1e9, true, true, 1e9},
              {"host_gb_per_s", &p.host_bytes_per_s, 0, 1e9, true, true, 1e9},
-             {.key = "step_overhead_ms", .field = &p.step_overhead_s, .hi = 1e6, .unit = 1e-3}},
+             {.key = "step_overhead_ms", .field = &p.step_overhead_s, .hi = 1e6, .unit = 1e-3},
+             {.key = "collective_ms", .field = &p.collective_s, .hi = 1e6, .unit = 1e-3},
+             {"train_efficiency", &p.train_efficiency, 0, 100, true},
+             {"part_efficiency", &p.part_efficiency, 0, 1, true}},
             problems);
   }
   TP_RETURN_IF_ERROR(AllOf(problems));

@@ -42,6 +42,10 @@ struct SimJob : JobShape {
   double jitter = 0;  // relative deviation of a slot's speed, drawn anew with each load of weights and each
                       // training step (lognormal, mean 1)
   bool prompt_once = false;  // training computes a prompt once a group, as our trainer does
+  // Of the slots that train (scheduler/cost_model.h); how many have parts of one model says the controller.
+  int64_t zero = 0;
+  int64_t micro_batch_tokens = 0;  // 0: what each micro-batch costs is not counted
+  bool one_host = false;
   double row_s = 0;
   double publish_s = 0.01, message_s = 0.0005;
   double tick_s = 5;  // between two ticks of the controller; every engine says then how it goes

@@ -269,10 +269,20 @@ void Simulator::Impl::Do(const command::Train& c) {
       squares += n * n;
     }
   }
-  s.seconds[c.slot] =
-      e->slow * Noise(*e) *
-          (LateScores(c) + cost.Train(tokens, squares, 1, job.recompute, job.train_efficiency)) +
-      cost.AllReduce(c.world);
+  const TrainingLayout layout{
+      .data = c.world / c.tensor,
+      .tensor = c.tensor,
+      .zero = job.zero,
+      .micro_batches =
+          job.micro_batch_tokens > 0
+              ? std::max<int64_t>(
+                    1, static_cast<int64_t>(std::ceil(tokens / static_cast<double>(job.micro_batch_tokens))))
+              : 0,
+      .one_host = job.one_host};
+  s.seconds[c.slot] = e->slow * Noise(*e) *
+                          (LateScores(c) / static_cast<double>(c.tensor) +
+                           cost.TrainShare(layout, tokens, squares, job.recompute, job.train_efficiency)) +
+                      cost.Collectives(layout, tokens, job.recompute);
   e->training = true;
   e->scoring_until = now;  // what was not done by now is not waited for
   if (job.slow_beside != 1) Share(*e);

@@ -552,6 +552,74 @@ TEST(CostModelTest, GradientsAreSummedAroundARing) {
   }
 }
 
+// By hand: two shares of four slots, each share of two with halves of the model.
+TEST(CostModelTest, SlotsThatShareAStepPayForWhatTheyExchange) {
+  HardwareProfile hardware{"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001};
+  hardware.collective_s = 1e-5;
+  ModelShape model{"m", 8e9, 8e9, 32, 32, 8, 128};
+  model.hidden_size = 4000;
+  const CostModel cost(hardware, model, 1);
+  const double tokens = 6000, squares = 6000.0 * 500;
+  const TrainingLayout one{.micro_batches = 3, .one_host = true};
+  EXPECT_EQ(cost.Collectives(one, tokens, false), 0);
+  TrainingLayout mesh = one;
+  mesh.data = mesh.tensor = 2;
+  // Gradients of half of the model around a ring of two, in float32; activations of a micro-batch after the
+  // embedding, each half of a block and the head, forward and backward; the weights.
+  const double gradients = 2 * 0.5 * 4 * 4e9 / 4e11 + 1e-5;
+  const double sums = 3 * (2 + 4 * 32) * (2 * 0.5 * 2 * 4000 * 2000 / 4e11 + 1e-5);
+  const double weights = 0.5 * 2 * 8e9 / 4e11 + 1e-5;
+  EXPECT_NEAR(cost.Collectives(mesh, tokens, false), gradients + sums + weights, 1e-9);
+  EXPECT_NEAR(cost.Collectives(mesh, tokens, true) - cost.Collectives(mesh, tokens, false), sums * 64 / 130,
+              1e-9);
+  mesh.one_host = false;
+  EXPECT_GT(cost.Collectives(mesh, tokens, false), 7 * (gradients + sums + weights)) << "a slower network";
+  // Halves are computed in half of the time, and updated in it.
+  EXPECT_NEAR(cost.TrainShare(mesh, tokens, squares, false, 0.4),
+              cost.TrainShare(one, tokens, squares, false, 0.4) / 2, 1e-9);
+  // A shared optimizer: sums go to their owner alone, and new weights come back; with shared gradients after
+  // each micro-batch.
+  TrainingLayout zero = one;
+  zero.data = 4;
+  const double all = cost.Collectives(zero, tokens, false), update = 28 * 8e9 / 3e12;
+  const double share = cost.TrainShare(zero, tokens, squares, false, 0.4);
+  zero.zero = 1;
+  const double scatter = 0.75 * 4 * 8e9 / 4e11 + 1e-5, gather = 0.75 * 2 * 8e9 / 4e11 + 1e-5;
+  EXPECT_NEAR(cost.Collectives(zero, tokens, false), scatter + gather, 1e-9);
+  EXPECT_LT(scatter + gather, all);
+  EXPECT_NEAR(share - cost.TrainShare(zero, tokens, squares, false, 0.4), update * 3 / 4, 1e-9);
+  zero.zero = 2;
+  EXPECT_NEAR(cost.Collectives(zero, tokens, false), 3 * scatter + gather, 1e-9);
+  // What a config does not say is not counted: a step as it always was.
+  EXPECT_EQ(cost.TrainShare({}, tokens, squares, false, 0.4), cost.Train(tokens, squares, 1, false, 0.4));
+  EXPECT_EQ(cost.Collectives({.data = 8}, tokens, false), cost.AllReduce(8));
+}
+
+// Whoever shares what, all is trained, and the step takes what the cost model says more or less.
+TEST(SimulatorTest, SlotsThatShareTheModelOrTheOptimizerTrainAllSteps) {
+  for (const PlacementKind placement :
+       {PlacementKind::kColocated, PlacementKind::kSplit, PlacementKind::kMultiplexed}) {
+    SCOPED_TRACE(Name(placement));
+    std::map<std::pair<int64_t, int64_t>, double> seconds;
+    for (const int64_t tensor : {1, 2}) {
+      for (const int64_t zero : {0, 1, 2}) {
+        SimJob j = Rehearsal(placement, 8);
+        j.hardware.net_bytes_per_s = 2e9;  // so that it counts
+        j.controller.fleet.actor_slots = 4;
+        j.controller.fleet.tensor = tensor;
+        j.controller.fleet.zero = zero > 0;
+        j.zero = zero;
+        j.micro_batch_tokens = 2048;
+        const SimReport r = Rehearse(j);
+        EXPECT_EQ(r.steps, 4);
+        seconds[{tensor, zero}] = r.step_s;
+      }
+    }
+    EXPECT_LT((seconds[{1, 1}]), (seconds[{1, 0}])) << "less goes over the network";
+    EXPECT_GT((seconds[{1, 2}]), (seconds[{1, 1}])) << "sums after each micro-batch";
+  }
+}
+
 TEST(CostModelTest, ProfileWithoutBandwidthIsRefusedByName) {
   const Status s = CheckProfile({"h", "", 1, 0, 1, 1, 1, 1, 0});
   EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);

@@ -37,7 +37,8 @@ void AddCompareCommand(CLI::App& app, CommandContext& context);
 void AddDashboardCommand(CLI::App& app, CommandContext& context);
 void AddModelCommands(CLI::App& app, CommandContext& context);  // generate, import, export
 void AddEvalCommand(CLI::App& app, CommandContext& context);
-void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan
+void AddSimulateCommand(CLI::App& app, CommandContext& context);
+void AddPlanCommand(CLI::App& app, CommandContext& context);
 // models, tasks, algorithms, rewards, environments
 void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddNewCommand(CLI::App& app, CommandContext& context);

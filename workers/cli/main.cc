@@ -62,7 +62,8 @@ int main(int argc, char** argv) {
   AddPruneCommand(app, context);
   AddCompareCommand(app, context);
   AddDashboardCommand(app, context);
-  AddSimulateCommands(app, context);
+  AddSimulateCommand(app, context);
+  AddPlanCommand(app, context);
   AddRegistryCommands(app, context);
   AddNewCommand(app, context);
   AddDoctorCommand(app, context);

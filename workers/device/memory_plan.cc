@@ -174,6 +174,10 @@ int64_t ProcessMemory::need(Role role) const {
 
 int64_t ProcessMemory::total() const { return process + (on_gpu ? host_weights : of_slot()); }
 int64_t ProcessMemory::gpu() const { return on_gpu ? context + of_slot() : 0; }
+int64_t ProcessMemory::least() const {
+  if (on_gpu) return total();
+  return process + resident() + std::max(need(Role::kRollout), need(Role::kActor));
+}
 int64_t ProcessMemory::of_slot() const {
   const int64_t generates = need(Role::kRollout), trains = need(Role::kActor);
   return resident() + (offloads ? std::max(generates, trains) : generates + trains);

@@ -47,6 +47,8 @@ struct ProcessMemory {
   [[nodiscard]] int64_t need(Role role) const;
   [[nodiscard]] int64_t gpu() const;    // of the GPU's memory; 0 on the CPU
   [[nodiscard]] int64_t total() const;  // of the machine's memory
+  // The least of it that is enough: a released role gives back what passes where the other one lacks it.
+  [[nodiscard]] int64_t least() const;
   // By part, in the slot's memory: what it is for, bytes, and what makes it smaller. Parts of 0 are left out.
   struct Part {
     std::string name;

@@ -32,7 +32,8 @@ CliResult RunCli(const std::vector<std::string>& words) {
   AddSamplesCommand(app, context);
   AddPruneCommand(app, context);
   AddCompareCommand(app, context);
-  AddSimulateCommands(app, context);
+  AddSimulateCommand(app, context);
+  AddPlanCommand(app, context);
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   AddHostCommands(app, context);

@@ -1,0 +1,136 @@
+// What slots that train together hold, each its part, against what the memory plan says of them
+// (workers/device/memory_plan.h). Ranks are threads. Activations are counted in whole chunks that are mostly
+// never written: what processes take of them is in tests/runs/plan_test.py.
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/comm/collective.h"
+#include "core/comm/rendezvous_table.h"
+#include "core/config/load.h"
+#include "core/train/trainer.h"
+#include "tests/core/device/test_device.h"
+#include "tests/core/model/reference.h"
+#include "tests/core/train/other_rank.h"
+#include "workers/device/memory_plan.h"
+
+namespace tidepool::workers {
+namespace {
+
+struct Held {
+  model::MemoryUse use;
+  double most_gradients = 0;  // where they are shared
+};
+
+// One step of each rank on rows that fill its micro-batch.
+std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
+  const auto tensor = static_cast<int>(c.train.mesh.tp);
+  const int world = static_cast<int>(c.scheduler.actor_slots), data = world / tensor;
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  std::vector<Held> held(static_cast<size_t>(world));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      const int d = rank / tensor, t = rank % tensor;
+      const auto group = [&](const std::string& name, int place,
+                             int size) -> std::unique_ptr<comm::Collective> {
+        if (size == 1) return nullptr;
+        auto made = comm::MakeGroup(
+            {.rendezvous = rendezvous, .name = name, .rank = place, .size = size, .shared_folder = ""});
+        EXPECT_TRUE(made.ok()) << made.status().message();
+        return std::move(made).value();
+      };
+      const auto of_tensor = group("tensor " + std::to_string(d), t, tensor),
+                 of_data = group("data " + std::to_string(t), d, data);
+      Rng rng(7);
+      train::Batch batch{.step = StepNumber{1}, .version = Version{0, 0}};
+      const int64_t length = c.rollout.max_new_tokens, rows = c.train.micro_batch_tokens / (length + 4);
+      for (int64_t i = 0; i < rows * data; ++i) {
+        train::Row row;
+        row.tid = {i / 2, 0, static_cast<int32_t>(i % 2)};
+        row.gid = GroupId{i / 2};
+        row.prompt = model::RandomIds(rng, 4, spec.vocab_size);
+        row.response = model::RandomIds(rng, length, spec.vocab_size);
+        row.reward = rng.Normal();
+        row.versions.assign(row.response.size(), batch.version);
+        row.loss_mask.assign(row.response.size(), 1);
+        row.logprobs.assign(row.response.size(), -3.0F);
+        batch.rows.push_back(row.gid.value % data == d ? std::move(row) : train::Elsewhere(row));
+      }
+      const auto weights = std::move(model::Weights::Create(spec, c.model.dtype)).value();
+      model::Randomize(*weights, 21, 0.02);
+      auto options = train::OptionsFromJob(c);
+      ASSERT_TRUE(options.ok()) << options.status().message();
+      options->device = device::TestDevice();
+      options->part = {t, tensor};
+      if (c.train.zero > 0) options->shard = {d, data};
+      options->share_gradients = c.train.zero >= 2;
+      auto trainer = train::Trainer::Create(*weights, *options);
+      ASSERT_TRUE(trainer.ok()) << trainer.status().message();
+      (*trainer)->Join(of_tensor.get());
+      const auto result = (*trainer)->Step(batch, nullptr, of_data.get());
+      ASSERT_TRUE(result.ok()) << result.status().message();
+      Held& mine = held[static_cast<size_t>(rank)];
+      mine.use = (*trainer)->held();
+      if (const auto most = result->metrics.find("memory/gradients_bytes"); most != result->metrics.end())
+        mine.most_gradients = most->second;
+    });
+  }
+  for (std::thread& r : ranks) r.join();
+  return held;
+}
+
+TEST(PlannedPartsTest, SlotsThatShareHoldWhatThePlanSays) {
+  const auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  struct Way {
+    int64_t slots, tp, zero;
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Way& way :
+         {Way{1, 1, 0}, Way{2, 1, 0}, Way{2, 1, 1}, Way{2, 1, 2}, Way{3, 1, 2}, Way{2, 2, 0}, Way{4, 2, 1}}) {
+      SCOPED_TRACE(testing::Message()
+                   << way.slots << " slots, tp " << way.tp << ", zero " << way.zero << ", " << Name(dtype));
+      JobConfig c = loaded->config;
+      c.model.dtype = dtype;
+      ModelInit& m = *c.model.init;
+      m.hidden_size = 96, m.intermediate_size = 256, m.layers = 6, m.heads = 4, m.kv_heads = 2,
+      m.head_size = 24;
+      c.cluster.slots = way.slots + 1;
+      c.scheduler.actor_slots = way.slots;
+      c.train.mesh.tp = way.tp;
+      c.train.zero = way.zero;
+      c.train.micro_batch_tokens = 256;
+      const auto plan = PlanMemory(c);
+      ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+      const std::vector<Held> held = HeldBy(c, plan->model);
+      int64_t optimizer = 0;
+      for (size_t rank = 0; rank < held.size(); ++rank) {
+        const model::MemoryUse& planned = plan->processes[rank].actor;
+        const model::MemoryUse& use = held[rank].use;
+        // The plan is of the rank with the largest part; what remains of a division is small.
+        EXPECT_LE(use.optimizer, planned.optimizer) << rank;
+        EXPECT_GE(use.optimizer, planned.optimizer * 9 / 10) << rank;
+        optimizer = std::max(optimizer, use.optimizer);
+        if (way.zero < 2) {
+          EXPECT_LE(use.gradients, planned.gradients) << rank;
+          EXPECT_GE(use.gradients, planned.gradients * 9 / 10) << rank;
+        } else {
+          EXPECT_LE(held[rank].most_gradients, static_cast<double>(planned.gradients)) << rank;
+          EXPECT_GE(held[rank].most_gradients, 0.8 * static_cast<double>(planned.gradients)) << rank;
+        }
+      }
+      EXPECT_EQ(optimizer, plan->processes[0].actor.optimizer) << "the largest part is what is planned";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::workers
