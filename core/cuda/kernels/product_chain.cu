@@ -189,7 +189,7 @@ __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain
   for (int s = 0; s < kDepth; ++s) reader.Copy(s);
   int at = 0;  // in the ring: the oldest step
   LetKernelAfterStart();
-  uint64_t met = 0;  // arrivals when all blocks have met
+  TP_SHARED(uint64_t, met, 1);  // arrivals when all blocks have met; of the first thread
 #pragma unroll 1
   for (int p = 0; p < chain.count; ++p) {
     const Link& l = chain.link[p];
@@ -197,11 +197,11 @@ __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain
     Rows x(chain, l);
     if (p == 0) {
       WaitForKernelBefore();
-      if (thread == 0 && chain.count > 1) met = Arrivals(View(meetings) + 1);
+      if (thread == 0 && chain.count > 1) met[0] = Arrivals(View(meetings) + 1);
     } else {
       if (thread == 0) {
-        met += gridDim.x;
-        AwaitArrivals(View(meetings), met);
+        met[0] += gridDim.x;
+        AwaitArrivals(View(meetings), met[0]);
       }
       __syncthreads();
     }
@@ -294,7 +294,7 @@ __global__ void __maxnreg__(88) ProductChainKernel(const __grid_constant__ Chain
     if (thread == 0) Arrive(View(meetings));
   }
   // All have met for the last time, so all have read where they began.
-  if (thread == 0 && blockIdx.x == 0 && chain.count > 1) View(meetings)[1] = met;
+  if (thread == 0 && blockIdx.x == 0 && chain.count > 1) View(meetings)[1] = met[0];
   CopyAsyncWait<0>();
 }
 

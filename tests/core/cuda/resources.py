@@ -66,7 +66,7 @@ USED = {
     "PrefillTilesKernel<PrefillTiles<128, 2, 64, 32, 2, true> >": (243, 239, 1024),
     "PrefillTilesKernel<PrefillTiles<64, 2, 64, 64, 2, false> >": (210, 208, 1024),
     "ProbeKernel": (4, 4, 0),
-    "ProductChainKernel": (88, 88, 64),
+    "ProductChainKernel": (88, 88, 80),
     "QueryGradientKernel<BackwardTiles<128, 2, 16, 16, 1, false> >": (238, 238, 1024),
     "QueryGradientKernel<BackwardTiles<128, 2, 32, 32, 2, false> >": (255, 251, 1024),
     "QueryGradientKernel<BackwardTiles<64, 1, 64, 16, 2, true> >": (127, 128, 1024),
