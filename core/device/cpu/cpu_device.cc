@@ -177,6 +177,7 @@ struct CpuDevice::Impl {
         }
       });
     }
+    if (columns == 0) return;
     ParallelProduct(columns, unit, a.rows * a.k * (a.n / columns), product.multiply_scratch(a.rows, a.k),
                     /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { body(a, 0, begin, end, s); });

@@ -83,8 +83,8 @@ struct ProductTable {
   // columns.
   int64_t (*strip_rows)(int64_t rows, int64_t k, int64_t threads);
   // Columns [begin, end) of act[rows, n / 2] = silu(gate) * up, where y = gate | up; y is not written. The
-  // bits are those of multiply_strips and swiglu. requires strips, more than 16 rows and that k, n / 2, begin
-  // and end are multiples of 32. Null: there is no such kernel.
+  // bits are those of multiply_strips and swiglu. requires strips and that k, n / 2, begin and end are
+  // multiples of 32. Null: there is no such kernel.
   void (*multiply_glu)(int64_t begin, int64_t end, const MultiplyArgs<T>&, T* act, float* scratch) = nullptr;
 };
 

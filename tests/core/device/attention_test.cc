@@ -278,6 +278,35 @@ TYPED_TEST(AttentionTest, ARowHasTheSameBitsInEveryTileAndAgreesWithPlainLoops) 
   }
 }
 
+// Of a model that has come apart: the greatest key takes all, and nothing overflows on the way.
+TYPED_TEST(AttentionTest, TheGreatestOfHugeScoresTakesAll) {
+  using T = TypeParam;
+  for (const auto& [name, kernels] : Ways<T>()) {
+    Rng rng(5);
+    const Shape s{4, 2, 64};
+    const Rows rows = RandomPages(rng, 300);
+    Memory<T> m(rows, s, rng);
+    m.q = Random<T>(rng, static_cast<int64_t>(m.q.size()), 3e4);
+    m.k = Random<T>(rng, static_cast<int64_t>(m.k.size()), 3e4);
+    m.args.q = m.q.data(), m.args.k = m.k.data();
+    m.Run(kernels, PlanAttention(rows.first_run, rows.lengths, rows.runs, {s.heads, s.kv_heads, s.size, 4}));
+    for (size_t row = 0; row < rows.lengths.size(); ++row) {
+      const std::vector<int32_t> slots = rows.SlotsOf(row);
+      for (int64_t head = 0; head < s.heads; ++head) {
+        const Weights64 w = PlainWeights(m, row, head, slots);
+        const auto most = std::ranges::max_element(w.p) - w.p.begin();
+        const int64_t at = static_cast<int64_t>(row) * s.heads + head, kv = head / (s.heads / s.kv_heads);
+        for (int64_t c = 0; c < s.size; ++c) {
+          const auto of_slot =
+              static_cast<size_t>((slots[static_cast<size_t>(most)] * s.kv_heads + kv) * s.size + c);
+          ASSERT_EQ(Wide(m.out[static_cast<size_t>(at * s.size + c)]), Wide(m.v[of_slot]))
+              << name << " row " << row << " head " << head;
+        }
+      }
+    }
+  }
+}
+
 // Prefill in pieces, decoding, and a whole training batch.
 TYPED_TEST(AttentionTest, PrefillDecodeAndTrainingRowsHaveTheSameBits) {
   using T = TypeParam;

@@ -29,11 +29,14 @@ TEST(CpuDeviceTest, KernelsCalledTogetherGiveTheBitsOfTheKernelsAlone) {
   at::set_num_threads(2);
   Rng rng(1);
   CpuDevice device;
-  // Few rows, some columns for each thread, some rows for each thread; sizes that no tile fits.
+  // Few rows, some columns for each thread, some rows for each thread, of which 1 and 16 are left at the end;
+  // sizes that no tile fits.
   for (const auto& [rows, ff, k] : std::vector<std::array<int64_t, 3>>{{5, 96, 64},
                                                                        {70, 96, 64},
                                                                        {130, 352, 576},
                                                                        {600, 32, 1536},
+                                                                       {385, 32, 1536},
+                                                                       {400, 32, 1536},
                                                                        {1000, 64, 576},
                                                                        {50, 40, 64},
                                                                        {50, 64, 72}}) {
