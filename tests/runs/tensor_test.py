@@ -27,9 +27,10 @@ class TensorTest(RunTest):
                 self.assertLess(max(gaps), 1e-3)
 
     def test_a_killed_rank_costs_the_steps_since_the_newest_checkpoint_and_the_run_goes_on_on_other_meshes(self):
-        run = self.start("configs/test/rl_split.yaml", *TWO, "checkpoint.every_steps=5", "train.steps=40")
-        self.wait_step(7, run)
-        self.assertTrue(kill(self.worker_pid(1, run)))
+        run = self.start("configs/test/rl_split.yaml", *TWO, "checkpoint.every_steps=5", "train.steps=200")
+        for step in (7, 58, 109):  # a rank that is lost right after a checkpoint costs no step, and nothing goes back
+            self.wait_step(step, run)
+            self.assertTrue(kill(self.worker_pid(1, run)))
         self.finish(run)
         self.assert_checked()
         records = self.journal()
@@ -38,10 +39,10 @@ class TensorTest(RunTest):
         for i, r in restores:
             self.assertEqual(r["step"], max(c["step"] for c in records[:i] if c["kind"] == "CK_COMMIT"))
         self.assertEqual(self.members(), {2})
-        names = sorted(p.name for p in self.path("checkpoints/step_40/trainer").glob("m.*"))
+        names = sorted(p.name for p in self.path("checkpoints/step_200/trainer").glob("m.*"))
         self.assertEqual(names, ["m.tp0of2.bin", "m.tp1of2.bin"])
         # One rank, two by two that share the optimizer, two with whole models, two with parts.
-        steps = 40
+        steps = 200
         for actors, tp, zero in ((1, 1, 0), (4, 2, 1), (2, 1, 1), (2, 2, 0)):
             steps += 6
             self.assert_done(self.train("configs/test/rl_split.yaml", *TWO[:2], f"cluster.slots={actors + 1}", f"scheduler.actor_slots={actors}", "cluster.threads_per_slot=1",
