@@ -92,7 +92,7 @@ class Search {
   // Tries all micro-batches of `layout`, or with `given` its own.
   Status Try(const Layout& layout, bool given);
   void Refuse(const std::string& why);
-  [[nodiscard]] bool Allowed(const Layout& layout, const JobConfig& config);
+  [[nodiscard]] std::optional<std::string> WhyRefused(const Layout& layout, const JobConfig& config) const;
   Status RehearseAll();
   StatusOr<bool> RehearseOne(const Candidate& c);
   [[nodiscard]] std::string Bound(const PlannedLayout& p) const;
@@ -229,29 +229,30 @@ void Search::Refuse(const std::string& why) {
   ++found_.refused[at->second].second;
 }
 
-bool Search::Allowed(const Layout& layout, const JobConfig& config) {
+std::optional<std::string> Search::WhyRefused(const Layout& layout, const JobConfig& config) const {
   config::LoadedConfig changed = loaded_;
   changed.config = config;
   const std::vector<std::string> problems = config::LayoutProblems(std::move(changed));
-  if (!problems.empty()) {
-    Refuse(problems.front());
-    return false;
-  }
+  if (!problems.empty()) return problems.front();
   if (layout.tp > 1) {
     const auto spec = SpecOf(config.model);
     const Status cut = spec.ok() ? model::CheckCut(*spec, layout.tp) : spec.status();
-    if (!cut.ok()) {
-      Refuse("train.mesh.tp: " + cut.message());
-      return false;
-    }
+    if (!cut.ok()) return "train.mesh.tp: " + cut.message();
   }
-  return true;
+  return std::nullopt;
 }
 
 Status Search::Try(const Layout& layout, bool given) {
   const JobConfig config = WithLayout(loaded_.config, layout);
   found_.tried += given ? 0 : 1;  // the config's own is among the others, with other micro-batches
-  if (!given && !Allowed(layout, config)) return OkStatus();
+  if (const auto why = WhyRefused(layout, config); why) {
+    if (given) {
+      found_.given_refused = why;
+    } else {
+      Refuse(*why);
+    }
+    return OkStatus();
+  }
   std::vector<Candidate> sizes;
   for (const int64_t size : given ? std::vector<int64_t>{layout.micro_batch_tokens} : MicroBatches(layout)) {
     Candidate c{.layout = layout, .memory = {}, .train = {}, .order = found_.tried};
@@ -342,9 +343,7 @@ Status Search::RehearseAll() {
     TP_ASSIGN_OR_RETURN(const bool ran, RehearseOne(*candidate));
     rehearsed += ran ? 1 : 0;
   }
-  std::ranges::stable_sort(found_.layouts, {}, [](const PlannedLayout& p) {
-    return std::lround(std::log(std::max(p.report.step_s, 1e-9)) / kAlike);
-  });
+  std::ranges::stable_sort(found_.layouts, {}, [](const PlannedLayout& p) { return p.report.step_s; });
   return OkStatus();
 }
 
@@ -355,6 +354,9 @@ StatusOr<bool> Search::RehearseOne(const Candidate& c) {
   s.controller.fleet = options.fleet;
   s.controller.batch.early_columns = options.batch.early_columns;
   s.zero = c.layout.zero;
+  // A checkpoint goes through the host's memory: weights, moments and what the optimizer adds up in.
+  if (s.hardware.host_bytes_per_s > 0)
+    s.faults.checkpoint_s = 0.01 + 16 * s.model.parameters / s.hardware.host_bytes_per_s;
   if (s.micro_batch_tokens > 0) s.micro_batch_tokens = c.layout.micro_batch_tokens;
   if (s.controller.rollout.kv_cache_tokens == 0)
     s.controller.rollout.kv_cache_tokens = c.memory.kv_cache_tokens;
@@ -365,6 +367,7 @@ StatusOr<bool> Search::RehearseOne(const Candidate& c) {
   if (!report.ok()) {
     if (report.status().code() == StatusCode::kInternal) return report.status();
     Refuse(report.status().message());
+    if (c.layout == given_) found_.given_refused = report.status().message();
     return false;
   }
   events_ += report->events;

@@ -68,6 +68,7 @@ struct FoundLayouts {
   std::vector<std::pair<std::string, int64_t>> refused;  // why, how many; numbers are those of the first
   std::vector<TooLarge> too_large;                       // by part
   std::optional<TooLarge> given_too_large;
+  std::optional<std::string> given_refused;  // why the config's own is not among `layouts`
   int64_t not_rehearsed = 0;
 };
 

@@ -86,6 +86,8 @@ void PrintLeftOut(const FoundLayouts& found, int64_t slots) {
   if (found.given_too_large)
     std::printf("\nThe layout as given does not fit: %s\n",
                 NearestText(*found.given_too_large, slots).c_str());
+  if (found.given_refused)
+    std::printf("\nThe layout as given cannot run: %s\n", found.given_refused->c_str());
   int64_t large = 0, refused = 0;
   for (const TooLarge& t : found.too_large) large += t.count;
   for (const auto& [why, count] : found.refused) refused += count;
@@ -104,8 +106,8 @@ void PrintLeftOut(const FoundLayouts& found, int64_t slots) {
   }
   if (found.not_rehearsed > 0) {
     std::printf(
-        "%ld that fit were not rehearsed: others of their placement and number of training slots are "
-        "faster by estimate.\n",
+        "%ld that fit were not rehearsed: by estimate others of their placement and number of training slots "
+        "are faster, or enough had been simulated.\n",
         static_cast<long>(found.not_rehearsed));
   }
 }
@@ -151,6 +153,7 @@ void PrintJson(const FoundLayouts& found, const std::vector<const PlannedLayout*
       {"layouts", std::move(layouts)},
       {"too_large", std::move(large)},
       {"given_too_large", found.given_too_large ? JsonOf(*found.given_too_large, slots) : Json(nullptr)},
+      {"given_refused", found.given_refused ? Json(*found.given_refused) : Json(nullptr)},
       {"refused", std::move(refused)},
       {"not_rehearsed", found.not_rehearsed}};
   std::printf("%s\n", out.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());

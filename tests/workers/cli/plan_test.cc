@@ -59,6 +59,17 @@ TEST(PlanTest, AModelThatDoesNotFitWholeIsSharedBetweenTheSlotsThatTrain) {
   EXPECT_TRUE(tight["given_too_large"].is_object()) << "one slot trains, with all of the optimizer";
 }
 
+TEST(PlanTest, AGivenLayoutThatCannotRunIsNotAmongThoseToChooseFrom) {
+  const CliResult r = RunCli({"plan", "configs/test/rl_split.yaml", "cluster.slots=4",
+                              "scheduler.actor_slots=2", "train.mesh.tp=2", "--json"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  const Json plan = Json::parse(r.out, nullptr, false);
+  EXPECT_NE(plan.value("given_refused", "").find("train.mesh.tp: the model has 1 key and value heads"),
+            std::string::npos)
+      << plan.dump(1);
+  for (const Json& layout : plan["layouts"]) EXPECT_EQ(layout["tp"], 1) << layout.dump();
+}
+
 TEST(PlanTest, WhereNothingFitsItSaysWhichPartIsTooLargeHowMuchIsMissingAndWhichKeyHelps) {
   const CliResult r = RunCli(Plan({"--memory-gb", "0.33"}));
   EXPECT_EQ(r.exit_code, 2) << r.out;
