@@ -18,6 +18,7 @@
 #include "core/base/status.h"
 #include "core/comm/rendezvous.h"
 #include "core/sharding/intervals.h"
+#include "core/sharding/sum_tree.h"
 
 namespace tidepool::comm {
 
@@ -43,6 +44,15 @@ class Collective {
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
   // Of bfloat16 numbers, by their bits: added up in float32 in the order of the ranks, rounded once.
   virtual Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) = 0;
+  // `sum`, the same on all ranks, becomes what they have, added up by the tree of core/sharding/sum_tree.h in
+  // float32 and, of bfloat16, rounded once. `nodes` by rank, the same on all ranks; `mine`: those of this
+  // rank behind each other, each as long as `sum`.
+  struct Tree {
+    std::span<const std::vector<sharding::SumNode>> nodes;
+    std::span<const float> mine;
+  };
+  virtual Status AllReduceTree(const Tree& tree, std::span<float> sum, const std::string& tag) = 0;
+  virtual Status AllReduceTree(const Tree& tree, std::span<uint16_t> bfloat16, const std::string& tag) = 0;
   // One number from each rank, by rank.
   virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
   // Some bytes from each rank, by rank; they may differ in number. `patience_s`: for the ranks that come

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "core/comm/collective.h"
 #include "core/sharding/intervals.h"
@@ -76,6 +78,41 @@ void SumInOrder(std::span<T> sum, int ranks, Of of) {
     }
     if (first) std::fill_n(piece, n, Wide<T>{0});
     for (size_t i = 0; i < n; ++i) sum[from + i] = Narrowed(piece[i], T{});
+  }
+}
+
+// Nodes of all ranks behind each other, in their order, and whose they are.
+struct AllNodes {
+  std::vector<sharding::SumNode> nodes;
+  std::vector<std::pair<int, int64_t>> at;  // rank, number among its own
+  int64_t most = 0;                         // of a rank
+  explicit AllNodes(std::span<const std::vector<sharding::SumNode>> of_rank) {
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+      most = std::max(most, static_cast<int64_t>(of_rank[rank].size()));
+      for (size_t i = 0; i < of_rank[rank].size(); ++i) {
+        nodes.push_back(of_rank[rank][i]);
+        at.emplace_back(static_cast<int>(rank), static_cast<int64_t>(i));
+      }
+    }
+  }
+};
+
+// sum = the tree of what the nodes have, `of(rank, i)` for node i of a rank. A piece at a time stays in the
+// cache.
+template <typename T, typename Of>
+void SumTree(std::span<T> sum, const AllNodes& all, Of of) {
+  constexpr size_t kPiece = 2048;
+  std::vector<float> pieces(all.nodes.size() * kPiece);
+  for (size_t from = 0; from < sum.size(); from += kPiece) {
+    const size_t n = std::min(kPiece, sum.size() - from);
+    for (size_t node = 0; node < all.nodes.size(); ++node)
+      std::copy_n(of(all.at[node].first, all.at[node].second) + from, n, pieces.data() + node * kPiece);
+    sharding::AddUpTree(all.nodes, [&](size_t left, size_t right) {
+      float* to = pieces.data() + left * kPiece;
+      const float* more = pieces.data() + right * kPiece;
+      for (size_t i = 0; i < n; ++i) to[i] += more[i];
+    });
+    for (size_t i = 0; i < n; ++i) sum[from + i] = Narrowed(pieces[i], T{});
   }
 }
 

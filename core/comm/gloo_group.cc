@@ -84,6 +84,12 @@ class GlooGroup final : public Collective {
   Status AllReduceSum(std::span<uint16_t> bfloat16, const std::string& tag) override {
     return Reduce(bfloat16, tag);
   }
+  Status AllReduceTree(const Tree& tree, std::span<float> sum, const std::string& tag) override {
+    return ReduceTree(tree, sum, tag);
+  }
+  Status AllReduceTree(const Tree& tree, std::span<uint16_t> bfloat16, const std::string& tag) override {
+    return ReduceTree(tree, bfloat16, tag);
+  }
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
     return Gather(mine, tag, 0);
   }
@@ -138,6 +144,48 @@ class GlooGroup final : public Collective {
       const std::vector<Interval> of_rank = sharding::OwnedByAll(static_cast<int64_t>(values.size()), size());
       ScatterSum<T>(values, {}, of_rank, In(values, of_rank[static_cast<size_t>(rank())]));
       Share(std::as_writable_bytes(values), of_rank, static_cast<int64_t>(sizeof(T)));
+    });
+  }
+
+  template <typename T>
+  Status ReduceTree(const Tree& tree, std::span<T> sum, const std::string& tag) {
+    if (sum.empty()) return OkStatus();
+    return Guarded("all_reduce_tree", tag, [&] {
+      constexpr int64_t kSize = kBucketBytes / static_cast<int64_t>(sizeof(float));
+      const AllNodes all(tree.nodes);
+      const auto n = static_cast<int64_t>(sum.size());
+      const auto me = static_cast<size_t>(rank()), ranks = static_cast<size_t>(size());
+      const std::vector<Interval> of_rank = sharding::OwnedByAll(n, size());
+      const auto piece = [](auto all, int64_t from, int64_t size) {
+        return all.subspan(static_cast<size_t>(from), static_cast<size_t>(size));
+      };
+      std::vector<std::vector<float>> came(ranks);
+      const int64_t buckets = Buckets(of_rank, kSize);
+      for (int64_t b = 0; b < buckets; ++b) {
+        Transfers under_way(*group_);
+        const Interval mine = Bucket(of_rank[me], b, kSize);
+        for (size_t other = 0; other < ranks; ++other) {
+          if (other == me) continue;
+          const Interval theirs = Bucket(of_rank[other], b, kSize);
+          for (size_t node = 0; node < tree.nodes[me].size(); ++node)
+            under_way.Send(
+                std::as_bytes(piece(tree.mine, static_cast<int64_t>(node) * n + theirs.from, theirs.size())),
+                static_cast<int>(other), Tag());
+          came[other].resize(tree.nodes[other].size() * static_cast<size_t>(mine.size()));
+          for (size_t node = 0; node < tree.nodes[other].size(); ++node)
+            under_way.Receive(
+                std::as_writable_bytes(
+                    piece(std::span(came[other]), static_cast<int64_t>(node) * mine.size(), mine.size())),
+                static_cast<int>(other), Tag());
+        }
+        under_way.End();
+        SumTree(In(sum, mine), all, [&](int rank, int64_t node) -> const float* {
+          return static_cast<size_t>(rank) == me
+                     ? tree.mine.data() + node * n + mine.from
+                     : came[static_cast<size_t>(rank)].data() + node * mine.size();
+        });
+      }
+      Share(std::as_writable_bytes(sum), of_rank, static_cast<int64_t>(sizeof(T)));
     });
   }
 

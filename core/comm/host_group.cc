@@ -218,6 +218,13 @@ class HostGroup final : public Collective {
     return Reduce(bfloat16, tag);
   }
 
+  Status AllReduceTree(const Tree& tree, std::span<float> sum, const std::string& tag) override {
+    return ReduceTree(tree, sum, tag);
+  }
+  Status AllReduceTree(const Tree& tree, std::span<uint16_t> bfloat16, const std::string& tag) override {
+    return ReduceTree(tree, bfloat16, tag);
+  }
+
   StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
     TP_RETURN_IF_ERROR(Begin("all_gather", tag));
     return Numbers(mine);
@@ -305,6 +312,52 @@ class HostGroup final : public Collective {
       TP_RETURN_IF_ERROR(Meet(values.size_bytes()));
       SumInOrder(piece, size_,
                  [&](int other) -> const T* { return other == rank_ ? piece.data() : From<T>(other); });
+    }
+    return OkStatus();
+  }
+
+  // The same choice as in Reduce. A rank's nodes stand behind each other in its outbox.
+  template <typename T>
+  Status ReduceTree(const Tree& tree, std::span<T> sum, const std::string& tag) {
+    TP_RETURN_IF_ERROR(Begin("all_reduce_tree", tag));
+    const AllNodes all(tree.nodes);
+    const auto n = static_cast<int64_t>(sum.size()), most = all.most;
+    const auto own_nodes = static_cast<int64_t>(tree.nodes[static_cast<size_t>(rank_)].size());
+    const int64_t piece = outbox_bytes_ / static_cast<int64_t>(sizeof(float)) / most;
+    if (n > piece && size_ > 2) {
+      const int64_t part = piece / size_;
+      const std::vector<Interval> of_rank = sharding::OwnedByAll(n, size_);
+      const int64_t buckets = Buckets(of_rank, part);
+      for (int64_t b = 0; b < buckets; ++b) {
+        for (int other = 0; other < size_; ++other) {
+          if (other == rank_) continue;
+          const Interval i = Bucket(of_rank[static_cast<size_t>(other)], b, part);
+          for (int64_t node = 0; node < own_nodes; ++node)
+            std::copy_n(tree.mine.data() + node * n + i.from, i.size(),
+                        Outbox<float>() + (other * most + node) * part);
+        }
+        TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(n)));
+        const Interval i = Bucket(of_rank[static_cast<size_t>(rank_)], b, part);
+        SumTree(sum.subspan(static_cast<size_t>(i.from), static_cast<size_t>(i.size())), all,
+                [&](int rank, int64_t node) -> const float* {
+                  return rank == rank_ ? tree.mine.data() + node * n + i.from
+                                       : From<float>(rank) + (rank_ * most + node) * part;
+                });
+      }
+      std::vector<Interval> bytes;
+      for (const Interval& i : of_rank)
+        bytes.push_back({i.from * int64_t{sizeof(T)}, i.to * int64_t{sizeof(T)}});
+      return Share(std::as_writable_bytes(sum), bytes);
+    }
+    for (int64_t at = 0; at < n; at += piece) {
+      const int64_t size = std::min(piece, n - at);
+      for (int64_t node = 0; node < own_nodes; ++node)
+        std::copy_n(tree.mine.data() + node * n + at, size, Outbox<float>() + node * piece);
+      TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(n)));
+      SumTree(sum.subspan(static_cast<size_t>(at), static_cast<size_t>(size)), all,
+              [&](int rank, int64_t node) -> const float* {
+                return rank == rank_ ? tree.mine.data() + node * n + at : From<float>(rank) + node * piece;
+              });
     }
     return OkStatus();
   }

@@ -227,6 +227,16 @@ void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const dev
   Run("RotaryAttention", [&](Launcher& launcher) { return cuda::RotaryAttention(turn, a, launcher); });
 }
 
+// Some terms of a product, unrounded: for a part of a model.
+template <typename Args>
+bool CudaDevice::IsSum(const Args& a) {
+  if constexpr (kIsMultiply<Args>) {
+    if (a.sums != nullptr) LaunchGathered();
+    return a.sums != nullptr;
+  }
+  return false;
+}
+
 // A product of few rows is ours, others are LibTorch's, unless a row has to have the same bits in every
 // batch.
 template <typename Args>
@@ -244,6 +254,7 @@ bool CudaDevice::MultiplyFewRows(const Args& a) {
 
 #define TIDEPOOL_KERNEL(Kernel, Args)                                                             \
   void CudaDevice::Kernel(const device::Args& a) {                                                \
+    if (IsSum(a)) return TorchDevice::Kernel(a);                                                  \
     if (MultiplyFewRows(a)) return;                                                               \
     if constexpr (kHasKernel<device::Args>) {                                                     \
       if (!kIsMultiply<device::Args> || options_.batch_invariant)                                 \

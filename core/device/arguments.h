@@ -12,12 +12,26 @@
 #include <cstdint>
 
 #include "core/device/kv_run.h"
+#include "core/device/square_sum.h"
 
 namespace tidepool::device {
 
 // bfloat16 as stored: the upper half of a float32.
 struct BF16 {
   uint16_t bits = 0;
+};
+
+// How the terms of a sum are added up on devices that keep to it (Device::sums_in_tiles): those of a tile one
+// after the other, and the sums of the tiles, in float32, as a binary tree, neighbours first: tiles 0 to 5 as
+// ((0 + 1) + (2 + 3)) + (4 + 5). So a sum has the same bits wherever its tiles are computed, if the places
+// are the same. Host memory.
+struct SumTiles {
+  static constexpr int kMost = 6, kSegments = 3;
+  int32_t tiles = 1, segments = 1;
+  // Tile t has, of each segment, the terms from the end of tile t - 1 (of the first: begin) to its own end.
+  int64_t begin[kSegments] = {}, end[kSegments][kMost] = {};
+  // Divides all places of the whole sum. Who computes some of its tiles decides by this how, so as all do.
+  int64_t unit = 1;
 };
 
 // Adds `add` (may be null) to x, writes the sum to x_out (may be x; unused when add is null), and
@@ -113,8 +127,9 @@ struct HeadNormBackwardArgs {
   const T* k_norm = nullptr;
   float eps = 0;
   T* dqkv = nullptr;
-  float* dq_norm = nullptr;  // [head_size], added to
+  float* dq_norm = nullptr;  // [head_size], added to; with `tiles` [tiles, head_size], not yet added up
   float* dk_norm = nullptr;
+  const SumTiles* tiles = nullptr;  // of the heads of q, and as a second segment of those of k, behind them
   template <typename V>
   void Fields(V& v) {
     const int64_t width = (heads + 2 * kv_heads) * head_size;
@@ -123,8 +138,8 @@ struct HeadNormBackwardArgs {
     v.In(q_norm, head_size);
     v.In(k_norm, head_size);
     v.InOut(dqkv, rows * width);
-    v.InOut(dq_norm, head_size);
-    v.InOut(dk_norm, head_size);
+    v.InOut(dq_norm, (tiles == nullptr ? 1 : tiles->tiles) * head_size);
+    v.InOut(dk_norm, (tiles == nullptr ? 1 : tiles->tiles) * head_size);
   }
 };
 
@@ -254,15 +269,17 @@ inline float InverseTemperature(float temperature) {
 template <typename T>
 struct TokenLogProbArgs {
   int64_t rows = 0, vocab = 0;
+  int64_t stride = 0;            // from a row of logits to the next; 0: vocab
   const T* logits = nullptr;     // [rows, vocab]
   const int32_t* ids = nullptr;  // [rows]; below 0, as Sample leaves it: logprob is NaN
   float inv_temperature = 1;
   float* logprob = nullptr;  // [rows]
   float* entropy = nullptr;  // [rows] or null
   float* lse = nullptr;      // [rows] or null
+  [[nodiscard]] int64_t row_stride() const { return stride == 0 ? vocab : stride; }
   template <typename V>
   void Fields(V& v) {
-    v.In(logits, rows * vocab);
+    v.In(logits, rows == 0 ? 0 : (rows - 1) * row_stride() + vocab);
     v.In(ids, rows);
     v.Out(logprob, rows);
     v.MaybeOut(entropy, rows);
@@ -321,6 +338,7 @@ struct SampleArgs {
   const T* logits = nullptr;        // [logit_rows, vocab]
   const int32_t* source = nullptr;  // [rows] row of logits
   const SampleRow* how = nullptr;   // [rows]
+  const SumTiles* tiles = nullptr;  // of the vocabulary, for logprob; null: one
   int32_t* ids = nullptr;           // [rows]; -1: the logits hold a value that is not finite
   float* log_kept = nullptr;        // [rows]: log of the share of mass that the cuts kept; 0 without cuts
   // [rows]: the token's log-probability without the cuts, at temperature 1 where that is 0: the number
@@ -400,11 +418,13 @@ struct MultiplyArgs {
   const T* w = nullptr;  // [n, k], or with `strips` as Device::LayOut lays that out
   T* y = nullptr;        // [rows, n]; not x
   bool strips = false;
+  const SumTiles* tiles = nullptr;  // of k; null: one, of all
+  float* sums = nullptr;  // [rows, n]: gets the result unrounded, of the terms in `tiles`; y nothing
   template <typename V>
   void Fields(V& v) {
     v.In(x, rows * k);
     v.In(w, n * k);
-    v.Out(y, rows * n);
+    sums == nullptr ? v.Out(y, rows * n) : v.Out(sums, rows * n);
   }
 };
 // A product with what stands around it: the norm of its rows before it (norm.rows 0: none), the gate of a
@@ -420,14 +440,16 @@ struct FusedMultiplyArgs {
 template <typename T>
 struct MultiplyBackArgs {
   int64_t rows = 0, n = 0, k = 0;
-  const T* dy = nullptr;  // [rows, n]
-  const T* w = nullptr;   // [n, k]
-  T* dx = nullptr;        // [rows, k]; not dy
+  const T* dy = nullptr;            // [rows, n]
+  const T* w = nullptr;             // [n, k]
+  T* dx = nullptr;                  // [rows, k]; not dy
+  const SumTiles* tiles = nullptr;  // of n; null: one, of all
+  float* sums = nullptr;            // [rows, k]: as MultiplyArgs' sums, in place of dx
   template <typename V>
   void Fields(V& v) {
     v.In(dy, rows * n);
     v.In(w, n * k);
-    v.Out(dx, rows * k);
+    sums == nullptr ? v.Out(dx, rows * k) : v.Out(sums, rows * k);
   }
 };
 // dw += dy^T x
@@ -721,10 +743,12 @@ struct SquareSumArgs {
   int64_t n = 0;
   const float* x = nullptr;
   double* sum = nullptr;
+  double* parts = nullptr;  // [kSquareParts] the same, exact (square_sum.h); null on devices without tiles
   template <typename V>
   void Fields(V& v) {
     v.In(x, n);
     v.Out(sum, 1);
+    v.MaybeOut(parts, kSquareParts);
   }
 };
 

@@ -157,10 +157,16 @@ class Device {
   // Nothing where its memory is the host's.
   [[nodiscard]] virtual std::optional<int64_t> free_bytes() { return std::nullopt; }
 
-  // Whether Multiply is faster with a matrix [n, k] that was laid out for it.
-  [[nodiscard]] virtual bool lays_out(int64_t /*n*/, int64_t /*k*/, DType) const { return false; }
+  // Whether sums go by SumTiles where arguments have them; `sums` of products has any device.
+  [[nodiscard]] virtual bool sums_in_tiles() const { return false; }
+
+  // Whether Multiply is faster with matrices [n, k] that were laid out for it; `rows` in all stand behind
+  // each other.
+  [[nodiscard]] virtual bool lays_out(int64_t /*rows*/, int64_t /*n*/, int64_t /*k*/, DType) const {
+    return false;
+  }
   // Lays out matrices [rows, k] that stand behind each other, for MultiplyArgs::strips. `out`: as much
-  // memory. requires lays_out(n, k) of each.
+  // memory. requires lays_out.
   virtual void LayOut(const View& matrices, void* out);
 
   // How the attention of a batch is divided, for any number of layers.

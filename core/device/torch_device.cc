@@ -403,10 +403,23 @@ struct TorchDevice::Impl {
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) const {
     TP_CHECK(!a.strips) << "this device reads no strips";
+    if (a.sums != nullptr) {
+      const int64_t from = a.tiles->begin[0], n = a.tiles->end[0][a.tiles->tiles - 1] - from;
+      return Product(a.sums, Wide(a.x, {a.rows, a.k}).narrow(1, from, n),
+                     Wide(a.w, {a.n, a.k}).narrow(1, from, n).t());
+    }
     Product(a.y, Operand(a.x, {a.rows, a.k}), Operand(a.w, {a.n, a.k}).t());
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) const {
+    if (a.sums != nullptr) {
+      Tensor to = Raw(a.sums, {a.rows, a.k}).zero_();
+      for (int32_t s = 0; s < a.tiles->segments; ++s) {
+        const int64_t from = a.tiles->begin[s], n = a.tiles->end[s][a.tiles->tiles - 1] - from;
+        to.addmm_(Wide(a.dy, {a.rows, a.n}).narrow(1, from, n), Wide(a.w, {a.n, a.k}).narrow(0, from, n));
+      }
+      return;
+    }
     Product(a.dx, Operand(a.dy, {a.rows, a.n}), Operand(a.w, {a.n, a.k}));
   }
   template <typename T>

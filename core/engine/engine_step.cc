@@ -179,7 +179,8 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
     how.push_back(
         SampleRowOf(s.sampling, SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
   }
-  const std::vector<model::Drawn> drawn = model::DrawTokens(*device, logits.view, source, how);
+  const std::vector<model::Drawn> drawn =
+      model::DrawTokens(*device, logits.view, source, how, decoder.vocabulary());
   for (size_t i = 0; i < picks.size(); ++i) {
     picks[i].id = drawn[i].id;
     picks[i].log_kept = drawn[i].log_kept;

@@ -19,6 +19,7 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
+      cuts(whole, part, device.sums_in_tiles()),
       shared_weights(w.On(shared_device, part)),
       on_device(*shared_weights),
       scratch(device) {
@@ -55,6 +56,24 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
   embedding = find("embedding");
   final_norm = find("final_norm");
   head = spec.tie_embeddings || spec.value_head ? embedding : find("head");
+
+  const int64_t q = whole.heads * whole.head_size, kv = whole.kv_heads * whole.head_size,
+                ff = whole.intermediate_size, vocab = whole.vocab_size;
+  using Segments = std::vector<int64_t>;
+  for (const auto& [sum, segments] : {std::pair(&over_heads, Segments{q}),
+                                      {&over_inner, Segments{ff}},
+                                      {&over_qkv, Segments{q, kv, kv}},
+                                      {&over_gate_up, Segments{ff, ff}},
+                                      {&over_vocabulary, Segments{vocab}}}) {
+    for (const SumNode& node : cuts.nodes()[static_cast<size_t>(part.rank)])
+      sum->push_back(cuts.Of(node, segments));
+  }
+  const SumNode mine{cuts.first(), cuts.end() - cuts.first()};
+  head_tiles = cuts.Of(mine, Segments{whole.heads, whole.kv_heads});
+  const device::SumTiles own = cuts.Of(mine, Segments{vocab});
+  for (int32_t t = 0; t < own.tiles; ++t)
+    logits_tiles.emplace_back(t == 0 ? own.begin[0] : own.end[0][t - 1], own.end[0][t]);
+  vocabulary = SumCuts(whole, {}, device.sums_in_tiles()).Of({0, cuts.tiles()}, Segments{vocab});
 }
 
 void Decoder::Impl::EnsurePositions(std::span<const int32_t> of_rows) {
@@ -228,12 +247,25 @@ void Decoder::Impl::TakeUnsaved(ActivationArena& arena, int64_t rows, BlockBuffe
                 pairs = rows * spec.moe.experts_per_token;
   b.norm = arena.Take(rows, d, dtype);
   b.out = arena.Take(rows, d, dtype);
+  b.sums = TakeSums(arena, rows);
   if (sparse < spec.layers) b.act = arena.Take(rows, spec.intermediate_size, dtype);
   if (sparse == 0) return;
   b.moe.x = arena.Take(pairs, d, dtype);
   b.moe.act = arena.Take(pairs, spec.moe.intermediate_size, dtype);
   if (spec.moe.shared_intermediate_size > 0)
     b.moe.shared_act = arena.Take(rows, spec.moe.shared_intermediate_size, dtype);
+}
+
+View Decoder::Impl::TakeSums(ActivationArena& arena, int64_t rows) const {
+  if (part.whole()) return {};
+  return arena.Take(static_cast<int64_t>(over_inner.size()) * rows, spec.hidden_size, DType::kFloat32);
+}
+
+template <typename T>
+void Decoder::Impl::Multiply(const View& out, const View& x, int64_t w, const Sum& sum, const View& sums,
+                             const char* what) const {
+  FormSum(Product<T>(out, x, w), out, sum, sums, what,
+          [&](const device::MultiplyArgs<T>& a) { device.Multiply(a); });
 }
 
 template <typename T>
@@ -253,7 +285,7 @@ void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
                                               .table = table.As<T>(),
                                               .out = x.As<T>(),
                                               .strips = strips});
-  AddUp(x, "embedding");
+  if (!part.whole()) others().AddUp(device, x, "embedding");
 }
 
 template <typename T>
@@ -325,8 +357,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
     device.Rotary(rotary);
     device.Attention(attention);
   }
-  Multiply<T>(b.out, b.a, w.o);
-  AddUp(b.out, "attention");
+  Multiply<T>(b.out, b.a, w.o, over_heads, b.sums, "attention");
   AddBias<T>(w.o_bias, b.out);
   const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0;
   if (!together || !gated) device.RmsNorm(norm2);
@@ -341,8 +372,7 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
     device.SwiGlu(glu);
   }
   if (for_backward) return;
-  Multiply<T>(b.out, b.act, w.down);
-  AddUp(b.out, "feed-forward");
+  Multiply<T>(b.out, b.act, w.down, over_inner, b.sums, "feed-forward");
   AddBias<T>(w.down_bias, b.out);
 }
 
@@ -473,6 +503,7 @@ void Decoder::UsePeers(Peers* peers) {
 }
 const ModelSpec& Decoder::spec() const { return impl_->spec; }
 int64_t Decoder::first_token() const { return impl_->first_token; }
+const device::SumTiles& Decoder::vocabulary() const { return impl_->vocabulary; }
 device::Device& Decoder::device() const { return impl_->device; }
 
 void Decoder::WeightsChanged() { impl_->on_device.Upload(); }

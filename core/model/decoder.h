@@ -62,7 +62,8 @@ class Decoder {
   // copy, one for all decoders of these weights on it: what an optimizer writes there, all of them compute
   // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
   // `part`: of the model (cut.h); everything that it computes then needs the other ranks (UsePeers), which
-  // compute the same rows. Results are those of the whole model, up to rounding.
+  // compute the same rows. On devices that sum in tiles the results of two, three and four ranks have the
+  // bits of the whole model's (sum_cuts.h).
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part = {});
   ~Decoder();
 
@@ -80,8 +81,10 @@ class Decoder {
   // of a part: of its own tokens, which begin at first_token().
   device::Array Logits(const device::View& hidden) const;
   [[nodiscard]] int64_t first_token() const;
+  // Where sums over the vocabulary are cut, for DrawTokens.
+  [[nodiscard]] const device::SumTiles& vocabulary() const;
   // As model::TokenLogProbs and its backward (row_operations.h), with ids of the whole vocabulary. No rank
-  // sees logits of another: three numbers a row are exchanged.
+  // sees logits of another: a few numbers a row are exchanged.
   void TokenLogProbs(const device::View& logits, std::span<const int32_t> ids, float temperature,
                      std::span<float> logprobs, std::span<float> entropy = {},
                      std::span<float> lse = {}) const;
@@ -106,11 +109,10 @@ class Decoder {
   // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
   device::Array LogitsBackward(const device::View& hidden, const device::View& dlogits,
                                Gradients& grads) const;
+  // Of each row of `values` [n, this part's tokens] the sum over the whole vocabulary.
+  [[nodiscard]] std::vector<float> SumOverVocabulary(std::span<const float> values) const;
   // Numbers of all ranks, one rank after the other; `mine` itself where there is one part.
   [[nodiscard]] std::vector<float> OfAllRanks(std::span<const float> mine) const;
-  // Of a part, when all of `grads` is there: adds up over the ranks what each has of the gradients of
-  // parameters that all have, but sum over heads.
-  void AddUpShared(Gradients& grads) const;
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();

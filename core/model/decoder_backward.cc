@@ -47,6 +47,15 @@ void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const View& w) 
 }
 
 template <typename T>
+void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const View& w, const Sum& sum,
+                                 const View& sums, const char* what) const {
+  FormSum(
+      device::MultiplyBackArgs<T>{
+          .rows = dy.rows, .n = w.rows, .k = w.cols, .dy = dy.As<T>(), .w = w.As<T>(), .dx = dx.As<T>()},
+      dx, sum, sums, what, [&](const device::MultiplyBackArgs<T>& a) { device.MultiplyBack(a); });
+}
+
+template <typename T>
 void Decoder::Impl::MultiplyBackWeight(float* dw, const View& dy, const View& x) const {
   device.MultiplyBackWeight(device::MultiplyBackWeightArgs<T>{
       .rows = dy.rows, .n = dy.cols, .k = x.cols, .dy = dy.As<T>(), .x = x.As<T>(), .dw = dw});
@@ -65,7 +74,8 @@ void Decoder::Impl::AddBiasGradient(int64_t index, const View& dy, Gradients& gr
 
 template <typename T>
 void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& gate_up, const View& act,
-                                const View& x, const View& dy, const View& dx, Gradients& grads) {
+                                const View& x, const View& dy, const View& dx, const View& sums,
+                                Gradients& grads) {
   const int64_t up = shared ? w.shared_gate_up : w.gate_up, down = shared ? w.shared_down : w.down;
   device.SwiGlu(device::SwiGluArgs<T>{
       .rows = act.rows, .ff = act.cols, .gate_up = gate_up.As<T>(), .act = act.As<T>()});
@@ -77,14 +87,15 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
                                                       .dact = act.As<T>(),
                                                       .dgate_up = gate_up.As<T>()});
   MultiplyBackWeight<T>(Gradient(up, grads), gate_up, x);
-  MultiplyBack<T>(dx, gate_up, parameter(up));
-  AddUp(dx, "feed-forward, backward");
+  if (shared) return MultiplyBack<T>(dx, gate_up, parameter(up));
+  MultiplyBack<T>(dx, gate_up, parameter(up), over_gate_up, sums, "feed-forward, backward");
 }
 
 // The experts' backward is in another file.
 #define TIDEPOOL_INSTANTIATE(T)                                                                    \
   template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&, \
-                                              const View&, const View&, const View&, Gradients&);  \
+                                              const View&, const View&, const View&, const View&,  \
+                                              Gradients&);                                         \
   template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const View&) const;       \
   template void Decoder::Impl::MultiplyBackWeight<T>(float*, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
@@ -122,7 +133,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
     ExpertsBackward<T>(layer, saved, b, dx_narrow, balance_scale, grads);
   } else {
     AddBiasGradient<T>(w.down_bias, dx_narrow, grads);
-    MlpBackward<T>(w, /*shared=*/false, b.gate_up, b.act, norm, dx_narrow, dnorm, grads);
+    MlpBackward<T>(w, /*shared=*/false, b.gate_up, b.act, norm, dx_narrow, dnorm, b.sums, grads);
     AddBiasGradient<T>(w.gate_up_bias, b.gate_up, grads);
   }
   norm_backward(b.x_mid, b.rstd2, w.mlp_norm);
@@ -150,25 +161,68 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
                                                             .dqkv = dqkv.As<T>(),
                                                             .work = saved.backward.get()});
   if (spec.qk_norm) {
-    device.HeadNormBackward(device::HeadNormBackwardArgs<T>{.rows = rows,
-                                                            .heads = spec.heads,
-                                                            .kv_heads = spec.kv_heads,
-                                                            .head_size = spec.head_size,
-                                                            .qkv = b.qkv.As<T>(),
-                                                            .bias = Weight<T>(w.qkv_bias),
-                                                            .q_norm = Weight<T>(w.q_norm),
-                                                            .k_norm = Weight<T>(w.k_norm),
-                                                            .eps = eps,
-                                                            .dqkv = dqkv.As<T>(),
-                                                            .dq_norm = Gradient(w.q_norm, grads),
-                                                            .dk_norm = Gradient(w.k_norm, grads)});
+    const int64_t tiles = head_tiles.tiles;
+    const bool alone = part.whole() && tiles == 1;
+    const View dq_norm = alone ? View{} : scratch.Take(tiles, spec.head_size, DType::kFloat32),
+               dk_norm = alone ? View{} : scratch.Take(tiles, spec.head_size, DType::kFloat32);
+    for (const View& of : {dq_norm, dk_norm})
+      if (of) device.Zero(of.data, of.bytes());
+    device.HeadNormBackward(
+        device::HeadNormBackwardArgs<T>{.rows = rows,
+                                        .heads = spec.heads,
+                                        .kv_heads = spec.kv_heads,
+                                        .head_size = spec.head_size,
+                                        .qkv = b.qkv.As<T>(),
+                                        .bias = Weight<T>(w.qkv_bias),
+                                        .q_norm = Weight<T>(w.q_norm),
+                                        .k_norm = Weight<T>(w.k_norm),
+                                        .eps = eps,
+                                        .dqkv = dqkv.As<T>(),
+                                        .dq_norm = alone ? Gradient(w.q_norm, grads) : dq_norm.As<float>(),
+                                        .dk_norm = alone ? Gradient(w.k_norm, grads) : dk_norm.As<float>(),
+                                        .tiles = tiles > 1 ? &head_tiles : nullptr});
+    if (!alone) AddHeadNorms(w, dq_norm, dk_norm, grads);
   }
   AddBiasGradient<T>(w.qkv_bias, dqkv, grads);
   renorm(b.x, w.attention_norm);
   MultiplyBackWeight<T>(Gradient(w.qkv, grads), dqkv, norm);
-  MultiplyBack<T>(dnorm, dqkv, parameter(w.qkv));
-  AddUp(dnorm, "attention, backward");
+  MultiplyBack<T>(dnorm, dqkv, parameter(w.qkv), over_qkv, b.sums, "attention, backward");
   norm_backward(b.x, b.rstd1, w.attention_norm);
+}
+
+void Decoder::Impl::AddHeadNorms(const LayerWeights& w, const View& dq_norm, const View& dk_norm,
+                                 Gradients& grads) const {
+  const int64_t size = spec.head_size, tiles = dq_norm.rows;
+  // Of each node a row: of q, then of k.
+  std::vector<float> nodes;
+  const std::vector<float> q = device.Read(dq_norm.As<float>(), tiles * size),
+                           k = device.Read(dk_norm.As<float>(), tiles * size);
+  for (const SumNode& node : cuts.nodes()[static_cast<size_t>(part.rank)]) {
+    std::vector<SumNode> leaves;
+    std::vector<std::vector<float>> sums;
+    for (int32_t t = 0; t < node.tiles; ++t) {
+      const int64_t at = (node.first - cuts.first() + t) * size;
+      leaves.push_back({t, 1});
+      std::vector<float>& sum = sums.emplace_back(q.begin() + at, q.begin() + at + size);
+      sum.insert(sum.end(), k.begin() + at, k.begin() + at + size);
+    }
+    sharding::AddUpTree(leaves, [&](size_t left, size_t right) {
+      for (size_t i = 0; i < sums[left].size(); ++i) sums[left][i] += sums[right][i];
+    });
+    nodes.insert(nodes.end(), sums[0].begin(), sums[0].end());
+  }
+  const Array sum = device.Take(1, 2 * size, DType::kFloat32);
+  if (part.whole()) {
+    device.Upload(sum.view.As<float>(), std::span<const float>(nodes));
+  } else {
+    const auto rows = static_cast<int64_t>(nodes.size()) / (2 * size);
+    const Array mine = device.Take(rows, 2 * size, DType::kFloat32);
+    device.Upload(mine.view.As<float>(), std::span<const float>(nodes));
+    others().AddUpNodes(device, mine.view, cuts.nodes(), sum.view, "gradients of head norms");
+  }
+  for (const auto& [norm, at] : {std::pair(w.q_norm, int64_t{0}), {w.k_norm, size}})
+    device.ColumnSum(device::ColumnSumArgs<float>{
+        .rows = 1, .n = size, .x = sum.view.As<float>() + at, .out = Gradient(norm, grads)});
 }
 
 template <typename T>
@@ -233,25 +287,17 @@ void Decoder::Backward(SavedPtr saved, const View& grad_hidden, Gradients& grads
 
 Array Decoder::LogitsBackward(const View& hidden, const View& dlogits, Gradients& grads) const {
   Impl& m = *impl_;
-  Array dhidden = m.device.Take(hidden.rows, hidden.cols, hidden.dtype);
+  Array dhidden = m.device.Take(hidden.rows, hidden.cols, hidden.dtype), sums;
+  if (!m.part.whole())
+    sums = m.device.Take(static_cast<int64_t>(m.over_vocabulary.size()) * hidden.rows, hidden.cols,
+                         DType::kFloat32);
   const auto run = [&]<typename T>(T) {
     m.MultiplyBackWeight<T>(m.Gradient(m.head, grads), dlogits, hidden);
-    m.MultiplyBack<T>(dhidden.view, dlogits, m.parameter(m.head));
+    m.MultiplyBack<T>(dhidden.view, dlogits, m.parameter(m.head), m.over_vocabulary, sums.view,
+                      "head, backward");
   };
   m.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
-  m.AddUp(dhidden.view, "head, backward");
   return dhidden;
-}
-
-void Decoder::AddUpShared(Gradients& grads) const {
-  const Impl& m = *impl_;
-  if (m.part.whole()) return;
-  for (const LayerWeights& w : m.layers) {
-    for (const int64_t norm : {w.q_norm, w.k_norm}) {  // of all heads
-      if (norm >= 0)
-        m.AddUp({m.Gradient(norm, grads), 1, m.spec.head_size, DType::kFloat32}, "gradients of head norms");
-    }
-  }
 }
 
 }  // namespace tidepool::model

@@ -10,6 +10,7 @@
 #include "core/model/activation_arena.h"
 #include "core/model/decoder.h"
 #include "core/model/peers.h"
+#include "core/model/sum_cuts.h"
 
 namespace tidepool::model {
 
@@ -72,11 +73,12 @@ struct BlockBuffers {
   View gate_up;    // [P, 2 ff]
   View act;        // [P, ff]; never saved
   View out;        // [P, d] product results on their way to the residual; never saved
+  View sums;       // [nodes * P, d] float32, of a part: those of `out` that this rank has; never saved
   MoeBuffers moe;  // sparse blocks
 
   // Takes over the buffers that are never saved.
   void LendUnsaved(const BlockBuffers& from) {
-    norm = from.norm, act = from.act, out = from.out;
+    norm = from.norm, act = from.act, out = from.out, sums = from.sums;
     moe.x = from.moe.x, moe.act = from.moe.act, moe.shared_act = from.moe.shared_act;
   }
 };
@@ -123,6 +125,14 @@ struct Decoder::Impl {
   const std::shared_ptr<device::Device> shared_device;
   device::Device& device;
   const DType dtype;
+  const SumCuts cuts;
+  // Sums over what ranks divide, as this one forms them: its nodes.
+  using Sum = std::vector<device::SumTiles>;
+  Sum over_heads, over_inner;                             // of o and down
+  Sum over_qkv, over_gate_up, over_vocabulary;            // of their inputs' gradients
+  device::SumTiles head_tiles;                            // of q and k, all of this part
+  device::SumTiles vocabulary;                            // of the whole
+  std::vector<std::pair<int64_t, int64_t>> logits_tiles;  // [first, end) of this part's own
   const std::shared_ptr<DeviceWeights> shared_weights;  // with other decoders of these weights on the device
   DeviceWeights& on_device;
   std::vector<LayerWeights> layers;
@@ -152,6 +162,17 @@ struct Decoder::Impl {
   void Multiply(const View& out, const View& x, int64_t w) const;
   template <typename T>
   void MultiplyBack(const View& dx, const View& dy, const View& w) const;
+  // The same where ranks divide the sum; `sums`: BlockBuffers'. `what` names it.
+  template <typename T>
+  void Multiply(const View& out, const View& x, int64_t w, const Sum& sum, const View& sums,
+                const char* what) const;
+  template <typename T>
+  void MultiplyBack(const View& dx, const View& dy, const View& w, const Sum& sum, const View& sums,
+                    const char* what) const;
+  template <typename Args, typename Call>
+  void FormSum(Args args, const View& out, const Sum& sum, const View& sums, const char* what,
+               Call product) const;
+  [[nodiscard]] View TakeSums(ActivationArena& arena, int64_t rows) const;  // nothing where there is one part
   template <typename T>
   void MultiplyBackWeight(float* dw, const View& dy, const View& x) const;
   [[nodiscard]] device::HeadShape heads() const { return {spec.heads, spec.kv_heads, spec.head_size, dtype}; }
@@ -164,11 +185,11 @@ struct Decoder::Impl {
     return sparse < 0 ? nullptr : of_all + sparse * rows * spec.moe.experts_per_token;
   }
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
-  // Sums over the ranks; nothing where there is one part.
-  void AddUp(const View& x, const char* what) const {
-    if (part.whole()) return;
+  // Numbers of each tile of the vocabulary, `each` of one; `mine`: of this part's tiles.
+  [[nodiscard]] std::vector<float> OfAllTiles(std::vector<float> mine, size_t each) const;
+  [[nodiscard]] Peers& others() const {
     TP_CHECK(peers != nullptr) << "a part of a model computes without the other ranks";
-    peers->AddUp(device, x, what);
+    return *peers;
   }
   // Ids in this part's tables; -1: another rank's.
   [[nodiscard]] std::vector<int32_t> OwnIds(std::span<const int32_t> ids) const;
@@ -234,10 +255,29 @@ struct Decoder::Impl {
   // added to, and dx gets the input's. It may be dy.
   template <typename T>
   void MlpBackward(const LayerWeights& w, bool shared, const View& gate_up, const View& act, const View& x,
-                   const View& dy, const View& dx, Gradients& grads);
+                   const View& dy, const View& dx, const View& sums, Gradients& grads);
+  // Gradients of norms of q's and k's heads, which all ranks have: those of this part's heads, in tiles
+  // [head_tiles.tiles, head_size] each, are added up over all and added to `grads`.
+  void AddHeadNorms(const LayerWeights& w, const View& dq_norm, const View& dk_norm, Gradients& grads) const;
   template <typename T>
   void AddBiasGradient(int64_t index, const View& dy, Gradients& grads) const;
 };
+
+// Whole, one product; else one for each node, whose sums go over the ranks.
+template <typename Args, typename Call>
+void Decoder::Impl::FormSum(Args args, const View& out, const Sum& sum, const View& sums, const char* what,
+                            Call product) const {
+  if (part.whole()) {
+    if (sum[0].tiles > 1) args.tiles = sum.data();
+    return product(args);
+  }
+  for (size_t i = 0; i < sum.size(); ++i) {
+    args.tiles = &sum[i];
+    args.sums = sums.Rows(static_cast<int64_t>(i) * out.rows, out.rows).template As<float>();
+    product(args);
+  }
+  others().AddUpNodes(device, sums, cuts.nodes(), out, what);
+}
 
 // Ranges of rows that attend inside themselves only: [begin, end) pairs that tile [0, rows).
 std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch);

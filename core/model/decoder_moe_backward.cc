@@ -113,7 +113,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
                                                     .dx = dnorm.As<float>()});
     MultiplyBackWeight<float>(Gradient(w.shared_gate, grads), {dgate, rows, 1, DType::kFloat32}, x);
     MlpBackward<T>(w, /*shared=*/true, moe.shared_gate_up, moe.shared_act, b.norm, dshared, dnorm_narrow,
-                   grads);
+                   /*sums=*/{}, grads);
   }
   device.SumExperts(device::SumExpertsArgs<T>{.rows = rows,
                                               .d = d,

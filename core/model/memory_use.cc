@@ -100,7 +100,8 @@ int64_t LaidOutBytes(const ModelSpec& s, DType dtype) {
                              [&](const Parameter& p) {
                                return p.product_rows > 0 &&
                                       device::FitsStrips(p.product_rows,
-                                                         p.numel() / p.shape[0] * Bytes(dtype));
+                                                         p.numel() / p.shape[0] * Bytes(dtype),
+                                                         p.product_rows == p.shape[0]);
                              })
              ? WeightBytes(s, dtype)
              : 0;

@@ -1,10 +1,12 @@
-// Log-probabilities of tokens where each rank has logits of its own part of the vocabulary.
+// Log-probabilities of tokens where the vocabulary is in tiles, or each rank has logits of its own part of
+// it.
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "core/device/log_prob_tiles.h"
 #include "core/model/decoder_impl.h"
 #include "core/model/row_operations.h"
 
@@ -13,44 +15,83 @@ namespace tidepool::model {
 void Decoder::TokenLogProbs(const View& logits, std::span<const int32_t> ids, float temperature,
                             std::span<float> logprobs, std::span<float> entropy, std::span<float> lse) const {
   const Impl& m = *impl_;
-  if (m.part.whole()) return model::TokenLogProbs(m.device, logits, ids, temperature, logprobs, entropy, lse);
+  if (m.part.whole() && m.logits_tiles.size() == 1)
+    return model::TokenLogProbs(m.device, logits, ids, temperature, logprobs, entropy, lse);
   const size_t n = ids.size();
   if (n == 0) return;
-  // Of this rank's tokens alone: their sum, their mean logit (which the entropy gives), and the logit of the
-  // token that was taken, which one rank has.
-  std::vector<float> own_logprob(n), own_entropy(n), own_lse(n);
   const std::vector<int32_t> own_ids = m.OwnIds(ids);
-  model::TokenLogProbs(m.device, logits, own_ids, temperature, own_logprob, own_entropy, own_lse);
-  std::vector<float> mine;
-  for (size_t i = 0; i < n; ++i) {
-    mine.push_back(own_lse[i]);
-    mine.push_back(own_entropy[i]);
-    mine.push_back(own_ids[i] < 0 ? 0.0F : own_logprob[i]);
-  }
-  for (const int32_t id : own_ids) mine.push_back(id < 0 ? 0.0F : 1.0F);
-  const std::vector<float> all = m.peers->Gather(mine, "head");
-  const size_t stride = mine.size();
-  const auto ranks = static_cast<size_t>(m.part.of);
-  for (size_t i = 0; i < n; ++i) {
-    const auto said = [&](size_t rank, size_t what) -> double { return all[rank * stride + 3 * i + what]; };
-    double top = said(0, 0), sum = 0, mean = 0, token = 0;
-    for (size_t r = 1; r < ranks; ++r) top = std::max(top, said(r, 0));
-    for (size_t r = 0; r < ranks; ++r) sum += std::exp(said(r, 0) - top);
-    const double total = top + std::log(sum);
-    for (size_t r = 0; r < ranks; ++r) {
-      const double share = std::exp(said(r, 0) - total);
-      if (share > 0) mean += share * (said(r, 0) - said(r, 1));
-      if (all[r * stride + 3 * n + i] != 0) token = said(r, 2) + said(r, 0);
+  // Of each tile of this rank's logits, and of each row: what device::LogProbTile has.
+  constexpr size_t kNumbers = 4;
+  std::vector<float> mine(m.logits_tiles.size() * n * kNumbers), of_tile_logprob(n),
+      of_tile_entropy(entropy.empty() ? 0 : n), of_tile_lse(n);
+  std::vector<int32_t> in_tile(n);
+  for (size_t t = 0; t < m.logits_tiles.size(); ++t) {
+    const auto [first, end] = m.logits_tiles[t];
+    for (size_t i = 0; i < n; ++i)
+      in_tile[i] = own_ids[i] >= first && own_ids[i] < end ? own_ids[i] - static_cast<int32_t>(first) : -1;
+    model::TokenLogProbs(m.device, logits, in_tile, temperature, of_tile_logprob, of_tile_entropy,
+                         of_tile_lse, {first, end});
+    for (size_t i = 0; i < n; ++i) {
+      float* to = mine.data() + (t * n + i) * kNumbers;
+      to[0] = of_tile_lse[i];
+      to[1] = entropy.empty() ? 0.0F : of_tile_entropy[i];
+      to[2] = in_tile[i] < 0 ? 0.0F : of_tile_logprob[i];
+      to[3] = in_tile[i] < 0 ? 0.0F : 1.0F;
     }
-    logprobs[i] = static_cast<float>(token - total);
-    if (!entropy.empty()) entropy[i] = static_cast<float>(total - mean);
-    if (!lse.empty()) lse[i] = static_cast<float>(total);
   }
+  const std::vector<float> all = m.OfAllTiles(std::move(mine), n * kNumbers);
+  std::vector<device::LogProbTile> tiles(static_cast<size_t>(m.cuts.tiles()));
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      const float* said = all.data() + (t * n + i) * kNumbers;
+      tiles[t] = {said[0], said[1], said[2], said[3] != 0};
+    }
+    const device::LogProb sum = device::OfTiles(tiles);
+    logprobs[i] = sum.logprob;
+    if (!entropy.empty()) entropy[i] = sum.entropy;
+    if (!lse.empty()) lse[i] = sum.lse;
+  }
+}
+
+// Ranks with fewer tiles than others fill up.
+std::vector<float> Decoder::Impl::OfAllTiles(std::vector<float> mine, size_t each) const {
+  if (part.whole()) return mine;
+  const auto tiles_of = [&](const std::vector<SumNode>& nodes) {
+    size_t tiles = 0;
+    for (const SumNode& node : nodes) tiles += static_cast<size_t>(node.tiles);
+    return tiles;
+  };
+  size_t most = 0;
+  for (const auto& nodes : cuts.nodes()) most = std::max(most, tiles_of(nodes));
+  mine.resize(most * each);
+  const std::vector<float> ranks = others().Gather(mine, "head");
+  std::vector<float> all;
+  for (size_t rank = 0; rank < cuts.nodes().size(); ++rank) {
+    const auto from = ranks.begin() + static_cast<int64_t>(rank * most * each);
+    all.insert(all.end(), from, from + static_cast<int64_t>(tiles_of(cuts.nodes()[rank]) * each));
+  }
+  return all;
+}
+
+std::vector<float> Decoder::SumOverVocabulary(std::span<const float> values) const {
+  const Impl& m = *impl_;
+  const auto width = static_cast<size_t>(m.spec.vocab_size), n = values.size() / width;
+  std::vector<float> mine;
+  for (const auto& [first, end] : m.logits_tiles) {
+    for (size_t i = 0; i < n; ++i) {
+      const auto row = values.begin() + static_cast<int64_t>(i * width);
+      mine.push_back(static_cast<float>(std::accumulate(row + first, row + end, 0.0)));
+    }
+  }
+  const std::vector<float> all = m.OfAllTiles(std::move(mine), n);
+  std::vector<float> sums(n);
+  for (size_t i = 0; i < all.size(); ++i) sums[i % n] += all[i];
+  return sums;
 }
 
 std::vector<float> Decoder::OfAllRanks(std::span<const float> mine) const {
   if (impl_->part.whole()) return {mine.begin(), mine.end()};
-  return impl_->peers->Gather(mine, "head");
+  return impl_->others().Gather(mine, "head");
 }
 
 void Decoder::TokenLogProbsBackward(const View& logits, std::span<const int32_t> ids, float temperature,

@@ -12,6 +12,7 @@
 #include "core/device/device.h"
 #include "core/model/cut.h"
 #include "core/sharding/intervals.h"
+#include "core/sharding/sum_tree.h"
 
 namespace tidepool::model {
 
@@ -31,6 +32,11 @@ class Peers {
   // x, of float32 or bfloat16, becomes the sum of all ranks' x, formed in float32 in the order of the ranks.
   // `what` names it in errors.
   virtual void AddUp(device::Device& device, const device::View& x, const char* what) = 0;
+  // `out` becomes the sum of what all ranks have, by the tree of core/sharding/sum_tree.h, rounded once:
+  // `nodes` by rank, this one's in float32 behind each other in `mine`, each of the size of `out`.
+  virtual void AddUpNodes(device::Device& device, const device::View& mine,
+                          std::span<const std::vector<sharding::SumNode>> nodes, const device::View& out,
+                          const char* what) = 0;
   // Everybody's numbers, rank after rank. All have as many.
   virtual std::vector<float> Gather(std::span<const float> mine, const char* what) = 0;
   // Every rank gets what each rank has in its interval of `bytes`.

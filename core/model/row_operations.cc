@@ -10,11 +10,11 @@ namespace {
 
 using device::BF16;
 
-void CheckLogits(const device::View& logits, std::span<const int32_t> ids) {
-  TP_CHECK(static_cast<int64_t>(ids.size()) == logits.rows)
-      << ids.size() << " ids for " << logits.rows << " rows of logits";
+void CheckLogits(int64_t rows, int64_t vocabulary, std::span<const int32_t> ids) {
+  TP_CHECK(static_cast<int64_t>(ids.size()) == rows)
+      << ids.size() << " ids for " << rows << " rows of logits";
   for (const int32_t id : ids)
-    TP_CHECK(id >= -1 && id < logits.cols) << "token id " << id << " of " << logits.cols;
+    TP_CHECK(id >= -1 && id < vocabulary) << "token id " << id << " of " << vocabulary;
 }
 
 template <typename V>
@@ -27,7 +27,15 @@ const V* Data(const std::shared_ptr<device::Buffer>& buffer) {
 void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
                    float temperature, std::span<float> logprobs, std::span<float> entropy,
                    std::span<float> lse) {
-  CheckLogits(logits, ids);
+  TokenLogProbs(device, logits, ids, temperature, logprobs, entropy, lse, {0, logits.cols});
+}
+
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy,
+                   std::span<float> lse, const std::pair<int64_t, int64_t>& columns) {
+  const auto [first, end] = columns;
+  TP_CHECK(0 <= first && first <= end && end <= logits.cols) << "columns " << first << " to " << end;
+  CheckLogits(logits.rows, end - first, ids);
   TP_CHECK(temperature > 0) << "temperature " << temperature;
   TP_CHECK(logprobs.size() == ids.size() && (entropy.empty() || entropy.size() == ids.size()) &&
            (lse.empty() || lse.size() == ids.size()))
@@ -40,8 +48,9 @@ void TokenLogProbs(device::Device& device, const device::View& logits, std::span
   const auto run = [&]<typename T>(T) {
     device.TokenLogProb(
         device::TokenLogProbArgs<T>{.rows = n,
-                                    .vocab = logits.cols,
-                                    .logits = logits.As<T>(),
+                                    .vocab = end - first,
+                                    .stride = logits.cols,
+                                    .logits = logits.As<T>() + first,
                                     .ids = Data<int32_t>(on_device),
                                     .inv_temperature = device::InverseTemperature(temperature),
                                     .logprob = row(0),
@@ -58,7 +67,7 @@ void TokenLogProbs(device::Device& device, const device::View& logits, std::span
 void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
                            float temperature, std::span<const float> lse, std::span<const float> entropy,
                            std::span<const float> dlogprobs, std::span<const float> dentropy) {
-  CheckLogits(logits, ids);
+  CheckLogits(logits.rows, logits.cols, ids);
   TP_CHECK(lse.size() == ids.size() && dlogprobs.size() == ids.size() && entropy.size() == dentropy.size() &&
            (entropy.empty() || entropy.size() == ids.size()))
       << "inputs of another length than ids";
@@ -100,7 +109,8 @@ void GatherRows(device::Device& device, const device::View& from, std::span<cons
 }
 
 std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
-                              std::span<const int32_t> source, std::span<const device::SampleRow> how) {
+                              std::span<const int32_t> source, std::span<const device::SampleRow> how,
+                              const device::SumTiles& vocabulary) {
   const auto n = static_cast<int64_t>(how.size());
   TP_CHECK(source.size() == how.size()) << source.size() << " sources of " << how.size() << " draws";
   device::Parcel parcel;
@@ -114,6 +124,7 @@ std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits
                                         .logits = logits.As<T>(),
                                         .source = parcel.At<int32_t>(at_source),
                                         .how = parcel.At<device::SampleRow>(at_how),
+                                        .tiles = vocabulary.tiles > 1 ? &vocabulary : nullptr,
                                         .ids = static_cast<int32_t*>(out.view.data),
                                         .log_kept = out.view.Rows(1, 1).As<float>(),
                                         .logprob = out.view.Rows(2, 1).As<float>()});

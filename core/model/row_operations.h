@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/device/device.h"
@@ -19,6 +20,11 @@ namespace tidepool::model {
 void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
                    float temperature, std::span<float> logprobs, std::span<float> entropy = {},
                    std::span<float> lse = {});
+// The same of columns [first, end) of the logits alone, and of ids that count from `first` on. requires a
+// device that sums in tiles, or all columns.
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy,
+                   std::span<float> lse, const std::pair<int64_t, int64_t>& columns);
 
 // Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
 // `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.
@@ -36,8 +42,10 @@ struct Drawn {
   float logprob = 0.0F;   // as TokenLogProbs has it at the draw's temperature, at 1 where that is 0
 };
 // A token for each of `how`, from the row of logits that `source` names. The host waits once, for all of it.
+// `vocabulary`: how sums over it are formed for the log-probability (Decoder::vocabulary).
 std::vector<Drawn> DrawTokens(device::Device& device, const device::View& logits,
-                              std::span<const int32_t> source, std::span<const device::SampleRow> how);
+                              std::span<const int32_t> source, std::span<const device::SampleRow> how,
+                              const device::SumTiles& vocabulary);
 
 // sum[rows[i]] += x[i], in order; sum is float32.
 void AddRows(device::Device& device, const device::View& x, std::span<const int32_t> rows,

@@ -199,7 +199,7 @@ namespace {
 
 // Whether `device` lays out what products read of the parameter.
 bool LaysOut(const device::Device& device, const Parameter& p, DType dtype) {
-  return p.product_rows > 0 && device.lays_out(p.product_rows, p.numel() / p.shape[0], dtype);
+  return p.product_rows > 0 && device.lays_out(p.shape[0], p.product_rows, p.numel() / p.shape[0], dtype);
 }
 device::View Matrix(void* arena, const Parameter& p, DType dtype) {
   return {static_cast<std::byte*>(arena) + p.offset * Bytes(dtype), p.shape[0], p.numel() / p.shape[0],

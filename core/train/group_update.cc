@@ -1,7 +1,6 @@
 #include "core/train/group_update.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <span>
 
@@ -22,14 +21,6 @@ Status OnHost(device::Device& device, V* data, int64_t n, Exchange exchange) {
     device.Upload(data + at, std::span<const V>(piece));
   }
   return OkStatus();
-}
-
-// Added up in the order of the ranks.
-StatusOr<double> SumOfAll(comm::Collective& group, double mine) {
-  TP_ASSIGN_OR_RETURN(const auto all, group.AllGather(std::bit_cast<uint64_t>(mine), "gradient_norm"));
-  double sum = 0;
-  for (const uint64_t one : all) sum += std::bit_cast<double>(one);
-  return sum;
 }
 
 }  // namespace
@@ -127,17 +118,19 @@ StatusOr<UpdateResult> GroupGradients::Update(double learning_rate) {
   const FlatGradients gradients =
       p_.shard != nullptr ? p_.shard->sums() : FlatGradients{.values = p_.gradients.data()};
   const bool sharded = optimizer.shard().world > 1;
-  double square_sum = 0;
+  device::SquareParts squares{};
   if (sharded) {
-    TP_ASSIGN_OR_RETURN(square_sum,
-                        SumOfAll(*groups_.data, optimizer.SquareSum(gradients, optimizer.owned())));
-  } else {
-    for (const Interval& of : of_rank_) square_sum += optimizer.SquareSum(gradients, of);
+    squares = optimizer.SquareSum(gradients, optimizer.owned());
+    TP_RETURN_IF_ERROR(groups_.data->AllReduceSum(std::span<double>(squares), "gradient_norm"));
+  } else {  // on a device whose sums are not exact as well, in the order of ranks that have an interval each
+    for (const Interval& of : of_rank_) {
+      const device::SquareParts more = optimizer.SquareSum(gradients, of);
+      for (size_t k = 0; k < squares.size(); ++k) squares[k] += more[k];
+    }
   }
-  if (groups_.tensor != nullptr) {
-    TP_ASSIGN_OR_RETURN(square_sum, SumOfAll(*groups_.tensor, square_sum));
-  }
-  const UpdateResult result = optimizer.Update(gradients, learning_rate, square_sum);
+  if (groups_.tensor != nullptr)
+    TP_RETURN_IF_ERROR(groups_.tensor->AllReduceSum(std::span<double>(squares), "gradient_norm"));
+  const UpdateResult result = optimizer.Update(gradients, learning_rate, squares);
   if (!result.finite || !sharded) return result;
   model::DeviceWeights& weights = optimizer.on_device();
   const int64_t each = optimizer.weight_bytes();

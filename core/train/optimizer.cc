@@ -38,29 +38,45 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, model::D
   if (weights.dtype() == model::DType::kBFloat16) {
     TP_ASSIGN_OR_RETURN(a->rest_, device.Allocate(n * 2));
   }
-  TP_ASSIGN_OR_RETURN(a->square_sum_, device.Allocate(sizeof(double)));
+  TP_ASSIGN_OR_RETURN(a->square_sum_, device.Allocate((1 + device::kSquareParts) * sizeof(double)));
   return a;
 }
 
-double AdamW::SquareSum(const FlatGradients& gradients, const sharding::Interval& of) {
-  if (on_device_.part().rank == 0) return SquareSumOf(gradients, of);
-  double sum = 0;
+device::SquareParts AdamW::SquareSum(const FlatGradients& gradients, const sharding::Interval& of) {
+  device::SquareParts sum{};
+  if (on_device_.part().rank == 0) {
+    AddSquares(gradients, of, sum);
+    return sum;
+  }
   for (size_t i = 0; i < on_device_.layout().size(); ++i) {
     const model::Parameter& p = on_device_.layout()[i];
     if (!on_device_.everywhere(static_cast<int64_t>(i)))
-      sum += SquareSumOf(gradients, sharding::Common(of, {p.offset, p.offset + p.numel()}));
+      AddSquares(gradients, sharding::Common(of, {p.offset, p.offset + p.numel()}), sum);
   }
   return sum;
 }
 
-double AdamW::SquareSumOf(const FlatGradients& gradients, const sharding::Interval& of) {
-  if (of.size() == 0) return 0;
-  auto* sum = At<double>(square_sum_, 0);
-  on_device_.device().SquareSum({.n = of.size(), .x = gradients.At(of.from), .sum = sum});
-  return on_device_.device().Read(sum, 1)[0];
+void AdamW::AddSquares(const FlatGradients& gradients, const sharding::Interval& of,
+                       device::SquareParts& sum) {
+  if (of.size() == 0) return;
+  device::Device& device = on_device_.device();
+  auto* here = At<double>(square_sum_, 0);
+  const bool exact = device.sums_in_tiles();
+  device.SquareSum({.n = of.size(),
+                    .x = gradients.At(of.from),
+                    .sum = here,
+                    .parts = exact ? At<double>(square_sum_, 1) : nullptr});
+  if (!exact) {
+    sum[0] += device.Read(here, 1)[0];
+    return;
+  }
+  const std::vector<double> parts = device.Read(At<double>(square_sum_, 1), device::kSquareParts);
+  for (size_t k = 0; k < sum.size(); ++k) sum[k] += parts[k];
 }
 
-UpdateResult AdamW::Update(const FlatGradients& gradients, double learning_rate, double square_sum) {
+UpdateResult AdamW::Update(const FlatGradients& gradients, double learning_rate,
+                           const device::SquareParts& squares) {
+  const double square_sum = device::TotalOf(squares);
   UpdateResult result;
   result.grad_norm = std::sqrt(square_sum);
   result.finite = std::isfinite(result.grad_norm);

@@ -81,9 +81,12 @@ class AdamW {
     return Update({gradients}, learning_rate, SquareSum({gradients}, {0, elements()}));
   }
   // The same with the sum of squares of all gradients, which are read in owned() alone.
-  UpdateResult Update(const FlatGradients& gradients, double learning_rate, double square_sum);
-  // Of the gradients in this interval, on the device. What every part of a model has counts in the first one.
-  [[nodiscard]] double SquareSum(const FlatGradients& gradients, const sharding::Interval& of);
+  UpdateResult Update(const FlatGradients& gradients, double learning_rate,
+                      const device::SquareParts& square_sum);
+  // Of the gradients in this interval, on the device; to be added up part by part. What every part of a model
+  // has counts in the first one. Exact on devices that sum in tiles, so the same however the gradients are
+  // divided; else all of it is in one part.
+  [[nodiscard]] device::SquareParts SquareSum(const FlatGradients& gradients, const sharding::Interval& of);
 
   [[nodiscard]] int64_t updates() const { return updates_; }
   [[nodiscard]] int64_t elements() const { return on_device_.elements(); }  // of the space
@@ -107,7 +110,7 @@ class AdamW {
         owned_(sharding::Owned(on_device.elements(), shard)) {}
   template <typename T>
   void UpdateAll(const FlatGradients& gradients, double learning_rate);
-  [[nodiscard]] double SquareSumOf(const FlatGradients& gradients, const sharding::Interval& of);
+  void AddSquares(const FlatGradients& gradients, const sharding::Interval& of, device::SquareParts& sum);
 
   model::Weights& weights_;
   model::DeviceWeights& on_device_;

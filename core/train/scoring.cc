@@ -101,10 +101,9 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
       if (extras.squares == nullptr) continue;
       const at::Tensor of_row =
           at::from_blob(lse.data(), {logits.view.rows, 1}, at::TensorOptions().dtype(at::kFloat));
-      const at::Tensor p = at::exp(all.div(temperature).sub(of_row));
-      const at::Tensor sums = p.mul(p).sum(-1).contiguous();
-      const std::vector<float> of_ranks = decoder.OfAllRanks({sums.data_ptr<float>(), n});
-      for (size_t i = 0; i < of_ranks.size(); ++i) squares[from + i % n] += of_ranks[i];
+      const at::Tensor p = at::exp(all.div(temperature).sub(of_row)), p2 = p.mul(p).contiguous();
+      std::ranges::copy(decoder.SumOverVocabulary({p2.data_ptr<float>(), static_cast<size_t>(p2.numel())}),
+                        squares.begin() + static_cast<int64_t>(from));
     }
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       const auto row = static_cast<size_t>(packed.rows[k]);

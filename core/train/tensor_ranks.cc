@@ -27,6 +27,21 @@ void TensorRanks::AddUp(device::Device& device, const device::View& x, const cha
                              : Reduce<uint16_t>(group_, device, x.data, x.elements(), what);
 }
 
+void TensorRanks::AddUpNodes(device::Device& device, const device::View& mine,
+                             std::span<const std::vector<sharding::SumNode>> nodes, const device::View& out,
+                             const char* what) {
+  const auto run = [&]<typename V>(V* data) {
+    const auto n = static_cast<size_t>(out.elements()), all = static_cast<size_t>(mine.elements());
+    if (device.host_memory())
+      return Need(group_.AllReduceTree({nodes, {mine.As<float>(), all}}, std::span<V>(data, n), what));
+    const std::vector<float> here = device.Read(mine.As<float>(), mine.elements());
+    std::vector<V> sum(n);
+    Need(group_.AllReduceTree({nodes, here}, std::span<V>(sum), what));
+    device.Upload(data, std::span<const V>(sum));
+  };
+  out.dtype == DType::kFloat32 ? run(static_cast<float*>(out.data)) : run(static_cast<uint16_t*>(out.data));
+}
+
 std::vector<float> TensorRanks::Gather(std::span<const float> mine, const char* what) {
   const auto bytes = std::as_bytes(mine);
   const auto all =

@@ -17,6 +17,9 @@ class TensorRanks final : public model::Peers {
 
   [[nodiscard]] model::Part part() const override { return {group_.rank(), group_.size()}; }
   void AddUp(device::Device& device, const device::View& x, const char* what) override;
+  void AddUpNodes(device::Device& device, const device::View& mine,
+                  std::span<const std::vector<sharding::SumNode>> nodes, const device::View& out,
+                  const char* what) override;
   std::vector<float> Gather(std::span<const float> mine, const char* what) override;
   void Gather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
               const char* what) override;

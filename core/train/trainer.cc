@@ -18,6 +18,7 @@
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/memory_use.h"
 #include "core/model/routing.h"
+#include "core/model/sum_cuts.h"
 #include "core/train/bad_rows.h"
 #include "core/train/group_update.h"
 #include "core/train/packing.h"
@@ -110,9 +111,11 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
     if (o.share_gradients)
       return Unimplemented(
           "train.zero: gradients of a model that is cut (train.mesh.tp) are not shared; write 1");
-    // Another forward than that which recorded, and none that a rank could make alone.
-    o.clean_records = false;
-    o.early_rows = 0;
+    // What recorded has these bits only if its sums are cut at the same places.
+    o.clean_records =
+        o.clean_records &&
+        model::SumCuts(weights.spec(), o.part, o.device->sums_in_tiles()).as_whole(weights.spec());
+    o.early_rows = 0;  // a rank cannot compute any alone
   }
   if (weights.spec().value_head != reward) {
     return InvalidArgument(
@@ -293,14 +296,12 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
         }
         if (i >= passes) continue;
         Stopwatch of_pass;
-        if (target.complete) target.complete();
         TP_RETURN_IF_ERROR(shared.EndPass());
         step.times.reduce += of_pass.Lap();
       }
       if (target.shard != nullptr)
         step.gradient_bytes = std::max(step.gradient_bytes, target.shard->peak_bytes());
       Stopwatch watch;
-      if (passes == 0 && target.complete) target.complete();
       // Every rank learns what the others found before it decides, so all decide alike.
       double bad = target.finite() ? 0 : 1;
       if (step.group != nullptr) {
@@ -460,9 +461,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                           [&] {
                             return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) &&
                                    std::isfinite(step.sums.kl_loss);
-                          },
-                      .complete = nullptr};
-  if (!options.part.whole()) target.complete = [&] { decoder->AddUpShared(*gradients); };
+                          }};
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
       TP_ASSIGN_OR_RETURN(const auto rows,

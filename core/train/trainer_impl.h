@@ -84,8 +84,7 @@ struct UpdateTarget {
   double rate = 0;
   std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
-  std::function<bool()> finite;    // of what this rank summed up
-  std::function<void()> complete;  // before gradients of this rank go to the others; may be null
+  std::function<bool()> finite;  // of what this rank summed up
 };
 struct UpdatesDone {
   bool finite = true;

@@ -61,8 +61,9 @@ class TimedDevice : public device::Device {
   void ReleaseScratch() override { of_->ReleaseScratch(); }
   [[nodiscard]] int64_t scratch_bytes() const override { return of_->scratch_bytes(); }
   [[nodiscard]] std::optional<int64_t> free_bytes() override { return of_->free_bytes(); }
-  [[nodiscard]] bool lays_out(int64_t n, int64_t k, DType dtype) const override {
-    return of_->lays_out(n, k, dtype);
+  [[nodiscard]] bool sums_in_tiles() const override { return of_->sums_in_tiles(); }
+  [[nodiscard]] bool lays_out(int64_t rows, int64_t n, int64_t k, DType dtype) const override {
+    return of_->lays_out(rows, n, k, dtype);
   }
   void LayOut(const device::View& matrices, void* out) override { of_->LayOut(matrices, out); }
   std::unique_ptr<device::AttentionWork> PlanAttention(const device::RowRunsOfHost& keys,

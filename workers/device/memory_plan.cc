@@ -14,6 +14,7 @@
 #include "core/model/hugging_face.h"
 #include "core/model/layout.h"
 #include "core/model/memory_use.h"
+#include "core/model/sum_cuts.h"
 #include "core/policy/memory_use.h"
 #include "core/sharding/intervals.h"
 #include "workers/device/disk_plan.h"
@@ -108,6 +109,11 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
   p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
   // The largest matrix of the whole stands by itself while parts are brought together.
   if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
+  // Sums on their way to the other ranks.
+  if (cut)
+    p.actor.workspace +=
+        tokens * m.hidden_size * 4 *
+        static_cast<int64_t>(model::SumCuts(m, {tp - 1, tp}, !OnGpu(c)).nodes().back().size());
   if (cut) p.actor.weights += model::WeightBytes(m, dtype) + (generates ? model::LaidOutBytes(m, dtype) : 0);
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {

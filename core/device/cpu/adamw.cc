@@ -47,24 +47,69 @@ TP_EVERY_CPU void UpdateNarrow(int64_t n, const Constants c, const float* __rest
   }
 }
 
-void Update(const AdamWArgs<float>& a, const Constants& c, int64_t at, int64_t n) {
+void Vectors(const AdamWArgs<float>& a, const Constants& c, int64_t at, int64_t n) {
   UpdateWide(n, c, a.gradients + at, a.weights + at, a.m + at, a.v + at);
 }
-void Update(const AdamWArgs<BF16>& a, const Constants& c, int64_t at, int64_t n) {
+void Vectors(const AdamWArgs<BF16>& a, const Constants& c, int64_t at, int64_t n) {
   UpdateNarrow(n, c, a.gradients + at, &a.weights[at].bits, a.rest + at, a.m + at, a.v + at);
 }
 
-TP_EVERY_CPU double BlockSum(const float* x, int64_t n) {
-  double lanes[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int64_t l = 0; l < 16; ++l)
-      lanes[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+// A compiler may round what is left over behind the last whole vector otherwise (it contracts as it likes),
+// and where an element stands depends on how the optimizer is divided. So only whole vectors are updated.
+template <typename T>
+void Update(const AdamWArgs<T>& a, const Constants& c, int64_t at, int64_t n) {
+  constexpr int64_t kVectors = 64;
+  const int64_t whole = n / kVectors * kVectors, left = n - whole;
+  Vectors(a, c, at, whole);
+  if (left == 0) return;
+  float g[kVectors] = {}, m[kVectors] = {}, v[kVectors] = {};
+  T w[kVectors] = {};
+  int16_t rest[kVectors] = {};
+  at += whole;
+  const auto size = static_cast<size_t>(left);
+  std::copy_n(a.gradients + at, size, g);
+  std::copy_n(a.weights + at, size, w);
+  std::copy_n(a.m + at, size, m);
+  std::copy_n(a.v + at, size, v);
+  if (a.rest != nullptr) std::copy_n(a.rest + at, size, rest);
+  AdamWArgs<T> padded = a;
+  padded.gradients = g, padded.weights = w, padded.m = m, padded.v = v, padded.rest = rest;
+  Vectors(padded, c, 0, kVectors);
+  std::copy_n(w, size, a.weights + at);
+  std::copy_n(m, size, a.m + at);
+  std::copy_n(v, size, a.v + at);
+  if (a.rest != nullptr) std::copy_n(rest, size, a.rest + at);
+}
+
+// Adding 1.5 * 2^52 units rounds to a multiple of the unit.
+constexpr double kRound = 0x1.8p52;
+
+// Of the squares of 16 numbers at a time: what is a multiple of each unit, from the largest on; a square has
+// 48 bits, so it is exact, and so are the remainders.
+TP_EVERY_CPU void BlockSum(const float* x, int64_t n, double* parts) {
+  double lanes[kSquareParts][16] = {};
+  for (int64_t i = 0; i < n; i += 16) {
+    double square[16] = {};
+    if (i + 16 <= n) {
+      for (int64_t l = 0; l < 16; ++l)
+        square[l] = static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+    } else {
+      for (int64_t l = 0; i + l < n; ++l)
+        square[l] = static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+    }
+    for (int k = 0; k < kSquareParts; ++k) {
+      const double round = kRound * kSquareUnits[static_cast<size_t>(k)];
+      for (int64_t l = 0; l < 16; ++l) {
+        const double whole = (square[l] + round) - round;
+        lanes[k][l] += whole;
+        square[l] -= whole;
+      }
+    }
   }
-  for (int64_t l = 0; i < n; ++i, ++l) lanes[l] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
+  for (int k = 0; k < kSquareParts; ++k) {
+    parts[k] = 0;
+    for (const double lane : lanes[k]) parts[k] += lane;
+  }
 }
 
 }  // namespace
@@ -90,13 +135,25 @@ template void AdamW<float>(const AdamWArgs<float>&);
 template void AdamW<BF16>(const AdamWArgs<BF16>&);
 
 void SquareSum(const SquareSumArgs& a) {
-  std::vector<double> partial(static_cast<size_t>((a.n + kBlock - 1) / kBlock));
+  std::vector<SquareParts> partial(static_cast<size_t>((a.n + kBlock - 1) / kBlock));
   ParallelItems(static_cast<int64_t>(partial.size()), kBlock, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b)
-      partial[static_cast<size_t>(b)] = BlockSum(a.x + b * kBlock, std::min(kBlock, a.n - b * kBlock));
+    for (int64_t b = begin; b < end; ++b) {
+      SquareParts& parts = partial[static_cast<size_t>(b)];
+      BlockSum(a.x + b * kBlock, std::min(kBlock, a.n - b * kBlock), parts.data());
+      Carry(parts);
+    }
   });
-  *a.sum = 0;
-  for (const double p : partial) *a.sum += p;
+  SquareParts all{};
+  for (const SquareParts& p : partial)
+    for (size_t k = 0; k < all.size(); ++k) all[k] += p[k];
+  Carry(all);
+  *a.sum = TotalOf(all);
+  if (!std::isfinite(*a.sum)) {  // infinity has no rest; the plain sum says which it is
+    *a.sum = 0;
+    for (int64_t i = 0; i < a.n; ++i) *a.sum += static_cast<double>(a.x[i]) * static_cast<double>(a.x[i]);
+    all = {*a.sum};
+  }
+  if (a.parts != nullptr) std::ranges::copy(all, a.parts);
 }
 
 }  // namespace tidepool::device

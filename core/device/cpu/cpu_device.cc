@@ -13,6 +13,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/device/cpu/salted_sums.h"
 #include "core/device/cpu/sampler.h"
+#include "core/device/log_prob_tiles.h"
 #include "core/device/page_buffer.h"
 
 namespace tidepool::device {
@@ -60,6 +61,9 @@ void Choose(const float* probs, int64_t experts, int64_t k, std::vector<int32_t>
   std::copy_n(order.begin(), k, chosen);
 }
 
+// Rows of a matrix that is in strips, those behind its last strip not counted.
+int64_t RowsInStrips(int64_t rows) { return rows / kStripRows * kStripRows; }
+
 // A row of a table in strips is every sixteenth word of its strip.
 template <typename T>
 void GatherFromStrips(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
@@ -68,6 +72,11 @@ void GatherFromStrips(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
     const int64_t id = a.ids[r];
     if (id < 0) {
       std::memset(static_cast<void*>(a.out + r * a.d), 0, static_cast<size_t>(a.d) * sizeof(T));
+      continue;
+    }
+    if (id >= RowsInStrips(a.table_rows)) {
+      std::memcpy(static_cast<void*>(a.out + r * a.d), a.table + id * a.d,
+                  static_cast<size_t>(a.d) * sizeof(T));
       continue;
     }
     const auto* from =
@@ -152,19 +161,20 @@ struct CpuDevice::Impl {
 
   // Columns of a product of so many rows that are not parted: those of a tile.
   template <typename T>
-  static int64_t Unit(bool strips, int64_t rows) {
-    return strips ? Kernels<T>().product.strip_columns(rows) : 8;
+  static int64_t Unit(int64_t rows) {
+    return Kernels<T>().product.strip_columns(rows);
   }
 
-  // Runs `body(part, row, begin, end, scratch)` over pieces of the rows of a product, from `row` on, with all
-  // columns of the result, or over pieces of its columns, with all rows: the bits of a row depend on it
-  // alone.
+  // Runs `body(part, row, begin, end, scratch)` over pieces of the rows of a product by strips, from `row`
+  // on, with all columns of the result, or over pieces of its columns, with all rows: the bits of a row
+  // depend on it alone.
   template <typename T>
   void ParallelMultiply(const MultiplyArgs<T>& a, int64_t columns, int64_t unit,
                         const std::function<void(const MultiplyArgs<T>&, int64_t row, int64_t begin,
                                                  int64_t end, float*)>& body) {
     const ProductTable<T>& product = Kernels<T>().product;
-    if (const int64_t piece = product.strip_rows(a.rows, a.k, Threads()); a.strips && piece < a.rows) {
+    if (columns == 0) return;
+    if (const int64_t piece = product.strip_rows(a.rows, a.k, Threads()); piece < a.rows) {
       const int64_t floats = product.multiply_scratch(piece, a.k);
       ReserveSpaces();
       return ParallelPieces((a.rows + piece - 1) / piece, 1, [&](int64_t begin, int64_t end) {
@@ -172,24 +182,64 @@ struct CpuDevice::Impl {
         for (int64_t i = begin; i < end; ++i) {
           part.rows = std::min(piece, a.rows - i * piece);
           part.x = a.x + i * piece * a.k;
-          part.y = a.y + i * piece * a.n;
+          if (a.sums == nullptr)
+            part.y = a.y + i * piece * a.n;
+          else
+            part.sums = a.sums + i * piece * a.n;
           body(part, i * piece, 0, columns, Space(ThreadIndex(), floats));
         }
       });
     }
-    if (columns == 0) return;
     ParallelProduct(columns, unit, a.rows * a.k * (a.n / columns), product.multiply_scratch(a.rows, a.k),
                     /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { body(a, 0, begin, end, s); });
   }
+  // Columns [0, columns) of the result.
+  template <typename T>
+  void MultiplyStrips(const MultiplyArgs<T>& a, int64_t columns) {
+    ParallelMultiply<T>(a, columns, Unit<T>(a.rows),
+                        [&](const MultiplyArgs<T>& part, int64_t, int64_t begin, int64_t end, float* s) {
+                          Kernels<T>().product.multiply_strips(begin, end, part, s);
+                        });
+  }
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
-    const ProductTable<T>& product = Kernels<T>().product;
-    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
-    ParallelMultiply<T>(a, a.n, Unit<T>(a.strips, a.rows),
-                        [&](const MultiplyArgs<T>& part, int64_t, int64_t begin, int64_t end, float* s) {
-                          multiply(begin, end, part, s);
-                        });
+    const int64_t in_strips = a.strips ? RowsInStrips(a.n) : 0;
+    MultiplyStrips(a, in_strips);
+    if (in_strips == a.n || a.rows == 0) return;
+    a.sums == nullptr ? MultiplyRows(a, in_strips, a.y) : MultiplyRows(a, in_strips, a.sums);
+  }
+  // The columns of the result from `first` on, whose rows of the matrix are in no strips: they are laid out
+  // here, with zeros up to whole strips and whole words.
+  template <typename T, typename Out>
+  void MultiplyRows(const MultiplyArgs<T>& a, int64_t first, Out* y) {
+    constexpr int64_t kWord = 4 / static_cast<int64_t>(sizeof(T));
+    const int64_t n = a.n - first, padded = RoundUp(n, kStripRows), k = RoundUp(a.k, kWord),
+                  words = k / kWord;
+    std::vector<uint32_t> strips(static_cast<size_t>(padded * words));
+    ParallelItems(padded / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
+      std::vector<uint32_t> rows(static_cast<size_t>(kStripRows * words));
+      for (int64_t s = begin; s < end; ++s) {
+        std::ranges::fill(rows, 0);
+        for (int64_t r = 0; r < kStripRows && s * kStripRows + r < n; ++r)
+          std::memcpy(rows.data() + r * words, a.w + (first + s * kStripRows + r) * a.k,
+                      static_cast<size_t>(a.k) * sizeof(T));
+        Kernels<T>().product.lay_out(0, 1, words, rows.data(), strips.data() + s * kStripRows * words);
+      }
+    });
+    MultiplyArgs<T> of = a;
+    std::vector<T> x;
+    if (k != a.k) {
+      x.resize(static_cast<size_t>(a.rows * k));
+      for (int64_t r = 0; r < a.rows; ++r) std::copy_n(a.x + r * a.k, a.k, x.data() + r * k);
+      of.x = x.data();
+    }
+    std::vector<Out> sums(static_cast<size_t>(a.rows * padded));
+    of.n = padded, of.k = k, of.w = reinterpret_cast<const T*>(strips.data()), of.strips = true;
+    if constexpr (std::is_same_v<Out, T>) a.sums == nullptr ? of.y = sums.data() : nullptr;
+    if (a.sums != nullptr) of.sums = reinterpret_cast<float*>(sums.data());
+    MultiplyStrips(of, padded);
+    for (int64_t r = 0; r < a.rows; ++r) std::copy_n(sums.data() + r * padded, n, y + r * a.n + first);
   }
   // Whether a product and the gate after it are one kernel.
   template <typename T>
@@ -209,7 +259,8 @@ struct CpuDevice::Impl {
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) {
     ParallelProduct(
-        a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(), /*pieces_each=*/1,
+        a.rows, /*unit=*/12, a.n * a.k, MultiplyBackScratch(a.tiles == nullptr ? 1 : a.tiles->tiles),
+        /*pieces_each=*/1,
         [&](int64_t begin, int64_t end, float* s) { Kernels<T>().product.multiply_back(begin, end, a, s); });
   }
   template <typename T>
@@ -277,7 +328,8 @@ struct CpuDevice::Impl {
   template <typename T>
   void HeadNormBackward(const HeadNormBackwardArgs<T>& a) {
     // Blocks of 64 rows, summed in order, whatever the number of threads.
-    const int64_t blocks = (a.rows + 63) / 64, width = 2 * a.head_size;
+    const int64_t blocks = (a.rows + 63) / 64, tiles = a.tiles == nullptr ? 1 : a.tiles->tiles,
+                  width = tiles * 2 * a.head_size;
     std::vector<float> partial(static_cast<size_t>(blocks * width), 0.0F);
     ParallelItems(blocks, 64 * 16 * (a.heads + 2 * a.kv_heads) * a.head_size,
                   [&](int64_t begin, int64_t end) {
@@ -287,9 +339,12 @@ struct CpuDevice::Impl {
                     }
                   });
     for (int64_t i = 0; i < blocks; ++i) {
-      for (int64_t c = 0; c < a.head_size; ++c) {
-        a.dq_norm[c] += partial[static_cast<size_t>(i * width + c)];
-        a.dk_norm[c] += partial[static_cast<size_t>(i * width + a.head_size + c)];
+      for (int64_t t = 0; t < tiles; ++t) {
+        const float* of_tile = partial.data() + i * width + t * 2 * a.head_size;
+        for (int64_t c = 0; c < a.head_size; ++c) {
+          a.dq_norm[t * a.head_size + c] += of_tile[c];
+          a.dk_norm[t * a.head_size + c] += of_tile[a.head_size + c];
+        }
       }
     }
   }
@@ -312,10 +367,8 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void TokenLogProb(const TokenLogProbArgs<T>& a) {
-    ParallelItems(a.rows, 12 * a.vocab, [&](int64_t begin, int64_t end) {
-      Kernels<T>().token_logprob(begin, end, a.vocab, a.logits, a.ids, a.inv_temperature, a.logprob,
-                                 a.entropy, a.lse);
-    });
+    ParallelItems(a.rows, 12 * a.vocab,
+                  [&](int64_t begin, int64_t end) { Kernels<T>().token_logprob(begin, end, a); });
   }
   template <typename T>
   void TokenLogProbBackward(const TokenLogProbBackwardArgs<T>& a) {
@@ -333,10 +386,34 @@ struct CpuDevice::Impl {
                                     draws[static_cast<size_t>(ThreadIndex())]);
         a.ids[r] = draw.id;
         a.log_kept[r] = draw.log_kept;
-        Kernels<T>().token_logprob(0, 1, a.vocab, a.logits + a.source[r] * a.vocab, a.ids + r,
-                                   InverseTemperature(a.how[r].temperature), a.logprob + r, nullptr, nullptr);
+        a.logprob[r] = LogProbOf(a, r);
       }
     });
+  }
+  template <typename T>
+  static float LogProbOf(const SampleArgs<T>& a, int64_t r) {
+    TokenLogProbArgs<T> of{.rows = 1,
+                           .vocab = a.vocab,
+                           .logits = a.logits + a.source[r] * a.vocab,
+                           .inv_temperature = InverseTemperature(a.how[r].temperature)};
+    LogProbTile tiles[SumTiles::kMost];
+    const auto ask = [&](int64_t first, LogProbTile& tile) {
+      const int32_t id = a.ids[r] - static_cast<int32_t>(first);
+      tile.has_token = a.ids[r] >= first && id < of.vocab;
+      const int32_t own = tile.has_token ? id : -1;
+      of.ids = &own, of.logprob = &tile.logprob, of.lse = &tile.lse;
+      Kernels<T>().token_logprob(0, 1, of);
+    };
+    if (a.tiles == nullptr) {
+      ask(0, tiles[0]);
+      return tiles[0].logprob;
+    }
+    int64_t first = 0;
+    for (int32_t t = 0; t < a.tiles->tiles; ++t, first += of.vocab, of.logits += of.vocab) {
+      of.vocab = a.tiles->end[0][t] - first;
+      ask(first, tiles[t]);
+    }
+    return OfTiles(std::span(tiles, static_cast<size_t>(a.tiles->tiles))).logprob;
   }
   template <typename T>
   void ColumnSum(const ColumnSumArgs<T>& a) {
@@ -389,15 +466,20 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
+    if (!a.strips) {
+      for (int64_t g = 0; g < a.groups; ++g) Multiply(Group(a, g));
+      return;
+    }
     const ProductTable<T>& product = Kernels<T>().product;
-    const auto multiply = a.strips ? product.multiply_strips : product.multiply;
     int64_t floats = 0;
     for (int64_t g = 0; g < a.groups; ++g)
       floats = std::max(floats, product.multiply_scratch(Group(a, g).rows, a.k));
     ParallelGroups(
-        a.groups, Unit<T>(a.strips, a.rows / std::max<int64_t>(a.groups, 1)), [&](int64_t) { return a.n; },
+        a.groups, Unit<T>(a.rows / std::max<int64_t>(a.groups, 1)), [&](int64_t) { return a.n; },
         [&](int64_t g) { return Group(a, g).rows * a.k; }, floats,
-        [&](int64_t g, int64_t begin, int64_t end, float* s) { multiply(begin, end, Group(a, g), s); });
+        [&](int64_t g, int64_t begin, int64_t end, float* s) {
+          product.multiply_strips(begin, end, Group(a, g), s);
+        });
   }
   template <typename T>
   void GroupedMultiplyBack(const GroupedMultiplyBackArgs<T>& a) {
@@ -463,13 +545,18 @@ CpuDevice::~CpuDevice() = default;
 
 std::string CpuDevice::name() const { return std::string("cpu ") + Name(BestIsa()); }
 
-bool CpuDevice::lays_out(int64_t n, int64_t k, DType dtype) const { return FitsStrips(n, k * SizeOf(dtype)); }
+bool CpuDevice::lays_out(int64_t rows, int64_t n, int64_t k, DType dtype) const {
+  return FitsStrips(n, k * SizeOf(dtype), rows == n);
+}
 
 void CpuDevice::LayOut(const View& matrices, void* out) {
   const int64_t words = matrices.cols * SizeOf(matrices.dtype) / 4;
   ParallelItems(matrices.rows / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
     const auto* from = static_cast<const uint32_t*>(matrices.data);
     auto* to = static_cast<uint32_t*>(out);
+    if (end == matrices.rows / kStripRows && out != matrices.data)
+      std::copy(from + RowsInStrips(matrices.rows) * words, from + matrices.rows * words,
+                to + RowsInStrips(matrices.rows) * words);
     const auto lay_out = Kernels<float>().product.lay_out;
     if (out != matrices.data) return lay_out(begin, end, words, from, to);
     std::vector<uint32_t> strip(static_cast<size_t>(kStripRows * words));

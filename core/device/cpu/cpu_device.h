@@ -20,7 +20,8 @@ class CpuDevice : public Device {
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] bool host_memory() const override { return true; }
   [[nodiscard]] bool batch_invariant(DType) const override { return true; }
-  [[nodiscard]] bool lays_out(int64_t n, int64_t k, DType) const override;
+  [[nodiscard]] bool sums_in_tiles() const override { return true; }
+  [[nodiscard]] bool lays_out(int64_t rows, int64_t n, int64_t k, DType) const override;
   void LayOut(const View& matrices, void* out) override;
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
   void Upload(void* to, const void* from_host, int64_t bytes) override;

@@ -60,23 +60,22 @@ struct AttentionCellArgs : AttentionBackwardArgs<T> {
 
 // Rows of a matrix that stand side by side when it is laid out for products (cpu/multiply_strips.inc).
 inline constexpr int64_t kStripRows = 16;
-// Whether a matrix of `rows` rows of so many bytes can be.
-inline bool FitsStrips(int64_t rows, int64_t row_bytes) {
-  return rows % kStripRows == 0 && row_bytes % 4 == 0;
+// Whether matrices of `rows` rows of so many bytes that stand behind each other can be. Of one alone the rows
+// that are left over, behind its strips, stay as they are.
+inline bool FitsStrips(int64_t rows, int64_t row_bytes, bool alone) {
+  return (rows % kStripRows == 0 || (alone && rows > kStripRows)) && row_bytes % 4 == 0;
 }
 
 template <typename T>
 struct ProductTable {
-  // Columns [begin, end) of y. scratch: multiply_scratch(rows, k) floats, which may be none.
-  void (*multiply)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
-  int64_t (*multiply_scratch)(int64_t rows, int64_t k);
-  // The same where the arguments say `strips`; begin and end: multiples of kStripRows. Best in whole tiles of
-  // strip_columns(rows).
+  // Columns [begin, end) of y, by a matrix in strips; begin and end: multiples of kStripRows. Best in whole
+  // tiles of strip_columns(rows). scratch: multiply_scratch(rows, k) floats, which may be none.
   void (*multiply_strips)(int64_t begin, int64_t end, const MultiplyArgs<T>&, float* scratch);
+  int64_t (*multiply_scratch)(int64_t rows, int64_t k);
   int64_t (*strip_columns)(int64_t rows);
   // Strips [begin, end) of a matrix whose rows have `words` of 32 bits.
   void (*lay_out)(int64_t begin, int64_t end, int64_t words, const uint32_t* w, uint32_t* strips);
-  // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch() floats.
+  // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch(tiles) floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
   void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);
   // Rows in strips that a thread of several best takes at once, with all columns; `rows`: all, and some
@@ -104,7 +103,7 @@ struct KernelTable {
   // scratch: AttentionBackwardScratch(head_size) floats.
   void (*attention_backward)(const AttentionCell&, int64_t kv_head, const AttentionCellArgs<T>&,
                              float* scratch);
-  // dweight[2 * head_size]: of q, then of k; added to, in place of the arguments' own.
+  // dweight[tiles, 2 * head_size]: of q, then of k; added to, in place of the arguments' own.
   void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
   void (*add_bias)(int64_t begin, int64_t end, int64_t n, const T* bias, T* x);  // x[rows, n] += bias[n]
   // logits[rows, experts] (float32) = x[rows, d] . w[experts, d]^T, each a sum in the fixed order.
@@ -117,10 +116,7 @@ struct KernelTable {
   // dgate_up[rows, 2 ff] from dact[rows, ff]; dgate_up may be gate_up.
   void (*swiglu_backward)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, const T* dact,
                           T* dgate_up);
-  // Per row of logits[n, vocab], z = logits * inv_temperature: lse, log p(id), entropy (each may be null but
-  // logprob).
-  void (*token_logprob)(int64_t begin, int64_t end, int64_t vocab, const T* logits, const int32_t* ids,
-                        float inv_temperature, float* logprob, float* entropy, float* lse);
+  void (*token_logprob)(int64_t begin, int64_t end, const TokenLogProbArgs<T>&);
   // In place: logits become d loss / d logits, given d loss / d logprob and d loss / d entropy (may be null).
   void (*token_logprob_backward)(int64_t begin, int64_t end, int64_t vocab, T* logits, const int32_t* ids,
                                  float inv_temperature, const float* lse, const float* entropy,
@@ -139,7 +135,9 @@ inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Blocks of the backward: terms that are summed at a time, rows and columns of the result. Tiles have larger
 // ones (cpu/multiply_amx.inc), and the scratch is enough for them.
 constexpr int64_t kBackTerms = 256, kBackRows = 192, kBackColumns = 384;
-constexpr int64_t MultiplyBackScratch() { return 288 * 576 + 128 * (576 + 288) + 64; }
+constexpr int64_t MultiplyBackScratch(int64_t tiles = 1) {
+  return 288 * 576 * (tiles > 1 ? 3 : 1) + 128 * (576 + 288) + 64;
+}
 inline int64_t AttentionScratch(int64_t head_size) {
   return (2 * kKeyBlock + 2 * kAttentionRows + 16) * RoundUp(head_size, 16) +
          (128 + 2 * kTileSequences) * kKeyBlock + 1024;

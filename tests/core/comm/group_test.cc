@@ -292,6 +292,47 @@ TEST_P(GroupTest, SumsBfloat16InFloat32AndRoundsOnce) {
   });
 }
 
+// Ranks have one sum or several, of which some are in other ranks' nodes of the tree.
+TEST_P(GroupTest, SumsByTheTreeWhateverRankHasItsNodes) {
+  using Nodes = std::vector<std::vector<sharding::SumNode>>;
+  const std::vector<Nodes> trees = {{{{0, 2}}, {{2, 2}}},
+                                    {{{0, 1}}, {{1, 1}}, {{2, 1}}},
+                                    {{{0, 1}}, {{1, 1}}, {{2, 1}}, {{3, 1}}},
+                                    {{{0, 2}, {2, 1}}, {{3, 1}, {4, 2}}},
+                                    {{{0, 1}}, {{1, 1}, {2, 1}}, {{3, 1}}}};
+  for (const Nodes& nodes : trees) {
+    const auto ranks = static_cast<int>(nodes.size());
+    for (const size_t n : {size_t{5}, size_t{3001}, size_t{400003}}) {
+      const auto of = [&](size_t rank) { return Noise(static_cast<int>(rank), n * nodes[rank].size()); };
+      std::vector<std::vector<float>> all;
+      std::vector<sharding::SumNode> flat;
+      for (size_t rank = 0; rank < nodes.size(); ++rank) {
+        const std::vector<float> v = of(rank);
+        for (size_t i = 0; i < nodes[rank].size(); ++i) {
+          flat.push_back(nodes[rank][i]);
+          all.emplace_back(v.begin() + static_cast<int64_t>(i * n),
+                           v.begin() + static_cast<int64_t>((i + 1) * n));
+        }
+      }
+      sharding::AddUpTree(flat, [&](size_t left, size_t right) {
+        for (size_t i = 0; i < n; ++i) all[left][i] += all[right][i];
+      });
+      Run(ranks, [&](Collective& c) {
+        const std::vector<float> mine = of(static_cast<size_t>(c.rank()));
+        std::vector<float> sum(n);
+        ASSERT_TRUE(c.AllReduceTree({nodes, mine}, std::span<float>(sum), "feed-forward").ok());
+        EXPECT_EQ(std::memcmp(sum.data(), all[0].data(), n * sizeof(float)), 0) << ranks << " ranks, " << n;
+        std::vector<uint16_t> narrow(n);
+        ASSERT_TRUE(c.AllReduceTree({nodes, mine}, std::span<uint16_t>(narrow), "feed-forward").ok());
+        for (size_t i = 0; i < n; ++i) {
+          const auto bits = std::bit_cast<uint32_t>(sum[i]);
+          ASSERT_EQ(narrow[i], (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
+        }
+      });
+    }
+  }
+}
+
 TEST_P(GroupTest, GathersBytesOfAnyLength) {
   const auto text = [](int rank) {
     const size_t sizes[] = {0, 3'500'001, 17};

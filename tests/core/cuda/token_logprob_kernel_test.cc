@@ -23,8 +23,15 @@ void Compare(uint64_t seed) {
 
   const auto n = static_cast<size_t>(rows);
   std::vector<float> logprob(n), entropy(n), lse(n);
-  cpu.token_logprob(0, rows, vocab, logits.data(), ids.data(), scale, logprob.data(), entropy.data(),
-                    lse.data());
+  cpu.token_logprob(0, rows,
+                    device::TokenLogProbArgs<T>{.rows = rows,
+                                                .vocab = vocab,
+                                                .logits = logits.data(),
+                                                .ids = ids.data(),
+                                                .inv_temperature = scale,
+                                                .logprob = logprob.data(),
+                                                .entropy = entropy.data(),
+                                                .lse = lse.data()});
   DeviceArray<T> d_logits(logits);
   const DeviceArray<int32_t> d_ids(ids);
   SameInEveryOrder(seed, what, [&] {

@@ -22,8 +22,9 @@ class CheckedDevice : public Device {
   [[nodiscard]] std::string name() const override { return "checked " + cpu_.name(); }
   [[nodiscard]] bool host_memory() const override { return false; }
   [[nodiscard]] bool batch_invariant(DType dtype) const override { return cpu_.batch_invariant(dtype); }
-  [[nodiscard]] bool lays_out(int64_t n, int64_t k, DType dtype) const override {
-    return cpu_.lays_out(n, k, dtype);
+  [[nodiscard]] bool sums_in_tiles() const override { return cpu_.sums_in_tiles(); }
+  [[nodiscard]] bool lays_out(int64_t rows, int64_t n, int64_t k, DType dtype) const override {
+    return cpu_.lays_out(rows, n, k, dtype);
   }
   void LayOut(const View& matrices, void* out) override {
     View from = matrices;

@@ -16,7 +16,7 @@ class GraphDevice : public CheckedDevice {
 
   [[nodiscard]] bool has_graphs() const override { return true; }
   // A graph would go on with what was laid out when it was recorded.
-  [[nodiscard]] bool lays_out(int64_t, int64_t, DType) const override { return false; }
+  [[nodiscard]] bool lays_out(int64_t, int64_t, int64_t, DType) const override { return false; }
   // The CPU's is its threads', and no graph works in it.
   [[nodiscard]] int64_t scratch_bytes() const override { return 0; }
   [[nodiscard]] int64_t scratch_moves() const override { return moves; }

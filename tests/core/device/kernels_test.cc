@@ -88,6 +88,20 @@ TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
   }
 }
 
+template <typename T>
+void TokenLogProb(Isa isa, int64_t rows, int64_t vocab, const T* logits, const int32_t* ids, float inverse,
+                  float* logprob, float* entropy, float* lse) {
+  KernelsFor<T>(isa).token_logprob(0, rows,
+                                   TokenLogProbArgs<T>{.rows = rows,
+                                                       .vocab = vocab,
+                                                       .logits = logits,
+                                                       .ids = ids,
+                                                       .inv_temperature = inverse,
+                                                       .logprob = logprob,
+                                                       .entropy = entropy,
+                                                       .lse = lse});
+}
+
 TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
   using T = TypeParam;
   Rng rng(2);
@@ -97,7 +111,7 @@ TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
     for (const float t : {1.0F, 0.7F}) {
       for (const Isa isa : Sets()) {
         float lp[2], h[2], lse[2];
-        KernelsFor<T>(isa).token_logprob(0, 2, vocab, logits.data(), ids.data(), 1.0F / t, lp, h, lse);
+        TokenLogProb<T>(isa, 2, vocab, logits.data(), ids.data(), 1.0F / t, lp, h, lse);
         for (int64_t r = 0; r < 2; ++r) {
           double total = 0, weighted = 0;
           for (int64_t c = 0; c < vocab; ++c) {
@@ -126,12 +140,29 @@ TEST(LogProbTest, MaskedLogitsHaveNoWeightAndNanIsNotHidden) {
     logits[3] = 1.0F, logits[33] = 1.0F;
     const int32_t id = 3;
     float lp, h;
-    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    TokenLogProb<float>(isa, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
     EXPECT_NEAR(lp, -std::log(2.0), 1e-6);
     EXPECT_NEAR(h, std::log(2.0), 1e-6);
     logits[20] = std::nanf("");
-    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    TokenLogProb<float>(isa, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
     EXPECT_TRUE(std::isnan(lp));
+  }
+}
+
+// A tile of a vocabulary may be masked as a whole.
+TEST(LogProbTest, WhereAllIsMaskedThereIsNoMass) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const Isa isa : Sets()) {
+    std::vector<float> logits(40, -inf);
+    const int32_t id = 3;
+    float lp, h, lse;
+    TokenLogProb<float>(isa, 1, 40, logits.data(), &id, 1.0F, &lp, &h, &lse);
+    EXPECT_TRUE(std::isnan(lp));
+    EXPECT_EQ(h, 0);
+    EXPECT_EQ(lse, -inf);
+    logits[20] = std::nanf("");
+    TokenLogProb<float>(isa, 1, 40, logits.data(), &id, 1.0F, &lp, &h, &lse);
+    EXPECT_TRUE(std::isnan(lse));
   }
 }
 
@@ -143,8 +174,7 @@ TEST(LogProbTest, ATinyTemperatureIsGreedy) {
       const std::vector<int32_t> ids = {7, 40, 3};
       for (const size_t at : {7, 41 + 7, 41 + 40, 2 * 41 + 7}) logits[at] = largest;
       float lp[3], h[3], lse[3];
-      KernelsFor<float>(isa).token_logprob(0, 3, 41, logits.data(), ids.data(), InverseTemperature(1e-39F),
-                                           lp, h, lse);
+      TokenLogProb<float>(isa, 3, 41, logits.data(), ids.data(), InverseTemperature(1e-39F), lp, h, lse);
       EXPECT_EQ(lp[0], 0.0F);
       EXPECT_NEAR(lp[1], -std::log(2.0), 1e-6);  // two are largest
       EXPECT_EQ(lp[2], -std::numeric_limits<float>::infinity());
@@ -169,7 +199,7 @@ TEST(LogProbTest, BackwardIsTheDerivative) {
   };
   for (const Isa isa : Sets()) {
     float lp, h, lse;
-    KernelsFor<float>(isa).token_logprob(0, 1, vocab, logits.data(), &id, inv, &lp, &h, &lse);
+    TokenLogProb<float>(isa, 1, vocab, logits.data(), &id, inv, &lp, &h, &lse);
     auto grad = logits;
     KernelsFor<float>(isa).token_logprob_backward(0, 1, vocab, grad.data(), &id, inv, &lse, &h, &dlp, &dh);
     for (int64_t c = 0; c < vocab; ++c) {
@@ -188,7 +218,7 @@ TEST(LogProbTest, AMaskedLogitHasNoGradient) {
   const float dlp = -0.7F, dh = 0.3F;
   for (const Isa isa : Sets()) {
     float lp, h, lse;
-    KernelsFor<float>(isa).token_logprob(0, 1, 4, logits.data(), &id, 1.0F, &lp, &h, &lse);
+    TokenLogProb<float>(isa, 1, 4, logits.data(), &id, 1.0F, &lp, &h, &lse);
     auto grad = logits;
     KernelsFor<float>(isa).token_logprob_backward(0, 1, 4, grad.data(), &id, 1.0F, &lse, &h, &dlp, &dh);
     EXPECT_EQ(grad[1], 0.0F) << Name(isa);

@@ -2,6 +2,7 @@
 // has the same bits in every batch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
+#include "core/sharding/sum_tree.h"
 
 namespace tidepool::device {
 #if defined(__x86_64__)
@@ -84,21 +86,13 @@ struct Case {
         w(Random<T>(rng, n * k)),
         dy(Random<T>(rng, rows * n)) {}
 
-  // Rows [first, first + count) of y; computed in two parts, cut at column `cut`.
-  std::vector<T> Forward(const Way<T>& way, int64_t first, int64_t count, int64_t cut) const {
-    std::vector<T> y(static_cast<size_t>(count * n));
-    const MultiplyArgs<T> args{
-        .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = w.data(), .y = y.data()};
-    const ProductTable<T>& product = *way.product;
-    Cut(n, cut, product.multiply_scratch(count, k),
-        [&](int64_t begin, int64_t end, float* scratch) { product.multiply(begin, end, args, scratch); });
-    return y;
-  }
-  // The same with w laid out, where it can be; cut at a strip.
+  // With w laid out; k is a whole number of words.
   [[nodiscard]] bool InStrips() const {
     return n % kStripRows == 0 && k * static_cast<int64_t>(sizeof(T)) % 4 == 0;
   }
-  std::vector<T> ForwardInStrips(const Way<T>& way, int64_t first, int64_t count, int64_t cut) const {
+  // Rows [first, first + count) of y; computed in two parts, cut at strip `cut`.
+  std::vector<T> Forward(const Way<T>& way, int64_t first, int64_t count, int64_t cut,
+                         const SumTiles* tiles = nullptr, float* sums = nullptr) const {
     const ProductTable<T>& product = *way.product;
     const int64_t words = k * static_cast<int64_t>(sizeof(T)) / 4;
     // On a cache line, as a device's memory is.
@@ -109,21 +103,36 @@ struct Case {
     T* y = static_cast<T*>(std::align(kLine, static_cast<size_t>(count * n) * sizeof(T), place, space));
     product.lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
                     reinterpret_cast<uint32_t*>(strips.data()));
-    const MultiplyArgs<T> args{
-        .rows = count, .n = n, .k = k, .x = x.data() + first * k, .w = strips.data(), .y = y, .strips = true};
+    const MultiplyArgs<T> args{.rows = count,
+                               .n = n,
+                               .k = k,
+                               .x = x.data() + first * k,
+                               .w = strips.data(),
+                               .y = y,
+                               .strips = true,
+                               .tiles = tiles,
+                               .sums = sums};
     Cut(n, cut * kStripRows, product.multiply_scratch(count, k),
         [&](int64_t begin, int64_t end, float* scratch) {
           product.multiply_strips(begin, end, args, scratch);
         });
     return {y, y + count * n};
   }
-  std::vector<T> Dx(const Way<T>& way, int64_t cut) const {
+  std::vector<T> Dx(const Way<T>& way, int64_t cut, const SumTiles* tiles = nullptr,
+                    float* sums = nullptr) const {
     std::vector<T> dx(static_cast<size_t>(rows * k));
-    const MultiplyBackArgs<T> args{
-        .rows = rows, .n = n, .k = k, .dy = dy.data(), .w = w.data(), .dx = dx.data()};
-    Cut(rows, cut, MultiplyBackScratch(), [&](int64_t begin, int64_t end, float* scratch) {
-      way.product->multiply_back(begin, end, args, scratch);
-    });
+    const MultiplyBackArgs<T> args{.rows = rows,
+                                   .n = n,
+                                   .k = k,
+                                   .dy = dy.data(),
+                                   .w = w.data(),
+                                   .dx = dx.data(),
+                                   .tiles = tiles,
+                                   .sums = sums};
+    Cut(rows, cut, MultiplyBackScratch(tiles == nullptr ? 1 : tiles->tiles),
+        [&](int64_t begin, int64_t end, float* scratch) {
+          way.product->multiply_back(begin, end, args, scratch);
+        });
     return dx;
   }
   std::vector<float> Dw(const Way<T>& way, int64_t cut) const {
@@ -138,10 +147,20 @@ struct Case {
 };
 
 template <typename T>
+std::vector<T> Rounded(const std::vector<float>& wide) {
+  if constexpr (std::is_same_v<T, float>) return wide;
+  std::vector<T> narrow(wide.size());
+  if constexpr (!std::is_same_v<T, float>)
+    KernelsFor<BF16>(Isa::kBaseline).narrow(0, static_cast<int64_t>(wide.size()), wide.data(), narrow.data());
+  return narrow;
+}
+template <typename T>
 bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
+// A chain of additions is off by more than sums that begin in several places.
+constexpr double kChain = 3;
 // |got - want| against the size of the terms: `roundings` of the sum in float32, and one of the result.
 template <typename Out>
 void ExpectNear(Out got, double want, double terms, const char* what) {
@@ -158,10 +177,12 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
   using T = TypeParam;
   Rng rng(7);
   std::vector<std::array<int64_t, 3>> sizes = {
-      {1, 1, 1},     {1, 8, 32},    {2, 3, 5},    {3, 7, 33},    {5, 4, 31},    {7, 65, 96},  {16, 33, 127},
+      {1, 1, 1},     {1, 8, 32},    {2, 3, 5},    {3, 16, 34},   {5, 4, 31},    {7, 64, 96},  {16, 33, 127},
       {17, 130, 65}, {13, 5, 1031}, {200, 3, 17}, {65, 51, 257}, {1, 16, 2},    {9, 64, 30},  {4, 48, 576},
       {19, 112, 94}, {16, 96, 64},  {31, 80, 96}, {70, 48, 32},  {33, 20, 416}, {5, 530, 33}, {530, 5, 33}};
   for (int i = 0; i < 6; ++i) sizes.push_back({1 + rng.Below(40), 1 + rng.Below(90), 1 + rng.Below(600)});
+  for (int i = 0; i < 6; ++i)
+    sizes.push_back({1 + rng.Below(40), 16 * (1 + rng.Below(9)), 2 * (1 + rng.Below(300))});
   for (const auto& [rows, n, k] : sizes) {
     const Case<T> c(rng, rows, n, k);
     std::vector<double> y(static_cast<size_t>(rows * n)), dx(static_cast<size_t>(rows * k)),
@@ -180,13 +201,11 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
     }
     for (const Way<T>& way : Ways<T>()) {
       SCOPED_TRACE(testing::Message() << way.name << " rows " << rows << " n " << n << " k " << k);
-      const auto got_y = c.Forward(way, 0, rows, rng.Below(n + 1));
       const auto got_dx = c.Dx(way, rng.Below(rows + 1));
       const auto got_dw = c.Dw(way, rng.Below(n + 1));
-      for (size_t i = 0; i < y.size(); ++i) ExpectNear(got_y[i], y[i], std::sqrt(double(k)), "y");
       if (c.InStrips()) {
-        const auto got = c.ForwardInStrips(way, 0, rows, rng.Below(n / kStripRows + 1));
-        for (size_t i = 0; i < y.size(); ++i) ExpectNear(got[i], y[i], std::sqrt(double(k)), "y, laid out");
+        const auto got = c.Forward(way, 0, rows, rng.Below(n / kStripRows + 1));
+        for (size_t i = 0; i < y.size(); ++i) ExpectNear(got[i], y[i], kChain * std::sqrt(double(k)), "y");
       }
       for (size_t i = 0; i < dx.size(); ++i) ExpectNear(got_dx[i], dx[i], std::sqrt(double(n)), "dx");
       for (size_t i = 0; i < dw.size(); ++i) ExpectNear(got_dw[i], dw[i], std::sqrt(double(rows)), "dw");
@@ -199,28 +218,16 @@ TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
   using T = TypeParam;
   Rng rng(8);
   constexpr int64_t kRows = 300;
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{21, 105}, {9, 1100}}) {
-    const Case<T> c(rng, kRows, n, k);
-    for (const Way<T>& way : Ways<T>()) {
-      const std::vector<T> all = c.Forward(way, 0, kRows, n);
-      for (int64_t rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
-        const int64_t first = rng.Below(kRows - rows + 1);
-        const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
-        ASSERT_TRUE(SameBits(c.Forward(way, first, rows, rng.Below(n + 1)), want))
-            << way.name << " k " << k << ": rows " << first << " to " << first + rows;
-      }
-    }
-  }
   for (const auto& [n, k] :
        {std::pair<int64_t, int64_t>{80, 106}, {16, 1100}, {80, 96}, {32, 3072}, {1024, 32}}) {
     const Case<T> c(rng, kRows, n, k);
     for (const Way<T>& way : Ways<T>()) {
-      const std::vector<T> all = c.ForwardInStrips(way, 0, kRows, n / kStripRows);
+      const std::vector<T> all = c.Forward(way, 0, kRows, n / kStripRows);
       for (int64_t rows = 1; rows <= kRows; rows += n * k > 30000 ? 37 : rows < 20 ? 1 : 7) {
         const int64_t first = rng.Below(kRows - rows + 1);
         const std::vector<T> want(all.begin() + first * n, all.begin() + (first + rows) * n);
-        ASSERT_TRUE(SameBits(c.ForwardInStrips(way, first, rows, rng.Below(n / kStripRows + 1)), want))
-            << way.name << " laid out, k " << k << ": rows " << first << " to " << first + rows;
+        ASSERT_TRUE(SameBits(c.Forward(way, first, rows, rng.Below(n / kStripRows + 1)), want))
+            << way.name << ", k " << k << ": rows " << first << " to " << first + rows;
       }
     }
   }
@@ -237,7 +244,7 @@ TEST(GatedProductTest, HasTheBitsOfTheProductAndTheGateAfterIt) {
       KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &scaled, &x);
     }
     const int64_t ff = n / 2;
-    const std::vector<BF16> y = c.ForwardInStrips(way, 0, rows, n / kStripRows);
+    const std::vector<BF16> y = c.Forward(way, 0, rows, n / kStripRows);
     std::vector<BF16> want(static_cast<size_t>(rows * ff)), got(want.size());
     KernelsFor<BF16>(Isa::kAvx512Bf16).swiglu(0, rows, ff, y.data(), want.data());
     std::vector<BF16> strips(c.w.size());
@@ -266,6 +273,114 @@ TEST(GatedProductTest, HasTheBitsOfTheProductAndTheGateAfterIt) {
     if (way.name == "emulated tiles") continue;  // which take seconds
     check(way, 300, 64 * 12, 576, 2);            // several groups of columns
     check(way, 70, 64 * 8, 32 * 40, 2);          // and blocks of terms
+  }
+}
+
+// Places of `tiles` tiles among n terms, all multiples of `unit`.
+SumTiles Tiles(Rng& rng, int64_t n, int32_t tiles, int64_t unit) {
+  SumTiles t{.tiles = tiles, .unit = unit};
+  for (int32_t i = 0; i < tiles; ++i) {
+    const int64_t before = i == 0 ? 0 : t.end[0][i - 1];
+    // At least one unit for each tile that follows.
+    const int64_t room = (n - before) / unit - (tiles - i - 1);
+    t.end[0][i] = i + 1 == tiles ? n : before + unit * (1 + rng.Below(std::max<int64_t>(room - 1, 1)));
+  }
+  return t;
+}
+// The same, of `some` tiles from `first` on.
+SumTiles Some(const SumTiles& all, int32_t first, int32_t some) {
+  SumTiles t{.tiles = some, .unit = all.unit};
+  t.begin[0] = first == 0 ? all.begin[0] : all.end[0][first - 1];
+  for (int32_t i = 0; i < some; ++i) t.end[0][i] = all.end[0][first + i];
+  return t;
+}
+// What a number of ranks may have by itself: nodes of the tree over the tiles.
+const std::vector<std::vector<std::pair<int32_t, int32_t>>> kNodes[] = {
+    {},
+    {{{0, 1}}},
+    {{{0, 2}}, {{0, 1}, {1, 1}}},
+    {{{0, 3}}, {{0, 2}, {2, 1}}, {{0, 1}, {1, 1}, {2, 1}}},
+    {{{0, 4}}, {{0, 2}, {2, 2}}, {{0, 1}, {1, 1}, {2, 2}}},
+    {},
+    {{{0, 6}}, {{0, 4}, {4, 2}}, {{0, 2}, {2, 1}, {3, 1}, {4, 2}}, {{0, 2}, {2, 2}, {4, 2}}}};
+std::vector<float> AddUp(const std::vector<std::pair<int32_t, int32_t>>& nodes,
+                         std::vector<std::vector<float>> sums) {
+  std::vector<sharding::SumNode> tree;
+  for (const auto& [first, tiles] : nodes) tree.push_back({first, tiles});
+  sharding::AddUpTree(tree, [&](size_t left, size_t right) {
+    for (size_t i = 0; i < sums[left].size(); ++i) sums[left][i] += sums[right][i];
+  });
+  return sums[0];
+}
+
+// What ranks add up of a sum, and others after them, has the bits of the sum that one forms alone.
+TYPED_TEST(ProductsTest, TilesHaveTheSameBitsWhereverTheyAreAddedUp) {
+  using T = TypeParam;
+  Rng rng(13);
+  for (int round = 0; round < 24; ++round) {
+    const int32_t tiles = std::array{1, 2, 3, 4, 6}[static_cast<size_t>(rng.Below(5))];
+    const int64_t unit = round % 2 == 0 ? 32 : 2,
+                  k = unit * (tiles + rng.Below(1 + (round % 3 == 0 ? 1400 : 300) / unit)),
+                  rows = 1 + rng.Below(rng.Chance(0.5) ? 16 : 90), n = 16 * (1 + rng.Below(5));
+    const Case<T> c(rng, rows, n, k);
+    const SumTiles of_k = Tiles(rng, k, tiles, unit), of_n = Tiles(rng, n, std::min<int32_t>(tiles, 4), 1);
+    for (const Way<T>& way : Ways<T>()) {
+      SCOPED_TRACE(testing::Message() << way.name << " rows " << rows << " n " << n << " k " << k << " tiles "
+                                      << tiles << " unit " << unit);
+      const std::vector<T> y = c.Forward(way, 0, rows, rng.Below(n / kStripRows + 1), &of_k);
+      for (size_t i = 0; i < y.size(); ++i) {
+        double want = 0;
+        for (int64_t t = 0; t < k; ++t)
+          want += double{Wide(
+                      c.x[i / static_cast<size_t>(n) * static_cast<size_t>(k) + static_cast<size_t>(t)])} *
+                  Wide(c.w[i % static_cast<size_t>(n) * static_cast<size_t>(k) + static_cast<size_t>(t)]);
+        ExpectNear(y[i], want, kChain * std::sqrt(double(k)), "y in tiles");
+      }
+      const std::vector<T> dx = c.Dx(way, rng.Below(rows + 1), &of_n);
+      for (const auto& nodes : kNodes[tiles]) {
+        std::vector<std::vector<float>> sums;
+        for (const auto& [first, some] : nodes) {
+          const SumTiles here = Some(of_k, first, some);
+          std::vector<float>& sum = sums.emplace_back(static_cast<size_t>(rows * n));
+          c.Forward(way, 0, rows, rng.Below(n / kStripRows + 1), &here, sum.data());
+        }
+        EXPECT_TRUE(SameBits(Rounded<T>(AddUp(nodes, sums)), y)) << nodes.size() << " nodes";
+      }
+      for (const auto& nodes : kNodes[of_n.tiles]) {
+        std::vector<std::vector<float>> sums;
+        for (const auto& [first, some] : nodes) {
+          const SumTiles here = Some(of_n, first, some);
+          c.Dx(way, rng.Below(rows + 1), &here, sums.emplace_back(static_cast<size_t>(rows * k)).data());
+        }
+        EXPECT_TRUE(SameBits(Rounded<T>(AddUp(nodes, sums)), dx)) << nodes.size() << " nodes, backward";
+      }
+    }
+  }
+}
+
+// Of q, k and v beside each other a tile has some of each.
+TYPED_TEST(ProductsTest, ATileHasTermsOfSeveralSegments) {
+  using T = TypeParam;
+  Rng rng(14);
+  const Case<T> c(rng, 37, 160, 90);
+  SumTiles whole{.tiles = 2, .segments = 3, .begin = {0, 96, 128}, .end = {{48, 96}, {112, 128}, {144, 160}}};
+  for (const Way<T>& way : Ways<T>()) {
+    const std::vector<T> dx = c.Dx(way, 20, &whole);
+    std::vector<std::vector<float>> sums;
+    for (int tile = 0; tile < 2; ++tile) {  // as a rank has them: its own rows of w alone
+      Case<T> part(rng, 37, 80, 90);
+      SumTiles own{.tiles = 1, .segments = 3, .begin = {0, 48, 64}, .end = {{48}, {64}, {80}}};
+      int64_t at = 0;
+      for (int s = 0; s < 3; ++s) {
+        const int64_t from = tile == 0 ? whole.begin[s] : whole.end[s][0], n = whole.end[s][tile] - from;
+        std::copy_n(c.w.data() + from * c.k, n * c.k, part.w.data() + at * c.k);
+        for (int64_t r = 0; r < c.rows; ++r)
+          std::copy_n(c.dy.data() + r * c.n + from, n, part.dy.data() + r * part.n + at);
+        at += n;
+      }
+      part.Dx(way, 11, &own, sums.emplace_back(static_cast<size_t>(c.rows * c.k)).data());
+    }
+    EXPECT_TRUE(SameBits(Rounded<T>(AddUp({{0, 1}, {1, 1}}, sums)), dx)) << way.name;
   }
 }
 

@@ -48,8 +48,8 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
         device::DrawToken(row.data(), spec.vocab_size, SampleRowOf(sampling, u), scratch);
     TP_CHECK(draw.id >= 0) << "token " << n;
     float logprob = 0;
-    model::TokenLogProbs(device, logits.view, std::vector<int32_t>{draw.id},
-                         sampling.temperature == 0 ? 1.0F : sampling.temperature, std::span(&logprob, 1));
+    decoder.TokenLogProbs(logits.view, std::vector<int32_t>{draw.id},
+                          sampling.temperature == 0 ? 1.0F : sampling.temperature, std::span(&logprob, 1));
     record.ids.push_back(draw.id);
     record.logprobs.push_back(logprob);
     record.log_kept.push_back(draw.log_kept);

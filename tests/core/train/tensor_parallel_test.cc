@@ -1,5 +1,6 @@
-// Ranks that each have a part of the model against one that has all of it: the same update, up to rounding,
-// however the model is cut and the rows are shared.
+// Ranks that each have a part of the model against one that has all of it: the same update, however the model
+// is cut and the rows are shared. To the bit, where the rows are those of one rank and the device sums in
+// tiles; else up to rounding.
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -33,7 +34,7 @@ ModelSpec CutSpec(int64_t kv_heads, bool plain) {
   s.architecture = plain ? "llama" : "qwen3";
   s.vocab_size = 53;
   s.hidden_size = 24;
-  s.intermediate_size = 36;
+  s.intermediate_size = 48;
   s.layers = 3;
   s.kv_heads = kv_heads;
   s.heads = 2 * kv_heads;
@@ -140,6 +141,18 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
   return results;
 }
 
+// Two, three and four ranks cut sums at the places where one cuts them.
+void ExpectSameBits(const Result& one, const std::vector<Result>& all) {
+  if (!model::AnyDevice()->sums_in_tiles()) return;
+  for (const Result& r : all) {
+    EXPECT_EQ(r.digest, one.digest);
+    for (const auto& [name, value] : one.metrics) {
+      if (!name.starts_with("actor/")) continue;
+      EXPECT_EQ(r.metrics.at(name), value) << name;
+    }
+  }
+}
+
 void ExpectSame(const Result& one, const std::vector<Result>& all, double tolerance) {
   for (const Result& r : all) {
     EXPECT_EQ(r.digest, all[0].digest);
@@ -189,12 +202,14 @@ TEST(TensorParallelTest, HoweverTheModelIsCutTheUpdateIsThatOfOneRank) {
       const Batch batch = SomeRows(spec, rng, 6, 4);
       TrainerOptions o = OptionsOf(algorithm);
       o.recompute = rng.Chance(0.5);
-      const Result one = Train(spec, batch, o, {})[0];
+      const Result one = Train(spec, batch, o, {})[0], of_two = Train(spec, batch, o, {2, 1})[0];
       for (const Ranks& ranks : {Ranks{1, 2}, Ranks{1, 3}, Ranks{1, 4}, Ranks{2, 2}, Ranks{2, 2, true}}) {
         if (ranks.tensor != 2 && algorithm != "grpo") continue;
         SCOPED_TRACE(std::to_string(ranks.data) + " x " + std::to_string(ranks.tensor) +
                      (ranks.zero ? ", zero" : ""));
-        ExpectSame(one, Train(spec, batch, o, ranks), 1e-4);
+        const std::vector<Result> all = Train(spec, batch, o, ranks);
+        ExpectSame(one, all, 1e-4);
+        ExpectSameBits(ranks.data == 1 ? one : of_two, all);
       }
     }
   }
@@ -222,7 +237,41 @@ TEST(TensorParallelTest, BySocketsToo) {
   const Batch batch = SomeRows(spec, rng, 2, 2);
   const TrainerOptions o = OptionsOf("grpo");
   const Result one = Train(spec, batch, o, {})[0];
-  ExpectSame(one, Train(spec, batch, o, {1, 2}, /*by_memory=*/false), 1e-4);
+  const std::vector<Result> all = Train(spec, batch, o, {1, 2}, /*by_memory=*/false);
+  ExpectSame(one, all, 1e-4);
+  ExpectSameBits(one, all);
+}
+
+// Five ranks cut where nobody else does, and an inner width that four cut in the midst of a word is cut there
+// by them alone.
+TEST(TensorParallelTest, AtPlacesOfItsOwnTheUpdateIsThatOfOneRankUpToRounding) {
+  Rng rng(10);
+  ModelSpec five = CutSpec(5, true), four = CutSpec(4, false);
+  five.intermediate_size = 40;
+  four.intermediate_size = 36;
+  for (const auto& [spec, ranks] : {std::pair(five, 5), {four, 4}}) {
+    const Batch batch = SomeRows(spec, rng, 3, 3);
+    const TrainerOptions o = OptionsOf("grpo");
+    ExpectSame(Train(spec, batch, o, {})[0], Train(spec, batch, o, {1, ranks}), 1e-4);
+  }
+}
+
+TEST(TensorParallelTest, Bfloat16HasTheSameBits) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  for (const bool wide : {true, false}) {  // tiles of 32 terms, or not
+    ModelSpec spec = CutSpec(12, rng.Chance(0.5));
+    if (wide) spec.intermediate_size = 384, spec.head_size = 32, spec.hidden_size = 64;
+    const Batch batch = SomeRows(spec, rng, 5, 3);
+    TrainerOptions o = OptionsOf("grpo");
+    o.recompute = rng.Chance(0.5);
+    const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
+    for (const int ranks : {2, 3, 4}) {
+      SCOPED_TRACE(ranks);
+      ExpectSameBits(one, Train(spec, batch, o, {1, ranks}, true, DType::kBFloat16));
+    }
+  }
 }
 
 TEST(TensorParallelTest, Bfloat16LearnsTheSame) {

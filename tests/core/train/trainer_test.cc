@@ -390,8 +390,7 @@ void ExpectNoGap(const ModelSpec& spec, DType dtype, double std) {
     hidden.view = hidden.view.Rows(static_cast<int64_t>(r.prompt.size()) - 1, 1);
     for (size_t t = 0; t < r.response.size(); ++t) {
       const std::vector<int32_t> id = {r.response[t]};
-      model::TokenLogProbs(*o.device, engine.Logits(hidden.view).view, id, 0.8F,
-                           std::span(r.logprobs).subspan(t, 1));
+      engine.TokenLogProbs(engine.Logits(hidden.view).view, id, 0.8F, std::span(r.logprobs).subspan(t, 1));
       model::BatchArrays next;
       next.runs = {{16, 48}};
       const size_t at = r.prompt.size() + t;
