@@ -2,15 +2,30 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "scheduler/poison.h"
 
 namespace tidepool::scheduler {
 
-void Grading::Add(const SampleId& tid, int32_t att) {
+void Grading::Add(const SampleId& tid, int32_t att, bool stored) {
   Remove(tid);
-  jobs_[tid].att = att;
+  Job& job = jobs_[tid];
+  job.att = att;
+  job.stored = stored;
   queue_.push_back(tid);
+}
+
+void Grading::PayloadStored(const SampleId& tid, TimePoint now) {
+  const auto it = jobs_.find(tid);
+  if (it == jobs_.end() || std::exchange(it->second.stored, true)) return;
+  const auto w = workers_.find(it->second.on.worker);
+  if (w != workers_.end() && it->second.on == w->second.ref) it->second.deadline = Deadline(w->second, now);
+}
+
+// Behind the others that it holds, and twice, so that its own time-out comes first.
+TimePoint Grading::Deadline(const Worker& w, TimePoint now) const {
+  return now + options_.timeout * 2 * w.in_flight() + FromSeconds(10);
 }
 
 void Grading::Remove(const SampleId& tid) {
@@ -73,8 +88,7 @@ std::vector<command::Grade> Grading::Assign(TimePoint now) {
     queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
     best->holds.insert(tid);
     job.on = best->ref;
-    // Behind the others that it holds, and twice, so that its own time-out comes first.
-    job.deadline = now + options_.timeout * 2 * best->in_flight() + FromSeconds(10);
+    job.deadline = Deadline(*best, now);
     grades.push_back({best->ref, tid, job.att, job.attempt, options_.timeout});
   }
   return grades;
@@ -101,8 +115,8 @@ TimePoint Grading::Horizon(TimePoint now) const {
   std::optional<TimePoint> first;
   for (const auto& [id, w] : workers_) {
     for (const SampleId& tid : w.holds) {
-      const TimePoint deadline = jobs_.at(tid).deadline;
-      first = std::min(first.value_or(deadline), deadline);
+      const Job& job = jobs_.at(tid);
+      if (job.stored) first = std::min(first.value_or(job.deadline), job.deadline);
     }
   }
   return first.value_or(now);
@@ -112,8 +126,10 @@ std::vector<WorkerRef> Grading::Stuck(TimePoint now) const {
   // By the first sample that each of them holds too long.
   std::vector<std::pair<SampleId, WorkerRef>> late;
   for (const auto& [id, w] : workers_) {
-    const auto first =
-        std::ranges::find_if(w.holds, [&](const SampleId& tid) { return now > jobs_.at(tid).deadline; });
+    const auto first = std::ranges::find_if(w.holds, [&](const SampleId& tid) {
+      const Job& job = jobs_.at(tid);
+      return job.stored && now > job.deadline;
+    });
     if (first != w.holds.end()) late.emplace_back(*first, w.ref);
   }
   std::ranges::sort(late);

@@ -27,7 +27,10 @@ class Grading {
  public:
   explicit Grading(const GradingOptions& options) : options_(options) {}
 
-  void Add(const SampleId& tid, int32_t att);
+  // stored: its payload is. Else whoever carries the command out may hold it back until then, and no deadline
+  // runs before PayloadStored.
+  void Add(const SampleId& tid, int32_t att, bool stored = true);
+  void PayloadStored(const SampleId& tid, TimePoint now);
   void Remove(const SampleId& tid);  // not wanted any more; a late result is refused
   void AddWorker(const WorkerRef& ref);
   void RemoveWorker(WorkerId worker);  // its samples return to the head of the queue
@@ -53,7 +56,8 @@ class Grading {
     int64_t crashes = 0;  // workers that died with it
     WorkerRef on;
     WorkerId avoid;
-    TimePoint deadline;
+    bool stored = true;
+    TimePoint deadline;  // once it is stored
   };
   struct Worker {
     WorkerRef ref;
@@ -61,6 +65,7 @@ class Grading {
     [[nodiscard]] int64_t in_flight() const { return static_cast<int64_t>(holds.size()); }
   };
   [[nodiscard]] bool Takes(const Worker& w, const Job& job) const;
+  [[nodiscard]] TimePoint Deadline(const Worker& w, TimePoint now) const;
   GradingOptions options_;
   FlatTable<SampleId, Job> jobs_;
   std::deque<SampleId> queue_;

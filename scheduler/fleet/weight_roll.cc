@@ -5,12 +5,9 @@
 #include <tuple>
 #include <utility>
 
+#include "scheduler/fleet/tries.h"
+
 namespace tidepool::scheduler {
-namespace {
-
-constexpr int64_t kTries = 3;
-
-}  // namespace
 
 void WeightRoll::Set(SlotId slot, Weights& w, const Version& verified) {
   state_.settled = false;

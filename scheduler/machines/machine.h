@@ -8,6 +8,7 @@
 
 #include "scheduler/controller_options.h"
 #include "scheduler/fleet/fleet.h"
+#include "scheduler/fleet/tries.h"
 #include "scheduler/live_cost.h"
 #include "scheduler/machines/facts.h"
 #include "scheduler/outbox.h"
@@ -37,7 +38,5 @@ class Machine {
   Waits& waits_;
   LiveCost& cost_;  // what this run's operations were measured to cost
 };
-
-constexpr int64_t kTries = 3;  // of one operation on one worker
 
 }  // namespace tidepool::scheduler

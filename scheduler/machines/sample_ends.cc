@@ -23,7 +23,7 @@ std::string NotFiniteText(const event::Graded& graded) {
 
 void SampleFlow::SampleEnded(const Request& r, EndStatus status) {
   all_.rollouts.Complete(r);
-  grading_.Add(r.tid, r.att);  // at once: rewards overlap generation
+  grading_.Add(r.tid, r.att, /*stored=*/r.tid.is_eval());  // at once: rewards overlap generation
   if (!r.tid.is_eval()) Store(r, status, std::nullopt);
 }
 
@@ -71,6 +71,7 @@ void SampleFlow::On(const event::PayloadStored& e) {
   lost_.erase(e.tid);
   const Finished f = std::move(it->second);
   finishing_.erase(it);
+  grading_.PayloadStored(e.tid, now_);
   out_.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file,
                           e.offset, e.bytes, e.versions});
   const GroupKey key = KeyOf(e.tid);

@@ -352,6 +352,21 @@ TEST(GradingTest, InfrastructureFailureIsTriedElsewhereThenFinal) {
   }
 }
 
+// A grader that reads payloads is sent nothing before there is one, and a disk may take its time.
+TEST(GradingTest, WhatWaitsForItsPayloadHasNoDeadline) {
+  Grading g({.max_retries = 2, .in_flight_per_worker = 4, .timeout = FromSeconds(5)});
+  const WorkerRef a{{1}, {0}};
+  g.AddWorker(a);
+  g.Add({0, 0, 0}, 0, /*stored=*/false);
+  const auto at = [](double s) { return TimePoint{} + FromSeconds(s); };
+  ASSERT_EQ(g.Assign(at(0)).size(), 1U);
+  EXPECT_TRUE(g.Stuck(at(1000)).empty());
+  EXPECT_EQ(g.Horizon(at(1000)), at(1000)) << "nobody is held to a deadline";
+  g.PayloadStored({0, 0, 0}, at(1000));
+  EXPECT_TRUE(g.Stuck(at(1019)).empty()) << "it has had no time yet";
+  EXPECT_EQ(g.Stuck(at(1021)).size(), 1U);
+}
+
 TEST(GradingTest, LostGraderGivesItsSamplesBack) {
   Grading g({.max_retries = 2, .in_flight_per_worker = 4, .timeout = FromSeconds(5)});
   const WorkerRef a{{3}, {1}};
