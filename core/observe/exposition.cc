@@ -78,13 +78,17 @@ struct Glossary {
   std::vector<Entry> patterns;               // of figures with labels; the longest literals first
 };
 
-// "`x`, not `y` \| z" -> "x, not y | z", fit for a HELP line.
+// "`x`, not `y` \| z" -> "X, not y | z.", fit for a HELP line.
 std::string HelpText(std::string_view cell) {
   std::string out;
   for (const char c : cell) {
     if (c == '`' || c == '\n') continue;
     out += c == '\\' ? "\\\\" : std::string(1, c);
   }
+  if (out.empty()) return out;
+  if (out[0] >= 'a' && out[0] <= 'z' && !cell.starts_with('`'))
+    out[0] = static_cast<char>(out[0] - 'a' + 'A');
+  if (out.back() != '.') out += '.';
   return out;
 }
 

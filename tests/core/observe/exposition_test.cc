@@ -29,7 +29,7 @@ TEST(ExpositionTest, AFigureIsNamedByItsUnitAndItsPartsAreLabels) {
   ASSERT_TRUE(reward);
   EXPECT_EQ(reward->family, "tidepool_reward_mean");
   EXPECT_EQ(reward->labels, (Labels{{"name", "format:[a/b]"}}));
-  EXPECT_THAT(reward->help, HasSubstr("one reward function, unweighted"));
+  EXPECT_THAT(reward->help, HasSubstr("One reward function, unweighted"));
   const auto part = MetricName("eval/reward/exact_answer/mean");
   ASSERT_TRUE(part);
   EXPECT_EQ(part->family, "tidepool_eval_reward_mean_by_name") << "the whole is no part of a sum";
@@ -37,6 +37,27 @@ TEST(ExpositionTest, AFigureIsNamedByItsUnitAndItsPartsAreLabels) {
   const auto pairs = MetricName("eval/dpo/accuracy");
   ASSERT_TRUE(pairs);
   EXPECT_EQ(pairs->labels, (Labels{{"job", "dpo"}, {"what", "accuracy"}}));
+}
+
+// Who looks at a page knows nothing of the table that a line is from.
+TEST(ExpositionTest, HelpLinesAreSentences) {
+  std::istringstream lines{std::string(MetricsGlossary())};
+  int names = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| `tidepool_") && !line.starts_with("| `process_")) continue;
+    const std::string name = line.substr(3, line.find('`', 3) - 3);
+    Exposition m;
+    m.Gauge(name, 1);
+    const std::string text = m.Text(), begin = "# HELP " + name + " ";
+    ASSERT_TRUE(text.starts_with(begin)) << line;
+    const std::string help = text.substr(begin.size(), text.find('\n') - begin.size());
+    EXPECT_TRUE(help[0] == '1' || (help[0] >= 'A' && help[0] <= 'Z')) << help;
+    EXPECT_TRUE(help.ends_with('.')) << help;
+    EXPECT_EQ(line.find("`, `"), std::string::npos) << "two names, one sentence: " << line;
+    ++names;
+  }
+  EXPECT_GT(names, 50);
+  EXPECT_THAT(MetricName("timing_s/journal")->help, testing::StartsWith("Waiting for the journal"));
 }
 
 TEST(ExpositionTest, TextHasHelpTypeAndEscapedLabels) {
@@ -53,7 +74,8 @@ TEST(ExpositionTest, TextHasHelpTypeAndEscapedLabels) {
   const std::string text = m.Text();
   EXPECT_THAT(text, HasSubstr("# TYPE tidepool_faults_total counter\n"
                               "tidepool_faults_total{class=\"a\\\"b\\\\c\\nd\"} 2\n"));
-  EXPECT_THAT(text, HasSubstr("# HELP tidepool_step_seconds wall time of steps\n"));
+  EXPECT_THAT(text,
+              HasSubstr("# HELP tidepool_step_seconds How long steps took, by the clock on the wall.\n"));
   EXPECT_THAT(text, HasSubstr("tidepool_step_seconds_bucket{le=\"0.001\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("tidepool_step_seconds_bucket{le=\"0.5\"} 2\n"));
   EXPECT_THAT(text, HasSubstr("tidepool_step_seconds_bucket{le=\"3600\"} 2\n"));
