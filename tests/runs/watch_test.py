@@ -231,6 +231,27 @@ scrape_configs:
         self.assertEqual(live.wait(10), 0)
         os.close(terminal)
         self.assertRegex(drawn, r"HOST +WORKER +ROLES")
+        # A controller that does not answer holds up no key.
+        terminal, its = pty.openpty()
+        live = subprocess.Popen([TIDEPOOL, "top", *asked, "--interval", "0.1"], cwd=ROOT, stdin=its, stdout=its, env={**os.environ, "TERM": "xterm"})
+        self.started.append(live)
+        os.close(its)
+        drawn = ""
+        while "HOST" not in drawn:
+            drawn += os.read(terminal, 1 << 16).decode(errors="replace")
+        run.send_signal(signal.SIGSTOP)
+        try:
+            while "the look at the run has not ended for" not in drawn:
+                drawn += os.read(terminal, 1 << 16).decode(errors="replace")
+            since = time.monotonic()
+            os.write(terminal, b"q")
+            while "\x1b[?1049l" not in drawn:
+                drawn += os.read(terminal, 1 << 16).decode(errors="replace")
+            self.assertEqual(live.wait(10), 0)
+            self.assertLess(time.monotonic() - since, 4)
+        finally:
+            run.send_signal(signal.SIGCONT)
+        os.close(terminal)
         (elsewhere / "operator.token").write_text("0" * 64)
         refused = self.command("status", *asked)
         self.assertEqual(refused.returncode, 2)

@@ -9,12 +9,16 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "core/base/disk_thread.h"
 #include "core/base/json_fields.h"
+#include "core/base/thread_annotations.h"
 #include "core/base/utf8.h"
 #include "core/observe/progress.h"
 #include "core/observe/run_files.h"
@@ -125,26 +129,84 @@ class Screen {
 
 volatile sig_atomic_t ended = 0;
 
+// Looks at the run beside the screen, one at a time: a disk or a controller that does not answer holds up no
+// key.
+class Looks {
+ public:
+  explicit Looks(StatusSource source) : state_(std::make_shared<State>()) {
+    state_->source = std::move(source);
+  }
+  // Begins one, unless one is under way.
+  void Begin() {
+    if (disk_.Busy()) return;
+    disk_.Do("look at the run", [state = state_](const DiskThread::Say&) {
+      StatusOr<Json> status = state->source();
+      const MutexLock lock(state->mu);
+      state->newest = std::move(status);
+      ++state->done;
+    });
+  }
+  [[nodiscard]] int64_t done() const {
+    const MutexLock lock(state_->mu);
+    return state_->done;
+  }
+  // What the newest one saw, and that the next one does not end.
+  [[nodiscard]] std::vector<std::string> Lines(const observe::TerminalSize& size) const {
+    std::vector<std::string> lines;
+    if (const auto busy = disk_.Busy(); busy && busy->takes > kLong)
+      lines.push_back("the look at the run has not ended for " + observe::DurationText(busy->takes) +
+                      "; what stands here is from before");
+    const MutexLock lock(state_->mu);
+    if (!state_->newest) return lines;
+    const StatusOr<Json>& newest = *state_->newest;
+    const std::vector<std::string> seen =
+        newest.ok() ? TopLines(*newest, size) : std::vector<std::string>{newest.status().message()};
+    lines.insert(lines.end(), seen.begin(), seen.end());
+    return lines;
+  }
+
+ private:
+  static constexpr auto kLong = std::chrono::seconds(2);
+  struct State {
+    StatusSource source;
+    Mutex mu;
+    std::optional<StatusOr<Json>> newest TP_GUARDED_BY(mu);
+    int64_t done TP_GUARDED_BY(mu) = 0;
+  };
+  const std::shared_ptr<State> state_;  // the thread has it too, which may hang
+  DiskThread disk_;
+};
+
+// Waits for a key or a signal for so long at most. True: it is one that ends the picture.
+bool KeyEnds(std::chrono::duration<double> wait) {
+  pollfd key{STDIN_FILENO, POLLIN, 0};
+  const int came = ::poll(&key, 1, std::max(0, static_cast<int>(1e3 * wait.count()) + 1));
+  char c = 0;
+  return came > 0 && (::read(STDIN_FILENO, &c, 1) <= 0 || c == 'q' || c == 'Q');
+}
+
 // Until q, Ctrl-C, or the end of the terminal.
 Status Follow(const StatusSource& source, double interval_s) {
+  using Clock = std::chrono::steady_clock;
   struct sigaction stop {};
   stop.sa_handler = [](int) { ended = 1; };
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &stop, nullptr);
   const Screen screen;
+  Looks looks(source);
   while (ended == 0) {
+    const auto begin = Clock::now();
+    const auto left = [&](std::chrono::duration<double> after) { return after - (Clock::now() - begin); };
+    const int64_t before = looks.done();
+    looks.Begin();
+    // Where nothing hangs it ends within milliseconds, and is drawn at once.
+    const std::chrono::duration<double> interval(interval_s), most(std::min(interval_s, 0.5));
+    while (ended == 0 && looks.done() == before && left(most).count() > 0)
+      if (KeyEnds(std::min<std::chrono::duration<double>>(left(most), std::chrono::milliseconds(10))))
+        return OkStatus();
     const observe::TerminalSize size = observe::SizeOfTerminal(stdout);
-    const StatusOr<Json> status = source();
-    screen.Draw(status.ok() ? TopLines(*status, size) : std::vector<std::string>{status.status().message()},
-                size);
-    const auto next = std::chrono::steady_clock::now() + std::chrono::duration<double>(interval_s);
-    while (ended == 0) {
-      const double left = std::chrono::duration<double>(next - std::chrono::steady_clock::now()).count();
-      if (left <= 0) break;
-      pollfd key{STDIN_FILENO, POLLIN, 0};
-      const int came = ::poll(&key, 1, static_cast<int>(1e3 * left) + 1);
-      char c = 0;
-      if (came > 0 && (::read(STDIN_FILENO, &c, 1) <= 0 || c == 'q' || c == 'Q')) return OkStatus();
-    }
+    screen.Draw(looks.Lines(size), size);
+    while (ended == 0 && left(interval).count() > 0)
+      if (KeyEnds(left(interval))) return OkStatus();
   }
   return OkStatus();
 }
