@@ -94,13 +94,19 @@ void Checkpoints::RemoveFromStore(const std::string& dir) {
     return warn(busy->name + " has not ended for " +
                 std::to_string(std::chrono::duration_cast<std::chrono::seconds>(busy->takes).count()) +
                 " s; does the store that its store.json names answer?");
+  // A store that answers, and slower than checkpoints come: what stays is found at the next start.
+  constexpr int64_t kMostRemovals = 64;
+  if (removing_ >= kMostRemovals)
+    return warn(std::to_string(removing_) + " removals wait for the store already");
+  ++removing_;
   On(
       removals_, "removal of checkpoints/" + BaseName(dir) + " from its store",
       [fs = fs_, dir]() -> Status {
         TP_RETURN_IF_ERROR(storage::RemoveFolder(*fs, dir));
         return fs->SyncDir(ParentPath(dir));
       },
-      [warn](const Status& removed) {
+      [this, warn](const Status& removed) {
+        --removing_;
         if (!removed.ok()) warn(removed.message());
       });
 }
@@ -112,8 +118,9 @@ std::optional<DiskThread::Operation> Checkpoints::Busy() const {
 }
 
 bool Checkpoints::Drain(Clock::duration patience) {
+  const auto until = Clock::now() + patience;
   const bool written = disk_.Drain(patience);
-  return removals_.Drain(patience) && written;
+  return removals_.Drain(std::max<Clock::duration>(until - Clock::now(), Clock::duration{0})) && written;
 }
 
 template <typename Work, typename Then>

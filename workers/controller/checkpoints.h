@@ -67,12 +67,13 @@ class Checkpoints {
   [[nodiscard]] std::string FolderOf(StepNumber step) const;
   // Of both threads the operation that takes longer.
   [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
-  // False: not within `patience`, which each thread has.
+  // False: not within `patience`.
   bool Drain(std::chrono::steady_clock::duration patience);
 
  private:
   Status RemoveLeftovers();
-  // `dir`, which was set aside. Where the last one has not gone for PatienceOfStore, it stays.
+  // `dir`, which was set aside. Where the last one has not gone for PatienceOfStore, or too many wait, it
+  // stays.
   void RemoveFromStore(const std::string& dir);
   [[nodiscard]] std::chrono::duration<double> PatienceOfStore() const;
   // Does `work` on the thread, then `then` with its result on the loop. `work` owns all that it uses, because
@@ -92,6 +93,7 @@ class Checkpoints {
   const std::string dir_;
   storage::StorePlace store_;   // of this run
   DiskThread disk_, removals_;  // removals_: from stores
+  int64_t removing_ = 0;        // that wait there, or are under way
   std::shared_ptr<storage::CheckpointWriter> writer_;
   struct Pending {  // trainers write their files
     scheduler::command::WriteCheckpoint c;

@@ -177,6 +177,25 @@ TEST_F(CheckpointsTest, WhatEarlierTriesLeftInAStoreThatHangsKeepsNoCheckpointFr
       [&] { return !fs_->Exists(kDir + "step_3.1-1.tmp") && !fs_->Exists(kDir + "step_4.removed.tmp"); }));
 }
 
+TEST_F(CheckpointsTest, AStoreThatIsSlowerThanCheckpointsComeKeepsSomeForTheNextStart) {
+  Open();
+  for (int i = 1; i <= 66; ++i) {
+    MakeFolder("step_" + std::to_string(i), "/hangs");
+    checkpoints_->Delete(cmd::DeleteCheckpoint{.step = {i}});
+  }
+  EXPECT_TRUE(Loop([&] { return warned_.size() == 2; }));
+  ASSERT_EQ(warned_.size(), 2U);
+  EXPECT_THAT(warned_[0], AllOf(HasSubstr("step_65.removed.tmp and its files in the store stay"),
+                                HasSubstr("64 removals wait for the store already")));
+  // The end waits once for all that is under way.
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(checkpoints_->Drain(std::chrono::milliseconds(300)));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(550));
+  fs_->ComeBack();
+  EXPECT_TRUE(Loop([&] { return !fs_->Exists(kDir + "step_64.removed.tmp"); }));
+  EXPECT_TRUE(fs_->Exists(kDir + "step_65.removed.tmp"));
+}
+
 TEST_F(CheckpointsTest, ACheckpointThatIsRemovedFromAStoreThatHangsStaysAfterADeadlineAndKeepsNothingUp) {
   Open(/*timeout_s=*/0.1);
   for (const char* name : {"step_1", "step_2", "step_3"}) MakeFolder(name, "/hangs");
