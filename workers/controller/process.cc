@@ -500,8 +500,8 @@ Status ControllerProcess::OpenForNewcomers() {
         kPatience, "renewal of a newcomer's certificate", [=]() -> StatusOr<CertificateRenewal::Certified> {
           if (taken_over()) return FailedPrecondition("another controller has this run");
           return request.empty() ? renewal->Believed()
-                                 : renewal->Certify(request, NewcomerNames(role, place),
-                                                    std::chrono::system_clock::now());
+                                 : renewal->CertifyAgain(request, NewcomerNames(role, place),
+                                                         std::chrono::system_clock::now());
         });
     if (!certified) return hangs;
     if (certified->ok() && !request.empty())

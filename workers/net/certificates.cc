@@ -448,6 +448,25 @@ StatusOr<CertificateRenewal::Certified> CertificateRenewal::Certify(
   return certified;
 }
 
+StatusOr<CertificateRenewal::Certified> CertificateRenewal::CertifyAgain(
+    const std::string& request, const std::vector<std::string>& dns_names,
+    std::chrono::system_clock::time_point now) {
+  const int64_t seconds = SecondsOf(now);
+  {
+    const MutexLock lock(mu_);
+    const int64_t pause = times_.lifetime / 12;
+    const auto last = again_.find(dns_names);
+    if (last != again_.end() && seconds - last->second < pause)
+      return ResourceExhausted("a certificate was made for this place " +
+                               std::to_string(seconds - last->second) + " s ago, and the next one is made " +
+                               std::to_string(pause) + " s after it");
+  }
+  auto certified = Certify(request, dns_names, now);
+  const MutexLock lock(mu_);
+  if (certified.ok()) again_[dns_names] = seconds;
+  return certified;
+}
+
 void RemoveCertificates(const std::string& dir) {
   std::error_code error;  // what is not there need not go
   fs::remove(AuthorityFile(dir), error);

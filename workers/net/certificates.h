@@ -125,6 +125,11 @@ class CertificateRenewal {
   // life. kInvalidArgument: the request; kFailedPrecondition: the certificates are somebody else's.
   StatusOr<Certified> Certify(const std::string& request, const std::vector<std::string>& dns_names,
                               std::chrono::system_clock::time_point now);
+  // The same for who has one already, and asks over its connection. kResourceExhausted: the last one for
+  // these names is younger than a twelfth of its life, and a worker needs one in two thirds of it: whoever
+  // has stolen a newcomer's key gets few of them.
+  StatusOr<Certified> CertifyAgain(const std::string& request, const std::vector<std::string>& dns_names,
+                                   std::chrono::system_clock::time_point now);
 
  private:
   enum class Step { kNone, kAnnounced, kShown };
@@ -137,6 +142,7 @@ class CertificateRenewal {
   const std::string dir_, run_id_, given_;
   Mutex mu_;  // of the files, too
   CertificateTimes times_ TP_GUARDED_BY(mu_);
+  std::map<std::vector<std::string>, int64_t> again_ TP_GUARDED_BY(mu_);  // when, by the names
   Step step_ TP_GUARDED_BY(mu_) = Step::kNone;
   int64_t since_ TP_GUARDED_BY(mu_) = 0;      // of this step, seconds
   CertificateFiles next_ TP_GUARDED_BY(mu_);  // but in kNone

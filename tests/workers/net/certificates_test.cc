@@ -198,6 +198,23 @@ TEST(CertificateRenewalTest, ASecondNewcomerWaitsUntilItIsBelieved) {
   EXPECT_EQ(waits(first), seconds(0));
 }
 
+TEST(CertificateRenewalTest, ANewcomerIsCertifiedAgainOnlyNowAndThen) {
+  const Folder folder("again", {.lifetime = 1200});
+  CertificateRenewal renewal(folder.dir, "again", {.lifetime = 1200});
+  const auto now = system_clock::now();
+  const auto again = [&](int64_t place, seconds later) {
+    return renewal.CertifyAgain(x509::MakeRequest()->pem, {CertifiedPlace(place)}, now + later).status();
+  };
+  EXPECT_TRUE(again(1, seconds(0)).ok());
+  EXPECT_EQ(again(1, seconds(99)).code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(again(1, seconds(99)).message(), HasSubstr("was made for this place 99 s ago"));
+  EXPECT_TRUE(again(2, seconds(99)).ok()) << "of another place";
+  EXPECT_EQ(renewal.CertifyAgain("none", {CertifiedPlace(3)}, now).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_TRUE(again(3, seconds(0)).ok()) << "what failed does not count";
+  EXPECT_TRUE(again(1, seconds(100)).ok());
+}
+
 TEST(CertificateRenewalTest, OneThatStartsCloseToTheEndKeepsWhatHoldsAndExchangesItInTheRun) {
   const Folder run("run-a", {.lifetime = 60});
   const CertificateTimes year;  // a month of it is more than the minute that these have
