@@ -42,6 +42,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
+  writer->next_ = options.mark.read;
   auto lock = fs.Lock(JoinPath(dir, "lock"), ThisProcess());
   if (lock.ok()) {
     writer->lock_ = *std::move(lock);
@@ -92,10 +93,14 @@ Status JournalWriter::BeginBehind(bool anew, const std::string& run_id, JournalS
   JournalSummary summary;
   if (!anew) {
     // Only after the claim: whoever had the journal before may have written up to it.
-    TP_ASSIGN_OR_RETURN(summary, ScanJournal(fs_, dir_, run_id, next_, [&](JournalEntry&& entry) {
-                          next_ = Lsn{entry.lsn.value + 1};
-                          return take(std::move(entry));
-                        }));
+    JournalMark mark = options_.mark;
+    TP_ASSIGN_OR_RETURN(summary, ScanJournal(
+                                     fs_, dir_, run_id, next_,
+                                     [&](JournalEntry&& entry) {
+                                       next_ = Lsn{entry.lsn.value + 1};
+                                       return take(std::move(entry));
+                                     },
+                                     &mark));
     if (summary.next < next_)
       return Aborted(dir_ +
                      ": what was read of it was left out again, by another controller that goes on with this "

@@ -59,6 +59,13 @@ struct JournalSummary {
   std::optional<TornTail> torn_tail;
 };
 
+// How far a scan came, for the next one to go on from. Its last segment is read again from its beginning,
+// because it may have grown; those before it are whole.
+struct JournalMark {
+  JournalSummary whole;
+  Lsn read{0};
+};
+
 struct JournalContents {
   JournalSummary summary;
   std::vector<JournalEntry> entries;
@@ -70,8 +77,11 @@ struct JournalContents {
 //   kNotFound            no folder, or no segment in it
 //   kFailedPrecondition  another schema or another run, both named
 //   kDataLoss            corrupt, naming file, offset and record
+//   kAborted             what an earlier scan read, `mark`, was left out again by another controller since
+// mark: goes on from there, and says there how far it came.
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
-                                     Lsn from, const std::function<Status(JournalEntry&&)>& take);
+                                     Lsn from, const std::function<Status(JournalEntry&&)>& take,
+                                     JournalMark* mark = nullptr);
 // The format of the journal in `dir`, from its first segment. Errors as ScanJournal.
 StatusOr<uint32_t> JournalSchema(FileSystem& fs, const std::string& dir);
 StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, const std::string& run_id = "");
@@ -106,6 +116,7 @@ struct JournalOptions {
       int64_t{1} << 20;       // kept reserved ahead of the end, so that a full disk is seen early
   int64_t begun_unix_ms = 0;  // the time of day at which mono_ns is 0; 0: it has none
   bool take_over = false;     // although somebody has the lock, which is taken from them
+  JournalMark mark;           // what the caller has read of it before
 };
 
 // One process writes a journal. A lock keeps others out, but a lock is no proof: file systems of several
@@ -128,9 +139,9 @@ class JournalWriter {
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
                                                        const JournalOptions& options = {});
-  // The same, with each record handed to `take` as it is read (those of a long run are hundreds of
-  // megabytes), and what else was found in `summary`, a torn tail too. An error of `take` is returned.
-  // requires `take`, `summary`
+  // The same, with each record behind options.mark handed to `take` as it is read (those of a long run are
+  // hundreds of megabytes), and what else was found in `summary`, a torn tail too. An error of `take` is
+  // returned. requires `take`, `summary`
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
                                                        const JournalOptions& options, JournalSummary* summary,

@@ -184,12 +184,15 @@ void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out) {
 }
 
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
-                                     Lsn from, const std::function<Status(JournalEntry&&)>& take) {
+                                     Lsn from, const std::function<Status(JournalEntry&&)>& take,
+                                     JournalMark* mark) {
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   if (segments.empty())
     return NotFound(dir + ": there is no journal segment (*.tpj) here; name the folder of a run");
-  JournalSummary summary;
-  uint64_t hash = 0;
+  JournalSummary summary = mark == nullptr ? JournalSummary() : mark->whole;
+  const int64_t read_before = summary.segments;
+  const Lsn read = mark == nullptr ? Lsn{0} : mark->read;
+  uint64_t hash = summary.tail_hash;
   for (size_t index = 0; index < segments.size(); ++index) {
     const std::string path = JoinPath(dir, SegmentName(segments[index]));
     const bool last = index + 1 == segments.size();
@@ -197,6 +200,11 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
       return DataLoss(JoinPath(dir, SegmentName(static_cast<int64_t>(index))) +
                       ": this segment is missing, " + SegmentName(segments[index]) + " is there" +
                       kCorruptAdvice);
+    }
+    if (static_cast<int64_t>(index) < read_before) continue;
+    if (last && mark != nullptr) {
+      mark->whole = summary;
+      mark->whole.tail_hash = hash;
     }
     TP_ASSIGN_OR_RETURN(const std::string bytes, fs.ReadFile(path, int64_t{4} << 30));
     size_t offset = 0;
@@ -220,6 +228,10 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
           (header->previous_hash != hash ? "; its hash differs from the one noted here" : "") +
           kCorruptAdvice);
     }
+    if (mark != nullptr && static_cast<int64_t>(index) > read_before && header->first < read)
+      return Aborted(path + ": begins before record " + std::to_string(read.value) +
+                     ", where this controller goes on: another one has taken over this run at the same time; "
+                     "start this one again");
     summary.run_id = header->run_id;
     summary.ctl_epoch = header->ctl_epoch;
     summary.schema = std::min(summary.schema, header->schema);
@@ -257,6 +269,7 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
     summary.bytes += static_cast<int64_t>(offset);
   }
   summary.tail_hash = hash;
+  if (mark != nullptr) mark->read = summary.next;
   return summary;
 }
 

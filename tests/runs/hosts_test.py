@@ -320,7 +320,7 @@ class HostsTest(RunTest):
 
     def take_over(self, run, stop, *flags, certificates=(), more=20, meanwhile=lambda first: None):
         """The controller is on a host of its own, and is lost in the middle. Another one goes on, on the other host."""
-        more, within = (1500, 75) if certificates else (more, 10)  # the journal of a long run is read twice: before the claim, too
+        more, within = (1500, 75) if certificates else (more, 10)
         host = self.launch(1, [TIDEPOOL, "host", str(self.path(run=run)), "--slots", "2"])
         first = self.launch(0, [TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=run)), "cluster.launch_workers=false",
                                 "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", "train.steps=20000", "checkpoint.every_steps=1000",

@@ -70,7 +70,10 @@ StatusOr<RunResult> ControllerProcess::Run() {
 // that is to be taken over goes on if this one cannot.
 Status ControllerProcess::Open() {
   TP_RETURN_IF_ERROR(Prepare());
-  TP_RETURN_IF_ERROR(Claim());
+  MakeLoggedSamples();
+  StorageOptions storage;
+  if (request_.take_over) TP_RETURN_IF_ERROR(Rehearse(storage));
+  TP_RETURN_IF_ERROR(Claim(std::move(storage)));
   return Begin();
 }
 
@@ -127,12 +130,10 @@ Status ControllerProcess::Prepare() {
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
   TP_RETURN_IF_ERROR(OpenDoors());
-  if (!request_.take_over) return OkStatus();
-  if (const storage::StorePlace store = StoreOf(config_); store.exists()) {
-    TP_RETURN_IF_ERROR(storage::TryStore(fs_, storage::NewPlace(store, request_.run_id),
-                                         storage::RunPaths(request_.run_dir).checkpoints()));
-  }
-  return Rehearse();
+  const storage::StorePlace store = StoreOf(config_);
+  if (!request_.take_over || !store.exists()) return OkStatus();
+  return storage::TryStore(fs_, storage::NewPlace(store, request_.run_id),
+                           storage::RunPaths(request_.run_dir).checkpoints());
 }
 
 // Where workers and people reach it. Who comes before the loop turns waits.
@@ -193,36 +194,44 @@ StatusOr<std::unique_ptr<scheduler::Controller>> ControllerProcess::MakeControll
   return scheduler::Controller::CreateFrom(options, std::move(folded));
 }
 
-// Whether this controller could go on with what the journal says just now.
-Status ControllerProcess::Rehearse() const {
-  scheduler::RunState folded;
-  const Status read =
-      storage::ScanJournal(*fs_, storage::RunPaths(request_.run_dir).journal(), request_.run_id, Lsn{0},
-                           [&](JournalEntry&& entry) { return folded.Apply(entry); })
-          .status();
-  if (read.code() == StatusCode::kNotFound) return OkStatus();  // it had not begun
-  TP_RETURN_IF_ERROR(read);
-  return MakeController(std::move(folded)).status();
+// Whether this controller could go on with what the journal says just now. What is read of it here is not
+// read again: after the claim, workers wait for whoever takes over.
+Status ControllerProcess::Rehearse(StorageOptions& storage) {
+  const auto read = storage::ScanJournal(
+      *fs_, storage::RunPaths(request_.run_dir).journal(), request_.run_id, Lsn{0},
+      [&](JournalEntry&& entry) {
+        storage.newest_payload = std::max(storage.newest_payload, OwnPayload(entry.record));
+        return Read(entry);
+      },
+      &storage.mark);
+  if (read.status().code() == StatusCode::kNotFound) return OkStatus();  // it had not begun
+  TP_RETURN_IF_ERROR(read.status());
+  // A controller goes on if the terms of the run are those of its config; what was folded is kept for it.
+  scheduler::RunState begun;
+  if (const auto& terms = folded_.config(); terms) TP_RETURN_IF_ERROR(begun.Apply(record::Config{*terms}));
+  return MakeController(std::move(begun)).status();
+}
+
+// A record of an earlier life, in its order.
+Status ControllerProcess::Read(const JournalEntry& entry) {
+  if (pages_ != nullptr) pages_->Turned();  // a long journal takes a while
+  TP_RETURN_IF_ERROR(folded_.Apply(entry));
+  Remember(entry.record);
+  return OkStatus();
 }
 
 // From here on the journal is this controller's.
-Status ControllerProcess::Claim() {
-  MakeLoggedSamples();
+Status ControllerProcess::Claim(StorageOptions storage) {
   begun_ = Begun();
-  StorageOptions storage{.run_dir = request_.run_dir,
-                         .run_id = request_.run_id,
-                         .begun_unix_ms = begun_.count(),
-                         .take_over = request_.take_over};
+  storage.run_dir = request_.run_dir;
+  storage.run_id = request_.run_id;
+  storage.begun_unix_ms = begun_.count();
+  storage.take_over = request_.take_over;
   storage.ends_with_the_machine = EndsWithTheMachine();
-  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(
-                                    fs_, storage, &earlier_,
-                                    [&](const JournalEntry& entry) {
-                                      if (pages_ != nullptr) pages_->Turned();  // a long one takes a while
-                                      TP_RETURN_IF_ERROR(folded_.Apply(entry));
-                                      Remember(entry.record);
-                                      return OkStatus();
-                                    },
-                                    [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
+  TP_ASSIGN_OR_RETURN(storage_,
+                      RunStorage::Open(
+                          fs_, storage, &earlier_, [this](const JournalEntry& entry) { return Read(entry); },
+                          [inbox = inbox_](StorageDone done) { inbox->Put(std::move(done)); }));
   const observe::LogOptions log = LogFile();
   RunningCall::TellIn(log.path, storage::RunPaths(request_.run_dir).last_words(), observe::LogContext(log));
   // In its turn: lines of before are still to be written, by that thread.

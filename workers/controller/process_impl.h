@@ -99,10 +99,11 @@ class ControllerProcess {
   [[nodiscard]] observe::LogOptions LogFile() const;
   Status Prepare();
   Status OpenDoors();
-  [[nodiscard]] Status Rehearse() const;
+  [[nodiscard]] Status Rehearse(StorageOptions& storage);
+  Status Read(const JournalEntry& entry);
   [[nodiscard]] StatusOr<std::unique_ptr<scheduler::Controller>> MakeController(
       scheduler::RunState folded) const;
-  Status Claim();
+  Status Claim(StorageOptions storage);
   Status Begin();
   void Close();
 

@@ -1,10 +1,10 @@
 #include "workers/controller/run_storage.h"
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/storage/lazy_sync.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -12,8 +12,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Between a write and the sync that makes it durable, with ends_with_the_machine.
-constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+// Tokens reach the disk before the records that name them.
+constexpr int kTokens = 0, kRecords = 1;
 
 // Records that speak of things on disk, which a machine that fails does not take with it.
 bool EndsWithTheMachine(const JournalRecord& r) {
@@ -41,7 +41,7 @@ std::string Plain(const std::string& path, const std::string& run_dir) {
 }  // namespace
 
 // Shared by the works on both threads, for a work that hangs outlives everybody else.
-struct RunStorage::State : std::enable_shared_from_this<State> {
+struct RunStorage::State {
   std::shared_ptr<FileSystem> fs;
   StorageOptions options;
   std::function<void(StorageDone)> done;
@@ -54,12 +54,8 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   std::vector<Item> queue TP_GUARDED_BY(mu);
   bool failed TP_GUARDED_BY(mu) = false;  // the journal
   bool stores_failed TP_GUARDED_BY(mu) = false;
-  bool sync_is_due TP_GUARDED_BY(mu) = false;  // a work of `syncing` waits to begin
-  // Files with bytes that no sync has reached; empty: none. An older file was synced when its successor
-  // began.
-  std::string unsynced_payload TP_GUARDED_BY(mu), unsynced_journal TP_GUARDED_BY(mu);
 
-  DiskThread syncing;  // beside the writing, with ends_with_the_machine
+  std::unique_ptr<storage::LazySync> syncing;  // beside the writing, with ends_with_the_machine
 
   void Fail(const Status& status) TP_EXCLUDES(mu) {
     {
@@ -134,36 +130,19 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
       if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail(s);
       if (journal->space_low()) FailStores("journal: the disk has no space left; free some");
     }
-    if (options.ends_with_the_machine && !sync) SyncSoon(!stored.empty(), last > 0);
+    if (options.ends_with_the_machine && !sync) {  // an older file was synced when its successor began
+      if (!stored.empty()) syncing->Soon(payload->current_file(), kTokens);
+      if (last > 0) syncing->Soon(journal->current_file(), kRecords);
+    }
     for (PayloadStored& p : stored) done(std::move(p));
     if (last > 0) done(BatchStored{last, std::chrono::duration<double>(Clock::now() - begin).count()});
   }
-
-  void SyncSoon(bool payload_written, bool journal_written) TP_EXCLUDES(mu) {
-    const MutexLock lock(mu);
-    if (payload_written) unsynced_payload = payload->current_file();
-    if (journal_written) unsynced_journal = journal->current_file();
-    if (std::exchange(sync_is_due, true)) return;
-    syncing.Do("group commit", [self = shared_from_this()](const DiskThread::Say& say) { self->Sync(say); });
-  }
-
-  void Sync(const DiskThread::Say& say) TP_EXCLUDES(mu) {
-    std::this_thread::sleep_for(kGroupCommit);
-    std::string tokens, records;
-    {
-      const MutexLock lock(mu);
-      sync_is_due = false;
-      tokens = std::exchange(unsynced_payload, "");
-      records = std::exchange(unsynced_journal, "");
-    }
-    for (const std::string& file : {tokens, records}) {
-      if (file.empty()) continue;
-      say("fsync of " + Plain(file, options.run_dir));
-      const Status s = fs->SyncFile(file);
-      if (!s.ok()) return file == tokens ? FailPayload(s) : Fail(s);
-    }
-  }
 };
+
+int64_t OwnPayload(const JournalRecord& r) {
+  const auto* enq = std::get_if<record::Enq>(&r);
+  return enq != nullptr && storage::WriterOf(enq->payload_file) == 0 ? enq->payload_file : -1;
+}
 
 StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSystem> fs,
                                                        const StorageOptions& options,
@@ -176,17 +155,27 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.fs = std::move(fs);
   state.options = options;
   state.done = std::move(done);
-  int64_t newest_payload_file = -1;
-  TP_ASSIGN_OR_RETURN(state.journal,
-                      storage::JournalWriter::Open(
-                          *state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
-                          {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over}, earlier,
-                          [&](JournalEntry&& entry) {
-                            if (const auto* enq = std::get_if<record::Enq>(&entry.record))
-                              if (storage::WriterOf(enq->payload_file) == 0)
-                                newest_payload_file = std::max(newest_payload_file, enq->payload_file);
-                            return take(entry);
-                          }));
+  state.syncing = std::make_unique<storage::LazySync>(
+      state.fs,
+      storage::LazySync::Options{
+          .folder = options.run_dir,
+          .failed = [weak = std::weak_ptr(storage->state_)](const std::string& file, const Status& s) {
+            const auto of = weak.lock();
+            if (of == nullptr) return false;
+            const bool tokens = file.starts_with(storage::RunPaths(of->options.run_dir).payload());
+            tokens ? of->FailPayload(s) : of->Fail(s);
+            return false;
+          }});
+  int64_t newest_payload_file = options.newest_payload;
+  TP_ASSIGN_OR_RETURN(
+      state.journal,
+      storage::JournalWriter::Open(
+          *state.fs, storage::RunPaths(options.run_dir).journal(), options.run_id,
+          {.begun_unix_ms = options.begun_unix_ms, .take_over = options.take_over, .mark = options.mark},
+          earlier, [&](JournalEntry&& entry) {
+            newest_payload_file = std::max(newest_payload_file, OwnPayload(entry.record));
+            return take(entry);
+          }));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));
@@ -240,7 +229,7 @@ void RunStorage::LookForSuccessor() {
 }
 
 std::optional<DiskThread::Operation> RunStorage::Busy() const {
-  auto writing = writing_.Busy(), syncing = state_->syncing.Busy();
+  auto writing = writing_.Busy(), syncing = state_->syncing->Busy();
   if (!writing || (syncing && syncing->takes > writing->takes)) return syncing;
   return writing;
 }
@@ -249,7 +238,7 @@ Status RunStorage::Close(Clock::duration patience) {
   writing_.Do("close of the journal", [state = state_](const DiskThread::Say&) {
     if (state->journal != nullptr) state->closed = state->journal->Close();
   });
-  if (!writing_.Drain(patience) || !state_->syncing.Drain(patience)) {
+  if (!writing_.Drain(patience) || !state_->syncing->Drain(patience)) {
     const auto hangs = Busy();
     return DeadlineExceeded("the disk does not answer: " + (hangs ? hangs->name : "a write") +
                             " has not ended");

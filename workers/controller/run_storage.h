@@ -32,9 +32,13 @@ namespace tidepool::workers {
 struct StorageOptions {
   std::string run_dir, run_id;
   bool ends_with_the_machine = false;
-  int64_t begun_unix_ms = 0;  // when the clock of the records began
-  bool take_over = false;     // JournalOptions
+  int64_t begun_unix_ms = 0;       // when the clock of the records began
+  bool take_over = false;          // JournalOptions
+  storage::JournalMark mark = {};  // what the caller has read before,
+  int64_t newest_payload = -1;     // and the newest file of OwnPayload in it
 };
+// The payload file of the controller's own that this record names; -1: none.
+int64_t OwnPayload(const JournalRecord& r);
 
 // What became of what was handed over.
 struct BatchStored {  // this one and all before it
@@ -66,7 +70,7 @@ class RunStorage {
   };
   // Reads what is there (JournalWriter::Open says which errors), then starts the thread. `done` is called on
   // it and may be called after this object is gone, if the disk hangs: it owns what it uses. `take` is given
-  // each record of earlier lives in order; an error of it is returned.
+  // each record of earlier lives from options.read on in order; an error of it is returned.
   static StatusOr<std::unique_ptr<RunStorage>> Open(std::shared_ptr<FileSystem> fs,
                                                     const StorageOptions& options,
                                                     storage::JournalSummary* earlier,

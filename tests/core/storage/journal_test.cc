@@ -491,6 +491,73 @@ TEST(JournalTest, AWriterThatWasTakenOverAcknowledgesNothingAndNothingOfItIsRead
   EXPECT_EQ((*next)->Flush().code(), StatusCode::kAborted);
 }
 
+// Who takes over reads the journal before it claims it, to see whether it can go on; and then what was
+// written meanwhile, and no more.
+TEST(JournalTest, WhatWasReadBeforeTheClaimIsNotReadAgain) {
+  MemoryFileSystem fs;
+  auto before = MustOpen(fs, {.segment_bytes = 400});
+  const auto append = [&](JournalWriter& w, int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      w.Append(record::Dup{.tid = {i, 0, 0}}, 0);
+      ASSERT_TRUE(w.Sync().ok());
+    }
+  };
+  append(*before, 0, 40);
+  JournalMark mark;
+  std::vector<JournalEntry> read;
+  const auto take = [&](JournalEntry&& entry) {
+    read.push_back(std::move(entry));
+    return OkStatus();
+  };
+  ASSERT_TRUE(ScanJournal(fs, kDir, "run-1", Lsn{0}, take, &mark).ok());
+  EXPECT_EQ(read.size(), 40U);
+  EXPECT_EQ(mark.read.value, 40);
+  ASSERT_GT(mark.whole.segments, 2);
+  append(*before, 40, 60);
+
+  // That it looks at no whole segment again shows where one of them cannot be read any more.
+  const std::string second = std::string(kDir) + "/0001.tpj";
+  const std::string whole = *fs.ReadFile(second, 1 << 20);
+  ASSERT_TRUE(fs.WriteFile(second, "damaged").ok());
+  JournalSummary summary;
+  auto next = JournalWriter::Open(fs, kDir, "run-1", {.segment_bytes = 400, .take_over = true, .mark = mark},
+                                  &summary, take);
+  ASSERT_TRUE(next.ok()) << next.status().ToString();
+  append(**next, 60, 80);
+  ASSERT_TRUE(fs.WriteFile(second, whole).ok());
+  EXPECT_EQ((*next)->next_lsn().value, 80);
+  const auto is = MustRead(fs).entries;  // which looks at the hashes of all of them
+  ASSERT_EQ(is.size(), 80U);
+  ASSERT_EQ(read.size(), 60U);
+  for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(Bytes(is[i].record), Bytes(read[i].record));
+}
+
+// Another one took over between, and leaves out what the first look has read.
+TEST(JournalTest, WhatWasReadAndIsLeftOutSinceIsNotGoneOnFrom) {
+  MemoryFileSystem fs;
+  auto before = MustOpen(fs);
+  const auto append = [](JournalWriter& w, int64_t ordinal) {
+    w.Append(record::Dup{.tid = {ordinal, 0, 0}}, 0);
+  };
+  append(*before, 0);
+  ASSERT_TRUE(before->Sync().ok());
+  auto other = JournalWriter::Open(fs, kDir, "run-1", {.take_over = true});
+  ASSERT_TRUE(other.ok());
+  append(*before, 90);
+  EXPECT_EQ(before->Flush().code(), StatusCode::kAborted) << "on the disk, and too late";
+  // As a look before the other one's segment was there.
+  JournalMark mark;
+  const auto take = [](JournalEntry&&) { return OkStatus(); };
+  mark.read = Lsn{2};
+  for (int64_t i = 1; i < 4; ++i) append(**other, i);
+  ASSERT_TRUE((*other)->Sync().ok());
+  JournalSummary summary;
+  const auto third =
+      JournalWriter::Open(fs, kDir, "run-1", {.take_over = true, .mark = mark}, &summary, take);
+  EXPECT_EQ(third.status().code(), StatusCode::kAborted) << third.status().ToString();
+  EXPECT_THAT(third.status().message(), HasSubstr("start this one again"));
+}
+
 // The lock is the successor's, so that a third one which nobody told to take over is kept out, also once the
 // first one has ended.
 TEST(JournalTest, WhoTakesOverHasTheLock) {
