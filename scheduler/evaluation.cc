@@ -26,7 +26,9 @@ std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
   active_ = waiting_.front();
   waiting_.pop_front();
   constexpr int64_t kAttempts = int64_t{1} << 30;
-  attempt_ = std::max(attempt_ + 1, static_cast<int32_t>(now.value % kAttempts));
+  attempt_ = std::max(newest_attempt_ + 1, static_cast<int32_t>(now.value % kAttempts));
+  newest_attempt_ = attempt_;
+  asked_again_.clear();
   answers_.clear();
   lost_ = 0;
   why_lost_.clear();
@@ -37,6 +39,16 @@ std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
 
 SampleId Evaluation::Tid(int64_t question) const {
   return {question, static_cast<int32_t>(active_->step.value), SampleId::kEvalSample};
+}
+
+int32_t Evaluation::attempt(const SampleId& tid) const {
+  const auto again = asked_again_.find(tid);
+  return attempt_ + (again == asked_again_.end() ? 0 : again->second);
+}
+
+void Evaluation::AskAgain(const SampleId& tid) {
+  ++asked_again_[tid];
+  newest_attempt_ = std::max(newest_attempt_, attempt(tid));
 }
 
 void Evaluation::Graded(const SampleId& tid, double reward,

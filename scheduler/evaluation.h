@@ -35,8 +35,11 @@ class Evaluation {
   // controller to the next, whose workers may still have requests of the last one.
   std::optional<Job> Begin(Lsn now);
   [[nodiscard]] SampleId Tid(int64_t question) const;
-  // Attempt of the active one's samples: an evaluation that is begun again must not meet its old tokens.
+  // The first attempt of the active one's samples: an evaluation that is begun again must not meet its old
+  // tokens. And the attempt at one of them: its tokens were lost, maybe, and it was asked again.
   [[nodiscard]] int32_t attempt() const { return attempt_; }
+  [[nodiscard]] int32_t attempt(const SampleId& tid) const;
+  void AskAgain(const SampleId& tid);
   // `reward` is the weighted sum of `rewards`, the named ones; a task without names has only the sum.
   void Graded(const SampleId& tid, double reward, std::vector<std::pair<std::string, double>> rewards);
   // Its answer cannot be graded: the question is left out of the total.
@@ -59,7 +62,8 @@ class Evaluation {
   std::optional<Job> active_;
   std::deque<Job> waiting_;
   std::set<SampleId> left_;
-  int32_t attempt_ = -1;
+  int32_t attempt_ = -1, newest_attempt_ = -1;
+  std::map<SampleId, int32_t> asked_again_;  // how often, of the active one
   struct Answer {
     double reward = 0;
     std::vector<std::pair<std::string, double>> rewards;

@@ -134,9 +134,10 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
     }
     TP_ASSIGN_OR_RETURN(LoggedTokens entry, ReadEntry(*file, at, where));
     const int64_t size = entry.tokens.size();
-    const bool tokens = entry.tokens.kind == sample::SegmentKind::kTokens ||
-                        entry.tokens.kind == sample::SegmentKind::kObservation;
-    if (!tokens || entry.tokens.outlined || entry.tid != tid || entry.att != att || size <= 0 ||
+    const bool made = entry.tokens.kind == sample::SegmentKind::kTokens ||
+                      entry.tokens.kind == sample::SegmentKind::kObservation ||
+                      entry.tokens.kind == sample::SegmentKind::kFragment;
+    if (!made || entry.tokens.outlined || entry.tid != tid || entry.att != att || size <= 0 ||
         entry.from < 0 || (end >= 0 && entry.from + size != end))
       return DataLoss(where + ": the tokens there are not those of " + ToString(tid) + " attempt " +
                       std::to_string(att));
@@ -150,6 +151,23 @@ StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, cons
   for (auto segment = back.rbegin(); segment != back.rend(); ++segment) joined.Append(std::move(*segment));
   chain.segments = std::move(joined.segments);
   return chain;
+}
+
+StatusOr<std::vector<sample::Segment>> FillOutline(const std::vector<sample::Segment>& outline,
+                                                   TokenChain chain, const SampleId& tid) {
+  std::vector<sample::Segment> filled;
+  auto read = chain.segments.begin();
+  for (const sample::Segment& said : outline) {
+    sample::Segment segment{.kind = said.kind};
+    if (said.size() > 0 && read != chain.segments.end()) segment = std::move(*read++);
+    if (segment.kind != said.kind || segment.size() != said.size())
+      return DataLoss("tokens/ has other tokens of " + ToString(tid) + " than were said");
+    segment.turn = said.turn;
+    filled.push_back(std::move(segment));
+  }
+  if (read != chain.segments.end())
+    return DataLoss("tokens/ has more tokens of " + ToString(tid) + " than were said");
+  return filled;
 }
 
 StatusOr<TokenChain> AwaitTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,

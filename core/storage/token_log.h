@@ -80,6 +80,10 @@ struct TokenChain {
 // kDataLoss: it is not there whole.
 StatusOr<TokenChain> ReadTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,
                                     const TokenPlace& newest, const TokenPlace& known = {});
+// The segments that `outline` has the shape of, with the tokens of the chain. kDataLoss: the chain has other
+// tokens.
+StatusOr<std::vector<sample::Segment>> FillOutline(const std::vector<sample::Segment>& outline,
+                                                   TokenChain chain, const SampleId& tid);
 // What another host has written may take a moment to be seen on this one: reads again until it is there, up
 // to `until`.
 StatusOr<TokenChain> AwaitTokenChain(FileSystem& fs, const std::string& dir, const SampleId& tid, int32_t att,

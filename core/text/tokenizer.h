@@ -61,6 +61,7 @@ class Tokenizer {
   // One more than the largest id, added tokens included. A model's vocabulary may be larger.
   [[nodiscard]] int32_t vocab_size() const { return static_cast<int32_t>(tokens_.size()); }
   [[nodiscard]] const std::vector<AddedToken>& added_tokens() const { return added_; }
+  [[nodiscard]] uint64_t digest() const { return digest_; }  // of its file
 
  private:
   struct Token {
@@ -89,6 +90,7 @@ class Tokenizer {
   std::unique_ptr<Bpe> bpe_;
   std::vector<int32_t> prefix_;  // what add_special puts before and after
   std::vector<int32_t> suffix_;
+  uint64_t digest_ = 0;
 };
 
 // Text from ids as they come, for streaming: what Push and Flush return, joined, is Decode of all ids,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/base/hash.h"
 #include "core/base/json_text.h"
 #include "core/files/mapped_file.h"
 #include "core/text/byte_alphabet.h"
@@ -62,6 +63,7 @@ StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view text, 
     const Json json = Json::parse(text);
     auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer());
     TP_RETURN_IF_ERROR(tokenizer->Parse(json, where));
+    tokenizer->digest_ = Hash64(text);
     return tokenizer;
   } catch (const std::exception& e) {
     return InvalidArgument(where + ": is no JSON: " + e.what());

@@ -23,6 +23,49 @@ void Evaluations::Lost(const SampleId& tid, int32_t att, const std::string& why)
   out_.Do(command::DiscardTokens{tid, att});
 }
 
+void Evaluations::TokensLost(const event::TokensLost& e) {
+  constexpr int32_t kMost = 5;  // of one question
+  if (!evaluation_.Expects(e.tid) || evaluation_.attempt(e.tid) != e.att) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  all_.samples.Withdraw(e.tid);
+  if (e.data || e.att - evaluation_.attempt() + 1 >= kMost) {
+    out_.Warn("data_invalid",
+              "the answer " + ToString(e.tid) + " is left out of its evaluation, its tokens " +
+                  (e.data ? "are wrong: " : "were lost " + std::to_string(kMost) + " times: ") + e.why,
+              {{"tid", ToString(e.tid)}});
+    return Lost(e.tid, e.att, e.why);
+  }
+  out_.Warn("tokens_lost", "question " + ToString(e.tid) + " is asked again, its tokens are lost: " + e.why,
+            {{"tid", ToString(e.tid)}});
+  out_.Do(command::DiscardTokens{e.tid, e.att});
+  evaluation_.AskAgain(e.tid);
+  Ask(e.tid);
+}
+
+void Evaluations::Ask(const SampleId& tid) {
+  const Request r{.tid = tid,
+                  .gid = EvalGroup(tid),
+                  .att = evaluation_.attempt(tid),
+                  .prompt_len = 0,
+                  .max_new = facts_.max_new,
+                  .generated = 0,
+                  .only = evaluation_.active()->v,
+                  .v_min = {},
+                  .v_max = {},
+                  .on = {},
+                  .home = {},
+                  .probe = false,
+                  .errors = 0};
+  if (facts_.environment) {
+    all_.samples.BeginEpisode(r);
+  } else {
+    all_.rollouts.Add(r);
+  }
+}
+
 void Evaluations::Plan() {
   const EvalOptions& c = options_.eval;
   const StepNumber step = state_.step();
@@ -39,7 +82,7 @@ void Evaluations::Cancel(const std::string& why) {
   out_.Note("evaluation_cancelled", "the evaluation is called off: " + why);
   for (const SampleId& tid : std::set(evaluation_.left())) {
     if (all_.rollouts.requests().Find(tid) == nullptr)
-      out_.Do(command::DiscardTokens{tid, evaluation_.attempt()});
+      out_.Do(command::DiscardTokens{tid, evaluation_.attempt(tid)});
     all_.samples.Withdraw(tid);
     all_.rollouts.ForgetGroup(EvalGroup(tid));
   }
@@ -74,27 +117,8 @@ void Evaluations::Advance() {
       job && job->v != state_.version() && !all_.rollouts.Serves(job->v))
     Cancel("the last worker with version " + ToString(job->v) + " is gone");
   if (evaluation_.active() || evaluation_.waiting().empty()) return;
-  const auto job = evaluation_.Begin(state_.next_lsn());
-  for (const SampleId& tid : evaluation_.left()) {
-    const Request r{.tid = tid,
-                    .gid = EvalGroup(tid),
-                    .att = evaluation_.attempt(),
-                    .prompt_len = 0,
-                    .max_new = facts_.max_new,
-                    .generated = 0,
-                    .only = job->v,
-                    .v_min = {},
-                    .v_max = {},
-                    .on = {},
-                    .home = {},
-                    .probe = false,
-                    .errors = 0};
-    if (facts_.environment) {
-      all_.samples.BeginEpisode(r);
-    } else {
-      all_.rollouts.Add(r);
-    }
-  }
+  if (!evaluation_.Begin(state_.next_lsn())) return;
+  for (const SampleId& tid : std::set(evaluation_.left())) Ask(tid);
 }
 
 }  // namespace tidepool::scheduler

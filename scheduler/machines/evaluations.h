@@ -19,10 +19,14 @@ class Evaluations : public Machine {
   // The answer to a question was graded, or cannot be; its tokens are discarded.
   void Graded(const event::Graded& e);
   void Lost(const SampleId& tid, int32_t att, const std::string& why);
+  // The tokens of an answer cannot be read: the question is asked again, or left out.
+  void TokensLost(const event::TokensLost& e);
 
   [[nodiscard]] const Evaluation& current() const { return evaluation_; }
 
  private:
+  void Ask(const SampleId& tid);
+
   Evaluation evaluation_;
 };
 

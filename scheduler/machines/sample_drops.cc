@@ -34,7 +34,7 @@ void SampleFlow::DropPoison(const SampleId& tid, const std::string& why) {
   if (const Request* r = all_.rollouts.requests().Find(tid); r != nullptr) all_.rollouts.Remove(*r);
   grading_.Remove(tid);
   episodes_.Remove(tid);
-  all_.evaluations.Lost(tid, all_.evaluations.current().attempt(), reason);
+  all_.evaluations.Lost(tid, all_.evaluations.current().attempt(tid), reason);
 }
 
 void SampleFlow::DropSample(const SampleId& tid, DropReason reason) {

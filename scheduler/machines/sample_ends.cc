@@ -86,6 +86,7 @@ void SampleFlow::On(const event::PayloadStored& e) {
 // samples are lost with a host. Where nothing can be kept, the run would generate for ever.
 void SampleFlow::On(const event::TokensLost& e) {
   constexpr int64_t kMost = 5;  // of one sample
+  if (e.tid.is_eval()) return all_.evaluations.TokensLost(e);
   const Sample* s = state_.ledger().Find(e.tid);
   if (s == nullptr || s->phase != SamplePhase::kRunning || s->att != e.att) {
     all_.life.Refuse();

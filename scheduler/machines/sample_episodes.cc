@@ -67,12 +67,10 @@ void SampleFlow::On(const event::EnvStepped& e) {
 void SampleFlow::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndStatus status) {
   const event::Graded graded{e.worker, r.tid, r.att, GradeOutcome::kOk, e.reward, e.rewards, e.why};
   episodes_.Remove(r.tid);
+  // Before the engine is told to forget the group: it may write the payload, and has the prompt.
+  if (!r.tid.is_eval()) Store(r, status, graded);  // GRADED follows ENQ
   all_.rollouts.Complete(r);
-  if (r.tid.is_eval()) {
-    all_.evaluations.Graded(graded);
-  } else {
-    Store(r, status, graded);  // GRADED follows ENQ
-  }
+  if (r.tid.is_eval()) all_.evaluations.Graded(graded);
 }
 
 // A failure masks its sample; it is never a reward of 0.

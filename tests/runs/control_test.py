@@ -36,6 +36,7 @@ class ControlTest(RunTest):
         enqueued = [r for r in self.journal() if r["kind"] == "ENQ"]
         self.assertEqual(len(enqueued), 12)
         self.assertTrue(all(r["payload_bytes"] > 1000 for r in enqueued))
+        self.assertTrue(all(r["payload_file"] >= 1 << 20 for r in enqueued), "who plays them writes them")
         released = [r for r in self.journal() if r["kind"] == "RELEASE"]
         self.assertTrue(released)
         self.assertTrue(all(0 < r["need_bytes"] < r["free_bytes"] for r in released), "memory is proven free for the next role")

@@ -86,6 +86,8 @@ class EpisodesTest(RunTest):
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.lost_nothing()
+        stored = {(r["payload_file"] >> 20) - 1 for r in self.journal() if r["kind"] == "ENQ"}
+        self.assertEqual({roles.get(inc) for inc in stored}, {"none"}, "a device writes the payload, although it has not said all of it")
 
     def test_killed_environment_workers_change_no_weight(self):
         args = ["deterministic=true", "train.steps=24", "checkpoint.every_steps=4"]

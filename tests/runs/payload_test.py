@@ -47,6 +47,7 @@ class PayloadTest(RunTest):
         stored = {key(r["tid"]): r for r in self.journal() if r["kind"] == "ENQ"}
         rows = [row for r in self.journal() if r["kind"] == "STEP_COMMIT" for row in r["rows"]]
         self.assertEqual(len(rows), 3 * 16)
+        self.assertTrue(all(r["payload_file"] >= 1 << 20 for r in stored.values()), "who samples writes")
         for row in rows:
             enq = stored[key(row["tid"])]
             self.assertEqual(row["digest"], enq["digest"])

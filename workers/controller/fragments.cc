@@ -15,10 +15,9 @@ constexpr int64_t kEpisodesOfOrdinal = int64_t{1} << 32;
 }  // namespace
 
 StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config) {
-  std::unique_ptr<Fragments> f(new Fragments(config));
+  TP_ASSIGN_OR_RETURN(FragmentJudge judge, FragmentJudge::Create(config));
+  std::unique_ptr<Fragments> f(new Fragments(config, std::move(judge)));
   f->environment_ = policy::EnvironmentOfJob(config);
-  TP_ASSIGN_OR_RETURN(f->rules_, environments::FindVectorEnvironment(f->environment_));
-  TP_ASSIGN_OR_RETURN(f->spec_, policy::SpecOfJob(config));
   f->lanes_ = scheduler::LedgerRules{.groups_per_step = config.train.groups_per_step,
                                      .max_lag_versions = config.scheduler.max_lag_versions,
                                      .oversample = config.scheduler.oversample}
@@ -47,7 +46,7 @@ const record::Enq* Fragments::Before(const SampleId& tid) const {
 
 StatusOr<std::unique_ptr<environments::VectorEnvironment>> Fragments::Begin(std::span<const uint64_t> indices,
                                                                             int64_t episode) const {
-  const LimitedCall call({.what = environments::LabelOf(rules_),
+  const LimitedCall call({.what = environments::LabelOf(judge_.rules()),
                           .on = "the start of its instances",
                           .limit_s = config_.environment()->step_timeout_s,
                           .key = "environment.step_timeout_s"});
@@ -74,34 +73,6 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Traje
   TP_ASSIGN_OR_RETURN(const auto set,
                       Begin(indices, tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
   return policy::EncodeStates(set->states());
-}
-
-Status Fragments::Check(const sample::Segment& record) const {
-  if (record.kind != sample::SegmentKind::kFragment) return InvalidArgument("fragment: these are tokens");
-  const auto fragment = policy::DecodeFragment(record.fragment);
-  if (!fragment.ok()) return InvalidArgument(fragment.status().message());
-  int64_t counted = 0;
-  for (const auto& [version, count] : record.versions) counted += version.valid() ? count : 0;
-  if (record.fragment_steps < 1 || record.fragment_steps > fragment->cells() ||
-      counted != record.fragment_steps) {
-    return InvalidArgument("fragment: " + std::to_string(record.fragment_steps) +
-                           " steps are reported, its versions count " + std::to_string(counted) +
-                           ", and it has " + std::to_string(fragment->cells()));
-  }
-  return policy::CheckFragment(*fragment, spec_);
-}
-
-StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const sample::Segment& record) const {
-  TP_ASSIGN_OR_RETURN(const policy::Fragment f, policy::DecodeFragment(record.fragment));
-  Verdict v;
-  if (!f.scores.empty()) {
-    for (const double s : f.scores) v.reward += s / static_cast<double>(f.scores.size());
-  } else {
-    for (const float r : f.rewards) v.reward += static_cast<double>(r) / static_cast<double>(f.instances);
-  }
-  if (tid.is_eval()) v.rewards.emplace_back("solved", v.reward >= rules_.solved_return ? 1.0 : 0.0);
-  v.rewards.emplace_back("return", v.reward);
-  return v;
 }
 
 }  // namespace tidepool::workers

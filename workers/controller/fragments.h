@@ -1,6 +1,6 @@
 #pragma once
-// The controller's side of fragments: in which states one begins, whether one that came is sound, what it is
-// worth.
+// The controller's side of fragments: in which states one begins. What one is worth says its environment
+// worker (workers/data/fragment_judge.h).
 //
 // Ordinals are dealt out to lanes: lane = ordinal mod lanes, as many as groups may be open at a time. A
 // fragment begins where the fragment before it in its lane ended, which that one's payload says; so
@@ -22,8 +22,8 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/environments/vector.h"
-#include "core/policy/spec.h"
 #include "core/sample/trajectory.h"
+#include "workers/data/fragment_judge.h"
 
 namespace tidepool::workers {
 
@@ -40,29 +40,18 @@ class Fragments {
   [[nodiscard]] const record::Enq* Before(const SampleId& tid) const;
   // The start states for a sample, encoded. `before`: what Before named, or null.
   [[nodiscard]] StatusOr<std::string> Starts(const SampleId& tid, const sample::Trajectory* before) const;
-  // kInvalidArgument: not a fragment of this job.
-  [[nodiscard]] Status Check(const sample::Segment& record) const;
-
-  // The verdict on a fragment: mean return of the episodes that ended in it (of one without any: what it has
-  // earned an instance); and of an evaluation, first, whether its episode counts as solved.
-  struct Verdict {
-    double reward = 0;
-    std::vector<std::pair<std::string, double>> rewards;
-  };
-  [[nodiscard]] StatusOr<Verdict> Judge(const SampleId& tid, const sample::Segment& record) const;
-
+  [[nodiscard]] const FragmentJudge& judge() const { return judge_; }
   [[nodiscard]] int64_t lanes() const { return lanes_; }
 
  private:
-  explicit Fragments(const JobConfig& config) : config_(config) {}
+  Fragments(const JobConfig& config, FragmentJudge judge) : config_(config), judge_(std::move(judge)) {}
   // New episodes, in this process.
   [[nodiscard]] StatusOr<std::unique_ptr<environments::VectorEnvironment>> Begin(
       std::span<const uint64_t> indices, int64_t episode) const;
 
   const JobConfig config_;
+  const FragmentJudge judge_;
   environments::VectorOptions environment_;
-  environments::VectorSpec rules_;
-  policy::PolicySpec spec_;
   int64_t lanes_ = 1;
   std::map<int64_t, record::Enq> stored_;  // the newest of an ordinal, of the newest rounds of all lanes
 };

@@ -1,6 +1,7 @@
 #include "workers/controller/logged_samples.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/sample/codec.h"
 
@@ -19,11 +20,17 @@ void LoggedSamples::Remember(const JournalRecord& r) {
   if (fence == nullptr) return;
   alive_.erase(fence->worker.inc);
   sees_.erase(fence->worker);
+  writers_.erase(fence->worker);
   blind_.erase(fence->worker);
+  std::erase_if(read_by_graders_, [&](const auto& given) { return given.second.grader == fence->worker; });
   for (auto& [tid, waiting] : storing_) {
-    const StoredSample* s = samples_.Find(tid);
-    if (s != nullptr && s->logged_by == fence->worker) StoreHere(tid, waiting);
+    if (waiting.writer == fence->worker) StoreElsewhere(tid, waiting);
   }
+}
+
+void LoggedSamples::Remove(const WorkerRef& worker) {
+  sees_.erase(worker);
+  writers_.erase(worker);
 }
 
 LoggedAttempt LoggedSamples::AttemptOf(const StoredSample& s) const {
@@ -34,17 +41,7 @@ LoggedAttempt LoggedSamples::AttemptOf(const StoredSample& s) const {
 StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, StatusOr<storage::TokenChain> chain) {
   TP_RETURN_IF_ERROR(chain.status());
   sample::Trajectory t{.tid = a.tid, .att = a.att, .finish = a.finish, .prompt = a.prompt};
-  auto read = chain->segments.begin();
-  for (const sample::Segment& said : a.outline) {
-    sample::Segment segment{.kind = said.kind};
-    if (said.size() > 0 && read != chain->segments.end()) segment = std::move(*read++);
-    if (segment.kind != said.kind || segment.size() != said.size())
-      return DataLoss("tokens/ has other tokens of " + ToString(a.tid) + " than were said");
-    segment.turn = said.turn;
-    t.segments.push_back(std::move(segment));
-  }
-  if (read != chain->segments.end())
-    return DataLoss("tokens/ has more tokens of " + ToString(a.tid) + " than were said");
+  TP_ASSIGN_OR_RETURN(t.segments, storage::FillOutline(a.outline, *std::move(chain), a.tid));
   TP_RETURN_IF_ERROR(sample::Encode(t).status());  // what no payload can hold is this sample's fault alone
   return t;
 }
@@ -53,7 +50,7 @@ StatusOr<sample::Trajectory> Whole(const LoggedAttempt& a, StatusOr<storage::Tok
 
 void LoggedSamples::Start(const cmd::StartChunk& c, bool greedy) {
   const StoredSample& s = samples_.Get(c.tid, c.att);
-  const bool may = !c.tid.is_eval() && sees_.contains(c.worker);
+  const bool may = sees_.contains(c.worker);
   if (!s.logged.valid()) return Send(c, greedy, may && s.tokens.size() == 0, nullptr);
   if (may && (!s.read_here || samples_.IsWith(c.worker, s))) return Send(c, greedy, true, nullptr);
   const int64_t read = reads_++;
@@ -155,7 +152,7 @@ void LoggedSamples::Send(const cmd::StartChunk& c, bool greedy, bool logs,
                          const std::vector<sample::Segment>* read) {
   down::StartChunk m = samples_.StartMessage(c, logs, read);
   m.greedy = greedy;
-  m.stores = logs && !episodes_;
+  m.stores = logs && !episodes_ && !c.tid.is_eval();  // there is no payload of an evaluation
   ends_.send(c.worker, std::move(m));
 }
 
@@ -171,29 +168,55 @@ void LoggedSamples::Cancel(const cmd::CancelChunk& c) {
 // --- payload
 
 bool LoggedSamples::Store(const cmd::StorePayload& c, TimePoint now) {
+  now_ = now;
   const StoredSample* s = samples_.Find(c.tid);
   if (s == nullptr || s->tokens.att != c.att || !s->logged.valid()) return false;
-  Waiting& waiting = storing_[c.tid] = {.att = c.att, .since = now};
+  const bool begun = !episodes_ && writers_.contains(s->logged_by);  // by the worker, when the sample ended
+  Waiting& waiting =
+      storing_[c.tid] = {.att = c.att, .writer = begun ? s->logged_by : WorkerRef{}, .since = now};
   if (s->stored) {
     FeedStored(c.tid);
-  } else if (episodes_ || !sees_.contains(s->logged_by)) {
-    StoreHere(c.tid, waiting);
+  } else if (!begun) {
+    StoreElsewhere(c.tid, waiting);
   }
   return true;
 }
 
-void LoggedSamples::StoreHere(const SampleId& tid, Waiting& waiting) {
+// Who has worked on it last and has its prompt still. Of another one it would be known only that it sees the
+// folder, and a prompt would go there that is with the controller anyway.
+WorkerRef LoggedSamples::NextWriter(const StoredSample& s, const std::set<WorkerRef>& tried) const {
+  return s.with_worker > 0 && writers_.contains(s.worker) && !tried.contains(s.worker) ? s.worker
+                                                                                       : WorkerRef{};
+}
+
+void LoggedSamples::StoreElsewhere(const SampleId& tid, Waiting& waiting) {
   const StoredSample* s = samples_.Find(tid);
-  if (s == nullptr || s->tokens.att != waiting.att || std::exchange(waiting.here, true)) return;
-  ends_.store(AttemptOf(*s));
+  if (s == nullptr || s->tokens.att != waiting.att || waiting.here) return;
+  if (waiting.writer.inc.valid()) waiting.tried.insert(waiting.writer);
+  waiting.writer = NextWriter(*s, waiting.tried);
+  waiting.since = now_;
+  if (!waiting.writer.inc.valid()) {
+    waiting.here = true;
+    return ends_.store(AttemptOf(*s));
+  }
+  sample::Trajectory what{
+      .tid = tid,
+      .att = s->tokens.att,
+      .finish = s->tokens.finish,
+      .prompt = std::make_shared<const sample::Segment>(samples_.PromptOf(tid)->Outline()),
+      .segments = {}};
+  for (const sample::Segment& said : s->tokens.segments) what.segments.push_back(said.Outline());
+  ends_.ask_to_store(waiting.writer, {s->logged, std::move(what)});
 }
 
 void LoggedSamples::Take(const WorkerRef& worker, const up::Stored& stored) {
   StoredSample* s = samples_.Change(stored.tid);
-  if (s == nullptr || s->tokens.att != stored.att || !s->logged.valid() || s->logged_by != worker ||
-      s->logged != stored.newest)
+  const auto at = storing_.find(stored.tid);
+  Waiting* waiting = at == storing_.end() || at->second.att != stored.att ? nullptr : &at->second;
+  const bool asked = waiting != nullptr && (waiting->writer == worker || waiting->tried.contains(worker));
+  if (s == nullptr || s->tokens.att != stored.att || !s->logged.valid() || s->logged != stored.newest ||
+      (s->logged_by != worker && !asked))
     return;  // of another attempt, or of tokens that were taken back
-  const auto waiting = storing_.find(stored.tid);
   const int64_t writer = storage::WriterOf(storage::FirstFileOf(worker.inc));
   const storage::PayloadRef& ref = stored.ref;
   const bool sound = storage::WriterOf(ref.file) == writer && ref.offset >= 0 && ref.bytes > 0 &&
@@ -201,14 +224,13 @@ void LoggedSamples::Take(const WorkerRef& worker, const up::Stored& stored) {
   if (stored.error.empty() && sound) {
     s->stored = stored.ref;
     newest_payload_[writer] = stored.ref.file;
-    if (waiting != storing_.end() && !waiting->second.here) FeedStored(stored.tid);
+    if (waiting != nullptr && !waiting->here) FeedStored(stored.tid);
     return;
   }
-  ends_.warn("payload of sample " + ToString(stored.tid) + ": its worker cannot write it: " +
+  ends_.warn("payload of sample " + ToString(stored.tid) + ": a worker cannot write it: " +
              (stored.error.empty() ? "it names a place that is not one of its own" : stored.error));
-  // What is wanted later is written here then.
-  s->logged_by = {};
-  if (waiting != storing_.end()) StoreHere(stored.tid, waiting->second);
+  if (s->logged_by == worker) s->logged_by = {};  // what is wanted later is written by another one
+  if (waiting != nullptr && waiting->writer == worker) StoreElsewhere(stored.tid, *waiting);
 }
 
 void LoggedSamples::FeedStored(const SampleId& tid) {
@@ -253,25 +275,69 @@ void LoggedSamples::Note(const WorkerRef& worker, const storage::TokenPlace& pla
 }
 
 void LoggedSamples::Tick(TimePoint now) {
+  now_ = now;
   if (std::exchange(rotated_, false)) ends_.prune();
   for (auto& [tid, waiting] : storing_) {
     if (waiting.here || now - waiting.since <= kPatience) continue;
-    ends_.warn("payload of sample " + ToString(tid) + ": its worker's disk does not answer");
-    StoreHere(tid, waiting);
+    ends_.warn("payload of sample " + ToString(tid) + ": the disk of its worker does not answer");
+    StoreElsewhere(tid, waiting);
   }
 }
 
 bool LoggedSamples::Grade(const cmd::Grade& c) {
   const auto at = storing_.find(c.tid);
-  if (at == storing_.end() || at->second.att != c.att) return false;
-  grades_.insert_or_assign(c.tid, c);
+  if (at != storing_.end() && at->second.att == c.att) {
+    grades_.insert_or_assign(c.tid, c);
+    return true;
+  }
+  const StoredSample* s = samples_.Find(c.tid);
+  if (!c.tid.is_eval() || s == nullptr || s->tokens.att != c.att || !s->logged.valid()) return false;
+  if (Reads(c)) {
+    ends_.grade_logged(c, *s);
+  } else {
+    BringAnswer(c);
+  }
   return true;
+}
+
+bool LoggedSamples::Reads(const cmd::Grade& c) {
+  const bool reads = sees_.contains(c.grader) && !blind_.contains(c.grader);
+  if (reads) read_by_graders_[c.tid] = c;
+  return reads;
+}
+
+bool LoggedSamples::Again(const WorkerRef& worker, const up::Graded& verdict) {
+  const auto given = read_by_graders_.find(verdict.tid);
+  if (given == read_by_graders_.end() || given->second.grader != worker || given->second.att != verdict.att)
+    return false;
+  const cmd::Grade c = given->second;
+  read_by_graders_.erase(given);
+  if (!verdict.unread) return false;
+  const StoredSample* s = samples_.Find(c.tid);
+  if (c.tid.is_eval() && s != nullptr && s->tokens.att == c.att && s->logged.valid()) {
+    BringAnswer(c);
+  } else {
+    ends_.grade_here(c);
+  }
+  return true;
+}
+
+void LoggedSamples::BringAnswer(const cmd::Grade& c) {
+  const LoggedAttempt a = AttemptOf(*samples_.Find(c.tid));
+  ends_.read(a, [this, a, c](Chain chain) {
+    const StoredSample* now = samples_.Find(a.tid);
+    const bool there = now != nullptr && now->tokens.att == a.att && samples_.FindRow(a.tid) != nullptr;
+    if (!there) return;  // the evaluation is over
+    if (now->logged.valid() && !BringHere(a, std::move(chain))) return;
+    ends_.grade_here(c);
+  });
 }
 
 void LoggedSamples::Forget(const SampleId& tid) {
   played_.erase(tid);
   storing_.erase(tid);
   grades_.erase(tid);
+  read_by_graders_.erase(tid);
 }
 
 // --- files

@@ -1,12 +1,12 @@
 #pragma once
 // Samples whose tokens are in the token logs of the workers that make them (core/storage/token_log.h): the
 // controller has outlines of them and where their newest tokens are. A worker that goes on with a sample of
-// another one, and an environment that answers, read there what they need. The worker also writes the
-// payload, when the sample has ended; that of an episode, whose turns several workers have written, is
-// written by the controller. What the controller does about these samples is here: it gives their chunks out,
-// reads tokens for workers that cannot, waits for the payload, and writes it itself where the worker is gone
-// or says nothing. The controller process and the simulated network run this very class. Owned by the
-// controller's loop.
+// another one, an environment that answers and who grades what has no payload read there what they need. The
+// worker also writes the payload, when the sample has ended; that of an episode, whose turns several workers
+// have written, is written by the device that said its last words. What the controller does about these
+// samples is here: it gives their chunks out, reads tokens for workers that cannot, waits for the payload,
+// and writes it itself where the worker is gone or says nothing. The controller process and the simulated
+// network run this very class. Owned by the controller's loop.
 
 #include <cstdint>
 #include <functional>
@@ -54,10 +54,15 @@ class LoggedSamples {
     std::function<void(const WorkerRef&, down::StartChunk)> send;
     // kInvalidArgument: neither an engine nor an environment can have made these.
     std::function<Status(const sample::Trajectory&)> check;
+    std::function<void(const WorkerRef&, down::Store)> ask_to_store;
     // Writes the payload here: Stored(tid, att) is called when that is known, or the scheduler told
     // TokensLost.
     std::function<void(LoggedAttempt)> store;
     std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
+    // What token logs have of the sample is all that there is of it; its grader reads it there.
+    std::function<void(const scheduler::command::Grade&, const StoredSample&)> grade_logged;
+    // Its grader does not read: the controller does, and sends the text; says Blind if it could.
+    std::function<void(const scheduler::command::Grade&)> grade_here;
     std::function<void(const WorkerRef&, down::EnvStep)> play;
     std::function<void(scheduler::Event)> feed;
     std::function<void(const std::string&)> warn;
@@ -71,8 +76,15 @@ class LoggedSamples {
   void Remember(const JournalRecord& r);
   // No process of an earlier life of the run is left.
   void BeginAlone() { alive_.clear(); }
-  void Add(const WorkerRef& worker) { sees_.insert(worker); }
+  // It sees the run's folder. device: it writes payloads, too.
+  void Add(const WorkerRef& worker, bool device) {
+    sees_.insert(worker);
+    if (device) writers_.insert(worker);
+  }
+  void Remove(const WorkerRef& worker);  // what it said of that is over
   [[nodiscard]] bool Sees(const WorkerRef& worker) const { return sees_.contains(worker); }
+  // It could not read what can be read here: it is sent what it works on from now on.
+  void Blind(const WorkerRef& worker) { blind_.insert(worker); }
   void Note(const WorkerRef& worker, const up::StepTokens& tokens);  // in which files they are
   void Note(const WorkerRef& worker, const storage::TokenPlace& place);
   void Take(const WorkerRef& worker, const up::CannotRead& what);
@@ -93,8 +105,13 @@ class LoggedSamples {
   bool Again(const WorkerRef& worker, const up::EnvStepped& reply, Turns& turns);
   // False: it is not logged.
   bool Store(const scheduler::command::StorePayload& c, TimePoint now);
-  // The grade waits until the payload can be read. False: it need not.
+  // The grade waits until the payload can be read, or is given out here, as there will be none. False: not
+  // so.
   bool Grade(const scheduler::command::Grade& c);
+  // Whether its grader reads the payload itself; if so, Again takes its answer.
+  bool Reads(const scheduler::command::Grade& c);
+  // True: it could not read; it is sent the text, and the verdict is none.
+  bool Again(const WorkerRef& worker, const up::Graded& verdict);
   // The payload of the attempt is, by whoever wrote it, and the scheduler knows.
   void Stored(const SampleId& tid, int32_t att);
   void Forget(const SampleId& tid);
@@ -115,12 +132,17 @@ class LoggedSamples {
  private:
   struct Waiting {
     int32_t att = 0;
-    TimePoint since;
-    bool here = false;  // it is written by the controller
+    WorkerRef writer;                // who is to write it,
+    TimePoint since;                 // since then
+    std::set<WorkerRef> tried = {};  // who was to, and has not
+    bool here = false;               // the controller writes it
   };
   void Send(const scheduler::command::StartChunk& c, bool greedy, bool logs,
             const std::vector<sample::Segment>* read);
-  void StoreHere(const SampleId& tid, Waiting& waiting);
+  // It is not written by who was to: by who has worked on it last, or here.
+  void StoreElsewhere(const SampleId& tid, Waiting& waiting);
+  [[nodiscard]] WorkerRef NextWriter(const StoredSample& s, const std::set<WorkerRef>& tried) const;
+  void BringAnswer(const scheduler::command::Grade& c);
   void FeedStored(const SampleId& tid);
   bool BringHere(const LoggedAttempt& a, Chain chain);
   void BringActions(const scheduler::command::EnvStep& c, Turns& turns);
@@ -129,7 +151,8 @@ class LoggedSamples {
   SampleStore& samples_;
   const bool episodes_;
   const Ends ends_;
-  std::set<WorkerRef> sees_;                                   // the run's folder
+  std::set<WorkerRef> sees_, writers_;  // see the run's folder; devices of these
+  TimePoint now_;
   std::map<Incarnation, WorkerRef> alive_;                     // writers that joined and were not fenced
   std::map<int64_t, int64_t> newest_payload_, newest_tokens_;  // files that workers named, by WriterOf
   bool rotated_ = false;                                       // one of newest_tokens_ is not the first
@@ -139,7 +162,8 @@ class LoggedSamples {
   std::map<SampleId, Waiting> storing_;                        // the scheduler wants their payload
   std::map<SampleId, scheduler::command::Grade> grades_;
   std::map<SampleId, scheduler::command::EnvStep> played_;  // turns whose workers read the actions themselves
-  std::set<WorkerRef> blind_;  // environment workers that could not, when they could be read here
+  std::map<SampleId, scheduler::command::Grade> read_by_graders_;
+  std::set<WorkerRef> blind_;  // side workers that could not, when they could be read here
 };
 
 }  // namespace tidepool::workers

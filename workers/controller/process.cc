@@ -312,13 +312,13 @@ Status ControllerProcess::Begin() {
   };
   ends.have_row = [this](const SampleId& tid) { return EnsureRow(tid); };
   ends.check = [this](const sample::Segment& made) {
-    return fragments_ != nullptr ? fragments_->Check(made)
+    return fragments_ != nullptr ? fragments_->judge().Check(made)
                                  : made.CheckSampled(rows_->tokenizer().vocab_size());
   };
   ends.feed = [this](scheduler::Event event) { Feed(std::move(event)); };
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   if (config_.cluster.reattach_grace_s <= 0) logged_->BeginAlone();
-  if (config_.rl() != nullptr && fragments_ == nullptr) {  // a fragment is its own payload
+  if (config_.rl() != nullptr) {
     TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, {paths.tokens(), paths.payload()}));
   }
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));

@@ -46,7 +46,9 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
   }
   const bool greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
   if (fragments_ == nullptr) return logged_->Start(c, greedy);
-  down::StartChunk m = samples_.StartMessage(c);
+  const bool logs = logged_->Sees(c.worker);
+  down::StartChunk m = samples_.StartMessage(c, logs);
+  m.stores = logs && !c.tid.is_eval();
   m.greedy = greedy;
   waiting_fragments_->Add(c.worker, std::move(m));
   const auto know = [this, tid = c.tid, att = c.att](const StatusOr<std::string>& starts) {
@@ -97,20 +99,31 @@ StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
 
 void ControllerProcess::Do(const cmd::Grade& c) {
   if (logged_->Grade(c)) return;
-  // A grader that sees the run's folder reads the response there itself. Where it could not, it is sent.
   const record::Enq* payload = controller_->FindPayload(c.tid);
-  if (payload != nullptr && fragments_ == nullptr && c.attempt == 0 && logged_->Sees(c.grader) &&
-      EnsureRow(c.tid))
-    return Send(c.grader,
-                down::Grade{c.tid, c.att, rows_->InputOf(c.tid, *samples_.FindRow(c.tid), {}, false),
-                            c.attempt, *payload});
-  recorded_->Read(std::vector{c.tid},
-                  [this, c](const Trajectories& recorded) { Grade(c, recorded.front()); });
+  if (payload == nullptr || !EnsureRow(c.tid) || !logged_->Reads(c)) return GradeHere(c);
+  down::Grade m = Message(c, {}, false);
+  m.payload = *payload;
+  Send(c.grader, std::move(m));
+}
+
+down::Grade ControllerProcess::Message(const cmd::Grade& c, const std::vector<int32_t>& ids,
+                                       bool ended) const {
+  down::Grade m{.tid = c.tid, .att = c.att, .input = {}, .attempt = c.attempt, .payload = {}, .logged = {}};
+  if (fragments_ == nullptr) m.input = rows_->InputOf(c.tid, *samples_.FindRow(c.tid), ids, ended);
+  return m;
+}
+
+// Of a grader that does not see the run's folder, or could not read there.
+void ControllerProcess::GradeHere(const cmd::Grade& c) {
+  recorded_->Read(std::vector{c.tid}, [this, c](const Trajectories& recorded) {
+    if (recorded.front().ok()) logged_->Blind(c.grader);
+    Grade(c, recorded.front());
+  });
 }
 
 void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
   Status sound = recorded.status();
-  if (sound.ok() && !token_proof_.empty())  // a worker's word alone so far
+  if (sound.ok() && fragments_ == nullptr && !token_proof_.empty())  // a worker's word alone so far
     sound = recorded->CheckSampled(rows_->tokenizer().vocab_size());
   if (!sound.ok() || !EnsureRow(c.tid)) {
     const std::string why = sound.ok() ? "its row cannot be read" : sound.message();
@@ -119,30 +132,13 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
     return;
   }
   if (fragments_ != nullptr) {  // its environments have given their verdict step by step
-    const sample::Segment* played = recorded->Fragment();
-    auto verdict =
-        played == nullptr ? InvalidArgument("it is no fragment") : fragments_->Judge(c.tid, *played);
-    up::Graded graded;
+    up::Graded graded = fragments_->judge().Grade(c.tid, c.att, *recorded);
     graded.grader = c.grader;
-    graded.tid = c.tid;
-    graded.att = c.att;
-    if (verdict.ok()) {
-      graded.reward = verdict->reward;
-      graded.rewards = std::move(verdict->rewards);
-    } else {
-      graded.outcome = GradeOutcome::kData;
-      graded.why = verdict.status().message();
-    }
     metrics_->OnGraded(graded);
     Feed(ev::Graded(std::move(graded)));
     return;
   }
-  Send(c.grader, down::Grade{c.tid,
-                             c.att,
-                             rows_->InputOf(c.tid, *samples_.FindRow(c.tid), recorded->Ids(),
-                                            recorded->finish != sample::Finish::kLength),
-                             c.attempt,
-                             {}});
+  Send(c.grader, Message(c, recorded->Ids(), recorded->finish != sample::Finish::kLength));
 }
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {
@@ -212,6 +208,7 @@ void ControllerProcess::MakeLoggedSamples() {
     Send(w, std::move(m));
     metrics_->Count("dispatch/chunks");
   };
+  ends.ask_to_store = [this](const WorkerRef& w, down::Store m) { Send(w, std::move(m)); };
   ends.store = [this](const LoggedAttempt& a) {
     ReadTokens(a, [this, a](LoggedSamples::Chain chain) {
       auto whole = Whole(a, std::move(chain));
@@ -224,6 +221,15 @@ void ControllerProcess::MakeLoggedSamples() {
   ends.check = [this](const sample::Trajectory& t) { return CheckTokens(t); };
   ends.play = [this](const WorkerRef& w, down::EnvStep m) { Send(w, std::move(m)); };
   ends.grade = [this](const cmd::Grade& c) { Do(c); };
+  ends.grade_logged = [this](const cmd::Grade& c, const StoredSample& s) {
+    if (!EnsureRow(c.tid)) return GradeHere(c);
+    down::Grade m = Message(c, {}, s.tokens.finish != sample::Finish::kLength);
+    m.input.response_tokens = s.tokens.size();
+    m.input.ended = s.tokens.finish != sample::Finish::kLength;
+    m.logged = s.logged;
+    Send(c.grader, std::move(m));
+  };
+  ends.grade_here = [this](const cmd::Grade& c) { GradeHere(c); };
   ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
   ends.warn = [this](const std::string& line) { Warn(line); };
   ends.prune = [this] { PruneTokens(); };

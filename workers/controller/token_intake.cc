@@ -65,7 +65,9 @@ Status TokenIntake::Sound(const WorkerRef& worker, const StoredSample& record,
                           const up::ChunkDelta& c) const {
   if (!c.logged.valid() && !record.logged.valid()) return ends_.check(c.tokens);
   const bool begun_here = record.tokens.size() > 0 && !record.logged.valid();
-  if (!c.logged.valid() || begun_here || !c.tokens.outlined || c.tokens.kind != sample::SegmentKind::kTokens)
+  const bool sampled =
+      c.tokens.kind == sample::SegmentKind::kTokens || c.tokens.kind == sample::SegmentKind::kFragment;
+  if (!c.logged.valid() || begun_here || !c.tokens.outlined || !sampled)
     return InvalidArgument("some of its tokens are in a token log and some are not");
   if (storage::WriterOf(c.logged.file) != storage::WriterOf(storage::FirstFileOf(worker.inc)))
     return InvalidArgument("its tokens are said to be in the log of another worker");

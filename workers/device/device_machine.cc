@@ -237,6 +237,19 @@ void DeviceMachine::On(const down::Resend& c) {
   if (finished) work_->Store(*std::move(finished));  // who asks has not heard of the payload
 }
 
+void DeviceMachine::On(const down::Store& c) {
+  const sample::Trajectory& what = c.what;
+  HeldTokens::Finished f{what.tid, what.att, what.finish, {}, c.newest, what.segments};
+  const std::vector<int32_t>* prompt = held_.PromptOf(what.tid, what.att);
+  const bool here = prompt != nullptr && static_cast<int64_t>(prompt->size()) == what.prompt_size();
+  if (!here || !work_->SeesRun()) {
+    const char* why = here ? "its folder is not seen here" : "its prompt is not here";
+    return work_->Say(up::Stored{what.tid, what.att, c.newest, {}, why});
+  }
+  f.prompt = *prompt;
+  work_->Store(std::move(f));
+}
+
 bool DeviceMachine::CanStep() const {
   return role_ == Role::kRollout && holds_.valid() && work_->Serves() && work_->HasWork();
 }
@@ -281,10 +294,7 @@ void DeviceMachine::SayTokens() {
   if (!unsaid_) return;
   unsaid_at_.clear();
   up::StepTokens tokens = *std::exchange(unsaid_, std::nullopt);
-  if (!Log(tokens.chunks).ok()) {
-    exit_code_ = 3;
-    return;
-  }
+  if (const Status logged = Log(tokens.chunks); !logged.ok()) GiveUpLog(tokens.chunks, logged);
   std::vector<HeldTokens::Finished> finished;
   for (const up::ChunkDelta& c : tokens.chunks) {
     held_.Keep(c);
@@ -292,6 +302,21 @@ void DeviceMachine::SayTokens() {
   }
   Say(std::move(tokens));
   for (HeldTokens::Finished& f : finished) work_->Store(std::move(f));
+}
+
+// A full disk, or one that fails, is no reason to lose weights and caches that took minutes to come: what was
+// not said yet is lost, the chunks go back, and these attempts go on with what the controller reads of them.
+void DeviceMachine::GiveUpLog(std::vector<up::ChunkDelta>& chunks, const Status& why) {
+  work_->Say(up::LogsNoMore{why.message()});
+  for (up::ChunkDelta& c : chunks) {
+    if (c.tokens.size() == 0 || !held_.LogsAfter(c.tid, c.att)) continue;
+    (void)work_->Cancel(c.tid, c.att);
+    held_.Undo(c);
+    c.tokens = {};
+    c.ended = true;
+    c.end = ChunkEnd::kCancelled;
+    c.why = "its tokens could not be written: " + why.message();
+  }
 }
 
 Status DeviceMachine::Log(std::vector<up::ChunkDelta>& chunks) {

@@ -78,7 +78,7 @@ class DeviceWork {
   // --- the token log of this incarnation (core/storage/token_log.h)
   [[nodiscard]] virtual bool SeesRun() const = 0;
   // One entry for each delta, behind the entry `before`: what is left in the deltas is an outline, and the
-  // place. An error: nothing can be generated here any more.
+  // place. An error is for good: SeesRun is false from then on, and the deltas are as they were.
   struct ToLog {
     up::ChunkDelta* delta;  // with tokens
     storage::TokenPlace before;
@@ -161,6 +161,7 @@ class DeviceMachine {
   void On(const down::CancelChunk& c);
   void On(const down::ForgetGroup& c);
   void On(const down::Resend& c);
+  void On(const down::Store& c);
   void On(const down::Drain& c);
   void On(const down::Release& c);
   void On(const down::Grant& c);
@@ -192,6 +193,7 @@ class DeviceMachine {
   void Say(up::StepTokens tokens);
   void Join(up::StepTokens tokens);
   Status Log(std::vector<up::ChunkDelta>& chunks);
+  void GiveUpLog(std::vector<up::ChunkDelta>& chunks, const Status& why);
   void GoOn(const DeviceWork::WasRead& read);
   void Start(down::StartChunk& c);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);

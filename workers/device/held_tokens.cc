@@ -99,6 +99,15 @@ void HeldTokens::Number(up::ChunkDelta& delta) {
   a.ids.insert(a.ids.end(), delta.tokens.ids.begin(), delta.tokens.ids.end());
 }
 
+void HeldTokens::Undo(const up::ChunkDelta& delta) {
+  const auto it = attempts_.find({delta.tid, delta.att});
+  if (it == attempts_.end()) return;
+  Attempt& a = it->second;
+  a.tokens = delta.from;
+  a.routing_bytes -= static_cast<int64_t>(delta.tokens.routing.size());
+  a.ids.resize(a.ids.size() - delta.tokens.ids.size());
+}
+
 std::optional<storage::TokenPlace> HeldTokens::LogsAfter(const SampleId& tid, int32_t att) const {
   const auto it = attempts_.find({tid, att});
   if (it == attempts_.end() || !it->second.logs) return std::nullopt;
@@ -111,7 +120,7 @@ std::optional<HeldTokens::Finished> HeldTokens::FinishedBy(const up::ChunkDelta&
   const Attempt& a = it->second;
   const bool all = delta.end == ChunkEnd::kChunkLimit && a.tokens >= a.max_new_tokens;
   if (!a.stores || !a.newest.valid() || (!up::EndsSample(delta.end) && !all)) return std::nullopt;
-  return Finished{delta.tid, delta.att, up::FinishOf(delta.end), a.prompt, a.newest};
+  return Finished{delta.tid, delta.att, up::FinishOf(delta.end), a.prompt, a.newest, {}};
 }
 
 void HeldTokens::Keep(const up::ChunkDelta& delta) {

@@ -33,6 +33,14 @@ class HeldTokens {
   void Begin(const down::StartChunk& c);
   // Gives the delta its offset.
   void Number(up::ChunkDelta& delta);
+  // Of the attempt; null: it is not known here.
+  [[nodiscard]] const std::vector<int32_t>* PromptOf(const SampleId& tid, int32_t att) const {
+    const auto it = attempts_.find({tid, att});
+    const bool known = it != attempts_.end() && Size(it->second) > 0;
+    return known ? &it->second.prompt : nullptr;
+  }
+  // The numbered delta, the newest of its attempt, is not said: its tokens are none.
+  void Undo(const up::ChunkDelta& delta);
   // Where the newest tokens of an attempt are that goes into the token log; it has none yet: not valid.
   [[nodiscard]] std::optional<storage::TokenPlace> LogsAfter(const SampleId& tid, int32_t att) const;
   // The delta is being said as it is now: keeps a copy.
@@ -48,6 +56,8 @@ class HeldTokens {
     sample::Finish finish = sample::Finish::kEos;
     std::vector<int32_t> prompt;
     storage::TokenPlace newest;
+    // Of its segments, where several workers have made them; empty: all of it is in this worker's log.
+    std::vector<sample::Segment> outline;
   };
   [[nodiscard]] std::optional<Finished> FinishedBy(const up::ChunkDelta& delta) const;
   void Drop(const SampleId& tid, int32_t att);

@@ -2,6 +2,7 @@
 #include "workers/device/roles_work.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/places.h"
 #include "core/base/process_memory.h"
@@ -90,6 +91,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
 
 void RolesWork::OpenLog(const down::Welcome& welcome) {
   log_.reset();
+  log_failed_ = false;
   const auto fs = std::make_shared<RealFileSystem>();
   const storage::RunPaths paths(welcome.run_dir);
   if (!storage::HasTokenProof(*fs, {paths.tokens(), paths.payload()}, welcome.token_proof)) return;
@@ -102,7 +104,11 @@ void RolesWork::OpenLog(const down::Welcome& welcome) {
   }
 }
 
-Status RolesWork::Log(const std::vector<ToLog>& deltas) { return Told("token_log", log_->Log(deltas)); }
+Status RolesWork::Log(const std::vector<ToLog>& deltas) {
+  Status logged = log_->Log(deltas);
+  if (!logged.ok() && !std::exchange(log_failed_, true)) LogWorkerFailure("token_log", logged.message());
+  return logged;
+}
 
 void RolesWork::ForgetAll() {
   log_.reset();

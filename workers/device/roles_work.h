@@ -100,7 +100,7 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }
   up::StepTokens Step() override;
 
-  [[nodiscard]] bool SeesRun() const override { return log_ != nullptr; }
+  [[nodiscard]] bool SeesRun() const override { return log_ != nullptr && !log_failed_; }
   Status Log(const std::vector<ToLog>& deltas) override;
   void Store(HeldTokens::Finished finished) override { log_->Store(std::move(finished)); }
   void Read(const ToRead& what) override { log_->Read(what); }
@@ -177,6 +177,7 @@ class RolesWork : public DeviceWork {
 
   std::unique_ptr<StoredRows> stored_;            // payloads of the run
   std::unique_ptr<SampleLog> log_;                // null: the run's folder is not seen here
+  bool log_failed_ = false;                       // it takes no more tokens
   std::deque<down::Preview> previews_;            // nothing was done about yet
   double early_s_ = 0;                            // of PreviewPiece, since the last step
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way

@@ -15,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 // What another host has written may take a moment to be seen here.
 constexpr auto kSeen = std::chrono::seconds(5);
+constexpr auto kSeenSoon = std::chrono::seconds(2);
 constexpr auto kAnswers = 2 * kSeen;  // the disk, or it is given up
 
 struct SampleLog::State {
@@ -31,13 +32,22 @@ struct SampleLog::State {
   std::vector<DeviceWork::WasRead> read TP_GUARDED_BY(mu);
 
   StatusOr<storage::PayloadRef> Write(const HeldTokens::Finished& f) {
-    TP_ASSIGN_OR_RETURN(auto chain, storage::ReadTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
-                                                            f.tid, f.att, f.newest));
-    return payload->Append({.tid = f.tid,
-                            .att = f.att,
-                            .finish = f.finish,
-                            .prompt = sample::PromptSegment(f.prompt),
-                            .segments = std::move(chain.segments)});
+    // Who goes on with the words of others waits until they are seen here; its own always are.
+    const bool others = options.sync && !f.outline.empty();
+    const auto until = Clock::now() + (others ? kSeenSoon : std::chrono::seconds(0));
+    TP_ASSIGN_OR_RETURN(auto chain, storage::AwaitTokenChain(*fs, storage::RunPaths(options.run_dir).tokens(),
+                                                             f.tid, f.att, f.newest, until));
+    sample::Trajectory t{.tid = f.tid,
+                         .att = f.att,
+                         .finish = f.finish,
+                         .prompt = sample::PromptSegment(f.prompt),
+                         .segments = {}};
+    if (f.outline.empty()) {
+      t.segments = std::move(chain.segments);
+    } else {
+      TP_ASSIGN_OR_RETURN(t.segments, storage::FillOutline(f.outline, std::move(chain), f.tid));
+    }
+    return payload->Append(t);
   }
 
   // All that waits, with one sync.

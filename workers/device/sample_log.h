@@ -1,7 +1,7 @@
 #pragma once
 // What this incarnation of a device worker writes into the run's folder: the tokens of the samples that it
-// works on (core/storage/token_log.h), and the payloads of those that have ended here
-// (core/storage/payload.h); and what it reads there of samples that others worked on before. One thread
+// works on (core/storage/token_log.h), and the payloads of those that have ended here, or that it is told to
+// write (core/storage/payload.h); and what it reads there of samples that others worked on before. One thread
 // calls. Tokens are written by it: they are in the page cache before anybody hears of them, and no disk is
 // waited for. Payloads are read together and written by a thread of their own, and tokens are read by another
 // one.

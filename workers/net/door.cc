@@ -14,8 +14,8 @@ CallerRole RoleOf(scheduler::WorkerKind kind) {
                                                   : CallerRole::kEnvironment;
 }
 
-// A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither
-// has anything to say about devices or weights.
+// A reward worker has verdicts and heartbeats to say, an environment worker what came of actions, and
+// verdicts on fragments; neither has anything to say about devices or weights.
 Status Allowed(CallerRole role, const FromWorkerBody& body) {
   if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
   if (std::holds_alternative<up::Heartbeat>(body) || std::holds_alternative<up::Offer>(body) ||
@@ -23,8 +23,10 @@ Status Allowed(CallerRole role, const FromWorkerBody& body) {
     return OkStatus();
   const bool is_grade = std::holds_alternative<up::Graded>(body),
              is_step = std::holds_alternative<up::EnvStepped>(body);
-  if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step)
-    return OkStatus();
+  const bool may = role == CallerRole::kReward        ? is_grade
+                   : role == CallerRole::kEnvironment ? is_grade || is_step
+                                                      : !is_grade && !is_step;
+  if (may) return OkStatus();
   return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
 }
 

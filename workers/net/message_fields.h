@@ -90,11 +90,12 @@ TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines
                  v("waits_for", r.waits_for, kNames);
              v("pages", r.pages, kWords);)
 TP_FIELDS(SeesRun)
+TP_FIELDS_BY(LogsNoMore, v("why", r.why, kWords);)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); TP_EACH(from, logged))
 TP_FIELDS(CannotRead, tid, att)
 TP_FIELDS_BY(Stored, TP_EACH(tid, att, newest, ref) v("error", r.error, kWords);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
-TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details))
+TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details, unread))
 TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, observation, logged, logged_tokens, unread, reward,
                                  done) v("rewards", r.rewards, kNames);
              TP_EACH(history, next_history, state) v("why", r.why, kWords);
@@ -112,14 +113,15 @@ namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
-                     operator_digest, token_proof, sync_payload))
+                     operator_digest, token_proof, tokenizer, sync_payload))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, stores, before, newest,
           unread, prompt, generated, chunk_tokens, max_new_tokens, greedy, starts, environment,
           environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
-TP_FIELDS(Grade, tid, att, input, attempt, payload)
+TP_FIELDS(Store, newest, what)
+TP_FIELDS(Grade, tid, att, input, attempt, payload, logged)
 TP_FIELDS(EnvStep, tid, att, turn, actions, said, timeout_s)
 TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir", r.dir);)
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world, tensor)

@@ -78,6 +78,10 @@ struct Heartbeat {
 // The first message of a worker that sees the run's folder (Welcome::token_proof): a device writes what it
 // samples there, a grader reads it.
 struct SeesRun {};
+// A device cannot write there any more: what it samples comes with its messages from now on.
+struct LogsNoMore {
+  std::string why;
+};
 // The tokens that a chunk was to go on behind (StartChunk::unread); its end comes next.
 struct CannotRead {
   SampleId tid;
@@ -122,6 +126,7 @@ struct Graded : event::Graded {
   double seconds = 0;
   int64_t retries = 0;  // calls of reward servers that were made again, because nobody answered there
   std::map<std::string, std::string> details;  // what a function says besides its score, by its name
+  bool unread = false;                         // no verdict: what was to be graded could not be read
 };
 struct EnvStepped {
   SampleId tid;
@@ -182,7 +187,8 @@ using FromWorkerBody =
     std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
-                 up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored, up::CannotRead>;
+                 up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored, up::CannotRead,
+                 up::LogsNoMore>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken
@@ -215,6 +221,7 @@ struct Welcome {
   bool trains = true;           // whether a slot of this worker may ever hold the actor's role
   std::string operator_digest;  // SHA-256 of the token that its pages are read with
   std::string token_proof;      // who reads it in tokens/ may write there and into payload/; empty: nobody
+  uint64_t tokenizer = 0;       // digest of model_dir's, as the controller has it; 0: it has none
   bool sync_payload = true;     // a payload is on the disk before it is said to be stored
 };
 struct Refuse {
@@ -258,13 +265,21 @@ struct Resend {
   int32_t att = 0;
   int64_t from = 0;
 };
+// Write the payload of an attempt that is whole in token logs, up to the entry `newest`, and say Stored.
+// what: its outline; the prompt is an outline, too, where the worker has it from the attempt's last chunk.
+struct Store {
+  storage::TokenPlace newest;
+  sample::Trajectory what;
+};
 struct Grade {
   SampleId tid;
   int32_t att = 0;
   tasks::RewardInput input;
   int32_t attempt = 0;  // above 0: it failed so often before
-  // The response is this payload's, and the worker puts it into `input`; file below 0: it is there.
+  // What the worker reads itself, in place of input.text: this payload (file below 0: none); or the response
+  // that token logs have of the attempt, up to this entry (not valid: none).
   record::Enq payload;
+  storage::TokenPlace logged;
 };
 // Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
 // prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any
@@ -357,7 +372,7 @@ using ToWorkerBody =
                  down::RestoreState, down::Train, down::Preview, down::AbortStep, down::EndEvaluation,
                  down::FetchState, down::FormGroup, down::CopyRecovery, down::Publish, down::Load,
                  down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep,
-                 down::Attached, down::Resend, down::Pull>;
+                 down::Attached, down::Resend, down::Pull, down::Store>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

@@ -15,6 +15,8 @@
 #include "core/base/thread_annotations.h"
 #include "core/environments/episode.h"
 #include "core/policy/spec.h"
+#include "workers/data/fragment_judge.h"
+#include "workers/data/stored_samples.h"
 #include "workers/net/auth.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
@@ -44,12 +46,28 @@ class EnvironmentWorker : public SideWorker {
 
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     config_ = config;
-    if (vector_ != nullptr)
+    if (vector_ != nullptr) {
+      judge_.reset();
+      samples_.reset();
+      auto opened = OpenWithin("read of the run's folder", [welcome] {
+        return StatusOr<std::unique_ptr<StoredSamples>>(
+            StoredSamples::Open(std::make_shared<RealFileSystem>(), welcome));
+      });
+      if (opened.ok()) samples_ = *std::move(opened);
+      if (samples_ != nullptr) {
+        TP_ASSIGN_OR_RETURN(FragmentJudge judge, FragmentJudge::Create(config_));
+        judge_ = std::make_unique<FragmentJudge>(std::move(judge));
+        StartCaller([this](const std::stop_token& stop) { Judge(stop); });
+      }
       return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
+    }
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     label_ = source.label();
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
-    auto logged = LoggedTurns::Open(std::make_shared<RealFileSystem>(), config_, welcome);
+    auto logged = OpenWithin("read of the model's folder", [config, welcome] {
+      return LoggedTurns::Open(std::make_shared<RealFileSystem>(), config, welcome);
+    });
+    if (logged.status().code() == StatusCode::kFailedPrecondition) return logged.status();
     if (!logged.ok()) LogWorkerFailure("token_log", logged.status().message());
     // Null: the controller asks, is told that nothing can be read here, and sends the words.
     logged_ = logged.ok() ? *std::move(logged) : nullptr;
@@ -61,7 +79,10 @@ class EnvironmentWorker : public SideWorker {
   void Take(ToWorkerBody& command) override {
     auto* step = std::get_if<down::EnvStep>(&command);
     if (step != nullptr && host_ != nullptr) steps_.Put({std::move(*step), Clock::now()});
+    auto* grade = std::get_if<down::Grade>(&command);
+    if (grade != nullptr && judge_ != nullptr) grades_.Put(std::move(*grade));
   }
+  [[nodiscard]] bool SeesRun() const override { return judge_ != nullptr; }
 
   // Due while the player is in a game that takes its time.
   void Answer() override { SayDue(); }
@@ -77,6 +98,7 @@ class EnvironmentWorker : public SideWorker {
     // waits: Await ends the process for an exchange that does not come back
     if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
     (void)steps_.TakeAll(std::chrono::milliseconds(0));  // of an incarnation that is over
+    (void)grades_.TakeAll(std::chrono::milliseconds(0));
     const MutexLock lock(mu_);
     due_.clear();
   }
@@ -91,6 +113,20 @@ class EnvironmentWorker : public SideWorker {
     while (!stop.stop_requested()) {
       for (Asked& asked : steps_.Take(UntilTheNextIsDue(), 1)) Play(asked);
       if (!stop.stop_requested()) SayDue();
+    }
+  }
+
+  // What a fragment is worth, when it is over; its steps were played here or by another host.
+  void Judge(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      for (const down::Grade& grade : grades_.Take(std::chrono::milliseconds(50), 1)) {
+        const auto begin = Clock::now();
+        const auto read = samples_->Read(grade);
+        up::Graded verdict =
+            read.ok() ? judge_->Grade(grade.tid, grade.att, *read) : Unread(grade, read.status());
+        verdict.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+        Say(std::move(verdict));
+      }
     }
   }
 
@@ -195,6 +231,10 @@ class EnvironmentWorker : public SideWorker {
   std::unique_ptr<environments::EpisodeHost> host_;
   std::unique_ptr<LoggedTurns> logged_;   // null: the run's folder is not seen here
   std::unique_ptr<VectorServer> vector_;  // in place of host_
+  // Of vector_; null: the run's folder is not seen here, and the controller judges.
+  std::unique_ptr<StoredSamples> samples_;
+  std::unique_ptr<FragmentJudge> judge_;
+  Mailbox<down::Grade> grades_;
   std::string label_;
   Mailbox<Asked> steps_;
   CallWatch watch_;

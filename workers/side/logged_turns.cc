@@ -5,6 +5,7 @@
 #include "core/storage/lazy_sync.h"
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
+#include "workers/data/stored_responses.h"
 
 namespace tidepool::workers {
 
@@ -40,6 +41,7 @@ StatusOr<std::unique_ptr<LoggedTurns>> LoggedTurns::Open(std::shared_ptr<FileSys
     return std::unique_ptr<LoggedTurns>();
   std::unique_ptr<LoggedTurns> turns(new LoggedTurns());
   TP_ASSIGN_OR_RETURN(turns->rows_, RowSource::Create(config, welcome.model_dir));
+  TP_RETURN_IF_ERROR(CheckTokenizer(turns->rows_->tokenizer(), welcome));
   turns->files_ = std::make_shared<Disk>();
   Disk& files = *turns->files_;
   if (welcome.sync_payload) files.sync = std::make_unique<storage::LazySync>(fs);

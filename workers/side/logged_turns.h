@@ -26,7 +26,8 @@ class LoggedTurns {
   using Clock = std::chrono::steady_clock;
   static constexpr auto kPatience = std::chrono::seconds(3);
 
-  // Null: the run's folder is not seen here. Errors: it is, and cannot be used.
+  // Null: the run's folder is not seen here. Errors: it is, and cannot be used; kFailedPrecondition: with
+  // another tokenizer than the controller's.
   static StatusOr<std::unique_ptr<LoggedTurns>> Open(std::shared_ptr<FileSystem> fs, const JobConfig& config,
                                                      const down::Welcome& welcome);
   // What is in the logs of the attempt so far.

@@ -7,8 +7,6 @@
 
 #include "core/base/call_watch.h"
 #include "core/base/real_file_system.h"
-#include "core/storage/run_directory.h"
-#include "core/storage/token_log.h"
 #include "core/tasks/reward.h"
 #include "workers/data/stored_responses.h"
 #include "workers/net/bounded_text.h"
@@ -139,11 +137,12 @@ class RewardWorker : public SideWorker {
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     responses_.reset();
-    const storage::RunPaths paths(welcome.run_dir);
-    if (storage::HasTokenProof(*fs_, {paths.tokens(), paths.payload()}, welcome.token_proof)) {
-      // Without a tokenizer here the controller sends the text.
-      if (auto opened = StoredResponses::Open(fs_, welcome); opened.ok()) responses_ = std::move(*opened);
-    }
+    // Without a tokenizer here the controller sends the text.
+    auto opened = OpenWithin("read of the model's folder", [welcome] {
+      return StoredResponses::Open(std::make_shared<RealFileSystem>(), welcome);
+    });
+    if (opened.status().code() == StatusCode::kFailedPrecondition) return opened.status();
+    if (opened.ok()) responses_ = *std::move(opened);
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)
@@ -195,21 +194,11 @@ class RewardWorker : public SideWorker {
   }
 
   Status Fill(down::Grade& grade) const {
-    if (grade.payload.payload_file < 0) return OkStatus();
-    if (responses_ == nullptr) return Unavailable("this grader does not see the payload files");
-    return responses_->Fill(grade.payload, grade.input);
-  }
-  // This host is at fault, as far as is known here: the controller reads it for the next try.
-  static up::Graded Unread(const down::Grade& grade, const Status& why) {
-    up::Graded graded;
-    graded.tid = grade.tid;
-    graded.att = grade.att;
-    graded.outcome = GradeOutcome::kInfra;
-    graded.why = why.message();
-    return graded;
+    if (grade.payload.payload_file < 0 && !grade.logged.valid()) return OkStatus();
+    if (responses_ == nullptr) return Unavailable("this grader does not see the run's folder");
+    return responses_->Fill(grade);
   }
 
-  const std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
   std::unique_ptr<StoredResponses> responses_;  // null: they come with what is to be graded
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;

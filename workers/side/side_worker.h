@@ -10,10 +10,13 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/base/call_watch.h"
 #include "core/base/config.h"
+#include "core/base/disk_thread.h"
 #include "core/base/status.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
@@ -56,6 +59,15 @@ class SideWorker : private SideWork {
   // waits: for what plug-ins may hold up, as long as their calls may take
   void Await(const std::future<void>& over);
   [[nodiscard]] bool ending() const { return exit_code_.has_value(); }  // End() is the last one
+
+  // What `open`, of Anew, reads from disks. One that does not answer within a few seconds is an error here,
+  // and holds up no more than that: kDeadlineExceeded.
+  template <typename Open>
+  static std::invoke_result_t<Open> OpenWithin(const std::string& operation, Open open) {
+    DiskThread disk;
+    auto opened = disk.DoWithin(std::chrono::seconds(5), operation, std::move(open));
+    return opened ? *std::move(opened) : DeadlineExceeded("the " + operation + " does not end");
+  }
 
   void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Anew, or never

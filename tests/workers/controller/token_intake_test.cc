@@ -51,6 +51,26 @@ TEST_F(TokenIntakeTest, TellsOfEachVersionOfWhatIsSaidTogether) {
   EXPECT_EQ(second.version, (Version{0, 140}));
 }
 
+// What is in a token log comes as an outline: tokens, or a fragment of a control task.
+TEST_F(TokenIntakeTest, TakesOutlinesOfWhatTheWorkerHasLogged) {
+  for (const auto kind : {sample::SegmentKind::kTokens, sample::SegmentKind::kFragment}) {
+    SCOPED_TRACE(Name(kind));
+    samples.Drop(kTid);
+    up::StepTokens step{.slot = kSlot};
+    up::ChunkDelta& delta = step.chunks.emplace_back();
+    delta.tid = kTid;
+    delta.tokens = {.kind = kind, .versions = {{{0, 3}, 40}}, .outlined = 40};
+    delta.ended = true;
+    delta.logged = {storage::FirstFileOf(kWorker.inc), 0};
+    fed.clear();
+    intake.Take(kWorker, step);
+    EXPECT_EQ(have(), 40);
+    EXPECT_EQ(samples.Get(kTid, 0).logged, delta.logged);
+    ASSERT_EQ(fed.size(), 2u);
+    EXPECT_EQ(std::get<scheduler::event::ChunkProgress>(fed[0]).new_tokens, 40);
+  }
+}
+
 // A worker that generates 40 tokens a second while the answer is on its way said all tokens 40 times.
 TEST_F(TokenIntakeTest, AsksOnceForEachGap) {
   Say(0, 4);

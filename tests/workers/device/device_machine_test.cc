@@ -199,6 +199,65 @@ TEST_F(DeviceMachineTest, TokensThatCannotBeReadAreAskedOfTheController) {
   EXPECT_EQ(end.from, 3);
 }
 
+// Weights and caches stay where a disk fails: what was not said is lost, and it goes on with what it is sent.
+TEST_F(DeviceMachineTest, ALogThatFailsGivesTheChunkBack) {
+  device.mean_tokens = 1'000'000;
+  ServeFromLogs();
+  down::StartChunk c = Chunk({1, 0, 0}, 100, 1000);
+  c.prompt = {7};
+  c.logs = c.stores = true;
+  Tell(c);
+  StepAndSay(machine);
+  const auto first = Said<up::StepTokens>().chunks.at(0);
+  ASSERT_TRUE(first.logged.valid());
+  world.bad_log = 1;
+  StepAndSay(machine);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(std::get<up::LogsNoMore>(said[0]).why, "the disk is full");
+  const auto over = std::get<up::StepTokens>(said[1]).chunks.at(0);
+  EXPECT_EQ(over.end, ChunkEnd::kCancelled);
+  EXPECT_EQ(over.tokens.size(), 0);
+  EXPECT_EQ(over.from, first.tokens.size());
+  EXPECT_FALSE(machine.exit_code());
+  EXPECT_FALSE(machine.CanStep());
+  said.clear();
+  // The controller has read what was said, and asks for no log any more.
+  c.logs = c.stores = false;
+  c.generated = world.logs.begin()->second.at(0).tokens.ids;
+  Tell(c);
+  StepAndSay(machine);
+  const auto next = Said<up::StepTokens>().chunks.at(0);
+  EXPECT_EQ(next.from, first.tokens.size());
+  EXPECT_FALSE(next.logged.valid());
+  EXPECT_FALSE(next.tokens.outlined);
+}
+
+// Its turns are in the logs of several workers; it has written the last one.
+TEST_F(DeviceMachineTest, WritesThePayloadOfWhatOthersHaveLogged) {
+  ServeFromLogs();
+  const SampleId tid{1, 0, 0};
+  const int64_t file = storage::FirstFileOf(Incarnation{9});
+  sample::Segment turn{.ids = {1, 2}, .logprobs = {-1, -1}, .versions = {{{0, 4}, 2}}};
+  const sample::Segment answer{.kind = sample::SegmentKind::kObservation, .ids = {3}};
+  world.logs[file].push_back({{tid, 0}, 0, {}, turn});
+  world.logs[file].push_back({{tid, 0}, 2, {file, 0}, answer});
+  turn.turn = sample::TurnStart{5, 0.5};
+  sample::Trajectory what{.tid = tid, .att = 0, .finish = sample::Finish::kEos};
+  what.prompt = sample::PromptSegment({7});
+  what.segments = {turn, answer};
+  Tell(down::Store{{file, 1}, what.Outline()});
+  EXPECT_EQ(Said<up::Stored>().error, "its prompt is not here") << "it has not had the sample";
+  down::StartChunk c = Chunk(tid);
+  c.prompt = {7};
+  c.logs = true;
+  Tell(c);
+  Tell(down::Store{{file, 1}, what.Outline()});
+  const auto stored = Said<up::Stored>();
+  EXPECT_EQ(stored.error, "");
+  EXPECT_EQ(stored.newest, (storage::TokenPlace{file, 1}));
+  EXPECT_EQ(world.payload.at({stored.ref.file, stored.ref.offset}), what);
+}
+
 TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
   Serve();
   Start(1);

@@ -97,6 +97,7 @@ class Sim {
     world_.bad_load = world_.bad_step = 0.02;
     world_.logs_share = 0.7;
     world_.bad_payload = 0.02;
+    world_.bad_log = 0.0005;
     world_.lost_tokens = 0.05;
   }
   ~Sim() { network_.EndAll(); }
@@ -109,7 +110,7 @@ class Sim {
     while (network_.now < heal_at_ + FromSeconds(300) && network_.RunOne()) {
       if (network_.now > heal_at_) {
         world_.bad_load = world_.bad_step = world_.bad_turn = 0;
-        world_.bad_payload = world_.lost_tokens = 0;
+        world_.bad_payload = world_.lost_tokens = world_.bad_log = 0;
       }
       if (controller_ == nullptr) continue;
       if (!controller_->wrong.empty())
@@ -120,7 +121,7 @@ class Sim {
            (controller_ == nullptr ? "no controller" : controller_->Describe());
   }
   int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0, bad_rows = 0, left_out = 0,
-          begun_again = 0;
+          begun_again = 0, stored_here = 0;
   bool done = false;
   [[nodiscard]] const ModelWorld& world() const { return world_; }
   [[nodiscard]] int64_t turns() const { return world_.turns; }
@@ -177,6 +178,7 @@ class Sim {
     behind_gap += controller_->behind_gap;
     left_out += controller_->left_out;
     begun_again += controller_->begun_again;
+    stored_here += controller_->stored_here;
   }
   void StartController() {
     network_.BeginLife(++lives);
@@ -276,7 +278,8 @@ class Sim {
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
           behind_gap = 0, turns = 0, done = 0, strangers = 0, bad_rows = 0, left_out = 0, logged = 0,
-          read = 0, read_by_devices = 0, logged_turns = 0, begun_again = 0, previewed = 0;
+          read = 0, read_by_devices = 0, read_by_graders = 0, logged_turns = 0, joined = 0, stored_here = 0,
+          logs_failed = 0, begun_again = 0, previewed = 0;
   std::map<std::string, int64_t> closed;
 };
 
@@ -303,7 +306,11 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     seen.bad_rows += sim.bad_rows;
     seen.logged += sim.world().logged, seen.read += sim.world().read;
     seen.read_by_devices += sim.world().read_by_devices;
+    seen.read_by_graders += sim.world().read_by_graders;
     seen.logged_turns += sim.world().logged_turns;
+    seen.joined += sim.world().joined;
+    seen.stored_here += sim.stored_here;
+    seen.logs_failed += sim.world().logs_failed;
     seen.begun_again += sim.begun_again;
   }
   // A simulation in which nothing happens proves nothing.
@@ -326,6 +333,8 @@ TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   EXPECT_GT(seen.logged, 100 * kSeeds);
   EXPECT_GT(seen.read, kSeeds / 4);
   EXPECT_GT(seen.read_by_devices, kSeeds);
+  EXPECT_GT(seen.read_by_graders, kSeeds);
+  EXPECT_GT(seen.logs_failed, kSeeds / 100);
   EXPECT_GT(seen.begun_again, kSeeds / 20);
   EXPECT_GT(seen.fenced, kSeeds / 20);
   EXPECT_GT(seen.refused, 0);
@@ -376,6 +385,7 @@ TEST(AttachmentSimTest, SamplesThatAreEpisodes) {
     EXPECT_GT(seen.logged_turns, 20 * 200);
     EXPECT_GT(seen.read_by_devices, 20 * 200);
     EXPECT_GT(seen.read, 200) << "what a worker cannot read is read by the controller";
+    EXPECT_GT(seen.joined, 10 * seen.stored_here) << "a device joins the turns of an episode";
     EXPECT_GT(seen.begun_again, 200 / 20);
   }
 }

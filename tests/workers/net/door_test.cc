@@ -43,8 +43,12 @@ TEST_F(DoorTest, LetsInWhoSaysHelloToThisRunWithTheTokenOfItsKind) {
 TEST_F(DoorTest, HearsNothingOfAFrameInWhichAWorkerSaysWhatItMayNot) {
   const std::vector<FromWorker> frame = {{0, 0, up::Heartbeat{}}, {1, 0, up::Graded{}}};
   EXPECT_TRUE(Door::Heard(CallerRole::kReward, frame).ok());
-  for (const CallerRole role : {CallerRole::kDevice, CallerRole::kEnvironment})
-    EXPECT_EQ(Door::Heard(role, frame).code(), StatusCode::kPermissionDenied) << Name(role);
+  EXPECT_TRUE(Door::Heard(CallerRole::kEnvironment, frame).ok()) << "of a fragment";
+  EXPECT_EQ(Door::Heard(CallerRole::kDevice, frame).code(), StatusCode::kPermissionDenied);
+  for (const CallerRole role : {CallerRole::kDevice, CallerRole::kReward})
+    EXPECT_EQ(Door::Heard(role, std::vector<FromWorker>{{1, 0, up::EnvStepped{}}}).code(),
+              StatusCode::kPermissionDenied)
+        << Name(role);
   EXPECT_FALSE(Door::Heard(CallerRole::kDevice, std::vector<FromWorker>{{0, 0, up::Hello{}}}).ok())
       << "a second one";
 }

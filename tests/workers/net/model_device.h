@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/sample/codec.h"
@@ -51,8 +52,11 @@ struct ModelWorld {
   std::map<std::pair<int64_t, int64_t>, sample::Trajectory> payload;  // by file and offset
   double logs_share = 0;   // of processes that see the run's folder
   double bad_payload = 0;  // chance that one cannot be written by its worker
+  double bad_log = 0;      // chance that tokens cannot, and no more of them
+  int64_t logs_failed = 0;
   double lost_tokens = 0;  // chance that an attempt cannot be read
-  int64_t logged = 0, read = 0, read_by_devices = 0, logged_turns = 0;
+  int64_t logged = 0, read = 0, read_by_devices = 0, read_by_graders = 0, logged_turns = 0;
+  int64_t joined = 0;  // payloads of what several workers had logged
   StatusOr<storage::TokenChain> Chain(const SampleId& tid, int32_t att, storage::TokenPlace at,
                                       const storage::TokenPlace& known = {}) {
     sample::Trajectory joined;
@@ -122,6 +126,11 @@ class ModelDevice : public DeviceWork {
   [[nodiscard]] bool SeesRun() const override { return logs_; }
   Status Log(const std::vector<ToLog>& deltas) override {
     const int64_t file = storage::FirstFileOf(inc_);
+    if (!logs_ || rng_.Chance(world_->bad_log)) {
+      logs_ = false;
+      ++world_->logs_failed;
+      return ResourceExhausted("the disk is full");
+    }
     for (const auto& [delta, before] : deltas) {
       auto& entries = world_->logs[file];
       entries.push_back({{delta->tid, delta->att}, delta->from, before, delta->tokens});
@@ -138,6 +147,12 @@ class ModelDevice : public DeviceWork {
       stored.error = chain.ok() ? "the disk is full" : chain.status().message();
     } else {
       sample::Trajectory t{.tid = f.tid, .att = f.att, .finish = f.finish, .segments = chain->segments};
+      if (!f.outline.empty()) {
+        auto filled = storage::FillOutline(f.outline, *std::move(chain), f.tid);
+        TP_CHECK(filled.ok()) << filled.status().message();
+        t.segments = *std::move(filled);
+        ++world_->joined;
+      }
       t.prompt = sample::PromptSegment(std::move(f.prompt));
       stored.ref = {storage::FirstFileOf(inc_), ++payloads_, t.size(), sample::Digest(t)};
       world_->payload[{stored.ref.file, stored.ref.offset}] = std::move(t);

@@ -24,7 +24,8 @@ class ModelSide : public SideWork {
   void Say(FromWorkerBody message) override { on_say(std::move(message)); }
   Status Welcomed(const down::Welcome& welcome, bool anew) override {
     inc_ = welcome.inc;
-    if (anew) logs_ = world_->words != nullptr && rng_.Chance(world_->logs_share);
+    if (anew) logs_ = rng_.Chance(world_->logs_share);
+    if (logs_ && world_->words == nullptr) Say(up::SeesRun{});
     if (!anew || world_->job == nullptr) return OkStatus();
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(*world_->job));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
@@ -35,7 +36,12 @@ class ModelSide : public SideWork {
       up::Graded verdict;
       verdict.tid = grade->tid;
       verdict.att = grade->att;
-      verdict.reward = static_cast<double>(SampleUid(grade->tid) % 2);
+      if (CanRead(*grade)) {
+        verdict.reward = static_cast<double>(SampleUid(grade->tid) % 2);
+      } else {
+        verdict.outcome = GradeOutcome::kInfra;
+        verdict.unread = true;
+      }
       Say(std::move(verdict));
     } else if (auto* step = std::get_if<down::EnvStep>(&command)) {
       ++world_->turns;
@@ -46,6 +52,18 @@ class ModelSide : public SideWork {
   }
 
  private:
+  // As workers/data/stored_samples.h does it; what payload files have is not modelled.
+  bool CanRead(const down::Grade& grade) {
+    if (grade.payload.payload_file < 0 && !grade.logged.valid()) return true;
+    if (!logs_ || rng_.Chance(world_->lost_tokens)) return false;
+    ++world_->read_by_graders;
+    if (!grade.logged.valid()) return true;
+    const auto chain = world_->Chain(grade.tid, grade.att, grade.logged);
+    if (!chain.ok()) return false;
+    const sample::Trajectory read{.segments = chain->segments};
+    return read.size() == grade.input.response_tokens &&
+           world_->made[{grade.tid, grade.att}].contains(read.Ids());
+  }
   // As workers/side/logged_turns.h does it.
   up::EnvStepped Turn(down::EnvStep& step) {
     if (!step.said.valid()) return PlayTurn(*host_, "lake", step);

@@ -46,8 +46,10 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
               },
           .send = [this](const WorkerRef& w, down::StartChunk m) { SendChunk(w, std::move(m)); },
           .check = [](const sample::Trajectory&) { return OkStatus(); },
+          .ask_to_store = [this](const WorkerRef& w, down::Store m) { Send(w, std::move(m)); },
           .store =
               [this](const LoggedAttempt& a) {
+                ++stored_here;
                 Later(0.01, [this, a] {
                   auto whole = Whole(a, world_->Chain(a.tid, a.att, a.newest));
                   if (!whole.ok() || network_->rng.Chance(world_->lost_tokens))
@@ -55,7 +57,19 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                   StoreHere(*whole);
                 });
               },
-          .grade = [this](const cmd::Grade& c) { SendGrade(c); },
+          .grade = [this](const cmd::Grade& c) { SendGrade(c, true); },
+          .grade_logged =
+              [this](const cmd::Grade& c, const StoredSample& s) {
+                down::Grade m{.tid = c.tid, .att = c.att, .attempt = c.attempt};
+                m.input.response_tokens = s.tokens.size();
+                m.logged = s.logged;
+                Send(c.grader, std::move(m));
+              },
+          .grade_here =
+              [this](const cmd::Grade& c) {
+                logged_->Blind(c.grader);
+                SendGrade(c, false);
+              },
           .play = [this](const WorkerRef& w, down::EnvStep m) { Send(w, std::move(m)); },
           .feed = [this](scheduler::Event e) { FeedStored(std::move(e)); },
           .warn = [](const std::string&) {},
@@ -269,7 +283,9 @@ void SimController::OnMessage(Attachments::Message& e) {
           logged_->Note(worker, b);
           intake_.Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::SeesRun>) {
-          logged_->Add(worker);
+          logged_->Add(worker, e.place < options_.device_workers());
+        } else if constexpr (std::is_same_v<B, up::LogsNoMore>) {
+          logged_->Remove(worker);
         } else if constexpr (std::is_same_v<B, up::Stored>) {
           logged_->Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::CannotRead>) {
@@ -277,6 +293,7 @@ void SimController::OnMessage(Attachments::Message& e) {
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
           feed(ev::Heartbeat{{}, {}, std::move(b.op), b.op_seq});
         } else if constexpr (std::is_same_v<B, up::Graded>) {
+          if (logged_->Again(worker, b)) return;
           b.grader = worker;
           Feed(ev::Graded(b));
         } else if constexpr (std::is_same_v<B, up::EnvStepped>) {
@@ -371,11 +388,11 @@ void SimController::SendChunk(const WorkerRef& worker, down::StartChunk m) {
   Send(worker, std::move(m));
 }
 
-void SimController::SendGrade(const cmd::Grade& c) {
-  down::Grade m;
-  m.tid = c.tid;
-  m.att = c.att;
-  m.attempt = c.attempt;
+// reads: its grader reads the payload, if it sees where it is.
+void SimController::SendGrade(const cmd::Grade& c, bool reads) {
+  down::Grade m{.tid = c.tid, .att = c.att, .attempt = c.attempt};
+  const record::Enq* payload = controller_->FindPayload(c.tid);
+  if (payload != nullptr && reads && logged_->Reads(c)) m.payload = *payload;
   Send(c.grader, std::move(m));
 }
 
@@ -459,7 +476,7 @@ struct SimController::Do {
   }
   void operator()(const cmd::AppendObservation& c) { s.turns_->Append(c); }
   void operator()(const cmd::Grade& c) {
-    if (!s.logged_->Grade(c)) s.SendGrade(c);
+    if (!s.logged_->Grade(c)) s.SendGrade(c, s.controller_->FindPayload(c.tid) != nullptr);
   }
   void operator()(const cmd::RestoreState& c) {
     s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});

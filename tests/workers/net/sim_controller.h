@@ -47,6 +47,7 @@ class SimController {
   std::string why, wrong;  // the first thing that may not happen
   int64_t adopted = 0, asked_again = 0, behind_gap = 0;
   int64_t begun_again = 0;  // samples, because their tokens were lost
+  int64_t stored_here = 0;  // payloads, because no device could write them
   int64_t left_out = 0;     // tokens of chunks that their worker had still
   [[nodiscard]] std::string Describe() const;
 
@@ -67,7 +68,7 @@ class SimController {
   void StoreHere(const sample::Trajectory& t);
   void CheckMade(const sample::Trajectory& t);
   void SendChunk(const WorkerRef& worker, down::StartChunk m);
-  void SendGrade(const scheduler::command::Grade& c);
+  void SendGrade(const scheduler::command::Grade& c, bool reads);
   StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {

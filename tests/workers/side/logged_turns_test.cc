@@ -155,6 +155,17 @@ TEST_F(LoggedTurnsTest, AFullDiskCostsOneTurn) {
   EXPECT_EQ(storage::ReadTokenChain(*full, tokens_, tid_, 0, before)->segments.size(), 6u);
 }
 
+// The words of the policy would be others here.
+TEST_F(LoggedTurnsTest, AnotherTokenizerThanTheControllersIsRefusedByName) {
+  welcome_.tokenizer = rows_->tokenizer().digest();
+  EXPECT_TRUE(LoggedTurns::Open(fs_, config_, welcome_).ok());
+  ++welcome_.tokenizer;
+  const auto opened = LoggedTurns::Open(fs_, config_, welcome_);
+  EXPECT_EQ(opened.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(opened.status().message(),
+              HasSubstr(welcome_.model_dir + "/tokenizer.json of this host is not the controller's"));
+}
+
 TEST_F(LoggedTurnsTest, AnotherFolderAtTheSamePathIsNotTheRuns) {
   welcome_.token_proof = "another";
   const auto opened = LoggedTurns::Open(fs_, config_, welcome_);

@@ -1,0 +1,45 @@
+#pragma once
+// Samples as the run's folder has them, for who grades them there: of a payload file, or, where there will be
+// no payload, of token logs. A disk that does not answer is given up after a while, so that no verdict waits
+// for it. Thread-safe.
+
+#include <memory>
+#include <string>
+
+#include "core/base/disk_thread.h"
+#include "core/base/file_system.h"
+#include "core/base/status.h"
+#include "core/sample/trajectory.h"
+#include "core/storage/payload.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+class StoredSamples {
+ public:
+  // Null: the run's folder is not seen here.
+  static std::unique_ptr<StoredSamples> Open(std::shared_ptr<FileSystem> fs, const down::Welcome& welcome);
+  // The payload that the command names, or the response alone. It cannot be read here, or not now: kDataLoss,
+  // kDeadlineExceeded and the errors of files.
+  StatusOr<sample::Trajectory> Read(const down::Grade& grade);
+
+ private:
+  struct Files {
+    Files(std::shared_ptr<FileSystem> from, const std::string& payload_dir, std::string tokens_dir)
+        : fs(std::move(from)), payloads(*fs, payload_dir), tokens(std::move(tokens_dir)) {}
+    const std::shared_ptr<FileSystem> fs;
+    storage::PayloadReader payloads;
+    const std::string tokens;
+  };
+  StoredSamples(std::shared_ptr<Files> files, bool shared) : files_(std::move(files)), shared_(shared) {}
+
+  const std::shared_ptr<Files> files_;  // the disk's thread has it too, which may hang
+  const bool shared_;                   // what is read may have been written by another host
+  DiskThread disk_;
+};
+
+// Instead of a verdict. kInvalidArgument: the sample itself is wrong; else the controller reads it and sends
+// it.
+up::Graded Unread(const down::Grade& grade, const Status& why);
+
+}  // namespace tidepool::workers
