@@ -136,7 +136,6 @@ void Dispatcher::Resume(const SampleId& tid, int64_t observation, int64_t turn_t
     r.prompt_len = observation;
   } else {
     r.generated += observation;
-    observed_ += observation;
   }
   r.turn_end = turn_tokens > 0 ? r.generated + turn_tokens : 0;
   PutReady(r);
@@ -162,7 +161,6 @@ bool Dispatcher::Progress(const SlotRef& from, const SampleId& tid, int32_t att,
   Request& r = it->second;
   if (tokens == 0) return true;
   r.generated += tokens;
-  decoded_ += tokens;
   r.length_bin = lengths_.Running(r.length_bin, r.generated);
   if (r.crashes > 0 && r.generated >= r.crashed_at + kCleared) r.crashes = 0;
   const auto g = groups_.find(r.gid);

@@ -124,9 +124,6 @@ class Dispatcher {
   // turn_tokens, 0: never.
   void Resume(const SampleId& tid, int64_t observation, int64_t turn_tokens);
   [[nodiscard]] int64_t waiting_env() const { return waiting_env_; }
-  // Tokens of responses so far: sampled by engines; said by environments.
-  [[nodiscard]] int64_t decoded() const { return decoded_; }
-  [[nodiscard]] int64_t observed() const { return observed_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
   void LearnLength(const SampleId& tid);  // the sample ended by itself; Remove is to follow
   // From now on these groups' requests come first (they would expire at the next version), and those of
@@ -261,8 +258,7 @@ class Dispatcher {
   LengthModel lengths_;
   std::set<GroupId> urgent_, too_late_;
   std::map<Version, int64_t> serving_;  // admitted engines by version
-  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, decoded_ = 0, observed_ = 0, cap_ = INT64_MAX,
-          decisions_ = 0;
+  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, cap_ = INT64_MAX, decisions_ = 0;
 };
 
 }  // namespace tidepool::scheduler

@@ -112,17 +112,4 @@ double LengthModel::ResidualLife(int64_t x, double prior) const {
   return seen <= 0 ? prior : expected / seen;
 }
 
-double LengthModel::Longest(double samples, double prior) const {
-  double at_risk = 0, alive = 1, longest = 0;
-  for (size_t b = 0; b < ended_.size(); ++b) at_risk += ended_[b] + censored_[b];
-  for (size_t b = 0; b < ended_.size() && at_risk > 0 && alive * samples > 1; ++b) {
-    if (ended_[b] > 0) {
-      alive *= 1 - ended_[b] / at_risk;
-      longest = length_[b] / ended_[b];
-    }
-    at_risk -= ended_[b] + censored_[b];
-  }
-  return longest > 0 ? longest : prior;
-}
-
 }  // namespace tidepool::scheduler

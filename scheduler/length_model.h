@@ -31,8 +31,6 @@ class LengthModel {
   [[nodiscard]] double icc() const { return icc_; }  // -1: fewer than 8 groups so far
   // Expected tokens still to come after x; `prior` where nothing as long has been seen.
   [[nodiscard]] double ResidualLife(int64_t x, double prior) const;
-  // The longest of so many new samples, about: the length that a share of 1 / samples of them is beyond.
-  [[nodiscard]] double Longest(double samples, double prior) const;
   [[nodiscard]] int64_t finished() const { return finished_; }
 
  private:

@@ -1,7 +1,6 @@
 #include "scheduler/placement.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "core/base/names.h"
@@ -101,14 +100,6 @@ Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerV
                            (pool.uneven_dp ? "" : " evenly (scheduler.uneven_dp is false)"));
   }
   return OkStatus();
-}
-
-double SecondsPerToken(const Forecast& f, double samples, double slots) {
-  if (slots <= 0 || samples <= 0) return 0;
-  const double each = samples / slots;
-  // t^2 - (c0 + w + c1 each) t + c1 each w = 0, the root above w.
-  const double half = (f.token_fixed_s + f.token_wait_s + f.token_sample_s * each) / 2;
-  return half + std::sqrt(std::max(0.0, half * half - f.token_sample_s * each * f.token_wait_s));
 }
 
 namespace {

@@ -12,10 +12,11 @@
 //   split        slots 0 .. actor_slots-1 train, the others generate
 //   multiplexed  all generate; when a batch is ready, slots 0 .. actor_slots-1 train it and come back at
 //                once after the optimizer step, while the others go on generating
-//   elastic      as multiplexed, but how many train is chosen each time from forecasts
+//   elastic      as multiplexed, but how many train follows from what steps took with other numbers
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
+#include "scheduler/cycles.h"
 
 namespace tidepool::scheduler {
 
@@ -63,28 +65,12 @@ struct LedgerView {
   int64_t groups_per_step = 1, group_size = 1, ready_groups = 0, batch_groups = 0;
 };
 
-// Samples that some batch still needs, as a forecast sees them.
-struct Work {
-  double samples = 0, tokens = 0;  // tokens: still to be generated, of all of them
-  double longest = 0;              // of one sample
-};
-
-// Measured and predicted; 0 means not known yet.
+// Measured; 0 means not known yet.
 struct Forecast {
-  double train_work_s = 0;   // slot-seconds of a step that spread over slots
-  double train_fixed_s = 0;  // seconds of a step that do not
-  double switch_s = 0;       // EWMA of one shrink, and of one expand
-  double state_copy_s = 0;   // for a slot that has no state of the trainer
-  // A token of a response takes  token_fixed_s + token_sample_s b  with b samples in a slot's batch, and then
-  // token_wait_s until the sample's environment, if it has one, lets it go on. Means over sampled and
-  // observed tokens.
-  double token_fixed_s = 0, token_sample_s = 0, token_wait_s = 0;
-  // What the next batch needs: generated beside this step; and what begins only after it, because the bound
-  // on lag admits it then.
-  Work beside, after;
-  double tail_samples = 0;  // in the engines beside the step, for whichever batch
-  double tail_kv_tokens = 0;
-  int64_t kv_tokens_per_slot = 0;
+  double switch_s = 0;            // EWMA of one shrink, and of one expand
+  double group_s = 0;             // until slots can train together that did not the last time
+  std::span<const Cycle> cycles;  // the newest last
+  bool beside = true;             // the bound on lag lets others be generated beside a step
 };
 
 // Roles by slot, sorted by slot: what a std::map would be, in one block of memory, because a plan for a
@@ -136,7 +122,7 @@ struct Placement {
   std::string file;  // that defines its policy
   Policy decide;
   bool keeps_floor = true;  // false: all slots may train at once
-  bool forecasts = false;   // it reads them: they cost a look at every open group
+  bool forecasts = false;   // PolicyPlugin::forecasts
   // The role of a slot with a worker follows from its id, role and avoid, and from the ledger's need,
   // evaluation, stopping and batch_groups: not from other slots, what they hold, or time. Other slots are not
   // named. Then it is shown the slots that changed alone, where nothing else did.
@@ -152,26 +138,20 @@ Status CheckPolicy(PlacementKind placement, const std::string& policy);
 // limits the calls of `decide` and stops what it throws (workers/controller/scheduler_options.h).
 Placement PlacementOf(PlacementKind placement, const std::string& policy = {});
 
-// Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for
-// their environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.
-double SecondsPerToken(const Forecast& forecast, double samples, double slots);
-
-// Chosen by the elastic placement; also for tests. 0 slots: wait.
+// How many slots the elastic placement trains on; 0: wait. `limit`: of those that may.
 //
-//   Cycle(m) = T_sw(m) + T_train(m) + refill(m)
-// is the time until the next batch is complete. While m of n slots train, the others share all samples that
-// are under way; what is then left of the next batch, and what the bound on lag admits only now, is generated
-// on n slots: no faster than their batches decode, and no faster than the longest sample. Fewer slots with
-// fuller batches lose little, because a step's time is mostly that of reading the weights. (A constant rate
-// of tokens a slot would make every m look equal.) If the cycles of several m are within kSame of the best,
-// the largest m is taken: it publishes first, and samples begin on newer weights. The copy of the state that
-// newcomers need is spread over the steps that they are expected to stay.
-struct ElasticChoice {
-  int64_t slots = 0;
-  double cycle_s = 0;
-};
-// `limit`: of the slots that may train.
-ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
-                            int64_t limit = INT64_MAX);
+// What a step takes is measured, not forecast. It begins with all but an eighth of the slots, and a number
+// stays until another one has proved better. After a while one an eighth of the slots away is tried for a few
+// cycles; what is then shorter for a token is kept and the next in that direction tried, else the run goes
+// back, and does not try in that direction again before the load has changed or the trial is forgotten. More
+// slots are tried only where the step's own seconds that they save are worth it. Trials come so seldom that
+// forming groups for them takes a fiftieth of the time at most. Where nothing is generated beside a step, all
+// train.
+//
+// Forecasts of the refill from the samples under way were tried before, and lost (docs/perf.md); so did a
+// rule that leaves slots for the caches of all samples under way: what it costs that they do not fit is in
+// the cycles.
+int64_t ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
+                      int64_t limit = INT64_MAX);
 
 }  // namespace tidepool::scheduler

@@ -9,6 +9,9 @@ namespace tidepool {
 struct LengthShape {                                // log-normal, of answers
   double mean_tokens = 1024;                        // after cutting at the limit
   double sigma_between = 1.0, sigma_within = 0.35;  // of log length: between groups, within one
+  // As a policy learns: at first as above, `growth` times as long after so many groups and from then on.
+  double growth = 1;
+  int64_t growth_groups = 0;
 };
 struct TurnShape {                         // several turns an answer; mean_turns 1: none
   double mean_turns = 1, sigma_turns = 0;  // log-normal, cut at max_turns
@@ -28,6 +31,7 @@ struct JobShape {
   double engine_efficiency = 0.9,
          train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
   bool recompute = false;         // training computes activations again
+  bool prompt_once = false;       // training computes a prompt once a group, as our trainer does
   int64_t further_models = 0;     // reference, teacher, critic: a forward pass each over what is trained
   LengthShape lengths;
   TurnShape turns;
@@ -38,6 +42,7 @@ struct JobShape {
   bool kv_pool = false;
   double reward_s = 0.05;
   double release_s = 0.1, grant_s = 0.2;  // of a slot, apart from bytes
+  double group_s = 0.01;                  // for slots to find each other that did not train together last
 };
 
 }  // namespace tidepool

@@ -97,6 +97,7 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"max_lag_versions", &j.max_lag_versions, 0, 1000},
           {"oversample", &j.oversample, 1, 16},
           {"prompt_tokens", &j.prompt_tokens, 1, 1e7},
+          {"prompt_once", &j.prompt_once, 0, 1},
           {"max_new_tokens", &j.max_new_tokens, 1, 1e7},
           {"chunk_tokens", &j.chunk_tokens, 0, 1e7},
           {"max_concurrent", &j.max_concurrent, 1, 1e8},
@@ -105,6 +106,8 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"mean_tokens", &j.lengths.mean_tokens, 0, 1e7, true},
           {"sigma_between", &j.lengths.sigma_between, 0, 10},
           {"sigma_within", &j.lengths.sigma_within, 0, 10},
+          {"growth", &j.lengths.growth, 0, 1e3, true},
+          {"growth_groups", &j.lengths.growth_groups, 0, 1e9},
           {"tokens_per_step", &j.tokens_per_step, 1, 100},
           {"mean_turns", &j.turns.mean_turns, 1, 1e5},
           {"sigma_turns", &j.turns.sigma_turns, 0, 10},
@@ -118,6 +121,7 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"reward_s", &j.reward_s, 0, 1e6},
           {"release_s", &j.release_s, 0, 1e6},
           {"grant_s", &j.grant_s, 0, 1e6},
+          {"group_s", &j.group_s, 0, 1e6},
           {"seed", &j.seed, 0, 1e15},
           {"recompute", &j.recompute, 0, 1},
           {"further_models", &j.further_models, 0, 8},
@@ -235,6 +239,7 @@ StatusOr<Pace> LoadPace(const std::string& path) {
            {.key = "reward_ms", .field = &p.reward_s, .hi = 1e6, .unit = 1e-3},
            {.key = "release_ms", .field = &p.release_s, .hi = 1e6, .unit = 1e-3},
            {.key = "grant_ms", .field = &p.grant_s, .hi = 1e6, .unit = 1e-3},
+           {.key = "group_ms", .field = &p.group_s, .hi = 1e6, .unit = 1e-3},
            {.key = "publish_ms", .field = &p.publish_s, .hi = 1e6, .unit = 1e-3}},
           problems);
   if (const Node* model = root.Find("model"); model != nullptr) {

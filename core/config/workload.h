@@ -37,7 +37,7 @@ struct Pace {
       -1;  // an engine step takes so many times longer while another slot works (slots share a machine)
   double jitter =
       -1;  // relative deviation of a slot's speed from one load of weights, or training step, to the next
-  double message_s = -1, reward_s = -1, release_s = -1, grant_s = -1, publish_s = -1;
+  double message_s = -1, reward_s = -1, release_s = -1, grant_s = -1, group_s = -1, publish_s = -1;
 };
 StatusOr<Pace> LoadPace(const std::string& path);
 

@@ -36,7 +36,7 @@ class Machine {
   const Fleet& fleet_;
   Outbox& out_;
   Waits& waits_;
-  LiveCost& cost_;  // what this run's operations were measured to cost
+  LiveCost& cost_;  // what engine steps of this run were measured to cost
 };
 
 }  // namespace tidepool::scheduler

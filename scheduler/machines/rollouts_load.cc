@@ -32,9 +32,6 @@ void Rollouts::Heard(const event::EngineSample& engine) {
   const double usual = cost_.StepSeconds(static_cast<double>(engine.running));
   if (engine.running > 0 && engine.decode_s > 0 && usual > 0)
     all_.workers.Weigh(engine.slot, engine.decode_s / usual);
-  if (facts_.environment)
-    cost_.Environments({dispatcher_.waiting_env(), dispatcher_.in_flight(), dispatcher_.decoded(),
-                        dispatcher_.observed(), engine.step_s});
   if (!kv_ || dispatcher_.FindEngine(engine.slot) == nullptr) return;
   kv_->Sample(engine, dispatcher_.in_flight(), now_);
   dispatcher_.SetCap(kv_->cap());

@@ -114,10 +114,14 @@ bool Slots::Whole(const Pool::Slot& s) const {
                              [&](const Gang::Member& m) { return fleet_.IsLive(m.worker); });
 }
 
+bool Slots::IsLive(const Pool::Slot& s) const {
+  return s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && Whole(s);
+}
+
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
   SlotView v{.id = id};
   v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
-  v.live = s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && Whole(s);
+  v.live = IsLive(s);
   v.avoid = now_ < s.avoid_until;
   if (all_.steps.open()) {
     const auto& members = all_.steps.open()->members;  // by slot
@@ -182,6 +186,17 @@ void Slots::EndIfLeadsNowhere(const LedgerView& ledger) {
                      "; correct its decide() (docs/adding_a_policy.md), or leave scheduler.policy out");
 }
 
+Forecast Slots::MakeForecast(const LedgerView& ledger) const {
+  Forecast f;
+  f.switch_s = pool_.switch_s();
+  if (!facts_.placement.forecasts || ledger.need != TrainerNeed::kBatch) return f;
+  const LedgerRules& rules = state_.ledger().rules();
+  f.group_s = cycles_.group_s();
+  f.cycles = cycles_.all();
+  f.beside = rules.capacity() > rules.groups_per_step;
+  return f;
+}
+
 std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, bool by_slot) {
   const Forecast forecast = MakeForecast(ledger);
   std::vector<SlotId> changed = pool_.TakeChanged();
@@ -225,6 +240,10 @@ bool Slots::MayBegin() const {
   return trains && generates && WholeSlots() >= least;
 }
 
+int64_t Slots::LiveSlots() const {
+  return std::ranges::count_if(pool_.slots(), [&](const auto& item) { return IsLive(item.second); });
+}
+
 int64_t Slots::WholeSlots() const {
   int64_t n = 0;
   for (const auto& [id, s] : pool_.slots()) n += Whole(s) ? static_cast<int64_t>(s.gang.members().size()) : 0;
@@ -253,6 +272,8 @@ void Slots::Advance(bool again) {
   // A plan is made in every tick, for what depends on time, and when something it depends on has changed. If
   // only slots changed, only those are planned again.
   const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());
+  if (ledger.evaluation) cycles_.Disturbed();
+  if (ledger.need == TrainerNeed::kBatch) cycles_.BatchReady(now_, LiveSlots());
   const auto key = std::make_tuple(pool_.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping,
                                    ledger.batch_groups);
   if (!again && planned_ == key) return;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "scheduler/commands.h"
+#include "scheduler/cycles.h"
 #include "scheduler/events.h"
 #include "scheduler/fleet/pool.h"
 #include "scheduler/machines/machine.h"
@@ -36,6 +37,11 @@ class Slots : public Machine {
   bool DrainTimedOut(SlotId slot, const std::string& why) { return pool_.DrainTimedOut(slot, why, now_); }
   void Abandon(const std::string& why) { pool_.Abandon(why, now_); }  // the run ends
 
+  // What cycles are made of (scheduler/cycles.h).
+  void GroupFormed(double seconds) { cycles_.GroupFormed(seconds); }
+  void StepTrained(int64_t slots, double seconds, double tokens) { cycles_.Trained(slots, seconds, tokens); }
+  void CycleDisturbed() { cycles_.Disturbed(); }
+
   [[nodiscard]] const Pool& pool() const { return pool_; }
   [[nodiscard]] bool Eligible(SlotId slot, Role role) const;
   [[nodiscard]] bool Eligible(std::span<const SlotId> slots, Role role) const;  // some of them
@@ -48,7 +54,8 @@ class Slots : public Machine {
   [[nodiscard]] bool OneSize() const { return options_.deterministic || options_.fleet.parted(); }
 
  private:
-  [[nodiscard]] bool Whole(const Pool::Slot& s) const;  // every part of it has a live worker
+  [[nodiscard]] bool Whole(const Pool::Slot& s) const;   // every part of it has a live worker
+  [[nodiscard]] bool IsLive(const Pool::Slot& s) const;  // a plan may count on it
   [[nodiscard]] SlotView ViewSlot(SlotId id, const Pool::Slot& s) const;
   [[nodiscard]] bool MayTrainOnFewer() const;
   [[nodiscard]] PoolView ViewPool() const;
@@ -56,24 +63,18 @@ class Slots : public Machine {
   // Slots whose roles have to be looked at; nothing: all. `by_slot`: only slots have changed since the last
   // plan.
   std::optional<std::vector<SlotId>> DecidePlan(const LedgerView& ledger, bool by_slot);
-  struct GroupLeft {  // tokens that a group is expected to generate still: of its longest sample, of all
-    int64_t longest = 0;
-    double tokens = 0;
-    friend auto operator<=>(const GroupLeft&, const GroupLeft&) = default;
-  };
-  [[nodiscard]] double ChosenTokens() const;  // of the batch that is to be trained
   [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger) const;
-  [[nodiscard]] std::vector<GroupLeft> RunningGroups(Forecast& f, double tokens_beside) const;
-  void ForecastNextBatch(Forecast& f, const LedgerView& ledger, const std::vector<GroupLeft>& running) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
   void EndIfLeadsNowhere(const LedgerView& ledger);
   [[nodiscard]] bool MayBegin() const;
   [[nodiscard]] int64_t WholeSlots() const;
+  [[nodiscard]] int64_t LiveSlots() const;
   void NoteBegin();
 
   bool begun_ = false;    // some slot was given a role in this life
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
+  Cycles cycles_;
   StandingPlan plan_;
   std::string plan_refused_;  // why the placement's newest was not taken
   int64_t idle_plans_ = 0;    // refused, or without anyone to work, in a row, while nobody was waited for

@@ -8,7 +8,10 @@ bool Steps::PrepareGroup() {
   if (!all_.trainer.ready() || open_ || all_.trainer.aborting()) return false;
   if (all_.slots.pool().Coming(Role::kActor)) return false;
   const std::vector<command::GroupMember> members = all_.slots.Members();
-  if (members.empty()) return false;
+  if (members.empty()) {
+    preparing_.reset();
+    return false;
+  }
   if (all_.slots.OneSize() && members.size() < all_.slots.Trainers().size()) return false;
   bool ready = true;
   for (const command::GroupMember& m : members) {
@@ -17,10 +20,14 @@ bool Steps::PrepareGroup() {
     all_.trainer.Fetch(m);
     if (!all_.trainer.ready()) return false;  // its part is nowhere in memory: all go back to a checkpoint
   }
+  if (!ready && !preparing_) preparing_ = now_;
   if (members.size() == 1) return ready;
   const bool same = std::equal(members.begin(), members.end(), group_.begin(), group_.end(),
                                [](const auto& x, const auto& y) { return SlotOf(x) == SlotOf(y); });
-  if (!same) FormGroup(members);
+  if (!same) {
+    if (!preparing_) preparing_ = now_;
+    FormGroup(members);
+  }
   return ready && forming_.empty();
 }
 
@@ -50,6 +57,7 @@ void Steps::Lost(const WorkerRef& ref, const std::string& why) {
   for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
     for (const WaitKind kind : {WaitKind::kTrain, WaitKind::kGroup}) waits_.End({kind, slot.value});
   }
+  all_.slots.CycleDisturbed();
   if (std::ranges::any_of(group_, is_its)) StopForming();
   if (open_ && std::ranges::any_of(open_->members, is_its)) Abort("actor lost: " + why, {ref, {}});
 }

@@ -26,7 +26,7 @@ void Steps::On(const event::TrainDone& e) {
   train_s_ = train_s_ == 0 ? e.seconds : 0.8 * train_s_ + 0.2 * e.seconds;
   double slowest = 0;
   for (const auto& [ref, done] : open_->done) slowest = std::max(slowest, done.seconds);
-  cost_.TrainStep(static_cast<int64_t>(open_->members.size()), open_->tokens, slowest);
+  all_.slots.StepTrained(static_cast<int64_t>(open_->members.size()), slowest, open_->tokens);
   if (!e.finite) {
     NotFinite(e);
     return;

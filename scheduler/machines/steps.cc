@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "scheduler/balance.h"
 #include "scheduler/machines/machines.h"
@@ -15,6 +17,7 @@ constexpr double kTrainFactor = 20;
 
 void Steps::Advance() {
   if (all_.life.over() || !all_.trainer.ready()) return;
+  if (all_.checkpoints.Due()) all_.slots.CycleDisturbed();
   const bool wanted = MayTrain() && !all_.batches.Choose().empty() && !all_.batches.WaitForStraggler();
   // Members take the state and form their group as soon as their slots are theirs.
   if (!wanted && all_.trainer.Whole() && group_checked_ == all_.slots.pool().generation() &&
@@ -53,7 +56,10 @@ TrainerNeed Steps::DecideNeed() {
 // would never get through one.
 Duration Steps::Patience() const { return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s_)); }
 
-void Steps::Begin(const std::vector<GroupKey>& keys) { SendShares(OpenStep(keys)); }
+void Steps::Begin(const std::vector<GroupKey>& keys) {
+  if (preparing_) all_.slots.GroupFormed(Seconds(now_ - *std::exchange(preparing_, std::nullopt)));
+  SendShares(OpenStep(keys));
+}
 
 Steps::Batch Steps::OpenStep(const std::vector<GroupKey>& keys) {
   const Ledger& ledger = state_.ledger();
@@ -194,6 +200,7 @@ void Steps::Abort(const std::string& why, const SlotRef& but) {
   if (!open_) return;
   const Open t = std::move(*open_);
   open_.reset();
+  all_.slots.CycleDisturbed();
   out_.Record(record::StepAbort{t.step, why});
   out_.Record(record::Unlease{t.lease, why});
   all_.batches.MarkUrgent();

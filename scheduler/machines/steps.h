@@ -92,6 +92,7 @@ class Steps : public Machine {
 
   std::vector<command::GroupMember> group_;  // that has communicators, or is getting them
   std::set<SlotRef> forming_;                // of them, have not answered
+  std::optional<TimePoint> preparing_;       // since when members lack the state or a group
   int64_t group_epoch_ = 0, group_tries_ = 0;
   int64_t group_checked_ = -1;  // changes of the pool that PrepareGroup has seen
   std::optional<Open> open_;

@@ -151,10 +151,6 @@ void TrainerState::On(const event::StateReady& e) {
     return;
   }
   all_.life.Moved();
-  if (const auto* wait = waits_.Find({WaitKind::kState, e.slot.value});
-      fetched && wait != nullptr && e.error.empty()) {
-    cost_.StateCopy(Seconds(now_ - wait->since));
-  }
   waits_.End({WaitKind::kState, e.slot.value});
   std::string error = e.error;
   if (error.empty() && e.step != step_)

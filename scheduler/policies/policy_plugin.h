@@ -20,7 +20,7 @@ struct PolicyPlugin {
   std::string summary;                                    // one line
   PlacementKind placement = PlacementKind::kMultiplexed;  // within which it decides
   Policy decide;
-  bool forecasts = false;  // it reads them: they cost a look at every open group
+  bool forecasts = false;  // it reads them
   bool by_slot = false;    // Placement::by_slot
 };
 

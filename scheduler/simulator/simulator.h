@@ -41,7 +41,6 @@ struct SimJob : JobShape {
                            // machine); training times are those beside others
   double jitter = 0;  // relative deviation of a slot's speed, drawn anew with each load of weights and each
                       // training step (lognormal, mean 1)
-  bool prompt_once = false;  // training computes a prompt once a group, as our trainer does
   // Of the slots that train (scheduler/cost_model.h); how many have parts of one model says the controller.
   int64_t zero = 0;
   int64_t micro_batch_tokens = 0;  // 0: what each micro-batch costs is not counted

@@ -215,7 +215,7 @@ void Simulator::Impl::Do(const command::FormGroup& c) {
   if (e == nullptr && faulty) return;
   TP_CHECK(e != nullptr);
   e->group_epoch = c.group_epoch;
-  Send(event::GroupFormed{c.worker, c.slot, c.group_epoch, ""}, 0.01);
+  Send(event::GroupFormed{c.worker, c.slot, c.group_epoch, ""}, job.group_s);
 }
 
 double Simulator::Impl::ScoreSeconds(const SampleId& tid, bool with_prompt) const {

@@ -51,10 +51,15 @@ int64_t WorkloadDraws::Length(const SampleId& tid) const {
     const std::vector<int64_t>& like = groups_[SampleUid({tid.ordinal, tid.issue, 0}) % groups_.size()];
     return std::max<int64_t>(1, like[static_cast<size_t>(tid.sample) % like.size()]);
   }
-  return std::clamp<int64_t>(std::llround(RawLength(tid, mu_)), 1, max_new_tokens_);
+  double m = mu_;
+  if (lengths_.growth_groups > 0) {
+    const double grown = static_cast<double>(tid.ordinal) / static_cast<double>(lengths_.growth_groups);
+    m += std::log(lengths_.growth) * std::min(1.0, grown);
+  }
+  return std::clamp<int64_t>(std::llround(RawLength(tid, m)), 1, max_new_tokens_);
 }
 
-// The mean after cutting at the limit is the one that was asked for.
+// The mean after cutting at the limit is the one that was asked for, of those at first.
 void WorkloadDraws::Calibrate() {
   const auto most = static_cast<double>(max_new_tokens_);
   double low = -5, high = 20;

@@ -11,6 +11,7 @@
 #include "scheduler/best_checkpoint.h"
 #include "scheduler/checkpoint_schedule.h"
 #include "scheduler/controller_options.h"
+#include "scheduler/cycles.h"
 #include "scheduler/evaluation.h"
 #include "scheduler/fleet/health.h"
 #include "scheduler/fleet/weight_roll.h"
@@ -306,15 +307,38 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
   for (int i = 0; i < 200; ++i)
     cost.EngineStep(1 + i % 32, 0.020 + 0.002 * (1 + i % 32));  // other lengths, other load
   EXPECT_NEAR(cost.StepSeconds(16), 0.052, 1e-4);
-  cost.TrainStep(2, 100, 6);
-  EXPECT_DOUBLE_EQ(cost.TrainSeconds(4, 100), 3) << "with one size only, all of it spreads";
-  // Batches of different lengths, whose times would say nothing by themselves.
-  for (int i = 0; i < 50; ++i) {
-    const double tokens = 50.0 + 37.0 * (i % 7);
-    cost.TrainStep(1 + i % 4, tokens, tokens / 100 * (1 + 8.0 / (1 + i % 4)));
+}
+
+// A cycle is from batch to batch; what a new group took is left out, and so are cycles that something else
+// than the number of slots decided.
+TEST(CyclesTest, AreFromBatchToBatchWithoutFormingGroupsAndWithoutThoseThatWereDisturbed) {
+  Cycles cycles;
+  const auto at = [](double s) { return TimePoint{} + FromSeconds(s); };
+  cycles.BatchReady(at(10), 16);
+  cycles.BatchReady(at(11), 16);  // asked again, or another batch in its place
+  cycles.GroupFormed(4);
+  cycles.Trained(14, 12, 1000);
+  cycles.BatchReady(at(60), 16);
+  ASSERT_EQ(cycles.all().size(), 1U);
+  const Cycle& first = cycles.all().front();
+  EXPECT_EQ(first.slots, 14);
+  EXPECT_EQ(first.live, 16);
+  EXPECT_DOUBLE_EQ(first.seconds, 46);
+  EXPECT_DOUBLE_EQ(first.train_s, 12);
+  EXPECT_DOUBLE_EQ(first.tokens, 1000);
+  EXPECT_DOUBLE_EQ(cycles.group_s(), 4);
+  cycles.Trained(14, 12, 1000);
+  cycles.Disturbed();
+  cycles.BatchReady(at(200), 16);
+  cycles.Trained(14, 12, 1000);
+  cycles.BatchReady(at(240), 15);  // a worker was lost meanwhile
+  EXPECT_EQ(cycles.all().size(), 1U);
+  for (int i = 1; i <= 500; ++i) {
+    cycles.Trained(14, 12, 1000);
+    cycles.BatchReady(at(240 + 40 * i), 15);
   }
-  EXPECT_NEAR(cost.train_fixed(100), 1, 0.05);
-  EXPECT_NEAR(cost.train_work(100), 8, 0.2);
+  EXPECT_EQ(cycles.all().back().live, 15);
+  EXPECT_LE(cycles.all().size(), 256U) << "what is long ago says nothing about today's load";
 }
 
 // 16 samples a step, a fifth of 20 steps: 65 of 320; or all of two steps.

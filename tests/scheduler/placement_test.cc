@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
@@ -86,25 +90,159 @@ TEST(PolicyTest, ARunningStepKeepsItsSlotsWhereTheOnlyOneThatGeneratesIsLost) {
   EXPECT_EQ(CheckPlan(stays, pool, step, true).message(), "");
 }
 
-TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
-  const PoolView pool = Fleet(16, 1);
+// A job of which the elastic placement chooses the training slots, cycle after cycle.
+class ElasticJob {
+ public:
+  // Seconds of a cycle with so many training slots, without deviations; and of them, those of the step.
+  using Seconds = std::function<double(int64_t slots)>;
+
+  explicit ElasticJob(int64_t slots) : pool_(Fleet(slots, 1)) {}
+
+  void Run(int64_t steps, const Seconds& cycle_s, const Seconds& train_s, double deviation = 0) {
+    const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
+    for (int64_t i = 0; i < steps; ++i) {
+      const int64_t m = ChooseElastic(
+          pool_, l,
+          {.group_s = group_s_, .cycles = std::span(cycles_).last(std::min<size_t>(cycles_.size(), 256))});
+      chosen_.push_back(m);
+      const double batch = 1 + deviation * (2 * rng_.Uniform() - 1);  // longer answers
+      const double seconds = cycle_s(m) * batch * (1 + deviation * (2 * rng_.Uniform() - 1));
+      cycles_.push_back({.slots = m,
+                         .live = static_cast<int64_t>(pool_.slots.size()),
+                         .seconds = seconds,
+                         .train_s = train_s(m) * batch,
+                         .tokens = 1000 * batch});
+      time_s_ += seconds;
+      if (i > 0 && m != chosen_[chosen_.size() - 2]) {
+        ++changes_;
+        time_s_ += group_s_;
+      }
+    }
+  }
+  void SetGroupSeconds(double s) { group_s_ = s; }
+  // Since the last call.
+  double TakeSeconds() { return std::exchange(time_s_, 0); }
+  int64_t TakeChanges() { return std::exchange(changes_, 0); }
+  [[nodiscard]] int64_t last() const { return chosen_.back(); }
+  [[nodiscard]] const std::vector<int64_t>& chosen() const { return chosen_; }
+  // How often of the last `steps`.
+  [[nodiscard]] int64_t Times(int64_t m, int64_t steps) const {
+    return std::count(chosen_.end() - steps, chosen_.end(), m);
+  }
+
+ private:
+  PoolView pool_;
+  Rng rng_{7};
+  double group_s_ = 0, time_s_ = 0;
+  int64_t changes_ = 0;
+  std::vector<Cycle> cycles_;
+  std::vector<int64_t> chosen_;
+};
+
+// As 16 paced slots: a step shares 190 slot-seconds, and the refill takes 28 s whatever their number, unless
+// a single slot has all that is generated beside the step.
+TEST(ElasticTest, BeginsWithAllButAnEighthAndStaysWhereNothingIsBetter) {
+  ElasticJob job(16);
+  job.SetGroupSeconds(4);
+  const auto train = [](int64_t m) { return 190.0 / static_cast<double>(m); };
+  const auto cycle = [&](int64_t m) { return train(m) + (m < 15 ? 28 : 36); };
+  job.Run(12, cycle, train, 0.1);
+  EXPECT_EQ(job.Times(14, 12), 12) << "a number is not left before it is known";
+  job.Run(188, cycle, train, 0.1);
+  EXPECT_GE(job.Times(14, 188), 165);
+  EXPECT_LE(job.TakeChanges(), 8) << "each forms another group";
+  EXPECT_LT(job.TakeSeconds(), 1.015 * 200 * cycle(14));
+}
+
+TEST(ElasticTest, FindsTheBestNumberWhereverItIs) {
+  for (const int64_t slots : {2, 4, 16, 64}) {
+    for (const double at : {0.1, 0.3, 0.6, 0.95}) {
+      const auto best = std::clamp<int64_t>(std::llround(at * static_cast<double>(slots)), 1, slots - 1);
+      // A fifth more at twice or half of it.
+      const auto cycle = [&](int64_t m) {
+        const double off = std::log2(static_cast<double>(m) / static_cast<double>(best));
+        return 40 * (1 + 0.2 * off * off);
+      };
+      const auto train = [](int64_t m) { return 100.0 / static_cast<double>(m); };
+      ElasticJob job(slots);
+      job.SetGroupSeconds(1);
+      job.Run(150, cycle, train, 0.03);
+      job.TakeSeconds();
+      job.TakeChanges();
+      job.Run(100, cycle, train, 0.03);
+      EXPECT_LT(job.TakeSeconds(), 1.05 * 100 * 40) << "best " << best << " of " << slots;
+      EXPECT_LE(job.TakeChanges(), 10) << "best " << best << " of " << slots;
+    }
+  }
+}
+
+// First much is generated for a short step, then steps become long.
+TEST(ElasticTest, FollowsALoadThatChanges) {
+  ElasticJob job(16);
+  job.SetGroupSeconds(2);
+  const auto few_train = [](int64_t) { return 4.0; };
+  const auto few = [](int64_t m) { return 30.0 + static_cast<double>(m); };
+  const auto many_train = [](int64_t m) { return 400.0 / static_cast<double>(m); };
+  const auto many = [&](int64_t m) { return 30 + many_train(m); };
+  job.Run(120, few, few_train, 0.03);
+  EXPECT_LE(job.last(), 4);
+  job.Run(120, many, many_train, 0.03);
+  EXPECT_GE(job.last(), 12);
+  job.Run(120, few, few_train, 0.03);
+  EXPECT_LE(job.last(), 4);
+  EXPECT_LE(job.TakeChanges(), 60);
+}
+
+// A trial far off the mark ends after a look; where forming groups is dear, trials are rare.
+TEST(ElasticTest, TrialsCostLittle) {
+  const auto train = [](int64_t m) { return 1000.0 / static_cast<double>(m); };
+  const auto cycle = [&](int64_t m) { return 10 + train(m) + (m > 14 ? 100 : 0); };
+  ElasticJob job(16);
+  job.Run(200, cycle, train);
+  EXPECT_LE(job.Times(15, 200), 3);
+  for (const double group_s : {1.0, 20.0, 300.0}) {
+    ElasticJob other(16);
+    other.SetGroupSeconds(group_s);
+    const auto even = [](int64_t) { return 50.0; };
+    other.Run(1000, even, [](int64_t) { return 10.0; });
+    EXPECT_LE(static_cast<double>(other.TakeChanges()) * group_s, 0.025 * 1000 * 50) << group_s;
+  }
+}
+
+// At a lag of 0 the others have nothing to do meanwhile.
+TEST(ElasticTest, TrainsOnAllThatMayWhereNothingIsGeneratedBesideAStep) {
   const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
-  // A step of 1 slot-second beside 1,024 samples that decode no faster on fuller batches.
-  Forecast f{.train_work_s = 1,
-             .switch_s = 0.5,
-             .token_fixed_s = 1e-6,
-             .token_sample_s = 1e-3,
-             .beside = {.samples = 1024, .tokens = 20480, .longest = 20},
-             .tail_samples = 1024};
-  const int64_t few = ChooseElastic(pool, l, f).slots;
-  f.train_work_s = 500;
-  f.token_fixed_s = 1e-2;
-  f.token_sample_s = 1e-6;
-  const int64_t many = ChooseElastic(pool, l, f).slots;
-  EXPECT_LT(few, many);
-  f.tail_kv_tokens = 10 * 0.8 * 1000;
-  f.kv_tokens_per_slot = 1000;
-  EXPECT_LE(ChooseElastic(pool, l, f).slots, 6) << "ten slots have to stay for the tail";
+  EXPECT_EQ(ChooseElastic(Fleet(16, 1), l, {.beside = false}), 15);
+  EXPECT_EQ(ChooseElastic(Fleet(16, 6), l, {.beside = false}), 6) << "scheduler.actor_slots";
+}
+
+TEST(ElasticTest, KeepsToWhatMayTrain) {
+  const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
+  PoolView pool = Fleet(16, 1);
+  EXPECT_EQ(ChooseElastic(pool, l, {}), 14);
+  pool.rollout_floor = 5;
+  EXPECT_EQ(ChooseElastic(pool, l, {}), 11);
+  pool.rollout_floor = 1;
+  pool.uneven_dp = false;
+  EXPECT_EQ(ChooseElastic(pool, l, {}), 8);
+  // What other slots took says nothing about those that are there now.
+  std::vector<Cycle> of_more(30, {.slots = 3, .live = 16, .seconds = 10, .train_s = 1, .tokens = 1});
+  EXPECT_EQ(ChooseElastic(Fleet(8, 1), l, {.cycles = of_more}), 7);
+  EXPECT_EQ(ChooseElastic(Fleet(1, 1), l, {}), 0) << "nobody would generate";
+}
+
+// As soon as more slots have rested than the step would lose by waiting for them, it waits.
+TEST(ElasticTest, WaitsForSlotsThatRestOnlyWhereThatIsOverSooner) {
+  const Placement placement = PlacementOf(PlacementKind::kElastic);
+  const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
+  PoolView pool = Fleet(16, 1);
+  for (size_t i = 2; i < 16; ++i) pool.slots[i].taken_s = 7;
+  const std::vector<Cycle> longer(4, {.slots = 14, .live = 16, .seconds = 20, .train_s = 10, .tokens = 1}),
+      shorter(4, {.slots = 14, .live = 16, .seconds = 20, .train_s = 0.1, .tokens = 1});
+  Forecast f{.switch_s = 1, .cycles = longer};  // they rest for 10 s
+  EXPECT_EQ(placement.decide(pool, l, f, {}).why, "rest");
+  f.cycles = shorter;
+  EXPECT_EQ(Count(placement.decide(pool, l, f, {}), Role::kActor), 2);
 }
 
 // Slots that join, leave and move, one or a few at a time; now and then the ledger changes, and all is

@@ -26,10 +26,11 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
   MeasuredRun out;
   std::map<SampleId, double> ended;
   std::map<SlotId, double> begun, granted;
-  std::vector<double> rewards, releases, grants, publishes;
+  std::vector<double> rewards, releases, grants, groups, publishes;
   double prompts = 0;
   double committed = -1;  // when, of a version that is not published yet; -1: there is none
-  std::vector<SlotId> moving;
+  double moved = -1;      // when a move was done; -1: a step began since
+  std::vector<SlotId> moving, trained;
   for (const JournalEntry& entry : journal.entries) {
     const double now = static_cast<double>(entry.mono_ns) * 1e-9;
     if (const auto* x = std::get_if<record::Join>(&entry.record)) {
@@ -60,6 +61,13 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
       for (const SlotId slot : moving) {
         if (const auto g = granted.find(slot); g != granted.end()) grants.push_back(now - g->second);
       }
+      moved = now;
+    } else if (const auto* x = std::get_if<record::StepBegin>(&entry.record)) {
+      std::vector<SlotId> members;
+      for (const record::SlotPlan& s : x->members) members.push_back(s.slot);
+      if (members.size() > 1 && members != trained && moved >= 0) groups.push_back(now - moved);
+      trained = std::move(members);
+      moved = -1;
     } else if (std::holds_alternative<record::StepCommit>(entry.record)) {
       committed = now;
     } else if (std::holds_alternative<record::Publish>(entry.record) && committed >= 0) {
@@ -77,6 +85,7 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
   std::sort(releases.begin(), releases.end());
   out.release_s = releases.empty() ? 0 : releases[releases.size() / 10];
   out.grant_s = Median(std::move(grants));
+  out.group_s = Median(std::move(groups));
   out.publish_s = Median(std::move(publishes));
   return out;
 }

@@ -17,7 +17,8 @@ struct MeasuredRun {
   double prompt_tokens = 0;             // mean
   double reward_s = 0;                  // median, end of a sample to its grade
   double release_s = 0, grant_s = 0;  // medians, of a slot that changes hands; the step it drains not counted
-  double publish_s = 0;               // median, commit of a step to its weights being published
+  double group_s = 0;    // median, of steps on other slots than the step before: from their move to its begin
+  double publish_s = 0;  // median, commit of a step to its weights being published
   int64_t samples = 0, moves = 0;
 };
 // kNotFound, kDataLoss; kFailedPrecondition if no sample was finished in it.

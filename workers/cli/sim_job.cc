@@ -122,6 +122,7 @@ void TakeMeasured(const config::Pace& p, SimJob& s) {
   take(p.reward_s, s.reward_s);
   take(p.release_s, s.release_s);
   take(p.grant_s, s.grant_s);
+  take(p.group_s, s.group_s);
   take(p.publish_s, s.publish_s);
   take(p.slow_beside, s.slow_beside);
   take(p.jitter, s.jitter);
@@ -200,6 +201,7 @@ StatusOr<SimJob> SimJobOf(const JobConfig& config, const SimJobOptions& o) {
       s.release_s = m.release_s / scale;
       s.grant_s = m.grant_s / scale;
     }
+    if (m.group_s > 0) s.group_s = m.group_s / scale;
     s.publish_s = m.publish_s / scale;
     s.message_s = 0.0005 / scale;
     for (const auto& [worker, at] : m.join_s) s.join_s[worker] = at / scale;
