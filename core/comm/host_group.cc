@@ -319,8 +319,11 @@ class HostGroup final : public Collective {
   // The same choice as in Reduce. A rank's nodes stand behind each other in its outbox.
   template <typename T>
   Status ReduceTree(const Tree& tree, std::span<T> sum, const std::string& tag) {
-    TP_RETURN_IF_ERROR(Begin("all_reduce_tree", tag));
     const AllNodes all(tree.nodes);
+    TP_RETURN_IF_ERROR(Begin(("all_reduce_tree of " + std::to_string(all.nodes.size()) + " sums to " +
+                              std::to_string(sizeof(T)) + " bytes")
+                                 .c_str(),
+                             tag));
     const auto n = static_cast<int64_t>(sum.size()), most = all.most;
     const auto own_nodes = static_cast<int64_t>(tree.nodes[static_cast<size_t>(rank_)].size());
     const int64_t piece = outbox_bytes_ / static_cast<int64_t>(sizeof(float)) / most;

@@ -81,6 +81,10 @@ template <typename Args>
 constexpr bool kIsMultiply = false;
 template <typename T>
 constexpr bool kIsMultiply<device::MultiplyArgs<T>> = true;
+template <typename Args>
+constexpr bool kIsLogProb = false;
+template <typename T>
+constexpr bool kIsLogProb<device::TokenLogProbArgs<T>> = true;
 
 }  // namespace
 
@@ -227,14 +231,14 @@ void CudaDevice::RotaryAttention(const device::RotaryArgs<BF16>& turn, const dev
   Run("RotaryAttention", [&](Launcher& launcher) { return cuda::RotaryAttention(turn, a, launcher); });
 }
 
-// Some terms of a product, unrounded: for a part of a model.
+// What parts of a model ask for: some terms of a product, unrounded; log-probabilities of some columns.
 template <typename Args>
-bool CudaDevice::IsSum(const Args& a) {
-  if constexpr (kIsMultiply<Args>) {
-    if (a.sums != nullptr) LaunchGathered();
-    return a.sums != nullptr;
-  }
-  return false;
+bool CudaDevice::OfAPart(const Args& a) {
+  bool is = false;
+  if constexpr (kIsMultiply<Args>) is = a.sums != nullptr;
+  if constexpr (kIsLogProb<Args>) is = a.top != nullptr;
+  if (is) LaunchGathered();
+  return is;
 }
 
 // A product of few rows is ours, others are LibTorch's, unless a row has to have the same bits in every
@@ -254,7 +258,7 @@ bool CudaDevice::MultiplyFewRows(const Args& a) {
 
 #define TIDEPOOL_KERNEL(Kernel, Args)                                                             \
   void CudaDevice::Kernel(const device::Args& a) {                                                \
-    if (IsSum(a)) return TorchDevice::Kernel(a);                                                  \
+    if (OfAPart(a)) return TorchDevice::Kernel(a);                                                \
     if (MultiplyFewRows(a)) return;                                                               \
     if constexpr (kHasKernel<device::Args>) {                                                     \
       if (!kIsMultiply<device::Args> || options_.batch_invariant)                                 \

@@ -89,7 +89,7 @@ class CudaDevice : public device::TorchDevice {
   void Run(const char* kernel, F launch);
   void MultiplyNow(const device::FusedMultiplyArgs<BF16>& a);
   template <typename Args>
-  bool IsSum(const Args& a);
+  bool OfAPart(const Args& a);
   template <typename Args>
   bool MultiplyFewRows(const Args& a);  // false: it is none, or another's
 

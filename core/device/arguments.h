@@ -30,7 +30,8 @@ struct SumTiles {
   int32_t tiles = 1, segments = 1;
   // Tile t has, of each segment, the terms from the end of tile t - 1 (of the first: begin) to its own end.
   int64_t begin[kSegments] = {}, end[kSegments][kMost] = {};
-  // Divides all places of the whole sum. Who computes some of its tiles decides by this how, so as all do.
+  // Divides all places of the whole sum. Kernels that need tiles of a certain size look at this, so that all
+  // ranks choose the same kernel, whichever tiles they have.
   int64_t unit = 1;
 };
 
@@ -265,7 +266,8 @@ inline float InverseTemperature(float temperature) {
 }
 
 // With z = logits * inv_temperature: lse(z), log p(id) = z[id] - lse, entropy of p. A masked logit (-inf)
-// weighs nothing; NaN goes through.
+// weighs nothing; NaN goes through. `stride` and `top` are for devices that sum in tiles, `top` for others
+// too where all columns are asked for.
 template <typename T>
 struct TokenLogProbArgs {
   int64_t rows = 0, vocab = 0;
@@ -276,6 +278,7 @@ struct TokenLogProbArgs {
   float* logprob = nullptr;  // [rows]
   float* entropy = nullptr;  // [rows] or null
   float* lse = nullptr;      // [rows] or null
+  float* top = nullptr;  // [rows]: the largest logit; `lse` is then without top * inv_temperature. Or null
   [[nodiscard]] int64_t row_stride() const { return stride == 0 ? vocab : stride; }
   template <typename V>
   void Fields(V& v) {
@@ -284,6 +287,7 @@ struct TokenLogProbArgs {
     v.Out(logprob, rows);
     v.MaybeOut(entropy, rows);
     v.MaybeOut(lse, rows);
+    v.MaybeOut(top, rows);
   }
 };
 // In place: logits become d loss / d logits, given d loss / d log p(id) and d loss / d entropy (may be null).

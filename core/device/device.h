@@ -157,7 +157,8 @@ class Device {
   // Nothing where its memory is the host's.
   [[nodiscard]] virtual std::optional<int64_t> free_bytes() { return std::nullopt; }
 
-  // Whether sums go by SumTiles where arguments have them; `sums` of products has any device.
+  // Whether sums go by SumTiles where arguments have them. Others take an argument's tiles as one; all can
+  // leave a product unrounded (`sums`).
   [[nodiscard]] virtual bool sums_in_tiles() const { return false; }
 
   // Whether Multiply is faster with matrices [n, k] that were laid out for it; `rows` in all stand behind

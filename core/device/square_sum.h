@@ -1,8 +1,8 @@
 #pragma once
 // Sums of squares in parts that are exact, so that they are the same however the numbers are divided, and in
 // whatever order what they give is added up. Part k is a multiple of kSquareUnits[k]. What is left of a
-// square below half of the last unit (of a number below 2e-20) is nothing. Exact up to squares of 2^81, of
-// 2^36 numbers.
+// square below half of the last unit (of a number below 2e-20) is nothing. Exact while the sum is below 2^83
+// (a norm of 3e12), and of up to 2^36 numbers; above that it is rounded.
 
 #include <array>
 #include <cmath>

@@ -293,12 +293,14 @@ struct TorchDevice::Impl {
 
   template <typename T>
   void TokenLogProb(const TokenLogProbArgs<T>& a) const {
+    TP_CHECK(a.row_stride() == a.vocab) << "this device takes all columns";
     const Tensor z = Wide(a.logits, {a.rows, a.vocab}), top = z.amax(1, /*keepdim=*/true),
                  x = (z - top) * a.inv_temperature, e = at::exp(x), total = SumOf(e), log_total = total.log();
     const Tensor ids = Ids(a.ids, {a.rows, 1});
     Store(a.logprob, at::where(ids < 0, NAN, x.gather(1, ids.clamp_min(0)) - log_total));
     if (a.entropy != nullptr) Store(a.entropy, log_total - SumOf(e * Unmasked(x)) / total);
-    if (a.lse != nullptr) Store(a.lse, top * a.inv_temperature + log_total);
+    if (a.lse != nullptr) Store(a.lse, a.top != nullptr ? log_total : top * a.inv_temperature + log_total);
+    if (a.top != nullptr) Store(a.top, top);
   }
   template <typename T>
   void TokenLogProbBackward(const TokenLogProbBackwardArgs<T>& a) const {
@@ -404,6 +406,7 @@ struct TorchDevice::Impl {
   void Multiply(const MultiplyArgs<T>& a) const {
     TP_CHECK(!a.strips) << "this device reads no strips";
     if (a.sums != nullptr) {
+      TP_CHECK(a.tiles != nullptr) << "unrounded sums of no tiles";
       const int64_t from = a.tiles->begin[0], n = a.tiles->end[0][a.tiles->tiles - 1] - from;
       return Product(a.sums, Wide(a.x, {a.rows, a.k}).narrow(1, from, n),
                      Wide(a.w, {a.n, a.k}).narrow(1, from, n).t());
@@ -413,6 +416,7 @@ struct TorchDevice::Impl {
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) const {
     if (a.sums != nullptr) {
+      TP_CHECK(a.tiles != nullptr) << "unrounded sums of no tiles";
       Tensor to = Raw(a.sums, {a.rows, a.k}).zero_();
       for (int32_t s = 0; s < a.tiles->segments; ++s) {
         const int64_t from = a.tiles->begin[s], n = a.tiles->end[s][a.tiles->tiles - 1] - from;

@@ -73,7 +73,8 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
   const device::SumTiles own = cuts.Of(mine, Segments{vocab});
   for (int32_t t = 0; t < own.tiles; ++t)
     logits_tiles.emplace_back(t == 0 ? own.begin[0] : own.end[0][t - 1], own.end[0][t]);
-  vocabulary = SumCuts(whole, {}, device.sums_in_tiles()).Of({0, cuts.tiles()}, Segments{vocab});
+  const SumCuts alone(whole, {}, device.sums_in_tiles());
+  vocabulary = alone.Of({0, alone.tiles()}, Segments{vocab});
 }
 
 void Decoder::Impl::EnsurePositions(std::span<const int32_t> of_rows) {

@@ -63,7 +63,7 @@ class Decoder {
   // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
   // `part`: of the model (cut.h); everything that it computes then needs the other ranks (UsePeers), which
   // compute the same rows. On devices that sum in tiles the results of two, three and four ranks have the
-  // bits of the whole model's (sum_cuts.h).
+  // bits of the whole model's, but where they cut the inner width into odd parts (sum_cuts.h).
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part = {});
   ~Decoder();
 

@@ -132,7 +132,7 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   }
   const int64_t space =
       std::max({device::AttentionScratch(s.head_size), device::AttentionBackwardScratch(s.head_size),
-                device::MultiplyBackScratch()});
+                device::MultiplyBackScratch(device::SumTiles::kMost)});
   use.workspace += 4 * sizes.threads * space +
                    device::AttentionPartBytes(ShapeOf(s, sizes.threads), sizes.tokens, sizes.tokens);
   return use;

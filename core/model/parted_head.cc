@@ -20,23 +20,16 @@ void Decoder::TokenLogProbs(const View& logits, std::span<const int32_t> ids, fl
   const size_t n = ids.size();
   if (n == 0) return;
   const std::vector<int32_t> own_ids = m.OwnIds(ids);
-  // Of each tile of this rank's logits, and of each row: what device::LogProbTile has.
-  constexpr size_t kNumbers = 4;
-  std::vector<float> mine(m.logits_tiles.size() * n * kNumbers), of_tile_logprob(n),
-      of_tile_entropy(entropy.empty() ? 0 : n), of_tile_lse(n);
+  constexpr size_t kNumbers = 5;  // of a device::LogProbTile
+  std::vector<float> mine;
   std::vector<int32_t> in_tile(n);
-  for (size_t t = 0; t < m.logits_tiles.size(); ++t) {
-    const auto [first, end] = m.logits_tiles[t];
+  for (const auto& [first, end] : m.logits_tiles) {
     for (size_t i = 0; i < n; ++i)
       in_tile[i] = own_ids[i] >= first && own_ids[i] < end ? own_ids[i] - static_cast<int32_t>(first) : -1;
-    model::TokenLogProbs(m.device, logits, in_tile, temperature, of_tile_logprob, of_tile_entropy,
-                         of_tile_lse, {first, end});
-    for (size_t i = 0; i < n; ++i) {
-      float* to = mine.data() + (t * n + i) * kNumbers;
-      to[0] = of_tile_lse[i];
-      to[1] = entropy.empty() ? 0.0F : of_tile_entropy[i];
-      to[2] = in_tile[i] < 0 ? 0.0F : of_tile_logprob[i];
-      to[3] = in_tile[i] < 0 ? 0.0F : 1.0F;
+    for (const device::LogProbTile& t :
+         TileLogProbs(m.device, logits, in_tile, temperature, !entropy.empty(), {first, end})) {
+      for (const float number : {t.top, t.log_total, t.entropy, t.logprob, t.has_token ? 1.0F : 0.0F})
+        mine.push_back(number);
     }
   }
   const std::vector<float> all = m.OfAllTiles(std::move(mine), n * kNumbers);
@@ -44,9 +37,9 @@ void Decoder::TokenLogProbs(const View& logits, std::span<const int32_t> ids, fl
   for (size_t i = 0; i < n; ++i) {
     for (size_t t = 0; t < tiles.size(); ++t) {
       const float* said = all.data() + (t * n + i) * kNumbers;
-      tiles[t] = {said[0], said[1], said[2], said[3] != 0};
+      tiles[t] = {said[0], said[1], said[2], said[3], said[4] != 0};
     }
-    const device::LogProb sum = device::OfTiles(tiles);
+    const device::LogProb sum = device::OfTiles(tiles, device::InverseTemperature(temperature));
     logprobs[i] = sum.logprob;
     if (!entropy.empty()) entropy[i] = sum.entropy;
     if (!lse.empty()) lse[i] = sum.lse;

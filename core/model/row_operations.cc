@@ -24,26 +24,21 @@ const V* Data(const std::shared_ptr<device::Buffer>& buffer) {
 
 }  // namespace
 
-void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
-                   float temperature, std::span<float> logprobs, std::span<float> entropy,
-                   std::span<float> lse) {
-  TokenLogProbs(device, logits, ids, temperature, logprobs, entropy, lse, {0, logits.cols});
-}
+namespace {
 
-void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
-                   float temperature, std::span<float> logprobs, std::span<float> entropy,
-                   std::span<float> lse, const std::pair<int64_t, int64_t>& columns) {
+// Of columns [first, end): log-probabilities, entropies, lse and, with `with_top`, the largest logits, each a
+// row; what is not wanted is there with any values, but the last.
+std::vector<float> AskLogProbs(device::Device& device, const device::View& logits,
+                               std::span<const int32_t> ids, float temperature,
+                               const std::pair<int64_t, int64_t>& columns, bool with_entropy, bool with_lse,
+                               bool with_top) {
   const auto [first, end] = columns;
   TP_CHECK(0 <= first && first <= end && end <= logits.cols) << "columns " << first << " to " << end;
   CheckLogits(logits.rows, end - first, ids);
   TP_CHECK(temperature > 0) << "temperature " << temperature;
-  TP_CHECK(logprobs.size() == ids.size() && (entropy.empty() || entropy.size() == ids.size()) &&
-           (lse.empty() || lse.size() == ids.size()))
-      << "outputs of another length than ids";
-  if (ids.empty()) return;
   const int64_t n = logits.rows;
   const auto on_device = device.Put(ids);
-  const device::Array out = device.Take(3, n, DType::kFloat32);
+  const device::Array out = device.Take(4, n, DType::kFloat32);
   const auto row = [&](int64_t i) { return out.view.Rows(i, 1).As<float>(); };
   const auto run = [&]<typename T>(T) {
     device.TokenLogProb(
@@ -54,14 +49,46 @@ void TokenLogProbs(device::Device& device, const device::View& logits, std::span
                                     .ids = Data<int32_t>(on_device),
                                     .inv_temperature = device::InverseTemperature(temperature),
                                     .logprob = row(0),
-                                    .entropy = entropy.empty() ? nullptr : row(1),
-                                    .lse = lse.empty() ? nullptr : row(2)});
+                                    .entropy = with_entropy ? row(1) : nullptr,
+                                    .lse = with_lse ? row(2) : nullptr,
+                                    .top = with_top ? row(3) : nullptr});
   };
   logits.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
-  const int64_t parts = !lse.empty() ? 3 : !entropy.empty() ? 2 : 1;
-  const std::vector<float> all = device.Read(row(0), parts * n);
+  return device.Read(row(0), (with_top ? 4 : with_lse ? 3 : with_entropy ? 2 : 1) * n);
+}
+
+}  // namespace
+
+void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
+                   float temperature, std::span<float> logprobs, std::span<float> entropy,
+                   std::span<float> lse) {
+  TP_CHECK(logprobs.size() == ids.size() && (entropy.empty() || entropy.size() == ids.size()) &&
+           (lse.empty() || lse.size() == ids.size()))
+      << "outputs of another length than ids";
+  if (ids.empty()) return;
+  const std::vector<float> all = AskLogProbs(device, logits, ids, temperature, {0, logits.cols},
+                                             !entropy.empty(), !lse.empty(), /*with_top=*/false);
   for (auto [to, i] : {std::pair(logprobs, 0), std::pair(entropy, 1), std::pair(lse, 2)})
-    std::copy_n(all.begin() + i * n, to.size(), to.begin());
+    std::copy_n(all.begin() + i * logits.rows, to.size(), to.begin());
+}
+
+std::vector<device::LogProbTile> TileLogProbs(device::Device& device, const device::View& logits,
+                                              std::span<const int32_t> ids, float temperature,
+                                              bool with_entropy, const std::pair<int64_t, int64_t>& columns) {
+  std::vector<device::LogProbTile> tiles(ids.size());
+  if (ids.empty()) return tiles;
+  const std::vector<float> all = AskLogProbs(device, logits, ids, temperature, columns, with_entropy,
+                                             /*with_lse=*/true, /*with_top=*/true);
+  const size_t n = ids.size();
+  for (size_t i = 0; i < n; ++i) {
+    const bool here = ids[i] >= 0;
+    tiles[i] = {.top = all[3 * n + i],
+                .log_total = all[2 * n + i],
+                .entropy = with_entropy ? all[n + i] : 0.0F,
+                .logprob = here ? all[i] : 0.0F,
+                .has_token = here};
+  }
+  return tiles;
 }
 
 void TokenLogProbsBackward(device::Device& device, const device::View& logits, std::span<const int32_t> ids,

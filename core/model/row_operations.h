@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device/device.h"
+#include "core/device/log_prob_tiles.h"
 
 namespace tidepool::model {
 
@@ -20,11 +21,11 @@ namespace tidepool::model {
 void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
                    float temperature, std::span<float> logprobs, std::span<float> entropy = {},
                    std::span<float> lse = {});
-// The same of columns [first, end) of the logits alone, and of ids that count from `first` on. requires a
-// device that sums in tiles, or all columns.
-void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,
-                   float temperature, std::span<float> logprobs, std::span<float> entropy,
-                   std::span<float> lse, const std::pair<int64_t, int64_t>& columns);
+// The same of columns [first, end) of the logits alone, by row, for device::OfTiles; ids count from `first`
+// on. Entropies where they are wanted. requires a device that sums in tiles, or all columns.
+std::vector<device::LogProbTile> TileLogProbs(device::Device& device, const device::View& logits,
+                                              std::span<const int32_t> ids, float temperature,
+                                              bool with_entropy, const std::pair<int64_t, int64_t>& columns);
 
 // Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
 // `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.

@@ -50,7 +50,8 @@ bool SumCuts::as_whole(const ModelSpec& whole) const {
 }
 
 device::SumTiles SumCuts::Of(const SumNode& some, std::span<const int64_t> segments) const {
-  TP_CHECK(some.tiles <= device::SumTiles::kMost && segments.size() <= device::SumTiles::kSegments)
+  TP_CHECK(some.tiles <= device::SumTiles::kMost && segments.size() <= device::SumTiles::kSegments &&
+           some.first >= 0 && some.first + some.tiles <= tiles())
       << some.tiles << " tiles of " << segments.size() << " segments";
   device::SumTiles t{.tiles = some.tiles, .segments = static_cast<int32_t>(segments.size()), .unit = 0};
   int64_t before = 0;  // terms of the part in earlier segments

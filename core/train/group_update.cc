@@ -122,7 +122,9 @@ StatusOr<UpdateResult> GroupGradients::Update(double learning_rate) {
   if (sharded) {
     squares = optimizer.SquareSum(gradients, optimizer.owned());
     TP_RETURN_IF_ERROR(groups_.data->AllReduceSum(std::span<double>(squares), "gradient_norm"));
-  } else {  // on a device whose sums are not exact as well, in the order of ranks that have an interval each
+  } else {
+    // As ranks with an interval each would add them up: a device whose sums are not exact gives the same bits
+    // with a shared optimizer and without.
     for (const Interval& of : of_rank_) {
       const device::SquareParts more = optimizer.SquareSum(gradients, of);
       for (size_t k = 0; k < squares.size(); ++k) squares[k] += more[k];

@@ -84,10 +84,24 @@ void Update(const AdamWArgs<T>& a, const Constants& c, int64_t at, int64_t n) {
 // Adding 1.5 * 2^52 units rounds to a multiple of the unit.
 constexpr double kRound = 0x1.8p52;
 
+TP_EVERY_CPU float Largest(const float* x, int64_t n) {
+  float lanes[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int64_t l = 0; l < 16; ++l)
+      lanes[l] = std::fabs(x[i + l]) > lanes[l] ? std::fabs(x[i + l]) : lanes[l];
+  for (; i < n; ++i) lanes[0] = std::fabs(x[i]) > lanes[0] ? std::fabs(x[i]) : lanes[0];
+  return *std::max_element(lanes, lanes + 16);
+}
+
 // Of the squares of 16 numbers at a time: what is a multiple of each unit, from the largest on; a square has
 // 48 bits, so it is exact, and so are the remainders.
 TP_EVERY_CPU void BlockSum(const float* x, int64_t n, double* parts) {
   double lanes[kSquareParts][16] = {};
+  // Units of which no square here has half are passed over: most blocks need four of the six.
+  const double most = double{Largest(x, n)} * Largest(x, n);
+  int largest = 0;
+  while (largest + 1 < kSquareParts && kSquareUnits[static_cast<size_t>(largest)] / 2 > most) ++largest;
   for (int64_t i = 0; i < n; i += 16) {
     double square[16] = {};
     if (i + 16 <= n) {
@@ -97,7 +111,7 @@ TP_EVERY_CPU void BlockSum(const float* x, int64_t n, double* parts) {
       for (int64_t l = 0; i + l < n; ++l)
         square[l] = static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
     }
-    for (int k = 0; k < kSquareParts; ++k) {
+    for (int k = largest; k < kSquareParts; ++k) {
       const double round = kRound * kSquareUnits[static_cast<size_t>(k)];
       for (int64_t l = 0; l < 16; ++l) {
         const double whole = (square[l] + round) - round;

@@ -210,43 +210,59 @@ struct CpuDevice::Impl {
     a.sums == nullptr ? MultiplyRows(a, in_strips, a.y) : MultiplyRows(a, in_strips, a.sums);
   }
   // The columns of the result from `first` on, whose rows of the matrix are in no strips: they are laid out
-  // here, with zeros up to whole strips and whole words.
+  // here, with zeros up to whole strips, and each tile's terms with zeros up to whole words.
   template <typename T, typename Out>
   void MultiplyRows(const MultiplyArgs<T>& a, int64_t first, Out* y) {
     constexpr int64_t kWord = 4 / static_cast<int64_t>(sizeof(T));
-    const int64_t n = a.n - first, padded = RoundUp(n, kStripRows), k = RoundUp(a.k, kWord),
+    SumTiles given, padded;
+    given.end[0][0] = a.k;
+    if (a.tiles != nullptr) given = *a.tiles;
+    padded.tiles = given.tiles;
+    padded.unit = given.unit;
+    const auto begin_of = [](const SumTiles& t, int tile) {
+      return tile == 0 ? t.begin[0] : t.end[0][tile - 1];
+    };
+    for (int t = 0; t < given.tiles; ++t)
+      padded.end[0][t] = begin_of(padded, t) + RoundUp(given.end[0][t] - begin_of(given, t), kWord);
+    const int64_t n = a.n - first, columns = RoundUp(n, kStripRows), k = padded.end[0][given.tiles - 1],
                   words = k / kWord;
-    std::vector<uint32_t> strips(static_cast<size_t>(padded * words));
-    ParallelItems(padded / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
-      std::vector<uint32_t> rows(static_cast<size_t>(kStripRows * words));
+    const auto copy_row = [&](const T* from, T* to) {
+      for (int t = 0; t < given.tiles; ++t)
+        std::copy_n(from + begin_of(given, t), given.end[0][t] - begin_of(given, t),
+                    to + begin_of(padded, t));
+    };
+    std::vector<uint32_t> strips(static_cast<size_t>(columns * words));
+    ParallelItems(columns / kStripRows, kStripRows * words, [&](int64_t begin, int64_t end) {
+      std::vector<T> rows(static_cast<size_t>(kStripRows * k));
       for (int64_t s = begin; s < end; ++s) {
-        std::ranges::fill(rows, 0);
+        std::ranges::fill(rows, T{});
         for (int64_t r = 0; r < kStripRows && s * kStripRows + r < n; ++r)
-          std::memcpy(rows.data() + r * words, a.w + (first + s * kStripRows + r) * a.k,
-                      static_cast<size_t>(a.k) * sizeof(T));
-        Kernels<T>().product.lay_out(0, 1, words, rows.data(), strips.data() + s * kStripRows * words);
+          copy_row(a.w + (first + s * kStripRows + r) * a.k, rows.data() + r * k);
+        Kernels<T>().product.lay_out(0, 1, words, reinterpret_cast<const uint32_t*>(rows.data()),
+                                     strips.data() + s * kStripRows * words);
       }
     });
-    MultiplyArgs<T> of = a;
-    std::vector<T> x;
-    if (k != a.k) {
-      x.resize(static_cast<size_t>(a.rows * k));
-      for (int64_t r = 0; r < a.rows; ++r) std::copy_n(a.x + r * a.k, a.k, x.data() + r * k);
-      of.x = x.data();
-    }
-    std::vector<Out> sums(static_cast<size_t>(a.rows * padded));
-    of.n = padded, of.k = k, of.w = reinterpret_cast<const T*>(strips.data()), of.strips = true;
-    if constexpr (std::is_same_v<Out, T>) a.sums == nullptr ? of.y = sums.data() : nullptr;
+    std::vector<T> x(static_cast<size_t>(a.rows * k));
+    for (int64_t r = 0; r < a.rows; ++r) copy_row(a.x + r * a.k, x.data() + r * k);
+    std::vector<Out> sums(static_cast<size_t>(a.rows * columns));
+    MultiplyArgs<T> of{.rows = a.rows,
+                       .n = columns,
+                       .k = k,
+                       .x = x.data(),
+                       .w = reinterpret_cast<const T*>(strips.data()),
+                       .strips = true,
+                       .tiles = a.tiles == nullptr ? nullptr : &padded};
+    if constexpr (std::is_same_v<Out, T>) of.y = sums.data();
     if (a.sums != nullptr) of.sums = reinterpret_cast<float*>(sums.data());
-    MultiplyStrips(of, padded);
-    for (int64_t r = 0; r < a.rows; ++r) std::copy_n(sums.data() + r * padded, n, y + r * a.n + first);
+    MultiplyStrips(of, columns);
+    for (int64_t r = 0; r < a.rows; ++r) std::copy_n(sums.data() + r * columns, n, y + r * a.n + first);
   }
   // Whether a product and the gate after it are one kernel.
   template <typename T>
   static bool TakesGlu(const MultiplyArgs<T>& a) {
     // Few rows: what lies between the kernels stays in the caches.
     return Kernels<T>().product.multiply_glu != nullptr && a.strips && a.rows > 32 && a.k % 32 == 0 &&
-           a.n % 64 == 0;
+           a.n % 64 == 0 && a.tiles == nullptr && a.sums == nullptr;
   }
   template <typename T>
   void MultiplyGlu(const MultiplyArgs<T>& a, T* act) {
@@ -401,10 +417,10 @@ struct CpuDevice::Impl {
       const int32_t id = a.ids[r] - static_cast<int32_t>(first);
       tile.has_token = a.ids[r] >= first && id < of.vocab;
       const int32_t own = tile.has_token ? id : -1;
-      of.ids = &own, of.logprob = &tile.logprob, of.lse = &tile.lse;
+      of.ids = &own, of.logprob = &tile.logprob, of.lse = &tile.log_total, of.top = &tile.top;
       Kernels<T>().token_logprob(0, 1, of);
     };
-    if (a.tiles == nullptr) {
+    if (a.tiles == nullptr || a.tiles->tiles == 1) {
       ask(0, tiles[0]);
       return tiles[0].logprob;
     }
@@ -413,7 +429,7 @@ struct CpuDevice::Impl {
       of.vocab = a.tiles->end[0][t] - first;
       ask(first, tiles[t]);
     }
-    return OfTiles(std::span(tiles, static_cast<size_t>(a.tiles->tiles))).logprob;
+    return OfTiles(std::span(tiles, static_cast<size_t>(a.tiles->tiles)), of.inv_temperature).logprob;
   }
   template <typename T>
   void ColumnSum(const ColumnSumArgs<T>& a) {
@@ -466,7 +482,7 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void GroupedMultiply(const GroupedMultiplyArgs<T>& a) {
-    if (!a.strips) {
+    if (!a.strips || a.n % kStripRows != 0) {  // rows behind the strips of an only expert
       for (int64_t g = 0; g < a.groups; ++g) Multiply(Group(a, g));
       return;
     }

@@ -65,7 +65,8 @@ bool TilesMultiply(int64_t count) {
     return narrow;
   };
   std::vector<BF16> strips(w.bits.size()), got_y(y.size()), got_dx(dx.size());
-  std::vector<float> got_dw(dw.size(), 0), scratch(static_cast<size_t>(MultiplyBackScratch()));
+  std::vector<float> got_dw(dw.size(), 0),
+      scratch(static_cast<size_t>(std::max(MultiplyBackScratch(), tiles.multiply_scratch(count, kK))));
   tiles.lay_out(0, kN / kStripRows, kK / 2, reinterpret_cast<const uint32_t*>(w.bits.data()),
                 reinterpret_cast<uint32_t*>(strips.data()));
   tiles.multiply_strips(0, kN,
@@ -87,7 +88,20 @@ bool TilesMultiply(int64_t count) {
   const auto same = [](const auto& a, const auto& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
   };
-  return same(got_y, rounded(y)) && same(got_dx, rounded(dx)) && got_dw == dw;
+  // The same in two tiles, which takes other sums.
+  SumTiles two{.tiles = 2, .end = {{kK / 2, kK}}, .unit = kK / 2};
+  std::vector<BF16> in_tiles(y.size());
+  tiles.multiply_strips(0, kN,
+                        {.rows = count,
+                         .n = kN,
+                         .k = kK,
+                         .x = x.bits.data(),
+                         .w = strips.data(),
+                         .y = in_tiles.data(),
+                         .strips = true,
+                         .tiles = &two},
+                        scratch.data());
+  return same(got_y, rounded(y)) && same(in_tiles, rounded(y)) && same(got_dx, rounded(dx)) && got_dw == dw;
 }
 
 // One row, one tile of them, a second tile of one row, and blocks with rows left over.

@@ -143,6 +143,88 @@ TEST(CpuDeviceTest, AColumnHasTheSameBitsInWhateverMatrix) {
   }
 }
 
+// Of bfloat16 a rank may have an odd number of terms, and tiles that end between the halves of a word.
+TEST(CpuDeviceTest, TilesMayEndWithinAWord) {
+  Rng rng(5);
+  CpuDevice device;
+  for (const auto& [rows, n, k] :
+       std::vector<std::array<int64_t, 3>>{{1, 24, 9}, {40, 33, 15}, {20, 16, 3}}) {
+    const std::vector<BF16> x = Noise(rng, rows * k, 1), w = Noise(rng, n * k, 1);
+    SumTiles tiles{.tiles = 2, .end = {{1, k}}};
+    std::vector<float> sums(static_cast<size_t>(rows * n)), wide_x(x.size()), wide_w(w.size());
+    KernelsFor<BF16>(Isa::kBaseline).widen(0, rows * k, x.data(), wide_x.data());
+    KernelsFor<BF16>(Isa::kBaseline).widen(0, n * k, w.data(), wide_w.data());
+    device.Multiply(MultiplyArgs<BF16>{
+        .rows = rows, .n = n, .k = k, .x = x.data(), .w = w.data(), .tiles = &tiles, .sums = sums.data()});
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        double want = 0;
+        for (int64_t t = 0; t < k; ++t)
+          want += double{wide_x[static_cast<size_t>(r * k + t)]} * wide_w[static_cast<size_t>(i * k + t)];
+        ASSERT_NEAR(sums[static_cast<size_t>(r * n + i)], want, 1e-5) << n << " x " << k;
+      }
+    }
+  }
+}
+
+// An only expert's matrix may have rows behind its strips.
+TEST(CpuDeviceTest, OneGroupMayHaveRowsBehindItsStrips) {
+  Rng rng(6);
+  CpuDevice device;
+  const int64_t rows = 50, n = 24, k = 64;
+  const std::vector<BF16> x = Noise(rng, rows * k, 1), w = Noise(rng, n * k, 1);
+  const std::vector<BF16> want = Product(device, rows, n, k, x, w, false);
+  ASSERT_TRUE(device.lays_out(n, n, k, DType::kBFloat16));
+  const Array strips = device.Take(n, k, DType::kBFloat16);
+  device.Upload(strips.view.As<BF16>(), std::span<const BF16>(w));
+  device.LayOut(strips.view, strips.view.data);
+  std::vector<BF16> got(want.size() + 64);  // what lies behind must stay
+  const std::vector<int32_t> begin = {0, static_cast<int32_t>(rows)};
+  device.GroupedMultiply(GroupedMultiplyArgs<BF16>{.groups = 1,
+                                                   .rows = rows,
+                                                   .n = n,
+                                                   .k = k,
+                                                   .begin = begin.data(),
+                                                   .x = x.data(),
+                                                   .w = strips.view.As<BF16>(),
+                                                   .y = got.data(),
+                                                   .strips = true});
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(BF16)), 0);
+  for (size_t i = want.size(); i < got.size(); ++i) EXPECT_EQ(got[i].bits, 0);
+}
+
+// However low the temperature, and where a tile has no mass.
+TEST(LogProbTilesTest, AgreeWithOnePassOverTheWholeVocabulary) {
+  Rng rng(7);
+  CpuDevice device;
+  for (const float temperature : {1e-39F, 1e-3F, 0.7F, 1.0F, 5.0F}) {
+    for (int round = 0; round < 20; ++round) {
+      const int64_t vocab = 53;
+      std::vector<float> logits(vocab);
+      for (float& l : logits) l = static_cast<float>(30 + 3 * rng.Normal());
+      if (rng.Chance(0.3)) std::fill(logits.begin(), logits.begin() + 13, -1e30F);
+      SumTiles tiles{.tiles = 4, .end = {{13, 26, 39, vocab}}};
+      SampleRow how{.temperature = temperature, .uniform = static_cast<float>(rng.Uniform() * 0.999)};
+      const int32_t source = 0;
+      int32_t id = -1;
+      float kept = 0, in_tiles = 0, whole = 0;
+      SampleArgs<float> a{.rows = 1,
+                          .logit_rows = 1,
+                          .vocab = vocab,
+                          .logits = logits.data(),
+                          .source = &source,
+                          .how = &how,
+                          .ids = &id,
+                          .log_kept = &kept,
+                          .logprob = &whole};
+      device.Sample(a);
+      a.tiles = &tiles, a.logprob = &in_tiles;
+      device.Sample(a);
+      EXPECT_NEAR(in_tiles, whole, 2e-6 * (1 + std::fabs(whole))) << temperature;
+    }
+  }
+}
+
 // The optimizer is divided at any places (train.zero, train.mesh), which may not show in the weights.
 TEST(AdamWTest, AnElementIsUpdatedAlikeWhereverItStands) {
   const auto check = [](auto type) {

@@ -249,10 +249,18 @@ TEST(TensorParallelTest, AtPlacesOfItsOwnTheUpdateIsThatOfOneRankUpToRounding) {
   ModelSpec five = CutSpec(5, true), four = CutSpec(4, false);
   five.intermediate_size = 40;
   four.intermediate_size = 36;
-  for (const auto& [spec, ranks] : {std::pair(five, 5), {four, 4}}) {
+  for (const auto& [spec, ranks] : {std::pair(five, 5), {four, 4}, {CutSpec(8, true), 8}}) {
     const Batch batch = SomeRows(spec, rng, 3, 3);
     const TrainerOptions o = OptionsOf("grpo");
     ExpectSame(Train(spec, batch, o, {})[0], Train(spec, batch, o, {1, ranks}), 1e-4);
+    const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
+    for (const Result& r : Train(spec, batch, o, {1, ranks}, true, DType::kBFloat16)) {
+      double apart = 0;
+      for (size_t i = 0; i < one.weights.size(); ++i)
+        apart += std::fabs(double{r.weights[i]} - one.weights[i]);
+      EXPECT_LT(apart / static_cast<double>(one.weights.size()), 5e-4);
+      EXPECT_NEAR(r.metrics.at("actor/entropy"), one.metrics.at("actor/entropy"), 0.03);
+    }
   }
 }
 
