@@ -7,6 +7,7 @@
 // exchange, so equal inputs give equal bits (what the deterministic mode asks for).
 // Every call has the group's deadline: a rank that is missing is an error, never a hang.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,6 +60,11 @@ class Collective {
   // late; 0: the group's deadline.
   virtual StatusOr<std::vector<std::string>> AllGather(const std::string& mine, const std::string& tag,
                                                        double patience_s = 0) = 0;
+
+  // Whether rank `by` has come to the next operation, which this rank then has to come to, too; waits for it
+  // for so long. For ranks that have nothing to do until that one says what. kUnavailable: it is gone.
+  // kUnimplemented: they exchange by sockets.
+  virtual StatusOr<bool> Begun(int by, std::chrono::milliseconds patience) = 0;
 
   // The intervals of the ranks may differ in length, be empty, and leave out some of the span; they are the
   // same on all ranks, none in common. Each piece is sent once to whom it is for, and no more than a bucket

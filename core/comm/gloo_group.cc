@@ -117,6 +117,11 @@ class GlooGroup final : public Collective {
     return all;
   }
 
+  StatusOr<bool> Begun(int by, std::chrono::milliseconds /*patience*/) override {
+    return Unimplemented("by sockets nobody sees whether rank " + std::to_string(by) +
+                         " has come to an operation");
+  }
+
   Status ReduceScatterSum(const Scatter& s, const std::string& tag) override {
     return Guarded("reduce_scatter", tag, [&] { ScatterSum(s.values, s.has, s.of_rank, s.into); });
   }

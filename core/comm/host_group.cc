@@ -181,7 +181,13 @@ bool HostMemory::Here(int rank) const {
 
 namespace {
 
+// A rank that has as much to do as this one is there in a moment.
+constexpr int kLooks = 200;
+// Between two looks whether those that are waited for still live.
+constexpr std::chrono::milliseconds kLook{50};
+
 void Sleep(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
+  if (limit.count() <= 0) return;
   const timespec time{.tv_sec = limit.count() / 1'000'000'000, .tv_nsec = limit.count() % 1'000'000'000};
   // Not of this process alone.
   (void)syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
@@ -256,6 +262,30 @@ class HostGroup final : public Collective {
       }
     }
     return all;
+  }
+
+  StatusOr<bool> Begun(int by, std::chrono::milliseconds patience) override {
+    TP_RETURN_IF_ERROR(failed_);
+    HostMemory::Rank& they = memory_->of(by);
+    const auto begun = [&](uint32_t round) { return static_cast<int32_t>(round - round_) > 0; };
+    const auto until = Clock::now() + patience;
+    for (int i = 0; i < kLooks; ++i) {
+      if (begun(they.round.load())) return true;
+      std::this_thread::yield();
+    }
+    while (true) {
+      they.sleepers.fetch_add(1);
+      const uint32_t round = they.round.load();
+      if (!begun(round))
+        Sleep(they.round, round, std::min<std::chrono::nanoseconds>(kLook, until - Clock::now()));
+      they.sleepers.fetch_sub(1);
+      if (begun(they.round.load())) return true;
+      if (!memory_->Here(by) && !begun(they.round.load())) {
+        failed_ = Unavailable("rank " + std::to_string(by) + " has left the group, or its process ended");
+        return failed_;
+      }
+      if (Clock::now() >= until) return false;
+    }
   }
 
   Status ReduceScatterSum(const Scatter& s, const std::string& tag) override {
@@ -451,13 +481,10 @@ class HostGroup final : public Collective {
   Status Await(int other, Clock::time_point until) {
     HostMemory::Rank& they = memory_->of(other);
     uint32_t round = 0;
-    // A rank that has as much to do as this one is there in a moment.
-    constexpr int kLooks = 200;
     for (int i = 0; i < kLooks; ++i) {
       if (Said(other, round)) return OkStatus();
       std::this_thread::yield();
     }
-    constexpr std::chrono::milliseconds kLook{50};
     while (true) {
       they.sleepers.fetch_add(1);
       const bool said = Said(other, round);

@@ -36,6 +36,7 @@ Status CheckOptions(const model::Weights& weights, const EngineOptions& o) {
                " requests (rollout.max_concurrent); raise it");
   }
   if (weights.spec().vocab_size < 1) return bad("the model has no vocabulary");
+  TP_CHECK(o.ranks == nullptr || o.ranks->leads()) << "an engine of rank " << o.ranks->part().rank;
   return OkStatus();
 }
 
@@ -212,6 +213,7 @@ int64_t Engine::ReleaseMemory() {
   const int64_t held = this->held().total();
   if (impl_->arena.allocated()) impl_->Unplace();
   impl_->hidden = device::Array();
+  impl_->untold.clear();  // what they copied is gone
   impl_->arena.Free();
   impl_->decoder.ReleaseScratch();
   return held;

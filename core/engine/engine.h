@@ -15,7 +15,7 @@
 // Add().
 //
 // Owned by one thread; no threads of its own, but for those of its device.
-// Commands take effect between steps. No function throws.
+// Commands take effect between steps. No function throws, but Step().
 
 #include <cstdint>
 #include <memory>
@@ -31,6 +31,8 @@
 
 namespace tidepool::engine {
 
+class Ranks;
+
 struct EngineOptions {
   uint64_t seed = 0;                                 // of the run: key of the sampling noise
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
@@ -42,6 +44,9 @@ struct EngineOptions {
   bool graphs = true;           // where the device has them, a step that only decodes is one launch
   bool record_routing = false;  // experts of each row into Delta::routing; nothing without experts
   Version version = {};         // of the weights as they are now
+  // That have the other parts of the model, where this one leads; it outlives the engine. Null: the model is
+  // whole. On the CPU, without experts.
+  Ranks* ranks = nullptr;
 };
 
 class Engine {
@@ -58,8 +63,8 @@ class Engine {
   // Ends a request without a delta and drops its own KV. False: it is not here.
   bool Cancel(const SampleId& tid, int32_t attempt);
   // One step. A request that fails (a value that is not finite) ends with kError. Throws
-  // c10::OutOfMemoryError where the device has no memory for it; nothing but the destructor may be called
-  // then.
+  // c10::OutOfMemoryError where the device has no memory for it, and model::PeersFailed where other ranks are
+  // lost; nothing but the destructor may be called then.
   StepOutput Step();
   // Is there anything to do for Step()? False while the memory is released.
   [[nodiscard]] bool HasWork() const;

@@ -14,6 +14,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/kv_arena.h"
 #include "core/engine/kv_blocks.h"
+#include "core/engine/ranks.h"
 #include "core/engine/row_batch.h"
 #include "core/engine/sampling.h"
 #include "core/model/decoder.h"
@@ -43,23 +44,26 @@ struct Engine::Impl {
       : weights(weights_in),
         options(std::move(options_in)),
         device(options.device),
-        decoder(weights_in, device),
+        decoder(weights_in, device, options.ranks == nullptr ? model::Part() : options.ranks->part()),
         blocks(options.kv_cache_tokens / options.block_tokens),
         fill_slots(options.graphs && device->has_graphs() ? model::kFillRowsMax : 0),
         routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
-        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens + fill_slots, *device,
+        arena(decoder.spec(), weights_in.dtype(), blocks * options.block_tokens + fill_slots, *device,
               routing_bytes),
         kv_blocks(blocks, options.block_tokens,
-                  [this](int64_t from, int64_t to, int64_t count) { arena.Copy(from, to, count); }) {}
+                  [this](int64_t from, int64_t to, int64_t count) { Copy(from, to, count); }) {
+    if (options.ranks != nullptr) decoder.UsePeers(&options.ranks->peers());
+  }
 
   using Owned = std::unique_ptr<Sequence>;
 
+  void Copy(int64_t from_slot, int64_t to_slot, int64_t count);
   void Admit(EngineStats& stats);
   void Compute(EngineStats& stats);  // may throw
   void SampleAll(std::vector<Pick>& picks, EngineStats& stats);
   void SampleSlice(std::span<Pick> picks, EngineStats& stats);
   void AttachFollowers(EngineStats& stats);
-  device::Array SelectHidden(std::span<Pick> picks);
+  device::Array LogitsOf(std::span<Pick> picks);
   FinishReason Append(Sequence& s, int32_t id);
   void NoteRouting(const model::RaggedBatch& rows);  // from `routed` to the slots
   std::string TakeRouting(Sequence& s);              // of the rows that were not handed out yet
@@ -91,6 +95,7 @@ struct Engine::Impl {
   std::vector<Owned> running;  // in order of admission
   std::deque<Owned> waiting;
   std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them
+  std::vector<SlotCopy> untold;                  // since the last forward, for the other ranks
   RowBatch batch;
   device::Array hidden;         // [rows, hidden] of the current step
   std::vector<int32_t> routed;  // experts of its rows, [sparse layers, rows, K]

@@ -26,6 +26,13 @@ double SecondsSince(SteadyClock::time_point start) {
 
 }  // namespace
 
+void Engine::Impl::Copy(int64_t from_slot, int64_t to_slot, int64_t count) {
+  arena.Copy(from_slot, to_slot, count);
+  if (options.ranks != nullptr)
+    untold.push_back(
+        {static_cast<int32_t>(from_slot), static_cast<int32_t>(to_slot), static_cast<int32_t>(count)});
+}
+
 void Engine::Impl::Admit(EngineStats& stats) {
   while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_running) {
     Sequence& s = *waiting.front();
@@ -57,6 +64,8 @@ void Engine::Impl::Compute(EngineStats& stats) {
   }
   if (fill_slots > 0) view.fill_slot = static_cast<int32_t>(blocks * options.block_tokens);
   const int64_t recorded = decoder.recorded_graphs(), refused = decoder.refused_graphs();
+  if (options.ranks != nullptr)
+    options.ranks->Tell({Order::kForward, PackForward(std::exchange(untold, {}), view)});
   hidden = decoder.Forward(view, arena.memory());
   stats.recorded_graphs = decoder.recorded_graphs() - recorded;
   stats.refused_graphs = decoder.refused_graphs() - refused;
@@ -128,17 +137,17 @@ void Engine::Impl::AttachFollowers(EngineStats& stats) {
   if (any) BackToWaiting(homeless);
 }
 
-// [n, hidden]: the distinct hidden states that tokens are drawn from; sets Pick::source.
-device::Array Engine::Impl::SelectHidden(std::span<Pick> picks) {
-  std::vector<int32_t> rows;
+// Of the distinct hidden states that tokens are drawn from; sets Pick::source.
+device::Array Engine::Impl::LogitsOf(std::span<Pick> picks) {
+  HeadOrder head;
   std::vector<const std::vector<std::byte>*> states;
   std::vector<int32_t> place_of_row(static_cast<size_t>(batch.rows()), -1);
   for (Pick& pick : picks) {
     if (pick.s->sample_row < 0) continue;
     int32_t& place = place_of_row[static_cast<size_t>(pick.s->sample_row)];
     if (place < 0) {
-      place = static_cast<int32_t>(rows.size());
-      rows.push_back(static_cast<int32_t>(pick.s->sample_row));
+      place = static_cast<int32_t>(head.rows.size());
+      head.rows.push_back(static_cast<int32_t>(pick.s->sample_row));
     }
     pick.source = place;
   }
@@ -146,28 +155,23 @@ device::Array Engine::Impl::SelectHidden(std::span<Pick> picks) {
     if (pick.s->sample_row >= 0) continue;
     const auto same =
         std::ranges::find_if(states, [&](const auto* state) { return *state == pick.s->sample_state; });
-    pick.source = static_cast<int32_t>(rows.size()) + static_cast<int32_t>(same - states.begin());
+    pick.source = static_cast<int32_t>(head.rows.size()) + static_cast<int32_t>(same - states.begin());
     if (same == states.end()) states.push_back(&pick.s->sample_state);
   }
-  const auto n = static_cast<int64_t>(rows.size());
-  bool all_in_order = states.empty() && n == hidden.view.rows;
-  for (size_t i = 0; i < rows.size(); ++i) all_in_order = all_in_order && rows[i] == static_cast<int32_t>(i);
-  if (all_in_order) return hidden;  // a step that decodes
-  device::Array selected =
-      device->Take(n + static_cast<int64_t>(states.size()), weights.spec().hidden_size, weights.dtype());
-  if (n > 0) model::GatherRows(*device, hidden.view, rows, selected.view.Rows(0, n));
-  for (size_t i = 0; i < states.size(); ++i) {
-    const device::View to = selected.view.Rows(n + static_cast<int64_t>(i), 1);
-    TP_CHECK(static_cast<int64_t>(states[i]->size()) == to.bytes())
-        << "state of " << states[i]->size() << " bytes";
-    device->Upload(to.data, states[i]->data(), to.bytes());
+  const int64_t width = weights.spec().hidden_size, bytes = width * model::Bytes(weights.dtype());
+  for (const auto* state : states) {
+    TP_CHECK(static_cast<int64_t>(state->size()) == bytes) << "state of " << state->size() << " bytes";
+    head.states.append(reinterpret_cast<const char*>(state->data()), state->size());
   }
-  return selected;
+  if (options.ranks != nullptr) options.ranks->Tell({Order::kHead, PackHead(head)});
+  const device::Array rows = SelectHidden(*device, hidden, width, weights.dtype(), head);
+  device::Array logits = decoder.Logits(rows.view);
+  return options.ranks == nullptr ? logits : options.ranks->Whole(*device, weights.spec(), logits.view);
 }
 
 void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
   auto start = SteadyClock::now();
-  const device::Array logits = decoder.Logits(SelectHidden(picks).view);
+  const device::Array logits = LogitsOf(picks);
   stats.head_s += SecondsSince(start);
 
   start = SteadyClock::now();
@@ -224,6 +228,8 @@ StepOutput Engine::Step() {
       }
       im.SampleAll(picks, out.stats);
     } catch (const c10::OutOfMemoryError&) {  // no fault of these requests
+      throw;
+    } catch (const model::PeersFailed&) {  // as little
       throw;
     } catch (const std::exception& e) {  // from tensor math
       error = "engine step failed: " + FirstLine(e);

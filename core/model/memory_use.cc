@@ -13,8 +13,6 @@
 namespace tidepool::model {
 namespace {
 
-constexpr int64_t kEngineHeadRows = 128;  // core/engine/engine_step.cc
-
 device::AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
   return {.heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size, .threads = threads};
 }

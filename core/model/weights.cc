@@ -22,6 +22,7 @@
 namespace tidepool::model {
 struct Weights::Impl {
   ModelSpec spec;
+  Part part;
   DType dtype = DType::kFloat32;
   std::vector<Parameter> layout;
   int64_t elements = 0;
@@ -41,13 +42,16 @@ Weights::Weights() : impl_(std::make_unique<Impl>()) {}
 Weights::~Weights() = default;
 
 StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType dtype,
-                                                   std::span<std::byte> arena) {
+                                                   std::span<std::byte> arena, const Part& part) {
   TP_RETURN_IF_ERROR(CheckSpec(spec));
+  TP_RETURN_IF_ERROR(CheckCut(spec, part.of));
+  const ModelSpec here = PartSpec(spec, part);
   std::unique_ptr<Weights> w(new Weights());
   w->impl_->spec = spec;
+  w->impl_->part = part;
   w->impl_->dtype = dtype;
-  w->impl_->layout = Layout(spec);
-  w->impl_->elements = LayoutElements(spec);
+  w->impl_->layout = Layout(here);
+  w->impl_->elements = LayoutElements(here);
   const size_t bytes = static_cast<size_t>(w->impl_->elements * Bytes(dtype));
   if (arena.data() == nullptr) {
     TP_ASSIGN_OR_RETURN(w->impl_->owned, device::PageBuffer::Create(bytes));
@@ -82,6 +86,7 @@ StatusOr<std::unique_ptr<Weights>> Weights::FromLayout(std::vector<Parameter> la
 }
 
 const ModelSpec& Weights::spec() const { return impl_->spec; }
+const Part& Weights::part() const { return impl_->part; }
 DType Weights::dtype() const { return impl_->dtype; }
 const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }
 int64_t Weights::elements() const { return impl_->elements; }
@@ -229,7 +234,7 @@ int64_t Weights::strips_bytes() const {
     const auto there = one.lock();
     if (there == nullptr) continue;
     sum += there->strips_bytes();
-    if (!there->part().whole()) sum += there->elements() * Bytes(dtype());
+    if (there->part() != part()) sum += there->elements() * Bytes(dtype());
   }
   return sum;
 }
@@ -267,9 +272,11 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
     : host_(host),
       device_(std::move(device)),
       part_(part),
-      layout_(part.whole() ? host.layout() : Layout(PartSpec(host.spec(), part))),
-      elements_(part.whole() ? host.elements() : LayoutElements(PartSpec(host.spec(), part))) {
-  if (!part.whole()) {
+      layout_(cut() ? Layout(PartSpec(host.spec(), part)) : host.layout()),
+      elements_(cut() ? LayoutElements(PartSpec(host.spec(), part)) : host.elements()) {
+  if (cut()) {
+    TP_CHECK(host.part().whole()) << "part " << part.rank << " of " << part.of << " of weights that are part "
+                                  << host.part().rank << " of " << host.part().of;
     for (int64_t rank = 0; rank < part.of; ++rank) runs_.push_back(Runs(host.spec(), {rank, part.of}));
     copy_ = device_->Need(elements_ * Bytes(host.dtype()));
     data_ = copy_->data();
@@ -287,20 +294,20 @@ device::View DeviceWeights::In(void* arena, const Parameter& p) const {
 
 device::View DeviceWeights::parameter(int64_t i) const {
   const auto index = static_cast<size_t>(i);
-  TP_CHECK(!part_.whole() || !host_.laid_out() || !host_.impl_->in_strips[index])
+  TP_CHECK(cut() || !host_.laid_out() || !host_.impl_->in_strips[index])
       << layout_[index].name << " is laid out for products";
   return In(data_, layout_[index]);
 }
 DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const auto index = static_cast<size_t>(i);
   const Parameter& p = layout_[index];
-  if (part_.whole() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
+  if (!cut() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
   if (made_of_ != host_.impl_->overwritten) MakeStrips();
   return {In(strips_->data(), p), true};
 }
 DeviceWeights::Matrices DeviceWeights::table(int64_t i) {
-  return part_.whole() && host_.laid_out() ? product(i) : Matrices{parameter(i), false};
+  return !cut() && host_.laid_out() ? product(i) : Matrices{parameter(i), false};
 }
 int64_t DeviceWeights::strips_bytes() const { return strips_ == nullptr ? 0 : strips_->bytes(); }
 void DeviceWeights::MakeStrips() {
@@ -320,14 +327,14 @@ DeviceWeights::~DeviceWeights() {
   }
 }
 void DeviceWeights::Upload() {
-  if (!part_.whole())
+  if (cut())
     CutFromHost();
   else if (copy_ != nullptr)
     device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
   Changed();
 }
 void DeviceWeights::Written() {
-  if (copy_ != nullptr && part_.whole()) {
+  if (copy_ != nullptr && !cut()) {
     const DeviceWeights* before = host_.impl_->newer.exchange(this);
     TP_CHECK(before == nullptr || before == this) << "the same weights are trained on two devices";
   }
@@ -360,6 +367,17 @@ int64_t Elements(const ParameterRuns& of) {
 
 }  // namespace
 
+void Weights::TakePart(std::span<const std::byte> whole) {
+  Impl& m = *impl_;
+  const int64_t each = Bytes(m.dtype);
+  TP_CHECK(static_cast<int64_t>(whole.size()) == LayoutElements(m.spec) * each)
+      << whole.size() << " bytes are not those of the whole model";
+  std::byte* arena = Overwrite().data();
+  const std::vector<ParameterRuns> runs = Runs(m.spec, m.part);
+  for (size_t i = 0; i < runs.size(); ++i)
+    Gather(runs[i], whole.data(), arena + m.layout[i].offset * each, each);
+}
+
 void DeviceWeights::CutFromHost() {
   const std::span<const std::byte> arena = host_.bytes();
   const int64_t each = Bytes(host_.dtype());
@@ -374,7 +392,7 @@ void DeviceWeights::CutFromHost() {
 }
 
 void DeviceWeights::Collect(Peers& peers) {
-  TP_CHECK(!part_.whole()) << "there is one part";
+  TP_CHECK(cut()) << "nothing is cut";
   std::byte* arena = host_.impl_->arena.data();
   const int64_t each = Bytes(host_.dtype());
   std::vector<std::byte> all;

@@ -31,16 +31,19 @@ class Peers;
 class Weights {
  public:
   // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
+  // `part`: the arena has that part of the model alone, with its layout, for decoders of it: TakePart fills
+  // it, and nothing that reads or writes a whole model applies.
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSpec& spec, DType dtype,
-                                                   std::span<std::byte> arena = {});
+                                                   std::span<std::byte> arena = {}, const Part& part = {});
   // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are
   // multiples of 64. spec() is empty then, and the folder functions below do not apply.
   static StatusOr<std::unique_ptr<Weights>> FromLayout(std::vector<Parameter> layout, DType dtype);
   ~Weights();
 
-  [[nodiscard]] const ModelSpec& spec() const;
+  [[nodiscard]] const ModelSpec& spec() const;  // of the whole model
+  [[nodiscard]] const Part& part() const;       // that the arena has
   [[nodiscard]] DType dtype() const;
-  [[nodiscard]] const std::vector<Parameter>& layout() const;
+  [[nodiscard]] const std::vector<Parameter>& layout() const;  // of the arena
   [[nodiscard]] int64_t elements() const;
   // The whole arena. These four require that it is not laid out (LayOutFor). What a device has trained comes
   // down first, so a span is good until the next update; several threads may ask.
@@ -56,6 +59,9 @@ class Weights {
   [[nodiscard]] bool laid_out() const;
   // For writing the whole arena anew: it is laid out no more, what decoders made of it is out of date.
   [[nodiscard]] std::span<std::byte> Overwrite();
+  // Overwrites the arena of a part with what it has of the whole model's arena, of which no more is read.
+  // requires that many bytes
+  void TakePart(std::span<const std::byte> whole);
   // These weights, or a part of them, where `device` computes with them: one copy for all who hold it, which
   // optimizers write. From the thread that owns the device.
   [[nodiscard]] std::shared_ptr<DeviceWeights> On(const std::shared_ptr<device::Device>& device,
@@ -90,7 +96,7 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 // Upload(), a kernel that writes data() is followed by Written(): the arena then follows when somebody reads
 // it, at the latest when this goes. Strips follow by themselves.
 //
-// Of a part of the weights (cut.h) data() is always a copy, with the part's index. What is written there
+// Of a part of whole weights (cut.h) data() is always a copy, with the part's index. What is written there
 // comes to the host's arena, which has the whole, by Collect alone, together with what the other ranks wrote.
 class DeviceWeights {
  public:
@@ -104,7 +110,7 @@ class DeviceWeights {
   [[nodiscard]] int64_t elements() const { return elements_; }
   // Whether every rank has all of parameter i.
   [[nodiscard]] bool everywhere(int64_t i) const {
-    return !part_.whole() && runs_[static_cast<size_t>(part_.rank)][static_cast<size_t>(i)].everywhere;
+    return cut() && runs_[static_cast<size_t>(part_.rank)][static_cast<size_t>(i)].everywhere;
   }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
   // Parameter i as [first of its shape, the others]. requires, of a product's, that the arena is not laid
@@ -121,11 +127,13 @@ class DeviceWeights {
   void Upload();                               // the host's were written
   void Written();                              // data() was, by kernels
   // All ranks' parts to the arena of each; who else computes with these weights finds them there.
-  // requires a part, and that all ranks call it.
+  // requires a part of whole weights, and that all ranks call it.
   void Collect(Peers& peers);
 
  private:
   friend class Weights;
+  // It is a copy of what the host's arena, which has the whole, has of a part.
+  [[nodiscard]] bool cut() const { return part_ != host_.part(); }
   void Changed();  // strips are out of date
   [[nodiscard]] uint64_t Digest() const;
   void Download(std::span<std::byte> to) const;  // requires memory of its own
@@ -138,7 +146,7 @@ class DeviceWeights {
   const Part part_;
   std::vector<Parameter> layout_;
   int64_t elements_ = 0;
-  std::vector<std::vector<ParameterRuns>> runs_;  // [rank]; of a part
+  std::vector<std::vector<ParameterRuns>> runs_;  // [rank]; where it is cut
   std::shared_ptr<device::Buffer> copy_;          // null: data_ is the arena
   void* data_;
   std::shared_ptr<device::Buffer> strips_;  // with the same index; null: not made, or the arena is laid out

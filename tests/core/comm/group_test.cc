@@ -103,6 +103,36 @@ TEST_P(GroupTest, SumsOverRanksAndGivesTheSameBitsToAll) {
     EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
 }
 
+// A rank that has nothing to do until another one says what looks whether that one has begun.
+TEST_P(GroupTest, ARankSeesThatAnotherOneHasBegunOrIsGone) {
+  Run(2, [&](Collective& c) {
+    using std::chrono::milliseconds;
+    if (c.rank() == 0) {
+      for (int i = 0; i < 3; ++i) {
+        std::this_thread::sleep_for(milliseconds(30));
+        ASSERT_TRUE(c.AllGather(std::string("go ") + std::to_string(i), "order").ok());
+      }
+      return;  // and leaves
+    }
+    if (GetParam() == By::kSockets) {
+      EXPECT_EQ(c.Begun(0, milliseconds(1)).status().code(), StatusCode::kUnimplemented);
+      for (int i = 0; i < 3; ++i) ASSERT_TRUE(c.AllGather(std::string(), "order").ok());
+      return;
+    }
+    for (int i = 0; i < 3; ++i) {
+      StatusOr<bool> begun = c.Begun(0, milliseconds(1));
+      for (int looks = 0; begun.ok() && !*begun && looks < 10000; ++looks)
+        begun = c.Begun(0, milliseconds(1));
+      ASSERT_TRUE(begun.ok() && *begun);
+      EXPECT_EQ((*c.AllGather(std::string(), "order"))[0], "go " + std::to_string(i));
+    }
+    StatusOr<bool> begun = c.Begun(0, milliseconds(1));
+    for (int looks = 0; begun.ok() && looks < 10000; ++looks) begun = c.Begun(0, milliseconds(1));
+    EXPECT_EQ(begun.status().code(), StatusCode::kUnavailable);
+    EXPECT_FALSE(c.AllGather(std::string(), "order").ok());
+  });
+}
+
 // Intervals of any lengths, with elements between them that are nobody's; larger than a bucket.
 std::vector<sharding::Interval> Uneven(int ranks) {
   std::vector<sharding::Interval> of_rank{{7, 700007}, {700010, 700010}, {700100, 700103}, {700110, 1300000}};
