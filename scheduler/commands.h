@@ -121,12 +121,15 @@ struct Release {
   int64_t need_bytes = 0;
 };
 // The worker holds the slot in this role from now on -> Granted. If it holds that role already (its drain was
-// called off), it goes on with what it has under the new epoch.
+// called off), it goes on with what it has under the new epoch. `gang`: where slots hold the role together,
+// the workers of all of them, in order; this slot's is that of `rank`.
 struct Grant {
   WorkerRef worker;
   SlotId slot;
   SlotEpoch epoch;
   Role role = Role::kNone;
+  int64_t rank = 0;
+  std::vector<WorkerRef> gang = {};
 };
 // Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the
 // recovery copy (ckpt -1). -> StateReady with the same `request`, a number of this life of the controller.

@@ -51,9 +51,13 @@ Status Validate(const ControllerOptions& c) {
         "scheduler.placement elastic changes how many slots train, and with it how sums round; "
         "deterministic needs colocated, split or multiplexed");
   }
-  int64_t gangs = c.fleet.slots;
-  for (const std::vector<SlotId>& gang : c.fleet.gangs) gangs -= static_cast<int64_t>(gang.size()) - 1;
-  const int64_t trainers = c.fleet.placement == PlacementKind::kColocated ? gangs : actors;
+  int64_t trainers = c.fleet.placement == PlacementKind::kColocated ? c.fleet.slots : actors;
+  if (c.fleet.placement != PlacementKind::kColocated) {
+    for (const std::vector<SlotId>& gang : c.fleet.gangs) {  // all of it, or nobody
+      for (const SlotId slot : gang)
+        trainers += (gang.front().value < actors ? 1 : 0) - (slot.value < actors ? 1 : 0);
+    }
+  }
   if (c.fleet.tensor < 1 || trainers % c.fleet.tensor != 0) {
     return InvalidArgument("train.mesh.tp " + std::to_string(c.fleet.tensor) + " does not divide the " +
                            std::to_string(trainers) + " slots that train");

@@ -25,9 +25,9 @@ struct FleetOptions {
   // A run begins when so many slots have a worker, and ends when fewer are left that are not given up. 0: it
   // begins with any that can do the job, and every place has to come once.
   int64_t min_slots = 0;
-  // Both have no key of the config yet, because a worker process has one device and a model is on one device.
-  int64_t slots_per_worker = 1;
-  // Slots that hold a role together, in order; those that are named in none are by themselves.
+  int64_t slots_per_worker = 1;  // has no key of the config yet, because a worker process has one device
+  // Slots that hold a role together, in order, as one engine does (rollout.mesh); those that are named in
+  // none are by themselves.
   std::vector<std::vector<SlotId>> gangs;
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
   int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)

@@ -73,7 +73,7 @@ Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
     }
     if (s.trains && role != Role::kActor)
       return InvalidArgument(name() + " trains the running step and is taken from it");
-    totals.Count(role, 1);
+    totals.Count(role, s.slots);
   }
   if (it != plan.roles.end())
     return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");

@@ -38,6 +38,7 @@ struct SlotView {
   bool trains = false;      // member of the step that runs now
   bool has_state = false;   // its worker holds the trainer's state of the current step
   double taken_s = 1e18;    // seconds since it was last taken from rollout
+  int64_t slots = 1;        // that it stands for: a gang's go by the first of them
 };
 
 struct PoolView {

@@ -25,12 +25,12 @@ bool StandingPlan::Update(const Placement& placement, const PoolView& changed, c
   const bool stood = refused_.ok();
   for (const SlotView& s : changed.slots) {
     if (const auto was = decided_.roles.find(s.id); was != decided_.roles.end())
-      totals_.Count(was->second, -1);
+      totals_.Count(was->second, -s.slots);
     const auto is = next.roles.find(s.id);
     if (is == next.roles.end()) {
       decided_.roles.erase(s.id);
     } else {
-      totals_.Count(is->second, 1);
+      totals_.Count(is->second, s.slots);
       decided_.roles[s.id] = is->second;
     }
   }

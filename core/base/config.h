@@ -193,6 +193,11 @@ struct DistillConfig {
   double temperature = 1;  // of both distributions
 };
 
+// How slots divide a model among them: those that train, and those that generate.
+struct MeshConfig {
+  int64_t tp = 1;  // ranks that each have a part of every matrix
+};
+
 struct RolloutConfig {
   int64_t steps_per_fragment = 128;  // model.policy: steps of every instance in one fragment
   int64_t group_size = 8;
@@ -214,11 +219,7 @@ struct RolloutConfig {
   KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
   bool record_routing = false;  // experts of every row, replayed by the trainer
   bool cuda_graphs = true;      // on a GPU, a step that only decodes is one launch
-};
-
-// How the slots that train divide the model among them.
-struct MeshConfig {
-  int64_t tp = 1;  // ranks that each have a part of every matrix
+  MeshConfig mesh;              // of an engine
 };
 
 struct TrainConfig {

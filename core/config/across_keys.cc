@@ -570,6 +570,50 @@ void CheckMesh(Binder& b, const JobConfig& c) {
          is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
 }
 
+// Engines that several slots are.
+void CheckEngines(Binder& b, const JobConfig& c) {
+  constexpr const char* key = "rollout.mesh.tp";
+  const int64_t tp = c.rollout.mesh.tp;
+  if (!b.Good(key) || tp == 1) return;
+  const std::string is = "is " + Text(tp) + ", ";
+  b.Rule(key, {key}, c.model.is_policy(),
+         is + "but policies of control tasks (model.policy) are too small to be cut; remove it");
+  b.Rule(key, {key, "job", "eval.every_steps"}, !c.model.is_policy() && !AnswersHeldOut(c),
+         is + "but this job: " + Name(c.kind()) + " only trains, so no slot generates; remove it");
+  b.Rule(key, {key, "cluster.device"}, c.cluster.device == DeviceKind::kCuda,
+         is + "but on GPUs the model is not cut yet; write 1");
+  b.Rule(key, {key, "cluster.pace"}, !c.cluster.pace.empty(),
+         is + "which the times of cluster.pace do not know; write 1, or remove cluster.pace");
+  b.Rule(
+      key, {key, "cluster.bind"}, !IsLoopback(c.cluster.bind),
+      is +
+          "and the slots of an engine have to be on one host, which is not seen to yet where workers may be "
+          "on several (cluster.bind " +
+          c.cluster.bind + "); write 1, or cluster.bind: 127.0.0.1");
+  b.Rule(key, {key, "scheduler.placement"}, c.scheduler.placement == PlacementKind::kElastic,
+         is + "which the forecasts of scheduler.placement elastic do not know; write 1, or "
+              "scheduler.placement: multiplexed");
+  b.Rule(key, {key, "cluster.min_slots", "cluster.slots"},
+         c.cluster.min_slots > 0 && c.cluster.min_slots < c.cluster.slots,
+         is + "and with cluster.min_slots " + Text(c.cluster.min_slots) + " of " + Text(c.cluster.slots) +
+             " slots those of an engine need not all be there; write 1, or cluster.min_slots: 0");
+  b.Rule(key, {key, "train.offload_optimizer"}, c.train.offload_optimizer != Offload::kNone,
+         is + "and a state that is put aside is not known there yet; write 1, or remove "
+              "train.offload_optimizer");
+  const bool split = c.scheduler.placement == PlacementKind::kSplit;
+  const int64_t slots = c.cluster.slots - FirstEngineSlot(c);
+  b.Rule(key, {key, "cluster.slots", "scheduler.actor_slots"},
+         c.scheduler.placement != PlacementKind::kElastic && slots > 0 && slots % tp != 0,
+         is + "but " + Text(slots) + (slots == 1 ? " slot generates" : " slots generate") +
+             ", which it does not divide; write a divisor, or another number of slots (cluster.slots" +
+             (split ? " less scheduler.actor_slots)" : ")"));
+  b.Rule(key, {key, "scheduler.actor_slots"},
+         c.scheduler.placement == PlacementKind::kMultiplexed && c.scheduler.actor_slots % tp != 0,
+         is + "and the slots of an engine leave it together, but " + Text(c.scheduler.actor_slots) +
+             " of them train (scheduler.actor_slots), which it does not divide; write a divisor, or another "
+             "number");
+}
+
 void CheckCluster(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   const std::string& bind = c.cluster.bind;
@@ -875,6 +919,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckOffload(b, c);
   CheckZero(b, c);
   CheckMesh(b, c);
+  CheckEngines(b, c);
   CheckStore(b, c);
   CheckBest(b, c);
   CheckCluster(b, loaded);
@@ -896,6 +941,7 @@ std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
   CheckOffload(b, c);
   CheckZero(b, c);
   CheckMesh(b, c);
+  CheckEngines(b, c);
   CheckCluster(b, loaded);
   std::vector<std::string> texts;
   for (Problem& problem : problems) texts.push_back(std::move(problem.text));

@@ -177,6 +177,12 @@ std::vector<Key> RolloutKeys() {
       TP_KEY(rollout.cuda_graphs,
              "cluster.device: cuda: a step of the engine that only decodes is recorded, and launched as one",
              kFree),
+      TP_KEY(
+          rollout.mesh.tp,
+          "ranks that are one engine, each with a part of every matrix and the keys and values of its heads "
+          "(tensor parallelism): as many of the slots that generate, beside each other. The first of them is "
+          "what an engine is elsewhere, the others compute what it tells them",
+          Between(1, 64), kFree),
   };
 }
 
@@ -232,7 +238,9 @@ std::vector<Key> TrainKeys() {
           "inner "
           "width and vocabulary are divided among so many of the slots that train, beside each other, which "
           "are given the same rows; they add up what they computed after each half of a block. The result is "
-          "the same up to rounding. Engines, reference and teacher have whole models",
+          "the same up to rounding. Reference and teacher have whole models, and engines that "
+          "rollout.mesh.tp does "
+          "not cut",
           Between(1, 64), kFree),
   };
 }

@@ -140,7 +140,7 @@ void Pool::Reattached(SlotId slot, TimePoint now) {
   Touch(GangOf(slot), s);  // its holder is one to count on again
   if (s.phase != SlotPhase::kGranting) return;
   const Gang::Member& m = *s.gang.Find(slot);
-  out_.Do(command::Grant{m.worker, slot, s.epoch, s.role});
+  out_.Do(GrantTo(s, m, s.role));
   WaitFor(m, "resume", GrantLimit(s.role), now);
 }
 

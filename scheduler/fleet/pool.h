@@ -172,6 +172,7 @@ class Pool {
   [[nodiscard]] double ReleaseLimit(Role to) const;
   [[nodiscard]] double GrantLimit(Role to) const;
   void Grant(SlotId id, Slot& s, TimePoint now);
+  [[nodiscard]] static command::Grant GrantTo(const Slot& s, const Gang::Member& to, Role role);
   bool AllIn(Transition& open, SlotPhase phase);  // each slot is looked at once, but after a loss
   void CommitIfAll(TransitionId t, TimePoint now);
   void DoneIfAll(TransitionId t, TimePoint now);

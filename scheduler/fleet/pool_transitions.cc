@@ -97,8 +97,19 @@ void Pool::Grant(SlotId id, Slot& s, TimePoint now) {
   ++generation_;
   s.role = s.next;
   Index(id, s);
-  for (const Gang::Member& m : s.gang.members()) out_.Do(command::Grant{m.worker, m.slot, s.epoch, s.next});
+  for (const Gang::Member& m : s.gang.members()) out_.Do(GrantTo(s, m, s.next));
   WaitFor(s, "grant", GrantLimit(s.next), now);
+}
+
+command::Grant Pool::GrantTo(const Slot& s, const Gang::Member& to, Role role) {
+  command::Grant grant{to.worker, to.slot, s.epoch, role};
+  const std::vector<Gang::Member>& members = s.gang.members();
+  if (members.size() == 1) return grant;
+  for (const Gang::Member& m : members) {
+    if (m.slot == to.slot) grant.rank = static_cast<int64_t>(grant.gang.size());
+    grant.gang.push_back(m.worker);
+  }
+  return grant;
 }
 
 void Pool::GrantBack(SlotId slot, TimePoint now) {
@@ -152,8 +163,7 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
       case SlotPhase::kDraining:
         s.phase = SlotPhase::kGranting;
         s.gang.Ask();
-        for (const Gang::Member& m : s.gang.members())
-          out_.Do(command::Grant{m.worker, m.slot, s.epoch, old});
+        for (const Gang::Member& m : s.gang.members()) out_.Do(GrantTo(s, m, old));
         WaitFor(s, "resume", GrantLimit(old), now);
         break;
       case SlotPhase::kReleasing:  // asked again under the new epoch: what it answers is the same

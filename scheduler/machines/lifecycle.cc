@@ -37,11 +37,7 @@ void Lifecycle::On(const event::Started&) {
       .deterministic = c.deterministic ? 1 : 0,
       .oversample_mode = Name(c.batch.oversample_mode),
       .pin_version = c.rollout.pin_version ? 1 : 0,
-      // The checker counts slots and the placement gangs: where these differ, the journal does not promise
-      // it.
-      .rollout_floor = facts_.needs_rollout && facts_.placement.keeps_floor && c.fleet.gangs.empty()
-                           ? c.fleet.rollout_floor
-                           : 0,
+      .rollout_floor = facts_.needs_rollout && facts_.placement.keeps_floor ? c.fleet.rollout_floor : 0,
       .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),
       .checkpoint_steps = c.checkpoint.every_steps,
       .row_digests = 1,

@@ -39,20 +39,28 @@ std::string NobodyToWork(const LedgerView& ledger, const Plan& plan) {
 // So many slots, from the first, may train that those that are there leave scheduler.rollout_floor to
 // generate, and can share the groups of a step.
 int64_t WithinFloor(const PoolView& view, int64_t groups) {
-  std::vector<SlotId> train;
+  std::vector<const SlotView*> train;
   int64_t others = 0;
   for (const SlotView& s : view.slots) {
     if (!s.live) continue;
     if (s.id.value < view.actor_slots)
-      train.push_back(s.id);
+      train.push_back(&s);
     else
-      ++others;
+      others += s.slots;
   }
-  const auto all = static_cast<int64_t>(train.size());
-  int64_t most = std::max<int64_t>(1, all + others - view.rollout_floor);
+  const auto slots_of_first = [&](size_t n) {
+    int64_t slots = 0;
+    for (size_t i = 0; i < n; ++i) slots += train[i]->slots;
+    return slots;
+  };
+  const int64_t all = slots_of_first(train.size());
+  const int64_t most = std::max<int64_t>(1, all + others - view.rollout_floor);
   if (most >= all) return view.actor_slots;
-  while (!ValidDp(most, groups, view.uneven_dp)) --most;  // one can always
-  return train[static_cast<size_t>(most - 1)].value + 1;
+  size_t first = train.size();  // one can always
+  while (first > 1 &&
+         (slots_of_first(first) > most || !ValidDp(slots_of_first(first), groups, view.uneven_dp)))
+    --first;
+  return train[first - 1]->id.value + 1;
 }
 
 }  // namespace
@@ -119,7 +127,7 @@ bool Slots::IsLive(const Pool::Slot& s) const {
 }
 
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
-  SlotView v{.id = id};
+  SlotView v{.id = id, .slots = static_cast<int64_t>(s.gang.members().size())};
   v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
   v.live = IsLive(s);
   v.avoid = now_ < s.avoid_until;
@@ -128,7 +136,9 @@ SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
     const auto m = std::ranges::lower_bound(members, id, {}, &command::GroupMember::slot);
     v.trains = m != members.end() && m->slot == id && m->worker == s.holder();
   }
-  v.has_state = all_.trainer.Has({s.holder(), id});
+  v.has_state = std::ranges::all_of(s.gang.members(), [&](const Gang::Member& m) {
+    return all_.trainer.Has({m.worker, m.slot});
+  });
   if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now_ - s.taken);
   return v;
 }
@@ -331,20 +341,25 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
   pool_.Begin(takes, wanted.why, wanted.dwell_s, now_);
 }
 
-// Slots that hold the actor role now, by slot.
+// Slots that hold the actor role now, by slot. Those of a gang change hands together, and each trains.
 std::vector<command::GroupMember> Slots::Members() const {
   std::vector<command::GroupMember> members;
   for (const SlotId id : pool_.Holding(Role::kActor)) {
     const Pool::Slot& s = pool_.slot(id);
-    if (Whole(s)) members.push_back({s.holder(), id, s.epoch});
+    if (!Whole(s)) continue;
+    for (const Gang::Member& m : s.gang.members()) members.push_back({m.worker, m.slot, s.epoch});
   }
+  std::ranges::sort(members, {}, &command::GroupMember::slot);
   return members;
 }
 
 std::vector<SlotId> Slots::Trainers() const {
   std::vector<SlotId> all;
-  for (const auto& [id, s] : pool_.slots())
-    if (Eligible(id, Role::kActor)) all.push_back(id);
+  for (const auto& [id, s] : pool_.slots()) {
+    if (!Eligible(id, Role::kActor)) continue;
+    for (const Gang::Member& m : s.gang.members()) all.push_back(m.slot);
+  }
+  std::ranges::sort(all);
   return all;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "scheduler/machines/machines.h"
@@ -100,7 +101,9 @@ void Workers::GiveUp(WorkerId worker, const std::string& why) {
 // A part of the fleet that the run cannot do without is gone for good.
 void Workers::CheckFleet() {
   bool rollout = false, side = false, actor = false, missing = false;
-  int64_t gangs = 0, only_generate = 0, left = 0;
+  // Slots: whose gang is whole, of these the ones that never train, and all that are there.
+  int64_t whole = 0, only_generate = 0, left = 0;
+  int64_t least = std::numeric_limits<int64_t>::max();  // of whole gangs that may train, the smallest
   std::set<SlotId> retired;
   std::string why, gone;  // gone: who, on which host
   for (const auto& [id, w] : fleet_.workers) {
@@ -121,8 +124,10 @@ void Workers::CheckFleet() {
       missing = missing || (all_.slots.OneSize() && trains);
       continue;
     }
-    ++gangs;
-    only_generate += trains ? 0 : 1;
+    const auto slots = static_cast<int64_t>(gang.size());
+    whole += slots;
+    only_generate += trains ? 0 : slots;
+    if (trains) least = std::min(least, slots);
     left += std::ranges::count_if(gang, [&](SlotId slot) { return fleet_.devices.Find(slot) != nullptr; });
     actor = actor || trains;
     rollout = rollout || all_.slots.Eligible(gang.front(), Role::kRollout);
@@ -144,12 +149,12 @@ void Workers::CheckFleet() {
   } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
-             (gangs <= s.rollout_floor ||
+             (whole - least < s.rollout_floor ||
               // There all that train have to, so none of them can generate in place of another one.
               (all_.slots.OneSize() && s.placement == PlacementKind::kMultiplexed &&
                only_generate < s.rollout_floor))) {
     all_.life.Fail("fleet_dead", "pool",
-                   std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +
+                   std::to_string(whole) + " slots are left, and scheduler.rollout_floor of " +
                        std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");
   } else if (facts_.needs_rollout && !rollout) {
     all_.life.Fail("fleet_dead", "rollout", "every rollout worker is retired (" + why + ")");

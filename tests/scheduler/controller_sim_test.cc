@@ -227,7 +227,8 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
   EXPECT_GT(done, static_cast<int64_t>(Seeds() * 9 / 10));
 }
 
-// A gang is granted, drained and fenced as a whole, and the worker of its first slot speaks for it.
+// A gang is granted, drained and fenced as a whole. It generates as one, for which the worker of its first
+// slot speaks, and each of its slots trains.
 TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
     SCOPED_TRACE(Name(placement));
@@ -235,19 +236,22 @@ TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
     job.fleet.actor_slots = 2;
     job.fleet.gangs = {{{0}, {1}}, {{2}, {3}}};
     SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
-    int64_t chunks = 0, shares = 0;
+    int64_t chunks = 0;
+    std::map<int64_t, std::set<int64_t>> shares;  // lease -> slots
     cluster.on_command = [&](const Command& c) {
-      const auto* chunk = std::get_if<command::StartChunk>(&c);
-      const auto* train = std::get_if<command::Train>(&c);
-      if (chunk != nullptr || train != nullptr) {
-        EXPECT_EQ((chunk != nullptr ? chunk->slot : train->slot).value % 2, 0);
+      if (const auto* chunk = std::get_if<command::StartChunk>(&c)) {
+        EXPECT_EQ(chunk->slot.value % 2, 0);
+        ++chunks;
       }
-      chunks += chunk != nullptr ? 1 : 0;
-      shares += train != nullptr ? 1 : 0;
+      if (const auto* train = std::get_if<command::Train>(&c)) shares[train->lease].insert(train->slot.value);
     };
     EXPECT_EQ(cluster.Run().code, 0);
     EXPECT_GT(chunks, 0);
-    EXPECT_GE(shares, job.steps);
+    EXPECT_GE(static_cast<int64_t>(shares.size()), job.steps);
+    for (const auto& [lease, slots] : shares) {
+      EXPECT_EQ(slots.contains(0), slots.contains(1)) << "lease " << lease;
+      EXPECT_EQ(slots.contains(2), slots.contains(3)) << "lease " << lease;
+    }
     ExpectProven(cluster);
     std::map<SlotId, std::pair<Role, SlotEpoch>> held;
     for (const JournalEntry& e : cluster.journal()) {

@@ -134,6 +134,9 @@ StatusOr<SimJob> SimJobOf(const JobConfig& config, const SimJobOptions& o) {
   if (config.rl() == nullptr)
     return InvalidArgument(std::string("job is ") + Name(config.kind()) +
                            "; what is simulated generates (job: rl)");
+  if (config.rollout.mesh.tp > 1)
+    return InvalidArgument("rollout.mesh.tp is " + std::to_string(config.rollout.mesh.tp) +
+                           ", and how fast engines of several slots are is not known here; write 1");
   SimJob s;
   s.name = config.name;
   s.seed = config.seed;

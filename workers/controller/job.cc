@@ -541,9 +541,10 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
   if (config.model.init) fits_kernels("model.init", config.model);
-  if (const int64_t ranks = config.train.mesh.tp; ranks > 1 && model_there) {
-    if (const auto spec = SpecOf(config.model); spec.ok())
-      look("train.mesh.tp", model::CheckCut(*spec, ranks).At("train.mesh.tp"));
+  for (const auto& [key, ranks] :
+       {std::pair("train.mesh.tp", config.train.mesh.tp), {"rollout.mesh.tp", config.rollout.mesh.tp}}) {
+    if (ranks == 1 || !model_there) continue;
+    if (const auto spec = SpecOf(config.model); spec.ok()) look(key, model::CheckCut(*spec, ranks).At(key));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.

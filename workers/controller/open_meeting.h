@@ -4,6 +4,7 @@
 // forms another group. Thread-safe.
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -59,6 +60,33 @@ class OpenMeeting {
   std::string meeting_ TP_GUARDED_BY(mu_), ended_ TP_GUARDED_BY(mu_);
   std::vector<Incarnation> members_ TP_GUARDED_BY(mu_);
   std::shared_ptr<comm::RendezvousTable> table_ TP_GUARDED_BY(mu_);  // null: there is no group
+};
+
+// The same for engines that several slots are, each by the worker of its first rank. Thread-safe.
+class EngineMeetings {
+ public:
+  void Admit(WorkerId leader, const std::string& meeting, Incarnation member) TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    of_[leader].Admit(meeting, member);
+  }
+  void Left(Incarnation member) TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    for (auto& [leader, meeting] : of_) meeting.Left(member);
+  }
+  // Errors of OpenMeeting::At.
+  StatusOr<std::shared_ptr<comm::RendezvousTable>> At(const std::string& meeting, Incarnation asker) const
+      TP_EXCLUDES(mu_) {
+    const MutexLock lock(mu_);
+    for (const auto& [leader, open] : of_) {
+      auto there = open.At(meeting, asker);
+      if (there.status().code() != StatusCode::kNotFound) return there;
+    }
+    return NotFound("group " + meeting + " is over, or was never formed by this controller");
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::map<WorkerId, OpenMeeting> of_ TP_GUARDED_BY(mu_);
 };
 
 }  // namespace tidepool::workers

@@ -168,21 +168,22 @@ Status ControllerProcess::OpenDoors() {
   hub.payloads = [reader = payloads_, disk = payload_reads_](int64_t file, int64_t offset, int64_t bytes) {
     return ReadWithin(*disk, reader, file, offset, bytes);
   };
-  TP_ASSIGN_OR_RETURN(hub_,
-                      Hub::Start(
-                          hub, tokens,
-                          [inbox = inbox_](HubEvent e) {
-                            inbox->Put(Heard{std::move(e), Clock::now()});
-                          },
-                          [this](int64_t lease, StepNumber step, Incarnation reader,
-                                 int64_t rank) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-                            if (!has_rows_.load())
-                              return Unavailable("this controller has just begun and knows of no lease");
-                            return step_rows_->Read(lease, step, reader, rank);
-                          },
-                          [meeting = meeting_](const std::string& name, Incarnation asker) {
-                            return meeting->At(name, asker);
-                          }));
+  TP_ASSIGN_OR_RETURN(
+      hub_,
+      Hub::Start(
+          hub, tokens,
+          [inbox = inbox_](HubEvent e) {
+            inbox->Put(Heard{std::move(e), Clock::now()});
+          },
+          [this](int64_t lease, StepNumber step, Incarnation reader,
+                 int64_t rank) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+            if (!has_rows_.load()) return Unavailable("this controller has just begun and knows of no lease");
+            return step_rows_->Read(lease, step, reader, rank);
+          },
+          [training = meeting_, engines = engine_meetings_](const std::string& name, Incarnation asker) {
+            auto there = training->At(name, asker);
+            return there.status().code() == StatusCode::kNotFound ? engines->At(name, asker) : there;
+          }));
   return OpenPages(tokens.Token(CallerRole::kOperator));
 }
 
@@ -337,6 +338,7 @@ Status ControllerProcess::Begin() {
                              [this](int64_t place) {
                                metrics_->OnLeft(place);
                                meeting_->Left(places_->places().at(place).inc);
+                               engine_meetings_->Left(places_->places().at(place).inc);
                                for (const auto& [slot, role] : places_->places().at(place).granted)
                                  metrics_->OnHold(slot, Role::kNone, Now());
                              }});

@@ -280,12 +280,16 @@ class ControllerProcess {
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
   static constexpr double kMissedSeconds = 10;  // until a worker that others are to start is missed
   static constexpr double kMeetSeconds = 20;    // for the ranks of a training group to find each other
+  // For slots of an engine to meet, and for each thing that they do together: less than a grant may take.
+  static constexpr double kEngineSeconds = 45;
   // Work on a disk: after kSlowDisk_s the user is warned, after kHangingDisk_s the run ends. Journals of an
   // overloaded disk were seen to wait ten seconds.
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30, kSlowCheckpoint_s = 10;
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
-  const std::shared_ptr<OpenMeeting> meeting_ = std::make_shared<OpenMeeting>();  // the hub's threads have it
+  // The hub's threads have them.
+  const std::shared_ptr<OpenMeeting> meeting_ = std::make_shared<OpenMeeting>();
+  const std::shared_ptr<EngineMeetings> engine_meetings_ = std::make_shared<EngineMeetings>();
   std::unique_ptr<StepRows> step_rows_;
   std::atomic<bool> has_rows_ = false;  // step_rows_ is there, for the hub's threads
   int64_t newest_payload_file_ = -1;    // of those that were reported as stored

@@ -8,6 +8,7 @@
 #include "core/algorithms/registry.h"
 #include "core/base/limited_call.h"
 #include "core/base/plugin_label.h"
+#include "core/config/training_slots.h"
 #include "scheduler/policies/policy_plugin.h"
 
 namespace tidepool::workers {
@@ -34,6 +35,15 @@ double SecondsOfRewards(const RewardConfig& c) {
   return sum > 0 ? sum : scheduler::RewardOptions().timeout_s;
 }
 
+std::vector<std::vector<SlotId>> Gangs(const JobConfig& c) {
+  std::vector<std::vector<SlotId>> gangs;
+  for (const std::vector<int64_t>& engine : config::EngineGangs(c)) {
+    gangs.emplace_back();
+    for (const int64_t slot : engine) gangs.back().push_back({slot});
+  }
+  return gangs;
+}
+
 }  // namespace
 
 int64_t FurtherModels(const JobConfig& c) {
@@ -54,6 +64,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .policy = c.scheduler.policy,
              .slots = c.cluster.slots,
              .min_slots = c.cluster.min_slots,
+             .gangs = Gangs(c),
              .actor_slots = c.scheduler.actor_slots,
              .rollout_floor = c.scheduler.rollout_floor,
              .zero = c.train.zero > 0,

@@ -16,7 +16,17 @@ void ControllerProcess::Do(const cmd::Release& c) {
 
 void ControllerProcess::Do(const cmd::Grant& c) {
   places_->Granted(c);
-  Send(c.worker, c);
+  down::Grant m{c.slot, c.epoch, c.role};
+  if (c.gang.size() > 1 && c.role == Role::kRollout) {
+    m.rank = c.rank;
+    m.ranks = static_cast<int64_t>(c.gang.size());
+    // What names the processes names their group, whoever grants and how often: it stays while they live.
+    m.meeting = "engine";
+    for (const WorkerRef& member : c.gang) m.meeting += "-" + std::to_string(member.inc.value);
+    m.timeout_s = kEngineSeconds;
+    engine_meetings_->Admit(c.gang.front().worker, m.meeting, c.worker.inc);
+  }
+  Send(c.worker, std::move(m));
 }
 
 void ControllerProcess::Do(const cmd::FetchState& c) {

@@ -221,6 +221,16 @@ StatusOr<uint64_t> HostWeights::Read(const Version& version, const device::ByteS
   return tag.digest;
 }
 
+StatusOr<HostWeights::Whole> HostWeights::Look(const Version& version) const {
+  {
+    const MutexLock lock(mu_);
+    if (const auto held = Find(version); held != nullptr && held->copy->whole())
+      return Whole{version, held->copy->digest, held->copy->bytes, held};
+  }
+  TP_ASSIGN_OR_RETURN(const auto there, block_.Open(version.number, version.lineage));
+  return Whole{version, there->tag().digest, there->bytes(), there};
+}
+
 Status HostWeights::Pull(const Source& from, const Version& version, uint64_t digest, int64_t bytes,
                          const std::function<void(int64_t)>& came, const std::stop_token& stop) {
   // Another worker of this host may have brought it here.

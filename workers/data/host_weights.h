@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -48,6 +49,15 @@ class HostWeights : public std::enable_shared_from_this<HostWeights> {
   // From this process's copy, or the host's shared memory, into `out`; returns the digest that the copy has.
   // kNotFound: it is not there, or not whole.
   StatusOr<uint64_t> Read(const Version& version, const device::ByteStore& out) const;
+  // A copy that is whole, and stays where it is for as long as this lives.
+  struct Whole {
+    Version version;
+    uint64_t digest = 0;
+    std::span<const std::byte> bytes;
+    std::shared_ptr<const void> memory;  // null: there is none
+  };
+  // For whoever needs some of it: where it stands, in this process or in the host's shared memory. kNotFound.
+  StatusOr<Whole> Look(const Version& version) const;
   // From another worker to this host; nothing is to be done where it is here. `came`: some more of it is
   // here, after so many bytes over the network. kDataLoss: other bytes than `digest` says; kCancelled:
   // `stop`; other errors of Fetch.
@@ -71,13 +81,6 @@ class HostWeights : public std::enable_shared_from_this<HostWeights> {
 
  private:
   struct Copy;
-  // A copy that is whole, and stays where it is for as long as this lives.
-  struct Whole {
-    Version version;
-    uint64_t digest = 0;
-    std::span<const std::byte> bytes;
-    std::shared_ptr<const void> memory;  // null: there is none
-  };
   // The newest of so many bytes, but for that version.
   [[nodiscard]] Whole Newest(int64_t bytes, const Version& but) const;
   StatusOr<PublishedBytes> OpenVersion(const Version& version);

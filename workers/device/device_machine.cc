@@ -134,7 +134,7 @@ void DeviceMachine::On(const down::Grant& c) {
   if (!Begins(c.slot, c.epoch)) return;
   // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
   const bool held = std::exchange(role_, c.role) == c.role;
-  if (c.role == Role::kRollout && !held && !work_->PrepareRollout().ok()) {
+  if (c.role == Role::kRollout && !held && !work_->PrepareRollout(c).ok()) {
     exit_code_ = 3;  // a slot that cannot hold its role: the controller sees this worker end and says why
     return;
   }

@@ -60,7 +60,8 @@ class DeviceWork {
   virtual Status Publish(const down::Publish& c) = 0;
 
   // --- the slot
-  virtual Status PrepareRollout() = 0;
+  // Of an engine of several slots: with the others, which are told at the same time.
+  virtual Status PrepareRollout(const down::Grant& c) = 0;
   // What of the trainer's state was put aside comes back, for this worker and for those that fetch it. Where
   // it does not, StateStep says that no state is here.
   virtual void PrepareActor() = 0;
@@ -74,6 +75,10 @@ class DeviceWork {
   virtual std::vector<std::pair<SampleId, int32_t>> Drain() = 0;
   [[nodiscard]] virtual bool HasWork() const = 0;
   virtual up::StepTokens Step() = 0;  // requires HasWork()
+  // The slot is one of an engine's, and not the first: instead of all of the above it does what that one
+  // tells it. Follow waits a moment for it.
+  [[nodiscard]] virtual bool Follows() const = 0;
+  virtual void Follow() = 0;  // requires Follows()
 
   // --- the token log of this incarnation (core/storage/token_log.h)
   [[nodiscard]] virtual bool SeesRun() const = 0;
@@ -141,6 +146,9 @@ class DeviceMachine {
   void Step(const std::function<TimePoint()>& now);
   static constexpr Duration kTogether = std::chrono::milliseconds(100);
   void SayTokens();  // those that wait: where no step follows
+  // Another slot's engine computes here what it tells: a piece of it at a time, commands go first.
+  [[nodiscard]] bool CanFollow() const { return role_ == Role::kRollout && work_->Follows(); }
+  void Follow() { work_->Follow(); }  // requires CanFollow()
 
   // Chunks wait for their tokens to be read: Work goes on with them, also where no command comes.
   [[nodiscard]] bool Reads() const { return !reading_.empty(); }

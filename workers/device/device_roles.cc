@@ -64,7 +64,9 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       return OkStatus();
     }
     spec.value_head = scores;
-    TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype));
+    // Where nothing trains, an engine's rank has its part alone.
+    const model::Part part = ranks_ == nullptr || trains_ ? model::Part() : ranks_->part();
+    TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype, {}, part));
     return OkStatus();
   });
 }
@@ -97,6 +99,7 @@ Status DeviceRoles::InitState(const Shard& shard) {
   actor_.reset();
   shard_ = shard;
   rollout_.reset();
+  follower_.reset();
   Tear();
   TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/true));
   OwnState({0});
@@ -214,9 +217,12 @@ StatusOr<uint64_t> DeviceRoles::WeightsDigest() const {
   return digest_;
 }
 
-Status DeviceRoles::PrepareRollout() {
+Status DeviceRoles::PrepareRollout(engine::Ranks* ranks) {
+  if (ranks != nullptr && ranks != ranks_) serves_ = false;  // what the others have is not known
+  ranks_ = ranks;
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   if (rollout_ != nullptr) return rollout_->AcquireMemory();
+  if (follower_ != nullptr) return follower_->AcquireMemory();
   return Caught("engine", [&]() -> Status {
     if (policy_) {
       TP_ASSIGN_OR_RETURN(auto player, PolicyRollout::Create(config_, *policy_, *weights_));
@@ -224,22 +230,10 @@ Status DeviceRoles::PrepareRollout() {
       rollout_ = std::move(player);
       return OkStatus();
     }
-    engine::EngineOptions options;
-    options.seed = config_.seed;
-    options.device = engine_device_ = models_.NewDevice();
-    LayOut();
-    options.block_tokens = config_.rollout.block_tokens;
-    options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
-    options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
-    options.max_running = config_.rollout.max_concurrent;
-    options.graphs = config_.rollout.cuda_graphs;
-    options.record_routing = config_.rollout.record_routing;
-    options.version = version_;
-    if (!config_.rollout.stop.empty()) {
-      TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(models_.model_dir()));
-      std::shared_ptr<text::Tokenizer> tokenizer =
-          std::move(loaded);  // shared: std::function needs to be copyable
-      options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
+    TP_ASSIGN_OR_RETURN(engine::EngineOptions options, OptionsOfEngine());
+    if (ranks_ != nullptr && !ranks_->leads()) {
+      TP_ASSIGN_OR_RETURN(follower_, engine::Follower::Create(*weights_, std::move(options)));
+      return OkStatus();
     }
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
     rollout_ = std::make_unique<TokenRollout>(
@@ -249,8 +243,42 @@ Status DeviceRoles::PrepareRollout() {
   });
 }
 
+StatusOr<engine::EngineOptions> DeviceRoles::OptionsOfEngine() {
+  engine::EngineOptions options;
+  options.seed = config_.seed;
+  options.device = engine_device_ = models_.NewDevice();
+  LayOut();
+  options.block_tokens = config_.rollout.block_tokens;
+  options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
+  options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
+  options.max_running = config_.rollout.max_concurrent;
+  options.graphs = config_.rollout.cuda_graphs;
+  options.record_routing = config_.rollout.record_routing;
+  options.version = version_;
+  options.ranks = ranks_;
+  if (!config_.rollout.stop.empty()) {
+    TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(models_.model_dir()));
+    std::shared_ptr<text::Tokenizer> tokenizer =
+        std::move(loaded);  // shared: std::function needs to be copyable
+    options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
+  }
+  return options;
+}
+
+void DeviceRoles::DropEngine() {
+  rollout_.reset();
+  follower_.reset();
+  ranks_ = nullptr;
+  // A part is of no use to another engine.
+  if (weights_ != nullptr && !weights_->part().whole()) {
+    Tear();
+    weights_.reset();
+  }
+}
+
 void DeviceRoles::Release(Role role) {
   if (role != Role::kActor && rollout_ != nullptr) rollout_->ReleaseMemory();
+  if (role != Role::kActor && follower_ != nullptr) (void)follower_->ReleaseMemory();
   if (role != Role::kRollout && actor_ != nullptr) actor_->ReleaseScratch();
   TrimHeap();  // logits and caches are LibTorch's, which frees them to the heap
 }
@@ -267,8 +295,8 @@ model::MemoryUse DeviceRoles::held() const {
   model::MemoryUse use;
   if (weights_ != nullptr) {
     // What a trained model's products read counts as held before it is made, as it does in the plan.
-    const bool twice =
-        trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu && config_.train.mesh.tp == 1;
+    const bool twice = trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu &&
+                       config_.train.mesh.tp == 1 && config_.rollout.mesh.tp == 1;
     use.weights = weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
                                             : weights_->strips_bytes());
   }
@@ -280,14 +308,20 @@ model::MemoryUse DeviceRoles::held() const {
 model::MemoryUse DeviceRoles::held(Role role) const {
   if (role == Role::kActor && actor_ != nullptr) return actor_->held();
   if (role == Role::kRollout && rollout_ != nullptr) return rollout_->held();
+  if (role == Role::kRollout && follower_ != nullptr) return follower_->held();
   return {};
 }
 
-int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : weights_->size(); }
+int64_t DeviceRoles::weight_bytes() const {
+  if (weights_ == nullptr) return 0;
+  return weights_->part().whole() ? weights_->size()
+                                  : model::WeightBytes(weights_->spec(), weights_->dtype());
+}
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();
+  if (!weights_->part().whole()) return LoadPart(version);
   TP_ASSIGN_OR_RETURN(const uint64_t published, published_->Read(version, weights_->Overwrite()));
   if (Status whole = Whole(published, "weights of version " + ToString(version)); !whole.ok()) {
     published_->LookAgain(version);
@@ -296,11 +330,30 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   return digest_;
 }
 
+// All ranks take theirs from one copy, which the first one compares with its digest.
+StatusOr<uint64_t> DeviceRoles::LoadPart(Version version) {
+  TP_ASSIGN_OR_RETURN(const HostWeights::Whole copy, published_->Look(version));
+  if (ranks_ == nullptr || ranks_->leads()) {
+    if (PiecesOf(copy.bytes).Digest() != copy.digest) {
+      published_->LookAgain(version);
+      return DataLoss("weights of version " + ToString(version) +
+                      ": the bytes that came have another digest than those that were sent");
+    }
+  }
+  if (static_cast<int64_t>(copy.bytes.size()) != weight_bytes())
+    return DataLoss("weights of version " + ToString(version) + " have " + std::to_string(copy.bytes.size()) +
+                    " bytes, expected " + std::to_string(weight_bytes()));
+  weights_->TakePart(copy.bytes);
+  digest_ = copy.digest;
+  torn_ = false;
+  return digest_;
+}
+
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, uint64_t digest, const std::string& address,
                                                const Credentials& credentials) {
   if (auto here = LoadFromSharedMemory(version); here.ok() && *here == digest) return here;
   // This process does not see the shared memory of who has them.
-  TP_RETURN_IF_ERROR(published_->Pull({address, credentials}, version, digest, weights_->size()));
+  TP_RETURN_IF_ERROR(published_->Pull({address, credentials}, version, digest, weight_bytes()));
   return LoadFromSharedMemory(version);
 }
 
@@ -309,6 +362,7 @@ void DeviceRoles::UseVersion(Version version) {
   serves_ = weights_ != nullptr && !torn_;
   LayOut();
   if (rollout_ != nullptr) rollout_->UseVersion(version);
+  if (follower_ != nullptr) follower_->WeightsChanged();
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,

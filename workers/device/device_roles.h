@@ -15,6 +15,9 @@
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/engine/follower.h"
+#include "core/engine/ranks.h"
 #include "core/model/weights.h"
 #include "core/policy/spec.h"
 #include "workers/data/host_weights.h"
@@ -57,8 +60,13 @@ class DeviceRoles {
   [[nodiscard]] StatusOr<uint64_t> WeightsDigest() const;
 
   // Rollout.
-  Status PrepareRollout();  // makes or re-allocates the engine
+  // Makes or re-allocates the engine. `ranks`: that are one engine with this one, the same until DropEngine;
+  // null: it is alone.
+  Status PrepareRollout(engine::Ranks* ranks = nullptr);
   [[nodiscard]] Rollout* rollout() { return rollout_.get(); }
+  // Null: this is no engine's rank, or its first, which has the rollout.
+  [[nodiscard]] engine::Follower* follower() { return follower_.get(); }
+  void DropEngine();
   // What the arena holds, once its bytes were verified against the digest of those who published them.
   // Nothing while a load is under way, after one that failed, and before the first: the engine then serves
   // nothing.
@@ -118,6 +126,8 @@ class DeviceRoles {
 
  private:
   Status MakeWeights(bool read_tensors);
+  StatusOr<engine::EngineOptions> OptionsOfEngine();
+  StatusOr<uint64_t> LoadPart(Version version);
   // Another shard needs another trainer; its state is that of nothing then.
   void TakeShard(const Shard& shard);
   Status MakeActor();  // where there is none; with the state that is parked
@@ -136,7 +146,9 @@ class DeviceRoles {
   std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
   const bool trains_;
   std::shared_ptr<device::Device> engine_device_;  // null until there is an engine
+  engine::Ranks* ranks_ = nullptr;
   std::unique_ptr<Rollout> rollout_;
+  std::unique_ptr<engine::Follower> follower_;
   std::unique_ptr<Actor> actor_;
   const std::shared_ptr<HostWeights> published_;
   SharedBlock recovery_;

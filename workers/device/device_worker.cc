@@ -53,6 +53,7 @@ class DeviceWorker {
     work_->FinishCheckpoint();
     work_->EndPull();
     work_->LeaveGroup();
+    work_->LeaveEngine();
     work_->EndLog();
     heartbeat_.request_stop();
     LogWorkerEnd(*exit_code);
@@ -112,7 +113,8 @@ class DeviceWorker {
   // Takes what has come, makes one step. Set: the process has to end.
   std::optional<int> Turn() {
     const auto can_step = [this] { return machine_->CanStep() && link_->MayServe(); };
-    Receive(std::chrono::milliseconds(can_step() || machine_->CanPreview() ? 0 : machine_->Reads() ? 1 : 20));
+    const bool works = can_step() || machine_->CanPreview() || machine_->CanFollow();
+    Receive(std::chrono::milliseconds(works ? 0 : machine_->Reads() ? 1 : 20));
     work_->pages().Turned();
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
@@ -133,6 +135,11 @@ class DeviceWorker {
     } else {
       machine_->SayTokens();
       if (machine_->CanPreview()) machine_->PreviewPiece();
+      if (machine_->CanFollow()) machine_->Follow();
+    }
+    if (const std::string why = work_->EngineOver(); !why.empty()) {
+      LogWorkerFailure("engine_over", why);
+      return 3;
     }
     return std::nullopt;
   }

@@ -69,6 +69,13 @@ int64_t RowTokens(const JobConfig& c, const model::ModelSpec& m) {
 
 int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * SamplesPerRow(c); }
 
+// What the slot of an engine has that has the largest part of its model (rollout.mesh.tp): the last one has
+// the most of the vocabulary.
+model::ModelSpec EnginePart(const JobConfig& c, const model::ModelSpec& m) {
+  const int64_t tp = c.rollout.mesh.tp;
+  return tp > 1 && model::CheckCut(m, tp).ok() ? model::PartSpec(m, {tp - 1, tp}) : m;
+}
+
 model::ModelSpec WithValueHead(model::ModelSpec spec) {
   spec.value_head = true;
   return spec;
@@ -114,7 +121,14 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
     p.actor.workspace +=
         tokens * m.hidden_size * 4 *
         static_cast<int64_t>(model::SumCuts(m, {tp - 1, tp}, !OnGpu(c)).nodes().back().size());
-  if (cut) p.actor.weights += model::WeightBytes(m, dtype) + (generates ? model::LaidOutBytes(m, dtype) : 0);
+  // Beside it an engine's whole model as products read it, or its part, where that is another one.
+  const int64_t engine = c.rollout.mesh.tp;
+  if (cut) p.actor.weights += model::WeightBytes(m, dtype);
+  if (cut && generates && engine == 1) p.actor.weights += model::LaidOutBytes(m, dtype);
+  if (generates && engine > 1 && engine != tp) {
+    const model::ModelSpec other = EnginePart(c, m);
+    p.actor.weights += model::WeightBytes(other, dtype) + model::LaidOutBytes(other, dtype);
+  }
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
     const StatusOr<model::ModelSpec> other =
@@ -261,7 +275,8 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
     const int64_t concurrent = std::min(
         r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
     const int64_t most = OnGpu(c) ? kGpuKvBytes : kCpuKvBytes;
-    tokens = std::max(row, std::min(concurrent * row, most / model::KvTokenBytes(m, c.model.dtype)));
+    tokens = std::max(
+        row, std::min(concurrent * row, most / model::KvTokenBytes(EnginePart(c, m), c.model.dtype)));
   }
   return tokens / r.block_tokens * r.block_tokens;
 }
@@ -301,8 +316,14 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
       AddActor(c, m, rollout, p);
     }
     if (rollout && !policy) {
+      const model::ModelSpec part = EnginePart(c, m);
+      if (c.rollout.mesh.tp > 1) {
+        if (!actor) p.rollout.weights = p.host_weights = model::WeightBytes(part, dtype);
+        // All ranks' logits as they come, row by row, and in float32 for the draw.
+        p.rollout.workspace += model::kEngineHeadRows * m.vocab_size * (3 * model::Bytes(dtype) + 4);
+      }
       p.rollout += model::GenerationMemory(
-          m, dtype,
+          part, dtype,
           {.kv_tokens = plan.kv_cache_tokens,
            .rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent),
            .keys = RowTokens(c, m),
@@ -351,6 +372,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
     plan.shared_memory.push_back(
         {"what training slots exchange", "scheduler.actor_slots", groups(tp, dp) + groups(dp, tp)});
   }
+  if (const auto engines = static_cast<int64_t>(config::EngineGangs(c).size()); generates && engines > 0)
+    plan.shared_memory.push_back({"what slots of an engine exchange", "rollout.mesh.tp",
+                                  engines * comm::HostMemory::Bytes(static_cast<int>(c.rollout.mesh.tp))});
   if (c.checkpoint.recovery_every_steps > 0)
     plan.shared_memory.push_back({"recovery copies", "checkpoint.recovery_every_steps", 2 * state});
   return plan;

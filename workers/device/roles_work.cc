@@ -1,4 +1,5 @@
-// Life, memory, weights and rollout; roles_training.cc has the training.
+// Life, memory, weights and rollout; roles_training.cc has the training, roles_engine.cc engines of several
+// slots.
 #include "workers/device/roles_work.h"
 
 #include <algorithm>
@@ -116,6 +117,8 @@ void RolesWork::ForgetAll() {
   EndPull();
   (void)Withdraw();  // who still reads the state after its deadline fails by digest
   LeaveGroup();
+  LeaveEngine();
+  engine_lost_.clear();
   previews_.clear();
   paced_.clear();
   const MutexLock lock(published_mu_);
@@ -135,10 +138,10 @@ RolesWork::Operation::~Operation() {
 
 // --- memory
 
-Status RolesWork::PrepareRollout() {
+Status RolesWork::PrepareRollout(const down::Grant& c) {
   // A trainer that was made before the slot held a role was never told to release it.
   if (offloads()) (void)Release(Role::kActor, plan_.need(Role::kRollout));
-  return Told("grant", roles_->PrepareRollout());
+  return Told("grant", c.ranks > 1 ? PrepareRanks(c) : roles_->PrepareRollout());
 }
 
 void RolesWork::PrepareActor() {
@@ -253,7 +256,7 @@ void RolesWork::Pull(const down::Pull& c) {
       });
 }
 
-StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
+StatusOr<RolesWork::Copied> RolesWork::LoadHere(const down::Load& c) {
   const auto operation = Begins("load", observe::kWeightsSpan);
   const auto start = Clock::now();
   Copied out;
@@ -316,7 +319,13 @@ up::StepTokens RolesWork::Step() {
   pulse_.Begin("generate");
   const TimePoint begin = TraceNow();
   const auto start = Clock::now();
-  RolloutStep out = roles_->rollout()->Step();
+  RolloutStep out;
+  try {
+    out = roles_->rollout()->Step();
+  } catch (const model::PeersFailed& e) {
+    LoseEngine(e.status());
+    return {};
+  }
   up::StepTokens& tokens = out.tokens;
   if (pacer_) {
     int64_t context = 0;

@@ -19,8 +19,10 @@
 #include "core/base/config.h"
 #include "core/base/thread_annotations.h"
 #include "core/comm/collective.h"
+#include "core/engine/ranks.h"
 #include "core/observe/trace_writer.h"
 #include "core/storage/checkpoint_store.h"
+#include "core/train/tensor_ranks.h"
 #include "workers/data/offered_state.h"
 #include "workers/data/stored_rows.h"
 #include "workers/data/weights_service.h"
@@ -88,7 +90,7 @@ class RolesWork : public DeviceWork {
   void UseVersion(const Version& v) override { roles_->UseVersion(v); }
   Status Publish(const down::Publish& c) override;
 
-  Status PrepareRollout() override;
+  Status PrepareRollout(const down::Grant& c) override;
   void PrepareActor() override;
   int64_t Release(Role role, int64_t need_bytes) override;
 
@@ -99,6 +101,12 @@ class RolesWork : public DeviceWork {
   std::vector<std::pair<SampleId, int32_t>> Drain() override;
   [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }
   up::StepTokens Step() override;
+  [[nodiscard]] bool Follows() const override { return roles_->follower() != nullptr; }
+  void Follow() override;
+  // Other slots of its engine were lost a while ago, and nobody has ended this worker with them: why it is of
+  // no use. Empty: nothing of the kind.
+  [[nodiscard]] std::string EngineOver() const;
+  void LeaveEngine();  // the others see it, and do not wait for this one
 
   [[nodiscard]] bool SeesRun() const override { return log_ != nullptr && !log_failed_; }
   Status Log(const std::vector<ToLog>& deltas) override;
@@ -149,6 +157,11 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] bool offloads() const { return config_.train.offload_optimizer == Offload::kDisk; }
   void Park();
   int64_t FreeBytes(Role next);
+  Status JoinEngine(const down::Grant& c);
+  Status PrepareRanks(const down::Grant& c);
+  void LoseEngine(const Status& why);
+  StatusOr<Copied> LoadHere(const down::Load& c);
+  StatusOr<Copied> LoadWithRanks(const down::Load& c);
   int64_t Grown(const up::ChunkDelta& c);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
                                   std::vector<BadRow>& bad);
@@ -173,7 +186,17 @@ class RolesWork : public DeviceWork {
   int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
   std::string shared_folder_;  // of this host, there
   SlotDevice device_;
-  std::unique_ptr<DeviceRoles> roles_;
+  // The slots that are one engine, where this one is of several.
+  struct EngineRanks {
+    std::string meeting;
+    std::unique_ptr<comm::Collective> group;
+    train::TensorRanks peers;
+    engine::Ranks ranks;
+    EngineRanks(std::string name, std::unique_ptr<comm::Collective> made)
+        : meeting(std::move(name)), group(std::move(made)), peers(*group), ranks(*group, peers) {}
+  };
+  std::unique_ptr<EngineRanks> engine_ranks_;
+  std::unique_ptr<DeviceRoles> roles_;  // its engine uses engine_ranks_
 
   std::unique_ptr<StoredRows> stored_;            // payloads of the run
   std::unique_ptr<SampleLog> log_;                // null: the run's folder is not seen here
@@ -187,6 +210,8 @@ class RolesWork : public DeviceWork {
   // Of two ranks or more: with other rows of a batch, with other parts of the model.
   std::unique_ptr<comm::Collective> group_, tensor_group_;
   int64_t group_epoch_ = 0;
+  std::string engine_lost_;  // why; empty: it is whole
+  Clock::time_point engine_lost_at_;
 
   std::unique_ptr<Pacer> pacer_;                           // cluster.pace
   std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine

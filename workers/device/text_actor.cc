@@ -71,6 +71,12 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
   options.device = models.NewDevice();
   options.part = {shard.part, shard.parts};
   options.shard = {.rank = shard.rank, .world = shard.world};
+  // Engines of many ranks cut sums at places of their own.
+  if (config.rollout.mesh.tp > 1)
+    options.clean_records =
+        options.clean_records &&
+        model::SumCuts(weights.spec(), {0, config.rollout.mesh.tp}, options.device->sums_in_tiles())
+            .as_whole(weights.spec());
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);
   companions = {

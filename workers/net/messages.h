@@ -296,7 +296,6 @@ struct EnvStep {
 };
 using command::Admit;
 using command::Drain;
-using command::Grant;
 using command::InitState;
 using command::Release;
 struct RestoreState : command::RestoreState {
@@ -330,6 +329,16 @@ struct FetchState {
   uint64_t weights_digest = 0;
   int64_t request = 0;
   std::string address;  // of the Weights service of the peer
+};
+// `ranks` above 1: the slot is `rank` of an engine's, which meet at the rendezvous of this name, unless they
+// have met there before.
+struct Grant {
+  SlotId slot;
+  SlotEpoch epoch;
+  Role role = Role::kNone;
+  int64_t rank = 0, ranks = 1;
+  std::string meeting;
+  double timeout_s = 0;
 };
 // Meet the others at the rendezvous of this name, which the controller has (Control.Meet).
 struct FormGroup : command::FormGroup {

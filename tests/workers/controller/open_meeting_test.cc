@@ -53,5 +53,21 @@ TEST(OpenMeetingTest, WhoWaitsInAGroupThatIsOverHearsSo) {
   EXPECT_FALSE((*meeting.At("1-3", {4}))->Get({"secret"}, milliseconds(0)).ok()) << "of the group before";
 }
 
+TEST(OpenMeetingTest, EnginesMeetBesideEachOtherAndOneOfThemEndsAlone) {
+  EngineMeetings meetings;
+  meetings.Admit({1}, "engine-4-5", {4});
+  meetings.Admit({3}, "engine-6-7", {6});
+  meetings.Admit({1}, "engine-4-5", {5});
+  meetings.Admit({3}, "engine-6-7", {7});
+  EXPECT_EQ(*meetings.At("engine-4-5", {4}), *meetings.At("engine-4-5", {5}));
+  EXPECT_NE(*meetings.At("engine-4-5", {4}), *meetings.At("engine-6-7", {6}));
+  EXPECT_EQ(meetings.At("engine-4-5", {6}).status().code(), StatusCode::kPermissionDenied);
+  meetings.Left({5});
+  EXPECT_EQ(meetings.At("engine-4-5", {4}).status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(meetings.At("engine-6-7", {6}).ok());
+  meetings.Admit({1}, "engine-8-9", {8});
+  EXPECT_TRUE(meetings.At("engine-8-9", {8}).ok());
+}
+
 }  // namespace
 }  // namespace tidepool::workers

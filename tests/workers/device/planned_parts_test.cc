@@ -14,6 +14,10 @@
 #include "core/comm/collective.h"
 #include "core/comm/rendezvous_table.h"
 #include "core/config/load.h"
+#include "core/engine/engine.h"
+#include "core/engine/follower.h"
+#include "core/engine/ranks.h"
+#include "core/train/tensor_ranks.h"
 #include "core/train/trainer.h"
 #include "tests/core/device/test_device.h"
 #include "tests/core/model/reference.h"
@@ -130,6 +134,51 @@ TEST(PlannedPartsTest, SlotsThatShareHoldWhatThePlanSays) {
       EXPECT_EQ(optimizer, plan->processes[0].actor.optimizer) << "the largest part is what is planned";
     }
   }
+}
+
+// Of an engine of several slots each has its part of the weights, and the keys and values of its heads.
+TEST(PlannedPartsTest, SlotsOfAnEngineHoldWhatThePlanSays) {
+  const auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  JobConfig c = loaded->config;
+  ModelInit& m = *c.model.init;
+  m.hidden_size = 96, m.intermediate_size = 256, m.layers = 6, m.heads = 4, m.kv_heads = 2, m.head_size = 24;
+  c.cluster.slots = 3;
+  c.rollout.kv_cache_tokens = 4096;
+  const auto whole = PlanMemory(c);
+  c.rollout.mesh.tp = 2;
+  const auto plan = PlanMemory(c);
+  ASSERT_TRUE(whole.ok() && plan.ok());
+  const model::MemoryUse &planned = plan->processes[1].rollout, &before = whole->processes[1].rollout;
+  EXPECT_EQ(planned.kv, before.kv / 2);
+  EXPECT_LT(planned.weights, before.weights * 11 / 20);
+  EXPECT_GT(plan->shared_memory_bytes(), whole->shared_memory_bytes());
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto group = comm::MakeGroup(
+          {.rendezvous = rendezvous, .rank = rank, .size = 2, .shared_folder = ::testing::TempDir()});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      train::TensorRanks peers(**group);
+      engine::Ranks of_engine(**group, peers);
+      auto weights = model::Weights::Create(plan->model, c.model.dtype, {}, of_engine.part());
+      ASSERT_TRUE(weights.ok()) << weights.status().message();
+      EXPECT_LE((*weights)->size(), planned.weights);
+      EXPECT_GE((*weights)->size(), planned.weights * 9 / 10);
+      engine::EngineOptions options;
+      options.block_tokens = c.rollout.block_tokens;
+      options.kv_cache_tokens = plan->kv_cache_tokens;
+      options.ranks = &of_engine;
+      model::MemoryUse held;
+      if (rank == 0)
+        held = (*engine::Engine::Create(**weights, options))->held();
+      else
+        held = (*engine::Follower::Create(**weights, options))->held();
+      EXPECT_EQ(held.kv, planned.kv);
+    });
+  }
+  for (std::thread& r : ranks) r.join();
 }
 
 }  // namespace

@@ -204,7 +204,9 @@ class ModelDevice : public DeviceWork {
     return OkStatus();
   }
 
-  Status PrepareRollout() override {
+  [[nodiscard]] bool Follows() const override { return false; }
+  void Follow() override {}
+  Status PrepareRollout(const down::Grant& /*c*/) override {
     rollout_ = true;
     return OkStatus();
   }
