@@ -322,6 +322,15 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
         // All ranks' logits as they come, row by row, and in float32 for the draw.
         p.rollout.workspace += model::kEngineHeadRows * m.vocab_size * (3 * model::Bytes(dtype) + 4);
       }
+      // Sums on their way to the other ranks, of all rows of a step.
+      if (part.vocab_size < m.vocab_size)
+        p.rollout.workspace +=
+            std::min(std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent), plan.kv_cache_tokens) *
+            m.hidden_size * 4 *
+            static_cast<int64_t>(model::SumCuts(m, {c.rollout.mesh.tp - 1, c.rollout.mesh.tp}, !OnGpu(c))
+                                     .nodes()
+                                     .back()
+                                     .size());
       p.rollout += model::GenerationMemory(
           part, dtype,
           {.kv_tokens = plan.kv_cache_tokens,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/sum_cuts.h"
 #include "workers/data/row_source.h"
 
 namespace tidepool::workers {

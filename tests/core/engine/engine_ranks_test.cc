@@ -1,5 +1,6 @@
-// An engine whose model is cut between ranks, as threads, against one that has all of it: the same tokens,
-// and log-probabilities up to rounding, whatever is shared, cut into chunks, evicted or loaded on the way.
+// An engine whose model is cut between ranks, as threads, against one that has all of it: the same tokens
+// and log-probabilities, to the bit where sums are cut as one rank cuts them, whatever is shared, cut into
+// chunks, evicted or loaded on the way.
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -220,6 +221,8 @@ TEST_P(EngineRanksTest, GenerateWhatAnEngineWithTheWholeModelDoes) {
   for (const auto& [tid, want] : whole) {
     const Record& got = cut.at(tid);
     ASSERT_EQ(got.ids, want.ids) << ToString(tid);
+    // Up to four ranks.
+    if (kind.ranks <= 4) ASSERT_EQ(got.logprobs, want.logprobs) << ToString(tid);
     for (size_t i = 0; i < want.logprobs.size(); ++i)
       EXPECT_NEAR(got.logprobs[i], want.logprobs[i], 2e-4) << ToString(tid) << " token " << i;
     tokens += static_cast<int64_t>(want.ids.size());
@@ -227,23 +230,15 @@ TEST_P(EngineRanksTest, GenerateWhatAnEngineWithTheWholeModelDoes) {
   EXPECT_GT(tokens, 80);
 }
 
-// The sampler sees the same row of logits however many ranks they come from.
-TEST(EngineRanksTest, InBfloat16TheLogProbabilitiesAreNear) {
+TEST(EngineRanksTest, InBfloat16TheyGenerateTheSameToo) {
   at::set_num_threads(1);
   const model::ModelSpec spec = CutSpec(true);
   const auto whole = PlayWhole(spec, DType::kBFloat16), cut = PlayCut(spec, DType::kBFloat16, 2, true);
   ASSERT_EQ(cut.size(), whole.size());
-  double sum = 0;
-  int64_t same = 0, first = 0;
   for (const auto& [tid, want] : whole) {
-    const Record& got = cut.at(tid);
-    ++first;
-    if (got.ids[0] != want.ids[0]) continue;  // two tokens next to each other
-    ++same;
-    sum += std::abs(got.logprobs[0] - want.logprobs[0]);
+    ASSERT_EQ(cut.at(tid).ids, want.ids) << ToString(tid);
+    ASSERT_EQ(cut.at(tid).logprobs, want.logprobs) << ToString(tid);
   }
-  EXPECT_GE(10 * same, 8 * first);
-  EXPECT_LT(sum / static_cast<double>(same), 0.05);
 }
 
 // Whoever leads learns that the others are of no use any more: its requests are not at fault.
