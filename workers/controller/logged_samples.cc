@@ -295,7 +295,7 @@ bool LoggedSamples::Grade(const cmd::Grade& c) {
   if (Reads(c)) {
     ends_.grade_logged(c, *s);
   } else {
-    BringAnswer(c);
+    BringAnswer(c, /*unread=*/false);
   }
   return true;
 }
@@ -315,21 +315,21 @@ bool LoggedSamples::Again(const WorkerRef& worker, const up::Graded& verdict) {
   if (!verdict.unread) return false;
   const StoredSample* s = samples_.Find(c.tid);
   if (c.tid.is_eval() && s != nullptr && s->tokens.att == c.att && s->logged.valid()) {
-    BringAnswer(c);
+    BringAnswer(c, /*unread=*/true);
   } else {
-    ends_.grade_here(c);
+    ends_.grade_here(c, /*unread=*/true);
   }
   return true;
 }
 
-void LoggedSamples::BringAnswer(const cmd::Grade& c) {
+void LoggedSamples::BringAnswer(const cmd::Grade& c, bool unread) {
   const LoggedAttempt a = AttemptOf(*samples_.Find(c.tid));
-  ends_.read(a, [this, a, c](Chain chain) {
+  ends_.read(a, [this, a, c, unread](Chain chain) {
     const StoredSample* now = samples_.Find(a.tid);
     const bool there = now != nullptr && now->tokens.att == a.att && samples_.FindRow(a.tid) != nullptr;
     if (!there) return;  // the evaluation is over
     if (now->logged.valid() && !BringHere(a, std::move(chain))) return;
-    ends_.grade_here(c);
+    ends_.grade_here(c, unread);
   });
 }
 

@@ -61,8 +61,9 @@ class LoggedSamples {
     std::function<void(const scheduler::command::Grade&)> grade;  // the payload can be read
     // What token logs have of the sample is all that there is of it; its grader reads it there.
     std::function<void(const scheduler::command::Grade&, const StoredSample&)> grade_logged;
-    // Its grader does not read: the controller does, and sends the text; says Blind if it could.
-    std::function<void(const scheduler::command::Grade&)> grade_here;
+    // Its grader does not read, or, `unread`, was asked to and could not: the controller reads, and sends the
+    // text; says Blind of one that could not where it could.
+    std::function<void(const scheduler::command::Grade&, bool unread)> grade_here;
     std::function<void(const WorkerRef&, down::EnvStep)> play;
     std::function<void(scheduler::Event)> feed;
     std::function<void(const std::string&)> warn;
@@ -142,7 +143,7 @@ class LoggedSamples {
   // It is not written by who was to: by who has worked on it last, or here.
   void StoreElsewhere(const SampleId& tid, Waiting& waiting);
   [[nodiscard]] WorkerRef NextWriter(const StoredSample& s, const std::set<WorkerRef>& tried) const;
-  void BringAnswer(const scheduler::command::Grade& c);
+  void BringAnswer(const scheduler::command::Grade& c, bool unread);
   void FeedStored(const SampleId& tid);
   bool BringHere(const LoggedAttempt& a, Chain chain);
   void BringActions(const scheduler::command::EnvStep& c, Turns& turns);

@@ -168,7 +168,7 @@ class ControllerProcess {
   void Do(const cmd::DiscardTokens& c);
   [[nodiscard]] StatusOr<sample::Trajectory> InMemory(const SampleId& tid);
   void Do(const cmd::Grade& c);
-  void GradeHere(const cmd::Grade& c);
+  void GradeHere(const cmd::Grade& c, bool unread = false);
   void Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded);
   [[nodiscard]] down::Grade Message(const cmd::Grade& c, const std::vector<int32_t>& ids, bool ended) const;
   void Do(const cmd::EnvStep& c);

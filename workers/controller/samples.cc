@@ -113,10 +113,10 @@ down::Grade ControllerProcess::Message(const cmd::Grade& c, const std::vector<in
   return m;
 }
 
-// Of a grader that does not see the run's folder, or could not read there.
-void ControllerProcess::GradeHere(const cmd::Grade& c) {
-  recorded_->Read(std::vector{c.tid}, [this, c](const Trajectories& recorded) {
-    if (recorded.front().ok()) logged_->Blind(c.grader);
+// Of a grader that does not see the run's folder, or, `unread`, could not read there what this host can.
+void ControllerProcess::GradeHere(const cmd::Grade& c, bool unread) {
+  recorded_->Read(std::vector{c.tid}, [this, c, unread](const Trajectories& recorded) {
+    if (unread && recorded.front().ok()) logged_->Blind(c.grader);
     Grade(c, recorded.front());
   });
 }
@@ -128,7 +128,10 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
   if (!sound.ok() || !EnsureRow(c.tid)) {
     const std::string why = sound.ok() ? "its row cannot be read" : sound.message();
     Warn("grade of " + ToString(c.tid) + ": " + why);
-    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, why});
+    // What cannot be read now may be read at the next try; what was read and is not sound stays so.
+    const StatusCode code = recorded.status().code();
+    const bool lost = !recorded.ok() && code != StatusCode::kInvalidArgument && code != StatusCode::kDataLoss;
+    Feed(ev::Graded{c.grader, c.tid, c.att, lost ? GradeOutcome::kInfra : GradeOutcome::kData, 0, {}, why});
     return;
   }
   if (fragments_ != nullptr) {  // its environments have given their verdict step by step
@@ -229,7 +232,7 @@ void ControllerProcess::MakeLoggedSamples() {
     m.logged = s.logged;
     Send(c.grader, std::move(m));
   };
-  ends.grade_here = [this](const cmd::Grade& c) { GradeHere(c); };
+  ends.grade_here = [this](const cmd::Grade& c, bool unread) { GradeHere(c, unread); };
   ends.feed = [this](scheduler::Event e) { Feed(std::move(e)); };
   ends.warn = [this](const std::string& line) { Warn(line); };
   ends.prune = [this] { PruneTokens(); };

@@ -109,7 +109,12 @@ Status SampleLog::Log(const std::vector<DeviceWork::ToLog>& deltas) {
   std::vector<storage::LoggedTokens> entries;
   for (const auto& [delta, before] : deltas)
     entries.push_back({delta->tid, delta->att, delta->from, before, std::move(delta->tokens)});
-  TP_ASSIGN_OR_RETURN(const auto places, state_->tokens->Append(entries));
+  const auto written = state_->tokens->Append(entries);
+  if (!written.ok()) {
+    for (size_t i = 0; i < deltas.size(); ++i) deltas[i].delta->tokens = std::move(entries[i].tokens);
+    return written.status();
+  }
+  const auto& places = *written;
   // Hosts that are to read it see what has reached the disk.
   if (state_->options.sync) state_->sync_soon->Soon(state_->tokens->current_file());
   for (size_t i = 0; i < deltas.size(); ++i) {

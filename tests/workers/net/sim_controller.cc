@@ -66,8 +66,8 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
                 Send(c.grader, std::move(m));
               },
           .grade_here =
-              [this](const cmd::Grade& c) {
-                logged_->Blind(c.grader);
+              [this](const cmd::Grade& c, bool unread) {
+                if (unread) logged_->Blind(c.grader);
                 SendGrade(c, false);
               },
           .play = [this](const WorkerRef& w, down::EnvStep m) { Send(w, std::move(m)); },
@@ -405,6 +405,7 @@ struct SimController::Do {
   requires kToWorker<C>
   void operator()(const C& c) { s.Send(c.worker, c); }
 
+  void operator()(const cmd::Grant& c) { s.Send(c.worker, down::Grant{c.slot, c.epoch, c.role}); }
   void operator()(const cmd::Append& c) { s.logged_->Remember(c.record); }
   void operator()(const cmd::StartWorker& c) {
     const int64_t place = c.worker.value;
