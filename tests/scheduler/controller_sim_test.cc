@@ -235,6 +235,7 @@ TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
     ControllerOptions job = SmallJob(placement, 5);
     job.fleet.actor_slots = 2;
     job.fleet.gangs = {{{0}, {1}}, {{2}, {3}}};
+    job.batch.groups_per_step = 10;  // for five that train, or two
     SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
     int64_t chunks = 0;
     std::map<int64_t, std::set<int64_t>> shares;  // lease -> slots
