@@ -28,11 +28,11 @@ class PartedEngineTest(RunTest):
                 slots, first = int(more[0].split("=")[1]), int(more[1].split("=")[1]) if placement == "split" else 0
                 self.assertLessEqual(self.generators(run), set(range(first, slots, 2)))
                 self.assertTrue(self.gaps(run))
-                self.assertLess(max(self.gaps(run)), 1e-3)
+                self.assertEqual(max(self.gaps(run)), 0)
 
     def test_a_lost_part_of_an_engine_takes_it_along_and_no_sample_is_lost(self):
-        run = self.start("configs/test/rl_split.yaml", *SPLIT, "cluster.slots=5", "train.steps=150")
-        for step, place in ((5, 1), (40, 2), (75, 4), (110, 3)):  # leaders and followers
+        run = self.start("configs/test/rl_split.yaml", *SPLIT, "cluster.slots=5", "train.steps=1200")
+        for step, place in ((5, 1), (200, 2), (400, 4), (600, 3)):  # leaders and followers
             self.wait_step(step, run)
             self.assertTrue(kill(self.worker_pid(place, run)))
         self.finish(run)
@@ -40,11 +40,11 @@ class PartedEngineTest(RunTest):
         records = self.journal()
         faults = [r for r in records if r["kind"] == "FAULT"]
         with_others = [r for r in faults if "another part of its gang is gone" in r["what"]]
-        # Each with the other part of its engine. A kill may come while the engine of before is being replaced.
+        # With the other part of its engine, if it had one: a kill may come while the engine of before is being replaced.
         self.assertGreaterEqual(len(with_others), 2, faults)
-        self.assertEqual(len(faults), 2 * len(with_others), faults)
+        self.assertGreaterEqual(len(faults), 2 * len(with_others), faults)
         self.assertFalse([r for r in records if r["kind"] == "END" and r["status"] == "error"])
-        self.assertEqual(self.summary()["steps"], 150)
+        self.assertEqual(self.summary()["steps"], 1200)
 
     def test_a_run_goes_on_with_engines_of_another_size(self):
         steps = 0

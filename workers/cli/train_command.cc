@@ -183,9 +183,9 @@ std::string CheckpointNote(const std::string& dir, const RunResult& r) {
   return "newest checkpoint: " + path + ", so it goes back to step " + at;
 }
 
-// The report reads the whole run, which takes a while after a long one. A signal leaves it out: then false,
-// and `reader` is still at it.
-bool WriteReport(DiskThread& reader, const std::string& dir) {
+// The report reads the whole run, which takes a while after a long one. A signal leaves it out, and so does a
+// disk that has not given all of it after `patience`: then false, and `reader` is still at it.
+bool WriteReport(DiskThread& reader, const std::string& dir, std::chrono::seconds patience) {
   const int before = stop_signals.count.load();
   const auto start = std::chrono::steady_clock::now();
   const auto written = std::make_shared<Status>();
@@ -193,6 +193,13 @@ bool WriteReport(DiskThread& reader, const std::string& dir) {
   for (bool told = false; !reader.Drain(std::chrono::milliseconds(50));) {
     if (stop_signals.count.load() > before) {
       std::fprintf(stderr, "report.html is left out; `tidepool report %s` writes it\n", dir.c_str());
+      return false;
+    }
+    if (std::chrono::steady_clock::now() - start > patience) {
+      std::fprintf(stderr,
+                   "warning: report.html is left out: %s has not been read within %lld s; `tidepool report "
+                   "%s` writes it\n",
+                   dir.c_str(), static_cast<long long>(patience.count()), dir.c_str());
       return false;
     }
     if (told || std::chrono::steady_clock::now() - start < std::chrono::seconds(1)) continue;
@@ -255,7 +262,10 @@ void Train(CommandContext& context, TrainOptions& options) {
   (void)terminal.Drain(DiskThread::kPatience);
   DiskThread reader;
   const bool report = outcome.ok() && !outcome->already_finished && !outcome->result.disk_hangs;
-  const bool report_left_out = report && !WriteReport(reader, outcome->run_dir);
+  // A run that failed may have failed by its disk.
+  const bool report_left_out =
+      report &&
+      !WriteReport(reader, outcome->run_dir, std::chrono::seconds(outcome->result.exit == 0 ? 600 : 20));
   // What is left is for people to look at: a signal ends the program.
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);

@@ -28,7 +28,7 @@ class OpenMeeting {
       meeting_ = meeting;
       table_ = std::make_shared<comm::RendezvousTable>();
     }
-    members_.push_back(member);
+    if (std::ranges::find(members_, member) == members_.end()) members_.push_back(member);
   }
   // However it went: of a group that has lost one, nobody waits for the others any more.
   void Left(Incarnation member) TP_EXCLUDES(mu_) {
