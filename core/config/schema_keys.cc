@@ -238,7 +238,8 @@ std::vector<Key> TrainKeys() {
           "inner "
           "width and vocabulary are divided among so many of the slots that train, beside each other, which "
           "are given the same rows; they add up what they computed after each half of a block. The result is "
-          "the same up to rounding. Reference and teacher have whole models, and engines that "
+          "that of one rank, to the bit with 2 to 4 ranks. Reference and teacher have whole models, and "
+          "engines that "
           "rollout.mesh.tp does "
           "not cut",
           Between(1, 64), kFree),

@@ -99,6 +99,13 @@ int64_t GradientsOf(const JobConfig& c, const model::ModelSpec& m, int64_t whole
   return whole + (c.deterministic ? 4 * owned : 0);
 }
 
+// Of a row of hidden states, what the rank with the most sums of its own has for the others.
+int64_t SumBytes(const model::ModelSpec& m, int64_t tp, bool in_tiles) {
+  size_t most = 0;
+  for (const auto& nodes : model::SumCuts(m, {0, tp}, in_tiles).nodes()) most = std::max(most, nodes.size());
+  return static_cast<int64_t>(most) * 4 * m.hidden_size;
+}
+
 void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
@@ -117,10 +124,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
   // The largest matrix of the whole stands by itself while parts are brought together.
   if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
   // Sums on their way to the other ranks.
-  if (cut)
-    p.actor.workspace +=
-        tokens * m.hidden_size * 4 *
-        static_cast<int64_t>(model::SumCuts(m, {tp - 1, tp}, !OnGpu(c)).nodes().back().size());
+  if (cut) p.actor.workspace += tokens * SumBytes(m, tp, !OnGpu(c));
   // Beside it an engine's whole model as products read it, or its part, where that is another one.
   const int64_t engine = c.rollout.mesh.tp;
   if (cut) p.actor.weights += model::WeightBytes(m, dtype);
@@ -326,11 +330,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
       if (part.vocab_size < m.vocab_size)
         p.rollout.workspace +=
             std::min(std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent), plan.kv_cache_tokens) *
-            m.hidden_size * 4 *
-            static_cast<int64_t>(model::SumCuts(m, {c.rollout.mesh.tp - 1, c.rollout.mesh.tp}, !OnGpu(c))
-                                     .nodes()
-                                     .back()
-                                     .size());
+            SumBytes(m, c.rollout.mesh.tp, !OnGpu(c));
       p.rollout += model::GenerationMemory(
           part, dtype,
           {.kv_tokens = plan.kv_cache_tokens,
