@@ -101,8 +101,9 @@ int64_t GradientsOf(const JobConfig& c, const model::ModelSpec& m, int64_t whole
 
 // Of a row of hidden states, what the rank with the most sums of its own has for the others.
 int64_t SumBytes(const model::ModelSpec& m, int64_t tp, bool in_tiles) {
+  const model::SumCuts cuts(m, {0, tp}, in_tiles);
   size_t most = 0;
-  for (const auto& nodes : model::SumCuts(m, {0, tp}, in_tiles).nodes()) most = std::max(most, nodes.size());
+  for (const auto& nodes : cuts.nodes()) most = std::max(most, nodes.size());
   return static_cast<int64_t>(most) * 4 * m.hidden_size;
 }
 
