@@ -166,9 +166,9 @@ class Dispatcher {
   void Adopt(const SampleId& tid, SlotId slot, int64_t offered, const Version& offered_by);
   void SetBar(SlotId slot, Engine::Bar bar, bool on);
   void SetEpoch(SlotId slot, SlotEpoch epoch);  // its slot goes on under a new epoch
-  // The worker died by itself; RemoveEngine of its slots is to follow. Samples of its chunks are suspects
-  // from now on: a worker is given one of them at a time, so that a second death has one that can be blamed.
-  // Returns those that had been suspects before.
+  // The worker died by itself, and the engines that it was a part of with it; their RemoveEngine is to
+  // follow. Samples of their chunks are suspects from now on: a worker is given one of them at a time, so
+  // that a second death has one that can be blamed. Returns those that had been suspects before.
   std::vector<SampleId> Blame(WorkerId worker);
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
   int64_t RemoveEngine(SlotId slot);
@@ -238,7 +238,8 @@ class Dispatcher {
   void SetVersion(Engine& e, const Version& v);
   void LoadChanged(SlotId slot, Engine& e);
   void SettleLoads();  // before by_load_ is read: an end and a start on one engine move it once
-  [[nodiscard]] bool HasSuspect(WorkerId worker) const;
+  // There, or on another engine that one death could end together with it.
+  [[nodiscard]] bool HasSuspect(SlotId near) const;
   // Tokens that may be reserved on an engine beside the chunk's own.
   [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;

@@ -59,7 +59,7 @@ bool Dispatcher::MayTake(SlotId slot, const Request& r, int64_t tokens, Round& r
   const Engine& e = *FindEngine(slot);
   const bool full = e.load() >= round.share;
   if (!e.open() || !Fits(e, r, tokens)) return false;
-  if (r.crashes > 0 && HasSuspect(fleet_.devices.at(slot).worker())) return false;
+  if (r.crashes > 0 && HasSuspect(slot)) return false;
   if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
     return false;  // cancelled there, and not over yet
   if (r.only.valid()) return e.version == r.only;

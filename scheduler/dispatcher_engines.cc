@@ -86,7 +86,7 @@ void Dispatcher::SetEpoch(SlotId slot, SlotEpoch epoch) { EngineOn(slot)->epoch 
 std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
   std::set<SampleId> blamed;  // one that was taken back may be on two of its engines
   std::vector<SampleId> again;
-  for (const SlotId slot : fleet_.workers.at(worker).slots()) {
+  for (const SlotId slot : fleet_.EnginesOf(worker)) {
     const Engine* e = FindEngine(slot);
     if (e == nullptr) continue;
     for (const auto& [tid, att] : e->in_flight.SortedKeys()) {
@@ -99,11 +99,14 @@ std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
   return again;
 }
 
-bool Dispatcher::HasSuspect(WorkerId worker) const {
-  return std::ranges::any_of(fleet_.workers.at(worker).slots(), [&](SlotId slot) {
+bool Dispatcher::HasSuspect(SlotId near) const {
+  const auto has = [&](SlotId slot) {
     const Engine* e = FindEngine(slot);
     const auto r = e == nullptr ? requests_.end() : requests_.find(e->suspect);
     return r != requests_.end() && r->second.on == On(slot) && r->second.crashes > 0;
+  };
+  return std::ranges::any_of(fleet_.WorkersOf(near), [&](WorkerId worker) {
+    return std::ranges::any_of(fleet_.EnginesOf(worker), has);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,8 +120,11 @@ class Device {
   [[nodiscard]] const Weights& weights() const { return weights_; }
   [[nodiscard]] const Engine* engine() const { return engine_ ? &*engine_ : nullptr; }
   [[nodiscard]] const StateCopy& copy() const { return copy_; }
+  // The slots that hold its role together, itself among them; the first has their engine.
+  [[nodiscard]] const std::vector<SlotId>& gang() const { return gang_; }
 
  private:
+  friend struct Fleet;
   friend class Health;
   friend class WeightRoll;
   friend class Dispatcher;
@@ -130,6 +134,7 @@ class Device {
   Weights weights_;
   std::optional<Engine> engine_;
   StateCopy copy_;
+  std::vector<SlotId> gang_;  // Fleet's
 };
 
 struct Fleet {
@@ -141,7 +146,26 @@ struct Fleet {
     Worker& w = workers[id];
     w.kind_ = kind;
     w.slots_ = slots;
-    for (const SlotId slot : slots) devices.Insert(slot, Device(id));
+    for (const SlotId slot : slots) {
+      devices.Insert(slot, Device(id));
+      devices.at(slot).gang_ = {slot};
+    }
+  }
+  // These hold a role together. requires slots that were added
+  void Bind(const std::vector<SlotId>& gang) {
+    for (const SlotId slot : gang) devices.at(slot).gang_ = gang;
+  }
+  // Slots whose engines end with that worker: it has them, or other slots of their gangs.
+  [[nodiscard]] std::set<SlotId> EnginesOf(WorkerId worker) const {
+    std::set<SlotId> engines;
+    for (const SlotId slot : workers.at(worker).slots()) engines.insert(devices.at(slot).gang().front());
+    return engines;
+  }
+  // Workers without any of which that slot's engine ends.
+  [[nodiscard]] std::set<WorkerId> WorkersOf(SlotId slot) const {
+    std::set<WorkerId> of;
+    for (const SlotId part : devices.at(slot).gang()) of.insert(devices.at(part).worker());
+    return of;
   }
   // Where its process runs.
   void Place(WorkerId id, std::string host) {

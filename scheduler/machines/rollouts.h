@@ -51,7 +51,8 @@ class Rollouts : public Machine {
   void ServeAgain(SlotId slot);  // it holds the rollout role from now on
   // It gets no new chunks.
   void SlotIsTaken(SlotId slot) { dispatcher_.SetBar(slot, Engine::Bar::kSlot, true); }
-  void SetSuspect(WorkerId worker, bool suspect);  // with all its engines
+  // The worker became suspect, or is it no more: whether engines that it is a part of get new chunks.
+  void JudgeEngines(WorkerId worker);
   // Its samples go on elsewhere, if some other engine can take them.
   void Hedge(WorkerId worker);
   // It died. Returns samples that two deaths are blamed on.
@@ -74,6 +75,7 @@ class Rollouts : public Machine {
   void AdmitVerified(SlotId slot, const Version& v);
   void AdoptChunk(const event::OfferedChunk& chunk);
   [[nodiscard]] Version Verified(const event::OfferedSlot& offered) const;
+  void JudgeEngine(SlotId slot);
   void HedgeSlot(SlotId slot);
   [[nodiscard]] bool TooEarly();
   [[nodiscard]] int64_t ComingEngines() const;

@@ -125,7 +125,7 @@ void Rollouts::ServeAgain(SlotId slot) {
   const Version verified = d.weights().verified;
   if (d.engine() == nullptr) {
     dispatcher_.AddEngine(slot, epoch);
-    dispatcher_.SetBar(slot, Engine::Bar::kSuspect, !Health::MayServe(fleet_.workers.at(d.worker())));
+    JudgeEngine(slot);
     weights_.Add(slot);
   } else {
     dispatcher_.SetEpoch(slot, epoch);  // its drain was called off
@@ -140,9 +140,16 @@ void Rollouts::ServeAgain(SlotId slot) {
   if (verified.valid() && verified == state_.version()) AdmitVerified(slot, verified);
 }
 
-void Rollouts::SetSuspect(WorkerId worker, bool suspect) {
-  for (const SlotId slot : fleet_.workers.at(worker).slots())
-    dispatcher_.SetBar(slot, Engine::Bar::kSuspect, suspect);
+// One worker of its gang that does not answer is enough.
+void Rollouts::JudgeEngine(SlotId slot) {
+  dispatcher_.SetBar(slot, Engine::Bar::kSuspect,
+                     !std::ranges::all_of(fleet_.WorkersOf(slot), [&](WorkerId worker) {
+                       return Health::MayServe(fleet_.workers.at(worker));
+                     }));
+}
+
+void Rollouts::JudgeEngines(WorkerId worker) {
+  for (const SlotId slot : fleet_.EnginesOf(worker)) JudgeEngine(slot);
 }
 
 void Rollouts::Drained(SlotId slot) {

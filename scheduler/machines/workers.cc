@@ -163,6 +163,10 @@ void Workers::Begin() {
     if (!facts_.needs_rollout && !all_.slots.Eligible(slots, Role::kActor)) continue;
     all_.fleet.Add(id, WorkerKind::kDevice, slots);
   }
+  for (const std::vector<SlotId>& gang : facts_.layout.gangs) {
+    const auto added = [&](SlotId slot) { return fleet_.devices.Find(slot) != nullptr; };
+    if (std::ranges::all_of(gang, added)) all_.fleet.Bind(gang);
+  }
   if (facts_.needs_reward || facts_.environment) {
     for (int64_t i = 0; i < options_.side_workers(); ++i)
       all_.fleet.Add(options_.side_worker(i), options_.side_kind(), {});
@@ -235,11 +239,11 @@ void Workers::Tick() {
     switch (v.kind) {
       case Health::Verdict::kSuspect:
         out_.Say(LogLevel::kWarn, w.ref(), "worker_suspect", "gets nothing new for now: " + v.why);
-        all_.rollouts.SetSuspect(v.worker, true);
+        all_.rollouts.JudgeEngines(v.worker);
         if (v.stuck) all_.rollouts.Hedge(v.worker);
         break;
       case Health::Verdict::kRecovered:
-        all_.rollouts.SetSuspect(v.worker, false);
+        all_.rollouts.JudgeEngines(v.worker);
         break;
       case Health::Verdict::kDead:
         Crashed({WorkerRef(w.ref()), v.why, /*by_exit=*/false, {}});

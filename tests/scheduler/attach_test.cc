@@ -424,9 +424,10 @@ TEST(AttachTest, WhereTheTrainersStateCameFromIsTold) {
   }
 }
 
-// Who works on the poison dies of it, at once.
+// Who works on the poison dies of it, at once. Of a gang that works on it: the worker that is `further`
+// places after the first.
 template <typename C>
-void Poisoned(const ControllerOptions& job, const SampleId& poison) {
+void Poisoned(const ControllerOptions& job, const SampleId& poison, int64_t further = 0) {
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
   int64_t deaths = 0;
   cluster.on_executed = [&](const Command& command) {
@@ -436,7 +437,7 @@ void Poisoned(const ControllerOptions& job, const SampleId& poison) {
     if constexpr (requires { c->grader; })
       cluster.KillWorkerUnsent(c->grader.worker);
     else
-      cluster.KillWorkerUnsent(c->worker.worker);
+      cluster.KillWorkerUnsent({c->worker.worker.value + further});
   };
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 0) << r.why;
@@ -456,6 +457,15 @@ TEST(PoisonTest, ASampleThatKillsTwoWorkersIsDropped) {
   Poisoned<command::StartChunk>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
   Poisoned<command::Grade>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
   Poisoned<command::EnvStep>(SmallEpisodes(PlacementKind::kSplit, 3), {1, 0, 1});
+}
+
+TEST(PoisonTest, ASampleThatKillsAnyWorkerOfItsEngineIsDropped) {
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 7);
+  job.fleet.gangs = {{{1}, {2}, {3}}, {{4}, {5}, {6}}};
+  for (const int64_t further : {0, 1, 2}) {
+    SCOPED_TRACE(further);
+    Poisoned<command::StartChunk>(job, {1, 0, 1}, further);
+  }
 }
 
 // The controller was stopped again and again, and each time its workers gave it up.

@@ -373,10 +373,23 @@ void SimCluster::Beat(int64_t id) {
   At(FromSeconds(0.5), [this, id] { Beat(id); });
 }
 
+// An engine steps with all slots of its gang.
+bool SimCluster::GangLives(SlotId first) {
+  for (const std::vector<SlotId>& gang : options_.controller.fleet.gangs) {
+    if (gang.front() != first) continue;
+    return std::ranges::all_of(gang, [&](SlotId slot) {
+      return std::ranges::any_of(procs_, [&](auto& item) {
+        return Find(DeviceKey{item.first, slot}) != nullptr;
+      });
+    });
+  }
+  return true;
+}
+
 void SimCluster::EngineStep(const DeviceKey& device) {
   Device* p = Find(device);
   if (p == nullptr || over_) return;
-  if (p->proc->joined && !p->loading && p->admitted) {
+  if (p->proc->joined && !p->loading && p->admitted && GangLives(p->slot)) {
     std::vector<std::pair<SampleId, int32_t>> keys;
     for (const auto& [key, c] : p->chunks) keys.push_back(key);
     for (const auto& key : keys) {

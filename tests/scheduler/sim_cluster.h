@@ -224,6 +224,7 @@ class SimCluster {
   void DealFaults();
   void Beat(int64_t proc);
   void EngineStep(const DeviceKey& device);
+  bool GangLives(SlotId first);
   void FinishDrain(Device& device);
   void Offer(int64_t proc);       // to a new controller: what it holds
   void SendHeld(Device& device);  // its process was welcomed again: tokens from the first on, and ends
