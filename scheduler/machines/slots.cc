@@ -332,6 +332,13 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
       (may_take ? takes : joins)[id] = role;
     }
   }
+  // What a gang has loaded it has loaded together. One that comes together anew may have other processes, and
+  // its first worker may still have the weights (it outlived a controller) that another one has not.
+  for (const auto& [id, role] : joins) {
+    const auto& parts = pool_.slot(id).gang.members();
+    if (pool_.slot(id).phase != SlotPhase::kFree || parts.size() == 1) continue;
+    for (const Gang::Member& m : parts) all_.rollouts.Forget(m.slot);
+  }
   if (!joins.empty()) pool_.Begin(joins, "join", 0, now_);
   if (!may_take) return;
   for (const auto& [id, role] : takes) {

@@ -227,6 +227,40 @@ TEST(AttachTest, AGangWhoseOtherPartDoesNotComeBackBeginsAnew) {
   }
 }
 
+// The first worker of a gang that holds nothing outlives the controller and has the newest weights; another
+// one of it comes anew and has none. The gang has to be free when the controller dies and to generate before
+// the next version: one record in some hundred is such a moment.
+TEST(AttachTest, AGangThatComesTogetherAnewLoadsBeforeItServes) {
+  for (int64_t cut = 40; cut < 300; ++cut) {
+    SCOPED_TRACE("cut at " + std::to_string(cut));
+    ControllerOptions job = SmallJob(PlacementKind::kElastic, 6);
+    job.fleet.reattach_grace_s = 10;
+    job.fleet.gangs = {{{0}, {1}}, {{2}, {3}}, {{4}, {5}}};
+    job.batch.groups_per_step = 12;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    cluster.cut_at_record = cut;
+    const WorkerId dies{1};
+    bool waits = false;  // it came anew, and its gang has loaded nothing since
+    cluster.on_event = [&](const Event& e) {
+      const auto* join = std::get_if<event::WorkerJoined>(&e);
+      const bool gone =
+          join != nullptr && cluster.lives() == 2 && join->worker == dies && join->restored_inc.valid();
+      if (gone) cluster.KillWorkerUnsent(dies);
+      return !gone;
+    };
+    cluster.on_command = [&](const Command& c) {
+      const auto* welcome = std::get_if<command::Welcome>(&c);
+      waits |= welcome != nullptr && cluster.lives() == 2 && welcome->worker == dies;
+      const auto* load = std::get_if<command::Load>(&c);
+      waits &= load == nullptr || load->slot != SlotId{0};
+      const auto* admit = std::get_if<command::Admit>(&c);
+      EXPECT_FALSE(waits && admit != nullptr && admit->slot == SlotId{0}) << "a part of it has no weights";
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    ExpectProven(cluster);
+  }
+}
+
 TEST(AttachTest, AGangOfWhichOnePartWasFencedAsTheControllerDiedBeginsAnew) {
   ControllerOptions job = LongLived(5);
   job.fleet.gangs = {{{1}, {2}}, {{3}, {4}}};
