@@ -25,6 +25,7 @@ struct LazySync::State {
       const std::string in = options.folder + "/";
       say("fsync of " + (!options.folder.empty() && file.starts_with(in) ? file.substr(in.size()) : file));
       const Status synced = fs->SyncFile(file);
+      if (synced.code() == StatusCode::kNotFound) continue;  // nobody needed it any more, and it was removed
       if (!synced.ok() && options.failed && !options.failed(file, synced)) return;
     }
   }

@@ -21,8 +21,8 @@ class LazySync {
 
   struct Options {
     std::string folder = {};  // in which files are named, for people; empty: by their paths
-    // On the disk's thread, which may outlive this object. None: what a host has not written when it dies, no
-    // disk has. Returns whether to go on with the other files.
+    // On the disk's thread, which may outlive this object; not of a file that is gone by then. None: what a
+    // host has not written when it dies, no disk has. Returns whether to go on with the other files.
     std::function<bool(const std::string& file, const Status& error)> failed = {};
   };
   explicit LazySync(std::shared_ptr<FileSystem> fs, Options options);

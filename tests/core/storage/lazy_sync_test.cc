@@ -21,13 +21,14 @@ class Disk : public MemoryFileSystem {
   Status SyncFile(const std::string& path) override {
     const MutexLock lock(mu_);
     synced_.push_back(path);
+    if (path == gone) return NotFound("no such file");
     return path == broken ? Internal("a bad sector") : OkStatus();
   }
   std::vector<std::string> synced() {
     const MutexLock lock(mu_);
     return synced_;
   }
-  std::string broken;
+  std::string broken, gone;
 
  private:
   Mutex mu_;
@@ -43,6 +44,22 @@ TEST(LazySyncTest, WhatWaitsTogetherGoesInTheOrderOfItsRanksAndOnce) {
   }
   ASSERT_TRUE(sync.Drain(std::chrono::seconds(5)));
   EXPECT_THAT(disk->synced(), ElementsAre("payload/0000.tpp", "journal/0000.tpj"));
+}
+
+// Its samples were trained while the disk was slow.
+TEST(LazySyncTest, AFileThatWasRemovedMeanwhileIsNoFailure) {
+  const auto disk = std::make_shared<Disk>();
+  disk->gone = "run/payload/0000.tpp";
+  int failed = 0;
+  LazySync sync(disk, {.folder = "run", .failed = [&](const std::string&, const Status&) {
+                         ++failed;
+                         return false;
+                       }});
+  sync.Soon("run/payload/0000.tpp", 0);
+  sync.Soon("run/journal/0000.tpj", 1);
+  ASSERT_TRUE(sync.Drain(std::chrono::seconds(5)));
+  EXPECT_EQ(failed, 0);
+  EXPECT_THAT(disk->synced(), ElementsAre("run/payload/0000.tpp", "run/journal/0000.tpj"));
 }
 
 TEST(LazySyncTest, AnErrorIsToldAndEndsTheRound) {
