@@ -40,6 +40,16 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
 StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
     FileSystem& fs, const std::string& dir, const std::string& run_id, const JournalOptions& options,
     JournalSummary* summary_out, const std::function<Status(JournalEntry&&)>& take) {
+  const auto vanished = [&] {
+    return Aborted(dir + ": this journal was there a moment ago, with " +
+                   std::to_string(options.mark.read.value) +
+                   " records, and is gone; nothing was begun in its place. If the run's folder was moved or "
+                   "its disk was unmounted, bring it back and start this one again");
+  };
+  if (options.mark.read.value > 0) {  // before anything is made here
+    const auto there = ListNumberedFiles(fs, dir, kSegmentEnding);
+    if (there.status().code() == StatusCode::kNotFound || (there.ok() && there->empty())) return vanished();
+  }
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
   writer->next_ = options.mark.read;
@@ -52,6 +62,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(
 
   JournalSummary summary;
   TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
+  if (segments.empty() && options.mark.read.value > 0) return vanished();
   // Without a whole header there is nothing to go on with; the scan says what it is then.
   if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
       schema.ok() && *schema != kJournalSchema) {

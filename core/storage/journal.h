@@ -135,6 +135,7 @@ class JournalWriter {
   //                        that this program does not write
   //   kDataLoss            corrupt; nothing but the claim was changed
   //   kInvalidArgument     no run id for a new journal
+  //   kAborted             what the caller has read, options.mark, was left out since, or is gone
   //   errors of FileSystem
   static StatusOr<std::unique_ptr<JournalWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,

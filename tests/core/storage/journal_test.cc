@@ -558,6 +558,31 @@ TEST(JournalTest, WhatWasReadAndIsLeftOutSinceIsNotGoneOnFrom) {
   EXPECT_THAT(third.status().message(), HasSubstr("start this one again"));
 }
 
+// The folder was moved away, or its disk unmounted, between the two looks of a take-over.
+TEST(JournalTest, OneThatWasReadAndIsGoneSinceIsNotBegunAnew) {
+  for (const bool folder : {true, false}) {
+    SCOPED_TRACE(folder ? "with its folder" : "its segments");
+    MemoryFileSystem fs;
+    auto before = MustOpen(fs);
+    before->Append(record::Dup{.tid = {0, 0, 0}}, 0);
+    ASSERT_TRUE(before->Sync().ok());
+    before.reset();
+    JournalMark mark;
+    const auto take = [](JournalEntry&&) { return OkStatus(); };
+    ASSERT_TRUE(ScanJournal(fs, kDir, "run-1", Lsn{0}, take, &mark).ok());
+    const auto names = *fs.List(kDir);
+    for (const auto& name : names) ASSERT_TRUE(fs.RemoveFile(std::string(kDir) + "/" + name).ok());
+    if (folder) ASSERT_TRUE(fs.RemoveDirectory(kDir).ok());
+    JournalSummary summary;
+    const auto next =
+        JournalWriter::Open(fs, kDir, "run-1", {.take_over = true, .mark = mark}, &summary, take);
+    EXPECT_EQ(next.status().code(), StatusCode::kAborted) << next.status().ToString();
+    EXPECT_THAT(next.status().message(), HasSubstr("is gone"));
+    const auto left = fs.List(kDir);
+    EXPECT_TRUE(!left.ok() || left->empty()) << "nothing is begun there";
+  }
+}
+
 // The lock is the successor's, so that a third one which nobody told to take over is kept out, also once the
 // first one has ended.
 TEST(JournalTest, WhoTakesOverHasTheLock) {
