@@ -70,7 +70,7 @@ class RunStorage {
   };
   // Reads what is there (JournalWriter::Open says which errors), then starts the thread. `done` is called on
   // it and may be called after this object is gone, if the disk hangs: it owns what it uses. `take` is given
-  // each record of earlier lives from options.read on in order; an error of it is returned.
+  // each record of earlier lives behind options.mark in order; an error of it is returned.
   static StatusOr<std::unique_ptr<RunStorage>> Open(std::shared_ptr<FileSystem> fs,
                                                     const StorageOptions& options,
                                                     storage::JournalSummary* earlier,

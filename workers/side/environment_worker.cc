@@ -54,6 +54,7 @@ class EnvironmentWorker : public SideWorker {
             StoredSamples::Open(std::make_shared<RealFileSystem>(), welcome));
       });
       if (opened.ok()) samples_ = *std::move(opened);
+      if (samples_ == nullptr) LogUnseen(opened.status());
       if (samples_ != nullptr) {
         TP_ASSIGN_OR_RETURN(FragmentJudge judge, FragmentJudge::Create(config_));
         judge_ = std::make_unique<FragmentJudge>(std::move(judge));
@@ -68,9 +69,9 @@ class EnvironmentWorker : public SideWorker {
       return LoggedTurns::Open(std::make_shared<RealFileSystem>(), config, welcome);
     });
     if (logged.status().code() == StatusCode::kFailedPrecondition) return logged.status();
-    if (!logged.ok()) LogWorkerFailure("token_log", logged.status().message());
     // Null: the controller asks, is told that nothing can be read here, and sends the words.
     logged_ = logged.ok() ? *std::move(logged) : nullptr;
+    if (logged_ == nullptr) LogUnseen(logged.status());
     if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
     StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();

@@ -143,6 +143,7 @@ class RewardWorker : public SideWorker {
     });
     if (opened.status().code() == StatusCode::kFailedPrecondition) return opened.status();
     if (opened.ok()) responses_ = *std::move(opened);
+    if (responses_ == nullptr) LogUnseen(opened.status());
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < config.reward.concurrency; ++i)

@@ -123,6 +123,12 @@ Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
   return begun;
 }
 
+void SideWorker::LogUnseen(const Status& status) {
+  const std::string why = status.ok() ? "the run's folder is not seen here" : status.message();
+  observe::Log(status.ok() ? LogLevel::kInfo : LogLevel::kWarn, "run_unseen",
+               {{"text", why + "; what this worker is to read is sent by the controller, until it ends"}});
+}
+
 void SideWorker::Beat() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_beat_) return;

@@ -69,6 +69,10 @@ class SideWorker : private SideWork {
     return opened ? *std::move(opened) : DeadlineExceeded("the " + operation + " does not end");
   }
 
+  // Says in the log that what this worker works on comes from the controller, and why. `status` ok: the run's
+  // folder is not here, as on a host without a shared file system.
+  static void LogUnseen(const Status& status);
+
   void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Anew, or never
 
