@@ -15,6 +15,7 @@ struct Receiver {
   void operator()(const event::StorageFailed& e) const { m.life.On(e); }
   void operator()(const event::WorkerJoined& e) const { m.workers.On(e); }
   void operator()(const event::WorkerLost& e) const { m.workers.On(e); }
+  void operator()(const event::EngineLost& e) const { m.workers.On(e); }
   void operator()(const event::WorkerStartFailed& e) const { m.workers.On(e); }
   void operator()(const event::Heartbeat& e) const { m.workers.On(e); }
   void operator()(const event::StoodStill& e) const { m.workers.On(e); }

@@ -91,6 +91,13 @@ struct WorkerLost {
   bool by_exit = false;
   std::string blames;  // the plug-in that it was in, as it reported; empty: none
 };
+// The slots of one engine cannot reach each other any more, says one of them: a process of theirs is gone, or
+// is too late. It generates nothing.
+struct EngineLost {
+  WorkerRef worker;
+  SlotId slot;
+  std::string why;
+};
 // Exec failed, died before Hello.
 struct WorkerStartFailed {
   WorkerId worker;
@@ -326,12 +333,12 @@ struct Tick {};
 }  // namespace event
 
 using Event = std::variant<
-    event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
-    event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::TokensLost, event::RowReady,
-    event::RowInvalid, event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted,
-    event::Pulled, event::Loaded, event::StateReady, event::GroupFormed, event::StepAborted, event::TrainDone,
-    event::TrainFailed, event::PayloadLost, event::Published, event::RecoveryCopied, event::CheckpointWritten,
-    event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::BestKept,
-    event::StopRequested, event::StorageFailed, event::StoodStill, event::Tick>;
+    event::Started, event::WorkerJoined, event::WorkerLost, event::EngineLost, event::WorkerStartFailed,
+    event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::TokensLost,
+    event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped, event::Drained, event::Released,
+    event::Granted, event::Pulled, event::Loaded, event::StateReady, event::GroupFormed, event::StepAborted,
+    event::TrainDone, event::TrainFailed, event::PayloadLost, event::Published, event::RecoveryCopied,
+    event::CheckpointWritten, event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved,
+    event::BestKept, event::StopRequested, event::StorageFailed, event::StoodStill, event::Tick>;
 
 }  // namespace tidepool::scheduler

@@ -29,11 +29,12 @@ enum class WaitKind : uint8_t {
   kPayload,
   kGroup,
   kAbort,
+  kEngine,
 };
 constexpr auto WordsOf(WaitKind) {
   return std::to_array<const char*>({"state", "train", "publish", "recovery_copy", "checkpoint",
                                      "verify_checkpoint", "save_final", "transition", "pull", "load", "row",
-                                     "payload", "form_group", "abort_step"});
+                                     "payload", "form_group", "abort_step", "engine_lost"});
 }
 
 class Waits {

@@ -18,6 +18,7 @@ namespace tidepool::comm {
 namespace {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 constexpr const char* kHere = "here";
 
@@ -28,11 +29,12 @@ std::string Key(const GroupOptions& o, const char* what, int rank) {
 // Says something under `what` and waits for what the others say, so that an error names those that do not
 // come.
 StatusOr<std::vector<std::string>> Meet(const GroupOptions& o, const char* what, const std::string& mine,
-                                        milliseconds patience) {
+                                        Clock::time_point until) {
   TP_RETURN_IF_ERROR(o.rendezvous->Set(Key(o, what, o.rank), mine));
   std::vector<std::string> keys;
   for (int rank = 0; rank < o.size; ++rank) keys.push_back(Key(o, what, rank));
-  auto said = o.rendezvous->Get(keys, patience);
+  const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
+  auto said = o.rendezvous->Get(keys, std::max(left, milliseconds(0)));
   if (said.ok()) return said;
   if (said.status().code() != StatusCode::kDeadlineExceeded) return said.status().At(Ranks(o));
   std::string missing;
@@ -47,14 +49,14 @@ StatusOr<std::vector<std::string>> Meet(const GroupOptions& o, const char* what,
 }
 
 // Rank 0 makes the memory, the others look for it. Null: one of them does not see it; `why` says which.
-StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, milliseconds patience,
+StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, Clock::time_point until,
                                                   std::string& why) {
   StatusOr<std::unique_ptr<HostMemory>> memory = NotFound("no shared memory");
   HostMemory::Place place;
   if (o.rank == 0 && !o.shared_folder.empty()) memory = HostMemory::Make(o.shared_folder, o.size, place);
   TP_ASSIGN_OR_RETURN(
       const std::vector<std::string> said,
-      Meet(o, "memory", memory.ok() ? place.name + " " + std::to_string(place.word) : "", patience));
+      Meet(o, "memory", memory.ok() ? place.name + " " + std::to_string(place.word) : "", until));
   const size_t space = said[0].find(' ');
   if (o.rank > 0 && !o.shared_folder.empty() && space != std::string::npos) {
     place.name = said[0].substr(0, space);
@@ -62,7 +64,7 @@ StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, millise
     memory = HostMemory::Open(o.shared_folder, place, o.rank, o.size);
   }
   TP_ASSIGN_OR_RETURN(const std::vector<std::string> troubles,
-                      Meet(o, "sees", memory.ok() ? "" : memory.status().message(), patience));
+                      Meet(o, "sees", memory.ok() ? "" : memory.status().message(), until));
   if (memory.ok()) (*memory)->Unlink();
   for (size_t rank = 0; rank < troubles.size() && why.empty(); ++rank)
     if (!troubles[rank].empty()) why = "rank " + std::to_string(rank) + ": " + troubles[rank];
@@ -76,10 +78,10 @@ StatusOr<std::unique_ptr<Collective>> MakeGroup(const GroupOptions& o) {
     return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " +
                            std::to_string(o.size));
   }
-  const auto patience = milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
-  TP_RETURN_IF_ERROR(Meet(o, kHere, "", patience).status());
+  const auto until = Clock::now() + milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
+  TP_RETURN_IF_ERROR(Meet(o, kHere, "", until).status());
   std::string why;
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, MemoryOfAll(o, patience, why));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, MemoryOfAll(o, until, why));
   std::unique_ptr<Collective> made;
   if (memory != nullptr) {
     made = MakeHostGroup(o, std::move(memory));

@@ -1,5 +1,7 @@
 #include "core/engine/ranks.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -10,6 +12,9 @@
 
 namespace tidepool::engine {
 namespace {
+
+constexpr const char* kKeptWord = "kept";
+constexpr double kLeastSeconds = 0.1;  // 0 would be the group's deadline
 
 template <typename T>
 T Need(StatusOr<T> got) {
@@ -50,8 +55,9 @@ class Reader {
 
 }  // namespace
 
-void Ranks::Tell(const Order& order) {
-  (void)Need(group_.AllGather(std::string(1, static_cast<char>(order.kind)) + order.body, "order"));
+void Ranks::Tell(const Order& order, double patience_s) {
+  (void)Need(
+      group_.AllGather(std::string(1, static_cast<char>(order.kind)) + order.body, "order", patience_s));
 }
 
 std::optional<Order> Ranks::Next(std::chrono::milliseconds patience) {
@@ -66,6 +72,16 @@ std::optional<Order> Ranks::Next(std::chrono::milliseconds patience) {
 std::vector<std::string> Ranks::Answers(const std::string& mine, double patience_s) {
   return Need(group_.AllGather(mine, "answer", patience_s));
 }
+
+bool Ranks::AllKept(bool mine, double patience_s) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_s);
+  Tell({Order::kKept, ""}, patience_s);
+  const std::chrono::duration<double> left = until - std::chrono::steady_clock::now();
+  const std::vector<std::string> all = Answers(mine ? kKeptWord : "", std::max(kLeastSeconds, left.count()));
+  return std::ranges::all_of(all, [](const std::string& one) { return one == kKeptWord; });
+}
+
+void Ranks::AnswerKept(bool mine, double patience_s) { (void)Answers(mine ? kKeptWord : "", patience_s); }
 
 device::Array Ranks::Whole(device::Device& device, const model::ModelSpec& whole,
                            const device::View& logits) {

@@ -25,6 +25,7 @@ struct Order {
   enum Kind : char {
     kForward = 'f',  // copies of slots, then one forward of a batch (ForwardOrder)
     kHead = 'h',     // logits of some of its rows (HeadOrder)
+    kKept = 'k',     // say whether keys and values are what they were (AllKept)
     kOther = 'o',    // something of those who have the engine: its weights
   };
   Kind kind = kOther;
@@ -40,13 +41,18 @@ class Ranks {
   [[nodiscard]] bool leads() const { return part().rank == 0; }
   [[nodiscard]] model::Peers& peers() { return peers_; }
 
-  // From the leader to all others. requires leads()
-  void Tell(const Order& order);
+  // From the leader to all others. `patience_s`: for those that are not there yet; 0: the group's deadline.
+  // requires leads()
+  void Tell(const Order& order, double patience_s = 0);
   // The leader's next order; nothing where none has come after `patience`. requires !leads()
   std::optional<Order> Next(std::chrono::milliseconds patience);
   // What each has to say of the last order, rank after rank. Whoever has more to do than others is waited
   // for.
   std::vector<std::string> Answers(const std::string& mine, double patience_s);
+  // Between two grants a rank may have given its keys and values back. Whether none has: the leader asks, the
+  // others answer its kKept. Both within `patience_s`.
+  bool AllKept(bool mine, double patience_s);  // requires leads()
+  void AnswerKept(bool mine, double patience_s);
 
   // The leader's logits [n, vocabulary] of all ranks' [n, part of it]; of the others nothing.
   device::Array Whole(device::Device& device, const model::ModelSpec& whole, const device::View& logits);

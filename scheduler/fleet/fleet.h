@@ -68,6 +68,7 @@ struct Engine {
     kLoading = 2,  // its weights are being replaced, or nobody has verified what is there; until Admit
     kSuspect = 4,  // it is silent, or its work does not move
     kEmptied = 8,  // its samples are moved away so that it can load; until Admit
+    kBroken = 16,  // its slots have lost each other; for the rest of its life
   };
   SlotEpoch epoch;
   Version version;       // admitted
@@ -78,6 +79,7 @@ struct Engine {
   SmallSet<GroupId> groups;                                    // whose KV may be there
   bool load_changed = false;                                   // since the last SettleLoads
   FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
+  [[nodiscard]] bool broken() const { return (barred & static_cast<uint8_t>(Bar::kBroken)) != 0; }
   [[nodiscard]] bool open() const { return version.valid() && barred == 0; }  // takes new chunks
   [[nodiscard]] int64_t load() const { return static_cast<int64_t>(in_flight.size()) * slowness; }
 };

@@ -157,6 +157,9 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
       }
       all_.workers.Replace(w.who, why);
       return;
+    case WaitKind::kEngine:
+      all_.workers.ReplaceEngine(w.who, w.what);
+      return;
     default:
       all_.workers.Replace(w.who, why);
   }

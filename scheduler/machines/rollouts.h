@@ -57,6 +57,8 @@ class Rollouts : public Machine {
   void Hedge(WorkerId worker);
   // It died. Returns samples that two deaths are blamed on.
   std::vector<SampleId> Blame(WorkerId worker) { return dispatcher_.Blame(worker); }
+  // It generates no more, and its samples wait until its workers are replaced.
+  void EngineLost(SlotId slot) { dispatcher_.SetBar(slot, Engine::Bar::kBroken, true); }
   void Drained(SlotId slot);   // it generates no more
   void Lost(WorkerId worker);  // and the memory of all its slots is gone
   // Of the weights in its memory nothing is known: its worker is new, or its trainer writes them.

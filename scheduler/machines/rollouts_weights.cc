@@ -18,7 +18,7 @@ WeightRoll::Conditions Rollouts::RollConditions() {
 // The engine keeps the weights that it has for now.
 bool Rollouts::Holds(SlotId slot) {
   const Engine* e = dispatcher_.FindEngine(slot);
-  if (e == nullptr || !all_.slots.pool().Holds(slot, Role::kRollout)) return true;
+  if (e == nullptr || e->broken() || !all_.slots.pool().Holds(slot, Role::kRollout)) return true;
   const bool has_it = fleet_.devices.at(slot).weights().verified ==
                       e->version;  // else overwritten by a load that failed or came too late
   // Pinned samples end on the weights that they began with.

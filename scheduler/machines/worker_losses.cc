@@ -5,6 +5,13 @@
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+// A process that has died is seen to be gone by then, and is the one that is named.
+constexpr double kEngineLostSeconds = 2;
+
+}  // namespace
+
 void Workers::On(const event::WorkerLost& e) {
   if (fleet_.IsLive(e.worker)) {
     if (Forgiven()) {
@@ -21,6 +28,31 @@ void Workers::On(const event::WorkerLost& e) {
     return;
   }
   ReplaceAbsent(e.worker.worker, e.why);
+}
+
+// Most often a process of it died, and its end will be told next. Until then the engine gets nothing to do.
+void Workers::On(const event::EngineLost& e) {
+  if (!fleet_.IsLive(SlotOf(e))) {
+    all_.life.Refuse();
+    return;
+  }
+  const SlotId engine = fleet_.devices.at(e.slot).gang().front();
+  const Waits::Key key{WaitKind::kEngine, engine.value};
+  if (waits_.Has(key)) return;  // another slot of it has said so
+  all_.life.Moved();
+  all_.rollouts.EngineLost(engine);
+  waits_.Begin(key, {e.worker, now_, In(kEngineLostSeconds), e.why});
+}
+
+// As where a process of it died: what it was working on may be why.
+void Workers::ReplaceEngine(const WorkerRef& ref, const std::string& why) {
+  if (!fleet_.IsLive(ref)) return;
+  const event::WorkerLost lost{ref, "the slots of its engine lost each other: " + why, /*by_exit=*/false, {}};
+  if (Forgiven()) {
+    Lose(lost.worker, lost.why, lost.by_exit);
+  } else {
+    Crashed(lost);
+  }
 }
 
 // A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
@@ -49,6 +81,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
                             by_exit ? why : "the controller ended it: " + why, ref.worker});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
+  for (const SlotId engine : fleet_.EnginesOf(ref.worker)) waits_.End({WaitKind::kEngine, engine.value});
   all_.rollouts.Lost(ref.worker);
   all_.slots.Lost(ref.worker, why);
   all_.trainer.Forget(ref);

@@ -17,6 +17,7 @@ class Workers : public Machine {
 
   void On(const event::WorkerJoined& e);
   void On(const event::WorkerLost& e);
+  void On(const event::EngineLost& e);
   void On(const event::WorkerStartFailed& e);
   void On(const event::Heartbeat& e);
   void On(const event::StoodStill& e);
@@ -26,6 +27,8 @@ class Workers : public Machine {
   void Start();   // their processes
   void Tick();    // who is silent, stuck or late
   void Replace(const WorkerRef& ref, const std::string& why);  // kills it, if it is alive; then as lost
+  // Nobody died of whom its engine could have been lost.
+  void ReplaceEngine(const WorkerRef& ref, const std::string& why);
 
   void Progress(WorkerId worker) { health_.Progress(worker, now_); }  // its work moves
   void Admitted(WorkerId worker) { health_.Admitted(worker); }        // it has what it needs to work

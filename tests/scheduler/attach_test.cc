@@ -502,6 +502,52 @@ TEST(PoisonTest, ASampleThatKillsAnyWorkerOfItsEngineIsDropped) {
   }
 }
 
+// Its slots tell of it, and a process of it may have died as well.
+TEST(PoisonTest, ASampleThatBreaksItsEngineIsBlamedOnceEachTime) {
+  for (const bool dies : {false, true}) {
+    SCOPED_TRACE(dies ? "a process dies" : "none dies");
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 7);
+    job.fleet.gangs = {{{1}, {2}, {3}}, {{4}, {5}, {6}}};
+    const SampleId poison{1, 0, 1};
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    int64_t broken = 0;
+    TimePoint since;
+    std::map<WorkerId, Incarnation> of;
+    std::set<std::pair<WorkerId, Incarnation>> ended;
+    cluster.on_executed = [&](const Command& command) {
+      if (const auto* grant = std::get_if<command::Grant>(&command))
+        of[grant->worker.worker] = grant->worker.inc;
+      const auto* c = std::get_if<command::StartChunk>(&command);
+      if (c == nullptr || c->tid != poison) return;
+      ++broken;
+      const WorkerId first = c->worker.worker;
+      cluster.BreakEngine(c->slot);
+      for (int64_t i = 0; i < 3; ++i) ended.insert({{first.value + i}, of[{first.value + i}]});
+      if (dies) cluster.KillWorkerUnsent({first.value + 1});
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 0) << r.why;
+    EXPECT_EQ(broken, 2);
+    int64_t dropped = 0, as_dead = 0;
+    for (const JournalEntry& e : cluster.journal()) {
+      const auto* fence = std::get_if<record::Fence>(&e.record);
+      EXPECT_TRUE(fence == nullptr || ended.erase({fence->worker.worker, fence->worker.inc}) == 1)
+          << "a worker of no broken engine";
+      if (const auto* fault = std::get_if<record::Fault>(&e.record);
+          fault != nullptr && fault->what == "killed")
+        ++as_dead;
+      const auto* d = std::get_if<record::Drop>(&e.record);
+      if (d == nullptr || d->reason != DropReason::kPoison) continue;
+      ++dropped;
+      EXPECT_EQ(d->tid, poison);
+    }
+    EXPECT_TRUE(ended.empty()) << "all workers of a broken engine are replaced";
+    EXPECT_EQ(dropped, 1);
+    EXPECT_EQ(as_dead, dies ? 2 : 0) << "who died by itself is the one that is named";
+    ExpectProven(cluster);
+  }
+}
+
 // The controller was stopped again and again, and each time its workers gave it up.
 TEST(PoisonTest, DeathsOfTheControllersOwnAbsenceAreNobodysFault) {
   SimCluster cluster({.controller = SmallJob(PlacementKind::kSplit, 3), .seed = 4, .faults = {}});

@@ -373,23 +373,40 @@ void SimCluster::Beat(int64_t id) {
   At(FromSeconds(0.5), [this, id] { Beat(id); });
 }
 
-// An engine steps with all slots of its gang.
-bool SimCluster::GangLives(SlotId first) {
+std::vector<SimCluster::Device*> SimCluster::GangOf(SlotId first) {
+  std::vector<Device*> members;
   for (const std::vector<SlotId>& gang : options_.controller.fleet.gangs) {
     if (gang.front() != first) continue;
-    return std::ranges::all_of(gang, [&](SlotId slot) {
-      return std::ranges::any_of(procs_, [&](auto& item) {
-        return Find(DeviceKey{item.first, slot}) != nullptr;
-      });
-    });
+    for (const SlotId slot : gang) {
+      for (auto& [id, proc] : procs_) {
+        if (Device* d = Find(DeviceKey{id, slot})) members.push_back(d);
+      }
+    }
   }
-  return true;
+  return members;
+}
+
+void SimCluster::BreakEngine(SlotId first) {
+  for (Device* d : GangOf(first)) {
+    d->broken = true;
+    Out(*d, event::EngineLost{d->proc->ref(), d->slot, "sim"});
+  }
+}
+
+// An engine steps with all slots of its gang.
+bool SimCluster::Together(Device& first) {
+  const auto& gangs = options_.controller.fleet.gangs;
+  const auto gang =
+      std::ranges::find_if(gangs, [&](const std::vector<SlotId>& g) { return g.front() == first.slot; });
+  if (gang == gangs.end()) return true;
+  if (!first.broken && Chance(options_.faults.engine_lost)) BreakEngine(first.slot);
+  return !first.broken && GangOf(first.slot).size() == gang->size();
 }
 
 void SimCluster::EngineStep(const DeviceKey& device) {
   Device* p = Find(device);
   if (p == nullptr || over_) return;
-  if (p->proc->joined && !p->loading && p->admitted && GangLives(p->slot)) {
+  if (p->proc->joined && !p->loading && p->admitted && Together(*p)) {
     std::vector<std::pair<SampleId, int32_t>> keys;
     for (const auto& [key, c] : p->chunks) keys.push_back(key);
     for (const auto& key : keys) {

@@ -37,6 +37,7 @@ struct SimFaults {
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double best_fails_until_s = 0;  // best/ cannot be made before
   double chunk_error = 0;
+  double engine_lost = 0;  // per step of an engine of several slots: they lose each other, and live
   double group_error = 0, fetch_error = 0, recovery_error = 0;
   double slow_drain = 0;    // a drain takes up to 30 s
   double keeps_memory = 0;  // a release frees too little
@@ -119,6 +120,8 @@ class SimCluster {
   }
   // The same, and what it has sent and nobody has received yet is lost with its connection.
   void KillWorkerUnsent(WorkerId worker);
+  // The slots of that gang lose each other, and say so.
+  void BreakEngine(SlotId first);
   [[nodiscard]] int64_t lives() const { return result_.lives; }
 
  private:
@@ -156,7 +159,7 @@ class SimCluster {
     uint64_t weights = 0;  // their digest, as computed from the memory
     std::optional<Version> loading, pulling;
     TimePoint load_until;
-    bool admitted = false;
+    bool admitted = false, broken = false;
     std::optional<command::Drain> draining;
     StepNumber state_step;
     std::optional<event::TrainDone> done;  // that it said last
@@ -224,7 +227,8 @@ class SimCluster {
   void DealFaults();
   void Beat(int64_t proc);
   void EngineStep(const DeviceKey& device);
-  bool GangLives(SlotId first);
+  std::vector<Device*> GangOf(SlotId first);  // those that live; empty: it is no gang
+  bool Together(Device& first);
   void FinishDrain(Device& device);
   void Offer(int64_t proc);       // to a new controller: what it holds
   void SendHeld(Device& device);  // its process was welcomed again: tokens from the first on, and ends

@@ -110,7 +110,9 @@ SimOptions Swarm(uint64_t seed) {
 SimOptions SwarmOfGangs(uint64_t seed) {
   SimOptions o = Swarm(seed);
   o.controller.fleet.gangs = Pairs(o.controller.fleet, static_cast<int64_t>(seed % 2));
-  // Not together with places that may lack, while no config has gangs: slots are counted there, not gangs.
+  Rng rng = Rng(seed).Fork("engine_lost");
+  if (rng.Chance(0.5)) o.faults.engine_lost = 0.01 * rng.Uniform();
+  // Not together with places that may lack, which no config has: slots are counted there, not gangs.
   o.controller.fleet.min_slots = 0;
   o.faults.last_stays_away = false;
   return o;

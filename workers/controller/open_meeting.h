@@ -1,7 +1,7 @@
 #pragma once
-// Where the training group that is there now meets (core/comm/rendezvous.h): its members alone have it, and
-// those of an earlier group hear that theirs is over. Nothing of it outlives the controller: another one
-// forms another group. Thread-safe.
+// Where processes that are to compute together find each other (core/comm/rendezvous.h): the ranks that
+// train, and the slots of each engine. There is one meeting at a time; only its members may ask for it, and
+// members of an earlier one hear that theirs is over. A new controller begins with none. Thread-safe.
 
 #include <algorithm>
 #include <map>
@@ -41,10 +41,9 @@ class OpenMeeting {
       TP_EXCLUDES(mu_) {
     const MutexLock lock(mu_);
     if (table_ == nullptr || meeting != meeting_)
-      return NotFound("training group " + meeting + " is over, or was never formed by this controller");
+      return NotFound("group " + meeting + " is over, or was never formed by this controller");
     if (std::ranges::find(members_, asker) == members_.end())
-      return PermissionDenied("incarnation " + std::to_string(asker.value) + " is not in training group " +
-                              meeting);
+      return PermissionDenied("incarnation " + std::to_string(asker.value) + " is not in group " + meeting);
     return table_;
   }
 
@@ -62,7 +61,7 @@ class OpenMeeting {
   std::shared_ptr<comm::RendezvousTable> table_ TP_GUARDED_BY(mu_);  // null: there is no group
 };
 
-// The same for engines that several slots are, each by the worker of its first rank. Thread-safe.
+// One meeting for each engine of several slots, found by the worker of its first slot. Thread-safe.
 class EngineMeetings {
  public:
   void Admit(WorkerId leader, const std::string& meeting, Incarnation member) TP_EXCLUDES(mu_) {

@@ -21,8 +21,16 @@ void DeviceMachine::Work(const std::function<int64_t()>& newest) {
     waiting_.pop_front();
     On(command, newest());
   }
+  SayLoss();
   if (reading_.empty() || exit_code_) return;
   for (const DeviceWork::WasRead& read : work_->TakeRead()) GoOn(read);
+}
+
+void DeviceMachine::SayLoss() {
+  if (loss_said_ || exit_code_ || work_->EngineLost().empty()) return;
+  loss_said_ = true;
+  SayTokens();
+  work_->Say(up::EngineLost{.worker = {}, .slot = slot_, .why = work_->EngineLost()});
 }
 
 void DeviceMachine::On(Command& command, int64_t newest) {
@@ -49,6 +57,7 @@ void DeviceMachine::On(const down::Attached& attached) {
   work_->FinishCheckpoint();
   work_->EndPull();
   work_->Begin(attached.ctl_epoch);
+  loss_said_ = true;
   up::Offer frame;
   if (inc_.valid()) {
     if (const auto digest = work_->WeightsDigest(); digest.ok())
@@ -82,6 +91,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     exit_code_ = 2;
     return;
   }
+  loss_said_ = false;
   held_.SetKept(work_->OutlivesController());
   if (work_->SeesRun()) work_->Say(up::SeesRun{});
 }
@@ -134,7 +144,9 @@ void DeviceMachine::On(const down::Grant& c) {
   if (!Begins(c.slot, c.epoch)) return;
   // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
   const bool held = std::exchange(role_, c.role) == c.role;
-  if (c.role == Role::kRollout && !held && !work_->PrepareRollout(c).ok()) {
+  // Of an engine of several slots one may hold it still, and another not.
+  const bool prepares = c.role == Role::kRollout && (!held || c.ranks > 1);
+  if (prepares && !work_->PrepareRollout(c).ok()) {
     exit_code_ = 3;  // a slot that cannot hold its role: the controller sees this worker end and says why
     return;
   }
@@ -242,11 +254,12 @@ void DeviceMachine::On(const down::Store& c) {
   HeldTokens::Finished f{what.tid, what.att, what.finish, {}, c.newest, what.segments};
   const std::vector<int32_t>* prompt = held_.PromptOf(what.tid, what.att);
   const bool here = prompt != nullptr && static_cast<int64_t>(prompt->size()) == what.prompt_size();
-  if (!here || !work_->SeesRun()) {
-    const char* why = here ? "its folder is not seen here" : "its prompt is not here";
-    return work_->Say(up::Stored{what.tid, what.att, c.newest, {}, why});
+  const bool lacks = !here && what.prompt_size() > 0;  // a fragment of a control task has no prompt
+  if (lacks || !work_->SeesRun()) {
+    const char* why = lacks ? "its prompt is not here" : "its folder is not seen here";
+    return work_->Say(up::Stored{what.tid, what.att, c.newest, {}, why, /*declined=*/lacks});
   }
-  f.prompt = *prompt;
+  if (here) f.prompt = *prompt;
   work_->Store(std::move(f));
 }
 

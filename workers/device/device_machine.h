@@ -60,7 +60,8 @@ class DeviceWork {
   virtual Status Publish(const down::Publish& c) = 0;
 
   // --- the slot
-  // Of an engine of several slots: with the others, which are told at the same time.
+  // Of an engine of several slots: with the others, which are told at the same time, and also where this one
+  // holds the role already.
   virtual Status PrepareRollout(const down::Grant& c) = 0;
   // What of the trainer's state was put aside comes back, for this worker and for those that fetch it. Where
   // it does not, StateStep says that no state is here.
@@ -79,6 +80,9 @@ class DeviceWork {
   // tells it. Follow waits a moment for it.
   [[nodiscard]] virtual bool Follows() const = 0;
   virtual void Follow() = 0;  // requires Follows()
+  // Why the slots of its engine have lost each other: this one does nothing for it any more. Empty: they have
+  // not.
+  [[nodiscard]] virtual const std::string& EngineLost() const = 0;
 
   // --- the token log of this incarnation (core/storage/token_log.h)
   [[nodiscard]] virtual bool SeesRun() const = 0;
@@ -207,6 +211,7 @@ class DeviceMachine {
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why, std::vector<BadRow> bad = {});
+  void SayLoss();
 
   DeviceWork* work_;
   std::deque<Command> waiting_;
@@ -225,6 +230,7 @@ class DeviceMachine {
   int64_t refused_ = 0;
   std::optional<int> exit_code_;
   int64_t evaluation_ended_ = -1;  // lease of the last EndEvaluation
+  bool loss_said_ = true;          // to this controller, that its engine is lost; not before it has welcomed
 };
 
 }  // namespace tidepool::workers

@@ -330,20 +330,19 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   return digest_;
 }
 
-// All ranks take theirs from one copy, which the first one compares with its digest.
+// All ranks take theirs from one copy. It is compared with its digest after that: who brings other weights
+// there writes over what was read.
 StatusOr<uint64_t> DeviceRoles::LoadPart(Version version) {
   TP_ASSIGN_OR_RETURN(const HostWeights::Whole copy, published_->Look(version));
-  if (ranks_ == nullptr || ranks_->leads()) {
-    if (PiecesOf(copy.bytes).Digest() != copy.digest) {
-      published_->LookAgain(version);
-      return DataLoss("weights of version " + ToString(version) +
-                      ": the bytes that came have another digest than those that were sent");
-    }
-  }
   if (static_cast<int64_t>(copy.bytes.size()) != weight_bytes())
     return DataLoss("weights of version " + ToString(version) + " have " + std::to_string(copy.bytes.size()) +
                     " bytes, expected " + std::to_string(weight_bytes()));
   weights_->TakePart(copy.bytes);
+  if (PiecesOf(copy.bytes).Digest() != copy.digest) {
+    published_->LookAgain(version);
+    return DataLoss("weights of version " + ToString(version) +
+                    ": the bytes that came have another digest than those that were sent");
+  }
   digest_ = copy.digest;
   torn_ = false;
   return digest_;

@@ -137,10 +137,6 @@ class DeviceWorker {
       if (machine_->CanPreview()) machine_->PreviewPiece();
       if (machine_->CanFollow()) machine_->Follow();
     }
-    if (const std::string why = work_->EngineOver(); !why.empty()) {
-      LogWorkerFailure("engine_over", why);
-      return 3;
-    }
     return std::nullopt;
   }
 

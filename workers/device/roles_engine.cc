@@ -21,7 +21,8 @@
 namespace tidepool::workers {
 namespace {
 
-constexpr int kEngineRow = 1;  // of the time line (roles_work.cc)
+constexpr int kEngineRow = 1;          // of the time line (roles_work.cc)
+constexpr double kLeastSeconds = 0.1;  // to say something when the time of a grant is over
 
 // What all of them load.
 std::string TextOf(const down::Load& c) {
@@ -56,23 +57,36 @@ Status RolesWork::JoinEngine(const down::Grant& c) {
     return Unimplemented(
         "the slots of an engine (rollout.mesh.tp) have to share a host's memory, and these have " +
         group->by());
-  engine_ranks_ = std::make_unique<EngineRanks>(c.meeting, std::move(group));
+  engine_ranks_ = std::make_unique<EngineRanks>(c.meeting, c.timeout_s, std::move(group));
   return OkStatus();
 }
 
-// Keys and values that one of them has given back are of no use to the others.
+// The first slot asks whether all have their keys and values still, whoever was told to release them and
+// whoever holds the role since the last grant; the others answer where they follow it.
 Status RolesWork::PrepareRanks(const down::Grant& c) {
+  const auto begin = Clock::now();
   TP_RETURN_IF_ERROR(JoinEngine(c));
   const bool kept = roles_->held(Role::kRollout).kv > 0;
-  try {
-    const std::vector<std::string> all = engine_ranks_->ranks.Answers(kept ? "kept" : "none", 0);
-    if (kept && std::ranges::any_of(all, [](const std::string& one) { return one != "kept"; }))
-      roles_->Release(Role::kRollout);
-  } catch (const model::PeersFailed& e) {
-    LeaveEngine();
-    return e.status();
+  engine_ranks_->kept = engine_ranks_->kept && kept;
+  if (engine_ranks_->ranks.leads()) {
+    const std::chrono::duration<double> passed = Clock::now() - begin;
+    try {
+      const double left = std::max(c.timeout_s - passed.count(), kLeastSeconds);
+      const bool all = engine_ranks_->ranks.AllKept(engine_ranks_->kept, left);
+      if (kept && !all) roles_->Release(Role::kRollout);
+    } catch (const model::PeersFailed& e) {
+      LeaveEngine();
+      return e.status();
+    }
+    engine_ranks_->kept = true;
   }
   return roles_->PrepareRollout(&engine_ranks_->ranks);
+}
+
+// Until it is replaced, a slot that has lost the others must not take itself for a whole engine.
+Status RolesWork::EngineWhole() const {
+  if (engine_lost_.empty()) return OkStatus();
+  return Unavailable("the slots of its engine have lost each other: " + engine_lost_);
 }
 
 void RolesWork::LeaveEngine() {
@@ -81,20 +95,13 @@ void RolesWork::LeaveEngine() {
   engine_ranks_.reset();
 }
 
-// Of slots that are one engine none is of use without the others. The controller learns of a lost one as of
-// any worker, ends the others, too, and has the samples generated elsewhere, or again.
+// Of slots that are one engine none is of use without the others. The controller is told (DeviceMachine),
+// replaces all of them, and has the samples generated elsewhere, or again.
 void RolesWork::LoseEngine(const Status& why) {
   observe::Log(LogLevel::kInfo, "engine_lost", {{"text", why.message()}});
   LeaveEngine();
   engine_lost_ = why.message();
-  engine_lost_at_ = Clock::now();
-}
-
-// So long the controller may take to hear of it. What a worker that ends by itself was at counts as why.
-std::string RolesWork::EngineOver() const {
-  constexpr auto kPatience = std::chrono::seconds(60);
-  if (engine_lost_.empty() || Clock::now() - engine_lost_at_ < kPatience) return "";
-  return engine_lost_;
+  if (engine_lost_.empty()) engine_lost_ = "no reason is known";
 }
 
 void RolesWork::Follow() {
@@ -102,6 +109,10 @@ void RolesWork::Follow() {
   try {
     const auto order = engine_ranks_->ranks.Next(kPatience);
     if (!order) return;
+    if (order->kind == engine::Order::kKept) {
+      engine_ranks_->ranks.AnswerKept(std::exchange(engine_ranks_->kept, true), engine_ranks_->timeout_s);
+      return;
+    }
     if (order->kind != engine::Order::kOther) {
       if (!roles_->loaded()) {
         LoseEngine(FailedPrecondition("the first slot computes with weights that this one was never given"));
@@ -134,6 +145,7 @@ void RolesWork::Follow() {
 }
 
 StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
+  TP_RETURN_IF_ERROR(EngineWhole());
   if (engine_ranks_ == nullptr) return LoadHere(c);
   try {
     return LoadWithRanks(c);

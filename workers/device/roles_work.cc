@@ -139,6 +139,7 @@ RolesWork::Operation::~Operation() {
 // --- memory
 
 Status RolesWork::PrepareRollout(const down::Grant& c) {
+  TP_RETURN_IF_ERROR(EngineWhole());
   // A trainer that was made before the slot held a role was never told to release it.
   if (offloads()) (void)Release(Role::kActor, plan_.need(Role::kRollout));
   return Told("grant", c.ranks > 1 ? PrepareRanks(c) : roles_->PrepareRollout());

@@ -103,9 +103,7 @@ class RolesWork : public DeviceWork {
   up::StepTokens Step() override;
   [[nodiscard]] bool Follows() const override { return roles_->follower() != nullptr; }
   void Follow() override;
-  // Other slots of its engine were lost a while ago, and nobody has ended this worker with them: why it is of
-  // no use. Empty: nothing of the kind.
-  [[nodiscard]] std::string EngineOver() const;
+  [[nodiscard]] const std::string& EngineLost() const override { return engine_lost_; }
   void LeaveEngine();  // the others see it, and do not wait for this one
 
   [[nodiscard]] bool SeesRun() const override { return log_ != nullptr && !log_failed_; }
@@ -160,6 +158,7 @@ class RolesWork : public DeviceWork {
   Status JoinEngine(const down::Grant& c);
   Status PrepareRanks(const down::Grant& c);
   void LoseEngine(const Status& why);
+  [[nodiscard]] Status EngineWhole() const;
   StatusOr<Copied> LoadHere(const down::Load& c);
   StatusOr<Copied> LoadWithRanks(const down::Load& c);
   int64_t Grown(const up::ChunkDelta& c);
@@ -189,11 +188,17 @@ class RolesWork : public DeviceWork {
   // The slots that are one engine, where this one is of several.
   struct EngineRanks {
     std::string meeting;
+    double timeout_s;  // of a grant
     std::unique_ptr<comm::Collective> group;
     train::TensorRanks peers;
     engine::Ranks ranks;
-    EngineRanks(std::string name, std::unique_ptr<comm::Collective> made)
-        : meeting(std::move(name)), group(std::move(made)), peers(*group), ranks(*group, peers) {}
+    bool kept = false;  // keys and values are those of the last grant
+    EngineRanks(std::string name, double limit_s, std::unique_ptr<comm::Collective> made)
+        : meeting(std::move(name)),
+          timeout_s(limit_s),
+          group(std::move(made)),
+          peers(*group),
+          ranks(*group, peers) {}
   };
   std::unique_ptr<EngineRanks> engine_ranks_;
   std::unique_ptr<DeviceRoles> roles_;  // its engine uses engine_ranks_
@@ -211,7 +216,6 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<comm::Collective> group_, tensor_group_;
   int64_t group_epoch_ = 0;
   std::string engine_lost_;  // why; empty: it is whole
-  Clock::time_point engine_lost_at_;
 
   std::unique_ptr<Pacer> pacer_;                           // cluster.pace
   std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine

@@ -121,6 +121,7 @@ struct Stored {
   storage::TokenPlace newest;
   storage::PayloadRef ref;
   std::string error;
+  bool declined = false;  // it was asked to and has not the sample's prompt any more, which is no fault
 };
 struct Graded : event::Graded {
   double seconds = 0;
@@ -150,6 +151,7 @@ struct EnvStepped {
   int64_t replayed = 0;  // actions that had to be played again
 };
 using event::Drained;
+using event::EngineLost;
 using event::FinalSaved;
 using event::Granted;
 using event::GroupFormed;
@@ -188,7 +190,7 @@ using FromWorkerBody =
                  up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
                  up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
                  up::EnvStepped, up::Offer, up::Pulled, up::SeesRun, up::Stored, up::CannotRead,
-                 up::LogsNoMore>;
+                 up::LogsNoMore, up::EngineLost>;
 struct FromWorker {
   int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
   int64_t ack = 0;  // all commands up to this one were taken

@@ -5,10 +5,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -239,6 +241,53 @@ TEST(EngineRanksTest, InBfloat16TheyGenerateTheSameToo) {
     ASSERT_EQ(cut.at(tid).ids, want.ids) << ToString(tid);
     ASSERT_EQ(cut.at(tid).logprobs, want.logprobs) << ToString(tid);
   }
+}
+
+// The others are asked where they wait for orders, whichever of them heard of its grant first.
+TEST(EngineRanksTest, KeysAndValuesAreKeptWhereAllHaveThem) {
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  const std::vector<std::vector<bool>> kept = {
+      {true, true, true}, {true, false, true}, {false, true, true}, {true, true, true}};
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto group = comm::MakeGroup(
+          {.rendezvous = rendezvous, .rank = rank, .size = 3, .shared_folder = ::testing::TempDir()});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      train::TensorRanks peers(**group);
+      Ranks ranks(**group, peers);
+      for (const std::vector<bool>& of : kept) {
+        const bool mine = of[static_cast<size_t>(rank)];
+        if (rank == 0) {
+          EXPECT_EQ(ranks.AllKept(mine, 30), std::ranges::find(of, false) == of.end());
+          continue;
+        }
+        std::optional<Order> order;
+        while (!order) order = ranks.Next(milliseconds(20));
+        EXPECT_EQ(order->kind, Order::kKept);
+        ranks.AnswerKept(mine, 30);
+      }
+    });
+  }
+}
+
+TEST(EngineRanksTest, WhoIsNotThereIsNotWaitedForLongerThanAGrantMayTake) {
+  const auto rendezvous = std::make_shared<comm::RendezvousTable>();
+  const auto group = [&](int rank) {
+    auto made = comm::MakeGroup(
+        {.rendezvous = rendezvous, .rank = rank, .size = 2, .shared_folder = ::testing::TempDir()});
+    TP_CHECK(made.ok()) << made.status().message();
+    return std::move(made).value();
+  };
+  std::unique_ptr<comm::Collective> idle;
+  std::jthread other([&] { idle = group(1); });
+  auto mine = group(0);
+  other.join();
+  train::TensorRanks peers(*mine);
+  Ranks ranks(*mine, peers);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW((void)ranks.AllKept(true, 0.3), model::PeersFailed);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "the group has 60 s";
 }
 
 // Whoever leads learns that the others are of no use any more: its requests are not at fault.

@@ -83,6 +83,38 @@ struct DeviceMachineTest : testing::Test {
   }
 };
 
+// Of an engine of several slots: the controller is told once, and each new controller, which may have got
+// nothing of what was said to the one before.
+TEST_F(DeviceMachineTest, ALostEngineIsToldToEachController) {
+  Serve();
+  machine.Work([] { return 3; });
+  EXPECT_TRUE(said.empty());
+  device.engine_lost = "rank 1 is gone";
+  machine.Work([] { return 3; });
+  const auto lost = Said<up::EngineLost>();
+  EXPECT_EQ(lost.slot, kSlot);
+  EXPECT_EQ(lost.why, "rank 1 is gone");
+  machine.Work([] { return 3; });
+  EXPECT_TRUE(said.empty());
+  Tell(down::Attached{4, 0}, 4, 4);
+  EXPECT_TRUE(Said<up::Offer>().last) << "before it is welcomed it says no more";
+  Tell(down::Welcome{.inc = {5}, .slots = {kSlot}}, 4, 4);
+  EXPECT_EQ(Said<up::EngineLost>().why, "rank 1 is gone");
+}
+
+// Of an engine of several slots one may have released the role before its drain was called off, and another
+// not: all of them prepare it.
+TEST_F(DeviceMachineTest, AGrantOfWhatItHoldsIsPreparedAgainWhereOthersAreParts) {
+  Serve();
+  EXPECT_EQ(device.prepared, 1);
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kRollout});
+  Said<up::Granted>();
+  EXPECT_EQ(device.prepared, 1);
+  Tell(down::Grant{.slot = kSlot, .epoch = {4}, .role = Role::kRollout, .rank = 1, .ranks = 2});
+  Said<up::Granted>();
+  EXPECT_EQ(device.prepared, 2);
+}
+
 TEST_F(DeviceMachineTest, DropsWhatIsNotOfNow) {
   Tell(down::InitState{.slot = kSlot});
   EXPECT_EQ(machine.refused(), 1) << "before Welcome";
@@ -246,7 +278,14 @@ TEST_F(DeviceMachineTest, WritesThePayloadOfWhatOthersHaveLogged) {
   what.prompt = sample::PromptSegment({7});
   what.segments = {turn, answer};
   Tell(down::Store{{file, 1}, what.Outline()});
-  EXPECT_EQ(Said<up::Stored>().error, "its prompt is not here") << "it has not had the sample";
+  const auto declined = Said<up::Stored>();
+  EXPECT_EQ(declined.error, "its prompt is not here") << "it has not had the sample";
+  EXPECT_TRUE(declined.declined);
+  // Where there is no prompt, as of a fragment of a control task, none is needed.
+  sample::Trajectory bare = what;
+  bare.prompt = sample::PromptSegment({});
+  Tell(down::Store{{file, 1}, bare.Outline()});
+  EXPECT_EQ(Said<up::Stored>().error, "");
   down::StartChunk c = Chunk(tid);
   c.prompt = {7};
   c.logs = true;

@@ -206,7 +206,11 @@ class ModelDevice : public DeviceWork {
 
   [[nodiscard]] bool Follows() const override { return false; }
   void Follow() override {}
+  [[nodiscard]] const std::string& EngineLost() const override { return engine_lost; }
+  std::string engine_lost;
+  int64_t prepared = 0;  // so often for rollouts
   Status PrepareRollout(const down::Grant& /*c*/) override {
+    ++prepared;
     rollout_ = true;
     return OkStatus();
   }
