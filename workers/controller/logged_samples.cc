@@ -91,7 +91,7 @@ bool LoggedSamples::Play(const cmd::EnvStep& c, Turns& turns) {
   StoredSample* s = samples_.Change(c.tid);
   if (s == nullptr || s->tokens.att != c.att || !s->logged.valid()) return false;
   played_[c.tid] = c;
-  if (s->read_here || blind_.contains(c.worker)) {
+  if (s->read_here || IsBlind(c.worker)) {
     BringActions(c, turns);
   } else {
     ends_.play(c.worker, turns.Step(c, s));
@@ -135,7 +135,7 @@ void LoggedSamples::BringActions(const cmd::EnvStep& c, Turns& turns) {
     // The turn was given to another worker meanwhile, or is over; or it was asked for twice.
     const bool same = there && (now->logged == a.newest || !now->logged.valid());
     if (same && now->logged.valid()) {
-      if (chain.ok()) blind_.insert(c.worker);
+      if (chain.ok()) Blind(c.worker);
       if (!BringHere(a, std::move(chain))) return over(c);
     }
     if (!same) return over(c);
@@ -227,8 +227,9 @@ void LoggedSamples::Take(const WorkerRef& worker, const up::Stored& stored) {
     if (waiting != nullptr && !waiting->here) FeedStored(stored.tid);
     return;
   }
-  ends_.warn("payload of sample " + ToString(stored.tid) + ": a worker cannot write it: " +
-             (stored.error.empty() ? "it names a place that is not one of its own" : stored.error));
+  if (!stored.declined)
+    ends_.warn("payload of sample " + ToString(stored.tid) + ": a worker cannot write it: " +
+               (stored.error.empty() ? "it names a place that is not one of its own" : stored.error));
   if (s->logged_by == worker) s->logged_by = {};  // what is wanted later is written by another one
   if (waiting != nullptr && waiting->writer == worker) StoreElsewhere(stored.tid, *waiting);
 }
@@ -301,7 +302,7 @@ bool LoggedSamples::Grade(const cmd::Grade& c) {
 }
 
 bool LoggedSamples::Reads(const cmd::Grade& c) {
-  const bool reads = sees_.contains(c.grader) && !blind_.contains(c.grader);
+  const bool reads = sees_.contains(c.grader) && !IsBlind(c.grader);
   if (reads) read_by_graders_[c.tid] = c;
   return reads;
 }

@@ -84,8 +84,8 @@ class LoggedSamples {
   }
   void Remove(const WorkerRef& worker);  // what it said of that is over
   [[nodiscard]] bool Sees(const WorkerRef& worker) const { return sees_.contains(worker); }
-  // It could not read what can be read here: it is sent what it works on from now on.
-  void Blind(const WorkerRef& worker) { blind_.insert(worker); }
+  // It could not read what can be read here: for a while it is sent what it works on.
+  void Blind(const WorkerRef& worker) { blind_[worker] = now_ + kBlind; }
   void Note(const WorkerRef& worker, const up::StepTokens& tokens);  // in which files they are
   void Note(const WorkerRef& worker, const storage::TokenPlace& place);
   void Take(const WorkerRef& worker, const up::CannotRead& what);
@@ -129,6 +129,7 @@ class LoggedSamples {
   [[nodiscard]] TokenFiles InUse() const;
 
   static constexpr Duration kPatience = std::chrono::seconds(5);  // with the disk of a worker
+  static constexpr Duration kBlind = std::chrono::seconds(60);    // then a worker's disk is tried again
 
  private:
   struct Waiting {
@@ -147,6 +148,10 @@ class LoggedSamples {
   void FeedStored(const SampleId& tid);
   bool BringHere(const LoggedAttempt& a, Chain chain);
   void BringActions(const scheduler::command::EnvStep& c, Turns& turns);
+  [[nodiscard]] bool IsBlind(const WorkerRef& worker) const {
+    const auto until = blind_.find(worker);
+    return until != blind_.end() && now_ < until->second;
+  }
   [[nodiscard]] LoggedAttempt AttemptOf(const StoredSample& s) const;
 
   SampleStore& samples_;
@@ -164,7 +169,8 @@ class LoggedSamples {
   std::map<SampleId, scheduler::command::Grade> grades_;
   std::map<SampleId, scheduler::command::EnvStep> played_;  // turns whose workers read the actions themselves
   std::map<SampleId, scheduler::command::Grade> read_by_graders_;
-  std::set<WorkerRef> blind_;  // side workers that could not, when they could be read here
+  // Side workers that could not, when they could be read here, and until when they are not asked to.
+  std::map<WorkerRef, TimePoint> blind_;
 };
 
 }  // namespace tidepool::workers

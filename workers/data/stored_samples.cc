@@ -1,6 +1,8 @@
 #include "workers/data/stored_samples.h"
 
 #include <chrono>
+#include <future>
+#include <memory>
 #include <utility>
 
 #include "core/storage/run_directory.h"
@@ -12,22 +14,26 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kSeen = std::chrono::seconds(2);  // what another host has written may take a moment
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kSeen = std::chrono::seconds(2);         // what another host has written may take a moment
+constexpr auto kLook = std::chrono::milliseconds(100);  // whether the disk gets on
 
 }  // namespace
 
 std::unique_ptr<StoredSamples> StoredSamples::Open(std::shared_ptr<FileSystem> fs,
-                                                   const down::Welcome& welcome) {
+                                                   const down::Welcome& welcome, const Patience& patience) {
   const storage::RunPaths paths(welcome.run_dir);
   if (!storage::HasTokenProof(*fs, {paths.tokens(), paths.payload()}, welcome.token_proof)) return nullptr;
   auto files = std::make_shared<Files>(std::move(fs), paths.payload(), paths.tokens());
-  return std::unique_ptr<StoredSamples>(new StoredSamples(std::move(files), welcome.sync_payload));
+  return std::unique_ptr<StoredSamples>(new StoredSamples(std::move(files), welcome.sync_payload, patience));
 }
 
 StatusOr<sample::Trajectory> StoredSamples::Read(const down::Grade& grade) {
-  const Status silent = DeadlineExceeded("the disk of the run's folder does not answer");
-  if (const auto busy = disk_.Busy(); busy && busy->takes > kPatience) return silent;
+  const auto silent = [this] {
+    const auto busy = disk_.Busy();
+    return busy && busy->takes > patience_.one;
+  };
+  const Status error = DeadlineExceeded("the disk of the run's folder does not answer");
+  if (silent()) return error;
   const auto until = Clock::now() + (shared_ ? kSeen : std::chrono::seconds(0));
   const auto read = [files = files_, until, tid = grade.tid, att = grade.att, payload = grade.payload,
                      logged = grade.logged, size = grade.input.response_tokens,
@@ -45,8 +51,14 @@ StatusOr<sample::Trajectory> StoredSamples::Read(const down::Grade& grade) {
                       ", and its worker said " + std::to_string(size));
     return t;
   };
-  auto done = disk_.DoWithin(kPatience, "read of a sample", read);
-  return done ? *std::move(done) : silent;
+  const auto answer = std::make_shared<std::promise<StatusOr<sample::Trajectory>>>();
+  auto answered = answer->get_future();
+  disk_.Do("read of a sample", [answer, read](const DiskThread::Say&) { answer->set_value(read()); });
+  const auto end = Clock::now() + patience_.all;
+  while (answered.wait_for(kLook) != std::future_status::ready) {
+    if (silent() || Clock::now() > end) return error;
+  }
+  return answered.get();
 }
 
 up::Graded Unread(const down::Grade& grade, const Status& why) {

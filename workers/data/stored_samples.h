@@ -3,8 +3,10 @@
 // no payload, of token logs. A disk that does not answer is given up after a while, so that no verdict waits
 // for it. Thread-safe.
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/base/disk_thread.h"
 #include "core/base/file_system.h"
@@ -17,8 +19,18 @@ namespace tidepool::workers {
 
 class StoredSamples {
  public:
+  // With a disk that does not answer. Others read before this one does, and take their time, too: a slow disk
+  // is no silent one.
+  struct Patience {
+    std::chrono::milliseconds one = std::chrono::seconds(5);   // with one read, whosever it is
+    std::chrono::milliseconds all = std::chrono::seconds(30);  // with all that go before, and this one
+  };
   // Null: the run's folder is not seen here.
-  static std::unique_ptr<StoredSamples> Open(std::shared_ptr<FileSystem> fs, const down::Welcome& welcome);
+  static std::unique_ptr<StoredSamples> Open(std::shared_ptr<FileSystem> fs, const down::Welcome& welcome) {
+    return Open(std::move(fs), welcome, Patience());
+  }
+  static std::unique_ptr<StoredSamples> Open(std::shared_ptr<FileSystem> fs, const down::Welcome& welcome,
+                                             const Patience& patience);
   // The payload that the command names, or the response alone. It cannot be read here, or not now: kDataLoss,
   // kDeadlineExceeded and the errors of files.
   StatusOr<sample::Trajectory> Read(const down::Grade& grade);
@@ -31,10 +43,12 @@ class StoredSamples {
     storage::PayloadReader payloads;
     const std::string tokens;
   };
-  StoredSamples(std::shared_ptr<Files> files, bool shared) : files_(std::move(files)), shared_(shared) {}
+  StoredSamples(std::shared_ptr<Files> files, bool shared, const Patience& patience)
+      : files_(std::move(files)), shared_(shared), patience_(patience) {}
 
   const std::shared_ptr<Files> files_;  // the disk's thread has it too, which may hang
   const bool shared_;                   // what is read may have been written by another host
+  const Patience patience_;
   DiskThread disk_;
 };
 

@@ -5,9 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
@@ -94,6 +97,44 @@ TEST_F(StoredSamplesTest, ASampleIsWhatItsPayloadHas) {
   EXPECT_EQ(*read, t);
   ++grade.payload.digest;
   EXPECT_EQ(samples_->Read(grade).status().code(), StatusCode::kDataLoss);
+}
+
+// Opens of token files take a while, one after another.
+class SlowDisk : public MemoryFileSystem {
+ public:
+  StatusOr<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& path) override {
+    std::this_thread::sleep_for(takes.load());
+    return MemoryFileSystem::OpenForRead(path);
+  }
+  std::atomic<std::chrono::milliseconds> takes = std::chrono::milliseconds(0);
+};
+
+// One thread reads for all: who waits for others' reads has not met a disk that is silent.
+TEST(StoredSamplesPatienceTest, IsWithEachReadAndNotWithThoseBeforeIt) {
+  const auto fs = std::make_shared<SlowDisk>();
+  down::Welcome welcome;
+  welcome.run_dir = "run";
+  welcome.sync_payload = false;
+  const storage::RunPaths paths(welcome.run_dir);
+  welcome.token_proof = *storage::MakeTokenProof(*fs, {paths.tokens(), paths.payload()});
+  auto log = *storage::TokenLogWriter::Open(*fs, paths.tokens(), "run", storage::FirstFileOf(Incarnation{3}));
+  down::Grade grade{.tid = {4, 6, SampleId::kEvalSample}, .att = 2};
+  sample::Segment said{.ids = {4, 5}, .logprobs = {-1.0F, -1.0F}};
+  sample::AddVersion(said.versions, {0, 3}, 2);
+  grade.logged = log->Append({{grade.tid, 2, 0, {}, said}})->front();
+  grade.input.response_tokens = 2;
+  const auto samples = StoredSamples::Open(
+      fs, welcome, {.one = std::chrono::milliseconds(1000), .all = std::chrono::seconds(60)});
+  ASSERT_NE(samples, nullptr);
+  fs->takes = std::chrono::milliseconds(200);
+  std::atomic<int> read = 0;
+  {
+    std::vector<std::jthread> graders;
+    for (int i = 0; i < 10; ++i) graders.emplace_back([&] { read += samples->Read(grade).ok() ? 1 : 0; });
+  }
+  EXPECT_EQ(read, 10) << "the last one waited for two seconds";
+  fs->takes = std::chrono::milliseconds(3000);
+  EXPECT_EQ(samples->Read(grade).status().code(), StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(StoredSamplesTest, AnotherFolderAtTheSamePathIsNotTheRuns) {
