@@ -105,15 +105,15 @@ class HostsTest(RunTest):
         self.started.append(process)
         return process
 
-    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0, before=()):
-        """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other. `before`: the command of slot 1."""
+    def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0, before=(), before_first=()):
+        """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other. `before`: the command of slot 1, `before_first`: of slot 0."""
         controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME,
                                      "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", *overrides])
         control = self.wait_for(lambda: self.path("control.json", run=run).exists() and json.loads(self.path("control.json", run=run).read_text()),
                                 what="control.json", process=controller)
         self.assertEqual(control["address"].split(":")[0], ADDRESSES[0])
 
-        return controller, [self.worker(trains_on, [WORKER, "run"], "device", 0, run),
+        return controller, [self.worker(trains_on, [*before_first, WORKER, "run"], "device", 0, run),
                             self.worker(1 - trains_on, [*before, WORKER, "run"], "device", 1, run),
                             self.worker(1, [TIDEPOOL, "reward-worker"], "reward", 2, run)]
 
@@ -232,6 +232,22 @@ class HostsTest(RunTest):
         sent = two - one  # beyond the lists of rows: the rows of one rank of two, cut into frames
         self.assertGreater(sent, batches / 4)
         self.assertLess(sent, batches)
+
+    def test_ranks_with_parts_of_a_model_have_their_rows_sent_to_one_of_them(self):
+        hidden = self.path("payload", run="two")
+        config = "configs/test/rl_colocated.yaml"
+        cut = ("model.init.kv_heads=2", "cluster.slots=2", "train.mesh.tp=2", "train.steps=2")
+        controller, workers = self.run_over_hosts("two", *cut, "cluster.trusted_fabric=true", config=config,
+                                                  before_first=["sh", "-c", f'mount -t tmpfs tmpfs {hidden} && exec "$@"', "sh"])
+        self.finish(controller)
+        alone = self.train(config, *SAME, *cut, run="one")
+        self.assert_done(alone)
+        self.assertEqual(self.digests("two"), self.digests("one"))
+        two, one = (sum(step["data_plane/bytes"] for step in self.read_once(run)) for run in ("two", "one"))
+        batches = sum(step["data_plane/batch_bytes"] for step in self.read_once("two"))
+        sent = two - one  # beyond the list of rows: the batch, cut into frames
+        self.assertGreaterEqual(sent, batches)
+        self.assertLess(sent, 1.2 * batches)
 
     @needs_s3
     def test_the_bytes_of_checkpoints_go_from_who_trains_to_the_store(self):

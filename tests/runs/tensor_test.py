@@ -25,6 +25,24 @@ class TensorTest(RunTest):
                 gaps = [m["training/rollout_logp_diff/max"] for m in self.metrics(placement).values() if "training/rollout_logp_diff/max" in m]
                 self.assertTrue(gaps)
                 self.assertEqual(max(gaps), 0)
+                steps = [m for m in self.metrics(placement).values() if m.get("data_plane/batch_bytes", 0) > 0]
+                self.assertEqual(len(steps), 6)
+                for step in steps:
+                    self.assertEqual(step["data_plane/read_bytes"], step["data_plane/batch_bytes"], "ranks with parts of one model share what one of them read")
+
+    def test_four_parts_of_a_model_read_a_batch_once_and_learn_what_one_slot_learns(self):
+        served, digests = [], []
+        for tp in (1, 4):
+            self.assert_done(self.train("configs/test/rl_colocated.yaml", "deterministic=true", "model.init.heads=4", "model.init.kv_heads=4", f"cluster.slots={tp}",
+                                        f"train.mesh.tp={tp}", "cluster.threads_per_slot=1", "train.steps=3", run=f"tp{tp}"))
+            self.assert_checked(f"tp{tp}")
+            steps = [m for m in self.metrics(f"tp{tp}").values() if m.get("data_plane/batch_bytes", 0) > 0]
+            for step in steps:
+                self.assertEqual(step["data_plane/read_bytes"], step["data_plane/batch_bytes"])
+            served.append(sum(step["data_plane/bytes"] for step in steps) / sum(step["data_plane/batch_bytes"] for step in steps))
+            digests.append(self.digests(f"tp{tp}"))
+        self.assertLess(served[1], 1.01 * served[0], "the list of the rows goes to one of the four")
+        self.assertEqual(*digests)
 
     def test_a_killed_rank_costs_the_steps_since_the_newest_checkpoint_and_the_run_goes_on_on_other_meshes(self):
         run = self.start("configs/test/rl_split.yaml", *TWO, "checkpoint.every_steps=5", "train.steps=200")

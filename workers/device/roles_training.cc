@@ -158,18 +158,37 @@ RolesWork::Trained RolesWork::Train(const down::Train& c) {
 
 StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::vector<BadRow>& bad,
                                                     int64_t& read_bytes) {
-  pulse_.Begin("fetch_rows");
+  const bool there = group_epoch_ == c.group_epoch && (c.world == c.tensor || group_ != nullptr) &&
+                     (c.tensor == 1 || tensor_group_ != nullptr);
+  if (c.world > 1 && !there)
+    return FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch));
+  StatusOr<FetchedRows> fetched = FetchedRows();
+  if (c.rank % c.tensor == 0) {
+    pulse_.Begin("fetch_rows");
+    fetched = FetchRows(c, read_bytes);
+    if (c.tensor > 1) TP_RETURN_IF_ERROR(GiveRows(*tensor_group_, fetched));
+  } else {
+    pulse_.Begin("await_rows");
+    constexpr double kMargin = 10;
+    fetched = TakeRows(*tensor_group_, c.rank / c.tensor, Link::kListPatience.count() + kMargin);
+  }
+  TP_RETURN_IF_ERROR(fetched.status());
+  if (!fetched->bad.empty()) {
+    bad = std::move(fetched->bad);
+    return InvalidArgument(Described(bad));
+  }
+  return std::move(fetched->rows);
+}
+
+StatusOr<FetchedRows> RolesWork::FetchRows(const down::Train& c, int64_t& read_bytes) {
   const int64_t rank = c.rank / c.tensor, ranks = c.world / c.tensor;  // that have rows of their own
   auto list = link_->FetchRows(c.lease, c.step, c.rank);
   // What cannot be fetched may be fetched later: no fault of the data's. The same holds for payloads.
   if (!list.ok()) return Unavailable(list.status().message());
-  std::vector<BatchRow> rows = *std::move(list);
+  FetchedRows fetched{*std::move(list), {}};
+  std::vector<BatchRow>& rows = fetched.rows;
   if (static_cast<int64_t>(rows.size()) != c.rows)
     return Unavailable("got " + std::to_string(rows.size()) + " of " + std::to_string(c.rows) + " rows");
-  const bool there = group_epoch_ == c.group_epoch && (ranks == 1 || group_ != nullptr) &&
-                     (c.tensor == 1 || tensor_group_ != nullptr);
-  if (c.world > 1 && !there)
-    return FailedPrecondition("this worker is not in training group " + std::to_string(c.group_epoch));
   Enqs mine;
   int64_t bytes = 0;  // of all ranks
   for (const BatchRow& row : rows) {
@@ -177,6 +196,10 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
     bytes += row.stored.payload_bytes;
     if (row.rank == rank) mine.push_back(&row.stored);
   }
+  // A rank whose rows are sent to it comes later than one that has them here.
+  const double patience_s = 60 + static_cast<double>(bytes) / (1 << 20);
+  // Its own rows, then the outlines of the others'.
+  if (c.tensor > 1) TP_RETURN_IF_ERROR(ExpectRows(*tensor_group_, 2 * patience_s));
   const auto go_on = [&] { return !called_off_(c.lease); };
   auto found = stored_->Read(
       mine, [&](const Enqs& which) { return link_->FetchPayloads(c.lease, c.step, c.rank, which, go_on); },
@@ -187,25 +210,16 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
   said[static_cast<size_t>(rank)] = OutlinesOf(found->rows);
   if (ranks > 1) {
     pulse_.Begin("gather_outlines");
-    // A rank whose rows are sent to it comes later than one that has them here.
-    const double patience_s = 60 + static_cast<double>(bytes) / (1 << 20);
     TP_ASSIGN_OR_RETURN(said, group_->AllGather(said[static_cast<size_t>(rank)], "outlines", patience_s));
   }
-  if (c.tensor > 1) {
-    // These have read the same rows. One whose rows are sent to it comes later, as above, and what one of
-    // them cannot read none of them trains on.
-    const std::string& mine = said[static_cast<size_t>(rank)];
-    TP_ASSIGN_OR_RETURN(const auto theirs,
-                        tensor_group_->AllGather(mine, "rows", 60 + static_cast<double>(bytes) / (1 << 20)));
-    if (std::ranges::any_of(theirs, [&](const std::string& one) { return one != mine; }))
-      return Unavailable("ranks that have parts of one model could not all read its rows");
-  }
-  TP_RETURN_IF_ERROR(TakeOutlines(said, rank, rows, bad));
+  const Status taken = TakeOutlines(said, rank, rows, fetched.bad);
+  if (!fetched.bad.empty()) return FetchedRows{.rows = {}, .bad = std::move(fetched.bad)};
+  TP_RETURN_IF_ERROR(taken);
   size_t next = 0;
   for (BatchRow& row : rows)
     if (row.stored.payload_file >= 0 && row.rank == rank) row.trajectory = *std::move(found->rows[next++]);
   read_bytes = found->bytes;
-  return rows;
+  return fetched;
 }
 
 // --- columns of rows to come

@@ -28,6 +28,7 @@
 #include "workers/data/weights_service.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/device_roles.h"
+#include "workers/device/gang_rows.h"
 #include "workers/device/gpus.h"
 #include "workers/device/memory_plan.h"
 #include "workers/device/pacer.h"
@@ -165,10 +166,13 @@ class RolesWork : public DeviceWork {
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
                                   std::vector<BadRow>& bad);
   // The batch, with the payloads of this rank's rows, and outlines of the others' from their ranks.
-  // read_bytes: of these payloads. kInvalidArgument: rows, of any rank, cannot be read anywhere, and `bad`
-  // has them on every rank; kUnavailable: the controller has no answer now; kAborted: the step is called off.
+  // read_bytes: of payloads that were read here, none where the first rank of the gang (gang_rows.h) did.
+  // kInvalidArgument: rows, of any rank, cannot be read anywhere, and `bad` has them on every rank;
+  // kUnavailable: the controller has no answer now; kAborted: the step is called off.
   StatusOr<std::vector<BatchRow>> ReadRows(const down::Train& c, std::vector<BadRow>& bad,
                                            int64_t& read_bytes);
+  // From where they are, by the rank that does it for its gang. Errors as above.
+  StatusOr<FetchedRows> FetchRows(const down::Train& c, int64_t& read_bytes);
   // The next hint's rows, if they can be read here.
   StatusOr<std::vector<BatchRow>> ReadPreview(const down::Preview& c);
 

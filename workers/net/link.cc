@@ -523,7 +523,7 @@ std::pair<std::shared_ptr<grpc::Channel>, v1::FetchRowsRequest> Link::Impl::Rows
 StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step, int64_t rank) {
   const auto [channel, request] = impl_->RowsOf(lease, step, rank);
   auto stub = v1::Control::NewStub(channel);
-  Impl::Question question(*impl_, std::chrono::seconds(120));
+  Impl::Question question(*impl_, kListPatience);
   auto reader = stub->FetchRows(&question.context, request);
   auto rows = ReadRows([&](v1::Frame* frame) { return reader->Read(frame); });
   if (!rows.ok()) {

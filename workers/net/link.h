@@ -59,6 +59,7 @@ class Link {
   // for another one where that broke.  requires that the link outlives it
   [[nodiscard]] std::unique_ptr<comm::Rendezvous> MeetingAt(const std::string& meeting);
   // The list of a leased batch, and payloads of its rows.
+  static constexpr std::chrono::seconds kListPatience{120};
   StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step, int64_t rank);
   StatusOr<PayloadsRead> FetchPayloads(int64_t lease, StepNumber step, int64_t rank, const Enqs& which,
                                        const std::function<bool()>& go_on);

@@ -138,6 +138,7 @@ TP_FIELDS_BY(Shutdown, v("why", r.why, kWords);)
 
 TP_FIELDS(FromWorker, seq, ack, body)
 TP_FIELDS(ToWorker, seq, ack, body)
+TP_FIELDS(FetchedRows, rows, bad)
 TP_FIELDS(BatchRow, gid, rank, stored, trajectory, same_prompt, without_loss, reward, components)
 
 }  // namespace tidepool::workers

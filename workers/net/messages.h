@@ -404,5 +404,11 @@ struct BatchRow {
   double reward = 0;
   std::vector<double> components;  // scores of the reward functions in their order, or empty
 };
+// The whole batch as a rank trains on it: its own rows, outlines of the others. Or, where there are some, the
+// rows that keep it from being trained.
+struct FetchedRows {
+  std::vector<BatchRow> rows;
+  std::vector<BadRow> bad;
+};
 
 }  // namespace tidepool::workers

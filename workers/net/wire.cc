@@ -233,6 +233,20 @@ StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& 
   return rows;
 }
 
+std::string AsBytes(const FetchedRows& fetched) {
+  std::string bytes;
+  Encoder{{bytes}}.Put(fetched);
+  return bytes;
+}
+
+StatusOr<FetchedRows> FetchedFrom(std::string_view bytes) {
+  FetchedRows fetched;
+  Decoder decoder{{ByteReader(bytes)}};
+  decoder.Get(fetched);
+  if (decoder.reader.ok() && decoder.reader.left() == 0) return fetched;
+  return Internal(std::string("what came are no rows: they are wrong at \"") + decoder.field + '"');
+}
+
 template size_t Pack(const std::deque<ToWorker>&, size_t, size_t, v1::Frame*);
 template size_t Pack(const std::deque<FromWorker>&, size_t, size_t, v1::Frame*);
 template size_t Pack(const std::vector<BatchRow>&, size_t, size_t, v1::Frame*);

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/status.h"
@@ -56,6 +57,10 @@ class FrameReader {
 
 // Reads rows until `read` is false, and gives them the prompts that they share. Errors of FrameReader.
 StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read);
+
+// Between ranks of one group, which are one build: in no frame, and without the hash. kInternal: it is none.
+std::string AsBytes(const FetchedRows& fetched);
+StatusOr<FetchedRows> FetchedFrom(std::string_view bytes);
 
 // All of a frame, in order. kFailedPrecondition: it is of a build with other messages. kInvalidArgument: a
 // message is cut short or too long, or a value or a list in it is out of bounds. Message: ToWorker or
