@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -83,6 +84,16 @@ class Collective {
   virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                            const std::string& tag) = 0;
 
+  // What this rank got of the others' intervals by the AllGather above, and how long that took, by tag.
+  struct Gathered {
+    int64_t bytes = 0;
+    double seconds = 0;
+  };
+  [[nodiscard]] Gathered gathered(const std::string& tag) const {
+    const auto it = gathered_.find(tag);
+    return it == gathered_.end() ? Gathered() : it->second;
+  }
+
   // How they exchange: "memory", or "sockets" and why.
   [[nodiscard]] const std::string& by() const { return by_; }
   void SetBy(std::string by) { by_ = std::move(by); }
@@ -91,7 +102,17 @@ class Collective {
   void SumOnDevices(std::unique_ptr<DeviceSum> sum) { device_sum_ = std::move(sum); }
   [[nodiscard]] DeviceSum* device_sum() const { return device_sum_.get(); }
 
+ protected:
+  void Count(const std::string& tag, std::span<const sharding::Interval> of_rank,
+             std::chrono::steady_clock::time_point began) {
+    Gathered& sum = gathered_[tag];
+    for (size_t other = 0; other < of_rank.size(); ++other)
+      if (static_cast<int>(other) != rank()) sum.bytes += of_rank[other].size();
+    sum.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  }
+
  private:
+  std::map<std::string, Gathered> gathered_;
   std::unique_ptr<DeviceSum> device_sum_;
   std::string by_;
 };

@@ -128,7 +128,10 @@ class GlooGroup final : public Collective {
 
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
                    const std::string& tag) override {
-    return Guarded("all_gather", tag, [&] { Share(bytes, of_rank, 1); });
+    const auto began = std::chrono::steady_clock::now();
+    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { Share(bytes, of_rank, 1); }));
+    Count(tag, of_rank, began);
+    return OkStatus();
   }
 
  private:

@@ -296,7 +296,9 @@ class HostGroup final : public Collective {
   Status AllGather(std::span<std::byte> bytes, std::span<const Interval> of_rank,
                    const std::string& tag) override {
     TP_RETURN_IF_ERROR(Begin("all_gather", tag));
-    return Share(bytes, of_rank);
+    TP_RETURN_IF_ERROR(Share(bytes, of_rank));
+    Count(tag, of_rank, began_);
+    return OkStatus();
   }
 
  private:

@@ -77,4 +77,17 @@ StatusOr<std::vector<Copy>> Reshard(std::span<const Interval> sources, std::span
   return copies;
 }
 
+int64_t Missing(std::vector<Interval> held, std::vector<Interval> wanted) {
+  std::ranges::sort(held, {}, &Interval::from);
+  std::ranges::sort(wanted, {}, &Interval::from);
+  int64_t missing = 0;
+  auto next = held.begin();
+  for (const Interval& want : wanted) {
+    missing += want.size();
+    while (next != held.end() && next->to <= want.from) ++next;
+    for (auto it = next; it != held.end() && it->from < want.to; ++it) missing -= Common(*it, want).size();
+  }
+  return missing;
+}
+
 }  // namespace tidepool::sharding

@@ -37,4 +37,7 @@ struct Copy {
 // space. Each element is copied once. kDataLoss: some element of a target is in no source, or in several.
 StatusOr<std::vector<Copy>> Reshard(std::span<const Interval> sources, std::span<const Interval> targets);
 
+// Elements of `wanted` that are not in `held`. requires, of each, that none are in common
+int64_t Missing(std::vector<Interval> held, std::vector<Interval> wanted);
+
 }  // namespace tidepool::sharding

@@ -133,6 +133,12 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   if (early > 0) m["timing_s/columns_early"] = early;
   m["timing_s/update_actor"] = done.seconds;
   counts_["data_plane/read_bytes"] += static_cast<double>(done.read_bytes);
+  if (done.change.generates) {
+    counts_["phase_change/bytes"] += static_cast<double>(done.change.bytes);
+    counts_["phase_change/bound_bytes"] += static_cast<double>(done.change.bound_bytes);
+    double& slowest = counts_["timing_s/phase_change"];
+    slowest = std::max(slowest, done.change.seconds);
+  }
   time_.Busy(Role::kActor, done.seconds + early);
 }
 

@@ -15,6 +15,7 @@
 #include "workers/device/caught.h"
 #include "workers/device/memory_plan.h"
 #include "workers/device/memory_proof.h"
+#include "workers/device/part_pieces.h"
 #include "workers/device/policy_actor.h"
 #include "workers/device/policy_rollout.h"
 #include "workers/device/text_actor.h"
@@ -316,6 +317,12 @@ int64_t DeviceRoles::weight_bytes() const {
   if (weights_ == nullptr) return 0;
   return weights_->part().whole() ? weights_->size()
                                   : model::WeightBytes(weights_->spec(), weights_->dtype());
+}
+
+int64_t DeviceRoles::least_moved_bytes() const {
+  if (policy_ || (rollout_ == nullptr && follower_ == nullptr)) return 0;  // a policy is never divided
+  return LeastMoved(weights_->spec(), shard_, ranks_ == nullptr ? model::Part() : ranks_->part()) *
+         device::SizeOf(weights_->dtype());
 }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {

@@ -92,6 +92,7 @@ class DeviceRoles {
   // ParkedState::Write: the trainer stays.
   Status Park();
   [[nodiscard]] bool parked() const { return parked_.holds(); }
+  [[nodiscard]] int64_t parked_bytes() const { return parked_.bytes(); }
   [[nodiscard]] model::MemoryUse held() const;
   [[nodiscard]] model::MemoryUse held(Role role) const;  // of a role, without the weights that both share
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
@@ -103,6 +104,9 @@ class DeviceRoles {
                                     const Credentials& credentials);
   void UseVersion(Version version);  // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
+  [[nodiscard]] int64_t arena_bytes() const { return weights_ == nullptr ? 0 : weights_->size(); }
+  // Of new weights, those that this slot's engine needs and its trainer does not make; 0 where it has none.
+  [[nodiscard]] int64_t least_moved_bytes() const;
 
   // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,

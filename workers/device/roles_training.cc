@@ -267,6 +267,35 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadPreview(const down::Preview& c) {
   return rows;
 }
 
+// --- changes of phases
+
+void RolesWork::CountMoved(int64_t bytes, int64_t least, Clock::time_point since) {
+  change_.bytes += bytes;
+  change_.bound_bytes += least;
+  change_.seconds += SecondsSince(since);
+}
+
+RolesWork::WeightTraffic RolesWork::GatheredWeights() const {
+  const auto of = [](const comm::Collective* group) {
+    return group == nullptr ? comm::Collective::Gathered() : group->gathered("weights");
+  };
+  return {.made = of(group_.get()), .parts = of(tensor_group_.get()), .updates = roles_->updates()};
+}
+
+up::PhaseChange RolesWork::TakeChange(const WeightTraffic& before) {
+  up::PhaseChange change = std::exchange(change_, {});
+  if (roles_->rollout() == nullptr && roles_->follower() == nullptr) return {};
+  change.generates = true;
+  const WeightTraffic now = GatheredWeights();
+  // What comes after each update but the last one is for the update that follows.
+  const int64_t updates = std::max<int64_t>(1, now.updates - before.updates);
+  change.bytes += (now.made.bytes - before.made.bytes) / updates + now.parts.bytes - before.parts.bytes;
+  change.seconds += (now.made.seconds - before.made.seconds) / static_cast<double>(updates) +
+                    now.parts.seconds - before.parts.seconds;
+  change.bound_bytes += roles_->least_moved_bytes();
+  return change;
+}
+
 StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<BatchRow> rows,
                                            Clock::time_point start, std::vector<BadRow>& bad) {
   const auto shape = pacer_ ? ShareOf(rows) : std::pair<double, double>();
@@ -277,6 +306,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
     // Of the ranks that are given the same rows one says so.
     if (!row.trajectory.is_outline() && c.rank % c.tensor == 0) done.rows.push_back(Given(row));
   }
+  const auto gathered = GatheredWeights();
   std::erase_if(previews_, [&](const down::Preview& p) { return tids.contains(p.rows.front().tid); });
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
                                                  {[&](const std::string& op) {
@@ -306,6 +336,13 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
       return called_off_(c.lease);
     });
   }
+  done.change = TakeChange(gathered);
+  if (done.change.generates)
+    observe::Log(LogLevel::kDebug, "phase_change",
+                 {{"step", c.step.value},
+                  {"bytes", done.change.bytes},
+                  {"bound_bytes", done.change.bound_bytes},
+                  {"seconds", done.change.seconds}});
   done.finite = outcome->finite;
   done.weights_digest = outcome->weights_digest;
   done.metrics = std::move(outcome->metrics);

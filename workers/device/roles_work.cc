@@ -150,8 +150,11 @@ void RolesWork::PrepareActor() {
   if (!state || state_.step() == state->step) return;  // none is here, or it was never put aside
   const auto operation = Begins("take_back", observe::kSystemSpan);
   if (roles_->parked()) AwaitFiles();  // it may be copying the files that are read now
+  const auto start = Clock::now();
+  const int64_t bytes = roles_->parked_bytes();
   if (auto parts = roles_->StateParts(); Told("grant", parts.status()).ok())
     state_.Offer(state->step, std::move(*parts));
+  CountMoved(bytes, bytes, start);
 }
 
 int64_t RolesWork::Release(Role role, int64_t need_bytes) {
@@ -188,7 +191,10 @@ void RolesWork::Park() {
   AwaitFiles();
   // A newcomer that reads the state for longer than that keeps it in memory; so does a disk that is full.
   if (Withdraw()) {
-    if (const Status parked = roles_->Park(); !parked.ok())
+    const auto start = Clock::now();
+    const Status parked = roles_->Park();
+    CountMoved(roles_->parked_bytes(), roles_->parked_bytes(), start);
+    if (!parked.ok())
       observe::Log(LogLevel::kWarn, "offload_failed",
                    {{"text", "the optimizer's state stays in memory: " + parked.message()}});
   }
@@ -271,6 +277,7 @@ StatusOr<RolesWork::Copied> RolesWork::LoadHere(const down::Load& c) {
                                     : roles_->LoadFromStream(c.v, c.digest, c.address, credentials_);
     TP_ASSIGN_OR_RETURN(out.digest, std::move(digest));
     out.bytes = roles_->weight_bytes();
+    CountMoved(roles_->arena_bytes(), roles_->arena_bytes(), start);
     if (pacer_) pacer_->Keep(start, pacer_->LoadWeights());
   }
   out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -280,7 +287,11 @@ StatusOr<RolesWork::Copied> RolesWork::LoadHere(const down::Load& c) {
 Status RolesWork::Publish(const down::Publish& c) {
   const auto operation = Begins("publish", observe::kWeightsSpan);
   if (config_.cluster.slots <= 1) return OkStatus();  // there is nobody to fetch them
-  return roles_->Publish(c.v, c.digest, config_.cluster.weight_transport != WeightTransport::kStream);
+  const auto start = Clock::now();
+  TP_RETURN_IF_ERROR(
+      roles_->Publish(c.v, c.digest, config_.cluster.weight_transport != WeightTransport::kStream));
+  CountMoved(roles_->weight_bytes(), 0, start);  // a way station
+  return OkStatus();
 }
 
 StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {

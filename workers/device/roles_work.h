@@ -163,6 +163,16 @@ class RolesWork : public DeviceWork {
   StatusOr<Copied> LoadHere(const down::Load& c);
   StatusOr<Copied> LoadWithRanks(const down::Load& c);
   int64_t Grown(const up::ChunkDelta& c);
+  // Of the changes of phases since the last step; `least`: of these bytes, those that had to move.
+  void CountMoved(int64_t bytes, int64_t least, Clock::time_point since);
+  struct WeightTraffic {
+    comm::Collective::Gathered made;   // new weights of this slot's part, which other ranks made (train.zero)
+    comm::Collective::Gathered parts;  // the other parts of the model
+    int64_t updates = 0;
+  };
+  [[nodiscard]] WeightTraffic GatheredWeights() const;
+  // Ends the count. Nothing of a slot that never generates.
+  up::PhaseChange TakeChange(const WeightTraffic& before);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
                                   std::vector<BadRow>& bad);
   // The batch, with the payloads of this rank's rows, and outlines of the others' from their ranks.
@@ -212,6 +222,7 @@ class RolesWork : public DeviceWork {
   bool log_failed_ = false;                       // it takes no more tokens
   std::deque<down::Preview> previews_;            // nothing was done about yet
   double early_s_ = 0;                            // of PreviewPiece, since the last step
+  up::PhaseChange change_;                        // since the last step
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
   Mutex published_mu_;
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_

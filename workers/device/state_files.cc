@@ -19,6 +19,7 @@
 #include "core/model/cut.h"
 #include "core/model/layout.h"
 #include "core/sharding/intervals.h"
+#include "workers/device/part_pieces.h"
 
 namespace tidepool::workers {
 namespace {
@@ -182,28 +183,17 @@ Status CopyFrom(const SharedFile& file, const sharding::Interval& of, const devi
   return OkStatus();
 }
 
-// n bytes of a file, that belong behind each other into the index of the whole model.
+// A piece of a part (part_pieces.h), in bytes, that a file has, or, of what is wanted, no file yet.
 struct Segment {
-  int64_t whole = 0, n = 0;  // bytes
-  size_t file = 0;           // or nothing, of what is wanted
-  int64_t at = 0;            // in the file, or in what is wanted
+  int64_t whole = 0, n = 0;
+  size_t file = 0;
+  int64_t at = 0;  // in the file, or in what is wanted
 };
-// What an interval of a part of the model is in the index of the whole, in its order; `each`: bytes of an
-// element. repeated: with what every part has.
+// `each`: bytes of an element. repeated: with what every part has.
 void AddSegments(const model::ModelSpec& spec, const model::Part& part, const sharding::Interval& of,
                  int64_t each, bool repeated, size_t file, std::vector<Segment>& all) {
-  for (const model::ParameterRuns& p : model::Runs(spec, part)) {
-    if (p.everywhere && !repeated) continue;
-    for (const model::Run& run : p.runs) {
-      for (int64_t row = 0; row < run.rows; ++row) {
-        const int64_t from = (run.in_part + row * run.n) * each;
-        const sharding::Interval here = sharding::Common(of, {from, from + run.n * each});
-        if (here.size() <= 0) continue;
-        all.push_back({(run.in_whole + row * run.stride) * each + here.from - from, here.size(), file,
-                       here.from - of.from});
-      }
-    }
-  }
+  for (const PartPiece& p : PiecesOfPart(spec, part, of, each))
+    if (repeated || !p.everywhere) all.push_back({p.whole, p.n, file, p.at});
 }
 
 // Fills `part` from files of another mesh.
@@ -345,9 +335,15 @@ Status ParkedState::Write(const std::vector<train::NamedBytes>& state) {
       Forget();
       return written;
     }
-    files_[file] = {DigestOf(part.bytes), part.piece.has_value()};
+    files_[file] = {DigestOf(part.bytes), part.piece.has_value(), static_cast<int64_t>(part.bytes.size())};
   }
   return OkStatus();
+}
+
+int64_t ParkedState::bytes() const {
+  int64_t sum = 0;
+  for (const auto& [file, parked] : files_) sum += parked.bytes;
+  return sum;
 }
 
 Status ParkedState::Read(const std::vector<train::NamedBytes>& state) const {

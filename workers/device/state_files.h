@@ -48,6 +48,7 @@ class ParkedState {
   ParkedState& operator=(const ParkedState&) = delete;
 
   [[nodiscard]] bool holds() const { return !files_.empty(); }
+  [[nodiscard]] int64_t bytes() const;  // of the parts
   // Errors of WritePart: then nothing is parked, and nothing is left of it.
   Status Write(const std::vector<train::NamedBytes>& state);
   // Into `state`. Errors of ReadPart; kDataLoss also where a file is not what was written, by its digest.
@@ -61,6 +62,7 @@ class ParkedState {
   struct Parked {
     uint64_t digest = 0;
     bool piece = false;  // of a part that ranks share
+    int64_t bytes = 0;
   };
   [[nodiscard]] std::string PathOf(const std::string& file) const { return dir_ + "/" + file; }
 

@@ -102,8 +102,9 @@ TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, observation, logged, l
              TP_EACH(seconds, timed_out, replayed))
 TP_FIELDS_BY(Pulled, VisitFields(As<event::Pulled>(r), v); TP_EACH(bytes, whole_bytes))
 TP_FIELDS_BY(Loaded, VisitFields(As<event::Loaded>(r), v); TP_EACH(bytes, seconds))
-TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v); v("read_bytes", r.read_bytes);
-             v("metrics", r.metrics, kNames);)
+TP_FIELDS(PhaseChange, generates, bytes, bound_bytes, seconds)
+TP_FIELDS_BY(TrainDone, VisitFields(As<event::TrainDone>(r), v);
+             TP_EACH(read_bytes, change) v("metrics", r.metrics, kNames);)
 TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v("stored", r.stored, kNames);
              v("error", r.error, kWords);
              TP_EACH(seconds, weights_digest) v("instruction_set", r.instruction_set, kWords);)

@@ -169,9 +169,18 @@ struct Loaded : event::Loaded {
   int64_t bytes = 0;  // that were copied
   double seconds = 0;
 };
+// What the changes of phases since a slot's last step moved there, of slots that train and generate: new
+// weights on their way from how they are trained to how they are served, and the state of training that was
+// put aside and taken back. bound_bytes: what of that could not have been there already.
+struct PhaseChange {
+  bool generates = false;  // else there are none
+  int64_t bytes = 0, bound_bytes = 0;
+  double seconds = 0;  // of these moves
+};
 inline constexpr const char* kColumnsEarly = "timing_s/columns_early";  // one of its metrics
 struct TrainDone : event::TrainDone {
   int64_t read_bytes = 0;  // of payloads, of this rank's rows
+  PhaseChange change;
   std::vector<std::pair<std::string, double>> metrics;
 };
 struct CheckpointFiles {

@@ -52,6 +52,26 @@ std::vector<Interval> Division(Rng& rng, int64_t size) {
   return parts;
 }
 
+TEST(MissingTest, CountsWhatIsWantedAndNotHeldElementByElement) {
+  Rng rng(11);
+  for (int round = 0; round < 300; ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
+    const int64_t size = 1 + rng.Below(300);
+    std::vector<std::vector<uint8_t>> has(2, std::vector<uint8_t>(static_cast<size_t>(size)));
+    std::vector<std::vector<Interval>> of(2);
+    for (size_t side = 0; side < 2; ++side) {
+      for (const Interval& i : Division(rng, size)) {
+        if (rng.Chance(0.4)) continue;
+        of[side].push_back(i);
+        for (int64_t at = i.from; at < i.to; ++at) has[side][static_cast<size_t>(at)] = 1;
+      }
+    }
+    int64_t missing = 0;
+    for (size_t at = 0; at < has[0].size(); ++at) missing += has[1][at] == 1 && has[0][at] == 0 ? 1 : 0;
+    EXPECT_EQ(Missing(of[0], of[1]), missing);
+  }
+}
+
 using Held = std::vector<std::vector<uint64_t>>;  // of each owner
 Held Move(const Held& from, const std::vector<Interval>& sources, const std::vector<Interval>& targets) {
   Held to;
