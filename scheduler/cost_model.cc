@@ -92,7 +92,9 @@ double CostModel::TrainShare(const TrainingLayout& layout, double tokens, double
   const double optimizer = 28 * model_.parameters / (bandwidth_ * shared * tensor);
   if (layout.tensor > 1) efficiency *= hardware_.part_efficiency;  // narrow matrices, and what is not divided
   const double compute = Forward(tokens, sum_squares) * (recompute ? 4 : 3) / (flops_ * efficiency * tensor);
-  const double each = (3 * model_.weight_bytes + 8) * model_.parameters / (bandwidth_ * tensor);
+  // With shared weights each forward lays them out for products anew.
+  const double each =
+      ((layout.zero >= 3 ? 5 : 3) * model_.weight_bytes + 8) * model_.parameters / (bandwidth_ * tensor);
   return compute + optimizer + static_cast<double>(layout.micro_batches) * each;
 }
 
@@ -115,8 +117,8 @@ double CostModel::Collectives(const TrainingLayout& layout, double tokens, bool 
     if (layout.zero == 0) {
       seconds += Ring(layout.data, 2, 4 * part, host);
     } else {
-      seconds += (layout.zero >= 2 ? micro_batches : 1) * Ring(layout.data, 1, 4 * part, host) +
-                 Ring(layout.data, 1, weights, host);
+      seconds += (layout.zero >= 2 ? micro_batches : 1) * Ring(layout.data, 1, 4 * part, host);
+      if (layout.zero < 3) seconds += Ring(layout.data, 1, weights, host);  // else it is where all read it
     }
   }
   if (layout.tensor > 1) {

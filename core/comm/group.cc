@@ -1,7 +1,6 @@
 // How the ranks of a group come together, and by what they exchange.
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -52,17 +51,12 @@ StatusOr<std::vector<std::string>> Meet(const GroupOptions& o, const char* what,
 StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, Clock::time_point until,
                                                   std::string& why) {
   StatusOr<std::unique_ptr<HostMemory>> memory = NotFound("no shared memory");
-  HostMemory::Place place;
-  if (o.rank == 0 && !o.shared_folder.empty()) memory = HostMemory::Make(o.shared_folder, o.size, place);
-  TP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> said,
-      Meet(o, "memory", memory.ok() ? place.name + " " + std::to_string(place.word) : "", until));
-  const size_t space = said[0].find(' ');
-  if (o.rank > 0 && !o.shared_folder.empty() && space != std::string::npos) {
-    place.name = said[0].substr(0, space);
-    std::from_chars(said[0].data() + space + 1, said[0].data() + said[0].size(), place.word);
-    memory = HostMemory::Open(o.shared_folder, place, o.rank, o.size);
-  }
+  std::string name;
+  if (o.rank == 0 && !o.shared_folder.empty()) memory = HostMemory::Make(o.shared_folder, o.size, name);
+  TP_ASSIGN_OR_RETURN(const std::vector<std::string> said,
+                      Meet(o, "memory", memory.ok() ? name : "", until));
+  if (o.rank > 0 && !o.shared_folder.empty() && !said[0].empty())
+    memory = HostMemory::Open(o.shared_folder, said[0], o.rank, o.size);
   TP_ASSIGN_OR_RETURN(const std::vector<std::string> troubles,
                       Meet(o, "sees", memory.ok() ? "" : memory.status().message(), until));
   if (memory.ok()) (*memory)->Unlink();

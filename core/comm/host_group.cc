@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,12 +11,9 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <span>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,11 +28,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kLine = 64;
-
-struct Header {
-  uint64_t word;
-  int64_t ranks;
-};
 
 }  // namespace
 
@@ -54,7 +44,7 @@ namespace {
 
 int64_t DataAt(int ranks) {
   const auto said = static_cast<int64_t>(sizeof(HostMemory::Rank)) * ranks;
-  return kPage + (said + kPage - 1) / kPage * kPage;
+  return (said + kPage - 1) / kPage * kPage;
 }
 
 Status Unusable(const std::string& path, const char* what) {
@@ -70,18 +60,17 @@ int64_t HostMemory::OutboxBytes(int ranks) {
 }
 int64_t HostMemory::Bytes(int ranks) { return DataAt(ranks) + 2 * ranks * OutboxBytes(ranks); }
 
-HostMemory::Rank& HostMemory::of(int rank) const { return reinterpret_cast<Rank*>(base_ + kPage)[rank]; }
+HostMemory::Rank& HostMemory::of(int rank) const { return reinterpret_cast<Rank*>(base_)[rank]; }
 std::byte* HostMemory::outbox(int rank, uint32_t round) const {
   return base_ + DataAt(ranks_) + (2 * rank + static_cast<int64_t>(round % 2)) * OutboxBytes(ranks_);
 }
 
-StatusOr<std::unique_ptr<HostMemory>> HostMemory::Map(int fd, const std::string& path, int rank, int ranks) {
-  std::unique_ptr<HostMemory> memory(new HostMemory());
-  memory->fd_ = fd;
-  memory->path_ = path;
-  memory->ranks_ = ranks;
-  void* base = mmap(nullptr, static_cast<size_t>(Bytes(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) return Unusable(path, "cannot be mapped");
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Map(HostFile file, int rank, int ranks) {
+  std::unique_ptr<HostMemory> memory(new HostMemory(std::move(file), ranks));
+  const HostFile& mapped = memory->file_;
+  void* base =
+      mmap(nullptr, static_cast<size_t>(Bytes(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, mapped.fd(), 0);
+  if (base == MAP_FAILED) return Unusable(mapped.path(), "cannot be mapped");
   memory->base_ = static_cast<std::byte*>(base);
   // Of the open file, not of the process: ranks may be threads.
   struct flock mine {};
@@ -89,85 +78,26 @@ StatusOr<std::unique_ptr<HostMemory>> HostMemory::Map(int fd, const std::string&
   mine.l_whence = SEEK_SET;
   mine.l_start = rank;
   mine.l_len = 1;
-  if (fcntl(fd, F_OFD_SETLK, &mine) != 0) return Unusable(path, "cannot be locked");
+  if (fcntl(mapped.fd(), F_OFD_SETLK, &mine) != 0) return Unusable(mapped.path(), "cannot be locked");
   return memory;
 }
 
-namespace {
-
-constexpr char kFile[] = "group-";
-
-// What groups left whose first rank was killed while they met. A file has a name for as long as the ranks
-// look for it, and the first rank's lock before it has one.
-void RemoveLeft(const std::string& folder) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (!entry.path().filename().string().starts_with(kFile)) continue;
-    const int fd = open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) continue;
-    struct flock first {};
-    first.l_type = F_WRLCK;
-    first.l_whence = SEEK_SET;
-    first.l_len = 1;
-    if (fcntl(fd, F_OFD_GETLK, &first) == 0 && first.l_type == F_UNLCK) (void)unlink(entry.path().c_str());
-    (void)close(fd);
-  }
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<HostMemory>> HostMemory::Make(const std::string& folder, int ranks, Place& place) {
-  uint64_t random[2];
-  if (getrandom(random, sizeof random, 0) != sizeof random) return Unusable(folder, "no random numbers");
-  RemoveLeft(folder);
-  char name[32];
-  std::snprintf(name, sizeof name, "%s%016llx", kFile, static_cast<unsigned long long>(random[0]));
-  const std::string path = folder + "/" + name;
-  const int fd = open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
-  if (fd < 0) return Unusable(folder, "no file can be made there");
-  // A page that is missing later would end the process.
-  int error = EINTR;
-  while (error == EINTR) error = posix_fallocate(fd, 0, Bytes(ranks));
-  if (error != 0) {
-    (void)close(fd);
-    return ResourceExhausted(folder + ": there is no room for " + std::to_string(Bytes(ranks)) + " bytes (" +
-                             std::strerror(error) + ")");
-  }
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, Map(fd, path, /*rank=*/0, ranks));
-  place = {name, random[1]};
-  *reinterpret_cast<Header*>(memory->base_) = {place.word, ranks};
-  const std::string open_file = "/proc/self/fd/" + std::to_string(fd);
-  if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
-    return Unusable(path, "cannot be made");
-  memory->named_ = true;
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Make(const std::string& folder, int ranks,
+                                                       std::string& name) {
+  TP_ASSIGN_OR_RETURN(HostFile file, HostFile::Make(folder, Bytes(ranks)));
+  name = file.name();
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, Map(std::move(file), /*rank=*/0, ranks));
   return memory;
 }
 
-StatusOr<std::unique_ptr<HostMemory>> HostMemory::Open(const std::string& folder, const Place& place,
+StatusOr<std::unique_ptr<HostMemory>> HostMemory::Open(const std::string& folder, const std::string& name,
                                                        int rank, int ranks) {
-  const std::string path = folder + "/" + place.name;
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return NotFound(path + ": " + std::strerror(errno));
-  struct stat st {};
-  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size != Bytes(ranks)) {
-    (void)close(fd);
-    return NotFound(path + ": is not the memory of this group");
-  }
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory, Map(fd, path, rank, ranks));
-  const Header& header = *reinterpret_cast<const Header*>(memory->base_);
-  if (header.word != place.word || header.ranks != ranks)
-    return NotFound(path + ": is not the memory of this group");
-  return memory;
+  TP_ASSIGN_OR_RETURN(HostFile file, HostFile::Open(folder, name, Bytes(ranks)));
+  return Map(std::move(file), rank, ranks);
 }
 
 HostMemory::~HostMemory() {
-  Unlink();
   if (base_ != nullptr) munmap(base_, static_cast<size_t>(Bytes(ranks_)));
-  if (fd_ >= 0) (void)close(fd_);
-}
-
-void HostMemory::Unlink() {
-  if (std::exchange(named_, false)) (void)unlink(path_.c_str());
 }
 
 bool HostMemory::Here(int rank) const {
@@ -176,7 +106,7 @@ bool HostMemory::Here(int rank) const {
   theirs.l_whence = SEEK_SET;
   theirs.l_start = rank;
   theirs.l_len = 1;
-  return fcntl(fd_, F_OFD_GETLK, &theirs) != 0 || theirs.l_type != F_UNLCK;
+  return fcntl(file_.fd(), F_OFD_GETLK, &theirs) != 0 || theirs.l_type != F_UNLCK;
 }
 
 namespace {

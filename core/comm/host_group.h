@@ -13,32 +13,28 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/base/status.h"
 #include "core/comm/collective.h"
+#include "core/comm/host_file.h"
 
 namespace tidepool::comm {
 
-// A file of the folder, mapped by every rank; it loses its name as soon as all have it.
+// A file (host_file.h) that every rank has mapped.
 class HostMemory {
  public:
-  // What the others find it by: a file's name, and a word that is in it.
-  struct Place {
-    std::string name;
-    uint64_t word = 0;
-  };
-  // kResourceExhausted: shared memory has no room for it. kUnavailable: the folder cannot be used.
-  static StatusOr<std::unique_ptr<HostMemory>> Make(const std::string& folder, int ranks, Place& place);
-  // For another rank. kNotFound: another memory is there, or none.
-  static StatusOr<std::unique_ptr<HostMemory>> Open(const std::string& folder, const Place& place, int rank,
-                                                    int ranks);
+  // `name`: by which the others find it. Errors of HostFile.
+  static StatusOr<std::unique_ptr<HostMemory>> Make(const std::string& folder, int ranks, std::string& name);
+  static StatusOr<std::unique_ptr<HostMemory>> Open(const std::string& folder, const std::string& name,
+                                                    int rank, int ranks);
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
   static int64_t Bytes(int ranks);          // that a group takes of the host's shared memory
   static int64_t OutboxBytes(int ranks);    // of one outbox; a multiple of 64 x ranks
-  void Unlink();                            // nobody else can open it any more
+  void Unlink() { file_.Unlink(); }         // nobody else can open it any more
   [[nodiscard]] bool Here(int rank) const;  // whether that rank still has it
 
   struct Rank;  // what a rank says
@@ -46,13 +42,11 @@ class HostMemory {
   [[nodiscard]] std::byte* outbox(int rank, uint32_t round) const;
 
  private:
-  HostMemory() = default;
-  static StatusOr<std::unique_ptr<HostMemory>> Map(int fd, const std::string& path, int rank, int ranks);
+  HostMemory(HostFile file, int ranks) : file_(std::move(file)), ranks_(ranks) {}
+  static StatusOr<std::unique_ptr<HostMemory>> Map(HostFile file, int rank, int ranks);
 
-  std::string path_;
-  int fd_ = -1;
-  int ranks_ = 0;
-  bool named_ = false;  // by this rank
+  HostFile file_;
+  const int ranks_;
   std::byte* base_ = nullptr;
 };
 

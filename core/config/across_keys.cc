@@ -538,6 +538,22 @@ void CheckZero(Binder& b, const JobConfig& c) {
   b.Rule(key, {"train.zero", "train.mesh.tp"}, c.train.zero >= 2 && c.train.mesh.tp > 1,
          "is " + Text(c.train.zero) + ", but with train.mesh.tp " + Text(c.train.mesh.tp) +
              " gradients are not shared yet; write 1");
+  if (c.train.zero >= 3) {
+    const auto placement = c.scheduler.placement;
+    b.Rule(key, {"train.zero", "scheduler.placement"},
+           AnswersHeldOut(c) && placement != PlacementKind::kSplit && !OneSlotTrains(c),
+           "is 3, but with scheduler.placement " + std::string(Name(placement)) +
+               " slots that train generate, too, with the whole weights; write 2, or scheduler.placement: "
+               "split");
+    b.Rule(key, {"train.zero", "job"}, c.kind() == JobKind::kRewardModel,
+           "is 3, but the weights of a reward model are not shared yet; write 2");
+    b.Rule(key, {"train.zero", "cluster.device"}, c.cluster.device == DeviceKind::kCuda,
+           "is 3, but the weights of GPUs are not shared yet; write 2");
+    b.Rule(key, {"train.zero", "cluster.bind"}, !IsLoopback(c.cluster.bind),
+           "is 3, so the slots that train have to be on one host, which is not seen to yet where workers may "
+           "be on several (cluster.bind " +
+               c.cluster.bind + "); write 2, or cluster.bind: 127.0.0.1");
+  }
   CheckParts(b, c, "train.zero", is, "0");
 }
 

@@ -218,14 +218,17 @@ std::vector<Key> TrainKeys() {
           "its device leaves the actor role and the memory is needed; disk: to files of the run, and it "
           "comes back when the device trains again",
           kFree),
-      TP_KEY(train.zero,
-             "what the slots that train share: 0: nothing, each has the whole optimizer; 1: the optimizer's "
-             "state (moments, and of bfloat16 weights what rounding cut off), each has a part; 2: gradients, "
-             "too, which are added up over the slots after each micro-batch. The result of 0 and 1 is the "
-             "same to the bit; so is that of 2 where a slot has one micro-batch an update and sums pass the "
-             "host, or with "
-             "deterministic: true. No effect where one slot trains",
-             Between(0, 2), kFree),
+      TP_KEY(
+          train.zero,
+          "what the slots that train share: 0: nothing, each has the whole optimizer; 1: the optimizer's "
+          "state (moments, and of bfloat16 weights what rounding cut off), each has a part; 2: gradients, "
+          "too, which are added up over the slots after each micro-batch; 3: weights, too, for slots of one "
+          "host that only train: it has them once, in shared memory, and each slot lays them out for "
+          "products a block at a time. The result of 0 and 1 is the "
+          "same to the bit; so is that of 2 and 3 where a slot has one micro-batch an update and sums pass "
+          "the host, or with "
+          "deterministic: true. No effect where one slot trains",
+          Between(0, 3), kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "
              "alike; no effect on models without experts",

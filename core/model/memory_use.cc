@@ -92,17 +92,30 @@ int64_t AttentionActivationBytes(const ModelSpec& s, DType dtype) {
          4 * (2 + s.heads);
 }
 
+namespace {
+
+bool LaidOut(const Parameter& p, DType dtype) {
+  return p.product_rows > 0 && device::FitsStrips(p.product_rows, p.numel() / p.shape[0] * Bytes(dtype),
+                                                  p.product_rows == p.shape[0]);
+}
+
+}  // namespace
+
 int64_t LaidOutBytes(const ModelSpec& s, DType dtype) {
-  const std::vector<Parameter> layout = Layout(s);
-  return std::ranges::any_of(layout,
-                             [&](const Parameter& p) {
-                               return p.product_rows > 0 &&
-                                      device::FitsStrips(p.product_rows,
-                                                         p.numel() / p.shape[0] * Bytes(dtype),
-                                                         p.product_rows == p.shape[0]);
-                             })
+  return std::ranges::any_of(Layout(s), [&](const Parameter& p) { return LaidOut(p, dtype); })
              ? WeightBytes(s, dtype)
              : 0;
+}
+
+int64_t LaidOutPartBytes(const ModelSpec& s, DType dtype) {
+  const std::vector<Parameter> layout = Layout(s);
+  const std::vector<int64_t> begins = GradientParts(layout);
+  int64_t most = 0;
+  for (const Parameter& p : layout) {
+    const auto end = std::ranges::upper_bound(begins, p.offset);
+    if (LaidOut(p, dtype)) most = std::max(most, *end - *(end - 1));
+  }
+  return most * Bytes(dtype);
 }
 
 MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& sizes) {

@@ -8,6 +8,7 @@
 // heads.
 //   weights      w P                        one arena, shared by both roles of a process
 //                + w P                      where the CPU trains it: laid out for products, for both roles
+//                + LaidOutPartBytes         in its place, of ranks that share the weights
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
 //   gradients    4 P                        float32
 //                SharedGradientBytes        of ranks that share them
@@ -43,6 +44,8 @@ int64_t ParameterCount(const ModelSpec& spec);  // as people count them, without
 int64_t WeightBytes(const ModelSpec& spec, DType dtype);
 // A second copy that the CPU's products read, beside weights that are trained; 0 where there is none.
 int64_t LaidOutBytes(const ModelSpec& spec, DType dtype);
+// Of it the most that one part has (layout.h GradientParts): all there is with Weights::LayOutByParts.
+int64_t LaidOutPartBytes(const ModelSpec& spec, DType dtype);
 int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
 // Of a rank that keeps the gradients of `owned` elements alone, at most: these, the part of the model that a
 // backward is at, the part before it, and the embedding where it is the head, too (layout.h GradientParts).

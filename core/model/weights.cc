@@ -31,6 +31,7 @@ struct Weights::Impl {
   std::vector<bool> in_strips;  // by parameter; empty: the arena is not laid out
   uint64_t digest = 0;          // before it was
   int64_t overwritten = 0;      // times
+  bool by_parts = false;        // what is laid out beside it
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
@@ -227,6 +228,7 @@ void Weights::LayOutFor(device::Device& device, std::optional<uint64_t> digest) 
   m.in_strips = std::move(in_strips);
 }
 bool Weights::laid_out() const { return !impl_->in_strips.empty(); }
+void Weights::LayOutByParts() { impl_->by_parts = true; }
 int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
 int64_t Weights::strips_bytes() const {
   int64_t sum = 0;
@@ -303,6 +305,7 @@ DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const Parameter& p = layout_[index];
   if (!cut() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
+  if (host_.impl_->by_parts) return ProductOfPart(p);
   if (made_of_ != host_.impl_->overwritten) MakeStrips();
   return {In(strips_->data(), p), true};
 }
@@ -316,6 +319,32 @@ void DeviceWeights::MakeStrips() {
     if (LaysOut(*device_, p, host_.dtype())) device_->LayOut(In(data_, p), In(strips_->data(), p).data);
   }
   made_of_ = host_.impl_->overwritten;
+}
+DeviceWeights::Matrices DeviceWeights::ProductOfPart(const Parameter& p) {
+  const std::vector<int64_t> begins = GradientParts(layout_);
+  const auto part_of = [&](const Parameter& q) {
+    return static_cast<size_t>(std::ranges::upper_bound(begins, q.offset) - begins.begin()) - 1;
+  };
+  const size_t part = part_of(p);
+  const auto strips = [&](Parameter q) {
+    q.offset -= begins[part];
+    return In(strips_->data(), q);
+  };
+  if (strips_ == nullptr) {
+    int64_t most = 0;
+    for (const Parameter& q : layout_)
+      if (LaysOut(*device_, q, host_.dtype()))
+        most = std::max(most, begins[part_of(q) + 1] - begins[part_of(q)]);
+    strips_ = device_->Take(1, most, host_.dtype()).memory;
+  }
+  if (made_of_ != host_.impl_->overwritten || made_part_ != part) {
+    for (const Parameter& q : layout_)
+      if (part_of(q) == part && LaysOut(*device_, q, host_.dtype()))
+        device_->LayOut(In(data_, q), strips(q).data);
+    made_of_ = host_.impl_->overwritten;
+    made_part_ = part;
+  }
+  return {strips(p), true};
 }
 DeviceWeights::~DeviceWeights() {
   if (host_.impl_->newer.load() != this) return;

@@ -57,6 +57,10 @@ class Weights {
   // they are, or that has memory of its own. `digest`: Digest(), where it is known.
   void LayOutFor(device::Device& device, std::optional<uint64_t> digest = std::nullopt);
   [[nodiscard]] bool laid_out() const;
+  // For weights that are trained and read a part at a time (layout.h GradientParts): what decoders lay out
+  // beside the arena is that of the part that they are at, made when they come to it. As much less memory,
+  // and once more work for each forward.
+  void LayOutByParts();
   // For writing the whole arena anew: it is laid out no more, what decoders made of it is out of date.
   [[nodiscard]] std::span<std::byte> Overwrite();
   // Overwrites the arena of a part with what it has of the whole model's arena, of which no more is read.
@@ -139,6 +143,7 @@ class DeviceWeights {
   void Download(std::span<std::byte> to) const;  // requires memory of its own
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
   void MakeStrips();
+  Matrices ProductOfPart(const Parameter& p);
   void CutFromHost();
 
   const Weights& host_;
@@ -151,6 +156,7 @@ class DeviceWeights {
   void* data_;
   std::shared_ptr<device::Buffer> strips_;  // with the same index; null: not made, or the arena is laid out
   int64_t made_of_ = -1;  // the arena's Overwrite() that strips_ were made after; -1: out of date
+  size_t made_part_ = 0;  // with LayOutByParts: that strips_ are of
 };
 
 // Keeps the gradients that a backward makes in a way of its own, and learns when it has them.

@@ -135,6 +135,11 @@ StatusOr<UpdateResult> GroupGradients::Update(double learning_rate) {
   const UpdateResult result = optimizer.Update(gradients, learning_rate, squares);
   if (!result.finite || !sharded) return result;
   model::DeviceWeights& weights = optimizer.on_device();
+  if (p_.one_memory) {  // all have written theirs before one reads; all had read before the norm was there
+    TP_RETURN_IF_ERROR(groups_.data->AllGather(uint64_t{0}, "weights").status());
+    weights.Written();
+    return result;
+  }
   const int64_t each = optimizer.weight_bytes();
   TP_RETURN_IF_ERROR(OnHost(
       weights.device(), static_cast<std::byte*>(weights.data()), optimizer.elements() * each,

@@ -8,7 +8,8 @@
 // (train.zero: 0: the sums go to all), or that of its own interval and makes that part (1: the new weights go
 // to all), and whether it holds all of its own gradients or gives them away as they come (2). The latter has
 // to form a sum after each micro-batch, where the others add up a rank's micro-batches first and round
-// otherwise: they do as it does where they are asked to (TrainerOptions::sum_each_micro_batch).
+// otherwise: they do as it does where they are asked to (TrainerOptions::sum_each_micro_batch). Where the
+// weights are one memory of all ranks (3) new ones need not be told.
 
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,7 @@ class GroupGradients {
     GradientShard* shard = nullptr;  // which keeps them; null: they are whole
     AdamW& optimizer;                // its shard is that of the rank, or whole
     device::Device& device;
+    bool one_memory = false;  // the weights are (shared_weights.h); each rank writes its own interval
   };
   GroupGradients(const Parts& parts, const comm::RankGroups& groups, bool sum_each_micro_batch);
   ~GroupGradients();

@@ -81,6 +81,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.clean_records = job.rollout.kv_on_update == KvOnUpdate::kRecompute;
   o.router_aux_coef = t.router_aux_coef;
   o.share_gradients = t.zero >= 2;
+  o.share_weights = t.zero >= 3;
   o.sum_each_micro_batch = job.deterministic;
   // No more are expected at a time.
   if (job.rl() != nullptr && t.early_columns) o.early_rows = t.groups_per_step * job.rollout.group_size;

@@ -122,6 +122,12 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
         reward ? "trainer: a reward model has a value head, these weights have none"
                : "trainer: these weights are a reward model (a value head in place of logits)");
   }
+  o.share_weights = o.share_weights && o.shard.world > 1;
+  if (o.share_weights && (reward || !o.device->host_memory()))
+    return Unimplemented(
+        "train.zero: weights of a reward model, or of a device with memory of its own, are not shared; "
+        "write 2");
+  if (o.share_weights) weights.LayOutByParts();
   const NeededCompanions needed = Needed(o);
   for (const auto& [name, need, found] :
        {std::tuple{"reference", needed.reference, companions.reference},
@@ -280,7 +286,8 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       GroupGradients shared({.gradients = target.gradients,
                              .shard = target.shard,
                              .optimizer = target.optimizer,
-                             .device = *options.device},
+                             .device = *options.device,
+                             .one_memory = target.one_memory},
                             {.data = step.group, .tensor = step.tensor}, options.sum_each_micro_batch);
       TP_RETURN_IF_ERROR(shared.Begin(static_cast<int64_t>(micros.size())));
       const auto passes = static_cast<size_t>(shared.passes());
@@ -450,6 +457,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
   UpdateTarget target{.gradients = *gradients,
                       .shard = gradient_shard,
                       .optimizer = *optimizer,
+                      .one_memory = options.share_weights,
                       .rate = LearningRate(options.schedule, step.batch.step.value),
                       .micro =
                           [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) {
@@ -662,6 +670,9 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   m.EarlyMetrics(step, result.metrics);
   if (step.gradient_bytes > 0)
     result.metrics["memory/gradients_bytes"] = static_cast<double>(step.gradient_bytes);
+  if (o.share_weights)
+    result.metrics["memory/weights_bytes"] = static_cast<double>(
+        m.optimizer->owned().size() * m.optimizer->weight_bytes() + m.decoder->weights().strips_bytes());
   m.LossMetrics(step, done, before, result.metrics);
   step.times.total = total.Lap();
   int64_t tokens = 0;

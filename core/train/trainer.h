@@ -77,6 +77,10 @@ struct TrainerOptions {
   // With such a shard: of gradients, too, a rank keeps the sums of its own interval alone (gradient_shard.h).
   // Not of a part.
   bool share_gradients = false;
+  // With such a shard: the weights' arena is one memory of all ranks (shared_weights.h) whenever the trainer
+  // is used, and of what products read there is one part at a time. On a device whose memory is the host's;
+  // not of a reward model.
+  bool share_weights = false;
   // Gradients of a group are added up over the ranks after each micro-batch, as ranks have to that share
   // them; else once an update. Then the update is the same to the bit, with any number of micro-batches.
   bool sum_each_micro_batch = false;

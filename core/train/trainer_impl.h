@@ -81,6 +81,7 @@ struct UpdateTarget {
   model::Gradients& gradients;
   GradientShard* shard = nullptr;  // which keeps them; null: they are whole
   AdamW& optimizer;
+  bool one_memory = false;  // of all ranks, for the weights
   double rate = 0;
   std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;

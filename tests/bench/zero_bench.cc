@@ -1,7 +1,7 @@
-// A training step on several ranks that share the optimizer's state (train.zero: 1), and gradients, too (2),
-// against the same ranks that share nothing (0), step by step in turns: ranks are threads of one core each
-// that exchange by shared memory. Where a rank has one micro-batch every step compares the digests of all.
-// Prints one JSON object a case on standard output and a table on standard error.
+// A training step on several ranks that share the optimizer's state (train.zero: 1), gradients, too (2), and
+// weights (3), against the same ranks that share nothing (0), step by step in turns: ranks are threads of one
+// core each that exchange by shared memory. Where a rank has one micro-batch every step compares the digests
+// of all. Prints one JSON object a case on standard output and a table on standard error.
 //
 //   zero_bench [--ranks 2] [--steps 5] [--shape smollm2] [--layers 8] [--rows 8] [--length 256]
 //              [--micro_batch_tokens 1024]
@@ -25,6 +25,7 @@
 #include "core/comm/rendezvous_table.h"
 #include "core/model/memory_use.h"
 #include "core/sharding/intervals.h"
+#include "core/train/shared_weights.h"
 #include "core/train/trainer.h"
 #include "tests/bench/bench_batch.h"
 #include "tests/bench/bench_model.h"
@@ -44,6 +45,7 @@ struct Options {
 struct Run {
   std::vector<double> seconds, reduce, optimizer;
   int64_t optimizer_bytes = 0, gradient_bytes = 0, planned_bytes = 0;  // planned: of gradients
+  int64_t weight_bytes = 0;                                            // with what is laid out for products
 };
 
 double Median(std::vector<double> v) {
@@ -102,25 +104,35 @@ int Main(int argc, char** argv) {
                                     .shared_folder = "/dev/shm",
                                     .timeout_s = 600});
       TP_CHECK(group.ok()) << group.status().message();
-      std::unique_ptr<model::Weights> weights[3];
-      std::unique_ptr<Trainer> trainer[3];
-      for (const int zero : {0, 1, 2}) {
+      std::unique_ptr<SharedWeights> shared;
+      std::unique_ptr<model::Weights> weights[4];
+      std::unique_ptr<Trainer> trainer[4];
+      for (const int zero : {0, 1, 2, 3}) {
         weights[zero] = bench::NoiseModel(o.shape, o.layers);
+        if (zero == 3) {
+          const model::Weights& noise = *weights[0];
+          shared = std::move(SharedWeights::Create(noise.elements(), model::Bytes(noise.dtype()))).value();
+          weights[3] =
+              std::move(model::Weights::Create(noise.spec(), noise.dtype(), shared->arena())).value();
+          std::ranges::copy(noise.bytes(), shared->arena().begin());
+          TP_CHECK(shared->Share(**group, "/dev/shm").ok());
+        }
         TrainerOptions options;
         options.schedule.peak = 2e-5;
         options.micro_batch_tokens = o.micro_batch_tokens;
         options.device = bench::BenchDevice("cpu");
         if (rank == 0 && zero == 0) machine = bench::DescribeDevice(*options.device);
         if (zero > 0) options.shard = {rank, o.ranks};
-        options.share_gradients = zero == 2;
+        options.share_gradients = zero >= 2;
+        options.share_weights = zero == 3;
         trainer[zero] = std::move(Trainer::Create(*weights[zero], options)).value();
       }
       auto& runs = of_rank[static_cast<size_t>(rank)];
       for (int step = 0; step <= o.steps; ++step) {  // the first warms up
         const Batch batch =
             bench::ShareOfNoise(weights[0]->spec().vocab_size, o.rows, o.length, step + 1, o.ranks, rank);
-        uint64_t digest[3];
-        for (const int zero : {0, 1, 2}) {
+        uint64_t digest[4];
+        for (const int zero : {0, 1, 2, 3}) {
           TP_CHECK((*group)->AllGather(uint64_t{0}, "begin").ok());
           const auto from = std::chrono::steady_clock::now();
           auto result = trainer[zero]->Step(batch, nullptr, group->get());
@@ -134,15 +146,17 @@ int Main(int argc, char** argv) {
           run.reduce.push_back(result->metrics.at("timing_s/actor_reduce"));
           run.optimizer.push_back(result->metrics.at("timing_s/actor_optimizer"));
           run.optimizer_bytes = trainer[zero]->held().optimizer;
-          const bool shared = zero == 2;
-          run.gradient_bytes = shared ? static_cast<int64_t>(result->metrics.at("memory/gradients_bytes"))
+          if (zero == 0) run.weight_bytes = weights[0]->size() + weights[0]->strips_bytes();
+          if (zero == 3) run.weight_bytes = static_cast<int64_t>(result->metrics.at("memory/weights_bytes"));
+          const bool of_all = zero >= 2;
+          run.gradient_bytes = of_all ? static_cast<int64_t>(result->metrics.at("memory/gradients_bytes"))
                                       : trainer[zero]->held().gradients;
-          run.planned_bytes = shared ? model::SharedGradientBytes(
+          run.planned_bytes = of_all ? model::SharedGradientBytes(
                                            weights[zero]->spec(),
                                            sharding::Owned(weights[zero]->elements(), {rank, o.ranks}).size())
                                      : 4 * weights[zero]->elements();
         }
-        for (const int zero : {1, 2})
+        for (const int zero : {1, 2, 3})
           TP_CHECK(digest[0] == digest[zero] || !o.one_micro_batch())
               << "step " << step << ": other weights with train.zero: " << zero;
       }
@@ -154,7 +168,7 @@ int Main(int argc, char** argv) {
     const auto [least, most] = std::ranges::minmax(run.seconds);
     return (most - least) / Median(run.seconds);
   };
-  for (const int zero : {1, 2}) {
+  for (const int zero : {1, 2, 3}) {
     const std::string with = "zero_" + std::to_string(zero) + "_";
     const Run& parts = of_rank[0][zero];
     Print(o, with + "step", Median(parts.seconds), "s", Median(whole.seconds), spread(parts), machine);
@@ -168,7 +182,10 @@ int Main(int argc, char** argv) {
             static_cast<double>(of_rank[rank][0].optimizer_bytes), 0, machine);
       Print(o, with + "gradients" + of, static_cast<double>(run.gradient_bytes), "bytes",
             static_cast<double>(of_rank[rank][0].gradient_bytes), 0, machine);
-      if (zero == 2)
+      if (run.weight_bytes > 0)
+        Print(o, with + "weights" + of, static_cast<double>(run.weight_bytes), "bytes",
+              static_cast<double>(of_rank[rank][0].weight_bytes), 0, machine);
+      if (zero >= 2)
         Print(o, with + "gradients" + of + "_to_plan", static_cast<double>(run.gradient_bytes), "bytes",
               static_cast<double>(run.planned_bytes), 0, machine, "plan");
     }

@@ -304,7 +304,7 @@ StatusOr<FoundLayouts> Search::Run() {
       const int64_t trains = config::TrainingSlots(WithLayout(c, layout));
       for (int64_t tp = 1; tp <= trains; ++tp) {
         if (trains % tp != 0) continue;
-        for (int64_t zero = 0; zero <= (trains > tp ? 2 : 0); ++zero) {  // one share shares nothing
+        for (int64_t zero = 0; zero <= (trains > tp ? 3 : 0); ++zero) {  // one share shares nothing
           layout.tp = tp;
           layout.zero = zero;
           layout.micro_batch_tokens = given_.micro_batch_tokens;

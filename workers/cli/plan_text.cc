@@ -96,9 +96,12 @@ std::string DescribePlan(const JobConfig& c) {
   }
   if (!plan->shared_memory.empty()) {
     std::vector<ProcessMemory::Part> list;
-    for (const MemoryPlan::SharedPart& part : plan->shared_memory)
-      list.push_back({part.name + " (" + part.key + ")", part.bytes});
-    line("/dev/shm", plan->shared_memory_bytes(), "of each host", list);
+    int64_t sum = 0;
+    for (const MemoryPlan::SharedPart& part : plan->shared_memory) {
+      list.push_back({part.name + " (" + part.key + (part.of_slots ? ", counted above)" : ")"), part.bytes});
+      sum += part.bytes;
+    }
+    line("/dev/shm", sum, "of each host", list);
   }
   if (const auto disk = PlanDisk(c); disk.ok()) {
     out << "disk         predicted about " << BytesText(disk->total()) << " at the fullest\n";

@@ -6,8 +6,10 @@
 
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
+#include "core/model/layout.h"
 #include "core/model/routing.h"
 #include "core/policy/policy_files.h"
+#include "core/sharding/intervals.h"
 #include "core/storage/checkpoint.h"
 #include "core/text/tokenizer.h"
 #include "workers/data/model_folder.h"
@@ -34,6 +36,7 @@ DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::str
                          std::string offload_dir, DeviceMaker make_device, bool trains)
     : config_(std::move(config)),
       models_(config_, std::move(model_dir), std::move(make_device)),
+      shared_memory_(shared_memory),
       trains_(trains),
       published_(std::make_shared<HostWeights>(shared_memory, device::SizeOf(config_.model.dtype))),
       recovery_(shared_memory, "recovery"),
@@ -57,8 +60,15 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + models_.model_dir() + " is a reward model; a job of kind " +
                              Name(config_.kind()) + " needs one that writes");
+    std::span<std::byte> arena;
+    if (trains_ && config_.train.zero >= 3) {
+      weights_.reset();
+      TP_ASSIGN_OR_RETURN(shared_,
+                          train::SharedWeights::Create(model::LayoutElements(spec), model::Bytes(dtype)));
+      arena = shared_->arena();
+    }
     if (read_tensors) {
-      TP_ASSIGN_OR_RETURN(weights_, models_.Read("model.path", ""));
+      TP_ASSIGN_OR_RETURN(weights_, models_.Read("model.path", "", arena));
       if (scores && !spec.value_head) {
         TP_ASSIGN_OR_RETURN(weights_, model::WithValueHead(*weights_));
       }
@@ -67,7 +77,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     spec.value_head = scores;
     // Where nothing trains, an engine's rank has its part alone.
     const model::Part part = ranks_ == nullptr || trains_ ? model::Part() : ranks_->part();
-    TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype, {}, part));
+    TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype, arena, part));
     return OkStatus();
   });
 }
@@ -147,6 +157,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   Tear();  // before a trainer is made: what is parked is of no use any more
   TakeShard(shard);
+  if (shared_ != nullptr) TP_RETURN_IF_ERROR(shared_->Leave());
   TP_RETURN_IF_ERROR(MakeActor());
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
     if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
@@ -298,8 +309,13 @@ model::MemoryUse DeviceRoles::held() const {
     // What a trained model's products read counts as held before it is made, as it does in the plan.
     const bool twice = trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu &&
                        config_.train.mesh.tp == 1 && config_.rollout.mesh.tp == 1;
-    use.weights = weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
-                                            : weights_->strips_bytes());
+    const bool shared = shared_ != nullptr && shard_.world > 1;
+    use.weights = shared
+                      ? sharding::Owned(weights_->elements(), {shard_.rank, shard_.world}).size() *
+                                model::Bytes(weights_->dtype()) +
+                            model::LaidOutPartBytes(weights_->spec(), weights_->dtype())
+                      : weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
+                                                  : weights_->strips_bytes());
   }
   use += held(Role::kActor);
   use += held(Role::kRollout);
@@ -375,6 +391,8 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
                                           const TrainProgress& progress, const comm::RankGroups& groups,
                                           std::vector<BadRow>& bad) {
   if (!owns_state_) return FailedPrecondition("no state of training is here");
+  if (shared_ != nullptr && groups.data != nullptr)
+    TP_RETURN_IF_ERROR(shared_->Share(*groups.data, shared_memory_));
   TP_RETURN_IF_ERROR(MakeActor());
   const int64_t before = updates();
   const auto result =

@@ -20,6 +20,7 @@
 #include "core/engine/ranks.h"
 #include "core/model/weights.h"
 #include "core/policy/spec.h"
+#include "core/train/shared_weights.h"
 #include "workers/data/host_weights.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/actor.h"
@@ -95,6 +96,8 @@ class DeviceRoles {
   [[nodiscard]] int64_t parked_bytes() const { return parked_.bytes(); }
   [[nodiscard]] model::MemoryUse held() const;
   [[nodiscard]] model::MemoryUse held(Role role) const;  // of a role, without the weights that both share
+  // Of weights that every rank has for itself until the next step, which puts them together first.
+  [[nodiscard]] int64_t unshared_bytes() const { return shared_ == nullptr ? 0 : shared_->own_bytes(); }
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);  // the host's copy, HostWeights::Read
@@ -146,6 +149,8 @@ class DeviceRoles {
 
   JobConfig config_;
   ModelReader models_;
+  const std::string shared_memory_;               // its folder
+  std::unique_ptr<train::SharedWeights> shared_;  // where weights_ stand (train.zero: 3); null: in their own
   std::unique_ptr<model::Weights> weights_;
   std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
   const bool trains_;

@@ -122,6 +122,12 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
   p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
   p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
+  // Its part of what stands in shared memory once, and what it lays out. Such a slot does not generate.
+  if (const int64_t world = config::TrainingSlots(c); c.train.zero >= 3 && world > 1) {
+    p.actor.weights = sharding::Owned(model::LayoutElements(m), {0, world}).size() * model::Bytes(dtype) +
+                      model::LaidOutPartBytes(m, dtype);
+    p.rollout.weights = 0;
+  }
   // The largest matrix of the whole stands by itself while parts are brought together.
   if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
   // Sums on their way to the other ranks.
@@ -379,6 +385,8 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
     const auto groups = [](int64_t of, int64_t n) {
       return of > 1 ? n * comm::HostMemory::Bytes(static_cast<int>(of)) : 0;
     };
+    if (c.train.zero >= 3)
+      plan.shared_memory.push_back({"weights of training slots", "train.zero", weights, true});
     plan.shared_memory.push_back(
         {"what training slots exchange", "scheduler.actor_slots", groups(tp, dp) + groups(dp, tp)});
   }
@@ -392,7 +400,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
 
 int64_t MemoryPlan::shared_memory_bytes() const {
   int64_t sum = 0;
-  for (const SharedPart& part : shared_memory) sum += part.bytes;
+  for (const SharedPart& part : shared_memory) sum += part.of_slots ? 0 : part.bytes;
   return sum;
 }
 

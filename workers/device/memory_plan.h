@@ -69,10 +69,12 @@ struct MemoryPlan {
   std::vector<ProcessMemory> processes;
   // In /dev/shm of each host, where there is room: published weights of two versions (2 or more slots; with
   // cluster.weight_transport: stream they are in the workers' own memory else), what ranks of one host
-  // exchange, and on the trainer's host recovery copies. Key: that makes it smaller.
+  // exchange, and on the trainer's host recovery copies. Key: that makes it smaller. of_slots: it is counted
+  // with the processes, each its part (train.zero: 3), and not in the sum.
   struct SharedPart {
     std::string name, key;
     int64_t bytes = 0;
+    bool of_slots = false;
   };
   std::vector<SharedPart> shared_memory;
   [[nodiscard]] int64_t shared_memory_bytes() const;

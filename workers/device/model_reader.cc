@@ -24,14 +24,14 @@ Status ModelReader::TryProducts(const model::ModelSpec& spec, model::DType dtype
   return device::TryBatchInvariance(*NewDevice(), model::ProductsOf(spec), dtype).At("deterministic mode");
 }
 
-StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key,
-                                                            const std::string& folder) const {
+StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key, const std::string& folder,
+                                                            std::span<std::byte> arena) const {
   const DType dtype = config_.model.dtype;
   const std::string& dir = folder.empty() ? model_dir_ : folder;
-  if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype);
+  if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype, arena);
   if (!folder.empty() || !config_.model.init) return NotFound(key + ": " + dir + " has no weights");
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(dir));
-  TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> weights, model::Weights::Create(spec, dtype));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> weights, model::Weights::Create(spec, dtype, arena));
   weights->Initialize(config_.seed, config_.model.init->init_std);
   return weights;
 }

@@ -1,8 +1,10 @@
 #pragma once
 // Reads the models of a job: the one that it starts from, and further ones (reference, teacher, critic).
 
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -26,9 +28,10 @@ class ModelReader {
       : config_(config), model_dir_(std::move(model_dir)), make_device_(std::move(make_device)) {}
 
   // A model of its own from `folder`; "" is what the run starts from, made from the config with the job's
-  // seed where the folder has no weights. `key` begins the error.
+  // seed where the folder has no weights. `key` begins the error. `arena`: as of model::Weights::Create.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
-                                                               const std::string& folder) const;
+                                                               const std::string& folder,
+                                                               std::span<std::byte> arena = {}) const;
   // In deterministic mode on a GPU: whether products of this model give a row the same bits in every batch
   // (core/device/batch_invariance.h). kFailedPrecondition: they do not.
   [[nodiscard]] Status TryProducts(const model::ModelSpec& spec, model::DType dtype) const;

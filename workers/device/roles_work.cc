@@ -208,6 +208,8 @@ int64_t RolesWork::FreeBytes(Role next) {
                   .further = roles_->further_bytes(),
                   .resident_private = PrivateResidentBytes(),
                   .of_next = of_next.passing()};
+  // They are in the memory of all ranks before a step takes anything.
+  held.resident_private = std::max<int64_t>(0, held.resident_private - roles_->unshared_bytes());
   if (next == Role::kActor && offloads()) held.of_next += of_next.optimizer + roles_->further_bytes();
   if (device_.gpu != nullptr) {
     if (const auto free = device_.gpu->free_bytes()) return ProvenFreeOnGpu(*free, plan_, held);

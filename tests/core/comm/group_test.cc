@@ -469,27 +469,27 @@ TEST(HostGroupTest, AMeetingThatFailsLeavesNothing) {
   EXPECT_THAT(here.Files(), ::testing::IsEmpty());
   // What somebody left who was killed meanwhile goes with the next group.
   std::ofstream(here.path + "/group-0123456789abcdef") << "left";
-  HostMemory::Place place;
-  const auto memory = HostMemory::Make(here.path, 2, place);
+  std::string name;
+  const auto memory = HostMemory::Make(here.path, 2, name);
   ASSERT_TRUE(memory.ok()) << memory.status().message();
-  EXPECT_THAT(here.Files(), ::testing::ElementsAre(here.path + "/" + place.name));
+  EXPECT_THAT(here.Files(), ::testing::ElementsAre(here.path + "/" + name));
 }
 
 TEST(HostGroupTest, ARankWhoseProcessIsKilledIsAnErrorAtOnceAlsoBehindOneThatIsLate) {
   const HostFolder here;
-  HostMemory::Place place;
-  auto first = HostMemory::Make(here.path, 3, place);
+  std::string name;
+  auto first = HostMemory::Make(here.path, 3, name);
   ASSERT_TRUE(first.ok()) << first.status().message();
   const pid_t child = fork();
   if (child == 0) {  // rank 2: a process of its own
     close(STDERR_FILENO);
-    auto memory = HostMemory::Open(here.path, place, 2, 3);
+    auto memory = HostMemory::Open(here.path, name, 2, 3);
     const auto group = MakeHostGroup({.rank = 2, .size = 3, .timeout_s = 60}, std::move(memory).value());
     double one = 1;
     (void)group->AllReduceSum(std::span<double>(&one, 1), "sums");
     while (true) sleep(1);
   }
-  auto other = HostMemory::Open(here.path, place, 1, 3);
+  auto other = HostMemory::Open(here.path, name, 1, 3);
   ASSERT_TRUE(other.ok()) << other.status().message();
   std::jthread late([&] {  // rank 1 comes to the first sum and never to the second
     const auto group = MakeHostGroup({.rank = 1, .size = 3, .timeout_s = 60}, std::move(other).value());
@@ -515,10 +515,10 @@ TEST(HostGroupTest, ARankWhoseProcessIsKilledIsAnErrorAtOnceAlsoBehindOneThatIsL
 // A rank that was late may read an outbox yet when the others have given up.
 TEST(HostGroupTest, AfterAnErrorNoOutboxIsFilled) {
   const HostFolder here;
-  HostMemory::Place place;
-  auto first = HostMemory::Make(here.path, 2, place);
+  std::string name;
+  auto first = HostMemory::Make(here.path, 2, name);
   ASSERT_TRUE(first.ok()) << first.status().message();
-  const auto late = HostMemory::Open(here.path, place, 1, 2);
+  const auto late = HostMemory::Open(here.path, name, 1, 2);
   ASSERT_TRUE(late.ok()) << late.status().message();
   const auto group = MakeHostGroup({.rank = 0, .size = 2, .timeout_s = 0.2}, std::move(first).value());
   double sum = 1;

@@ -77,7 +77,7 @@ TEST(LayoutProblemsTest, SayOfALayoutWhatReadingItSays) {
     for (const PlacementKind placement : AllOf<PlacementKind>()) {
       for (const int64_t actors : {1, 2, 3, 4}) {
         for (const int64_t tp : {1, 2, 3}) {
-          for (const int64_t zero : {0, 1, 2}) {
+          for (const int64_t zero : {0, 1, 2, 3}) {
             std::vector<std::string> typed = job;
             typed.push_back(std::string("scheduler.placement=") + Name(placement));
             typed.push_back("scheduler.actor_slots=" + std::to_string(actors));

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "core/model/layout.h"
 #include "core/model/memory_use.h"
 #include "core/sharding/intervals.h"
+#include "core/train/shared_weights.h"
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
 #include "tests/core/train/other_rank.h"
@@ -66,7 +68,7 @@ struct Result {
 };
 
 // `owner[group]`: the rank that computes it; ranks without a group take part all the same.
-// zero: what ranks share (train.zero): 1: the optimizer's state, 2: gradients, too.
+// zero: what ranks share (train.zero): 1: the optimizer's state, 2: gradients, too, 3: and weights.
 std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks,
                           const std::vector<int>& owner, int zero = 0, DType dtype = DType::kFloat32) {
   const auto rendezvous = std::make_shared<comm::RendezvousTable>();
@@ -85,13 +87,23 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         for (Row& r : mine.rows)
           if (owner[static_cast<size_t>(r.gid.value)] != rank) r = Elsewhere(r);
       }
-      auto weights = std::move(Weights::Create(spec, dtype)).value();
+      std::unique_ptr<SharedWeights> shared;
+      if (zero == 3)
+        shared = std::move(SharedWeights::Create(model::LayoutElements(spec), model::Bytes(dtype))).value();
+      auto weights =
+          std::move(Weights::Create(spec, dtype, shared ? shared->arena() : std::span<std::byte>())).value();
       model::Randomize(*weights, 21, 0.2);
       TrainerOptions own = options;  // one thread uses a device
       own.device = model::AnyDevice();
       if (zero > 0) own.shard = {rank, ranks};
-      own.share_gradients = zero == 2;
+      own.share_gradients = zero >= 2;
+      own.share_weights = zero == 3;
       auto trainer = std::move(Trainer::Create(*weights, own)).value();
+      if (shared && group != nullptr) {
+        const Status together = shared->Share(*group, ::testing::TempDir());
+        ASSERT_TRUE(together.ok()) << together.message();
+        EXPECT_EQ(shared->own_bytes(), 0);
+      }
       for (int64_t step = 1; step <= 3; ++step) {
         mine.step = StepNumber{step};
         const auto result = trainer->Step(mine, nullptr, group.get());
@@ -176,6 +188,11 @@ void ExpectTheSame(const std::vector<Result>& parts, const std::vector<Result>& 
   EXPECT_EQ(bytes, whole[0].optimizer_bytes);
 }
 
+// Values of train.zero that this device has.
+std::vector<int> Sharing() {
+  return model::AnyDevice()->host_memory() ? std::vector<int>{1, 2, 3} : std::vector<int>{1, 2};
+}
+
 // A rank has one micro-batch of an update, or none.
 TEST(DataParallelTest, AShardedOptimizerMakesTheSameUpdateToTheBit) {
   const ModelSpec spec = model::TinySpec();
@@ -188,7 +205,7 @@ TEST(DataParallelTest, AShardedOptimizerMakesTheSameUpdateToTheBit) {
     for (const int ranks : {2, 3, 4}) {
       const std::vector<int> owner{0, 1, 1, ranks - 1, 0};
       const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, 0, dtype);
-      for (const int zero : {1, 2}) {
+      for (const int zero : Sharing()) {
         SCOPED_TRACE(::testing::Message()
                      << ranks << " ranks, " << static_cast<int>(dtype) << ", zero " << zero);
         ExpectTheSame(Train(spec, batch, o, ranks, owner, zero, dtype), whole);
@@ -218,20 +235,27 @@ TEST(DataParallelTest, SharedGradientsOfAnyNumberOfMicroBatchesAreTheSameToTheBi
     for (const int ranks : {2, 3, 4}) {
       const std::vector<int> owner{0, 1, 1, ranks == 4 ? 1 : ranks - 1, 1};  // of four the last has nothing
       const std::vector<Result> whole = Train(spec, batch, o, ranks, owner, 0, dtype);
-      for (const int zero : {1, 2}) {
+      for (const int zero : Sharing()) {
         SCOPED_TRACE(::testing::Message() << family << ", " << ranks << " ranks, zero " << zero);
         const std::vector<Result> parts = Train(spec, batch, o, ranks, owner, zero, dtype);
         ExpectTheSame(parts, whole);
         for (size_t i = 0; dtype == DType::kFloat32 && i < alone.weights.size(); ++i)
           ASSERT_NEAR(parts[0].weights[i], alone.weights[i], 5e-5) << i;  // to rounding
-        if (zero != 2 || !model::AnyDevice()->host_memory()) continue;
+        if (zero < 2 || !model::AnyDevice()->host_memory()) continue;
         for (size_t rank = 0; rank < parts.size(); ++rank) {
           const int64_t owned =
               sharding::Owned(model::LayoutElements(spec), {static_cast<int64_t>(rank), ranks}).size();
           const double plan = static_cast<double>(model::SharedGradientBytes(spec, owned)),
                        most = parts[rank].metrics.at("memory/gradients_bytes");
           EXPECT_LE(most, plan) << "rank " << rank;
-          if (rank == 1) EXPECT_GE(most, 0.9 * plan);  // it has rows in both updates
+          if (zero == 3) {
+            EXPECT_LE(
+                parts[rank].metrics.at("memory/weights_bytes"),
+                static_cast<double>(owned * model::Bytes(dtype) + model::LaidOutPartBytes(spec, dtype)));
+          }
+          if (rank == 1) {  // it has rows in both updates
+            EXPECT_GE(most, 0.9 * plan);
+          }
         }
       }
     }

@@ -79,6 +79,20 @@ TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizerAndGradients) {
   EXPECT_NEAR(static_cast<double>(slot.actor.gradients),
               all / 3 + 4.0 * static_cast<double>(embedding + 2 * block), all / 300);
   EXPECT_LT(static_cast<double>(slot.actor.gradients), 0.65 * all);
+  // Of weights a third, and the largest part laid out.
+  c.train.zero = 3;
+  const auto weights = PlanMemory(c);
+  ASSERT_TRUE(weights.ok());
+  for (size_t i = 0; i < 3; ++i) {
+    const ProcessMemory& trains = weights->processes[i];
+    const auto planned = static_cast<double>(std::max(trains.rollout.weights, trains.actor.weights)),
+               third = static_cast<double>(weights->weights_bytes) / 3;
+    EXPECT_NEAR(planned, third + 2.0 * embedding, third / 100);
+    EXPECT_EQ(trains.total() + slot.actor.weights - trains.actor.weights, gradients->processes[i].total());
+  }
+  EXPECT_EQ(weights->processes[3].total(), gradients->processes[3].total()) << "it generates";
+  EXPECT_EQ(weights->shared_memory_bytes(), gradients->shared_memory_bytes()) << "they are counted once";
+  c.train.zero = 2;
   // With deterministic: true whole ones keep sums of earlier micro-batches beside them.
   c.deterministic = true;
   EXPECT_EQ(PlanMemory(c)->processes[0].actor.gradients, slot.actor.gradients);
@@ -86,7 +100,7 @@ TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizerAndGradients) {
   EXPECT_NEAR(static_cast<double>(PlanMemory(c)->processes[0].actor.gradients), all * 4 / 3, all / 300);
   c.scheduler.placement = PlacementKind::kColocated;
   c.cluster.slots = 1;
-  for (const int64_t zero : {0, 1, 2}) {
+  for (const int64_t zero : {0, 1, 2, 3}) {
     c.train.zero = zero;
     EXPECT_EQ(PlanMemory(c)->processes[0].actor.optimizer, whole->processes[0].actor.optimizer);
     EXPECT_EQ(PlanMemory(c)->processes[0].actor.gradients, whole->processes[0].actor.gradients);

@@ -5,7 +5,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,8 @@
 #include "core/engine/engine.h"
 #include "core/engine/follower.h"
 #include "core/engine/ranks.h"
+#include "core/model/layout.h"
+#include "core/train/shared_weights.h"
 #include "core/train/tensor_ranks.h"
 #include "core/train/trainer.h"
 #include "tests/core/device/test_device.h"
@@ -30,6 +34,7 @@ namespace {
 struct Held {
   model::MemoryUse use;
   double most_gradients = 0;  // where they are shared
+  double weights = 0;         // the same
 };
 
 // One step of each rank on rows that fill its micro-batch.
@@ -46,8 +51,11 @@ std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
       const auto group = [&](const std::string& name, int place,
                              int size) -> std::unique_ptr<comm::Collective> {
         if (size == 1) return nullptr;
-        auto made = comm::MakeGroup(
-            {.rendezvous = rendezvous, .name = name, .rank = place, .size = size, .shared_folder = ""});
+        auto made = comm::MakeGroup({.rendezvous = rendezvous,
+                                     .name = name,
+                                     .rank = place,
+                                     .size = size,
+                                     .shared_folder = c.train.zero == 3 ? ::testing::TempDir() : ""});
         EXPECT_TRUE(made.ok()) << made.status().message();
         return std::move(made).value();
       };
@@ -68,7 +76,15 @@ std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
         row.logprobs.assign(row.response.size(), -3.0F);
         batch.rows.push_back(row.gid.value % data == d ? std::move(row) : train::Elsewhere(row));
       }
-      const auto weights = std::move(model::Weights::Create(spec, c.model.dtype)).value();
+      std::unique_ptr<train::SharedWeights> shared;
+      if (c.train.zero == 3)
+        shared =
+            std::move(train::SharedWeights::Create(model::LayoutElements(spec), model::Bytes(c.model.dtype)))
+                .value();
+      const auto weights =
+          std::move(model::Weights::Create(spec, c.model.dtype,
+                                           shared != nullptr ? shared->arena() : std::span<std::byte>()))
+              .value();
       model::Randomize(*weights, 21, 0.02);
       auto options = train::OptionsFromJob(c);
       ASSERT_TRUE(options.ok()) << options.status().message();
@@ -79,12 +95,18 @@ std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
       auto trainer = train::Trainer::Create(*weights, *options);
       ASSERT_TRUE(trainer.ok()) << trainer.status().message();
       (*trainer)->Join(of_tensor.get());
+      if (shared != nullptr) {
+        const Status together = shared->Share(*of_data, ::testing::TempDir());
+        ASSERT_TRUE(together.ok()) << together.message();
+      }
       const auto result = (*trainer)->Step(batch, nullptr, of_data.get());
       ASSERT_TRUE(result.ok()) << result.status().message();
       Held& mine = held[static_cast<size_t>(rank)];
       mine.use = (*trainer)->held();
       if (const auto most = result->metrics.find("memory/gradients_bytes"); most != result->metrics.end())
         mine.most_gradients = most->second;
+      if (const auto most = result->metrics.find("memory/weights_bytes"); most != result->metrics.end())
+        mine.weights = most->second;
     });
   }
   for (std::thread& r : ranks) r.join();
@@ -98,8 +120,8 @@ TEST(PlannedPartsTest, SlotsThatShareHoldWhatThePlanSays) {
     int64_t slots, tp, zero;
   };
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (const Way& way :
-         {Way{1, 1, 0}, Way{2, 1, 0}, Way{2, 1, 1}, Way{2, 1, 2}, Way{3, 1, 2}, Way{2, 2, 0}, Way{4, 2, 1}}) {
+    for (const Way& way : {Way{1, 1, 0}, Way{2, 1, 0}, Way{2, 1, 1}, Way{2, 1, 2}, Way{3, 1, 2}, Way{2, 1, 3},
+                           Way{3, 1, 3}, Way{2, 2, 0}, Way{4, 2, 1}}) {
       SCOPED_TRACE(testing::Message()
                    << way.slots << " slots, tp " << way.tp << ", zero " << way.zero << ", " << Name(dtype));
       JobConfig c = loaded->config;
@@ -129,6 +151,10 @@ TEST(PlannedPartsTest, SlotsThatShareHoldWhatThePlanSays) {
         } else {
           EXPECT_LE(held[rank].most_gradients, static_cast<double>(planned.gradients)) << rank;
           EXPECT_GE(held[rank].most_gradients, 0.8 * static_cast<double>(planned.gradients)) << rank;
+        }
+        if (way.zero == 3) {
+          EXPECT_LE(held[rank].weights, static_cast<double>(planned.weights)) << rank;
+          EXPECT_GE(held[rank].weights, 0.9 * static_cast<double>(planned.weights)) << rank;
         }
       }
       EXPECT_EQ(optimizer, plan->processes[0].actor.optimizer) << "the largest part is what is planned";
