@@ -53,8 +53,7 @@ StatusOr<std::unique_ptr<HostMemory>> MemoryOfAll(const GroupOptions& o, Clock::
   StatusOr<std::unique_ptr<HostMemory>> memory = NotFound("no shared memory");
   std::string name;
   if (o.rank == 0 && !o.shared_folder.empty()) memory = HostMemory::Make(o.shared_folder, o.size, name);
-  TP_ASSIGN_OR_RETURN(const std::vector<std::string> said,
-                      Meet(o, "memory", memory.ok() ? name : "", until));
+  TP_ASSIGN_OR_RETURN(const std::vector<std::string> said, Meet(o, "memory", memory.ok() ? name : "", until));
   if (o.rank > 0 && !o.shared_folder.empty() && !said[0].empty())
     memory = HostMemory::Open(o.shared_folder, said[0], o.rank, o.size);
   TP_ASSIGN_OR_RETURN(const std::vector<std::string> troubles,

@@ -59,8 +59,9 @@ Status SharedWeights::MapOver(int flags, int fd) {
 
 Status SharedWeights::Leave() {
   if (shared_.empty()) return OkStatus();
+  TP_RETURN_IF_ERROR(MapOver(MAP_PRIVATE | MAP_ANONYMOUS, -1));
   shared_.clear();
-  return MapOver(MAP_PRIVATE | MAP_ANONYMOUS, -1);
+  return OkStatus();
 }
 
 Status SharedWeights::Share(comm::Collective& group, const std::string& folder) {

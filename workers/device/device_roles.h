@@ -97,7 +97,9 @@ class DeviceRoles {
   [[nodiscard]] model::MemoryUse held() const;
   [[nodiscard]] model::MemoryUse held(Role role) const;  // of a role, without the weights that both share
   // Of weights that every rank has for itself until the next step, which puts them together first.
-  [[nodiscard]] int64_t unshared_bytes() const { return shared_ == nullptr ? 0 : shared_->own_bytes(); }
+  [[nodiscard]] int64_t unshared_bytes() const {
+    return shared_ == nullptr || shard_.world <= 1 ? 0 : shared_->own_bytes();
+  }
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);  // the host's copy, HostWeights::Read

@@ -124,9 +124,13 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
   p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
   // Its part of what stands in shared memory once, and what it lays out. Such a slot does not generate.
   if (const int64_t world = config::TrainingSlots(c); c.train.zero >= 3 && world > 1) {
-    p.actor.weights = sharding::Owned(model::LayoutElements(m), {0, world}).size() * model::Bytes(dtype) +
-                      model::LaidOutPartBytes(m, dtype);
+    const int64_t laid_out = model::LaidOutPartBytes(m, dtype);
+    p.actor.weights =
+        sharding::Owned(model::LayoutElements(m), {0, world}).size() * model::Bytes(dtype) + laid_out;
     p.rollout.weights = 0;
+    // Until the first step, which shares them, each slot has all of them and nothing that a step takes.
+    p.actor.workspace += std::max<int64_t>(0, model::WeightBytes(m, dtype) - laid_out - p.actor.gradients -
+                                                  p.actor.activations - p.actor.workspace);
   }
   // The largest matrix of the whole stands by itself while parts are brought together.
   if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
