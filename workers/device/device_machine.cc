@@ -427,11 +427,14 @@ void DeviceMachine::On(const down::FormGroup& c) {
 
 void DeviceMachine::On(const down::Train& c) {
   if (!Current(c.slot, c.epoch)) return;
-  if (role_ != Role::kActor)
-    return SayTrainFailed(c, FailedPrecondition("this worker does not hold the actor role"));
+  // The other ranks of its group learn of it when it leaves.
+  const auto refuse = [&](const std::string& why) {
+    work_->LeaveGroup();
+    SayTrainFailed(c, FailedPrecondition(why));
+  };
+  if (role_ != Role::kActor) return refuse("this worker does not hold the actor role");
   if (const StepNumber has = work_->StateStep(); has.value != c.step.value - 1)
-    return SayTrainFailed(c, FailedPrecondition("this worker holds the state of step " +
-                                                std::to_string(has.value) + ", or of none (-1)"));
+    return refuse("this worker holds the state of step " + std::to_string(has.value) + ", or of none (-1)");
   DeviceWork::Trained trained = work_->Train(c);
   if (trained.changed) holds_ = {};  // these weights have no version yet
   if (!trained.done.ok()) {

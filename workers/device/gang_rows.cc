@@ -1,5 +1,9 @@
 #include "workers/device/gang_rows.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,8 +15,11 @@
 namespace tidepool::workers {
 namespace {
 
-constexpr const char* kWord = "rows";  // of the collectives, in errors
-constexpr int kFirst = 0;              // who fetches
+constexpr const char* kWord = "rows";        // of the collectives, in errors
+constexpr int kFirst = 0;                    // who fetches
+constexpr double kLate_s = 60;               // the first rank waits so long for others
+constexpr size_t kPiece = size_t{64} << 20;  // of what is spread within one deadline
+constexpr std::chrono::milliseconds kLook{50};
 
 enum class Kind : uint8_t { kExpect, kFailed, kRows };
 
@@ -54,10 +61,29 @@ StatusOr<std::string> Hear(comm::Collective& gang, const std::string& mine, doub
 
 // In place: everybody gets the bytes of the first rank.
 Status Spread(comm::Collective& gang, std::string& bytes) {
-  const auto size = static_cast<int64_t>(bytes.size());
-  std::vector<sharding::Interval> of_rank(static_cast<size_t>(gang.size()), {size, size});
-  of_rank[kFirst] = {0, size};
-  return gang.AllGather(std::as_writable_bytes(std::span(bytes)), of_rank, kWord);
+  std::span<std::byte> left = std::as_writable_bytes(std::span(bytes));
+  while (!left.empty()) {
+    const std::span<std::byte> piece = left.first(std::min(left.size(), kPiece));
+    const auto size = static_cast<int64_t>(piece.size());
+    std::vector<sharding::Interval> of_rank(static_cast<size_t>(gang.size()), {size, size});
+    of_rank[kFirst] = {0, size};
+    TP_RETURN_IF_ERROR(gang.AllGather(piece, of_rank, kWord));
+    left = left.subspan(piece.size());
+  }
+  return OkStatus();
+}
+
+// Until the first rank has something to say, or for so long, where ranks that wait can look around meanwhile.
+Status Await(comm::Collective& gang, double within_s, const std::function<bool()>& go_on) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(within_s);
+  while (std::chrono::steady_clock::now() < until) {
+    const StatusOr<bool> begun = gang.Begun(kFirst, kLook);
+    if (begun.status().code() == StatusCode::kUnimplemented) return OkStatus();
+    TP_RETURN_IF_ERROR(begun.status());
+    if (*begun) return OkStatus();
+    if (!go_on()) return Aborted("the wait for rows was called off");
+  }
+  return OkStatus();
 }
 
 Status AreTheJournals(const FetchedRows& fetched, int64_t rank) {
@@ -72,20 +98,27 @@ Status AreTheJournals(const FetchedRows& fetched, int64_t rank) {
 }  // namespace
 
 Status ExpectRows(comm::Collective& gang, double within_s) {
-  return Hear(gang, Encode(Word{.kind = Kind::kExpect, .within_s = within_s}), 0).status();
+  return Hear(gang, Encode(Word{.kind = Kind::kExpect, .within_s = within_s}), kLate_s).status();
 }
 
 Status GiveRows(comm::Collective& gang, const StatusOr<FetchedRows>& fetched) {
   if (!fetched.ok())
-    return Hear(gang, Encode(Word{.kind = Kind::kFailed, .why = fetched.status().message()}), 0).status();
+    return Hear(gang, Encode(Word{.kind = Kind::kFailed, .why = fetched.status().message()}), kLate_s)
+        .status();
   std::string bytes = AsBytes(*fetched);
-  TP_RETURN_IF_ERROR(Hear(gang, Encode(Word{.kind = Kind::kRows, .bytes = bytes.size()}), 0).status());
+  TP_RETURN_IF_ERROR(Hear(gang, Encode(Word{.kind = Kind::kRows, .bytes = bytes.size()}), kLate_s).status());
   return Spread(gang, bytes);
 }
 
-StatusOr<FetchedRows> TakeRows(comm::Collective& gang, int64_t rank, double within_s) {
+StatusOr<FetchedRows> TakeRows(comm::Collective& gang, int64_t rank, double within_s,
+                               const std::function<bool()>& go_on) {
   while (true) {
-    TP_ASSIGN_OR_RETURN(const std::string said, Hear(gang, "", within_s));
+    const auto began = std::chrono::steady_clock::now();
+    TP_RETURN_IF_ERROR(Await(gang, within_s, go_on));
+    // By sockets this is the wait; else only a rank that did not come is left to be named.
+    const double left_s =
+        within_s - std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    TP_ASSIGN_OR_RETURN(const std::string said, Hear(gang, "", std::max(left_s, 0.1)));
     TP_ASSIGN_OR_RETURN(const Word word, Decode(said));
     if (word.kind == Kind::kFailed)
       return Unavailable("the rank that fetches the rows of this gang has none: " + word.why);

@@ -8,6 +8,7 @@
 // named by the collective with what is waited for.
 
 #include <cstdint>
+#include <functional>
 
 #include "core/base/status.h"
 #include "core/comm/collective.h"
@@ -20,7 +21,9 @@ Status ExpectRows(comm::Collective& gang, double within_s);
 Status GiveRows(comm::Collective& gang, const StatusOr<FetchedRows>& fetched);
 // Rows of `rank` (BatchRow::rank) are compared with the digests of the journal. `within_s`: until the first
 // word of who fetches. Errors of the collective; kUnavailable: who fetches has no rows, and why; kInternal:
-// what came are no rows, or others than the journal's.
-StatusOr<FetchedRows> TakeRows(comm::Collective& gang, int64_t rank, double within_s);
+// what came are no rows, or others than the journal's; kAborted: go_on said no while nothing came, which is
+// asked where ranks exchange by memory.
+StatusOr<FetchedRows> TakeRows(comm::Collective& gang, int64_t rank, double within_s,
+                               const std::function<bool()>& go_on);
 
 }  // namespace tidepool::workers

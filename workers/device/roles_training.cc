@@ -170,7 +170,8 @@ StatusOr<std::vector<BatchRow>> RolesWork::ReadRows(const down::Train& c, std::v
   } else {
     pulse_.Begin("await_rows");
     constexpr double kMargin = 10;
-    fetched = TakeRows(*tensor_group_, c.rank / c.tensor, Link::kListPatience.count() + kMargin);
+    fetched = TakeRows(*tensor_group_, c.rank / c.tensor, Link::kListPatience.count() + kMargin,
+                       [&] { return !called_off_(c.lease); });
   }
   TP_RETURN_IF_ERROR(fetched.status());
   if (!fetched->bad.empty()) {

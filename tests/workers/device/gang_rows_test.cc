@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -58,7 +60,7 @@ class GangRowsTest : public testing::TestWithParam<bool> {
                                      .shared_folder = GetParam() ? folder_ : ""});
         ASSERT_TRUE(gang.ok()) << gang.status().message();
         if (rank == 0) return first(**gang);
-        got[static_cast<size_t>(rank)] = TakeRows(**gang, 1, within_s);
+        got[static_cast<size_t>(rank)] = TakeRows(**gang, 1, within_s, [&] { return !called_off_; });
       });
     }
     for (std::thread& t : threads) t.join();
@@ -67,6 +69,7 @@ class GangRowsTest : public testing::TestWithParam<bool> {
 
   FetchedRows fetched_;
   std::string folder_;
+  std::atomic<bool> called_off_ = false;
 };
 INSTANTIATE_TEST_SUITE_P(Ways, GangRowsTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "Memory" : "Sockets"; });
@@ -114,6 +117,17 @@ TEST_P(GangRowsTest, OtherRowsThanTheJournalsAreRefused) {
   const auto got = Run(2, [&](comm::Collective& gang) { EXPECT_EQ(GiveRows(gang, fetched_), OkStatus()); });
   ASSERT_FALSE(got[1].ok());
   EXPECT_THAT(got[1].status().message(), HasSubstr("is not what its ENQ says"));
+}
+
+TEST_P(GangRowsTest, AWaitByMemoryIsCalledOff) {
+  if (!GetParam()) GTEST_SKIP() << "by sockets a rank that waits sees nothing else";
+  const auto begin = std::chrono::steady_clock::now();
+  const auto got = Run(2, [&](comm::Collective&) {
+    called_off_ = true;
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  });
+  EXPECT_EQ(got[1].status().code(), StatusCode::kAborted) << got[1].status().message();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 TEST_P(GangRowsTest, WhoIsWaitedForIsNamed) {
