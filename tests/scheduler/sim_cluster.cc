@@ -161,6 +161,8 @@ void SimCluster::Offer(int64_t id) {
 }
 
 void SimCluster::SendHeld(Device& d) {
+  // Each controller is told of it, as long as the slot is one of the engine's.
+  if (d.broken && d.role == Role::kRollout) Out(d, event::EngineLost{d.proc->ref(), d.slot, "sim"});
   if (options_.controller.environment.used) return;  // episodes begin again
   for (const auto* chunks : {&d.chunks, &d.ended}) {
     for (const auto& [key, c] : *chunks) {

@@ -221,6 +221,7 @@ struct SimCluster::Do {
       SIM_CHECK(p->role == Role::kNone) << "granted " << Name(c.role) << " while it holds " << Name(p->role);
       p->admitted = false;
       p->role = c.role;
+      p->broken = false;  // its slots meet anew
     }
     s.Out(*p, event::Granted{c.worker, c.slot, c.epoch}, s.Delay(0.01));
   }
