@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What ptxas says that the kernels use: python3 resources.py FOLDER with its reports (*.resources).
+"""What ptxas says that the kernels use: python3 resources.py FOLDER with its reports (*.resources) and objects (*.o).
 
-No kernel may spill a register or keep an array in local memory, except those named below with a reason; none may use more
+Every object has machine code for the two kinds of GPU that the kernels are tuned for and PTX for all others. No kernel may spill a register or keep an array in local memory, except those named below with a reason; none may use more
 registers and shared memory than it was measured to, so that a change which costs blocks of a multiprocessor is seen where it
 is made.
 The reports come from `nvcc -Xptxas -v` (cmake/cuda.cmake): they count spills, which cuobjdump -res-usage does not.
 """
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 
@@ -108,6 +109,33 @@ MARGIN = 8
 LOCAL_OF = {}  # kernel: (bytes, reason)
 SPILL_OF = {}
 EXPECTED_ARCHITECTURES = {"sm_80", "sm_90a"}
+# What an object holds, as `cuobjdump --list-elf --list-ptx` would say; the toolkit's packages have no cuobjdump.
+PTX, MACHINE_CODE = 1, 2
+EXPECTED_CODE = {(MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 80)}
+
+
+def code(blob):
+    """The (kind, compute capability) of each piece of device code in an object: the headers that nvcc's fatbinary writes."""
+    found, at = set(), 0
+    while (at := blob.find(struct.pack("<I", 0xBA55ED50), at)) >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", blob, at)
+        piece, end = at + header, at + header + size
+        while piece < end:
+            kind, _, length, payload = struct.unpack_from("<HHIQ", blob, piece)
+            found.add((kind, struct.unpack_from("<I", blob, piece + 28)[0]))
+            piece += length + payload
+        at = end
+    return found
+
+
+def check_code(folder):
+    objects = sorted(pathlib.Path(folder).glob("*.o"))
+    errors = [] if objects else [f"no objects in {folder}"]
+    for path in objects:
+        if found := EXPECTED_CODE ^ code(path.read_bytes()):
+            kinds = {PTX: "PTX", MACHINE_CODE: "machine code"}
+            errors += [f"{path.name}: {kinds.get(kind, kind)} for compute capability {arch / 10} is {'missing' if (kind, arch) in EXPECTED_CODE else 'not meant'}" for kind, arch in sorted(found)]
+    return errors
 
 
 def read(folder):
@@ -162,7 +190,7 @@ def main():
     print(f"{'kernel':44} {'arch':7} registers shared local spilled")
     for (arch, kernel), use in sorted(found.items(), key=lambda i: (i[0][1], i[0][0])):
         print(f"{kernel:44} {arch:7} {use.get('registers', -1):9} {use.get('shared', -1):6} {use.get('local', -1):5} {use.get('stores', -1):7}")
-    errors = check(found)
+    errors = check(found) + check_code(sys.argv[1])
     # Each limit is one that a build can miss: two margins more are always an error more.
     unlimited = []
     for (arch, kernel), use in found.items():
