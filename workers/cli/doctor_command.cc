@@ -428,7 +428,7 @@ class Doctor {
     const int64_t here = config.checkpoint.store.empty() ? config.checkpoint.keep + 1 : 1;
     const int64_t disk_bytes = plan->checkpoint_bytes * here;
     fact["memory_bytes"] = plan->total();
-    fact["dev_shm_bytes"] = plan->shared_memory_bytes();
+    fact["dev_shm_bytes"] = plan->dev_shm_bytes();
     fact["disk_bytes"] = disk_bytes;
     const auto enough = [&](const char* of, int64_t need, const std::optional<int64_t>& free,
                             const char* advice) {
@@ -438,7 +438,7 @@ class Doctor {
                 advice);
     };
     enough("memory", plan->total(), free_memory_, "end other programs, or allow more");
-    enough("/dev/shm", plan->shared_memory_bytes(), free_shm_, kMoreSharedMemory);
+    enough("/dev/shm", plan->dev_shm_bytes(), free_shm_, kMoreSharedMemory);
     enough("disk", disk_bytes, free_disk_, "make room, or name another folder with --run-dir");
   }
 

@@ -408,6 +408,12 @@ int64_t MemoryPlan::shared_memory_bytes() const {
   return sum;
 }
 
+int64_t MemoryPlan::dev_shm_bytes() const {
+  int64_t sum = 0;
+  for (const SharedPart& part : shared_memory) sum += part.bytes;
+  return sum;
+}
+
 RoleNeeds NeedsOfRoles(const MemoryPlan& plan) {
   RoleNeeds needs;
   for (const ProcessMemory& p : plan.processes) {

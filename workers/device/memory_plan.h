@@ -77,10 +77,11 @@ struct MemoryPlan {
     bool of_slots = false;
   };
   std::vector<SharedPart> shared_memory;
-  [[nodiscard]] int64_t shared_memory_bytes() const;
-  int64_t weights_bytes = 0;            // of the trained model, in memory and on disk
-  int64_t checkpoint_bytes = 0;         // one on disk (workers/device/disk_plan.h)
-  [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
+  [[nodiscard]] int64_t shared_memory_bytes() const;  // beside the processes
+  [[nodiscard]] int64_t dev_shm_bytes() const;        // of_slots among it
+  int64_t weights_bytes = 0;                          // of the trained model, in memory and on disk
+  int64_t checkpoint_bytes = 0;                       // one on disk (workers/device/disk_plan.h)
+  [[nodiscard]] int64_t total() const;                // all processes and /dev/shm
 };
 // What slots are for: what the job says, or to generate alone (`generate`, `eval`), whatever it says.
 enum class SlotUse { kJob, kGeneration };

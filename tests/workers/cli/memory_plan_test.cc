@@ -92,6 +92,8 @@ TEST(MemoryPlanTest, SlotsThatTrainShareTheOptimizerAndGradients) {
   }
   EXPECT_EQ(weights->processes[3].total(), gradients->processes[3].total()) << "it generates";
   EXPECT_EQ(weights->shared_memory_bytes(), gradients->shared_memory_bytes()) << "they are counted once";
+  EXPECT_EQ(weights->dev_shm_bytes(), gradients->dev_shm_bytes() + weights->weights_bytes)
+      << "but they lie there";
   c.train.zero = 2;
   // With deterministic: true whole ones keep sums of earlier micro-batches beside them.
   c.deterministic = true;
