@@ -166,7 +166,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
             if (b.outcome == GradeOutcome::kData && fragments_ == nullptr)  // the row is at fault: which one
               b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
             // Of an evaluation there are no samples on record that could show it.
-            if (!b.tid.is_eval()) samples_.PutDetails(b.tid, std::move(b.details));
+            if (!b.tid.is_eval()) samples_.PutDetails(b.tid, worker, std::move(b.details));
             Feed(ev::Graded(std::move(b)));
           },
           [&](up::EnvStepped& b) {

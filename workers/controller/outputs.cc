@@ -44,6 +44,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
+  if (const auto* graded = std::get_if<record::Graded>(&r)) samples_.OnGraded(*graded);
   if (step_rows_ != nullptr) step_rows_->Remember(r);
   logged_->Remember(r);
   if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;

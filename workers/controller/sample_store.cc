@@ -63,17 +63,26 @@ void SampleStore::Forgotten(GroupId gid, const WorkerRef& worker) {
     if (StoredSample* s = Change(tid); s != nullptr && s->worker == worker) s->worker = {};
 }
 
-void SampleStore::PutDetails(const SampleId& tid, std::map<std::string, std::string> details) {
-  if (!details.empty()) details_[tid] = std::move(details);
+void SampleStore::PutDetails(const SampleId& tid, const WorkerRef& grader, Details details) {
+  // Of a sample that is over nobody would take them away.
+  if (!details.empty() && FindRow(tid) != nullptr) said_[tid][grader] = std::move(details);
 }
 
-std::map<std::string, std::string> SampleStore::DetailsOf(const SampleId& tid) const {
+void SampleStore::OnGraded(const record::Graded& r) {
+  auto said = said_.extract(r.tid);
+  if (said.empty()) return;
+  const auto heard = said.mapped().find(r.grader);
+  if (heard != said.mapped().end()) details_[r.tid] = std::move(heard->second);
+}
+
+SampleStore::Details SampleStore::DetailsOf(const SampleId& tid) const {
   const auto it = details_.find(tid);
-  return it == details_.end() ? std::map<std::string, std::string>() : it->second;
+  return it == details_.end() ? Details() : it->second;
 }
 
 void SampleStore::Discard(const SampleId& tid) {
   Drop(tid);
+  said_.erase(tid);
   details_.erase(tid);
   constexpr int32_t kFirst = std::numeric_limits<int32_t>::min();
   for (auto it = samples_.lower_bound({tid.ordinal, kFirst, kFirst});

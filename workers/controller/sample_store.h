@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/journal_records.h"
 #include "core/sample/trajectory.h"
 #include "core/storage/payload.h"
 #include "core/storage/token_log.h"
@@ -54,9 +55,12 @@ class SampleStore {
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
   [[nodiscard]] StoredSample* Change(const SampleId& tid);
   void Drop(const SampleId& tid);
-  // What graders said of the sample, by function; for people.
-  void PutDetails(const SampleId& tid, std::map<std::string, std::string> details);
-  [[nodiscard]] std::map<std::string, std::string> DetailsOf(const SampleId& tid) const;
+  // What graders say of a sample, by function; for people. Of several graders that were asked, one after the
+  // other was lost, the one whose verdict is on record is heard.
+  using Details = std::map<std::string, std::string>;
+  void PutDetails(const SampleId& tid, const WorkerRef& grader, Details details);
+  void OnGraded(const record::Graded& r);
+  [[nodiscard]] Details DetailsOf(const SampleId& tid) const;
   // The sample is over. The row goes with the last of its samples.
   void Discard(const SampleId& tid);
 
@@ -96,8 +100,9 @@ class SampleStore {
 
   std::map<std::pair<bool, int64_t>, Row> rows_;
   std::map<SampleId, StoredSample> samples_;
-  std::map<GroupId, std::set<SampleId>> given_;  // samples of samples_ that workers were given
-  std::map<SampleId, std::map<std::string, std::string>> details_;
+  std::map<GroupId, std::set<SampleId>> given_;            // samples of samples_ that workers were given
+  std::map<SampleId, std::map<WorkerRef, Details>> said_;  // with a verdict that is not on record yet
+  std::map<SampleId, Details> details_;
 };
 
 }  // namespace tidepool::workers
