@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from provenance import commit, processor
+from provenance import commit, instruction_sets, processor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GYMNASIUM = {"cartpole": ("CartPole-v1", 475), "pendulum": ("Pendulum-v1", -200)}
@@ -116,7 +116,8 @@ def main():
             print(f"{name:9} seed {seed}: ours {mine[-1]['return']:8.2f} in {mine[-1]['seconds']:6.1f} s (rollout and training {mine[-1]['train_seconds']:.1f} s), "
                   f"peer {peer[-1]['return']:8.2f} in {peer[-1]['seconds']:6.1f} s, {mine[-1]['steps']} steps each", file=sys.stderr, flush=True)
         a, b = median([r["seconds"] for r in mine]), median([r["seconds"] for r in peer])
-        common = {"case": name, "repeats": args.seeds, "machine": processor()[0], "commit": commit(), "config": f"configs/control/{name}.yaml"}
+        common = {"case": name, "repeats": args.seeds, "machine": processor()[0], "instruction_sets": instruction_sets(), "commit": commit(),
+                  "config": f"configs/control/{name}.yaml"}
         print(json.dumps({"bench": "control_seconds", "value": a, "unit": "s", "better": "lower", "baseline": "stable-baselines3", "baseline_value": b, "ratio": b / a,
                           "spread": max(r["seconds"] for r in mine) - min(r["seconds"] for r in mine), "target": target, **common}), flush=True)
         # A ratio of returns says nothing where they are negative.

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 
-from provenance import commit, processor
+from provenance import commit, instruction_sets, processor
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -43,9 +43,9 @@ def json_lines(text):
 class Comparison:
     def __init__(self, args):
         self.args = args
-        self.model, flags = processor()
-        self.amx = "amx_bf16" in flags
-        self.sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
+        self.model = processor()[0]
+        self.sets = instruction_sets()
+        self.amx = "amx_bf16" in self.sets
         self.missed = []
         self.commit = commit()
 
