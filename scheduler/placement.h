@@ -149,9 +149,9 @@ Placement PlacementOf(PlacementKind placement, const std::string& policy = {});
 // forming groups for them takes a fiftieth of the time at most. Where nothing is generated beside a step, all
 // train.
 //
-// Forecasts of the refill from the samples under way were tried before, and lost (docs/perf.md); so did a
-// rule that leaves slots for the caches of all samples under way: what it costs that they do not fit is in
-// the cycles.
+// Forecasts of the refill from the samples under way were tried before, and lost
+// (docs/perf_tried.md); so did a rule that leaves slots for the caches of all samples under way: what it
+// costs that they do not fit is in the cycles.
 int64_t ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
                       int64_t limit = INT64_MAX);
 

@@ -10,7 +10,8 @@
 // a norm's squares is divided. Between products all blocks meet at a count in device memory: they have to run
 // at once (Grid::together). Two chains that start together on a GPU were not tried.
 //
-// What takes the time of a product besides its reading, on an H100 at 0.5 billion parameters: docs/perf.md.
+// What takes the time of a product besides its reading, on an H100 at 0.5 billion parameters:
+// docs/perf_tried.md.
 #include <algorithm>
 
 #include "core/cuda/kernels/block.h"
