@@ -203,8 +203,9 @@ std::vector<Key> TrainKeys() {
       TP_KEY(train.adam_eps, "AdamW: added to the root", Positive()),
       TP_KEY(train.weight_decay, "AdamW: decoupled decay", Between(0, 10)),
       TP_KEY(train.max_grad_norm, "global-norm clipping; 0: none", AtLeast(0)),
-      TP_KEY(train.micro_batch_tokens, "rows packed into one forward and backward", Between(1, 1 << 26),
-             Unit{"tokens"}, kFree),
+      TP_KEY(train.micro_batch_tokens,
+             "most tokens of rows that are packed into one forward and backward; a longer row is refused",
+             Between(1, 1 << 26), Unit{"tokens"}, kFree),
       TP_KEY(train.recompute, "recompute activations of each block: less memory, a third more time", kFree),
       TP_KEY(
           train.early_columns,

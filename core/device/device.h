@@ -200,16 +200,16 @@ class Device {
 #undef TIDEPOOL_PLAIN
 
   // Kernels that follow each other, where a device may have one for all; else one after the other.
-#define TIDEPOOL_TOGETHER(T)                                                           \
-  virtual void FusedMultiply(const FusedMultiplyArgs<T>& a) {                          \
-    if (a.norm.rows > 0) RmsNorm(a.norm);                                              \
-    Multiply(a.multiply);                                                              \
-    if (a.glu.rows > 0) SwiGlu(a.glu);                                                 \
-  }                                                                                    \
-  /* a.q is turn.q, which may not be written. */                                       \
-  virtual void RotaryAttention(const RotaryArgs<T>& turn, const AttentionArgs<T>& a) { \
-    Rotary(turn);                                                                      \
-    Attention(a);                                                                      \
+#define TIDEPOOL_TOGETHER(T)                                                            \
+  virtual void FusedMultiply(const FusedMultiplyArgs<T>& a) {                           \
+    if (a.norm.rows > 0) RmsNorm(a.norm);                                               \
+    Multiply(a.multiply);                                                               \
+    if (a.glu.rows > 0) SwiGlu(a.glu);                                                  \
+  }                                                                                     \
+  /* a.q equals turn.q. One kernel for both need not write it: do not read it after. */ \
+  virtual void RotaryAttention(const RotaryArgs<T>& turn, const AttentionArgs<T>& a) {  \
+    Rotary(turn);                                                                       \
+    Attention(a);                                                                       \
   }
   TIDEPOOL_TOGETHER(float)
   TIDEPOOL_TOGETHER(BF16)

@@ -11,13 +11,10 @@
 #include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/engine/engine_impl.h"
+#include "core/model/memory_use.h"
 
 namespace tidepool::engine {
 namespace {
-
-// Rows that go through the LM head at a time: bounds the logits to 128 x vocabulary, and products of this
-// class of machine are at full speed from 64 rows up.
-constexpr int64_t kHeadRows = 128;
 
 using SteadyClock = std::chrono::steady_clock;
 double SecondsSince(SteadyClock::time_point start) {
@@ -194,8 +191,9 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
 }
 
 void Engine::Impl::SampleAll(std::vector<Pick>& picks, EngineStats& stats) {
-  for (size_t at = 0; at < picks.size(); at += kHeadRows) {
-    SampleSlice(std::span(picks).subspan(at, std::min<size_t>(kHeadRows, picks.size() - at)), stats);
+  for (size_t at = 0; at < picks.size(); at += model::kEngineHeadRows) {
+    SampleSlice(std::span(picks).subspan(at, std::min<size_t>(model::kEngineHeadRows, picks.size() - at)),
+                stats);
   }
 }
 

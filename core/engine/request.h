@@ -65,7 +65,7 @@ struct Delta {
   int32_t attempt = 0;
   std::vector<int32_t> ids;  // new tokens, in order
   // Log-probability of each token under softmax(logits / temperature), nothing cut (temperature 1
-  // where it is greedy): model::TokenLogProbs, the very number that the trainer recomputes.
+  // where it is greedy): the bits that the trainer's model::TokenLogProbs has of equal logits.
   std::vector<float> logprobs;
   // Log of the mass that top_k, top_p and min_p kept; 0 without a cut. The log-probability under
   // the distribution that sampled the token is logprobs - log_kept.

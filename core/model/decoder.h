@@ -49,7 +49,7 @@ struct KvMemory {
   device::View k, v;
 };
 
-// Activations kept by a training forward; defined in decoder_backward.cc.
+// Activations kept by a training forward; defined in decoder_impl.h.
 struct SavedActivations;
 struct SavedDeleter {
   void operator()(SavedActivations*) const;

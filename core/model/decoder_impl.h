@@ -1,5 +1,5 @@
 #pragma once
-// Inside of Decoder, shared by decoder.cc (forward) and decoder_backward.cc. Not for others.
+// Inside of Decoder, shared by the decode*.cc of this folder and parted_head.cc. Not for others.
 
 #include <cstdint>
 #include <map>

@@ -9,6 +9,7 @@
 #include "core/model/graph_rows.h"
 #include "core/model/layout.h"
 #include "core/model/products.h"
+#include "core/model/routing.h"
 
 namespace tidepool::model {
 namespace {
@@ -163,8 +164,7 @@ MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSize
   const int64_t slots = sizes.kv_tokens + (graphs ? kFillRowsMax : 0);
   MemoryUse use;
   use.kv = slots * KvTokenBytes(s, dtype);
-  if (sizes.record_routing)
-    use.kv += slots * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
+  if (sizes.record_routing) use.kv += slots * RoutingBytes(s);
   const int64_t row =
       w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
   // Logits, and float32 ones for the draw.

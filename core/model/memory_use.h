@@ -56,7 +56,8 @@ int64_t AttentionActivationBytes(const ModelSpec& spec, DType dtype);
 // Rows of logits that a trainer holds at a time. Each time the head and its gradient are read and the latter
 // is written once, which took a third of the head's time with 256.
 inline constexpr int64_t kHeadRows = 1024;
-inline constexpr int64_t kEngineHeadRows = 128;  // an engine's (core/engine/engine_step.cc)
+// Of an engine: products are at full speed from 64 rows up.
+inline constexpr int64_t kEngineHeadRows = 128;
 
 struct TrainingSizes {
   int64_t tokens = 0;  // computed together: train.micro_batch_tokens or less

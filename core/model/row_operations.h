@@ -15,7 +15,8 @@ namespace tidepool::model {
 // For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
 // additions; `entropy` (may be empty) gets the entropy at that temperature, `lse` (may be empty) the
 // log of the sum of exp(logits / temperature). logits: [n, vocab] of the device, temperature > 0. The
-// engine's sampler and the trainer call this one function, so equal logits give equal bits. Of id -1, which
+// kernel that samples (SampleArgs::logprob) computes the same number in the same order, so equal logits give
+// equal bits in engine and trainer. Of id -1, which
 // is not among these columns, the log-probability is NaN, the others are what they are. A logit of -inf has
 // probability 0; a NaN in a row makes its log-probability NaN.
 void TokenLogProbs(device::Device& device, const device::View& logits, std::span<const int32_t> ids,

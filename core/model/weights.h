@@ -104,7 +104,7 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 // comes to the host's arena, which has the whole, by Collect alone, together with what the other ranks wrote.
 class DeviceWeights {
  public:
-  // `host` outlives it. requires memory for the copies: TP_CHECK.
+  // `host` outlives it. Throws c10::OutOfMemoryError without memory for a copy.
   DeviceWeights(const Weights& host, std::shared_ptr<device::Device> device, const Part& part = {});
   ~DeviceWeights();
 
@@ -155,7 +155,7 @@ class DeviceWeights {
   std::shared_ptr<device::Buffer> copy_;          // null: data_ is the arena
   void* data_;
   std::shared_ptr<device::Buffer> strips_;  // with the same index; null: not made, or the arena is laid out
-  int64_t made_of_ = -1;  // the arena's Overwrite() that strips_ were made after; -1: out of date
+  int64_t made_of_ = -1;  // value of the arena's `overwritten` when strips_ were made; -1: make them again
   size_t made_part_ = 0;  // with LayOutByParts: that strips_ are of
 };
 

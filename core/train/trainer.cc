@@ -99,8 +99,8 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   if (o.epochs < 1 || o.minibatches < 1)
     return InvalidArgument("train.epochs and train.minibatches must be at least 1");
   if (o.head_rows == 0) o.head_rows = model::kHeadRows;
-  if (o.micro_batch_tokens < 1 || o.head_rows < 1)
-    return InvalidArgument("train.micro_batch_tokens must be at least 1");
+  if (o.head_rows < 1) return InvalidArgument("trainer: head_rows must be at least 1");
+  if (o.micro_batch_tokens < 1) return InvalidArgument("train.micro_batch_tokens must be at least 1");
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))
     return InvalidArgument("train.learning_rate must be at least 0");
   const bool reward = o.objective == JobKind::kRewardModel;

@@ -76,7 +76,7 @@ struct StepContext {
   }
 };
 
-// Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.
+// What is updated, and how its micro-batches are computed.
 struct UpdateTarget {
   model::Gradients& gradients;
   GradientShard* shard = nullptr;  // which keeps them; null: they are whole
@@ -158,6 +158,7 @@ struct TrainerImpl {
   }
   // An error is of the batch as a whole; `bad` gets its rows that cannot be trained on.
   Status CheckStep(StepContext& step, std::vector<BadRow>& bad) const;
+  // Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.
   StatusOr<UpdatesDone> MakeUpdates(StepContext& step, StepPlan& plan, Stopwatch& watch,
                                     std::map<std::string, double>& metrics);
   [[nodiscard]] double KlToReference(const StepContext& step, const StepPlan& plan) const;

@@ -3,7 +3,7 @@
 //
 // Each works on a range of independent items, so the caller splits the range over threads as it likes: the
 // result of an item never depends on the split. Sums run in one fixed order: 16 lanes by index mod 16, lanes
-// added as a balanced tree. The code is compiled once per instruction set (AVX-512, AVX2, baseline)
+// added as a balanced tree. The code is compiled once for each `Isa`
 // and chosen at run time; equal bits are promised on one instruction set, not between two of them
 // (fused multiply-add differs). Pure functions of their arguments; thread-safe.
 
