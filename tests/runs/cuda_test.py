@@ -243,6 +243,18 @@ class PackageTest(CudaTest):
         self.assertNotIn("libcuda", packed.stderr)
         self.assertFalse(package.exists())
 
+    def test_a_job_that_makes_no_step_in_its_time_is_a_failure(self):
+        programs = self.dir / "bin"
+        programs.mkdir()
+        (programs / "tidepool").write_text('#!/bin/sh\ncase $1 in\n  doctor) echo \'{"cuda": {"available": true, "GPU 0": "None"}}\' ;;\n'
+                                           '  train) mkdir -p "$4" && exec sleep 20 ;;\n  check) echo good ;;\nesac\n')
+        (programs / "tidepool").chmod(0o755)
+        ran = subprocess.run([str(ROOT / "scripts" / "gpu-jobs"), "run"], capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "TIDEPOOL_BUILD_DIR": str(self.dir), "RESULTS": str(self.dir / "results"), "JOB_SECONDS": "1"})
+        self.assert_done(ran, 1)
+        self.assertIn("gpu-jobs: quickstart made no step; JOB_SECONDS is what a job may take", ran.stderr)
+        self.assertNotIn("smollm2_shape", ran.stdout)
+
     def test_what_is_packed_for_another_machine_runs_jobs_and_benchmarks_there(self):
         package = self.dir / "package.tar.gz"
         packed = subprocess.run([str(ROOT / "scripts" / "cuda-run"), str(BIN.parent), str(package)], capture_output=True, text=True,
