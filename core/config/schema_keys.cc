@@ -15,9 +15,11 @@ std::vector<Key> RootKeys() {
       TP_KEY(job,
              "kind of job: reinforcement learning, supervised fine-tuning, preferences (DPO, IPO), a reward "
              "model, a student of a teacher"),
-      TP_KEY(deterministic,
-             "refuse what cannot give the same bits on every run: elastic placement, a GPU whose products "
-             "depend on the batch"),
+      TP_KEY(
+          deterministic,
+          "the same bits on every run: elastic placement is refused, slots that train add up gradients after "
+          "each micro-batch, and a GPU takes slower kernels, whose rows do not depend on the batch; a GPU "
+          "where they do is refused"),
       TP_KEY(model.path, "Hugging Face folder to start from; or model.init", kPath),
       TP_KEY(model.dtype, "weights that compute; master weights are float32"),
       TP_KEY(model.policy,
@@ -166,8 +168,9 @@ std::vector<Key> RolloutKeys() {
              "become empty; 0: never",
              Between(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
       TP_KEY(rollout.kv_cache_tokens,
-             "capacity of the KV cache; 0: what max_concurrent needs, bounded by memory", Between(0, 2e9),
-             Unit{"tokens"}, kFree),
+             "capacity of the KV cache; 0: what max_concurrent needs, at most 256 MiB on a CPU and 4 GiB on "
+             "a GPU, however much memory there is",
+             Between(0, 2e9), Unit{"tokens"}, kFree),
       TP_KEY(rollout.max_batched_tokens, "in one forward of the engine", Between(1, 1 << 24), Unit{"tokens"},
              kFree),
       TP_KEY(rollout.kv_on_update, "what happens to cached keys when weights arrive in mid-sample"),
@@ -284,7 +287,8 @@ std::vector<Key> SystemKeys() {
              "the run stops when more than this share of 20 steps' samples is lost", Between(0, 1),
              JobKind::kRl, kFree),
       TP_KEY(cluster.device,
-             "what a slot is: a share of the CPU cores, or a GPU: slot 0 the first that the driver shows, "
+             "what a slot is: a share of the CPU cores, or a GPU: the first slot of a host the first that "
+             "the driver shows, "
              "and so on"),
       TP_KEY(cluster.slots, "devices; one worker process each", Between(1, 65536)),
       TP_KEY(cluster.min_slots,

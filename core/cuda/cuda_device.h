@@ -1,6 +1,6 @@
 #pragma once
-// A GPU: the memory, copies and matrix products of LibTorch, every other kernel ours (kernels/launch.h).
-//
+// A GPU: memory, copies, products of many rows and gradients of products are LibTorch's, every other kernel
+// ours (kernels/launch.h).
 // cuBLAS, which LibTorch's products are, takes another algorithm for another number of rows, and attention
 // has two passes that round apart. A device that is asked for a row with the same bits in every batch takes
 // our product, which adds up in one order, and decodes all rows: slower.

@@ -213,6 +213,34 @@ class JobTest(CudaTest):
                 self.assertEqual(self.summary(transport)["steps"], 2)
                 self.assertIn("event=gpu name=\"emulated cuda\"", self.path("logs", "device-1.log", run=transport).read_text())
 
+    def host(self, *args):
+        process = subprocess.Popen([harness.TIDEPOOL, "host", str(self.path()), *args], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def test_the_slots_of_every_host_begin_with_its_first_gpu(self):
+        with unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GPUS="1"):
+            run = self.start("configs/test/rl_split.yaml", *SMALL_RL, "train.steps=2", "cluster.launch_workers=false")
+            self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
+            _, err = self.finish(self.host("--slots", "2"), 2)
+            self.assertRegex(err, r"--slots: is 2, and each slot of cluster.device: cuda is a GPU of its own, but the driver shows 1 on host \S+; lower it")
+            self.assertFalse(self.path("logs", "device-0.log").exists(), "a worker was started")
+            hosts = [self.host("--slots", "1", "--index", str(i)) for i in (0, 1)]
+            self.finish(run)
+            for host in hosts:
+                self.finish(host)
+        self.assertEqual(self.summary()["steps"], 2)
+        for i in (0, 1):
+            self.assertIn("event=gpu name=\"emulated cuda\"", self.path("logs", f"device-{i}.log").read_text())
+
+    def test_a_worker_that_is_started_by_hand_takes_the_gpu_that_it_is_told(self):
+        run = self.start(SFT, *SMALL_SFT, "train.steps=1", "cluster.launch_workers=false")
+        control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()), what="control.json", process=run)
+        worker = subprocess.run([str(self.bin / "tidepool-worker"), "run", "--connect", control["address"], "--run-id", control["run_id"], "--token-file",
+                                 str(self.path("security", "device.token")), "--gpu", "1"], capture_output=True, text=True, timeout=60)
+        self.assertIn("this worker is for GPU 1, and the driver shows 1 on host ", worker.stdout + worker.stderr)
+        self.kill_controller(run)
+
     def test_slots_that_train_together_add_up_gradients_where_they_are(self):
         self.assert_done(self.train(SFT, *SMALL_SFT, "train.steps=2", "cluster.device=cpu", run="cpu"))
         for zero in ["0", "2"]:  # 2: part by part
@@ -242,6 +270,18 @@ class PackageTest(CudaTest):
         self.assertIn("cuda-run: libgrpc.so.99 is needed", packed.stderr)
         self.assertNotIn("libcuda", packed.stderr)
         self.assertFalse(package.exists())
+
+    def test_a_job_that_makes_no_step_in_its_time_is_a_failure(self):
+        programs = self.dir / "bin"
+        programs.mkdir()
+        (programs / "tidepool").write_text('#!/bin/sh\ncase $1 in\n  doctor) echo \'{"cuda": {"available": true, "GPU 0": "None"}}\' ;;\n'
+                                           '  train) mkdir -p "$4" && exec sleep 20 ;;\n  check) echo good ;;\nesac\n')
+        (programs / "tidepool").chmod(0o755)
+        ran = subprocess.run([str(ROOT / "scripts" / "gpu-jobs"), "run"], capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "TIDEPOOL_BUILD_DIR": str(self.dir), "RESULTS": str(self.dir / "results"), "JOB_SECONDS": "1"})
+        self.assert_done(ran, 1)
+        self.assertIn("gpu-jobs: quickstart made no step; JOB_SECONDS is what a job may take", ran.stderr)
+        self.assertNotIn("smollm2_shape", ran.stdout)
 
     def test_what_is_packed_for_another_machine_runs_jobs_and_benchmarks_there(self):
         package = self.dir / "package.tar.gz"

@@ -24,6 +24,9 @@ int main(int argc, char** argv) {
   run->add_option("--token-file", options.token_file, "RUN/security/device.token")->required();
   run->add_option("--run-id", options.run_id, "The run to join (see RUN/control.json)")->required();
   run->add_option("--place", options.place, "Worker place, 0 .. cluster.slots - 1; -1: any free one");
+  run->add_option("--gpu", options.gpu,
+                  "Which GPU of this host, from 0, where cluster.device is cuda; -1: the one of the place's "
+                  "number");
   run->add_option("--control-file", options.control_file,
                   "RUN/control.json, to find the controller again after its restart");
   run->footer(

@@ -12,6 +12,49 @@ namespace {
 
 constexpr int kPatienceSeconds = 120;  // LibTorch's CUDA libraries are gigabytes, and a disk may be slow
 
+Status Refuse(const config::LoadedConfig& loaded, const char* key, const std::string& what) {
+  const Status status = FailedPrecondition(std::string(key) + ": " + what);
+  const config::Origin origin = loaded.OriginOf(key);
+  return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());
+}
+
+// key: what asks for so many slots.
+Status CheckCount(const config::LoadedConfig& loaded, const FoundGpus& found, const char* key,
+                  int64_t slots) {
+  if (!found.problem.empty()) return Refuse(loaded, "cluster.device", found.problem);
+  if (slots <= std::ssize(found.gpus)) return OkStatus();
+  return Refuse(loaded, key,
+                "is " + std::to_string(slots) +
+                    ", and each slot of cluster.device: cuda is a GPU of its own, but the "
+                    "driver shows " +
+                    std::to_string(found.gpus.size()) + " on host " + HostName() +
+                    "; lower it, or see CUDA_VISIBLE_DEVICES");
+}
+
+// requires that so many were found
+Status CheckEach(const config::LoadedConfig& loaded, const FoundGpus& found, int64_t first, int64_t slots,
+                 SlotUse use) {
+  const auto name = [&](int64_t i) {
+    return "GPU " + std::to_string(i) + " (" + found.gpus[static_cast<size_t>(i)].name + ")";
+  };
+  for (int64_t i = 0; i < slots; ++i) {
+    const FoundGpu& gpu = found.gpus[static_cast<size_t>(i)];
+    if (!gpu.problem.empty()) return Refuse(loaded, "cluster.device", name(i) + ": " + gpu.problem);
+  }
+  const auto plan = PlanMemory(loaded.config, use);
+  if (!plan.ok()) return OkStatus();  // a worker says what is wrong
+  for (int64_t i = 0; i < slots; ++i) {
+    const FoundGpu& gpu = found.gpus[static_cast<size_t>(i)];
+    const ProcessMemory& process = plan->processes[static_cast<size_t>(first + i)];
+    if (process.gpu() - process.context <= gpu.free_bytes) continue;  // free beside a context
+    return Refuse(loaded, "cluster.device",
+                  name(i) + " has " + BytesText(gpu.free_bytes + process.context) + " free for " +
+                      process.name + ", which needs about " + BytesText(process.gpu()) +
+                      " there: " + process.PartsText());
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 std::string ToJson(const FoundGpus& found) {
@@ -52,43 +95,22 @@ FoundGpus FindGpus(const std::string& worker_path) {
 
 Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path, SlotUse use) {
   const ClusterConfig& cluster = loaded.config.cluster;
-  // Workers that are started by hand look for themselves.
+  // Hosts look for themselves, and so do workers that are started by hand.
   if (cluster.device != DeviceKind::kCuda || !cluster.launch_workers) return OkStatus();
-  const auto refuse = [&](const char* key, const std::string& what) {
-    const Status status = FailedPrecondition(std::string(key) + ": " + what);
-    const config::Origin origin = loaded.OriginOf(key);
-    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.Where());
-  };
+  const bool may_lack = cluster.min_slots > 0;
+  const int64_t least = may_lack ? cluster.min_slots : cluster.slots;
   const FoundGpus found = FindGpus(worker_path);
-  if (!found.problem.empty()) return refuse("cluster.device", found.problem);
-  const auto count = static_cast<int64_t>(found.gpus.size());
-  const int64_t least = cluster.min_slots > 0 ? cluster.min_slots : cluster.slots;
-  if (least > count) {
-    return refuse(cluster.min_slots > 0 ? "cluster.min_slots" : "cluster.slots",
-                  "is " + std::to_string(least) +
-                      ", and each slot of cluster.device: cuda is a GPU of its own, but the "
-                      "driver shows " +
-                      std::to_string(count) + " on host " + HostName() +
-                      "; lower it, or see CUDA_VISIBLE_DEVICES");
-  }
-  const int64_t slots = std::min(cluster.slots, count);
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
-    if (!gpu.problem.empty())
-      return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + "): " + gpu.problem);
-  }
-  const auto plan = PlanMemory(loaded.config, use);
-  if (!plan.ok()) return OkStatus();  // a worker says what is wrong
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    const FoundGpu& gpu = found.gpus[static_cast<size_t>(slot)];
-    const ProcessMemory& process = plan->processes[static_cast<size_t>(slot)];
-    if (process.gpu() - process.context <= gpu.free_bytes) continue;  // free beside a context
-    return refuse("cluster.device", "GPU " + std::to_string(slot) + " (" + gpu.name + ") has " +
-                                        BytesText(gpu.free_bytes + process.context) + " free for " +
-                                        process.name + ", which needs about " + BytesText(process.gpu()) +
-                                        " there: " + process.PartsText());
-  }
-  return OkStatus();
+  TP_RETURN_IF_ERROR(CheckCount(loaded, found, may_lack ? "cluster.min_slots" : "cluster.slots", least));
+  const int64_t slots = std::min(cluster.slots, std::ssize(found.gpus));
+  return CheckEach(loaded, found, 0, slots, use);
+}
+
+Status CheckHostGpus(const config::LoadedConfig& loaded, const std::string& worker_path, int64_t first,
+                     int64_t slots) {
+  if (loaded.config.cluster.device != DeviceKind::kCuda || slots == 0) return OkStatus();
+  const FoundGpus found = FindGpus(worker_path);
+  TP_RETURN_IF_ERROR(CheckCount(loaded, found, "--slots", slots));
+  return CheckEach(loaded, found, first, slots, SlotUse::kJob);
 }
 
 }  // namespace tidepool::workers

@@ -33,5 +33,8 @@ FoundGpus FindGpus(const std::string& worker_path);
 // begin with the place of the key. kFailedPrecondition.
 Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path,
                  SlotUse use = SlotUse::kJob);
+// The same of a host of several, for the `slots` slots from `first` on, that begin here.
+Status CheckHostGpus(const config::LoadedConfig& loaded, const std::string& worker_path, int64_t first,
+                     int64_t slots);
 
 }  // namespace tidepool::workers

@@ -17,6 +17,7 @@
 #include "core/base/places.h"
 #include "core/config/load.h"
 #include "core/storage/run_directory.h"
+#include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/scheduler_options.h"
@@ -155,6 +156,7 @@ class Host {
     heard_ = Clock::now();
     alive_ = false;
     if (now) refused_ = Meet();
+    heard_ = Clock::now();  // to look for GPUs may take longer than its patience
   }
 
   // Of a host that has joined: what it can know of the controller.
@@ -209,6 +211,11 @@ class Host {
       const int64_t host = place < devices ? place / options_.slots : (place - devices) % hosts;
       if (host == options_.index) ours_.insert(place);
     }
+    // What a worker of ours holds on a GPU is not free for the one that would come in its place.
+    const int64_t first = FirstPlace();
+    if (std::ranges::none_of(processes_, [](const auto& p) { return p.second.runs; }))
+      TP_RETURN_IF_ERROR(
+          CheckHostGpus(loaded, worker_path_, first, std::min(devices, first + options_.slots) - first));
     for (const auto& [place, process] : processes_) {
       if (process.runs && !ours_.contains(place)) launcher_.Kill(place, SIGTERM);  // another host's now
     }
@@ -246,7 +253,7 @@ class Host {
     }
     const WorkersOfRun run{options_.self_path, worker_path_, options_.run_dir, controller_->run_id,
                            controller_->address};
-    return {WorkerCommand(run, config_, place), KeysOf(config_, place)};
+    return {WorkerCommand(run, config_, place, FirstPlace()), KeysOf(config_, place)};
   }
 
   void Reap() {
@@ -273,6 +280,8 @@ class Host {
     }
   }
 
+  // The first device place of this host.
+  [[nodiscard]] int64_t FirstPlace() const { return options_.index * options_.slots; }
   // requires that this host has joined for it
   [[nodiscard]] const JoinedPlace& Joined(int64_t place) const {
     return *std::ranges::find(options_.joined->places, place, &JoinedPlace::place);

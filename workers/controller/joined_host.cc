@@ -84,6 +84,11 @@ std::vector<std::string> WorkerCommand(const JoinedHost& joined, const JoinedPla
        {"--connect=" + joined.address, "--run-id=" + joined.run_id, "--place=" + std::to_string(place.place),
         "--token-file=" + identity_dir + "/" + place.role + ".token"})
     argv.push_back(word);
+  // What computes is the run's to say: a worker on the CPU takes no notice.
+  if (place.role == Name(CallerRole::kDevice))
+    argv.push_back("--gpu=" + std::to_string(std::ranges::count_if(joined.places, [&](const JoinedPlace& p) {
+                     return p.role == place.role && p.place < place.place;
+                   })));
   return argv;
 }
 

@@ -35,7 +35,8 @@ Status JoinHost(const std::string& file, const std::string& dir);
 // Nullopt: nobody has joined with this folder. kDataLoss: joined.json does not parse.
 StatusOr<std::optional<JoinedHost>> ReadJoinedHost(const std::string& dir);
 
-// The program of a place and its arguments.
+// The program of a place and its arguments. A device worker gets the GPU whose number its place has among the
+// device places of the host, where the run is on GPUs.
 std::vector<std::string> WorkerCommand(const JoinedHost& joined, const JoinedPlace& place,
                                        const std::string& self_path, const std::string& worker_path,
                                        const std::string& identity_dir);

@@ -6,7 +6,8 @@
 
 namespace tidepool::workers {
 
-std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place) {
+std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place,
+                                       int64_t first_of_host) {
   const storage::RunPaths paths(run.run_dir);
   const std::string side = SideName(config);
   const bool device = place < SchedulerOptions(config, 0).device_workers();
@@ -23,6 +24,8 @@ std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig&
         "--run-id=" + run.run_id, "--place=" + std::to_string(place), "--control-file=" + paths.control()}) {
     argv.push_back(word);
   }
+  if (device && config.cluster.device == DeviceKind::kCuda)
+    argv.push_back("--gpu=" + std::to_string(place - first_of_host));
   return argv;
 }
 

@@ -18,8 +18,10 @@ struct WorkersOfRun {
   std::string address;  // of the controller
 };
 
-// The program of a place and its arguments.
-std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place);
+// The program of a place and its arguments. first_of_host: the device place that gets the first GPU of the
+// host where this is run; requires first_of_host <= place, for a device place.
+std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig& config, int64_t place,
+                                       int64_t first_of_host = 0);
 // What it gets of the environment's keys.
 Keys KeysOf(const JobConfig& config, int64_t place);
 

@@ -66,7 +66,7 @@ class DeviceWorker {
     TP_ASSIGN_OR_RETURN(const std::string host, credentials.identity ? AddressForOthers(options_.address)
                                                                      : AddressTowards(options_.address));
     work_ = std::make_unique<RolesWork>(
-        credentials, options_.address, host, [this](int64_t lease) { return CalledOff(lease); },
+        credentials, options_.address, host, options_.gpu, [this](int64_t lease) { return CalledOff(lease); },
         [this](int64_t lease) { return EvaluationEnded(lease); });
     TP_ASSIGN_OR_RETURN(weights_server_,
                         WeightsServer::Start(host, credentials, 1 << 20,

@@ -19,6 +19,7 @@ struct DeviceWorkerOptions {
   std::string run_id;
   std::string control_file;  // RUN/control.json
   int64_t place = -1;
+  int64_t gpu = -1;  // of those that the driver shows; negative: that of the place's number
 };
 
 // Runs until the controller says Shutdown or is gone. Returns the exit code: 0 after Shutdown, 3 when

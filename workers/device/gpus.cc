@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/host_name.h"
 #include "workers/controller/found_gpus.h"
 
 namespace tidepool::workers {
@@ -27,16 +28,17 @@ std::string DescribeGpus() {
   return ToJson(found);
 }
 
-StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place, bool batch_invariant) {
+StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t gpu, bool batch_invariant) {
   SlotDevice slot;
   if (kind == DeviceKind::kCpu) return slot;
   TP_ASSIGN_OR_RETURN(const cuda::CudaModule module, cuda::CudaModule::LoadBesideProgram());
-  if (place < 0 || place >= module.device_count()) {
-    return FailedPrecondition("slot " + std::to_string(place) + " has no GPU: the driver shows " +
-                              std::to_string(module.device_count()) +
-                              "; lower cluster.slots, or see CUDA_VISIBLE_DEVICES");
+  if (gpu < 0 || gpu >= module.device_count()) {
+    return FailedPrecondition("this worker is for GPU " + std::to_string(gpu) + ", and the driver shows " +
+                              std::to_string(module.device_count()) + " on host " + HostName() +
+                              "; start it with --gpu, lower cluster.slots or the --slots of `tidepool host`, "
+                              "or see CUDA_VISIBLE_DEVICES");
   }
-  const int index = static_cast<int>(place);
+  const int index = static_cast<int>(gpu);
   TP_ASSIGN_OR_RETURN(const cuda::Gpu facts, module.Describe(index));
   TP_RETURN_IF_ERROR(module.CheckUsable(facts).At("GPU " + std::to_string(index) + " (" + facts.name + ")"));
   TP_ASSIGN_OR_RETURN(std::unique_ptr<device::Device> made, module.MakeDevice(index, batch_invariant));

@@ -29,8 +29,9 @@ struct SlotDevice {
       std::chrono::milliseconds timeout)>
       make_sum = nullptr;
 };
-// kCuda: GPU `place`; `batch_invariant`: a row has the same bits in every batch, and sums over GPUs go
-// through the host, in one order. Errors of CudaModule; kFailedPrecondition: there are not so many.
-StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t place, bool batch_invariant);
+// kCuda: GPU `gpu` of those that the driver shows; `batch_invariant`: a row has the same bits in every batch,
+// and sums over GPUs go through the host, in one order. Errors of CudaModule; kFailedPrecondition: there are
+// not so many.
+StatusOr<SlotDevice> DeviceOfSlot(DeviceKind kind, int64_t gpu, bool batch_invariant);
 
 }  // namespace tidepool::workers

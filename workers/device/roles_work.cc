@@ -50,7 +50,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
-    StatusOr<SlotDevice> device = DeviceOfSlot(config_.cluster.device, welcome.place, config_.deterministic);
+    StatusOr<SlotDevice> device =
+        DeviceOfSlot(config_.cluster.device, gpu_ < 0 ? welcome.place : gpu_, config_.deterministic);
     if (!device.ok()) return Told("device", device.status());
     device_ = std::move(*device);
     if (device_.gpu != nullptr)

@@ -47,11 +47,13 @@ class RolesWork : public DeviceWork {
   using AboutLease = std::function<bool(int64_t lease)>;
   // host: the address of this worker that others of the run can reach.
   // controller: the address that was dialled.
-  RolesWork(Credentials credentials, std::string controller, std::string host, AboutLease called_off,
-            AboutLease evaluation_ended)
+  // gpu: of those that the driver shows; negative: that of the place's number.
+  RolesWork(Credentials credentials, std::string controller, std::string host, int64_t gpu,
+            AboutLease called_off, AboutLease evaluation_ended)
       : credentials_(std::move(credentials)),
         controller_(std::move(controller)),
         host_(std::move(host)),
+        gpu_(gpu),
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
@@ -188,6 +190,7 @@ class RolesWork : public DeviceWork {
 
   const Credentials credentials_;
   const std::string controller_, host_;
+  const int64_t gpu_;  // negative: that of the place's number
   const AboutLease called_off_, evaluation_ended_;
   Link* link_ = nullptr;
   JobConfig config_;
