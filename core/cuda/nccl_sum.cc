@@ -1,6 +1,10 @@
 // Sums of a GPU's memory by c10d's NCCL backend, made inside the module so that no other file needs
 // libtorch_cuda or nccl.h. It has not run between GPUs yet.
 //
+// A rank that ends after it has met the others, before NCCL has made its communicator, holds them:
+// ncclCommInitRank, which LibTorch calls, has no deadline. The controller has one for the forming of a group
+// (cluster.start_timeout_s) and replaces workers that pass it.
+//
 // The wheel leaves nccl.h out, and ProcessGroupNCCL::Options holds an ncclConfig_t by value: a header of
 // another NCCL than the one that LibTorch was built with would give the class another layout. So the
 // header's version is compared with LibTorch's before anything is made.
@@ -8,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/env.h>
 #include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
 
@@ -31,12 +36,7 @@ class NcclSum final : public comm::DeviceSum {
   NcclSum(c10::Device device, std::chrono::milliseconds timeout,
           c10::intrusive_ptr<c10d::ProcessGroupNCCL> group)
       : device_(device), timeout_(timeout), group_(std::move(group)) {}
-  ~NcclSum() override {
-    try {
-      group_->abort();                 // the others may be gone: nothing is waited for
-    } catch (const std::exception&) {  // the group is given up in any case
-    }
-  }
+  ~NcclSum() override { Abort(); }
 
   Status AllReduceSum(float* values, int64_t n, const std::string& tag) override {
     return Sum(at::for_blob(values, {n})
@@ -58,6 +58,13 @@ class NcclSum final : public comm::DeviceSum {
   }
 
  private:
+  void Abort() {
+    try {
+      group_->abort();                 // the others may be gone: nothing is waited for
+    } catch (const std::exception&) {  // the group is given up in any case
+    }
+  }
+
   // LibTorch throws; this is the door. Its own wait() lets the stream wait, not the host, which would learn
   // of a lost rank nowhere; so the host looks until the sum is there.
   Status Sum(const at::Tensor& values, const std::string& tag) {
@@ -68,14 +75,17 @@ class NcclSum final : public comm::DeviceSum {
       const c10::intrusive_ptr<c10d::Work> work = group_->allreduce(tensors);
       while (!work->isCompleted()) {
         if (std::chrono::steady_clock::now() > until) {
-          group_->abort();
+          Abort();
           return DeadlineExceeded("NCCL all_reduce tag=" + tag + ": a rank did not come");
         }
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
-      work->synchronize();  // what is enqueued next comes after it; throws what went wrong
+      // It counts as completed where it has failed, and synchronize() throws nothing then.
+      if (const std::exception_ptr failed = work->exception()) std::rethrow_exception(failed);
+      work->synchronize();  // what is enqueued next comes after it
       return OkStatus();
     } catch (const std::exception& e) {
+      Abort();
       return Unavailable("NCCL all_reduce tag=" + tag + ": " + e.what());
     }
   }
@@ -108,6 +118,9 @@ extern "C" __attribute__((visibility("default"))) int tidepool_cuda_nccl_sum(int
     const c10::DeviceGuard guard(device);
     auto meeting = c10::make_intrusive<comm::C10dStore>(
         *static_cast<const std::shared_ptr<comm::Rendezvous>*>(rendezvous), "nccl/", timeout);
+    // Else a thread of LibTorch's watches the group, and ends the process some time after a sum that did not
+    // come in time. Sum() waits for itself, and who asks for it decides what follows.
+    c10::utils::set_env("TORCH_NCCL_BLOCKING_WAIT", "1");
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = timeout;
     auto made = std::make_unique<NcclSum>(

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "core/base/check.h"
@@ -219,19 +221,29 @@ StepOutput Engine::Step() {
   if (im.arena.allocated()) {
     im.kv_blocks.Tick();
     im.Admit(out.stats);
+    const auto failed = [&](const std::exception& e) {
+      error = "engine step failed: " + FirstLine(e);
+      picks.clear();
+    };
     try {
       im.Compute(out.stats);
       for (Sequence* s : im.Running()) {
         if (s->leader == nullptr && s->missing() == 0) picks.push_back({.s = s});
       }
       im.SampleAll(picks, out.stats);
-    } catch (const c10::OutOfMemoryError&) {  // no fault of these requests
+    } catch (const c10::OutOfMemoryError&) {  // no fault of these requests, nor is what follows
       throw;
-    } catch (const model::PeersFailed&) {  // as little
+    } catch (const std::bad_alloc&) {
+      throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the host has no memory for a step");
+    } catch (const std::system_error&) {  // of threads
       throw;
+    } catch (const model::PeersFailed&) {
+      throw;
+    } catch (const c10::Error& e) {
+      if (!im.device->host_memory()) throw;  // a device that has failed does so in every step
+      failed(e);
     } catch (const std::exception& e) {  // from tensor math
-      error = "engine step failed: " + FirstLine(e);
-      picks.clear();
+      failed(e);
     }
   }
 

@@ -35,6 +35,8 @@ struct Weights::Impl {
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
+  // Whose bytes the arena has had since they came down; null where nobody's did, or somebody may have written.
+  std::atomic<const DeviceWeights*> same = nullptr;
   std::mutex mu;                   // of who brings it down
   std::atomic<bool> lost = false;  // it went before it was brought down
 };
@@ -94,14 +96,20 @@ int64_t Weights::elements() const { return impl_->elements; }
 std::span<std::byte> Weights::bytes() {
   TP_CHECK(!laid_out()) << "these weights are laid out for products";
   BringDown();
+  impl_->same = nullptr;
   return impl_->arena;
 }
-std::span<const std::byte> Weights::bytes() const { return const_cast<Weights*>(this)->bytes(); }
+std::span<const std::byte> Weights::bytes() const {
+  TP_CHECK(!laid_out()) << "these weights are laid out for products";
+  BringDown();
+  return impl_->arena;
+}
 
 at::Tensor Weights::Get(int64_t index) const {
   TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
   TP_CHECK(!laid_out()) << "these weights are laid out for products";
   BringDown();
+  impl_->same = nullptr;
   const Parameter& p = impl_->layout[static_cast<size_t>(index)];
   return at::from_blob(
       impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
@@ -119,6 +127,7 @@ at::Tensor Weights::Get(std::string_view name) const {
 void Weights::Initialize(uint64_t seed, double init_std) {
   const Rng root = Rng(seed).Fork("weights");
   impl_->newer = nullptr;
+  impl_->same = nullptr;
   const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(impl_->spec.layers));
   std::memset(impl_->arena.data(), 0, impl_->arena.size());
   for (const Parameter& p : impl_->layout) {
@@ -180,7 +189,10 @@ void Weights::BringDown() const {
   if (m.newer.load() == nullptr && !m.lost) return;
   const std::lock_guard lock(m.mu);  // others may read the arena at the same time
   TP_CHECK(!m.lost) << "these weights were trained on a device that failed before they were read";
-  if (const DeviceWeights* newer = m.newer.load()) newer->Download(m.arena);
+  if (const DeviceWeights* newer = m.newer.load()) {
+    newer->Download(m.arena);
+    m.same = newer;
+  }
   m.newer = nullptr;
 }
 
@@ -243,6 +255,7 @@ int64_t Weights::strips_bytes() const {
 std::span<std::byte> Weights::Overwrite() {
   impl_->in_strips.clear();
   impl_->newer = nullptr;
+  impl_->same = nullptr;
   impl_->lost = false;
   ++impl_->overwritten;
   return impl_->arena;
@@ -262,7 +275,8 @@ std::shared_ptr<DeviceWeights> Weights::On(const std::shared_ptr<device::Device>
                          return LaysOut(other, p, dtype()) == LaysOut(*device, p, dtype());
                        });
     if (!alike && &other != device.get()) continue;
-    there->Changed();  // who comes new finds the arena as it is now
+    // Who comes new finds the arena as it is now.
+    there->copy_ != nullptr && !there->cut() ? there->Upload() : there->Changed();
     return there;
   }
   auto made = std::make_shared<DeviceWeights>(*this, device, part);
@@ -347,9 +361,12 @@ DeviceWeights::Matrices DeviceWeights::ProductOfPart(const Parameter& p) {
   return {strips(p), true};
 }
 DeviceWeights::~DeviceWeights() {
+  const DeviceWeights* me = this;
+  host_.impl_->same.compare_exchange_strong(me, nullptr);
   if (host_.impl_->newer.load() != this) return;
   try {  // LibTorch throws where the device has failed; who asks for the weights is told
     host_.BringDown();
+    host_.impl_->same = nullptr;
   } catch (const std::exception&) {
     host_.impl_->newer = nullptr;
     host_.impl_->lost = true;
@@ -358,7 +375,7 @@ DeviceWeights::~DeviceWeights() {
 void DeviceWeights::Upload() {
   if (cut())
     CutFromHost();
-  else if (copy_ != nullptr)
+  else if (copy_ != nullptr && host_.impl_->newer.load() != this && host_.impl_->same.load() != this)
     device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
   Changed();
 }
@@ -447,6 +464,7 @@ void DeviceWeights::Collect(Peers& peers) {
     }
   }
   ++host_.impl_->overwritten;
+  host_.impl_->same = nullptr;
   for (const auto& one : host_.impl_->on_devices) {
     if (const auto there = one.lock(); there != nullptr && there.get() != this) there->Upload();
   }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -44,6 +45,22 @@ void AskForShortTurns() {
 thread_local int64_t thread_index = 0;
 thread_local bool in_body = false;
 
+// While it lives the thread takes no signals, nor does one that it makes.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 // The helpers of one thread, which asks for one piece of work after the other.
 class Helpers {
  public:
@@ -55,7 +72,8 @@ class Helpers {
   }
 
   void Run(int64_t items, int64_t piece, int64_t threads, const std::function<void(int64_t, int64_t)>& body) {
-    while (static_cast<int64_t>(threads_.size()) + 1 < threads) Add();
+    while (static_cast<int64_t>(threads_.size()) + 1 < threads && Add()) {
+    }
     body_ = &body;
     items_ = items;
     piece_ = piece;
@@ -113,14 +131,16 @@ class Helpers {
     return false;
   }
 
-  void Add() {
+  // False: the system makes no more threads, so those that are there do the work.
+  bool Add() {
     const auto index = static_cast<int64_t>(threads_.size()) + 1;
-    // Signals are for the threads that were there before.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    threads_.emplace_back([this, index] { Help(index); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const NoSignals without;  // they are for the threads that were there before
+    try {
+      threads_.emplace_back([this, index] { Help(index); });
+      return true;
+    } catch (const std::system_error&) {
+      return false;
+    }
   }
 
   void Help(int64_t index) {

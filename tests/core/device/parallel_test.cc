@@ -3,8 +3,11 @@
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <atomic>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -58,6 +61,44 @@ TEST_F(ParallelTest, AnErrorReachesTheAskerAndTheNextRoundIsWhole) {
     ParallelPieces(20, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
     EXPECT_EQ(sum, 20);
   }
+}
+
+// More stack than there are addresses: no thread can be made while it lives.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_attr_t huge;
+    pthread_getattr_default_np(&before_);
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, size_t{1} << 48);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST_F(ParallelTest, AMachineWithoutMoreThreadsDoesTheWorkWithThoseThatAreThere) {
+  std::atomic<int64_t> sum = 0;
+  sigset_t before, after;
+  std::thread([&] {  // it has no helpers yet
+    at::set_num_threads(3);
+    pthread_sigmask(SIG_SETMASK, nullptr, &before);
+    for (int round = 0; round < 2; ++round) {
+      std::optional<NoThreads> none;
+      if (round == 0) none.emplace();
+      ParallelPieces(20, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+    }
+    pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  }).join();
+  EXPECT_EQ(sum, 40);
+  for (const int signal : {SIGINT, SIGTERM})
+    EXPECT_EQ(sigismember(&after, signal), sigismember(&before, signal)) << signal;
 }
 
 TEST_F(ParallelTest, ThreadsThatComputeAtTheSameTimeHaveHelpersOfTheirOwn) {

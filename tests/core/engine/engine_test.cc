@@ -1,19 +1,24 @@
 #include "core/engine/engine.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "core/base/rng.h"
 #include "core/model/graph_rows.h"
+#include "tests/core/device/checked_device.h"
 #include "tests/core/engine/reference_generator.h"
 #include "tests/core/model/reference.h"
 
@@ -471,6 +476,52 @@ TEST_F(EngineTest, KeptKvGivesWayWhereRoomIsNeeded) {
                   .ok());
   EXPECT_EQ(Finish(*engine).at({7, 0, 0}).ids,
             ReferenceGenerate(*weights_, 5, {7, 0, 0}, Prompt(50, 3), 12, {}).ids);
+}
+
+// What fails throws from its copies.
+template <typename Base>
+struct FailingDevice : Base {
+  using Base::Upload;
+  void Upload(void* to, const void* from, int64_t bytes) override {
+    if (fail) fail();
+    Base::Upload(to, from, bytes);
+  }
+  std::function<void()> fail;
+};
+
+// Ended samples would be replaced by others, which the same device would end, too.
+TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
+  const auto begins = [&](const auto& device) {
+    auto engine = Engine::Create(*weights_, {.device = device, .kv_cache_tokens = 1024, .version = {0, 3}});
+    TP_CHECK(engine.ok()) << engine.status().ToString();
+    const Status added = (*engine)->Add({.tid = {1, 0, 0},
+                                         .gid = GroupId{1},
+                                         .prompt = Prompt(10),
+                                         .max_new_tokens = 4,
+                                         .max_total_new = 4});
+    TP_CHECK(added.ok()) << added.ToString();
+    return std::move(engine).value();
+  };
+  const auto lost = [] { throw c10::Error({__func__, __FILE__, __LINE__}, "CUDA error: illegal access"); };
+  const auto gpu = std::make_shared<FailingDevice<device::CheckedDevice>>();
+  auto engine = begins(gpu);
+  gpu->fail = lost;
+  EXPECT_THROW((void)engine->Step(), c10::Error);
+
+  const auto cpu = std::make_shared<FailingDevice<device::CpuDevice>>();
+  engine = begins(cpu);
+  cpu->fail = [] { throw std::bad_alloc(); };
+  EXPECT_THROW((void)engine->Step(), c10::OutOfMemoryError);
+  cpu->fail = [] {
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  };
+  EXPECT_THROW((void)engine->Step(), std::system_error);
+  // Tensor math of the CPU fails by what it is given.
+  cpu->fail = lost;
+  const StepOutput out = engine->Step();
+  ASSERT_EQ(out.deltas.size(), 1U);
+  EXPECT_EQ(out.deltas[0].finish, FinishReason::kError);
+  EXPECT_THAT(out.deltas[0].error, HasSubstr("illegal access"));
 }
 
 TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {

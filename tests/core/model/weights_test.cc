@@ -68,7 +68,12 @@ class CountingDevice : public device::CheckedDevice {
     down += bytes;
     CheckedDevice::Download(to, from, bytes);
   }
-  int64_t down = 0;
+  using CheckedDevice::Upload;
+  void Upload(void* to, const void* from, int64_t bytes) override {
+    up += bytes;
+    CheckedDevice::Upload(to, from, bytes);
+  }
+  int64_t down = 0, up = 0;
   bool failed = false;
 };
 // What an optimizer does: one byte of the device's weights is another.
@@ -108,6 +113,50 @@ TEST(WeightsTest, ADeviceComputesTheDigestOfWhatItTrainedAndTheBytesComeDownWher
   Train(*there);
   there.reset();
   EXPECT_EQ(w->bytes()[1001], before[1001] ^ std::byte{1}) << "it came down before its memory went";
+}
+
+// As an engine does that generates with what a trainer on the same device has trained.
+TEST(WeightsTest, WhatADeviceTrainedIsNotSentUpToItAgain) {
+  const auto device = std::make_shared<CountingDevice>();
+  auto w = std::move(Weights::Create(TinySpec(), DType::kBFloat16)).value();
+  w->Initialize(3, 0.02);
+  const std::vector<std::byte> before(w->bytes().begin(), w->bytes().end());
+  auto there = w->On(device);
+  const auto on_device = [&] {
+    std::vector<std::byte> now(before.size());
+    device->Download(now.data(), there->data(), w->size());
+    return now;
+  };
+  Train(*there);
+  const std::vector<std::byte> trained = on_device();
+  device->down = device->up = 0;
+  there->Upload();
+  EXPECT_EQ(device->down, 0);
+  EXPECT_TRUE(std::ranges::equal(std::as_const(*w).bytes(), trained));  // published
+  device->down = 0;
+  there->Upload();
+  (void)w->On(device);
+  EXPECT_EQ(device->down, 0);
+  EXPECT_EQ(device->up, 0);
+  EXPECT_EQ(on_device(), trained);
+
+  // Who may have written is believed.
+  std::ranges::copy(before, w->bytes().begin());
+  there->Upload();
+  EXPECT_EQ(on_device(), before);
+  Train(*there);
+  (void)std::as_const(*w).bytes();
+  w->Get("final_norm").zero_();
+  there->Upload();
+  EXPECT_TRUE(std::ranges::equal(std::as_const(*w).bytes(), on_device()));
+  Train(*there);
+  std::ranges::copy(before, w->Overwrite().begin());  // restored
+  EXPECT_EQ(w->On(device), there);
+  EXPECT_EQ(on_device(), before) << "who comes new finds the arena as it is";
+  Train(*there);
+  w->Initialize(4, 0.02);
+  there->Upload();
+  EXPECT_TRUE(std::ranges::equal(std::as_const(*w).bytes(), on_device()));
 }
 
 TEST(WeightsDeathTest, NobodyTakesOlderBytesForWhatAFailedDeviceTrained) {
