@@ -550,16 +550,16 @@ class HostsTest(RunTest):
         (tools / "scontrol").write_text(f"#!/bin/sh\necho \"$@\" >> {self.dir}/asked\n")
         for tool in tools.iterdir():
             tool.chmod(0o755)
-        printed = self.command("slurm", "configs/test/rl_split.yaml", "train.steps=30", "checkpoint.every_steps=1", "-N", "2", "--run-dir", str(self.path()),
-                               "--time", "00:30:00", "--sbatch=--partition=long")
+        job = ("configs/test/rl_split.yaml", "train.steps=100", "checkpoint.every_steps=1000", "-N", "2", "--run-dir", str(self.path()), "--time", "00:30:00",
+               "--sbatch=--partition=long")
+        printed = self.command("slurm", *job)
         self.assert_done(printed)
         for line in ("#SBATCH --nodes=2", "#SBATCH --time=00:30:00", "#SBATCH --requeue", "#SBATCH --signal=B:TERM@120", "#SBATCH --partition=long"):
             self.assertIn(line, printed.stdout)
         # --submit gives sbatch the same.
         (tools / "sbatch").write_text("#!/bin/sh\necho Submitted $1\n")
         (tools / "sbatch").chmod(0o755)
-        submitted = self.command("slurm", "configs/test/rl_split.yaml", "train.steps=30", "checkpoint.every_steps=1", "-N", "2", "--run-dir", str(self.path()),
-                                 "--time", "00:30:00", "--sbatch=--partition=long", "--submit", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+        submitted = self.command("slurm", *job, "--submit", env={"PATH": f"{tools}:{os.environ['PATH']}"})
         self.assert_done(submitted)
         self.assertEqual(submitted.stdout, f"Submitted {self.path()}.sbatch\n")
         script = pathlib.Path(f"{self.path()}.sbatch")
@@ -573,14 +573,22 @@ class HostsTest(RunTest):
             return process
         first = batch()
         self.wait_step(2, first)
+        # A controller that is killed: the next one comes 5 s later, and the workers have waited for it with what they hold.
+        controller = subprocess.run(["pgrep", "-f", f"tidepool train .*{self.path()}"], capture_output=True, text=True, timeout=20).stdout.split()
+        self.assertEqual(len(controller), 1)
+        os.kill(int(controller[0]), signal.SIGKILL)
+        self.wait_step(max(self.metrics()) + 5, first)
+        records = self.journal()
+        self.assertEqual(sum(r["kind"] == "JOIN" for r in records), 3, "the workers went on")
+        self.assertFalse([r for r in records if r["kind"] == "RESTORE"])
         first.send_signal(signal.SIGTERM)
         self.finish(first)
         self.assertEqual((self.dir / "asked").read_text(), "requeue 77\n")
         done = max(self.digests())
-        self.assertLess(done, 30)
+        self.assertLess(done, 100)
         self.finish(batch())
         self.assertEqual((self.dir / "asked").read_text(), "requeue 77\n")
-        self.assertEqual(max(self.digests()), 30)
+        self.assertEqual(max(self.digests()), 100)
         self.assert_checked()
 
     def test_hosts_whose_clocks_are_ten_minutes_apart_train_together_and_one_of_days_is_named(self):

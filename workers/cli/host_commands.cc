@@ -108,6 +108,9 @@ Status CheckPlain(const std::string& what, const std::string& text) {
                          "'; a batch script takes none with spaces, quotes, \\, % or #");
 }
 
+// Until the next controller of the script, or of the pod, is there: its start and 5 to 20 s before it, or a pod.
+constexpr char kReattach[] = "cluster.reattach_grace_s=120";
+
 std::string KeyOf(const std::string& override) { return override.substr(0, override.find('=')); }
 
 // What the command sets would win over the user's word without one.
@@ -137,6 +140,7 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
   all.insert(all.end(), of_hosts.begin(), of_hosts.end());
   all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(path, all));
+  if (loaded.OriginOf(KeyOf(kReattach)).kind == config::Origin::Kind::kDefault) of_hosts.emplace_back(kReattach);
   if (!config::OneSlotTrains(loaded.config)) {
     of_hosts.emplace_back("cluster.trusted_fabric=true");
     std::fprintf(stderr,
