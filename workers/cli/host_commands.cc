@@ -108,7 +108,8 @@ Status CheckPlain(const std::string& what, const std::string& text) {
                          "'; a batch script takes none with spaces, quotes, \\, % or #");
 }
 
-// Until the next controller of the script, or of the pod, is there: its start and 5 to 20 s before it, or a pod.
+// Until the next controller of the script, or of the pod, is there: its start and 5 to 20 s before it, or a
+// pod.
 constexpr char kReattach[] = "cluster.reattach_grace_s=120";
 
 std::string KeyOf(const std::string& override) { return override.substr(0, override.find('=')); }
@@ -140,7 +141,8 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
   all.insert(all.end(), of_hosts.begin(), of_hosts.end());
   all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(path, all));
-  if (loaded.OriginOf(KeyOf(kReattach)).kind == config::Origin::Kind::kDefault) of_hosts.emplace_back(kReattach);
+  if (loaded.OriginOf(KeyOf(kReattach)).kind == config::Origin::Kind::kDefault)
+    of_hosts.emplace_back(kReattach);
   if (!config::OneSlotTrains(loaded.config)) {
     of_hosts.emplace_back("cluster.trusted_fabric=true");
     std::fprintf(stderr,
@@ -148,6 +150,12 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
                  "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
   }
   return loaded;
+}
+
+// Hosts that the run goes on without.
+int64_t SpareHosts(const JobConfig& config, int64_t hosts, int64_t slots_of_each) {
+  const int64_t least = config.cluster.min_slots;
+  return least == 0 ? 0 : hosts - (least + slots_of_each - 1) / slots_of_each;
 }
 
 Status Slurm(CommandContext& context, SlurmOptions o) {
@@ -163,6 +171,7 @@ Status Slurm(CommandContext& context, SlurmOptions o) {
   TP_RETURN_IF_ERROR(CheckPlain("--job-name", job.name));
   TP_RETURN_IF_ERROR(CheckPlain("--run-dir", job.run_dir));
   job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.may_lack = SpareHosts(config, job.nodes, job.slots_per_node) > 0;
   job.threads_per_node = job.slots_per_node * config.cluster.threads_per_slot;
   const std::string script = SlurmScript(job);
   if (!o.submit) {
@@ -249,6 +258,7 @@ Status K8s(K8sOptions o) {
     std::fputs("note: the keys of the job are in what is printed; keep it as a secret\n", stderr);
   }
   job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.hosts_spare = SpareHosts(config, job.hosts, job.slots_per_host);
   job.threads_per_host = job.slots_per_host * config.cluster.threads_per_slot;
   std::fputs(JobSetManifest(job).c_str(), stdout);
   return OkStatus();

@@ -106,5 +106,27 @@ TEST(JobSetTest, WorkersWaitForTheNextControllerAsLongAsTheConfigSaysAndElseTwoM
   }
 }
 
+TEST(JobSetTest, HostsThatTheRunGoesOnWithoutEndNoJob) {
+  const ScratchFolder scratch;
+  const auto printed = [](const char* command, const char* least) {
+    std::vector<std::string> words = {
+        command, std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml", "-N", "3", "--slots", "2"};
+    if (words[0] == "k8s") words.insert(words.end(), {"--image", "x"});
+    words.push_back(std::string("cluster.min_slots=") + least);
+    const CliResult result = RunCli(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  struct Case {
+    const char* least;
+    int spare;
+  };
+  for (const Case& c : {Case{"0", 0}, Case{"6", 0}, Case{"5", 0}, Case{"4", 1}, Case{"3", 1}, Case{"2", 2}}) {
+    EXPECT_EQ(Count(printed("slurm", c.least), "#SBATCH --no-kill\n"), c.spare > 0 ? 1U : 0U) << c.least;
+    EXPECT_EQ(Count(printed("k8s", c.least), "maxFailedIndexes: " + std::to_string(c.spare) + "\n"), 1U)
+        << c.least;
+  }
+}
+
 }  // namespace
 }  // namespace tidepool::workers
