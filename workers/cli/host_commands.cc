@@ -44,14 +44,15 @@ int64_t NumberIn(const char* name) {
   return value != nullptr && std::from_chars(value, end, number).ptr == end ? number : -1;
 }
 
-// What started several processes alike, where it says which of them one is, and how many there are.
+// What started several processes alike, where it says which of them one is, and how many there are. The
+// innermost one first: all that mpirun starts within an allocation or a pod inherit one number of that.
 struct Starter {
   const char *index, *count;
 };
-constexpr Starter kStarters[] = {{"SLURM_PROCID", "SLURM_NTASKS"},
-                                 {"JOB_COMPLETION_INDEX", nullptr},  // Kubernetes
+constexpr Starter kStarters[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                  {"PMIX_RANK", nullptr},
-                                 {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+                                 {"SLURM_PROCID", "SLURM_NTASKS"},
+                                 {"JOB_COMPLETION_INDEX", nullptr}};  // Kubernetes
 
 // Nothing: it was started by hand.
 const Starter* FindStarter() {
@@ -358,7 +359,7 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   const CLI::Option* index =
       command
           ->add_option("--index", host->index,
-                       "Which host this is, from 0; default: as Slurm, Kubernetes or MPI say")
+                       "Which host this is, from 0; default: as MPI, Slurm or Kubernetes say")
           ->check(CLI::Range(0, 1 << 20));
   command->add_option("--patience", host->patience_s, "Seconds without a controller after which it ends")
       ->check(CLI::Range(1.0, 1e7))
