@@ -147,11 +147,11 @@ class BadInputTest(RunTest):
         if os.geteuid() == 0:
             # Root writes anywhere; a file in the way is the same failure for everybody.
             (self.dir / "file").write_text("")
-            result = self.command("train", CONFIG, "--run-dir", str(self.dir / "file" / "run"))
+            run, remedy = self.dir / "file" / "run", "a part of the path is a file, not a folder; check the path"
         else:
             (self.dir / "locked").mkdir(mode=0o500)
-            result = self.command("train", CONFIG, "--run-dir", str(self.dir / "locked" / "run"))
-        self.refused(result, "run")
+            run, remedy = self.dir / "locked" / "run", "permission"
+        self.refused(self.command("train", CONFIG, "--run-dir", str(run)), str(run), remedy)
 
     def test_worker_binary_that_is_missing(self):
         self.refused(self.train(CONFIG, f"cluster.worker_dir={self.dir}"), "cluster.worker_dir", "tidepool-worker")
@@ -184,8 +184,8 @@ class BadInputTest(RunTest):
         try:
             result = subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(mount / "run"), "train.steps=400", "checkpoint.every_steps=1"],
                                     cwd=ROOT, capture_output=True, text=True, timeout=120)
-            self.assertIn(result.returncode, (2, 3), result.stderr)
-            self.assertTrue("full" in result.stderr or "space" in result.stderr, result.stderr)
+            self.refused(result, "fault=storage actor=controller step=", f"journal: the disk of {mount / 'run'} (host {socket.gethostname()}) has no space left; "
+                         "free some (`tidepool prune` of runs that have ended), then --resume", code=3)
             journal = self.command("journal", str(mount / "run"), "--json").stdout.splitlines()
             self.assertIn('"kind":"FAULT"', journal[-2], "why it ended is in the journal")
             self.assertIn('"kind":"END_RUN"', journal[-1])

@@ -149,6 +149,38 @@ class SlurmTest(RunTest):
         self.assert_done(alone)
         self.assertEqual(digests[STEPS], self.digests("alone")[STEPS])
 
+    def test_a_run_with_slots_to_spare_goes_on_without_a_lost_node(self):
+        printed = self.command("slurm", "configs/test/rl_split.yaml", "cluster.min_slots=2", "checkpoint.every_steps=1000", "eval.before_train=false",
+                               "eval.after_train=false", "train.steps=100000", "cluster.pace=configs/pace/small_cpu.yaml", "cluster.pace_scale=0.3", "-N", str(NODES),
+                               "--run-dir", str(self.path()), "--time", "00:20:00")
+        self.assert_done(printed)
+        self.assertIn("#SBATCH --no-kill\n", printed.stdout)
+        script = self.dir / "job.sh"
+        script.write_text(printed.stdout)
+        submitted = self.ask("sbatch", str(script))
+        self.assertRegex(submitted, r"Submitted batch job \d+")
+        number = submitted.split()[-1]
+        self.wait_steps(number, 10, 120)
+
+        heal = self.net.disturb(self.net.between({NODES - 1}), cut=True)
+        self.addCleanup(heal)
+        end = time.monotonic() + 120
+        while not re.search(r"down|unk|\*", self.ask("sinfo", "-h", "-N", "-n", f"node{NODES - 1}", "-o", "%t")):  # SlurmdTimeout is 15 s
+            self.assertLess(time.monotonic(), end, self.ask("sinfo"))
+            time.sleep(1)
+        time.sleep(20)  # in which Slurm would have ended the job
+        self.wait_steps(number, self.step() + 10, 120)
+        job = self.job(number)
+        self.assertEqual((job["JobState"], job["Restarts"]), ("RUNNING", "0"), job)
+        self.assertFalse([r for r in self.journal() if r["kind"] == "RESTORE"])
+        self.ask("scancel", "--batch", "--signal=TERM", number)
+        end = time.monotonic() + 90
+        while "stopped by a signal" not in self.text(number):
+            self.assertLess(time.monotonic(), end, self.text(number))
+            time.sleep(1)
+        self.ask("scancel", number)
+        self.assert_checked()
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -44,14 +44,15 @@ int64_t NumberIn(const char* name) {
   return value != nullptr && std::from_chars(value, end, number).ptr == end ? number : -1;
 }
 
-// What started several processes alike, where it says which of them one is, and how many there are.
+// What started several processes alike, where it says which of them one is, and how many there are. The
+// innermost one first: all that mpirun starts within an allocation or a pod inherit one number of that.
 struct Starter {
   const char *index, *count;
 };
-constexpr Starter kStarters[] = {{"SLURM_PROCID", "SLURM_NTASKS"},
-                                 {"JOB_COMPLETION_INDEX", nullptr},  // Kubernetes
+constexpr Starter kStarters[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                  {"PMIX_RANK", nullptr},
-                                 {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+                                 {"SLURM_PROCID", "SLURM_NTASKS"},
+                                 {"JOB_COMPLETION_INDEX", nullptr}};  // Kubernetes
 
 // Nothing: it was started by hand.
 const Starter* FindStarter() {
@@ -108,6 +109,10 @@ Status CheckPlain(const std::string& what, const std::string& text) {
                          "'; a batch script takes none with spaces, quotes, \\, % or #");
 }
 
+// Until the next controller of the script, or of the pod, is there: its start and 5 to 20 s before it, or a
+// pod.
+constexpr char kReattach[] = "cluster.reattach_grace_s=120";
+
 std::string KeyOf(const std::string& override) { return override.substr(0, override.find('=')); }
 
 // What the command sets would win over the user's word without one.
@@ -137,6 +142,8 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
   all.insert(all.end(), of_hosts.begin(), of_hosts.end());
   all.insert(all.end(), {"cluster.advertise=the-node", "cluster.trusted_fabric=true"});
   TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(path, all));
+  if (loaded.OriginOf(KeyOf(kReattach)).kind == config::Origin::Kind::kDefault)
+    of_hosts.emplace_back(kReattach);
   if (!config::OneSlotTrains(loaded.config)) {
     of_hosts.emplace_back("cluster.trusted_fabric=true");
     std::fprintf(stderr,
@@ -144,6 +151,12 @@ StatusOr<config::LoadedConfig> LoadForHosts(const std::string& path,
                  "cluster.trusted_fabric=true, which is right where the nodes' network is the job's own\n");
   }
   return loaded;
+}
+
+// Hosts that the run goes on without.
+int64_t SpareHosts(const JobConfig& config, int64_t hosts, int64_t slots_of_each) {
+  const int64_t least = config.cluster.min_slots;
+  return least == 0 ? 0 : hosts - (least + slots_of_each - 1) / slots_of_each;
 }
 
 Status Slurm(CommandContext& context, SlurmOptions o) {
@@ -159,6 +172,7 @@ Status Slurm(CommandContext& context, SlurmOptions o) {
   TP_RETURN_IF_ERROR(CheckPlain("--job-name", job.name));
   TP_RETURN_IF_ERROR(CheckPlain("--run-dir", job.run_dir));
   job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.may_lack = SpareHosts(config, job.nodes, job.slots_per_node) > 0;
   job.threads_per_node = job.slots_per_node * config.cluster.threads_per_slot;
   const std::string script = SlurmScript(job);
   if (!o.submit) {
@@ -245,6 +259,7 @@ Status K8s(K8sOptions o) {
     std::fputs("note: the keys of the job are in what is printed; keep it as a secret\n", stderr);
   }
   job.gpus = config.cluster.device == DeviceKind::kCuda;
+  job.hosts_spare = SpareHosts(config, job.hosts, job.slots_per_host);
   job.threads_per_host = job.slots_per_host * config.cluster.threads_per_slot;
   std::fputs(JobSetManifest(job).c_str(), stdout);
   return OkStatus();
@@ -344,7 +359,7 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
   const CLI::Option* index =
       command
           ->add_option("--index", host->index,
-                       "Which host this is, from 0; default: as Slurm, Kubernetes or MPI say")
+                       "Which host this is, from 0; default: as MPI, Slurm or Kubernetes say")
           ->check(CLI::Range(0, 1 << 20));
   command->add_option("--patience", host->patience_s, "Seconds without a controller after which it ends")
       ->check(CLI::Range(1.0, 1e7))

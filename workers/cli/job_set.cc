@@ -216,7 +216,8 @@ class Manifest {
                  {"parallelism", job_.hosts},
                  {"completionMode", "Indexed"},
                  {"backoffLimitPerIndex", 20},
-                 {"maxFailedIndexes", 0}};  // else one that is given up is waited for until all others end
+                 // One more that is given up fails the Job: else it is waited for until all others end.
+                 {"maxFailedIndexes", job_.hosts_spare}};
     return Replicated("host", spec, container, Volumes());
   }
 

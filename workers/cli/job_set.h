@@ -27,8 +27,9 @@ struct PodJob {
   std::string run;                           // folder of the run under runs/
   std::vector<std::string> overrides;        // all that the controller is given
   int64_t hosts = 1, slots_per_host = 1, threads_per_host = 1;
-  bool gpus = false;   // a GPU for each slot
-  std::string memory;  // of a pod of a host; empty: not said
+  int64_t hosts_spare = 0;  // that the run goes on without (cluster.min_slots)
+  bool gpus = false;        // a GPU for each slot
+  std::string memory;       // of a pod of a host; empty: not said
   std::string controller_memory = "2Gi";
   std::string claim;  // one that is there; empty: one is made, with what follows
   std::string storage = "100Gi", storage_class;

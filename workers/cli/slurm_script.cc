@@ -19,8 +19,10 @@ std::string SlurmScript(const SlurmJob& job) {
   if (!job.time_limit.empty()) out << "#SBATCH --time=" << job.time_limit << "\n";
   out << "#SBATCH --requeue\n"
          "#SBATCH --open-mode=append\n"
-         "#SBATCH --signal=B:TERM@120\n"
-      << "#SBATCH --output=" << job.run_dir << ".slurm-%j.log\n";
+         "#SBATCH --signal=B:TERM@120\n";
+  // Else Slurm ends the whole job when it loses a node, whatever srun was told of its step.
+  if (job.may_lack) out << "#SBATCH --no-kill\n";
+  out << "#SBATCH --output=" << job.run_dir << ".slurm-%j.log\n";
   for (const std::string& line : job.sbatch) out << "#SBATCH " << line << "\n";
   out << "set -u\n\n"
       << "tidepool=" << ShellWord(job.program) << "\n"

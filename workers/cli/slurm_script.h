@@ -15,6 +15,7 @@ struct SlurmJob {
   std::vector<std::string> of_hosts;   // what a run over hosts needs, over those
   int64_t nodes = 1, slots_per_node = 1, threads_per_node = 1;
   bool gpus = false;                // a GPU for each slot
+  bool may_lack = false;            // the run goes on without some node (cluster.min_slots)
   std::string time_limit;           // "02:00:00"; empty: the partition's
   std::vector<std::string> sbatch;  // further lines, "--partition=gpu"
 };

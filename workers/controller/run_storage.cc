@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/host_name.h"
 #include "core/base/thread_annotations.h"
 #include "core/storage/lazy_sync.h"
 #include "core/storage/run_directory.h"
@@ -128,7 +129,11 @@ struct RunStorage::State {
     if (last > 0) {
       say((sync ? "fsync of " : "write of ") + Plain(journal->current_file(), options.run_dir));
       if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail(s);
-      if (journal->space_low()) FailStores("journal: the disk has no space left; free some");
+      if (journal->space_low()) {
+        FailStores(
+            "journal: the disk of " + options.run_dir + " (host " + HostName() +
+            ") has no space left; free some (`tidepool prune` of runs that have ended), then --resume");
+      }
     }
     if (options.ends_with_the_machine && !sync) {  // an older file was synced when its successor began
       if (!stored.empty()) syncing->Soon(payload->current_file(), kTokens);

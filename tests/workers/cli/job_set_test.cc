@@ -84,5 +84,49 @@ TEST(JobSetTest, OverridesOfWhatTheCommandSetsAreRefused) {
   }
 }
 
+TEST(JobSetTest, WorkersWaitForTheNextControllerAsLongAsTheConfigSaysAndElseTwoMinutes) {
+  const ScratchFolder scratch;
+  const std::string config = std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml";
+  const std::string own = scratch.path() + "/own.yaml";
+  scratch.Write("own.yaml", "extends: " + config + "\ncluster: {reattach_grace_s: 7}\n");
+  for (const char* command : {"slurm", "k8s"}) {
+    const auto printed = [&](const std::string& file, std::vector<std::string> more) {
+      std::vector<std::string> words = {command, file, "-N", "2"};
+      if (words[0] == "k8s") words.insert(words.end(), {"--image", "x"});
+      words.insert(words.end(), more.begin(), more.end());
+      const CliResult result = RunCli(words);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      return result.out;
+    };
+    EXPECT_EQ(Count(printed(config, {}), "cluster.reattach_grace_s=120"), 1U) << command;
+    EXPECT_EQ(Count(printed(own, {}), "cluster.reattach_grace_s"), 0U) << command;
+    const std::string zero = printed(config, {"cluster.reattach_grace_s=0"});
+    EXPECT_EQ(Count(zero, "cluster.reattach_grace_s=0"), 1U) << command;
+    EXPECT_EQ(Count(zero, "cluster.reattach_grace_s"), 1U) << command;
+  }
+}
+
+TEST(JobSetTest, HostsThatTheRunGoesOnWithoutEndNoJob) {
+  const ScratchFolder scratch;
+  const auto printed = [](const char* command, const char* least) {
+    std::vector<std::string> words = {
+        command, std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml", "-N", "3", "--slots", "2"};
+    if (words[0] == "k8s") words.insert(words.end(), {"--image", "x"});
+    words.push_back(std::string("cluster.min_slots=") + least);
+    const CliResult result = RunCli(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  struct Case {
+    const char* least;
+    int spare;
+  };
+  for (const Case& c : {Case{"0", 0}, Case{"6", 0}, Case{"5", 0}, Case{"4", 1}, Case{"3", 1}, Case{"2", 2}}) {
+    EXPECT_EQ(Count(printed("slurm", c.least), "#SBATCH --no-kill\n"), c.spare > 0 ? 1U : 0U) << c.least;
+    EXPECT_EQ(Count(printed("k8s", c.least), "maxFailedIndexes: " + std::to_string(c.spare) + "\n"), 1U)
+        << c.least;
+  }
+}
+
 }  // namespace
 }  // namespace tidepool::workers

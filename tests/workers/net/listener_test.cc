@@ -111,6 +111,8 @@ TEST_F(ListenerTest, StrangersAreCutAndTheKnownAreServed) {
   Connect(static_cast<int>(3 * Listener::kStrangers));
   const auto begin = Clock::now();
   EXPECT_EQ(Fetch(), OkStatus()) << "a newcomer, behind 192 silent connections";
+  EXPECT_LE(Open(), static_cast<int>(Listener::kStrangers))
+      << "those before the newcomer were taken in, and most are cut";
   while (Open() > 0 && Clock::now() - begin < std::chrono::seconds(60))
     poll(nullptr, 0, 20);  // until the server's own deadlines
   EXPECT_EQ(Open(), 0) << "each has five seconds at most";
