@@ -4,11 +4,17 @@
     sudo tests/bench/hosts_bench.py --build build [--mbit 400] [--only weights,rows]
 
 weights   seconds from the publication of a version to the last host's having it, 1 and 4 hosts that generate (one slot each, or
-          --slots-per-host): a chain should take as long as one. Bytes that the trainer's host sent, over those of the weights.
+          --slots-per-host): a chain should take as long as one. Bytes that the trainer's host sent with four, over those with one, and
+          bytes that each host of the chain sent, over those of the weights that the first of them pulled: no host should send more than
+          1.1 times the weights.
+newcomer  seconds from a newcomer's JOIN, in the middle of a run of two hosts, to its having weights, over twice the bytes that it
+          pulled / the links' speed
 changes   bytes and seconds of a pull of SmolLM2 (--model) by the second of two hosts: the first version, which comes whole, and the
           next ones, of which what changed comes; and the share of weights that a step changed, from its checkpoints
-rows      bytes of a batch that leave the controller, 4 training slots on 2 hosts, over the bytes of the rows; and what rows of
-          different lengths save beside a rectangle of the longest.
+rows      bytes of rows that the 4 training slots of 2 hosts read, over the bytes of the rows of their batches: each row once. They are
+          read in the run's directory, which the hosts share, so the links carry none of them; what the controller sends is lists of rows
+lengths   the same bytes, measured, beside what a rectangle of the longest prompt and response would take at as many bytes a token, which
+          is computed, where responses are about a fifth of the longest
 tls       a step of SmolLM2 (--model), one slot that trains and one that generates, weights streamed, on loopback: encrypted over plain
 hosts     a step of the quickstart, the same two slots on two hosts (encrypted, streamed) over one host (plain, shared memory, workers of
           the controller's own), and over one host that does as two would
@@ -80,11 +86,16 @@ class Job:
         self.bin = ROOT / build / "bin"
         self.start(0, [self.bin / "tidepool", "train", config, "--run-dir", folder, "cluster.launch_workers=false", "cluster.bind=10.92.0.1",
                        "cluster.weight_transport=stream", "cluster.trusted_fabric=true", f"cluster.slots={len(places)}", *overrides])
-        control = self.wait(lambda: (folder / "control.json").exists() and json.loads((folder / "control.json").read_text()), "control.json")
-        for place, host in enumerate([*places, 0]):
-            program, role = ([self.bin / "tidepool-worker", "run"], "device") if place < len(places) else ([self.bin / "tidepool", "reward-worker"], "reward")
-            self.start(host, [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
-                              folder / "security" / f"{role}.token", "--control-file", folder / "control.json"])
+        self.control = self.wait(lambda: (folder / "control.json").exists() and json.loads((folder / "control.json").read_text()), "control.json")
+        for place, host in enumerate(places):
+            if host is not None:  # else it comes later
+                self.worker(host, place, "device")
+        self.worker(0, len(places), "reward")
+
+    def worker(self, host, place, role):
+        program = [self.bin / "tidepool-worker", "run"] if role == "device" else [self.bin / "tidepool", "reward-worker"]
+        self.start(host, [*program, "--connect", self.control["address"], "--run-id", self.control["run_id"], "--place", str(place), "--token-file",
+                          self.dir / "security" / f"{role}.token", "--control-file", self.dir / "control.json"])
 
     def start(self, host, command):
         log = open(self.dir.with_suffix(f".{len(self.processes)}.log"), "w")
@@ -106,6 +117,12 @@ class Job:
         out = subprocess.run([self.bin / "tidepool", "journal", str(self.dir), "--json"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
+    def pulls(self, place):
+        """Version, seconds and bytes of each pull of weights by the worker at this place."""
+        with gzip.open(next(self.dir.glob(f"trace/device-{place}-*"))) as file:
+            spans = [e for e in json.load(file)["traceEvents"] if e.get("name") == "pull"]
+        return [(e["args"]["version"], e["dur"] / 1e6, e["args"]["bytes"]) for e in spans]
+
     def metrics(self):
         rows = [json.loads(line) for line in (self.dir / "metrics.jsonl").read_text().splitlines()]
         return [row.get("metrics", row) for row in rows]
@@ -126,12 +143,13 @@ class Bench:
         print(json.dumps({"bench": "hosts", "case": case, "value": value, "unit": unit, "ratio": ratio, "goal": goal, "machine": self.machine,
                           "instruction_sets": self.sets, "commit": commit(), "config": {"mbit": self.args.mbit, **config}}), flush=True)
 
-    def job(self, hosts, places, overrides, read, *config):
+    def job(self, hosts, places, overrides, read, *config, meanwhile=lambda job: None):
         network = Network(hosts, self.args.mbit)
         with tempfile.TemporaryDirectory(prefix="hosts_bench") as folder:
             job = None
             try:
                 job = Job(network, self.args.build, pathlib.Path(folder) / "run", places, overrides, *config)
+                meanwhile(job)
                 job.finish()
                 return read(job, network)
             finally:
@@ -150,7 +168,8 @@ class Bench:
                 elif r["kind"] == "LOADED" and str(r["v"]) in published:
                     published[str(r["v"])][1] = at
             seconds = [to - at for at, to in published.values() if to > at]
-            return seconds, network.sent(0)
+            # What is sent beside weights (tokens and words to and from the controller) is in it.
+            return seconds, [network.sent(host) for host in range(network.hosts)], sum(size for _, _, size in job.pulls(1))
 
         found = {}
         for hosts in (1, 4):
@@ -160,15 +179,38 @@ class Bench:
         one, four = (statistics.median(found[n][0]) for n in (1, 4))
         self.emit("publication to the last of 4 hosts, over 1", four, "s", four / one, 1.2, one_s=one, slots_per_host=self.args.slots_per_host,
                   all_s={n: found[n][0] for n in found})
-        self.emit("bytes that the trainer's host sent with 4 hosts, over 1", found[4][1], "bytes", found[4][1] / found[1][1], 1.1)
+        self.emit("bytes that the trainer's host sent with 4 hosts, over 1", found[4][1][0], "bytes", found[4][1][0] / found[1][1][0], 1.1)
+        _, sent, pulled = found[4]
+        self.emit("bytes that a host of the chain of 4 sent, the one with the most, over the weights pulled", max(sent), "bytes", max(sent) / pulled, 1.1,
+                  pulled_bytes=pulled, each=[round(n / pulled, 3) for n in sent])
+
+    def newcomer(self):
+        def loaded(job):
+            return next((r for r in job.journal() if r["kind"] == "LOADED" and r["slot"] == 2), None)
+
+        def come(job):
+            job.wait(lambda: any(r["kind"] == "STEP_COMMIT" for r in job.journal()), "the first step")
+            job.worker(2, 2, "device")
+            job.wait(lambda: loaded(job), "the newcomer's weights")
+
+        def read(job, network):
+            # The clock of the journal's records, which are ordered by it.
+            at = lambda r: r["mono_ns"] / 1e9
+            join = next(r for r in job.journal() if r["kind"] == "JOIN" and r["slots"] == [2])
+            return at(loaded(job)) - at(join), job.pulls(2)[0], loaded(job)["v"]["number"]
+
+        # A host that trains, one that generates; the newcomer is a third one.
+        seconds, (_, pull_s, size), version = self.job(3, [0, 1, None], [*MODEL, f"train.steps={4 * self.args.steps}", "cluster.min_slots=2", *SAME,
+                                                                         "scheduler.max_lag_versions=1"], read, meanwhile=come)
+        bound = 2 * size * 8 / (self.args.mbit * 1e6) if self.args.mbit else None
+        self.emit("a newcomer's JOIN to its having weights, over 2 x weights / bandwidth", seconds, "s", bound and seconds / bound, 1.0, pulled_bytes=size,
+                  pull_s=pull_s, bound_s=bound, version=version, loadavg=os.getloadavg()[0])
 
     def changes(self):
         config = "configs/smollm2_products.yaml"
 
         def read(job, network):
-            with gzip.open(next(job.dir.glob("trace/device-1-*"))) as file:
-                spans = [e for e in json.load(file)["traceEvents"] if e.get("name") == "pull"]
-            return ([(e["args"]["version"], e["dur"] / 1e6, e["args"]["bytes"]) for e in spans],
+            return (job.pulls(1),
                     [changed_share(job.dir, step, 2 if dtype == "bfloat16" else 4) for step in range(1, self.args.steps)], network.sent(0))
 
         for dtype, rate in (("bfloat16", "1e-6"), ("bfloat16", "1e-5"), ("float32", "1e-6")):
@@ -183,15 +225,27 @@ class Bench:
                           whole=first[i], all=values, **shared)
             self.emit(f"all that the trainer's host sent over as many whole versions, {dtype}, {rate}", sent, "bytes", sent / first[2] / (1 + len(later)), None, **shared)
 
-    def rows(self):
+    def read_rows(self, *overrides):
+        """Of all batches of a run with 4 training slots on 2 hosts (and one that generates, on a third): bytes, and lengths."""
         rows = self.job(3, [0, 0, 1, 1, 2], ["scheduler.actor_slots=4", "train.steps=6", "rollout.max_new_tokens=1500", "rollout.chunk_tokens=1500",
-                                             "model.init.max_position=2100", "data.length=[200, 256]", "train.micro_batch_tokens=8000", "train.groups_per_step=16"],
-                        lambda job, network: [r for r in job.metrics() if r.get("data_plane/bytes", 0) > 0])
-        sums = {key: sum(r["data_plane/" + key] for r in rows) for key in ("bytes", "batch_bytes", "padded_bytes_avoided")}
-        self.emit("bytes of batches that left the controller, 4 training slots", sums["bytes"], "bytes", sums["bytes"] / sums["batch_bytes"], 1.0,
-                  mean_response=statistics.mean(r["response_length/mean"] for r in rows), longest=max(r["response_length/max"] for r in rows))
-        self.emit("saved beside a padded rectangle", sums["padded_bytes_avoided"], "bytes", sums["padded_bytes_avoided"] / (sums["padded_bytes_avoided"] + sums["batch_bytes"]), None)
+                                             "model.init.max_position=2100", "train.micro_batch_tokens=8000", "train.groups_per_step=16", *SAME, *overrides],
+                        lambda job, network: [r for r in job.metrics() if r.get("data_plane/batch_bytes", 0) > 0])
+        sums = {key: sum(r["data_plane/" + key] for r in rows) for key in ("bytes", "read_bytes", "batch_bytes", "padded_bytes_avoided")}
+        lengths = {name.replace("_length/", "_"): statistics.mean(r[name] for r in rows) for name in ("prompt_length/mean", "response_length/mean", "response_length/max")}
+        return sums, {"steps": len(rows), **lengths}
 
+    def rows(self):
+        sums, lengths = self.read_rows("data.length=[200, 256]")
+        self.emit("bytes of rows that 4 training slots on 2 hosts read, over those of their batches", sums["read_bytes"], "bytes",
+                  sums["read_bytes"] / sums["batch_bytes"], 1.0, **lengths)
+        self.emit("bytes that the controller sent them of batches, over those of their batches", sums["bytes"], "bytes", sums["bytes"] / sums["batch_bytes"], None)
+
+    def lengths(self):
+        # The longest of 512 rows is about five times the mean.
+        sums, lengths = self.read_rows("train.groups_per_step=128", "train.steps=3")
+        padded = sums["batch_bytes"] + sums["padded_bytes_avoided"]
+        self.emit("bytes of rows read (measured), over a padded rectangle (computed)", sums["read_bytes"], "bytes", sums["read_bytes"] / padded, 0.2,
+                  rectangle_bytes=padded, response_mean_over_max=lengths["response_mean"] / lengths["response_max"], **lengths)
 
     def alone(self, config, overrides):
         """Seconds of the steps of a run on this host, whose workers the controller starts."""
@@ -258,12 +312,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--skip", type=int, default=1)
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
-    parser.add_argument("--only", default="weights,rows,hosts", help="and changes and tls, which need --model")
+    parser.add_argument("--only", default="weights,newcomer,rows,lengths,hosts", help="and changes and tls, which need --model")
     args = parser.parse_args()
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
         sys.exit("hosts_bench: needs root, ip, tc and nsenter (iproute2, util-linux)")
     for part in args.only.split(","):
-        {"weights": Bench(args).weights, "changes": Bench(args).changes, "rows": Bench(args).rows, "tls": Bench(args).tls, "hosts": Bench(args).two_hosts}[part]()
+        {"weights": Bench(args).weights, "newcomer": Bench(args).newcomer, "changes": Bench(args).changes, "rows": Bench(args).rows, "lengths": Bench(args).lengths, "tls": Bench(args).tls, "hosts": Bench(args).two_hosts}[part]()
 
 
 if __name__ == "__main__":
