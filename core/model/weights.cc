@@ -35,7 +35,8 @@ struct Weights::Impl {
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
-  // Whose bytes the arena has had since they came down; null where nobody's did, or somebody may have written.
+  // Whose bytes the arena has had since they came down; null where nobody's did, or somebody may have
+  // written.
   std::atomic<const DeviceWeights*> same = nullptr;
   std::mutex mu;                   // of who brings it down
   std::atomic<bool> lost = false;  // it went before it was brought down

@@ -50,7 +50,7 @@ void RunCells(const AttentionBackwardPlan& plan, int64_t kv_heads,
   std::deque<int64_t> ready;  // cell * kv_heads + kv_head; under mu, like what follows
   std::vector<int32_t> waits;
   int64_t left = cells * kv_heads, asleep = 0;
-  bool failed = false;                // in one thread, which throws; the others end
+  bool failed = false;               // in one thread, which throws; the others end
   std::atomic<int64_t> changes = 0;  // written under mu: of ready, and the end
   for (int64_t i = 0; i < left; ++i) {
     waits.push_back(plan.waits[static_cast<size_t>(i / kv_heads)]);

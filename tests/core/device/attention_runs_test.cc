@@ -1,4 +1,5 @@
-// An error of one tile or cell reaches the asker: no thread goes on waiting for what is not computed any more.
+// An error of one tile or cell reaches the asker: no thread goes on waiting for what is not computed any
+// more.
 #include "core/device/cpu/attention_runs.h"
 
 #include <ATen/Parallel.h>

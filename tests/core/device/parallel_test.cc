@@ -95,7 +95,8 @@ TEST_F(ParallelTest, AMachineWithoutMoreThreadsDoesTheWorkWithThoseThatAreThere)
       ParallelPieces(20, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
     }
     pthread_sigmask(SIG_SETMASK, nullptr, &after);
-  }).join();
+  })
+      .join();
   EXPECT_EQ(sum, 40);
   for (const int signal : {SIGINT, SIGTERM})
     EXPECT_EQ(sigismember(&after, signal), sigismember(&before, signal)) << signal;

@@ -494,11 +494,8 @@ TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
   const auto begins = [&](const auto& device) {
     auto engine = Engine::Create(*weights_, {.device = device, .kv_cache_tokens = 1024, .version = {0, 3}});
     TP_CHECK(engine.ok()) << engine.status().ToString();
-    const Status added = (*engine)->Add({.tid = {1, 0, 0},
-                                         .gid = GroupId{1},
-                                         .prompt = Prompt(10),
-                                         .max_new_tokens = 4,
-                                         .max_total_new = 4});
+    const Status added = (*engine)->Add(
+        {.tid = {1, 0, 0}, .gid = GroupId{1}, .prompt = Prompt(10), .max_new_tokens = 4, .max_total_new = 4});
     TP_CHECK(added.ok()) << added.ToString();
     return std::move(engine).value();
   };
