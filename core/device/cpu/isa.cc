@@ -5,8 +5,10 @@
 #endif
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -110,21 +112,27 @@ bool TilesMultiply() {
 }
 #endif
 
-// TIDEPOOL_CPU_ISA, or the best there is.
+// TIDEPOOL_CPU_ISA, or the best there is. Ends the process at another word: who compares instruction sets
+// would measure the wrong one.
 Isa Wanted() {
-  if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
-    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
-      if (std::string_view(wanted) == Name(isa)) return isa;
-    }
+  const char* wanted = std::getenv("TIDEPOOL_CPU_ISA");
+  if (wanted == nullptr || *wanted == 0) return Isa::kAmxBf16;
+  std::string words;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmxBf16}) {
+    if (std::string_view(wanted) == Name(isa)) return isa;
+    words += (words.empty() ? "" : ", ") + std::string(Name(isa));
   }
-  return Isa::kAmxBf16;
+  std::fprintf(stderr, "TIDEPOOL_CPU_ISA=%s is no instruction set of the kernels; set one of %s\n", wanted,
+               words.c_str());
+  std::_Exit(2);
 }
 
 Isa Detect() {
   const Isa wanted = Wanted();
   Isa best = Isa::kBaseline;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::kAvx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+    best = Isa::kAvx2;
   if (best == Isa::kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     best = __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;

@@ -295,5 +295,16 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNan) {
   }
 }
 
+// Else whoever compares instruction sets measures the best one under another's name.
+TEST(IsaTest, AWordThatIsNoInstructionSetEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        ::setenv("TIDEPOOL_CPU_ISA", "avx-512", 1);
+        static_cast<void>(BestIsa());
+      },
+      ::testing::ExitedWithCode(2), "avx-512 is no instruction set.*one of baseline, avx2,.*amx_bf16");
+}
+
 }  // namespace
 }  // namespace tidepool::device
