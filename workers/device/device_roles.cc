@@ -455,9 +455,12 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   }
   for (std::string& file : files) file = "trainer/" + file;
   if (!part) {
-    for (const auto& entry : fs::recursive_directory_iterator(dir + "/model", error)) {
-      if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), dir, error).string());
+    fs::recursive_directory_iterator entry(dir + "/model", error);
+    for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+      if (entry->is_regular_file(error)) files.push_back(entry->path().lexically_relative(dir).string());
+      if (error) break;
     }
+    if (error) return Unavailable(dir + "/model: cannot be read (" + error.message() + ")");
   }
   std::sort(files.begin(), files.end());
   return files;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -47,6 +49,14 @@ class DeviceWorker {
         // What was computed is torn, and with the same batch it would not fit again here either: the
         // controller sees this worker end and says why.
         LogWorkerFailure("out_of_memory", work_->OutOfMemory(e.what_without_backtrace()));
+        exit_code = 3;
+      } catch (const std::bad_alloc&) {
+        LogWorkerFailure("out_of_memory", work_->OutOfMemory("the host has no memory"));
+        exit_code = 3;
+      } catch (const std::exception& e) {
+        // A device that has failed does so in every step, and would spoil one sample after the other: they
+        // go elsewhere.
+        LogWorkerFailure("device_failed", work_->DeviceFailed(e));
         exit_code = 3;
       }
     }

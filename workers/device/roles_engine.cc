@@ -137,8 +137,8 @@ void RolesWork::Follow() {
     (void)engine_ranks_->ranks.Answers(error, config_.cluster.start_timeout_s);
   } catch (const model::PeersFailed& e) {
     LoseEngine(e.status());
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
+  } catch (const c10::Error&) {
+    throw;  // the device has failed, or has no memory
   } catch (const std::exception& e) {  // from tensor math: the first slot hears that this one has left
     LoseEngine(Internal(e.what()));
   }

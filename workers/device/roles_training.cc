@@ -1,13 +1,17 @@
 // States of training, optimizer steps and checkpoints of roles_work.h.
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "core/base/loopback.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/log.h"
 #include "core/storage/checkpoint.h"
+#include "workers/device/caught.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
 #include "workers/device/row_outlines.h"
@@ -374,12 +378,21 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
     done.instruction_set = TorchInstructionSet();
     done.ckpt = c.ckpt;
     storage::Staging staging;  // until this has ended
-    const auto folder = WriteFiles(c, staging, done);
+    // This is the thread's door: a trainer whose device has failed throws here, and in its next step.
+    const auto or_status = [](auto&& body) -> decltype(body()) {
+      try {
+        return Caught("checkpoint", body);
+      } catch (const c10::OutOfMemoryError& e) {
+        return ResourceExhausted(std::string("checkpoint: ") + e.what_without_backtrace());
+      }
+    };
+    const auto folder = or_status([&] { return WriteFiles(c, staging, done); });
     const auto digest = roles_->WeightsDigest();
     if (digest.ok()) done.weights_digest = *digest;
     written.set_value();
     Status status = folder.status();
-    if (folder.ok() && *folder != c.dir) status = PutFiles(c.dir, *folder, stop, done);
+    if (folder.ok() && *folder != c.dir)
+      status = or_status([&] { return PutFiles(c.dir, *folder, stop, done); });
     if (!status.ok()) done.error = status.message();
     done.seconds = SecondsSince(start);
     Say(std::move(done));

@@ -228,6 +228,11 @@ std::string RolesWork::OutOfMemory(const std::string& why) const {
   return "out of memory: " + brief + "; planned are " + plan_.PartsText();
 }
 
+std::string RolesWork::DeviceFailed(const std::exception& e) const {
+  const std::string what = e.what();  // LibTorch goes on about its stack
+  return (device_.gpu == nullptr ? "cpu" : device_.gpu->name()) + ": " + what.substr(0, what.find('\n'));
+}
+
 // --- weights
 
 void RolesWork::EndPull() {

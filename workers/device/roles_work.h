@@ -65,6 +65,8 @@ class RolesWork : public DeviceWork {
   WorkerPages& pages() { return pages_; }
   // What is said of a device that had no memory for a computation; `why`: its own words.
   [[nodiscard]] std::string OutOfMemory(const std::string& why) const;
+  // The same of one on which something else failed: which, and the first line of what was thrown.
+  [[nodiscard]] std::string DeviceFailed(const std::exception& e) const;
   // What others may fetch. kNotFound: it is not here.
   StatusOr<PublishedBytes> Read(const WantedBytes& wanted);
   // The run is over. The controller removes what is on its own host.

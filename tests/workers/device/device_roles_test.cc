@@ -1,5 +1,6 @@
 #include "workers/device/device_roles.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -124,6 +125,17 @@ class DeviceRolesTest : public testing::Test {
   RoleNeeds needs_;
   std::unique_ptr<DeviceRoles> roles_;
 };
+
+TEST_F(DeviceRolesTest, AFolderOfACheckpointThatCannotBeReadIsAnError) {
+  roles_ = Make();
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  std::filesystem::create_directories(dir_ + "/broken/model");
+  std::filesystem::create_symlink("loop", dir_ + "/broken/model/loop");
+  const auto files = Write("broken");
+  EXPECT_EQ(files.status().code(), StatusCode::kUnavailable) << files.status().ToString();
+  EXPECT_THAT(files.status().message(), testing::HasSubstr("broken/model: cannot be read"));
+}
 
 // As on a GPU, whose memory has room for the weights once.
 TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {

@@ -1,8 +1,10 @@
 #include "workers/device/device_worker.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -67,7 +69,7 @@ class DeviceWorkerTest : public testing::Test {
   void TearDown() override {
     Say(down::Shutdown{"the test is over"});
     worker_.join();
-    EXPECT_EQ(exit_code_, 0);
+    EXPECT_EQ(exit_code_, ends_with_);
     hub_.reset();
     std::filesystem::remove_all(dir_);
   }
@@ -94,7 +96,8 @@ class DeviceWorkerTest : public testing::Test {
   Mailbox<HubEvent> inbox_;
   std::unique_ptr<Hub> hub_;
   std::thread worker_;
-  int exit_code_ = -1;
+  std::atomic<int> exit_code_ = -1;
+  int ends_with_ = 0;
   ConnectionId connection_ = 0;
   int64_t said_ = 0, heard_ = 0;
 };
@@ -116,6 +119,28 @@ TEST_F(DeviceWorkerTest, AReleasedRoleGivesItsBytesBackWhenTheyAreNeeded) {
   EXPECT_LT(given_back, int64_t{1} << 50)
       << "no machine has so much: the controller has to quarantine the slot";
   EXPECT_LT(free_after(5, 1), given_back - kv_bytes_ * 9 / 10) << "the next grant makes them again";
+}
+
+// Its slot is lost then, and its samples go elsewhere; else it would fail in every step, or end without a word.
+TEST_F(DeviceWorkerTest, AFailureOfTheMachineEndsTheWorkerAtItsDoor) {
+  ends_with_ = 3;
+  Say(down::InitState{.slot = {0}, .request = 1});
+  const auto made = Next<up::StateReady>();
+  ASSERT_TRUE(made);
+  ASSERT_EQ(made->error, "");
+  std::filesystem::create_directories(dir_ / "checkpoint");
+  // Threads with more stack than there are addresses cannot be made.
+  pthread_attr_t before, huge;
+  pthread_getattr_default_np(&before);
+  pthread_attr_init(&huge);
+  pthread_attr_setstacksize(&huge, size_t{1} << 48);
+  pthread_setattr_default_np(&huge);
+  Say(down::WriteCheckpoint{.slot = {0}, .ckpt = 1, .dir = dir_ / "checkpoint"});
+  for (int i = 0; i < 600 && exit_code_ < 0; ++i) (void)inbox_.Take(std::chrono::milliseconds(100), 1);
+  pthread_setattr_default_np(&before);
+  pthread_attr_destroy(&before);
+  pthread_attr_destroy(&huge);
+  EXPECT_EQ(exit_code_, 3);
 }
 
 struct OffloadingWorkerTest : DeviceWorkerTest {
