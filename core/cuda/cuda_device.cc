@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
@@ -131,6 +132,11 @@ void CudaDevice::Run(const char* kernel, F launch) {
                  ? nullptr
                  : c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle());
   const int code = launch(static_cast<Launcher&>(launcher));
+  // Some kernels add to what is there, so one of which a part may have run is not tried again.
+  constexpr int kNoMemory = 2;  // cudaErrorMemoryAllocation
+  if (code == kNoMemory)
+    throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__},
+                                name() + " has no memory to launch " + kernel);
   TP_CHECK(code == 0) << name() << ", " << kernel << ": " << ErrorText(code);
 }
 

@@ -26,6 +26,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
@@ -626,10 +627,16 @@ void TorchDevice::Upload(void* to, const void* from_host, int64_t bytes) {
   // does not give them out again before the copy is through.
   constexpr int64_t kPinnedMost = int64_t{8} << 20;
   if (!impl_->device.is_cpu() && bytes <= kPinnedMost) {
-    const Tensor pinned = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-    std::memcpy(pinned.mutable_data_ptr(), from_host, static_cast<size_t>(bytes));
-    there.copy_(pinned, /*non_blocking=*/true);
-    return;
+    Tensor pinned;
+    try {
+      pinned = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    } catch (const c10::Error&) {  // the host has no such pages left: the copy below needs none
+    }
+    if (pinned.defined()) {
+      std::memcpy(pinned.mutable_data_ptr(), from_host, static_cast<size_t>(bytes));
+      there.copy_(pinned, /*non_blocking=*/true);
+      return;
+    }
   }
   there.copy_(at::from_blob(const_cast<void*>(from_host), {bytes}, at::kByte));
 }

@@ -1,5 +1,7 @@
 #include "core/engine/engine.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -51,6 +53,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const model::Weights& weights, 
   std::unique_ptr<Engine> engine(new Engine());  // the constructor is private
   try {
     engine->impl_ = std::make_unique<Impl>(weights, std::move(options));
+  } catch (const c10::OutOfMemoryError&) {  // the process's door, which knows the plan
+    throw;
   } catch (const std::exception& e) {
     return Internal("engine: the decoder could not be set up: " + FirstLine(e));
   }

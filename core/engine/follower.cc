@@ -1,5 +1,7 @@
 #include "core/engine/follower.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
 #include "core/base/check.h"
@@ -38,6 +40,8 @@ StatusOr<std::unique_ptr<Follower>> Follower::Create(const model::Weights& weigh
   std::unique_ptr<Follower> follower(new Follower());  // the constructor is private
   try {
     follower->impl_ = std::make_unique<Impl>(weights, options);
+  } catch (const c10::OutOfMemoryError&) {  // the process's door, which knows the plan
+    throw;
   } catch (const std::exception& e) {
     return Internal("engine: the decoder could not be set up: " + FirstLine(e));
   }

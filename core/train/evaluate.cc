@@ -1,8 +1,6 @@
 // Rows that are not trained on, judged by the present weights. Forward only: neither gradients nor the
 // optimizer are touched, and the same weights and rows give the same numbers.
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <exception>
@@ -134,12 +132,8 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   PairMetrics(o.objective, loss, sums, metrics);
   metrics[std::string(Name(o.objective)) + "/total"] = static_cast<double>(pairs.size());
   return metrics;
-} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
-  throw;
-} catch (const model::PeersFailed& e) {  // in the midst of a computation
-  return e.status();
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
+} catch (...) {
+  return AtTheDoor();
 }
 
 }  // namespace tidepool::train

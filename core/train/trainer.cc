@@ -187,22 +187,28 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   if (impl_->decoder == nullptr)
     return FailedPrecondition("trainer: a reward model has no log-probabilities");
   return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
-} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
-  throw;
-} catch (const model::PeersFailed& e) {  // in the midst of a computation
-  return e.status();
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
+} catch (...) {
+  return AtTheDoor();
+}
+
+Status AtTheDoor() {
+  try {
+    throw;
+  } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
+    throw;
+  } catch (const std::bad_alloc&) {  // the host's: its caller knows which keys count (workers/device/caught.h)
+    throw;
+  } catch (const model::PeersFailed& e) {  // in the midst of a computation
+    return e.status();
+  } catch (const std::exception& e) {
+    return Internal(std::string("trainer: ") + e.what());
+  }
 }
 
 Status Trainer::Preview(std::vector<Row> rows, Version version) try {
   return impl_->Preview(std::move(rows), version);
-} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
-  throw;
-} catch (const model::PeersFailed& e) {  // in the midst of a computation
-  return e.status();
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
+} catch (...) {
+  return AtTheDoor();
 }
 
 void Trainer::Join(comm::Collective* others) {
@@ -231,12 +237,8 @@ bool Trainer::HasPreview() const { return !impl_->previewed.parts.empty(); }
 
 StatusOr<Scored> Trainer::PreviewPiece() try {
   return impl_->PreviewPiece();
-} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
-  throw;
-} catch (const model::PeersFailed& e) {  // in the midst of a computation
-  return e.status();
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
+} catch (...) {
+  return AtTheDoor();
 }
 
 // What will be done: micro-batches by update.
@@ -679,12 +681,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   for (const Row& row : batch.rows) tokens += Tokens(row);
   TimeMetrics(step.times, tokens, step.computed, result.metrics);
   return result;
-} catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
-  throw;
-} catch (const model::PeersFailed& e) {  // in the midst of a computation
-  return e.status();
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
+} catch (...) {
+  return AtTheDoor();
 }
 
 std::vector<NamedBytes> Trainer::State() {

@@ -1,5 +1,7 @@
 #include "core/device/cpu/cpu_device.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -117,7 +119,8 @@ struct CpuDevice::Impl {
     if (sums.bytes().size() < want) {
       sums = PageBuffer();
       StatusOr<PageBuffer> pages = PageBuffer::Create(want);
-      TP_CHECK(pages.ok()) << "attention: " << pages.status().ToString();
+      if (!pages.ok())
+        throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "attention: " + pages.status().message());
       sums = std::move(pages).value();
     }
     return sums.As<float>().data();

@@ -521,6 +521,14 @@ TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
   EXPECT_THAT(out.deltas[0].error, HasSubstr("illegal access"));
 }
 
+// The worker's door says what was planned, and which key makes it less.
+TEST_F(EngineTest, NoMemoryForTheDecoderGoesOnToTheDoor) {
+  const auto gpu = std::make_shared<FailingDevice<device::CheckedDevice>>();
+  gpu->fail = [] { throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no memory"); };
+  EXPECT_THROW((void)Engine::Create(*weights_, {.device = gpu, .kv_cache_tokens = 1024}),
+               c10::OutOfMemoryError);
+}
+
 TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {
   auto engine = Make({.kv_cache_tokens = 1024});
   const auto bytes = weights_->bytes();
