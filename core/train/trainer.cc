@@ -196,7 +196,8 @@ Status AtTheDoor() {
     throw;
   } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
     throw;
-  } catch (const std::bad_alloc&) {  // the host's: its caller knows which keys count (workers/device/caught.h)
+  } catch (
+      const std::bad_alloc&) {  // the host's: its caller knows which keys count (workers/device/caught.h)
     throw;
   } catch (const model::PeersFailed& e) {  // in the midst of a computation
     return e.status();
@@ -235,9 +236,7 @@ ProgressCallback TrainerImpl::Agreed(const ProgressCallback& progress) {
 
 bool Trainer::HasPreview() const { return !impl_->previewed.parts.empty(); }
 
-StatusOr<Scored> Trainer::PreviewPiece() try {
-  return impl_->PreviewPiece();
-} catch (...) {
+StatusOr<Scored> Trainer::PreviewPiece() try { return impl_->PreviewPiece(); } catch (...) {
   return AtTheDoor();
 }
 

@@ -138,7 +138,7 @@ void RolesWork::Follow() {
   } catch (const model::PeersFailed& e) {
     LoseEngine(e.status());
   } catch (const c10::Error&) {
-    throw;  // the device has failed, or has no memory
+    throw;                             // the device has failed, or has no memory
   } catch (const std::exception& e) {  // from tensor math: the first slot hears that this one has left
     LoseEngine(Internal(e.what()));
   }

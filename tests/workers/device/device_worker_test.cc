@@ -121,7 +121,8 @@ TEST_F(DeviceWorkerTest, AReleasedRoleGivesItsBytesBackWhenTheyAreNeeded) {
   EXPECT_LT(free_after(5, 1), given_back - kv_bytes_ * 9 / 10) << "the next grant makes them again";
 }
 
-// Its slot is lost then, and its samples go elsewhere; else it would fail in every step, or end without a word.
+// Its slot is lost then, and its samples go elsewhere; else it would fail in every step, or end without a
+// word.
 TEST_F(DeviceWorkerTest, AFailureOfTheMachineEndsTheWorkerAtItsDoor) {
   ends_with_ = 3;
   Say(down::InitState{.slot = {0}, .request = 1});
