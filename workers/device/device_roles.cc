@@ -55,7 +55,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       return OkStatus();
     }
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(models_.model_dir()));
-    TP_RETURN_IF_ERROR(models_.TryProducts(spec, dtype));
+    TP_RETURN_IF_ERROR(models_.TryInvariance(spec, dtype));
     const bool scores = config_.kind() == JobKind::kRewardModel;
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + models_.model_dir() + " is a reward model; a job of kind " +

@@ -5,6 +5,7 @@
 
 #include "core/device/batch_invariance.h"
 #include "core/device/cpu/cpu_device.h"
+#include "core/model/forward_invariance.h"
 #include "core/model/products.h"
 
 namespace tidepool::workers {
@@ -18,10 +19,13 @@ bool HasTensors(const std::string& dir) {
 
 std::shared_ptr<device::Device> MakeCpuDevice() { return std::make_shared<device::CpuDevice>(); }
 
-Status ModelReader::TryProducts(const model::ModelSpec& spec, model::DType dtype) const {
+Status ModelReader::TryInvariance(const model::ModelSpec& spec, model::DType dtype) const {
   if (!config_.deterministic || config_.cluster.device != DeviceKind::kCuda) return OkStatus();
   TP_RETURN_IF_ERROR(model::CheckSpec(spec));
-  return device::TryBatchInvariance(*NewDevice(), model::ProductsOf(spec), dtype).At("deterministic mode");
+  const std::shared_ptr<device::Device> device = NewDevice();
+  TP_RETURN_IF_ERROR(
+      device::TryBatchInvariance(*device, model::ProductsOf(spec), dtype).At("deterministic mode"));
+  return model::TryForwardInvariance(device, spec, dtype).At("deterministic mode");
 }
 
 StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key, const std::string& folder,

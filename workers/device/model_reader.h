@@ -32,9 +32,10 @@ class ModelReader {
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder,
                                                                std::span<std::byte> arena = {}) const;
-  // In deterministic mode on a GPU: whether products of this model give a row the same bits in every batch
-  // (core/device/batch_invariance.h). kFailedPrecondition: they do not.
-  [[nodiscard]] Status TryProducts(const model::ModelSpec& spec, model::DType dtype) const;
+  // In deterministic mode on a GPU: whether it gives a row the same bits in every batch, by products of this
+  // model (core/device/batch_invariance.h) and a block like its (core/model/forward_invariance.h).
+  // kFailedPrecondition: it does not.
+  [[nodiscard]] Status TryInvariance(const model::ModelSpec& spec, model::DType dtype) const;
   // For one role: what computes.
   [[nodiscard]] std::shared_ptr<device::Device> NewDevice() const { return make_device_(); }
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }

@@ -67,7 +67,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
   }
   for (const model::Weights* further :
        {actor->reference_.get(), actor->teacher_.get(), actor->critic_.get()}) {
-    if (further != nullptr) TP_RETURN_IF_ERROR(models.TryProducts(further->spec(), further->dtype()));
+    if (further != nullptr) TP_RETURN_IF_ERROR(models.TryInvariance(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
   options.part = {shard.part, shard.parts};
