@@ -24,6 +24,7 @@ ModelSpec OneBlock(ModelSpec spec) {
   constexpr int64_t kWidth = 512;
   spec.layers = 1;
   spec.vocab_size = std::min<int64_t>(spec.vocab_size, 64);
+  spec.max_position = std::max<int64_t>(spec.max_position, kRoom);
   spec.intermediate_size = std::min(spec.intermediate_size, kWidth);
   spec.eos_token_ids.clear();
   spec.bos_token_id = spec.pad_token_id = -1;
