@@ -672,6 +672,9 @@ class HostTest(RunTest):
         self.assert_done(few, 2)
         self.assertIn(f"host 0 ({socket.gethostname()}): {self.path('config.yaml')}: cluster.slots is 2, and the allocation has 1 hosts (SLURM_NTASKS) with 1 each "
                       "(--slots); ask for more hosts, or resume the run with a lower cluster.min_slots", few.stderr)
+        # Where srun gives PMIx's number, too, Slurm's count is of the same tasks.
+        few = self.command("host", str(self.path()), env={"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "PMIX_RANK": "0"})
+        self.assertIn("the allocation has 1 hosts (SLURM_NTASKS)", few.stderr)
         few = self.command("host", str(self.path()), env={"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
         self.assert_done(few, 2)
         self.assertIn("the allocation has 1 hosts (OMPI_COMM_WORLD_SIZE)", few.stderr)

@@ -14,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "core/base/host_name.h"
 #include "core/base/places.h"
@@ -53,6 +54,14 @@ constexpr Starter kStarters[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
                                  {"PMIX_RANK", nullptr},
                                  {"SLURM_PROCID", "SLURM_NTASKS"},
                                  {"JOB_COMPLETION_INDEX", nullptr}};  // Kubernetes
+
+// The variable that says how many there are; null: none does. PMIx has none; where srun gives it, Slurm says.
+const char* CountBy(const Starter& starter) {
+  if (starter.count != nullptr || std::string_view(starter.index) != "PMIX_RANK") return starter.count;
+  return std::getenv("SLURM_PROCID") != nullptr && NumberIn("SLURM_PROCID") == NumberIn("PMIX_RANK")
+             ? "SLURM_NTASKS"
+             : nullptr;
+}
 
 // Nothing: it was started by hand.
 const Starter* FindStarter() {
@@ -368,9 +377,10 @@ void AddHostCommands(CLI::App& app, CommandContext& context) {
                       "A file that it touches each second, for whoever restarts what hangs");
   command->footer("Example: tidepool host runs/x --slots 2 --index 1");
   command->callback([host, join_file, starter, index, &context] {
-    if (starter != nullptr && starter->count != nullptr && index->empty()) {
-      host->hosts = std::max<int64_t>(NumberIn(starter->count), 0);
-      host->hosts_said_by = starter->count;
+    if (const char* count = starter == nullptr ? nullptr : CountBy(*starter);
+        count != nullptr && index->empty()) {
+      host->hosts = std::max<int64_t>(NumberIn(count), 0);
+      host->hosts_said_by = count;
     }
     Host(context, *host, *join_file);
   });

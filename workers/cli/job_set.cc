@@ -204,9 +204,9 @@ class Manifest {
     Json container =
         Container("set -- host \"$@\"\n", {std::string(kData) + "/runs/" + job_.run, "--slots",
                                            std::to_string(job_.slots_per_host), "--beat", kBeat});
-    // `tidepool host` touches that file each second.
+    // `tidepool host` touches that file each second, but for two minutes at most while it looks for GPUs.
     const Json ask = {
-        {"exec", {{"command", {"sh", "-c", std::string("test -n \"$(find ") + kBeat + " -mmin -1)\""}}}},
+        {"exec", {{"command", {"sh", "-c", std::string("test -n \"$(find ") + kBeat + " -mmin -3)\""}}}},
         {"timeoutSeconds", 10}};
     Probe(container, "startupProbe", ask, 5, 12);
     Probe(container, "livenessProbe", ask, 10, 6);

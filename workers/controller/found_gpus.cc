@@ -109,8 +109,10 @@ Status CheckHostGpus(const config::LoadedConfig& loaded, const std::string& work
                      int64_t slots) {
   if (loaded.config.cluster.device != DeviceKind::kCuda || slots == 0) return OkStatus();
   const FoundGpus found = FindGpus(worker_path);
-  TP_RETURN_IF_ERROR(CheckCount(loaded, found, "--slots", slots));
-  return CheckEach(loaded, found, first, slots, SlotUse::kJob);
+  const Status count = CheckCount(loaded, found, "--slots", slots);
+  if (found.problem.empty() && !found.gpus.empty()) TP_RETURN_IF_ERROR(count);
+  const Status passing = count.ok() ? CheckEach(loaded, found, first, slots, SlotUse::kJob) : count;
+  return passing.ok() ? passing : Unavailable(passing.message());
 }
 
 }  // namespace tidepool::workers

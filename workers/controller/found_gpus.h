@@ -33,7 +33,9 @@ FoundGpus FindGpus(const std::string& worker_path);
 // begin with the place of the key. kFailedPrecondition.
 Status CheckGpus(const config::LoadedConfig& loaded, const std::string& worker_path,
                  SlotUse use = SlotUse::kJob);
-// The same of a host of several, for the `slots` slots from `first` on, that begin here.
+// The same of a host of several, for the `slots` slots from `first` on, that begin here. kFailedPrecondition:
+// it has fewer GPUs. kUnavailable: what may pass (one that is off the bus, a driver that is not up, memory
+// that others have); each worker says so, too, and is started again.
 Status CheckHostGpus(const config::LoadedConfig& loaded, const std::string& worker_path, int64_t first,
                      int64_t slots);
 

@@ -211,11 +211,16 @@ class Host {
       const int64_t host = place < devices ? place / options_.slots : (place - devices) % hosts;
       if (host == options_.index) ours_.insert(place);
     }
-    // What a worker of ours holds on a GPU is not free for the one that would come in its place.
-    const int64_t first = FirstPlace();
-    if (std::ranges::none_of(processes_, [](const auto& p) { return p.second.runs; }))
-      TP_RETURN_IF_ERROR(
-          CheckHostGpus(loaded, worker_path_, first, std::min(devices, first + options_.slots) - first));
+    // Once: later what our workers hold is not free, and a run in its midst is not ended for a GPU that
+    // fails.
+    if (!std::exchange(looked_at_gpus_, true)) {
+      Beat();  // the look may take long
+      const int64_t first = FirstPlace();
+      const Status gpus =
+          CheckHostGpus(loaded, worker_path_, first, std::min(devices, first + options_.slots) - first);
+      if (gpus.code() == StatusCode::kFailedPrecondition && !may_lack) return gpus;
+      if (!gpus.ok()) options_.say(gpus.message());
+    }
     for (const auto& [place, process] : processes_) {
       if (process.runs && !ours_.contains(place)) launcher_.Kill(place, SIGTERM);  // another host's now
     }
@@ -299,6 +304,7 @@ class Host {
   std::set<int64_t> ours_;
   std::string shared_memory_;  // folder of our workers in /dev/shm; empty: not known
   Status refused_;
+  bool looked_at_gpus_ = false;
   std::map<int64_t, Process> processes_;
   Clock::time_point next_beat_;
   Clock::time_point heard_;  // the last sign of life of a controller
