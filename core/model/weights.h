@@ -128,7 +128,8 @@ class DeviceWeights {
   [[nodiscard]] Matrices product(int64_t i);   // for products; makes the strips where they are out of date
   [[nodiscard]] Matrices table(int64_t i);     // for GatherRows
   [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
-  void Upload();   // the host's were written; nothing moves where they are what this trained
+  // The host's were written. Nothing moves where they are what this trained and nobody asked to write since.
+  void Upload();
   void Written();  // data() was, by kernels
   // All ranks' parts to the arena of each; who else computes with these weights finds them there.
   // requires a part of whole weights, and that all ranks call it.

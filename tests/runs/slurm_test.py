@@ -118,6 +118,16 @@ class SlurmTest(RunTest):
                 self.fail(f"no step {steps} within {timeout} s: {self.job(number)}\n{self.text(number)}\n{self.status()}")
             time.sleep(0.5)
 
+    def submit(self, text):
+        """Its number, once its run has made some steps."""
+        script = self.dir / "job.sh"
+        script.write_text(text)
+        submitted = self.ask("sbatch", str(script))
+        self.assertRegex(submitted, r"Submitted batch job \d+")
+        number = submitted.split()[-1]
+        self.wait_steps(number, 10, 120)
+        return number
+
     def test_a_lost_node_and_the_time_limit_queue_the_job_again_and_the_weights_are_the_same(self):
         # A step takes half a second, so that a job outlives its time limit on every machine.
         job = ["configs/test/rl_split.yaml", "deterministic=true", "scheduler.max_lag_versions=0", "cluster.slots=3", "checkpoint.every_steps=5", "eval.before_train=false",
@@ -125,12 +135,7 @@ class SlurmTest(RunTest):
         printed = self.command("slurm", *job, "cluster.pace=configs/pace/small_cpu.yaml", "cluster.pace_scale=0.3", "-N", str(NODES), "--run-dir", str(self.path()),
                                "--time", "00:04:00")
         self.assert_done(printed)
-        script = self.dir / "job.sh"
-        script.write_text(printed.stdout)
-        submitted = self.ask("sbatch", str(script))
-        self.assertRegex(submitted, r"Submitted batch job \d+")
-        number = submitted.split()[-1]
-        self.wait_steps(number, 10, 120)
+        number = self.submit(printed.stdout)
 
         heal = self.net.disturb(self.net.between({NODES - 1}), cut=True)
         self.wait_job(number, 120, Restarts=("1",))
@@ -155,12 +160,7 @@ class SlurmTest(RunTest):
                                "--run-dir", str(self.path()), "--time", "00:20:00")
         self.assert_done(printed)
         self.assertIn("#SBATCH --no-kill\n", printed.stdout)
-        script = self.dir / "job.sh"
-        script.write_text(printed.stdout)
-        submitted = self.ask("sbatch", str(script))
-        self.assertRegex(submitted, r"Submitted batch job \d+")
-        number = submitted.split()[-1]
-        self.wait_steps(number, 10, 120)
+        number = self.submit(printed.stdout)
 
         heal = self.net.disturb(self.net.between({NODES - 1}), cut=True)
         self.addCleanup(heal)

@@ -23,9 +23,10 @@ TEST(ShortNumbersTest, EveryNumberComesBackInItsFewestBytes) {
     if (i < 2) x = i == 0 ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
     std::string bytes;
     PutShort(bytes, x);
-    size_t fewest = 1;
-    for (int64_t least = -64, most = 63; fewest < 10 && (x < least || x > most); ++fewest, least *= 128)
-      most = most * 128 + 127;
+    size_t fewest = 1;  // seven bits a byte
+    for (int64_t most = 63; fewest < 10 && (x < -most - 1 || x > most); ++fewest) {
+      if (fewest < 9) most = most * 128 + 127;
+    }
     EXPECT_EQ(bytes.size(), fewest) << x;
     bool ok = false;
     EXPECT_EQ(Read(bytes, &ok), x);
