@@ -402,7 +402,7 @@ void ControllerProcess::Close() {
     result_.exit = 3;
     result_.why = closed.message();
   }
-  if (!superseded_ && !storage_failed_ && !result_.disk_hangs) LookForFolder();
+  if (!superseded_ && (result_.moved_to || (!storage_failed_ && !result_.disk_hangs))) LookForFolder();
   LogEnd();
   if (superseded_) {  // what is left here is another controller's
     (void)files_.Drain(DiskThread::kPatience);
@@ -728,26 +728,31 @@ void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
 // begin another folder. So the run ends, and says so where it is now.
 void ControllerProcess::OnMoved(const std::string& to, bool journal) {
   if (finished_ || storage_failing_ || storage_failed_) return;
-  EndForStorage(NoteMoved(to), journal);
+  NoteMoved(to);
+  EndForStorage(moved_, journal);
 }
 
-// At the end of a run that nobody has told of it: what it would say of its checkpoints is not so any more.
+// At the end of a run that nobody has told of it, or that had begun to end for something else that the move
+// did (tokens that cannot be read): what it would say of its checkpoints is not so any more.
 void ControllerProcess::LookForFolder() {
-  const auto to = folder_->MovedTo();
-  if (!to || result_.moved_to) return;
+  if (!result_.moved_to) {
+    const auto to = folder_->MovedTo();
+    if (!to) return;
+    NoteMoved(*to);
+  }
+  if (result_.why.find(moved_) != std::string::npos) return;
   const std::string failed = result_.exit == 0 ? "" : result_.why + "; ";
   result_.exit = 3;
-  result_.why = failed + NoteMoved(*to);
+  result_.why = failed + moved_;
 }
 
-// Takes the place where the folder is now, and says what happened to it.
-std::string ControllerProcess::NoteMoved(const std::string& to) {
-  const std::string was = request_.run_dir;
+// Takes the place where the folder is now.
+void ControllerProcess::NoteMoved(const std::string& to) {
+  moved_ = "its folder " + request_.run_dir + (to.empty() ? " was removed" : " was moved to " + to) +
+           " while the run was at work";
   if (!to.empty()) request_.run_dir = to;
   result_.moved_to = to;
   result_.disk_hangs = to.empty();
-  return "its folder " + was + (to.empty() ? " was removed" : " was moved to " + to) +
-         " while the run was at work";
 }
 
 StatusOr<RunResult> RunController(const RunRequest& request) {

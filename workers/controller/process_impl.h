@@ -125,7 +125,7 @@ class ControllerProcess {
   void EndForStorage(const std::string& what, bool journal);
   void OnMoved(const std::string& to, bool journal);
   void LookForFolder();
-  std::string NoteMoved(const std::string& to);
+  void NoteMoved(const std::string& to);
   // A call for the loop, for threads: they may outlive this object.
   [[nodiscard]] auto Post() const {
     return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };
@@ -298,6 +298,7 @@ class ControllerProcess {
 
   RunResult result_;
   bool finished_ = false;
+  std::string moved_;             // what somebody did to the run directory; empty: nothing that is known
   bool storage_failing_ = false;  // the scheduler was told, and the journal takes its last records
   bool storage_failed_ = false;   // the journal takes no more
   void TakenOver(const std::string& why);
