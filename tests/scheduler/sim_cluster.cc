@@ -405,6 +405,12 @@ bool SimCluster::Together(Device& first) {
   return !first.broken && GangOf(first.slot).size() == gang->size();
 }
 
+bool SimCluster::AllTrained(const command::Load& c) {
+  return std::ranges::all_of(GangOf(c.slot), [&](const Device* d) {
+    return !d->proc->joined || (d->state_step.value == c.v.number && d->state == c.digest);
+  });
+}
+
 void SimCluster::EngineStep(const DeviceKey& device) {
   Device* p = Find(device);
   if (p == nullptr || over_) return;

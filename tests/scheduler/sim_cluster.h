@@ -229,6 +229,7 @@ class SimCluster {
   void EngineStep(const DeviceKey& device);
   std::vector<Device*> GangOf(SlotId first);  // those that live; empty: it is no gang
   bool Together(Device& first);
+  bool AllTrained(const command::Load& c);  // the slots of its gang have these weights, as far as they joined
   void FinishDrain(Device& device);
   void Offer(int64_t proc);       // to a new controller: what it holds
   void SendHeld(Device& device);  // its process was welcomed again: tokens from the first on, and ends
@@ -283,6 +284,7 @@ class SimCluster {
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
   record::Lease lease_;                          // the newest
   std::map<Version, uint64_t> published_;        // bytes by version, at the trainer
+  std::set<Version> copied_;                     // those that others can read
   std::vector<std::string> warnings_;
   std::vector<command::StepReport> reports_;
   std::vector<command::EvalReport> evals_;

@@ -403,6 +403,7 @@ struct SimCluster::Do {
     SIM_CHECK(p->state == c.digest && p->state_step.value == c.v.number) << "publish";
     const bool fails = s.Chance(s.options_.faults.publish_error);
     if (!fails) s.published_[c.v] = c.digest;
+    if (!fails && c.copies) s.copied_.insert(c.v);
     s.Out(*p, event::Published{c.worker, c.slot, c.v, fails ? "sim" : ""}, s.Delay(0.02));
   }
   void operator()(const command::Pull& c) {
@@ -431,6 +432,7 @@ struct SimCluster::Do {
     const int64_t here = p->proc->worker.value % s.options_.hosts;
     SIM_CHECK(here == c.from.worker.worker.value % s.options_.hosts) << "a load from another host";
     SIM_CHECK(s.published_.contains(c.v)) << "a load of what nobody published";
+    SIM_CHECK(s.copied_.contains(c.v) || (c.alias && s.AllTrained(c))) << "a load of what nobody copied";
     p->loading = c.v;
     p->version = {};  // its memory is being overwritten
     const bool error = s.Chance(s.options_.faults.load_error), bad = s.Chance(s.options_.faults.bad_load);
