@@ -82,6 +82,7 @@ void SimCluster::Out(Proc& proc, Event event, double delay_s) {
   const auto send = [this, id, life, event = std::move(event)] {
     const auto it = procs_.find(id);
     if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
+    if (std::holds_alternative<event::WorkerJoined>(event)) it->second.asked = ++asks_;
     if (const auto* progress = std::get_if<event::ChunkProgress>(&event);
         progress != nullptr && controller_ != nullptr) {
       expected_ = controller_->Expects(SlotOf(*progress), progress->tid, progress->att);

@@ -182,6 +182,7 @@ class SimCluster {
     Incarnation inc;
     bool alive = true, hung = false, joined = false;
     TimePoint last_out;  // its events arrive in order
+    int64_t asked = 0;   // when it last asked to be welcomed: a number of `asks_`
     int64_t op_seq = 0;
     std::map<SlotId, Device> devices;  // since it was welcomed
     [[nodiscard]] WorkerRef ref() const { return {worker, inc}; }
@@ -281,6 +282,7 @@ class SimCluster {
   std::vector<command::KeepBest> kept_best_;
   std::map<StepNumber, uint64_t> recovery_;      // shared memory: survives a worker
   std::map<int64_t, Step> steps_;                // by lease
+  int64_t asks_ = 0;
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
   record::Lease lease_;                          // the newest
   std::map<Version, uint64_t> published_;        // bytes by version, at the trainer

@@ -27,27 +27,32 @@ struct SimCluster::Do {
     }
   }
   void operator()(const command::Welcome& c) {
+    // The process that asked: an older one of this place may live on where the controller does not hear it.
+    SimCluster::Proc* asks = nullptr;
     for (auto& [id, p] : s.procs_) {
       if (!p.alive || p.worker != c.worker || p.joined) continue;
-      const bool again = p.inc == c.inc;
-      p.inc = c.inc;
-      p.joined = true;
-      if (again) {
-        for (auto& [slot, d] : p.devices) s.SendHeld(d);
-        return;
-      }
-      const bool device = p.kind == WorkerKind::kDevice;
-      SIM_CHECK(device == !c.slots.empty()) << "slots of " << ToString(p.ref());
-      p.devices.clear();
-      for (const SlotId slot : c.slots) {
-        Device& d = p.devices[slot];
-        d.proc = &p;
-        d.slot = slot;
-      }
-      s.Beat(id);
-      for (const SlotId slot : c.slots) s.EngineStep({id, slot});
+      const auto rank = [&](const SimCluster::Proc& q) { return std::pair(q.inc == c.inc, q.asked); };
+      if (asks == nullptr || rank(*asks) < rank(p)) asks = &p;
+    }
+    if (asks == nullptr) return;
+    SimCluster::Proc& p = *asks;
+    const bool again = p.inc == c.inc;
+    p.inc = c.inc;
+    p.joined = true;
+    if (again) {
+      for (auto& [slot, d] : p.devices) s.SendHeld(d);
       return;
     }
+    const bool device = p.kind == WorkerKind::kDevice;
+    SIM_CHECK(device == !c.slots.empty()) << "slots of " << ToString(p.ref());
+    p.devices.clear();
+    for (const SlotId slot : c.slots) {
+      Device& d = p.devices[slot];
+      d.proc = &p;
+      d.slot = slot;
+    }
+    s.Beat(p.id);
+    for (const SlotId slot : c.slots) s.EngineStep({p.id, slot});
   }
   void operator()(const command::RefuseWorker& c) {
     for (auto& [id, p] : s.procs_) {
