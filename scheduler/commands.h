@@ -224,8 +224,8 @@ struct CopyRecovery {
   SlotId slot;
   StepNumber step;
 };
-// Answered by Published. copies: into memory that others read. Without it nobody needs them: each slot trained
-// these weights, and loads them as an alias.
+// Answered by Published. copies: into memory that others read. Without it nobody needs them: each slot
+// trained these weights, and loads them as an alias.
 struct Publish {
   WorkerRef worker;
   SlotId slot;

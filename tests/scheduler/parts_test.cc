@@ -457,7 +457,8 @@ struct Rolling {
     const WeightRoll::Orders orders = roll.Assign();
     for (const command::Load& l : orders.loads) {
       begun.loads[l.slot.value] = l.from.slot.value;
-      EXPECT_EQ(l.alias, l.slot == SlotId{0} || trained.contains(l.slot.value)) << "who has them in its memory";
+      EXPECT_EQ(l.alias, l.slot == SlotId{0} || trained.contains(l.slot.value))
+          << "who has them in its memory";
     }
     for (const command::Pull& p : orders.pulls) {
       begun.pulls[p.slot.value] = p.from.slot.value;

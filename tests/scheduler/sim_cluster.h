@@ -280,8 +280,8 @@ class SimCluster {
   };
   std::map<int64_t, Checkpoint> checkpoints_;
   std::vector<command::KeepBest> kept_best_;
-  std::map<StepNumber, uint64_t> recovery_;      // shared memory: survives a worker
-  std::map<int64_t, Step> steps_;                // by lease
+  std::map<StepNumber, uint64_t> recovery_;  // shared memory: survives a worker
+  std::map<int64_t, Step> steps_;            // by lease
   int64_t asks_ = 0;
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
   record::Lease lease_;                          // the newest
