@@ -224,12 +224,14 @@ struct CopyRecovery {
   SlotId slot;
   StepNumber step;
 };
-// Answered by Published; aliasing slots: no bytes move.
+// Answered by Published. copies: into memory that others read. Without it nobody needs them: each slot
+// trained these weights, and loads them as an alias.
 struct Publish {
   WorkerRef worker;
   SlotId slot;
   Version v;
   uint64_t digest = 0;
+  bool copies = true;
 };
 // The worker brings these weights from `from` to its host, whatever its slot does meanwhile, and passes them
 // on while they come; what it was told to bring before is called off. -> Pulled.

@@ -41,10 +41,11 @@ void WeightRoll::Remove(SlotId slot) {
   state_.behind.erase(slot);
 }
 
-void WeightRoll::SetTarget(const Version& v, uint64_t digest, const SlotRef& from) {
+void WeightRoll::SetTarget(const Version& v, uint64_t digest, const SlotRef& from, bool copied) {
   const bool other = v != state_.target.v;
-  state_.settled = state_.settled && !other && from == state_.target.from;
+  state_.settled = state_.settled && !other && from == state_.target.from && copied == state_.copied;
   state_.target = {v, digest, from};
+  state_.copied = copied;
   if (!other) return;
   for (auto& [slot, d] : fleet_.devices) Set(slot, d.weights_, d.weights_.verified);
 }
@@ -74,6 +75,18 @@ void WeightRoll::ForgetTheDead() {
 bool WeightRoll::Pulls(const SlotRef& ref) const {
   return std::ranges::any_of(state_.hosts,
                              [&](const Host& host) { return host.gets.v.valid() && host.by == ref; });
+}
+
+// A slot of its engine did not train the target.
+bool WeightRoll::Lacks(SlotId slot) const {
+  return std::ranges::any_of(fleet_.devices.at(slot).gang(), [&](SlotId part) {
+    const SlotRef ref = fleet_.Ref(part);
+    return fleet_.IsLive(ref) && !ask_.trained(ref);
+  });
+}
+
+bool WeightRoll::NeedsCopy() const {
+  return std::ranges::any_of(state_.behind, [&](SlotId slot) { return Lacks(slot); });
 }
 
 WeightRoll::Target WeightRoll::Available(SlotId slot) {
@@ -163,6 +176,10 @@ WeightRoll::Orders WeightRoll::Assign() {
     Weights& w = fleet_.devices.at(slot).weights_;
     const SlotRef ref = fleet_.Ref(slot);
     if (!ref.worker.inc.valid()) continue;
+    if (!state_.copied && Lacks(slot)) {
+      state_.settled = false;
+      continue;
+    }
     if (fleet_.HostNumber(slot) != at_home && !ask_.trained(ref)) {
       Host& host = HostOf(slot);
       if (!host.needs) host.needs = slot;

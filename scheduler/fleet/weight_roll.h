@@ -56,7 +56,8 @@ class WeightRoll {
   void Add(SlotId slot);  // its engine is to get the newest weights from now on
   void Remove(SlotId slot);
   // The weights that everyone is to have; `from` holds the bytes (invalid: nobody, nothing begins now).
-  void SetTarget(const Version& v, uint64_t digest, const SlotRef& from);
+  // `copied`: where others can read them; else engines that have trained them load, and no others.
+  void SetTarget(const Version& v, uint64_t digest, const SlotRef& from, bool copied = true);
 
   // What is to begin. A slot that trained the weights loads from itself (an alias). A pull takes the place of
   // one that the same worker was told before.
@@ -70,6 +71,8 @@ class WeightRoll {
   [[nodiscard]] bool Pulls(const SlotRef& ref) const;
 
   [[nodiscard]] int64_t loading() const { return state_.loading; }
+  // An engine is behind that has not trained the target: it needs a copy.
+  [[nodiscard]] bool NeedsCopy() const;
 
  private:
   struct Target {
@@ -88,6 +91,7 @@ class WeightRoll {
   };
   struct State {
     Target target;
+    bool copied = true;
     std::vector<Host> hosts;  // by Fleet::HostNumber
     std::set<SlotId> behind;  // followers that hold something else than the target
     int64_t followers = 0;
@@ -97,6 +101,7 @@ class WeightRoll {
 
   void Set(SlotId slot, Weights& w, const Version& verified);
   void EndLoad(Weights& w);  // requires w.loading valid
+  [[nodiscard]] bool Lacks(SlotId slot) const;
   Host& HostOf(SlotId slot);
   void ForgetTheDead();
   // What `slot` can load just now; v invalid: nothing.

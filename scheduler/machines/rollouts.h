@@ -27,8 +27,9 @@ class Rollouts : public Machine {
   void Heard(const event::Heartbeat& e);  // what the engine says about itself
 
   void RollWeights();  // loads the newest weights where they may be loaded
-  void Dispatch();     // sends chunks
-  void Tick();         // slow engines get less; pinned samples are moved together
+  [[nodiscard]] bool NeedsCopy() const { return weights_.NeedsCopy(); }
+  void Dispatch();  // sends chunks
+  void Tick();      // slow engines get less; pinned samples are moved together
 
   // Requests: samples of which tokens are to be generated.
   void Add(const Request& r) { dispatcher_.Add(r); }

@@ -38,7 +38,8 @@ void Rollouts::RollWeights() {
   const Version v = state_.version();
   const bool available =
       all_.trainer.ready() && all_.trainer.published() == v && state_.versions().IsPublished(v);
-  weights_.SetTarget(v, state_.WeightsDigest(v), available ? all_.trainer.leader() : SlotRef{});
+  weights_.SetTarget(v, state_.WeightsDigest(v), available ? all_.trainer.leader() : SlotRef{},
+                     all_.trainer.copied());
   WeightRoll::Orders orders = weights_.Assign();
   for (command::Load& load : orders.loads) {
     dispatcher_.SetBar(load.slot, Engine::Bar::kLoading, true);

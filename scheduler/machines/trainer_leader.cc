@@ -199,9 +199,12 @@ void TrainerState::WaitForAbort(const SlotRef& ref, StepNumber step) {
 
 void TrainerState::Publish() {
   if (all_.life.over() || phase_ != StatePhase::kReady) return;
-  if (!all_.steps.open() && !publishing_ && published_ != state_.version() && state_.ever_checkpointed()) {
+  // Where each slot trained them no copy is made; one that comes later without them has it made then.
+  const auto due = [&] { return published_ != state_.version() || (!copied_ && all_.rollouts.NeedsCopy()); };
+  if (!all_.steps.open() && !publishing_ && state_.ever_checkpointed() && due()) {
     publishing_ = true;
-    out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_});
+    copies_ = !AllHave();
+    out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_, copies_});
     waits_.Begin({WaitKind::kPublish, 0},
                  {leader_.worker, now_, In(options_.fleet.start_timeout_s), ToString(state_.version())});
   }
@@ -233,6 +236,7 @@ void TrainerState::On(const event::Published& e) {
   }
   publish_tries_ = 0;
   published_ = e.v;
+  copied_ = copies_;
   if (state_.versions().IsPublished(e.v)) return;  // again, by a new process of the trainer
   out_.Record(record::Publish{e.v, digest_});
   all_.samples.Expire();

@@ -225,6 +225,13 @@ bool TrainerState::Has(const SlotRef& ref) const {
   return copy.step == step_ && copy.digest == digest_;
 }
 
+bool TrainerState::AllHave() const {
+  return std::ranges::all_of(fleet_.devices, [&](const auto& entry) {
+    const SlotRef ref = fleet_.Ref(entry.first);
+    return !fleet_.IsLive(ref) || Has(ref);
+  });
+}
+
 bool TrainerState::Whole() const {
   if (!options_.fleet.parted()) return true;
   return std::ranges::all_of(all_.slots.Trainers(), [&](SlotId slot) { return Has(fleet_.Ref(slot)); });

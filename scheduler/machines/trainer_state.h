@@ -71,10 +71,13 @@ class TrainerState : public Machine {
   [[nodiscard]] bool VersionStands() const;
   [[nodiscard]] const SlotRef& leader() const { return leader_; }
   [[nodiscard]] uint64_t digest() const { return digest_; }              // of its weights
-  [[nodiscard]] const Version& published() const { return published_; }  // bytes to be had from the leader
+  [[nodiscard]] const Version& published() const { return published_; }  // to be had from the leader
+  // It is where other slots can read it, too; else each has it in its own memory alone.
+  [[nodiscard]] bool copied() const { return copied_; }
 
  private:
   StateCopy& CopyOf(SlotId slot);
+  [[nodiscard]] bool AllHave() const;              // every slot that has a worker has the committed state
   void Load(const SlotRef& ref, int64_t request);  // what was planned
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
@@ -109,6 +112,8 @@ class TrainerState : public Machine {
   std::vector<SampleId> left_open_rows_;
   std::map<SlotRef, event::TrainDone> finished_;  // members that have made it
   Version published_;
+  bool copied_ = false;  // published_ is in memory that others read
+  bool copies_ = false;  // and so will be what is being published
   bool publishing_ = false, copying_ = false;
   int64_t publish_tries_ = 0;
   std::string blamed_;          // the plug-in that the last deaths of device workers are blamed on

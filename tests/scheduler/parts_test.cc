@@ -416,11 +416,12 @@ struct Rolling {
   Fleet fleet;
   Health health{Quick(), fleet};
   std::function<bool(SlotId)> serving = [](SlotId) { return false; };
+  std::set<int64_t> trained;
   int64_t newest = 1, max_lag = 0;
   WeightRoll roll{fleet,
                   {.serving = [this](SlotId slot) { return serving(slot); },
                    .hold = [](SlotId) { return false; },
-                   .trained = [](const SlotRef&) { return false; },
+                   .trained = [this](const SlotRef& ref) { return trained.contains(ref.slot.value); },
                    .may_serve = [this](const Version& v) { return newest - v.number <= max_lag; }}};
   explicit Rolling(int64_t n, const Version& verified = {0, 0}, int64_t per_host = 100) {
     for (int64_t i = 0; i < n; ++i) {
@@ -434,9 +435,9 @@ struct Rolling {
   Rolling(const Rolling&) = delete;
   Rolling& operator=(const Rolling&) = delete;
   // Worker 0 is the trainer, too.
-  void Publish(int64_t number) {
+  void Publish(int64_t number, bool copied = true) {
     newest = number;
-    roll.SetTarget({0, number}, Digest(number), On(0, 0));
+    roll.SetTarget({0, number}, Digest(number), On(0, 0), copied);
   }
   static uint64_t Digest(int64_t number) { return static_cast<uint64_t>(76 + number); }
 
@@ -456,7 +457,8 @@ struct Rolling {
     const WeightRoll::Orders orders = roll.Assign();
     for (const command::Load& l : orders.loads) {
       begun.loads[l.slot.value] = l.from.slot.value;
-      EXPECT_EQ(l.alias, l.slot == SlotId{0}) << "the trainer has them in its memory, nobody else has";
+      EXPECT_EQ(l.alias, l.slot == SlotId{0} || trained.contains(l.slot.value))
+          << "who has them in its memory";
     }
     for (const command::Pull& p : orders.pulls) {
       begun.pulls[p.slot.value] = p.from.slot.value;
@@ -504,6 +506,24 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
     EXPECT_EQ(rolling.roll.Loaded({On(0, 0).worker, {0}, {0, 1}, 78, ""}),
               k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
+}
+
+// Worker 2, and host b with 3, are new. Worker 4 has trained them, too.
+TEST(WeightRollTest, WhatHasNoCopyIsLoadedByThoseWhoTrainedItUntilItHasOne) {
+  Rolling rolling(5, {0, 0}, 3);
+  rolling.trained = {0, 1, 4};
+  rolling.Publish(1, /*copied=*/false);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{{0, 0}, {1, 1}, {4, 4}}, {}}));
+  EXPECT_TRUE(rolling.roll.NeedsCopy());
+  for (const int64_t slot : {0, 1, 4}) EXPECT_EQ(rolling.Loaded(slot, 1), WeightRoll::Outcome::kDone);
+  EXPECT_EQ(rolling.Assign(), Rolling::Begun{});
+  rolling.trained.insert(3);  // it has fetched the trainer's state meanwhile
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{{3, 3}}, {}}));
+  EXPECT_TRUE(rolling.roll.NeedsCopy());
+  rolling.Publish(1, /*copied=*/true);
+  EXPECT_EQ(rolling.Assign(), (Rolling::Begun{{{2, 0}}, {}}));
+  EXPECT_EQ(rolling.Loaded(2, 1), WeightRoll::Outcome::kDone);
+  EXPECT_FALSE(rolling.roll.NeedsCopy());
 }
 
 // The trainer is worker 0 on host a; two slots a host on b, c and d.

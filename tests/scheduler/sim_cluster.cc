@@ -82,6 +82,7 @@ void SimCluster::Out(Proc& proc, Event event, double delay_s) {
   const auto send = [this, id, life, event = std::move(event)] {
     const auto it = procs_.find(id);
     if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
+    if (std::holds_alternative<event::WorkerJoined>(event)) it->second.asked = ++asks_;
     if (const auto* progress = std::get_if<event::ChunkProgress>(&event);
         progress != nullptr && controller_ != nullptr) {
       expected_ = controller_->Expects(SlotOf(*progress), progress->tid, progress->att);
@@ -403,6 +404,12 @@ bool SimCluster::Together(Device& first) {
   if (gang == gangs.end()) return true;
   if (!first.broken && Chance(options_.faults.engine_lost)) BreakEngine(first.slot);
   return !first.broken && GangOf(first.slot).size() == gang->size();
+}
+
+bool SimCluster::AllTrained(const command::Load& c) {
+  return std::ranges::all_of(GangOf(c.slot), [&](const Device* d) {
+    return !d->proc->joined || (d->state_step.value == c.v.number && d->state == c.digest);
+  });
 }
 
 void SimCluster::EngineStep(const DeviceKey& device) {

@@ -182,6 +182,7 @@ class SimCluster {
     Incarnation inc;
     bool alive = true, hung = false, joined = false;
     TimePoint last_out;  // its events arrive in order
+    int64_t asked = 0;   // when it last asked to be welcomed: a number of `asks_`
     int64_t op_seq = 0;
     std::map<SlotId, Device> devices;  // since it was welcomed
     [[nodiscard]] WorkerRef ref() const { return {worker, inc}; }
@@ -229,6 +230,7 @@ class SimCluster {
   void EngineStep(const DeviceKey& device);
   std::vector<Device*> GangOf(SlotId first);  // those that live; empty: it is no gang
   bool Together(Device& first);
+  bool AllTrained(const command::Load& c);  // the slots of its gang have these weights, as far as they joined
   void FinishDrain(Device& device);
   void Offer(int64_t proc);       // to a new controller: what it holds
   void SendHeld(Device& device);  // its process was welcomed again: tokens from the first on, and ends
@@ -278,11 +280,13 @@ class SimCluster {
   };
   std::map<int64_t, Checkpoint> checkpoints_;
   std::vector<command::KeepBest> kept_best_;
-  std::map<StepNumber, uint64_t> recovery_;      // shared memory: survives a worker
-  std::map<int64_t, Step> steps_;                // by lease
+  std::map<StepNumber, uint64_t> recovery_;  // shared memory: survives a worker
+  std::map<int64_t, Step> steps_;            // by lease
+  int64_t asks_ = 0;
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
   record::Lease lease_;                          // the newest
   std::map<Version, uint64_t> published_;        // bytes by version, at the trainer
+  std::set<Version> copied_;                     // those that others can read
   std::vector<std::string> warnings_;
   std::vector<command::StepReport> reports_;
   std::vector<command::EvalReport> evals_;

@@ -27,27 +27,32 @@ struct SimCluster::Do {
     }
   }
   void operator()(const command::Welcome& c) {
+    // The process that asked: an older one of this place may live on where the controller does not hear it.
+    SimCluster::Proc* asks = nullptr;
     for (auto& [id, p] : s.procs_) {
       if (!p.alive || p.worker != c.worker || p.joined) continue;
-      const bool again = p.inc == c.inc;
-      p.inc = c.inc;
-      p.joined = true;
-      if (again) {
-        for (auto& [slot, d] : p.devices) s.SendHeld(d);
-        return;
-      }
-      const bool device = p.kind == WorkerKind::kDevice;
-      SIM_CHECK(device == !c.slots.empty()) << "slots of " << ToString(p.ref());
-      p.devices.clear();
-      for (const SlotId slot : c.slots) {
-        Device& d = p.devices[slot];
-        d.proc = &p;
-        d.slot = slot;
-      }
-      s.Beat(id);
-      for (const SlotId slot : c.slots) s.EngineStep({id, slot});
+      const auto rank = [&](const SimCluster::Proc& q) { return std::pair(q.inc == c.inc, q.asked); };
+      if (asks == nullptr || rank(*asks) < rank(p)) asks = &p;
+    }
+    if (asks == nullptr) return;
+    SimCluster::Proc& p = *asks;
+    const bool again = p.inc == c.inc;
+    p.inc = c.inc;
+    p.joined = true;
+    if (again) {
+      for (auto& [slot, d] : p.devices) s.SendHeld(d);
       return;
     }
+    const bool device = p.kind == WorkerKind::kDevice;
+    SIM_CHECK(device == !c.slots.empty()) << "slots of " << ToString(p.ref());
+    p.devices.clear();
+    for (const SlotId slot : c.slots) {
+      Device& d = p.devices[slot];
+      d.proc = &p;
+      d.slot = slot;
+    }
+    s.Beat(p.id);
+    for (const SlotId slot : c.slots) s.EngineStep({p.id, slot});
   }
   void operator()(const command::RefuseWorker& c) {
     for (auto& [id, p] : s.procs_) {
@@ -403,6 +408,7 @@ struct SimCluster::Do {
     SIM_CHECK(p->state == c.digest && p->state_step.value == c.v.number) << "publish";
     const bool fails = s.Chance(s.options_.faults.publish_error);
     if (!fails) s.published_[c.v] = c.digest;
+    if (!fails && c.copies) s.copied_.insert(c.v);
     s.Out(*p, event::Published{c.worker, c.slot, c.v, fails ? "sim" : ""}, s.Delay(0.02));
   }
   void operator()(const command::Pull& c) {
@@ -431,6 +437,7 @@ struct SimCluster::Do {
     const int64_t here = p->proc->worker.value % s.options_.hosts;
     SIM_CHECK(here == c.from.worker.worker.value % s.options_.hosts) << "a load from another host";
     SIM_CHECK(s.published_.contains(c.v)) << "a load of what nobody published";
+    SIM_CHECK(s.copied_.contains(c.v) || (c.alias && s.AllTrained(c))) << "a load of what nobody copied";
     p->loading = c.v;
     p->version = {};  // its memory is being overwritten
     const bool error = s.Chance(s.options_.faults.load_error), bad = s.Chance(s.options_.faults.bad_load);

@@ -18,6 +18,13 @@ std::vector<std::vector<SlotId>> Pairs(const FleetOptions& fleet, int64_t first)
   return gangs;
 }
 
+// No config has an elastic number of gangs, or of parts of a state.
+void LeaveOutElastic(FleetOptions& fleet) {
+  if (fleet.placement != PlacementKind::kElastic) return;
+  fleet.placement = PlacementKind::kMultiplexed;
+  fleet.actor_slots = fleet.slots - 1;
+}
+
 }  // namespace
 
 SimOptions Swarm(uint64_t seed) {
@@ -109,6 +116,7 @@ SimOptions Swarm(uint64_t seed) {
 
 SimOptions SwarmOfGangs(uint64_t seed) {
   SimOptions o = Swarm(seed);
+  LeaveOutElastic(o.controller.fleet);
   o.controller.fleet.gangs = Pairs(o.controller.fleet, static_cast<int64_t>(seed % 2));
   Rng rng = Rng(seed).Fork("engine_lost");
   if (rng.Chance(0.5)) o.faults.engine_lost = 0.01 * rng.Uniform();
@@ -131,10 +139,7 @@ SimOptions SwarmOfShards(uint64_t seed) {
   fleet.min_slots = 0;
   o.faults.last_stays_away = false;
   o.controller.checkpoint.recovery_every_steps = 0;
-  if (fleet.placement == PlacementKind::kElastic) {
-    fleet.placement = PlacementKind::kMultiplexed;
-    fleet.actor_slots = fleet.slots - 1;
-  }
+  LeaveOutElastic(fleet);
   return o;
 }
 
@@ -156,6 +161,7 @@ std::string Unexplained(const SimOptions& options, const SimResult& r) {
                                  f.keeps_memory > 0 || f.fetch_error > 0 || f.group_error > 0 ||
                                  f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
       (because("state") && f.state_error > 0) ||
+      (because("storage") && f.lost_tokens > 0 && r.why.find(" were lost 5 times") != std::string::npos) ||
       ((because("reward_infra") || because("env_infra")) && f.infra > 0);
   return explained ? "" : r.why;
 }

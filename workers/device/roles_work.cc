@@ -294,7 +294,7 @@ StatusOr<RolesWork::Copied> RolesWork::LoadHere(const down::Load& c) {
 
 Status RolesWork::Publish(const down::Publish& c) {
   const auto operation = Begins("publish", observe::kWeightsSpan);
-  if (config_.cluster.slots <= 1) return OkStatus();  // there is nobody to fetch them
+  if (!c.copies) return OkStatus();  // there is nobody to fetch them
   const auto start = Clock::now();
   TP_RETURN_IF_ERROR(
       roles_->Publish(c.v, c.digest, config_.cluster.weight_transport != WeightTransport::kStream));

@@ -66,7 +66,7 @@ TP_FIELDS(FormGroup, slot, group_epoch, rank, world, tensor)
 TP_FIELDS(AbortStep, slot, epoch, lease, step, group_epoch)
 TP_FIELDS(EndEvaluation, slot, epoch, lease)
 TP_FIELDS(CopyRecovery, slot, step)
-TP_FIELDS(Publish, slot, v, digest)
+TP_FIELDS(Publish, slot, v, digest, copies)
 TP_FIELDS(Admit, slot, v)
 }  // namespace tidepool::scheduler::command
 

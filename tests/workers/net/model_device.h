@@ -200,7 +200,7 @@ class ModelDevice : public DeviceWork {
   }
   void UseVersion(const Version& v) override { version_ = v; }
   Status Publish(const down::Publish& c) override {
-    world_->published[c.v] = weights_;
+    if (c.copies) world_->published[c.v] = weights_;
     return OkStatus();
   }
 
