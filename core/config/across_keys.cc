@@ -445,6 +445,11 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
     case PlacementKind::kColocated:
       break;
   }
+  b.Rule("scheduler.placement", {"deterministic"},
+         c.deterministic && c.scheduler.placement == PlacementKind::kElastic,
+         "is elastic, which changes how many slots train and so how sums round, and deterministic promises "
+         "the same; write "
+         "colocated, split or multiplexed");
   b.Rule("scheduler.actor_slots", {}, b.Written("scheduler.actor_slots") && actors > slots,
          "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
 }

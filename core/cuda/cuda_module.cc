@@ -46,13 +46,17 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   }
   // The driver stays loaded, as the module's run time wants it anyway.
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr) {
-    return FailedPrecondition(
-        "this machine has no NVIDIA driver (libcuda.so.1 cannot be loaded); use cluster.device: cpu");
+    const char* why = dlerror();
+    return FailedPrecondition(std::string("this machine has no NVIDIA driver that can be used (") +
+                              (why == nullptr ? "libcuda.so.1 cannot be loaded" : why) +
+                              "); use cluster.device: cpu");
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    return FailedPrecondition(path + ": cannot be loaded: " + (why == nullptr ? "no reason given" : why));
+    return FailedPrecondition(path + ": cannot be loaded: " + (why == nullptr ? "no reason given" : why) +
+                              "; a library that is not there is one of CUDA's: scripts/setup installs them, "
+                              "LD_LIBRARY_PATH may name their folder; or use cluster.device: cpu");
   }
   AbiFunction* abi = nullptr;
   TP_RETURN_IF_ERROR(Find(library, path, "tidepool_cuda_abi", &abi));
@@ -70,9 +74,11 @@ StatusOr<CudaModule> CudaModule::Load(const std::string& path) {
   entry.nccl_sum = reinterpret_cast<NcclSumFunction*>(dlsym(library, "tidepool_cuda_nccl_sum"));
   int count = 0;
   if (const int code = device_count(&count); code != 0 || count == 0) {
-    return FailedPrecondition(std::string("the NVIDIA driver shows no GPU") +
-                              (code == 0 ? std::string() : std::string(" (") + entry.error(code) + ")") +
-                              "; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use cluster.device: cpu");
+    return FailedPrecondition(
+        std::string("the NVIDIA driver shows no GPU") +
+        (code == 0 ? std::string() : std::string(" (") + entry.error(code) + ")") +
+        "; CUDA 13 needs a driver of 580 or newer; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+        "cluster.device: cpu");
   }
   return CudaModule(entry, count);
 }

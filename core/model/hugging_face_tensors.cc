@@ -32,7 +32,7 @@ Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t,
   const std::string where = entry->file->path() + ": " + t.name;
   if (!Floating(entry->info->dtype)) {
     return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) +
-                           ", expected F32, device::BF16, F16 or F64");
+                           ", expected F32, BF16, F16 or F64");
   }
   if (entry->info->shape != t.shape) {
     return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " +
@@ -132,6 +132,15 @@ StatusOr<std::vector<HuggingFaceTensor>> FindTensors(const std::string& folder, 
   }
   std::vector<HuggingFaceTensor> tensors = HuggingFaceTensors(spec, experts);
   for (const HuggingFaceTensor& t : tensors) TP_RETURN_IF_ERROR(CheckTensor(folder, t, stored));
+  // Fewer layers than there are would be another model, which answers nonsense without a word.
+  for (const auto& [name, where] : stored.tensors()) {
+    constexpr std::string_view kLayers = "model.layers.";
+    if (!name.starts_with(kLayers)) continue;
+    const int64_t layer = std::atoll(name.c_str() + kLayers.size());
+    if (layer < spec.layers) continue;
+    return InvalidArgument(folder + ": config.json says num_hidden_layers " + std::to_string(spec.layers) +
+                           ", but the safetensors have " + name + "; correct config.json");
+  }
   return tensors;
 }
 

@@ -37,6 +37,31 @@ def listening_ports(pid):
 
 
 class OperationsTest(RunTest):
+    def test_a_deterministic_run_goes_on_with_the_instruction_set_that_it_began_with(self):
+        def train(isa, *arguments):
+            return subprocess.run([TIDEPOOL, "train", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180,
+                                  env={**os.environ, "TIDEPOOL_CPU_ISA": isa})
+        misspelt = train("avx-512", CONFIG, "--run-dir", str(self.path()))
+        self.assert_done(misspelt, 2)
+        self.assertIn("TIDEPOOL_CPU_ISA=avx-512 is no instruction set of the kernels; set one of baseline, avx2", misspelt.stderr)
+        self.assertFalse(self.path().exists(), "nothing is made")
+        self.assert_done(train("baseline", CONFIG, "--run-dir", str(self.path()), "deterministic=true", "train.steps=2"))
+        manifest = json.loads(self.path("checkpoints", "step_2", "manifest.json").read_text())
+        self.assertEqual(manifest["instruction_set"], "baseline")
+        other = train("", str(self.path()), "--resume", "train.steps=3")
+        if "avx2" in pathlib.Path("/proc/cpuinfo").read_text():
+            self.assert_done(other, 2)
+            self.assertIn("checkpoints/step_2 was computed with the instruction set baseline", other.stderr)
+            self.assertIn("set TIDEPOOL_CPU_ISA=baseline", other.stderr)
+        self.assert_done(train("baseline", str(self.path()), "--resume", "train.steps=3"))
+        # Without that promise it is said, and the run goes on.
+        plain = str(self.path(run="plain"))
+        self.assert_done(train("baseline", CONFIG, "--run-dir", plain, "train.steps=1"))
+        on = train("", plain, "--resume", "train.steps=2")
+        self.assert_done(on)
+        if "avx2" in pathlib.Path("/proc/cpuinfo").read_text():
+            self.assertIn("warning: checkpoints/step_1 was computed with the instruction set baseline", on.stdout + on.stderr)
+
     def test_secrets_in_the_environment_do_not_reach_workers(self):
         run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=100000"], cwd=ROOT,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -14,6 +14,7 @@
 #include "core/base/limited_call.h"
 #include "core/config/load.h"
 #include "core/config/render.h"
+#include "core/device/cpu/kernels.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
 #include "workers/cli/own_process.h"
@@ -37,6 +38,8 @@ StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
+  (void)device::BestIsa();  // a TIDEPOOL_CPU_ISA that is none is said here
+  WarnOfMemory(loaded);
   WarnOfGpus(loaded, self_path);
   return DataOf(loaded.config);
 }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "core/config/load.h"
+#include "core/device/cpu/kernels.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_lookup.h"
@@ -146,7 +147,8 @@ class Doctor {
                      {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
                      {"usable", usable},
                      {"quota", quota > 0 ? Json(quota) : Json(nullptr)},
-                     {"instructions", found}};
+                     {"instructions", found},
+                     {"kernels", Name(device::BestIsa())}};
     const auto has = [&](const char* flag) {
       return std::find(found.begin(), found.end(), flag) != found.end();
     };

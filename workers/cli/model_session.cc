@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cuda/model_check.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/hugging_face.h"
 #include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
@@ -73,7 +74,9 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
           "--device", [o](const std::string& word) { o->job.cluster.device = *FromWord<DeviceKind>(word); },
           "cpu (default) or cuda, the first GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  command->add_flag("--deterministic", o->job.deterministic, "Results do not depend on the batch");
+  command->add_flag("--deterministic", o->job.deterministic,
+                    "On a GPU: slower kernels, with which a result does not depend on the batch, as on a CPU "
+                    "it never does");
 }
 
 StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
@@ -109,6 +112,7 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
   if (o.job.cluster.device == DeviceKind::kCuda) TP_RETURN_IF_ERROR(cuda::CheckModel(spec).At("--model"));
+  (void)device::BestIsa();                    // a TIDEPOOL_CPU_ISA that is none is said here
   TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain
   InferenceOptions options = o;
   options.max_position = spec.max_position;

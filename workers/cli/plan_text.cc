@@ -9,6 +9,7 @@
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
 #include "workers/controller/found_gpus.h"
+#include "workers/controller/host_memory.h"
 #include "workers/controller/job.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/memory_plan.h"
@@ -114,6 +115,11 @@ std::string DescribePlan(const JobConfig& c) {
     out << "disk         not predicted: " << disk.status().message() << "\n";
   }
   return out.str();
+}
+
+void WarnOfMemory(const config::LoadedConfig& loaded) {
+  if (const Status fits = CheckMemory(loaded); !fits.ok())
+    std::fprintf(stderr, "warning: this run would be refused: %s\n", fits.message().c_str());
 }
 
 void WarnOfGpus(const config::LoadedConfig& loaded, const std::string& self_path) {

@@ -12,6 +12,8 @@ namespace tidepool::workers {
 // What cannot be predicted is said in a line, so it never fails.
 std::string DescribePlan(const JobConfig& config);
 
+// Says on standard error why `tidepool train` would refuse this config here for want of memory.
+void WarnOfMemory(const config::LoadedConfig& loaded);
 // Says on standard error why `tidepool train` would refuse this config here for want of a GPU; a config may
 // be meant for another machine. `self_path`: of this program.
 void WarnOfGpus(const config::LoadedConfig& loaded, const std::string& self_path);

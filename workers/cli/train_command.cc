@@ -16,6 +16,7 @@
 #include "core/config/render.h"
 #include "core/config/resume.h"
 #include "core/config/schema.h"
+#include "core/device/cpu/kernels.h"
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "core/storage/checkpoint.h"
@@ -167,6 +168,8 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
   DescribeDisk(options, loaded.config);
   if (const Status files = CheckFileLimit(loaded.config); !files.ok())
     std::fprintf(stderr, "warning: this run would be refused: %s\n", files.message().c_str());
+  (void)device::BestIsa();
+  WarnOfMemory(loaded);
   WarnOfGpus(loaded, context.self_path);
   const auto data = DataOf(loaded.config);
   if (!data.ok()) return Fail(context, data.status());

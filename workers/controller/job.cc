@@ -20,6 +20,7 @@
 #include "core/config/render.h"
 #include "core/config/resume.h"
 #include "core/cuda/model_check.h"
+#include "core/device/cpu/kernels.h"
 #include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
@@ -28,6 +29,7 @@
 #include "core/tasks/data_source.h"
 #include "core/text/tokenizer.h"
 #include "workers/controller/found_gpus.h"
+#include "workers/controller/host_memory.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/row_answers.h"
@@ -96,7 +98,9 @@ class Job {
  private:
   StatusOr<JobOutcome> Attempt() {
     const JobConfig& config = request_.loaded.config;
+    (void)device::BestIsa();  // a TIDEPOOL_CPU_ISA that is none is said before anything is made
     TP_RETURN_IF_ERROR(CheckFileLimit(config));
+    TP_RETURN_IF_ERROR(CheckMemory(request_.loaded));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
     TP_RETURN_IF_ERROR(CheckGpus(request_.loaded, worker_path_));
@@ -288,12 +292,43 @@ class Job {
   // change, else told, and kept in config.yaml.
   Status GoOnFrom(const std::string& dir) {
     const storage::RunPaths paths(dir), warm(paths.warm_start());
+    TP_RETURN_IF_ERROR(CheckInstructionSet(paths));
     TP_ASSIGN_OR_RETURN(config_changes_, Compare(paths.config(), loaded_, "", last_step_, /*over=*/false));
     if (!warm_ || !fs_.Exists(warm.config())) return OkStatus();
     TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, warm.dir));
     TP_ASSIGN_OR_RETURN(warm_changes_, Compare(warm.config(), *warm_, "warm start: ", state.last_step.value,
                                                begun_ || state.complete));
     return OkStatus();
+  }
+
+  // Kernels of another instruction set round otherwise: a deterministic run would not be the one that it
+  // began as. What hosts and workers that are started by others have is not known here.
+  Status CheckInstructionSet(const storage::RunPaths& paths) {
+    const ClusterConfig& cluster = loaded_.config.cluster;
+    if (!cluster.launch_workers || cluster.device != DeviceKind::kCpu) return OkStatus();
+    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> kept,
+                        storage::ListCheckpoints(fs_, paths.checkpoints()));
+    if (kept.empty()) return OkStatus();
+    const StepNumber newest = *std::ranges::max_element(kept);
+    const auto manifest =
+        storage::ReadManifest(fs_, paths.checkpoints() + "/" + storage::CheckpointName(newest), std::nullopt);
+    if (!manifest.ok()) return OkStatus();  // who reads it to go on says so
+    const std::string now = Name(device::BestIsa()), &was = manifest->instruction_set;
+    constexpr auto kWords = WordsOf(device::Isa{});
+    const auto known = std::ranges::find(kWords, was);
+    if (was == now || known == kWords.end()) return OkStatus();
+    const std::string differs = "checkpoints/" + storage::CheckpointName(newest) +
+                                " was computed with the instruction set " + was + ", and this process has " +
+                                now + ", which rounds otherwise";
+    if (!loaded_.config.deterministic) {
+      Say("warning: " + differs);
+      return OkStatus();
+    }
+    const bool less = known - kWords.begin() < std::ranges::find(kWords, now) - kWords.begin();
+    return FailedPrecondition("--resume: " + differs + ", and the run is deterministic; " +
+                              (less ? "set TIDEPOOL_CPU_ISA=" + was
+                                    : "unset TIDEPOOL_CPU_ISA, or go on where the processor has it"))
+        .At(request_.run_dir);
   }
 
   // Whether `now` differs from what `file` says. over: it has no step to do, so it may have more than it is

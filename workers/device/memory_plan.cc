@@ -234,7 +234,7 @@ std::vector<ProcessMemory::Part> ProcessMemory::parts() const {
       {"gradients", actor.gradients, kGradients},
       {"activations", actor.activations, "lower train.micro_batch_tokens, or set train.recompute: true"},
       {"training workspace", actor.workspace, "lower train.micro_batch_tokens"},
-      {"kv_cache", rollout.kv, "lower rollout.kv_cache_tokens"},
+      {"kv_cache", rollout.kv, "lower rollout.kv_cache_tokens (where it is 0: rollout.max_concurrent)"},
       {"engine workspace", rollout.workspace, "lower rollout.max_batched_tokens"}};
   for (const auto& [name, bytes] : further) list.push_back({name, bytes, kModel});
   std::erase_if(list, [](const Part& part) { return part.bytes == 0; });

@@ -9,13 +9,13 @@
 
 #include "core/base/loopback.h"
 #include "core/base/real_file_system.h"
+#include "core/device/cpu/kernels.h"
 #include "core/observe/log.h"
 #include "core/storage/checkpoint.h"
 #include "workers/device/caught.h"
 #include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
 #include "workers/device/row_outlines.h"
-#include "workers/device/torch_threads.h"
 
 namespace tidepool::workers {
 namespace {
@@ -375,7 +375,7 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
   checkpoint_ = std::jthread([this, c, written = std::move(written)](const std::stop_token& stop) mutable {
     const auto start = Clock::now();
     up::CheckpointFiles done;
-    done.instruction_set = TorchInstructionSet();
+    done.instruction_set = device_.gpu != nullptr ? device_.gpu->name() : Name(device::BestIsa());
     done.ckpt = c.ckpt;
     storage::Staging staging;  // until this has ended
     // This is the thread's door: a trainer whose device has failed throws here, and in its next step.

@@ -4,6 +4,4 @@
 #include <ATen/Version.h>
 
 namespace tidepool::workers {
-void SetTorchThreads(int threads) { at::set_num_threads(threads); }
-std::string TorchInstructionSet() { return at::get_cpu_capability(); }
-}  // namespace tidepool::workers
+void SetTorchThreads(int threads) { at::set_num_threads(threads); }}  // namespace tidepool::workers

@@ -190,7 +190,7 @@ struct CheckpointFiles {
   std::string error;
   double seconds = 0;
   uint64_t weights_digest = 0;
-  std::string instruction_set;  // of the processor that computed the weights: AVX512
+  std::string instruction_set;  // that computed the weights: "amx_bf16", or a GPU's name
 };
 }  // namespace up
 

@@ -141,6 +141,10 @@ Isa Detect() {
   if (best == Isa::kAvx512Bf16 && wanted == Isa::kAmxBf16 && HasAmxBf16() && TilesMultiply())
     best = Isa::kAmxBf16;
 #endif
+  const char* asked = std::getenv("TIDEPOOL_CPU_ISA");
+  if (best < wanted && asked != nullptr && *asked != 0)
+    std::fprintf(stderr, "TIDEPOOL_CPU_ISA=%s: this processor has %s at most, which is used\n", asked,
+                 Name(best));
   return std::min(best, wanted);
 }
 }  // namespace

@@ -165,7 +165,10 @@ template <typename T>
 const KernelTable<T>& Kernels();
 
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
-Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=avx2 and the like where the CPU has it
+// What the kernels of this process use: the best this CPU has, or TIDEPOOL_CPU_ISA=avx2 and the like. A word
+// that is no instruction set ends the process (exit 2), and one that this CPU lacks is said to be: on stderr,
+// once.
+Isa BestIsa();
 constexpr auto WordsOf(Isa) {
   return std::to_array<const char*>({"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"});
 }

@@ -496,6 +496,8 @@ TEST(LoadConfigTest, TheLeastSlotsOfARunCanDoItsJob) {
   EXPECT_THAT(error({"cluster.min_slots=3", "deterministic=true"}),
               HasSubstr("deterministic promises the same"));
   EXPECT_THAT(error({"cluster.min_slots=3", "scheduler.uneven_dp=false"}), HasSubstr("need not divide"));
+  EXPECT_THAT(error({"scheduler.placement=elastic", "deterministic=true"}),
+              HasSubstr("scheduler.placement: is elastic, which changes how many slots train"));
   EXPECT_EQ(error({"cluster.min_slots=4", "deterministic=true", "scheduler.uneven_dp=false"}), "no error");
   EXPECT_EQ(error({"cluster.min_slots=2", "deterministic=true", "scheduler.placement=split"}), "no error");
 }

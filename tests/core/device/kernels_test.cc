@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "core/base/rng.h"
@@ -273,6 +275,37 @@ TYPED_TEST(KernelsTest, SwiGluTakesWhatExpCannot) {
         EXPECT_EQ(got, want) << Name(isa) << " case " << i;
       } else {
         EXPECT_NEAR(got, want, 4e-3 * std::fabs(want) + 1e-6) << Name(isa) << " case " << i;
+      }
+    }
+  }
+}
+
+// Rows that are computed side by side have the bits that each has alone, and are the products in double up to
+// rounding.
+TYPED_TEST(KernelsTest, RouterDoesNotDependOnTheRowsBesideIt) {
+  using T = TypeParam;
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  struct Size {
+    int64_t rows, d, experts;
+  };
+  for (const auto& [rows, d, experts] :
+       {Size{5, 64, 35}, Size{4, 100, 16}, Size{3, 576, 64}, Size{2, 7, 48}}) {
+    const auto x = Noise<T>(rng, rows * d), w = Noise<T>(rng, experts * d);
+    for (const Isa isa : Sets()) {
+      std::vector<float> all(static_cast<size_t>(rows * experts)), alone(all.size());
+      KernelsFor<T>(isa).router(0, rows, d, experts, x.data(), w.data(), all.data());
+      for (int64_t r = 0; r < rows; ++r)
+        KernelsFor<T>(isa).router(r, r + 1, d, experts, x.data(), w.data(), alone.data());
+      ASSERT_EQ(std::memcmp(all.data(), alone.data(), all.size() * sizeof(float)), 0)
+          << Name(isa) << ", d " << d;
+      for (int64_t i = 0; i < rows * experts; ++i) {
+        double sum = 0;
+        for (int64_t c = 0; c < d; ++c)
+          sum += double{ToFloat(x[static_cast<size_t>(i / experts * d + c)])} *
+                 ToFloat(w[static_cast<size_t>(i % experts * d + c)]);
+        ASSERT_NEAR(all[static_cast<size_t>(i)], sum, 1e-5 * (1 + std::sqrt(d))) << Name(isa) << ", d " << d;
       }
     }
   }

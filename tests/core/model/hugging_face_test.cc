@@ -310,6 +310,23 @@ TEST_F(HuggingFaceTest, RopeScalingIsReadInBothDialectsAndWrittenBack) {
                    .ok());  // no low_freq_factor
 }
 
+TEST_F(HuggingFaceTest, FewerLayersThanThereAreAreRefused) {
+  ModelSpec spec = TinySpec("llama");
+  auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  const std::string folder = Folder("fewer");
+  ASSERT_EQ(SaveHuggingFace(*w, folder), OkStatus());
+  ASSERT_EQ(CheckHuggingFace(folder), OkStatus());
+  --spec.layers;
+  ASSERT_EQ(WriteConfigFiles(spec, DType::kFloat32, folder), OkStatus());
+  const Status refused = CheckHuggingFace(folder);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(
+      refused.message().find("num_hidden_layers " + std::to_string(spec.layers) +
+                             ", but the safetensors have model.layers." + std::to_string(spec.layers) + "."),
+      std::string::npos)
+      << refused.message();
+}
+
 TEST_F(HuggingFaceTest, ExpertsInOneTensorAreRead) {
   const ModelSpec spec = TinySpec("qwen3_moe");
   auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();

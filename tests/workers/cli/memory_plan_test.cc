@@ -11,6 +11,7 @@
 #include "core/storage/disk_use.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/plan_text.h"
+#include "workers/controller/host_memory.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/file_plan.h"
 #include "workers/device/memory_proof.h"
@@ -33,6 +34,30 @@ TEST(MemoryPlanTest, CountsTheParametersOfAKnownModel) {
   EXPECT_EQ(model::ParameterCount(*sizes), 134'515'008);  // as published
   EXPECT_EQ(model::WeightBytes(*sizes, model::DType::kBFloat16) % 128, 0);
   EXPECT_EQ(sizes->head_size, 64);
+}
+
+TEST(MemoryPlanTest, WhatThisHostHasTooLittleMemoryForIsRefusedWithWhatMakesItSmaller) {
+  const ScratchFolder scratch;
+  scratch.Write("m/config.json", kSmolLm);
+  config::LoadedConfig loaded;
+  JobConfig& c = loaded.config;
+  c.model = {.path = "m", .dtype = model::DType::kBFloat16};
+  c.rollout.kv_cache_tokens = 20'000'000;
+  const int64_t least = PlanMemory(c)->shared_memory_bytes() + [&] {
+    int64_t sum = 0;
+    for (const ProcessMemory& p : PlanMemory(c)->processes) sum += p.least();
+    return sum;
+  }();
+  EXPECT_EQ(CheckMemory(loaded, least), OkStatus());
+  EXPECT_EQ(CheckMemory(loaded, 0), OkStatus()) << "nobody knows what the machine has";
+  const Status refused = CheckMemory(loaded, least - 1);
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find(BytesText(least)), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("device-0: kv_cache "), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("; lower rollout.kv_cache_tokens"), std::string::npos)
+      << refused.message();
+  c.cluster.launch_workers = false;
+  EXPECT_EQ(CheckMemory(loaded, least - 1), OkStatus()) << "the workers are elsewhere";
 }
 
 TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
