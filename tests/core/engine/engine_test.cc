@@ -531,9 +531,8 @@ TEST_F(EngineTest, NoMemoryForTheDecoderGoesOnToTheDoor) {
 
 TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {
   auto engine = Make({.kv_cache_tokens = 1024});
-  const auto bytes = weights_->bytes();
-  const std::vector<std::byte> good(bytes.begin(), bytes.end());
-  auto* values = reinterpret_cast<float*>(bytes.data());
+  const std::vector<std::byte> good(weights_->bytes().begin(), weights_->bytes().end());
+  auto* values = reinterpret_cast<float*>(weights_->bytes().data());
   std::fill(values, values + weights_->elements(), std::numeric_limits<float>::quiet_NaN());
   engine->SetVersion({0, 4});
   ASSERT_TRUE(engine
@@ -547,7 +546,7 @@ TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {
   EXPECT_EQ(d.finish, FinishReason::kError);
   EXPECT_THAT(d.error, HasSubstr("not finite"));
   EXPECT_TRUE(d.ids.empty());
-  std::copy(good.begin(), good.end(), bytes.begin());
+  std::copy(good.begin(), good.end(), weights_->bytes().begin());
   engine->SetVersion({0, 5});
   ASSERT_TRUE(engine
                   ->Add({.tid = {1, 0, 0},

@@ -439,7 +439,8 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
         .loss;
   };
   EXPECT_NEAR(result->metrics.at("critic/vf_loss"), loss(), 1e-5);
-  auto* p = reinterpret_cast<float*>(start->bytes().data());
+  // Asked for anew each time: what was written is looked at once.
+  const auto value = [&](int64_t i) -> float& { return reinterpret_cast<float*>(start->bytes().data())[i]; };
   Rng rng(5);
   int checked = 0;
   for (const model::Parameter& parameter : start->layout()) {
@@ -449,13 +450,13 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
       for (int64_t k = parameter.offset; largest && k < parameter.offset + parameter.numel(); ++k) {
         if (std::fabs(gradient[static_cast<size_t>(k)]) > std::fabs(gradient[static_cast<size_t>(i)])) i = k;
       }
-      const float kept = p[i];
+      const float kept = value(i);
       const float h = 4e-3F;
-      p[i] = kept + h;
+      value(i) = kept + h;
       const double up = loss();
-      p[i] = kept - h;
+      value(i) = kept - h;
       const double down = loss();
-      p[i] = kept;
+      value(i) = kept;
       const double numeric = (up - down) / (2 * double{h});
       EXPECT_NEAR(gradient[static_cast<size_t>(i)], numeric, 5e-3 + 0.02 * std::fabs(numeric))
           << parameter.name;

@@ -157,6 +157,61 @@ TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {
   EXPECT_NE(*roles_->WeightsDigest(), *trained);
 }
 
+// Counts copies of so many bytes.
+class CountingDevice : public device::CheckedDevice {
+ public:
+  using CheckedDevice::Upload;
+  void Upload(void* to, const void* from_host, int64_t bytes) override {
+    up += bytes == counted ? 1 : 0;
+    CheckedDevice::Upload(to, from_host, bytes);
+  }
+  void Download(void* to_host, const void* from, int64_t bytes) override {
+    down += bytes == counted ? 1 : 0;
+    CheckedDevice::Download(to_host, from, bytes);
+  }
+  int64_t counted = 0, up = 0, down = 0;
+};
+
+TEST_F(DeviceRolesTest, WeightsComeDownOnceAVersionAndGoUpOnceARestore) {
+  const auto device = std::make_shared<CountingDevice>();
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), [&] { return device; });
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  device->counted = roles_->weight_bytes();
+  ASSERT_GT(device->counted, int64_t{4} << 20) << "else the moments move in copies of this size";
+  const auto publish = [&](int64_t step) {
+    ASSERT_EQ(roles_->Publish({0, step}, *roles_->WeightsDigest(), /*shared=*/true), OkStatus());
+    ASSERT_EQ(roles_->CopyRecovery({step}), OkStatus());
+    ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
+    roles_->UseVersion({0, step});
+  };
+  publish(0);
+  device->up = device->down = 0;
+  for (const int64_t step : {1, 2, 3}) {
+    Train(step);
+    publish(step);
+    EXPECT_EQ(device->down, step);
+    EXPECT_EQ(device->up, 0);
+  }
+  const uint64_t digest = *roles_->WeightsDigest();
+
+  Train(4);
+  ASSERT_EQ(roles_->RestoreFromRecovery({3}), OkStatus());
+  EXPECT_EQ(*roles_->WeightsDigest(), digest);
+  publish(3);
+  EXPECT_EQ(device->up, 1);
+  Train(4);
+  publish(4);
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  Train(5);
+  publish(5);
+  EXPECT_EQ(device->up, 1);
+
+  ASSERT_TRUE(Write("5").ok());
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/5", {5}), OkStatus());
+  publish(5);
+  EXPECT_EQ(device->up, 2);
+}
+
 TEST_F(DeviceRolesTest, ARoleThatKeepsItsMemoryProvesTooLittle) {
   ASSERT_GT(needs_.rollout, 0);
   ASSERT_GT(needs_.actor, 0);
