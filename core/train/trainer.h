@@ -128,8 +128,8 @@ struct StepProgress {
 // is not made.
 using ProgressCallback = std::function<bool(const StepProgress&)>;
 
-// Where the device has no memory for a computation, what computes throws c10::OutOfMemoryError; nothing but
-// the destructor may be called then.
+// Where the device has no memory for a computation, what computes throws c10::OutOfMemoryError, and where one
+// with memory of its own fails, device::DeviceFailed; nothing but the destructor may be called then.
 class Trainer {
  public:
   // `weights` outlives the trainer and is updated: once a step, where the device's memory is not the host's.

@@ -20,6 +20,7 @@
 #include "core/storage/checkpoint.h"
 #include "core/storage/manifest_file.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/failing_device.h"
 #include "tests/core/device/test_device.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/weights_service.h"
@@ -210,6 +211,25 @@ TEST_F(DeviceRolesTest, WeightsComeDownOnceAVersionAndGoUpOnceARestore) {
   ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/5", {5}), OkStatus());
   publish(5);
   EXPECT_EQ(device->up, 2);
+}
+
+// No batch is to blame: the exception ends the worker at its door, whose slot is lost.
+TEST_F(DeviceRolesTest, ADeviceThatFailsUnderATrainerIsNoErrorOfTheStep) {
+  const auto device = std::make_shared<device::FailingDevice<device::CheckedDevice>>();
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), [&] { return device; });
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  device->fail = device::ThrowAsLibTorchDoes;
+  EXPECT_THROW(Train(1), device::DeviceFailed) << "as it is made";
+  device->fail = nullptr;
+  Train(1);
+  device->fail = device::ThrowAsLibTorchDoes;
+  try {
+    Train(2);
+    FAIL() << "nothing was thrown";
+  } catch (const device::DeviceFailed& e) {
+    EXPECT_STREQ(e.what(), "CUDA error: an illegal memory access was encountered");
+  }
+  device->fail = nullptr;  // or what goes could not say that its weights are lost
 }
 
 TEST_F(DeviceRolesTest, ARoleThatKeepsItsMemoryProvesTooLittle) {
