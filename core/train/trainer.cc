@@ -182,17 +182,6 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   return AtTheDoor(*o.device);
 }
 
-StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
-  TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
-  std::vector<int64_t> all;
-  for (size_t i = 0; i < rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
-  if (impl_->decoder == nullptr)
-    return FailedPrecondition("trainer: a reward model has no log-probabilities");
-  return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
-} catch (...) {
-  return AtTheDoor(*impl_->options.device);
-}
-
 Status AtTheDoor(const device::Device& device) {
   try {
     throw;

@@ -164,9 +164,6 @@ class Trainer {
   // depend on the batch. What updated weights said is forgotten.  requires HasPreview()
   StatusOr<Scored> PreviewPiece();
 
-  // Log-probabilities [row][response token] under the present weights.
-  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
-
   // Rows that are not trained on. Pairs: what a step says of its own (<job>/loss, accuracy, margin, ...);
   // sft: sft/loss a token with its interval (low, high), sft/token_accuracy. <job>/total: rows or pairs.
   // The reference judges the same rows once: what it said is kept, eight bytes a row, while both stay as they

@@ -20,6 +20,7 @@
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 #include "tests/core/model/reference.h"
+#include "tests/core/train/log_probs.h"
 #include "tests/core/train/other_rank.h"
 #include "tests/core/train/state_copy.h"
 
@@ -674,7 +675,7 @@ TEST(CompanionsTest, HeldOutRowsOfSftAreJudgedWithoutATrace) {
     ASSERT_TRUE(before.ok()) << before.status().ToString();
     EXPECT_EQ(*before, *again);
     double sum = 0, tokens = 0;
-    const auto lp = a->LogProbs(held_out.rows);
+    const auto lp = LogProbs(*judged.policy, o, held_out.rows);
     ASSERT_TRUE(lp.ok());
     for (size_t i = 0; i < lp->size(); ++i) {
       for (size_t t = 0; t < (*lp)[i].size(); ++t) {
