@@ -16,6 +16,7 @@
 #include "core/config/render.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
+#include "workers/cli/host_cores.h"
 #include "workers/cli/own_process.h"
 #include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
@@ -38,6 +39,7 @@ StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string
   TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
   WarnOfGpus(loaded, self_path);
+  WarnOfThreads(loaded);
   return DataOf(loaded.config);
 }
 
