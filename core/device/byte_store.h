@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "core/base/status.h"
 #include "core/device/device.h"
@@ -48,10 +49,16 @@ class ByteStore : public ByteSource {
   template <std::convertible_to<std::span<std::byte>> Bytes>
   ByteStore(Bytes&& of_host) : ByteSource(std::span<std::byte>(of_host)) {}
   ByteStore(Device& device, void* data, int64_t size) : ByteSource(device, data, size) {}
+  // `writes` is called before bytes are written.
+  ByteStore(std::span<std::byte> of_host, std::function<void()> writes)
+      : ByteSource(of_host), writes_(std::move(writes)) {}
 
   void CopyFrom(size_t at, std::span<const std::byte> in) const;
   // Asks for all bytes, as Each hands them over.
   Status Fill(const std::function<Status(std::span<std::byte>)>& give) const;
+
+ private:
+  std::function<void()> writes_;  // may be null
 };
 
 }  // namespace tidepool::device

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -124,6 +125,13 @@ struct ProductShape {
   const char* name;
   int64_t n = 0, k = 0;
   bool head = false;  // of the vocabulary: by far the widest
+};
+
+// Thrown where a device with memory of its own has failed (an illegal access, off the bus): what it has is
+// lost, and so is all that it would compute.
+class DeviceFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 class Device {

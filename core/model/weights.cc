@@ -35,8 +35,8 @@ struct Weights::Impl {
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
-  // Whose bytes the arena has had since they came down; null where nobody's did, or somebody may have
-  // written.
+  // Whose bytes the arena has had since they came down or went up; null where nobody's did, or somebody may
+  // have written.
   std::atomic<const DeviceWeights*> same = nullptr;
   std::mutex mu;                   // of who brings it down
   std::atomic<bool> lost = false;  // it went before it was brought down
@@ -104,6 +104,11 @@ std::span<const std::byte> Weights::bytes() const {
   TP_CHECK(!laid_out()) << "these weights are laid out for products";
   BringDown();
   return impl_->arena;
+}
+
+device::ByteStore Weights::store() {
+  (void)std::as_const(*this).bytes();
+  return {impl_->arena, [m = impl_.get()] { m->same = nullptr; }};
 }
 
 at::Tensor Weights::Get(int64_t index) const {
@@ -303,6 +308,7 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
   } else {
     copy_ = device_->Put(host.bytes());
     data_ = copy_->data();
+    WentUp();
   }
 }
 device::View DeviceWeights::In(void* arena, const Parameter& p) const {
@@ -376,14 +382,21 @@ DeviceWeights::~DeviceWeights() {
 void DeviceWeights::Upload() {
   if (cut())
     CutFromHost();
-  else if (copy_ != nullptr && host_.impl_->newer.load() != this && host_.impl_->same.load() != this)
+  else if (copy_ != nullptr && host_.impl_->newer.load() != this && host_.impl_->same.load() != this) {
     device_->Upload(static_cast<std::byte*>(data_), host_.bytes());
+    WentUp();
+  }
   Changed();
+}
+void DeviceWeights::WentUp() {
+  const DeviceWeights* nobody = nullptr;  // of two devices' copies the one that trained is remembered
+  host_.impl_->same.compare_exchange_strong(nobody, this);
 }
 void DeviceWeights::Written() {
   if (copy_ != nullptr && !cut()) {
     const DeviceWeights* before = host_.impl_->newer.exchange(this);
     TP_CHECK(before == nullptr || before == this) << "the same weights are trained on two devices";
+    host_.impl_->same = nullptr;
   }
   Changed();
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/device/byte_store.h"
 #include "core/device/device.h"
 #include "core/model/cut.h"
 #include "core/model/hugging_face.h"
@@ -45,10 +46,13 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;  // of the arena
   [[nodiscard]] int64_t elements() const;
-  // The whole arena. These four require that it is not laid out (LayOutFor). What a device has trained comes
-  // down first, so a span is good until the next update; several threads may ask.
+  // The whole arena. These five require that it is not laid out (LayOutFor). What a device has trained comes
+  // down first, so what is given is good until the next update, and for writing until the next Upload;
+  // several threads may ask.
   [[nodiscard]] std::span<std::byte> bytes();
   [[nodiscard]] std::span<const std::byte> bytes() const;
+  // The same for who mostly reads: a device's copy counts as old when something is written there, no sooner.
+  [[nodiscard]] device::ByteStore store();
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
 
@@ -128,7 +132,8 @@ class DeviceWeights {
   [[nodiscard]] Matrices product(int64_t i);   // for products; makes the strips where they are out of date
   [[nodiscard]] Matrices table(int64_t i);     // for GatherRows
   [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
-  // The host's were written. Nothing moves where they are what this trained and nobody asked to write since.
+  // The host's were written. Nothing moves where they are what this trained, or what went up last, and nobody
+  // asked to write since.
   void Upload();
   void Written();  // data() was, by kernels
   // All ranks' parts to the arena of each; who else computes with these weights finds them there.
@@ -140,6 +145,7 @@ class DeviceWeights {
   // It is a copy of what the host's arena, which has the whole, has of a part.
   [[nodiscard]] bool cut() const { return part_ != host_.part(); }
   void Changed();  // strips are out of date
+  void WentUp();   // the host's bytes, all of them
   [[nodiscard]] uint64_t Digest() const;
   void Download(std::span<std::byte> to) const;  // requires memory of its own
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;

@@ -133,7 +133,7 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   metrics[std::string(Name(o.objective)) + "/total"] = static_cast<double>(pairs.size());
   return metrics;
 } catch (...) {
-  return AtTheDoor();
+  return AtTheDoor(*impl_->options.device);
 }
 
 }  // namespace tidepool::train

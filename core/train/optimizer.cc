@@ -118,7 +118,7 @@ void AdamW::UpdateAll(const FlatGradients& gradients, double learning_rate) {
 }
 
 std::vector<NamedBytes> AdamW::State() {
-  std::vector<NamedBytes> state = {{"weights", weights_.bytes()}};
+  std::vector<NamedBytes> state = {{"weights", weights_.store()}};
   for (const auto& [name, array] : {std::pair("master_rest", &rest_), {"m", &m_}, {"v", &v_}}) {
     if (*array == nullptr) continue;
     state.push_back({name, {on_device_.device(), (*array)->data(), (*array)->bytes()}});

@@ -93,7 +93,7 @@ Trainer::Trainer() = default;
 Trainer::~Trainer() = default;
 
 StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, TrainerOptions o,
-                                                   const Companions& companions) {
+                                                   const Companions& companions) try {
   if (o.device == nullptr) o.device = std::make_shared<device::CpuDevice>();
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1)
@@ -178,20 +178,11 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
   }
   if (o.loss.kl) m.controls->kl_coef = o.loss.kl->coef;
   return t;
-}
-
-StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
-  TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
-  std::vector<int64_t> all;
-  for (size_t i = 0; i < rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
-  if (impl_->decoder == nullptr)
-    return FailedPrecondition("trainer: a reward model has no log-probabilities");
-  return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
 } catch (...) {
-  return AtTheDoor();
+  return AtTheDoor(*o.device);
 }
 
-Status AtTheDoor() {
+Status AtTheDoor(const device::Device& device) {
   try {
     throw;
   } catch (const c10::OutOfMemoryError&) {  // the process's door (workers/device/device_worker.cc)
@@ -201,6 +192,9 @@ Status AtTheDoor() {
     throw;
   } catch (const model::PeersFailed& e) {  // in the midst of a computation
     return e.status();
+  } catch (const c10::Error& e) {
+    if (!device.host_memory()) throw device::DeviceFailed(e.what_without_backtrace());
+    return Internal(std::string("trainer: ") + e.what());
   } catch (const std::exception& e) {
     return Internal(std::string("trainer: ") + e.what());
   }
@@ -209,7 +203,7 @@ Status AtTheDoor() {
 Status Trainer::Preview(std::vector<Row> rows, Version version) try {
   return impl_->Preview(std::move(rows), version);
 } catch (...) {
-  return AtTheDoor();
+  return AtTheDoor(*impl_->options.device);
 }
 
 void Trainer::Join(comm::Collective* others) {
@@ -237,7 +231,7 @@ ProgressCallback TrainerImpl::Agreed(const ProgressCallback& progress) {
 bool Trainer::HasPreview() const { return !impl_->previewed.parts.empty(); }
 
 StatusOr<Scored> Trainer::PreviewPiece() try { return impl_->PreviewPiece(); } catch (...) {
-  return AtTheDoor();
+  return AtTheDoor(*impl_->options.device);
 }
 
 // What will be done: micro-batches by update.
@@ -681,7 +675,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   TimeMetrics(step.times, tokens, step.computed, result.metrics);
   return result;
 } catch (...) {
-  return AtTheDoor();
+  return AtTheDoor(*impl_->options.device);
 }
 
 std::vector<NamedBytes> Trainer::State() {

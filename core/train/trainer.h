@@ -128,8 +128,8 @@ struct StepProgress {
 // is not made.
 using ProgressCallback = std::function<bool(const StepProgress&)>;
 
-// Where the device has no memory for a computation, what computes throws c10::OutOfMemoryError; nothing but
-// the destructor may be called then.
+// Where the device has no memory for a computation, what computes throws c10::OutOfMemoryError, and where one
+// with memory of its own fails, device::DeviceFailed; nothing but the destructor may be called then.
 class Trainer {
  public:
   // `weights` outlives the trainer and is updated: once a step, where the device's memory is not the host's.
@@ -163,9 +163,6 @@ class Trainer {
   // result, on whichever rank it was computed: the same bits as its own where the device's products do not
   // depend on the batch. What updated weights said is forgotten.  requires HasPreview()
   StatusOr<Scored> PreviewPiece();
-
-  // Log-probabilities [row][response token] under the present weights.
-  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
 
   // Rows that are not trained on. Pairs: what a step says of its own (<job>/loss, accuracy, margin, ...);
   // sft: sft/loss a token with its interval (low, high), sft/token_accuracy. <job>/total: rows or pairs.

@@ -201,9 +201,9 @@ struct TrainerImpl {
   StatusOr<UpdatesDone> UpdateRewardModel(StepContext& step);
 };
 
-// In a catch: what was thrown as a status. LibTorch throws, and the trainer is the door, but
-// of no memory: that is rethrown.
-Status AtTheDoor();
+// In a catch: what was thrown as a status. LibTorch throws, and the trainer is the door, but of no memory and
+// of a device that has failed: that goes on.
+Status AtTheDoor(const device::Device& device);
 Status CheckAnswer(const Row& row);  // of a pair: it has a token to be trained on
 // Rows of a reward model: the score stands after the last token, so one more is appended that nothing reads.
 std::vector<Row> WithScorePlace(std::span<const Row> rows);

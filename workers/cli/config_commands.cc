@@ -17,6 +17,7 @@
 #include "core/device/cpu/kernels.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
+#include "workers/cli/host_cores.h"
 #include "workers/cli/own_process.h"
 #include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
@@ -41,6 +42,7 @@ StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string
   (void)device::BestIsa();  // a TIDEPOOL_CPU_ISA that is none is said here
   WarnOfMemory(loaded);
   WarnOfGpus(loaded, self_path);
+  WarnOfThreads(loaded);
   return DataOf(loaded.config);
 }
 

@@ -3,7 +3,6 @@
 // what most installations fail at, and `tidepool-worker gpus`.
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
@@ -29,6 +28,7 @@
 #include "core/device/cpu/kernels.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
+#include "workers/cli/host_cores.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
 #include "workers/controller/found_gpus.h"
@@ -138,14 +138,11 @@ class Doctor {
          {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16", "amx_tile"}) {
       if (std::find(flags.begin(), flags.end(), flag) != flags.end()) found.push_back(flag);
     }
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    const int64_t usable =
-        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-    const double quota = CpuQuota();
+    const HostCores cores = CoresHere();
+    const double quota = cores.quota;
     facts_["cpu"] = {{"model", Field(info, "model name", ':')},
-                     {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
-                     {"usable", usable},
+                     {"cores", cores.machine},
+                     {"usable", cores.usable},
                      {"quota", quota > 0 ? Json(quota) : Json(nullptr)},
                      {"instructions", found},
                      {"kernels", Name(device::BestIsa())}};
@@ -160,18 +157,6 @@ class Doctor {
     }
     if (quota > 0 && quota < 2)
       Note("a quota of " + Text(quota) + " cores", "the examples count on two; expect them to take longer");
-  }
-
-  // Cores that the control group allows; 0: no limit.
-  static double CpuQuota() {
-    std::istringstream two(FirstLine("/sys/fs/cgroup/cpu.max"));
-    std::string quota;
-    double period = 0;
-    if (two >> quota >> period && quota != "max" && period > 0)
-      return std::strtod(quota.c_str(), nullptr) / period;
-    const double one = std::strtod(FirstLine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").c_str(), nullptr);
-    const double of = std::strtod(FirstLine("/sys/fs/cgroup/cpu/cpu.cfs_period_us").c_str(), nullptr);
-    return one > 0 && of > 0 ? one / of : 0;
   }
 
   void Memory() {
@@ -424,6 +409,8 @@ class Doctor {
     if (const Status port = Hub::CanListen(config.cluster.bind, config.cluster.port); !port.ok())
       Missing(port.message(), "the controller listens there; set cluster.bind and cluster.port");
     CheckFiles(config);
+    if (const std::string threads = ThreadsWarning(*loaded, CoresHere().whole()); !threads.empty())
+      Note(threads.substr(0, threads.rfind("; ")), threads.substr(threads.rfind("; ") + 2));
     const auto plan = PlanMemory(config);
     if (!plan.ok()) return Missing(plan.status().message(), "mend it, or start with another config");
     // In a store they only pass this disk, one at a time.

@@ -218,6 +218,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   auto loaded = LoadJob(options);
   if (!loaded.ok()) return Fail(context, loaded.status());
   for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  WarnOfThreads(*loaded);
   if (const Status games = CheckGames(*loaded); !games.ok()) return Fail(context, games);
   if (options.dry_run) return DryRun(context, options, *loaded);
   struct sigaction action {};

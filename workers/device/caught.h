@@ -1,7 +1,7 @@
 #pragma once
 // Libraries throw (no memory, a shape that does not fit); their exceptions stop here and become a Status that
-// begins with `what`. A device without memory for a computation goes on to the door of the process, whose
-// work is torn (device_worker.cc).
+// begins with `what`. A device without memory for a computation, or that has failed, goes on to the door of
+// the process, whose work is torn (device_worker.cc).
 
 #include <c10/util/Exception.h>
 
@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/device/device.h"
 
 namespace tidepool::workers {
 
@@ -18,6 +19,8 @@ auto Caught(const char* what, F&& body) -> decltype(body()) {
   try {
     return body();
   } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const device::DeviceFailed&) {
     throw;
   } catch (const std::bad_alloc&) {
     return ResourceExhausted(

@@ -19,6 +19,7 @@
 #include "core/base/rng.h"
 #include "core/model/graph_rows.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/failing_device.h"
 #include "tests/core/engine/reference_generator.h"
 #include "tests/core/model/reference.h"
 
@@ -478,17 +479,6 @@ TEST_F(EngineTest, KeptKvGivesWayWhereRoomIsNeeded) {
             ReferenceGenerate(*weights_, 5, {7, 0, 0}, Prompt(50, 3), 12, {}).ids);
 }
 
-// What fails throws from its copies.
-template <typename Base>
-struct FailingDevice : Base {
-  using Base::Upload;
-  void Upload(void* to, const void* from, int64_t bytes) override {
-    if (fail) fail();
-    Base::Upload(to, from, bytes);
-  }
-  std::function<void()> fail;
-};
-
 // Ended samples would be replaced by others, which the same device would end, too.
 TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
   const auto begins = [&](const auto& device) {
@@ -499,13 +489,12 @@ TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
     TP_CHECK(added.ok()) << added.ToString();
     return std::move(engine).value();
   };
-  const auto lost = [] { throw c10::Error({__func__, __FILE__, __LINE__}, "CUDA error: illegal access"); };
-  const auto gpu = std::make_shared<FailingDevice<device::CheckedDevice>>();
+  const auto gpu = std::make_shared<device::FailingDevice<device::CheckedDevice>>();
   auto engine = begins(gpu);
-  gpu->fail = lost;
+  gpu->fail = device::ThrowAsLibTorchDoes;
   EXPECT_THROW((void)engine->Step(), c10::Error);
 
-  const auto cpu = std::make_shared<FailingDevice<device::CpuDevice>>();
+  const auto cpu = std::make_shared<device::FailingDevice<device::CpuDevice>>();
   engine = begins(cpu);
   cpu->fail = [] { throw std::bad_alloc(); };
   EXPECT_THROW((void)engine->Step(), c10::OutOfMemoryError);
@@ -514,16 +503,16 @@ TEST_F(EngineTest, AFailureOfTheMachineIsNoFaultOfTheRequests) {
   };
   EXPECT_THROW((void)engine->Step(), std::system_error);
   // Tensor math of the CPU fails by what it is given.
-  cpu->fail = lost;
+  cpu->fail = device::ThrowAsLibTorchDoes;
   const StepOutput out = engine->Step();
   ASSERT_EQ(out.deltas.size(), 1U);
   EXPECT_EQ(out.deltas[0].finish, FinishReason::kError);
-  EXPECT_THAT(out.deltas[0].error, HasSubstr("illegal access"));
+  EXPECT_THAT(out.deltas[0].error, HasSubstr("illegal memory access"));
 }
 
 // The worker's door says what was planned, and which key makes it less.
 TEST_F(EngineTest, NoMemoryForTheDecoderGoesOnToTheDoor) {
-  const auto gpu = std::make_shared<FailingDevice<device::CheckedDevice>>();
+  const auto gpu = std::make_shared<device::FailingDevice<device::CheckedDevice>>();
   gpu->fail = [] { throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "no memory"); };
   EXPECT_THROW((void)Engine::Create(*weights_, {.device = gpu, .kv_cache_tokens = 1024}),
                c10::OutOfMemoryError);
@@ -531,9 +520,8 @@ TEST_F(EngineTest, NoMemoryForTheDecoderGoesOnToTheDoor) {
 
 TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {
   auto engine = Make({.kv_cache_tokens = 1024});
-  const auto bytes = weights_->bytes();
-  const std::vector<std::byte> good(bytes.begin(), bytes.end());
-  auto* values = reinterpret_cast<float*>(bytes.data());
+  const std::vector<std::byte> good(weights_->bytes().begin(), weights_->bytes().end());
+  auto* values = reinterpret_cast<float*>(weights_->bytes().data());
   std::fill(values, values + weights_->elements(), std::numeric_limits<float>::quiet_NaN());
   engine->SetVersion({0, 4});
   ASSERT_TRUE(engine
@@ -547,7 +535,7 @@ TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {
   EXPECT_EQ(d.finish, FinishReason::kError);
   EXPECT_THAT(d.error, HasSubstr("not finite"));
   EXPECT_TRUE(d.ids.empty());
-  std::copy(good.begin(), good.end(), bytes.begin());
+  std::copy(good.begin(), good.end(), weights_->bytes().begin());
   engine->SetVersion({0, 5});
   ASSERT_TRUE(engine
                   ->Add({.tid = {1, 0, 0},

@@ -103,15 +103,18 @@ TEST(LoadBalanceTest, GradientIsThatOfTheLossAndDescentEvensTheLoad) {
     };
     for (const std::string name : {"layers.0.router", "layers.2.router", "layers.0.mlp_norm"}) {
       const Parameter& p = f.weights->layout()[index(name)];
-      auto* values = reinterpret_cast<float*>(f.weights->bytes().data()) + p.offset;
+      // Asked for anew each time: what was written is looked at once.
+      const auto value = [&](size_t at) -> float& {
+        return reinterpret_cast<float*>(f.weights->bytes().data())[static_cast<size_t>(p.offset) + at];
+      };
       for (int i = 0; i < 8; ++i) {
         const auto at = static_cast<size_t>(rng.Below(p.numel()));
-        const float kept = values[at], h = 2e-3F;
-        values[at] = kept + h;
+        const float kept = value(at), h = 2e-3F;
+        value(at) = kept + h;
         const double up = loss();
-        values[at] = kept - h;
+        value(at) = kept - h;
         const double down = loss();
-        values[at] = kept;
+        value(at) = kept;
         // A difference whose steps change a row's experts says nothing about the gradient.
         if (std::abs(up - 2 * before + down) > 0.02) continue;
         EXPECT_NEAR(gradient[static_cast<size_t>(p.offset) + at], (up - down) / (2 * h),

@@ -144,6 +144,38 @@ TEST(WeightsTest, WhatADeviceTrainedIsNotSentUpToItAgain) {
   std::ranges::copy(before, w->bytes().begin());
   there->Upload();
   EXPECT_EQ(on_device(), before);
+  device->up = 0;
+  there->Upload();
+  (void)w->On(device);
+  EXPECT_EQ(device->up, 0) << "it went up, and nobody has asked to write since";
+
+  // Who could write, but reads, moves nothing.
+  Train(*there);
+  device::ByteStore store = w->store();
+  std::vector<std::byte> read(before.size());
+  store.CopyTo(0, read);
+  EXPECT_EQ(read, on_device());
+  device->up = 0;
+  there->Upload();
+  EXPECT_EQ(device->up, 0);
+  store.CopyFrom(0, before);
+  there->Upload();
+  EXPECT_EQ(device->up, w->size());
+  EXPECT_EQ(on_device(), before);
+
+  // A device on which nobody trains gets what another one has trained.
+  const auto other = std::make_shared<CountingDevice>();
+  auto engine = w->On(other);
+  EXPECT_EQ(other->up, w->size());
+  Train(*there);
+  engine->Upload();
+  EXPECT_EQ(other->up, 2 * w->size());
+  EXPECT_EQ(other->Read(static_cast<const std::byte*>(engine->data()), w->size()), on_device());
+  device->up = 0;
+  there->Upload();
+  EXPECT_EQ(device->up, 0);
+  engine.reset();
+
   Train(*there);
   (void)std::as_const(*w).bytes();
   w->Get("final_norm").zero_();

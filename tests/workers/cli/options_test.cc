@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/config/load.h"
 #include "tests/workers/cli/runner.h"
+#include "workers/cli/host_cores.h"
 
 namespace tidepool::workers {
 namespace {
@@ -192,6 +194,46 @@ TEST(ValidateTest, OverridesAreOfAllConfigsThatAreGiven) {
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_NE(bad.err.find("train.steps"), std::string::npos) << bad.err;
   EXPECT_NE(RunCli({"validate", "train.steps=5"}).err.find("name a config, too"), std::string::npos);
+}
+
+std::string ThreadsOf(const std::string& cluster, int64_t cores) {
+  const auto loaded = config::LoadConfigText(
+      "name: x\n"
+      "model: {init: {max_position: 64, alphabet: \"abcerv =\"}}\n"
+      "data: {task: reverse, letters: abc, length: [1, 3], held_out: 2}\n"
+      "rollout: {max_new_tokens: 8}\n"
+      "reward: {functions: [exact_answer]}\n"
+      "cluster:\n" +
+          cluster,
+      "a.yaml");
+  EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
+  return loaded.ok() ? ThreadsWarning(*loaded, cores) : "";
+}
+
+TEST(ValidateTest, MoreThreadsThanCoresAreWarnedOfByFileLineAndKey) {
+  EXPECT_EQ(ThreadsOf("  threads_per_slot: 4\n", 4), "");
+  EXPECT_EQ(ThreadsOf("  slots: 2\n  threads_per_slot: 4\n", 6),
+            "a.yaml:8: cluster.threads_per_slot: 2 slots of 4 threads are 8 threads, and this host has 6 "
+            "cores, so they "
+            "wait for each other and take longer; write cluster.threads_per_slot: 3, or expect that");
+  // The number of threads is the default, so what was written is named.
+  EXPECT_EQ(ThreadsOf("  slots: 3\n", 2),
+            "a.yaml:7: cluster.slots: 3 slots of 2 threads are 6 threads, and this host has 2 cores, so they "
+            "wait for each "
+            "other and take longer; write cluster.slots: 2 with cluster.threads_per_slot: 1, or expect that");
+  EXPECT_EQ(ThreadsOf("  slots: 4\n  launch_workers: false\n", 2), "") << "they may be on any hosts";
+
+  const ScratchFolder scratch;
+  scratch.Write("a.yaml",
+                "name: x\nmodel: {init: {max_position: 64, alphabet: \"abcerv =\"}}\n"
+                "data: {task: reverse, letters: abc, length: [1, 3], held_out: 2}\n"
+                "rollout: {max_new_tokens: 8}\nreward: {functions: [exact_answer]}\n"
+                "cluster: {slots: 60, threads_per_slot: 1024}\n");
+  const CliResult r = RunCli({"validate", "a.yaml"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.err.find("warning: a.yaml:6: cluster.threads_per_slot: 60 slots of 1024 threads"),
+            std::string::npos)
+      << r.err;
 }
 
 TEST(ModelOptionsTest, AModelThatIsNotThereIsNamed) {

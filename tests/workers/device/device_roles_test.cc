@@ -20,6 +20,7 @@
 #include "core/storage/checkpoint.h"
 #include "core/storage/manifest_file.h"
 #include "tests/core/device/checked_device.h"
+#include "tests/core/device/failing_device.h"
 #include "tests/core/device/test_device.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/weights_service.h"
@@ -155,6 +156,80 @@ TEST_F(DeviceRolesTest, RolesOnOneDeviceShareItsWeights) {
   ASSERT_EQ(roles_->Park(), OkStatus());
   Train(2);
   EXPECT_NE(*roles_->WeightsDigest(), *trained);
+}
+
+// Counts copies of so many bytes.
+class CountingDevice : public device::CheckedDevice {
+ public:
+  using CheckedDevice::Upload;
+  void Upload(void* to, const void* from_host, int64_t bytes) override {
+    up += bytes == counted ? 1 : 0;
+    CheckedDevice::Upload(to, from_host, bytes);
+  }
+  void Download(void* to_host, const void* from, int64_t bytes) override {
+    down += bytes == counted ? 1 : 0;
+    CheckedDevice::Download(to_host, from, bytes);
+  }
+  int64_t counted = 0, up = 0, down = 0;
+};
+
+TEST_F(DeviceRolesTest, WeightsComeDownOnceAVersionAndGoUpOnceARestore) {
+  const auto device = std::make_shared<CountingDevice>();
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), [&] { return device; });
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  device->counted = roles_->weight_bytes();
+  ASSERT_GT(device->counted, int64_t{4} << 20) << "else the moments move in copies of this size";
+  const auto publish = [&](int64_t step) {
+    ASSERT_EQ(roles_->Publish({0, step}, *roles_->WeightsDigest(), /*shared=*/true), OkStatus());
+    ASSERT_EQ(roles_->CopyRecovery({step}), OkStatus());
+    ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
+    roles_->UseVersion({0, step});
+  };
+  publish(0);
+  device->up = device->down = 0;
+  for (const int64_t step : {1, 2, 3}) {
+    Train(step);
+    publish(step);
+    EXPECT_EQ(device->down, step);
+    EXPECT_EQ(device->up, 0);
+  }
+  const uint64_t digest = *roles_->WeightsDigest();
+
+  Train(4);
+  ASSERT_EQ(roles_->RestoreFromRecovery({3}), OkStatus());
+  EXPECT_EQ(*roles_->WeightsDigest(), digest);
+  publish(3);
+  EXPECT_EQ(device->up, 1);
+  Train(4);
+  publish(4);
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  Train(5);
+  publish(5);
+  EXPECT_EQ(device->up, 1);
+
+  ASSERT_TRUE(Write("5").ok());
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/5", {5}), OkStatus());
+  publish(5);
+  EXPECT_EQ(device->up, 2);
+}
+
+// No batch is to blame: the exception ends the worker at its door, whose slot is lost.
+TEST_F(DeviceRolesTest, ADeviceThatFailsUnderATrainerIsNoErrorOfTheStep) {
+  const auto device = std::make_shared<device::FailingDevice<device::CheckedDevice>>();
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked(), [&] { return device; });
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  device->fail = device::ThrowAsLibTorchDoes;
+  EXPECT_THROW(Train(1), device::DeviceFailed) << "as it is made";
+  device->fail = nullptr;
+  Train(1);
+  device->fail = device::ThrowAsLibTorchDoes;
+  try {
+    Train(2);
+    FAIL() << "nothing was thrown";
+  } catch (const device::DeviceFailed& e) {
+    EXPECT_STREQ(e.what(), "CUDA error: an illegal memory access was encountered");
+  }
+  device->fail = nullptr;  // or what goes could not say that its weights are lost
 }
 
 TEST_F(DeviceRolesTest, ARoleThatKeepsItsMemoryProvesTooLittle) {
