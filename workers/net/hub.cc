@@ -15,6 +15,7 @@
 
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
+#include "core/observe/log.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/door.h"
 #include "workers/net/listener.h"
@@ -82,6 +83,17 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     if (status.code() == StatusCode::kPermissionDenied || status.code() == StatusCode::kUnauthenticated)
       refused.fetch_add(1);
     return status;
+  }
+
+  // Told here, too: nobody else sees it where its worker was started by others.
+  Status OtherBuild(const std::string& build, const std::string& peer) {
+    const std::string text =
+        "this worker is " +
+        (build.empty() ? "of a build that does not say which, at " + PeerName(peer) : build) +
+        ", the controller is " + options.build +
+        ", and they do not understand each other: use one build for both (the same package on all hosts)";
+    observe::Log(LogLevel::kWarn, "other_build", {{"text", text}});
+    return FailedPrecondition(text);
   }
 
   Status Authorise(const grpc::ServerContextBase& context, CallerRole* role) {
@@ -220,7 +232,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
 class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Frame> {
  public:
   Stream(Impl& hub, grpc::CallbackServerContext* context)
-      : hub_(hub), peer_(context->peer()), cut_(std::make_shared<Cut>(context)) {
+      : hub_(hub), peer_(context->peer()), build_(BuildOf(*context)), cut_(std::make_shared<Cut>(context)) {
     if (const Status s = hub_.Authorise(*context, &role_); !s.ok()) {
       Finish(ToGrpc(s));
     } else {
@@ -294,6 +306,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
   void Greet(bool ok) {
     cut_->hello.Cancel();
     if (!ok) return Finish(ToGrpc(DeadlineExceeded("attach: no Hello came")));
+    if (in_.schema() != WireSchema()) return Finish(ToGrpc(hub_.OtherBuild(build_, peer_).At("attach")));
     auto hello = Door::Greeting(hub_.options.run_id, role_, in_);
     if (hello.ok() && certified_ && hello->place != *certified_)
       hello = PermissionDenied("the certificate is for place " + std::to_string(*certified_) +
@@ -342,7 +355,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
 
   std::shared_ptr<Stream> self_;  // until OnDone
   Impl& hub_;
-  const std::string peer_;
+  const std::string peer_, build_;
   const std::shared_ptr<Cut> cut_;
   CallerRole role_{};
   std::optional<int64_t> certified_;  // the place that the certificate is for
