@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <set>
@@ -85,6 +86,14 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     return status;
   }
 
+  // Whoever comes again and again fills no disk with that.
+  void Tell(const char* event, const std::string& text) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    const auto second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    if (told_.exchange(second) != second) observe::Log(LogLevel::kWarn, event, {{"text", text}});
+  }
+  std::atomic<int64_t> told_ = 0;  // the second of the last one
+
   // Told here, too: nobody else sees it where its worker was started by others.
   Status OtherBuild(const std::string& build, const std::string& peer) {
     const std::string text =
@@ -92,7 +101,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
         (build.empty() ? "of a build that does not say which, at " + PeerName(peer) : build) +
         ", the controller is " + options.build +
         ", and they do not understand each other: use one build for both (the same package on all hosts)";
-    observe::Log(LogLevel::kWarn, "other_build", {{"text", text}});
+    Tell("other_build", text);
     return FailedPrecondition(text);
   }
 
@@ -333,6 +342,8 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
       return;
     }
     refused_ = true;
+    hub_.Tell("worker_refused", std::string("the ") + Name(role_) + " worker at " + peer_ +
+                                    " is thrown out for what it says: " + heard.message());
     const MutexLock lock(hub_.mu);
     hub_.door.Refuse(id_, {hub_.Counted(heard).message()});
   }
