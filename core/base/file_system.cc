@@ -48,7 +48,8 @@ Status FileError(int error, std::string_view doing, std::string_view path) {
     case ENFILE:
       return ResourceExhausted(say("too many open files; raise the limit (ulimit -n)"));
     case EROFS:
-      return FailedPrecondition(say("the file system is read-only; choose a folder on another disk"));
+      return FailedPrecondition(
+          say("the file system is read-only; mount it for writing, or choose a folder on another disk"));
     case ENOTEMPTY:
       return FailedPrecondition(say("the folder is not empty; move away what is there"));
     case ENOTDIR:

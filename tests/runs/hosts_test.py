@@ -688,6 +688,34 @@ class HostTest(RunTest):
         self.assert_done(left, 3)
         self.assertIn("no controller gave a sign of life for 2 s", left.stderr)
 
+    def test_workers_of_another_build_are_told_both_builds_and_hosts_and_what_to_do(self):
+        def version(program):
+            return re.fullmatch(r"(tidepool \S+) \((\S+)\)\n", subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout)
+        other = self.dir / "other"
+        other.mkdir()
+        for program in (TIDEPOOL, WORKER):  # of another commit, in which a field of a message has another name
+            data, commit = pathlib.Path(program).read_bytes(), version(program)[2].encode()
+            self.assertIn(b"have_hash\0", data)
+            (other / pathlib.Path(program).name).write_bytes(data.replace(b"have_hash\0", b"have_hush\0").replace(commit, b"f" * len(commit)))
+            (other / pathlib.Path(program).name).chmod(0o755)
+        run = self.start("configs/test/rl_split.yaml", "cluster.launch_workers=false", "train.steps=3")
+        control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()), what="control.json", process=run)
+        for program, place, role in (([str(other / "tidepool-worker"), "run"], 0, "device"), ([str(other / "tidepool"), "reward-worker"], 2, "reward")):
+            worker = subprocess.run([*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
+                                     str(self.path("security", role + ".token"))], cwd=ROOT, capture_output=True, text=True, timeout=60)
+            self.assertEqual(worker.returncode, 3, worker.stderr)
+            theirs, ours = version(program[0]), version(TIDEPOOL)
+            self.assertEqual(set(theirs[2]), {"f"})
+            said = (f"this worker is {theirs[1]} ({theirs[2]}) on host {socket.gethostname()}, the controller is {ours[1]} ({ours[2]}) on host {socket.gethostname()}, and "
+                    "they do not understand each other: use one build for both (the same package on all hosts)")
+            self.assertIn(said, worker.stderr)
+        self.assertIn('event=other_build text="this worker is ', self.path("logs", "controller.log").read_text())
+        host = subprocess.Popen([TIDEPOOL, "host", str(self.path()), "--slots", "2"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(host)
+        self.finish(run)
+        self.finish(host)
+        self.assert_checked()
+
     def test_certificates_of_somebody_else_are_refused_where_they_are_not_whole(self):
         made = self.train("configs/test/rl_split.yaml", "security.tls=true", "train.steps=1", run="made")
         self.assert_done(made)
@@ -724,6 +752,83 @@ class FewerSlotsTest(RunTest):
         self.assertFalse([r for r in self.journal() if r["kind"] == "GRANT"])
         self.finish(self.start(str(self.path()), "--resume", "cluster.min_slots=2", "train.steps=3", "cluster.start_timeout_s=600"))
         self.finish(host)
+        self.assert_checked()
+
+
+class LostScriptTest(RunTest):
+    def tearDown(self):
+        for i in range(3):
+            self.end_task(i, signal.SIGKILL)
+        super().tearDown()
+
+    def end_task(self, i, number):
+        try:
+            os.killpg(int((self.dir / f"task{i}").read_text()), number)
+        except (OSError, ValueError):  # not begun, or gone
+            pass
+
+    def test_hosts_that_outlive_the_node_of_the_batch_script_queue_the_job_again_once(self):
+        nodes = ["127.0.0.1", "node1", "node2"]
+        tools, of_job, log = self.dir / "tools", self.dir / "nodes", self.dir / "asked"
+        tools.mkdir()
+        of_job.write_text("\n".join(nodes) + "\n")
+        (tools / "srun").write_text("#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\n" + "".join(
+            f"SLURM_PROCID={i} SLURM_NTASKS=3 SLURMD_NODENAME={node} setsid \"$@\" & echo $! > {self.dir}/task{i}\n" for i, node in enumerate(nodes))
+            + f"trap 'for i in 0 1 2; do kill -TERM -- -$(cat {self.dir}/task$i); done' TERM\nwait; wait\n")
+        # A job is queued once, and says what Slurm says of it.
+        (tools / "scontrol").write_text(f"""#!/bin/bash
+echo "$SLURM_PROCID $*" >> {log}
+queued() {{ [ -e {self.dir}/queued ]; }}
+case "$*" in
+  "--oneliner show job 77") echo "JobId=77 JobName=x JobState=$(queued && echo PENDING || echo RUNNING) Reason=None Requeue=1 Restarts=$(queued && echo 1 || echo 0) BatchFlag=1" \
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList=some[0-2] BatchHost={nodes[0]} NumNodes=3" ;;
+  "show hostnames some[0-2]") cat {of_job} ;;
+  "requeue 77") mkdir {self.dir}/queued ;;
+  *) exit 1 ;;
+esac
+""")
+        for tool in tools.iterdir():
+            tool.chmod(0o755)
+        printed = self.command("slurm", "configs/test/rl_split.yaml", "cluster.min_slots=2", "checkpoint.every_steps=2", "train.steps=100000", "-N", "3",
+                               "--run-dir", str(self.path()))
+        self.assert_done(printed)
+        script = self.dir / "script"
+        script.write_text(printed.stdout.replace('--slots "$3"', '--slots "$3" --patience 3').replace("sleep 30", "sleep 0.1"))
+
+        def batch(restarts):
+            # Its errors are of no use to anybody who outlives it.
+            process = subprocess.Popen(["bash", str(script)], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                                       env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_NNODES": "3", "SLURM_JOB_ID": "77",
+                                            "SLURM_RESTART_COUNT": str(restarts), "SLURMD_NODENAME": nodes[0]})
+            self.started.append(process)
+            return process
+
+        def asked(words):
+            return [line for line in log.read_text().splitlines() if line.endswith(words)] if log.exists() else []
+        first = batch(0)
+        self.wait_step(4, first, timeout=180)
+        before = len(asked("show job 77"))
+        os.killpg(first.pid, signal.SIGKILL)  # the script, srun and the controller
+        self.end_task(0, signal.SIGKILL)
+        made = max(self.metrics())
+        # As long as Slurm has not noticed, they look again and again.
+        self.wait_for(lambda: len(asked("show job 77")) >= before + 2, 120, "two questions")
+        self.assertFalse(asked("requeue 77"))
+        of_job.write_text("\n".join(nodes[1:]) + "\n")
+        self.wait_for((self.dir / "queued").exists, 120, "requeue")
+        # Who is left asks, and does nothing more, whatever it is told.
+        before = len(asked("show job 77"))
+        self.wait_for(lambda: len(asked("show job 77")) > before, 120, "the other one's question")
+        for i in (1, 2):
+            self.end_task(i, signal.SIGTERM)  # as Slurm does
+        self.assertLessEqual(len(asked("requeue 77")), 2)
+        self.assertIn("node 127.0.0.1 is lost, with the batch script; job 77 is queued again", pathlib.Path(f"{self.path()}.slurm-77.log").read_text())
+
+        of_job.write_text("\n".join(nodes) + "\n")
+        second = batch(1)
+        self.wait_step(made + 2, second, timeout=180)
+        second.send_signal(signal.SIGTERM)
+        second.wait(timeout=120)
         self.assert_checked()
 
 

@@ -15,7 +15,7 @@ import time
 import unittest
 
 from frozen_disk import READS, FrozenDisk
-from harness import ROOT, TIDEPOOL, RunTest, kill
+from harness import ROOT, TIDEPOOL, WORKER, RunTest, kill
 
 CONFIG = "configs/test/rl_colocated.yaml"
 
@@ -147,6 +147,53 @@ class OperationsTest(RunTest):
         told = [line for line in log.read_text().splitlines() if "event=suspended" in line]
         self.assertEqual(len(told), 1, told)
         self.assertIn("seconds=3600", told[0])
+
+    def test_a_folder_that_becomes_read_only_is_named_with_its_host_and_the_run_goes_on_after_that(self):
+        library = os.environ.get("TIDEPOOL_READ_ONLY_DISK")
+        if not library:
+            self.skipTest("TIDEPOOL_READ_ONLY_DISK names no library: a build with a sanitizer has none")
+        flags = {who: self.dir / f"read_only_{who}" for who in ("controller", "trains", "generates")}
+
+        def start(who, *command):
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
+                **os.environ, "LD_PRELOAD": library, "TIDEPOOL_TEST_READ_ONLY": str(self.path()), "TIDEPOOL_TEST_READ_ONLY_WHILE": str(flags.get(who, ""))})
+            self.started.append(process)
+            return process
+        log, host = self.path("logs", "controller.log"), socket.gethostname()
+        run = start("controller", TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path()), "train.steps=100000", "checkpoint.every_steps=2",
+                    "cluster.launch_workers=false")
+        control = json.loads(self.wait_for(lambda: self.path("control.json").exists() and self.path("control.json").read_text(), what="control.json", process=run))
+        for place, (who, program, role) in enumerate([("trains", [WORKER, "run"], "device"), ("generates", [WORKER, "run"], "device"),
+                                                      ("grades", [TIDEPOOL, "reward-worker"], "reward")]):
+            start(who, *program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
+                  str(self.path("security", role + ".token")), "--control-file", str(self.path("control.json")))
+        self.wait_step(3, run)
+        # Whoever generates sends what it can no longer write.
+        flags["generates"].touch()
+        self.wait_for(lambda: "event=token_log" in log.read_text(), what="a word of the token log", process=run)
+        self.assertRegex(log.read_text(), f'event=token_log worker=device-1 text="[^"]*host {host}: {self.path("tokens")}/[^"]*the file system is read-only; mount it for writing')
+        self.wait_step(max(self.metrics()) + 4, run)
+        # Without checkpoints there is no going on.
+        flags["trains"].touch()
+        _, err = self.finish(run, 3)
+        self.assertIn("fault=checkpoint actor=controller step=", err)
+        self.assertIn(f"3 checkpoints in a row could not be written: host {host}: {self.path('checkpoints')}/", err)
+        self.assertIn("the file system is read-only; mount it for writing", err)
+        # Nor without a journal.
+        kept = max(self.digests())
+        run = start("controller", TIDEPOOL, "train", str(self.path()), "--resume", "cluster.launch_workers=true")
+        self.wait_step(kept + 3, run)
+        flags["controller"].touch()
+        _, err = self.finish(run, 3)
+        self.assertIn("fault=storage actor=controller step=", err)
+        self.assertIn(f"journal: the disk of {self.path()} (host {host}) cannot be written: {self.path('journal')}/", err)
+        self.assertIn("the file system is read-only; mount it for writing, or choose a folder on another disk; mend that, then --resume", err)
+        flags["controller"].unlink()
+        last = max(self.digests())
+        self.assertGreaterEqual(last, kept + 3)
+        self.assert_done(self.command("train", str(self.path()), "--resume", f"train.steps={last + 3}"))
+        self.assertEqual(max(self.digests()), last + 3)
+        self.assert_checked()
 
     def test_a_dry_run_says_what_the_disk_has_and_whether_that_is_enough(self):
         fits = self.command("train", CONFIG, "--dry-run", "--run-dir", str(self.path()))

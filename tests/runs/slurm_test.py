@@ -181,6 +181,34 @@ class SlurmTest(RunTest):
         self.ask("scancel", number)
         self.assert_checked()
 
+    def test_a_job_whose_batch_script_was_lost_with_its_node_is_queued_again_by_the_hosts_that_are_left(self):
+        printed = self.command("slurm", "configs/test/rl_split.yaml", "cluster.min_slots=2", "checkpoint.every_steps=5", "eval.before_train=false",
+                               "eval.after_train=false", "train.steps=100000", "cluster.pace=configs/pace/small_cpu.yaml", "cluster.pace_scale=0.3", "-N", str(NODES),
+                               "--run-dir", str(self.path()), "--time", "00:30:00")
+        self.assert_done(printed)
+        patient = '--slots "$3"'
+        self.assertIn(patient, printed.stdout)
+        number = self.submit(printed.stdout.replace(patient, patient + " --patience 30"))  # 10 minutes are too long for a test
+
+        lost = self.job(number)["BatchHost"]
+        node = int(lost.removeprefix("node"))
+        heal = self.net.disturb(self.net.between({node}), cut=True)
+        self.net.kill(node)
+        made = self.step()
+        self.wait_job(number, 300, Restarts=("1",))
+        heal()
+        self.daemon(self.on(node, lost, ["slurmd", "-D", "-N", lost]))
+        self.wait_steps(number, made + 5, 600)
+        self.assertEqual(self.job(number)["Restarts"], "1")
+        self.assertIn(f"node {lost} is lost, with the batch script; job {number} is queued again", self.text(number))
+        self.ask("scancel", "--batch", "--signal=TERM", number)
+        end = time.monotonic() + 90
+        while "stopped by a signal" not in self.text(number):
+            self.assertLess(time.monotonic(), end, self.text(number))
+            time.sleep(1)
+        self.ask("scancel", number)
+        self.assert_checked()
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

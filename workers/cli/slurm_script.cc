@@ -5,6 +5,36 @@
 #include "workers/cli/run_status.h"
 
 namespace tidepool::workers {
+namespace {
+
+// Of a job that outlives a lost node (--no-kill): Slurm goes on with it too where that node had the batch
+// script, and then nobody is there who would start a controller.
+constexpr char kHost[] =
+    R"sh(# A host that has had no sign of life of a controller for its patience (3) asks whether the node of this
+# script is still one of the job's. If so, the script sees to the controller, and the host begins again. If
+# not, Slurm has taken the node out of the job, with the script: the job goes back into the queue, and the run
+# on. Where several hosts ask for that, the first one is heard: Slurm ends what it queues again, and whoever
+# is left over finds another number of restarts. Slurm signals all processes of a step, so nothing is passed
+# on. $1 to $5: program, run, slots, node of the script, restarts of the job.
+host='told=0
+trap "told=1" TERM
+while [ "$told" = 0 ]; do
+  "$1" host "$2" --slots "$3"; code=$?
+  [ "$code" = 3 ] && [ "$told" = 0 ] || exit "$code"
+  job=$(scontrol --oneliner show job "$SLURM_JOB_ID") nodes=
+  [[ $job =~ \ NodeList=([^ ]+) ]] && nodes=$(scontrol show hostnames "${BASH_REMATCH[1]}" | tr "\n" " ")
+  if [[ $job == *" JobState=RUNNING "* && $job == *" Restarts=$5 "* &&
+        " $nodes" == *" $SLURMD_NODENAME "* && " $nodes" != *" $4 "* ]]; then
+    echo "host $SLURMD_NODENAME: node $4 is lost, with the batch script; job $SLURM_JOB_ID is queued again" \
+      >> "$2.slurm-$SLURM_JOB_ID.log"  # srun, which would carry it there, is lost, too
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+  fi
+  sleep 30
+done'
+
+)sh";
+
+}  // namespace
 
 std::string SlurmScript(const SlurmJob& job) {
   std::ostringstream out;
@@ -34,9 +64,13 @@ std::string SlurmScript(const SlurmJob& job) {
          "# Before the time limit, and when the job is preempted, Slurm sends TERM to this shell alone.\n"
          "told=0 controller= code=0\n"
          "trap 'told=1; [ -n \"$controller\" ] && kill -TERM \"$controller\"' TERM\n\n"
+      << (job.may_lack ? kHost : "")
       << "srun --no-kill --kill-on-bad-exit=0 --ntasks=\"$SLURM_NNODES\" --ntasks-per-node=1 --cpus-per-task="
       << job.threads_per_node << " \\\n"
-      << "  \"$tidepool\" host \"$run\" --slots " << job.slots_per_node
+      << (job.may_lack
+              ? "  bash -c \"$host\" host \"$tidepool\" \"$run\" " + std::to_string(job.slots_per_node) +
+                    " \"${SLURMD_NODENAME:-$(hostname)}\" \"${SLURM_RESTART_COUNT:-0}\""
+              : "  \"$tidepool\" host \"$run\" --slots " + std::to_string(job.slots_per_node))
       << " &\n"
          "hosts=$!\n\n"
          "# A controller that failed, or was killed, goes on from its journal; one that is done, was told to "

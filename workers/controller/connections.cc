@@ -13,6 +13,15 @@
 #include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
+namespace {
+
+// What a worker says of a failure goes into logs and messages: no more of it than people read.
+void Shorten(std::string& why) {
+  constexpr size_t kMost = 4000;
+  if (why.size() > kMost) why = why.substr(0, kMost) + " ... (" + std::to_string(why.size()) + " bytes)";
+}
+
+}  // namespace
 
 // --- processes
 
@@ -131,82 +140,85 @@ void ControllerProcess::OnAttachment(Attachments::Event& event) {
 void ControllerProcess::OnMessage(Attachments::Message& e) {
   const int64_t place = e.place;
   const WorkerRef worker{{place}, e.inc};
-  std::visit(
-      Overload{
-          [&](up::Hello&) {},
-          [&](up::Offer&) {},
-          [&](up::Heartbeat& b) {
-            metrics_->OnHeartbeat(place, b);
-            OnWaitsFor(place, b.waits_for);
-            Feed(ev::Heartbeat{worker, std::move(b.engines), std::move(b.op), b.op_seq});
-          },
-          [&](up::StepTokens& b) {
-            metrics_->OnTokens(b, Now());
-            logged_->Note(worker, b);
-            intake_->Take(worker, b);
-          },
-          [&](up::SeesRun&) { logged_->Add(worker, place < options_.device_workers()); },
-          [&](up::LogsNoMore& b) {
-            logged_->Remove(worker);
-            Warn(PlaceName(place) +
-                     " cannot write into tokens/, and sends what it samples here from now "
-                     "on: " +
-                     b.why,
-                 "token_log", {{"worker", PlaceName(place)}});
-          },
-          [&](up::Stored& b) { logged_->Take(worker, b); },
-          [&](up::CannotRead& b) { logged_->Take(worker, b); },
-          [&](up::Graded& b) {
-            if (logged_->Again(worker, b)) return;
-            metrics_->OnGraded(b);
-            b.grader = worker;
-            // Its servers answer: told now, because a short run may end before the next heartbeat.
-            if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, {});
-            OnGradeEnded(b);
-            if (b.outcome == GradeOutcome::kData && fragments_ == nullptr)  // the row is at fault: which one
-              b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
-            // Of an evaluation there are no samples on record that could show it.
-            if (!b.tid.is_eval()) samples_.PutDetails(b.tid, worker, std::move(b.details));
-            Feed(ev::Graded(std::move(b)));
-          },
-          [&](up::EnvStepped& b) {
-            if (!b.unread) metrics_->OnEnvironment(b);
-            logged_->Note(worker, b.logged);
-            if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
-          },
-          [&](up::Granted& b) {
-            const auto& granted = places_->places().at(place).granted;
-            const auto role = granted.find(b.slot);
-            if (role != granted.end()) metrics_->OnHold(b.slot, role->second, Now());
-            b.worker = worker;
-            Feed(std::move(b));
-          },
-          [&](up::Pulled& b) {
-            metrics_->OnPulled(b);
-            b.worker = worker;
-            Feed(ev::Pulled(std::move(b)));
-          },
-          [&](up::Loaded& b) {
-            metrics_->OnLoaded(b);
-            b.worker = worker;
-            Feed(ev::Loaded(std::move(b)));
-          },
-          [&](up::TrainDone& b) {
-            metrics_->OnTrainDone(b);
-            b.worker = worker;
-            for (const auto& [name, value] : b.metrics) {
-              if (name.starts_with("eval/")) b.held_out.emplace_back(name, value);
-            }
-            Feed(ev::TrainDone(std::move(b)));
-          },
-          [&](up::CheckpointFiles& b) { checkpoints_->Commit(b, storage_->next_lsn()); },
-          [&](up::FinalSaved& b) { checkpoints_->PublishFinal(worker, b); },
-          [&](auto& event) {  // the scheduler's own
-            event.worker = worker;
-            Feed(std::move(event));
-          },
-      },
-      e.body);
+  std::visit(Overload{
+                 [&](up::Hello&) {},
+                 [&](up::Offer&) {},
+                 [&](up::Heartbeat& b) {
+                   metrics_->OnHeartbeat(place, b);
+                   OnWaitsFor(place, b.waits_for);
+                   Feed(ev::Heartbeat{worker, std::move(b.engines), std::move(b.op), b.op_seq});
+                 },
+                 [&](up::StepTokens& b) {
+                   metrics_->OnTokens(b, Now());
+                   logged_->Note(worker, b);
+                   intake_->Take(worker, b);
+                 },
+                 [&](up::SeesRun&) { logged_->Add(worker, place < options_.device_workers()); },
+                 [&](up::LogsNoMore& b) {
+                   logged_->Remove(worker);
+                   Warn(PlaceName(place) +
+                            " cannot write into tokens/, and sends what it samples here from now "
+                            "on: " +
+                            b.why,
+                        "token_log", {{"worker", PlaceName(place)}});
+                 },
+                 [&](up::Stored& b) { logged_->Take(worker, b); },
+                 [&](up::CannotRead& b) { logged_->Take(worker, b); },
+                 [&](up::Graded& b) {
+                   if (logged_->Again(worker, b)) return;
+                   metrics_->OnGraded(b);
+                   b.grader = worker;
+                   // Its servers answer: told now, because a short run may end before the next heartbeat.
+                   if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, {});
+                   OnGradeEnded(b);
+                   Shorten(b.why);
+                   // The row is at fault: which one. Of a sample that was never given out there is none.
+                   if (b.outcome == GradeOutcome::kData && fragments_ == nullptr &&
+                       samples_.FindRow(b.tid) != nullptr)
+                     b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
+                   // Of an evaluation there are no samples on record that could show it.
+                   if (!b.tid.is_eval()) samples_.PutDetails(b.tid, worker, std::move(b.details));
+                   Feed(ev::Graded(std::move(b)));
+                 },
+                 [&](up::EnvStepped& b) {
+                   Shorten(b.why);
+                   if (!b.unread) metrics_->OnEnvironment(b);
+                   logged_->Note(worker, b.logged);
+                   if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
+                 },
+                 [&](up::Granted& b) {
+                   const auto& granted = places_->places().at(place).granted;
+                   const auto role = granted.find(b.slot);
+                   if (role != granted.end()) metrics_->OnHold(b.slot, role->second, Now());
+                   b.worker = worker;
+                   Feed(std::move(b));
+                 },
+                 [&](up::Pulled& b) {
+                   metrics_->OnPulled(b);
+                   b.worker = worker;
+                   Feed(ev::Pulled(std::move(b)));
+                 },
+                 [&](up::Loaded& b) {
+                   metrics_->OnLoaded(b);
+                   b.worker = worker;
+                   Feed(ev::Loaded(std::move(b)));
+                 },
+                 [&](up::TrainDone& b) {
+                   metrics_->OnTrainDone(b);
+                   b.worker = worker;
+                   for (const auto& [name, value] : b.metrics) {
+                     if (name.starts_with("eval/")) b.held_out.emplace_back(name, value);
+                   }
+                   Feed(ev::TrainDone(std::move(b)));
+                 },
+                 [&](up::CheckpointFiles& b) { checkpoints_->Commit(b, storage_->next_lsn()); },
+                 [&](up::FinalSaved& b) { checkpoints_->PublishFinal(worker, b); },
+                 [&](auto& event) {  // the scheduler's own
+                   event.worker = worker;
+                   Feed(std::move(event));
+                 },
+             },
+             e.body);
 }
 
 }  // namespace tidepool::workers

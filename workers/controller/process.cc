@@ -15,6 +15,7 @@
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
 #include "core/storage/run_directory.h"
+#include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/data/row_answers.h"
@@ -163,6 +164,7 @@ Status ControllerProcess::OpenDoors() {
     renewal_ = std::make_shared<CertificateRenewal>(security, request_.run_id, times, given);
   }
   hub.run_id = request_.run_id;
+  hub.build = BuildInfo() + " on host " + observe::HostName();
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;
   hub.payloads = [reader = payloads_, disk = payload_reads_](int64_t file, int64_t offset, int64_t bytes) {

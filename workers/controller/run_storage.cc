@@ -64,8 +64,9 @@ struct RunStorage::State {
       if (failed) return;
       failed = true;
     }
-    done(StorageFailed{"journal: " + status.message(), /*journal=*/true,
-                       /*taken_over=*/status.code() == StatusCode::kAborted});
+    const bool taken_over = status.code() == StatusCode::kAborted;
+    done(StorageFailed{taken_over ? "journal: " + status.message() : OfDisk("journal", status),
+                       /*journal=*/true, taken_over});
   }
   // No sample is reported as stored from here on; the journal still takes the records of an end.
   void FailStores(const std::string& why) TP_EXCLUDES(mu) {
@@ -75,7 +76,11 @@ struct RunStorage::State {
     }
     done(StorageFailed{why});
   }
-  void FailPayload(const Status& status) TP_EXCLUDES(mu) { FailStores("payload: " + status.message()); }
+  void FailPayload(const Status& status) TP_EXCLUDES(mu) { FailStores(OfDisk("payload", status)); }
+  [[nodiscard]] std::string OfDisk(const std::string& what, const Status& status) const {
+    return what + ": the disk of " + options.run_dir + " (host " + HostName() +
+           ") cannot be written: " + status.message() + "; mend that, then --resume";
+  }
 
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
     return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));

@@ -17,6 +17,7 @@ uint64_t HashIds(const std::vector<int32_t>& ids, size_t n) {
 }  // namespace
 
 down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* record) {
+  asked_[c.tid] = {c.worker, c.att, c.turn};
   down::EnvStep m{.tid = c.tid, .att = c.att, .turn = c.turn, .timeout_s = Seconds(c.timeout)};
   if (c.turn == 0 || record == nullptr) return m;
   StoredSample& s = *record;
@@ -54,6 +55,9 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
                                  .rewards = std::move(reply.rewards),
                                  .why = std::move(reply.why)};
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
+  if (const auto asked = asked_.find(e.tid);
+      asked == asked_.end() || asked->second != Asked{worker, e.att, e.turn})
+    return e;
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
     e.why = why;
@@ -120,7 +124,7 @@ void Turns::Append(const scheduler::command::AppendObservation& c) {
   const auto it = pending_.find(c.tid);
   if (it == pending_.end() || it->second.att != c.att || it->second.turn != c.turn) return;
   Pending p = std::move(it->second);
-  pending_.erase(it);
+  Forget(c.tid);
   if (c.turn == 0) {
     samples_.PutRow(c.tid.ordinal, c.tid.is_eval(), std::move(p.row));
     return;

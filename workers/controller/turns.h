@@ -33,13 +33,16 @@ class Turns {
   // The command for the worker; its actions come from `record` (null for a reset), or it names their place.
   [[nodiscard]] down::EnvStep Step(const scheduler::command::EnvStep& c, StoredSample* record);
   // A reply: tokenises what it says and keeps that until Append. A reply that breaks the record becomes
-  // kData.
+  // kData. Of one that was not asked of this worker nothing is kept: the scheduler refuses it.
   scheduler::event::EnvStepped Take(const WorkerRef& worker, up::EnvStepped reply);
   // What was kept becomes part of the record; of turn 0 the prompt.
   void Append(const scheduler::command::AppendObservation& c);
   // Before a chunk: the record still begins with what the policy had said. kDataLoss.
   [[nodiscard]] Status CheckPrefix(const StoredSample& s);
-  void Forget(const SampleId& tid) { pending_.erase(tid); }
+  void Forget(const SampleId& tid) {
+    pending_.erase(tid);
+    asked_.erase(tid);
+  }
 
  private:
   struct Pending {
@@ -51,11 +54,18 @@ class Turns {
     uint64_t history = 0, state = 0;
     double reward = 0;  // so far
   };
+  struct Asked {
+    WorkerRef worker;
+    int32_t att = 0;
+    int64_t turn = 0;
+    friend bool operator==(const Asked&, const Asked&) = default;
+  };
   [[nodiscard]] uint64_t HistoryOf(const SampleId& tid, const StoredSample& s) const;
 
   const RowSource& rows_;
   SampleStore& samples_;
   const Count count_;
+  std::map<SampleId, Asked> asked_;  // of whom the newest turn, until it is appended
   std::map<SampleId, Pending> pending_;
 };
 

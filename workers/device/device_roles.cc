@@ -438,7 +438,7 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   // place.
   for (const char* folder : {"/model", "/trainer"}) {
     fs::create_directory(dir + folder, error);
-    if (error) return Unavailable(dir + folder + ": cannot be made (" + error.message() + ")");
+    if (error) return FileError(error.value(), "make the folder", dir + folder);
   }
   // The controller may have put the base model there: nothing was trained.
   if (!part && !HasTensors(dir + "/model")) TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));

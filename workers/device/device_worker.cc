@@ -16,6 +16,7 @@
 #include "core/base/limited_call.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
+#include "workers/build_info.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/roles_work.h"
 #include "workers/net/addresses.h"
@@ -90,6 +91,7 @@ class DeviceWorker {
     link.hello.kind = scheduler::WorkerKind::kDevice;
     link.hello.pid = getpid();
     link.hello.host = observe::HostName();
+    link.build = BuildInfo() + " on host " + observe::HostName();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) {
                           if (std::ranges::any_of(e, IsShutdown)) told_to_end_ = true;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/host_name.h"
 #include "core/base/loopback.h"
 #include "core/base/real_file_system.h"
 #include "core/device/cpu/kernels.h"
@@ -410,7 +411,9 @@ StatusOr<std::string> RolesWork::WriteFiles(const down::WriteCheckpoint& c, stor
     TP_ASSIGN_OR_RETURN(staging, storage::MakeStaging(disk, config_.checkpoint.staging_dir, dir, *place));
     folder = staging.dir;
   }
-  TP_ASSIGN_OR_RETURN(done.files, roles_->WriteCheckpoint(folder, c.part));
+  auto files = roles_->WriteCheckpoint(folder, c.part);
+  if (!files.ok()) return files.status().At("host " + HostName());
+  done.files = *std::move(files);
   std::erase(done.files, storage::kStagingLock);
   return folder;
 }

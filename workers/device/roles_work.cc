@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/host_name.h"
 #include "core/base/places.h"
 #include "core/base/process_memory.h"
 #include "core/base/real_file_system.h"
@@ -107,7 +108,7 @@ void RolesWork::OpenLog(const down::Welcome& welcome) {
 }
 
 Status RolesWork::Log(const std::vector<ToLog>& deltas) {
-  Status logged = log_->Log(deltas);
+  const Status logged = log_->Log(deltas).At("host " + HostName());
   if (!logged.ok() && !std::exchange(log_failed_, true)) LogWorkerFailure("token_log", logged.message());
   return logged;
 }

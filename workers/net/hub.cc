@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <set>
@@ -15,6 +16,7 @@
 
 #include "core/base/loopback.h"
 #include "core/base/thread_annotations.h"
+#include "core/observe/log.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/door.h"
 #include "workers/net/listener.h"
@@ -82,6 +84,25 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
     if (status.code() == StatusCode::kPermissionDenied || status.code() == StatusCode::kUnauthenticated)
       refused.fetch_add(1);
     return status;
+  }
+
+  // Whoever comes again and again fills no disk with that.
+  void Tell(const char* event, const std::string& text) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    const auto second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    if (told_.exchange(second) != second) observe::Log(LogLevel::kWarn, event, {{"text", text}});
+  }
+  std::atomic<int64_t> told_ = 0;  // the second of the last one
+
+  // Told here, too: nobody else sees it where its worker was started by others.
+  Status OtherBuild(const std::string& build, const std::string& peer) {
+    const std::string text =
+        "this worker is " +
+        (build.empty() ? "of a build that does not say which, at " + PeerName(peer) : build) +
+        ", the controller is " + options.build +
+        ", and they do not understand each other: use one build for both (the same package on all hosts)";
+    Tell("other_build", text);
+    return FailedPrecondition(text);
   }
 
   Status Authorise(const grpc::ServerContextBase& context, CallerRole* role) {
@@ -220,7 +241,7 @@ struct Hub::Impl final : v1::Control::WithCallbackMethod_Attach<v1::Control::Ser
 class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Frame> {
  public:
   Stream(Impl& hub, grpc::CallbackServerContext* context)
-      : hub_(hub), peer_(context->peer()), cut_(std::make_shared<Cut>(context)) {
+      : hub_(hub), peer_(context->peer()), build_(BuildOf(*context)), cut_(std::make_shared<Cut>(context)) {
     if (const Status s = hub_.Authorise(*context, &role_); !s.ok()) {
       Finish(ToGrpc(s));
     } else {
@@ -294,6 +315,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
   void Greet(bool ok) {
     cut_->hello.Cancel();
     if (!ok) return Finish(ToGrpc(DeadlineExceeded("attach: no Hello came")));
+    if (in_.schema() != WireSchema()) return Finish(ToGrpc(hub_.OtherBuild(build_, peer_).At("attach")));
     auto hello = Door::Greeting(hub_.options.run_id, role_, in_);
     if (hello.ok() && certified_ && hello->place != *certified_)
       hello = PermissionDenied("the certificate is for place " + std::to_string(*certified_) +
@@ -320,6 +342,8 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
       return;
     }
     refused_ = true;
+    hub_.Tell("worker_refused", std::string("the ") + Name(role_) + " worker at " + peer_ +
+                                    " is thrown out for what it says: " + heard.message());
     const MutexLock lock(hub_.mu);
     hub_.door.Refuse(id_, {hub_.Counted(heard).message()});
   }
@@ -342,7 +366,7 @@ class Hub::Impl::Stream final : public grpc::ServerBidiReactor<v1::Frame, v1::Fr
 
   std::shared_ptr<Stream> self_;  // until OnDone
   Impl& hub_;
-  const std::string peer_;
+  const std::string peer_, build_;
   const std::shared_ptr<Cut> cut_;
   CallerRole role_{};
   std::optional<int64_t> certified_;  // the place that the certificate is for

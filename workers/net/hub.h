@@ -29,6 +29,7 @@ struct HubOptions {
   std::string advertise;             // host that workers dial; empty: what is bound
   std::optional<Identity> identity;  // all calls are encrypted, and every caller shows a certificate
   std::string run_id;
+  std::string build;  // what was built, and the host that it runs on: "tidepool 0.1.0 (abc1234) on host x"
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
   int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung

@@ -211,6 +211,7 @@ class Link::Impl::Stream final : public grpc::ClientBidiReactor<v1::Frame, v1::F
   Stream(Impl& link, const std::shared_ptr<grpc::Channel>& channel)
       : link_(link), stub_(v1::Control::NewStub(channel)) {
     AddToken(&context_, link_.options.credentials.token);
+    AddBuild(&context_, link_.options.build);
     stub_->async()->Attach(&context_, this);
   }
 

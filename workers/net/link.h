@@ -34,6 +34,7 @@ struct LinkOptions {
   Credentials credentials;   // for this worker's role
   std::string control_file;  // RUN/control.json, for a new address after a restart; may be empty
   up::Hello hello;           // run_id, place, kind, ...
+  std::string build;         // as HubOptions has it
   double connect_timeout_s = 30;
 };
 

@@ -4,12 +4,15 @@
 #include <grpc/grpc.h>
 #include <grpc/support/log.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace tidepool::workers {
 namespace {
 constexpr std::string_view kScheme = "Bearer ";
-}
+constexpr char kBuild[] = "tidepool-build-bin";  // gRPC takes any bytes under such a name
+constexpr size_t kBuildMost = 200;               // bytes that are shown of it
+}  // namespace
 
 void SetUpGrpc() {
   // gRPC stays until the process ends. Else the last connection that goes takes it down, and waits up to 10 s
@@ -53,6 +56,17 @@ Status CheckToken(const grpc::ServerContextBase& context, const JobTokens& token
 
 void AddToken(grpc::ClientContext* context, const std::string& token) {
   context->AddMetadata("authorization", std::string(kScheme) + token);
+}
+
+void AddBuild(grpc::ClientContext* context, const std::string& build) { context->AddMetadata(kBuild, build); }
+
+std::string BuildOf(const grpc::ServerContextBase& context) {
+  const auto it = context.client_metadata().find(kBuild);
+  if (it == context.client_metadata().end()) return "";
+  std::string build(it->second.data(), std::min(it->second.size(), kBuildMost));
+  std::ranges::replace_if(
+      build, [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+  return build;
 }
 
 }  // namespace tidepool::workers

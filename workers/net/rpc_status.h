@@ -1,5 +1,6 @@
 #pragma once
-// Between our Status and gRPC's (the codes are the same numbers), and the token on a call.
+// Between our Status and gRPC's (the codes are the same numbers), and what a call carries beside its
+// messages.
 
 #include <grpcpp/grpcpp.h>
 
@@ -19,5 +20,10 @@ Status FromGrpc(const grpc::Status& status);
 // kUnauthenticated: no token, or none of this job's. Sets `role` otherwise.
 Status CheckToken(const grpc::ServerContextBase& context, const JobTokens& tokens, CallerRole* role);
 void AddToken(grpc::ClientContext* context, const std::string& token);
+
+// What a worker says of itself beside its first message, for a controller of another build, which cannot read
+// that. Empty: it says nothing.
+void AddBuild(grpc::ClientContext* context, const std::string& build);
+std::string BuildOf(const grpc::ServerContextBase& context);
 
 }  // namespace tidepool::workers

@@ -9,6 +9,7 @@
 #include "core/base/process_memory.h"
 #include "core/base/running_call.h"
 #include "core/observe/log.h"
+#include "workers/build_info.h"
 #include "workers/net/certificates.h"
 #include "workers/net/resolved_config.h"
 #include "workers/net/worker_log.h"
@@ -29,6 +30,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     link.hello.kind = kind;
     link.hello.pid = getpid();
     link.hello.host = observe::HostName();
+    link.build = BuildInfo() + " on host " + observe::HostName();
     TP_RETURN_IF_ERROR(BeforeAttach(link.hello));
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));

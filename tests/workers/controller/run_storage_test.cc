@@ -263,7 +263,7 @@ TEST_F(RunStorageTest, WhatFailsForPayloadIsToldAndTheJournalTakesTheEnd) {
     for (const StorageDone& d : done) {
       if (const auto* failed = std::get_if<StorageFailed>(&d)) {
         EXPECT_FALSE(failed->journal);
-        EXPECT_THAT(failed->why, HasSubstr("payload: "));
+        EXPECT_THAT(failed->why, HasSubstr("payload: the disk of run (host " + HostName() + ") cannot be"));
       }
     }
     EXPECT_EQ(storage_->Close(seconds(20)), OkStatus());
@@ -298,7 +298,9 @@ TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
   for (StorageDone& d : inbox_->TakeAll(milliseconds(0))) done.push_back(std::move(d));
   ASSERT_EQ(done.size(), 1U);
   ASSERT_TRUE(std::holds_alternative<StorageFailed>(done[0]));
-  EXPECT_THAT(std::get<StorageFailed>(done[0]).why, HasSubstr("journal: "));
+  EXPECT_EQ(std::get<StorageFailed>(done[0]).why,
+            "journal: the disk of run (host " + HostName() +
+                ") cannot be written: the device reported an error; mend that, then --resume");
   EXPECT_TRUE(std::get<StorageFailed>(done[0]).journal);
 }
 

@@ -141,9 +141,27 @@ TEST_F(TurnsTest, ALoggedRecordGrowsByPlaces) {
   EXPECT_EQ(s.tokens.segments[2].turn->state, reply.state);
 
   // Its tokens were brought here for another worker while this one played: what it says is not text.
+  (void)turns_->Step({worker_, tid_, 0, 2, {}}, &s);
   s.logged = {};
   reply.turn = 2;
   EXPECT_EQ(turns_->Take(worker_, reply).outcome, GradeOutcome::kInfra);
+}
+
+// The scheduler refuses such a reply; until then it changes nothing of what others have said.
+TEST_F(TurnsTest, OfAReplyThatWasNotAskedOfItsWorkerNothingIsKept) {
+  Open();
+  const WorkerRef other{{worker_.worker.value + 1}, {worker_.inc.value + 1}};
+  up::EnvStepped reset = Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr));
+  (void)turns_->Take(worker_, reset);
+  reset.observation = "other words";
+  (void)turns_->Take(other, reset);
+  reset.tid.ordinal = int64_t{1} << 40;
+  (void)turns_->Take(worker_, reset);
+  turns_->Append({reset.tid, 0, 0});
+  EXPECT_EQ(samples_.FindRow(reset.tid), nullptr);
+  turns_->Append({row_, 0, 0});
+  ASSERT_NE(samples_.FindRow(row_), nullptr);
+  EXPECT_EQ(samples_.FindRow(row_)->prompt, rows_->Row(4)->prompt);
 }
 
 TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
