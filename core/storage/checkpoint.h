@@ -51,7 +51,8 @@ struct Manifest {
   Version version;
   uint64_t weights_digest = 0;
   std::string config_digest;
-  std::string instruction_set;  // that computed the weights ("amx_bf16"; a GPU's name): bits may differ on another
+  std::string
+      instruction_set;  // that computed the weights ("amx_bf16"; a GPU's name): bits may differ on another
   std::map<std::string, std::string> notes;  // anything more that a person or a later program may want
   std::vector<ManifestFile> files;           // sorted by path; filled by Commit
 };

@@ -4,4 +4,5 @@
 #include <ATen/Version.h>
 
 namespace tidepool::workers {
-void SetTorchThreads(int threads) { at::set_num_threads(threads); }}  // namespace tidepool::workers
+void SetTorchThreads(int threads) { at::set_num_threads(threads); }
+}  // namespace tidepool::workers
