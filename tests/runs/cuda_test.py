@@ -107,7 +107,7 @@ class RefusalTest(CudaTest):
         self.assert_done(self.command(*ask, env={"TIDEPOOL_EMULATED_MEMORY": "150000000"}))
         refused = self.command(*ask, env={"TIDEPOOL_EMULATED_MEMORY": "100000"})
         self.assert_done(refused, 2)
-        self.assertRegex(refused.stderr, "^--device: cluster.device: GPU 0 .* free for device-0, which needs about .*engine workspace")
+        self.assertRegex(refused.stderr, "^--device: GPU 0 .* free for device-0, which needs about .*engine workspace")
         self.assertNotIn("optimizer", refused.stderr)
 
     def test_doctor_shows_the_gpus(self):

@@ -123,8 +123,15 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
   config::LoadedConfig job;
   job.config = options.job;
-  if (const Status gpus = CheckGpus(job, options.worker_path, SlotUse::kGeneration); !gpus.ok())
-    return gpus.At("--device");
+  if (const Status gpus = CheckGpus(job, options.worker_path, SlotUse::kGeneration); !gpus.ok()) {
+    // What a config says by a key is a flag here.
+    std::string why = gpus.message();
+    for (const std::string_view key : {"cluster.device: cpu", "cluster.device: "}) {
+      for (size_t at = why.find(key); at != std::string::npos; at = why.find(key, at))
+        why.replace(at, key.size(), key.ends_with("cpu") ? "--device cpu" : "");
+    }
+    return Status(gpus.code(), why).At("--device");
+  }
   options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
   return InferenceSession::Start(options);
 }

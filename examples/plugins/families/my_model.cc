@@ -18,12 +18,13 @@ Status ReadMyModel(const ConfigReader& config, ModelSpec& s) {
   if (cap != 0)
     return config.Missing("logit_softcapping " +
                           std::to_string(cap));  // numbers that ignore it would be wrong
-  return OkStatus();
+  return RefuseSwitchedWindow(config, /*by_layer=*/true, s);
 }
 
 // Adds to the keys that all families share (core/model/hugging_face_config.cc).
 void WriteMyModel(const ModelSpec& /*spec*/, nlohmann::ordered_json& config) {
   config["attention_bias"] = true;
+  config["use_sliding_window"] = false;
 }
 
 }  // namespace
