@@ -23,6 +23,7 @@
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
 #include "workers/cli/data_text.h"
+#include "workers/cli/host_cores.h"
 #include "workers/cli/plan_text.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
