@@ -62,6 +62,10 @@ Status Validate(const ControllerOptions& c) {
     return InvalidArgument("train.mesh.tp " + std::to_string(c.fleet.tensor) + " does not divide the " +
                            std::to_string(trainers) + " slots that train");
   }
+  if (c.fleet.experts < 1 || trainers % c.fleet.experts != 0) {
+    return InvalidArgument("train.mesh.ep " + std::to_string(c.fleet.experts) + " does not divide the " +
+                           std::to_string(trainers) + " slots that train");
+  }
   const int64_t dp = trainers / c.fleet.tensor;
   if (c.fleet.placement != PlacementKind::kElastic &&
       !ValidDp(dp, c.batch.groups_per_step, c.fleet.uneven_dp)) {

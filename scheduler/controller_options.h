@@ -33,9 +33,12 @@ struct FleetOptions {
   int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)
   // The slots that train share the optimizer's state, each has a part.
   bool zero = false;
-  int64_t tensor = 1;  // of them have parts of one model, and are given the same rows; divides their number
+  int64_t tensor = 1;   // of them have parts of one model, and are given the same rows; divides their number
+  int64_t experts = 1;  // of them divide the experts of the model, with rows each; divides their number. One
+                        // of the two is 1
+  [[nodiscard]] int64_t parts() const { return tensor * experts; }
   // Then all of them train, or none.
-  [[nodiscard]] bool parted() const { return zero || tensor > 1; }
+  [[nodiscard]] bool parted() const { return zero || parts() > 1; }
   bool uneven_dp = true;          // groups need not divide evenly by the training slots
   bool launch_workers = true;     // false: workers are started by hand, nothing is restarted
   double reattach_grace_s = 0.0;  // that a new controller waits for workers of the last one

@@ -197,6 +197,10 @@ struct DistillConfig {
 struct MeshConfig {
   int64_t tp = 1;  // ranks that each have a part of every matrix
 };
+struct TrainMeshConfig : MeshConfig {
+  int64_t ep = 1;  // ranks that each have a part of the experts, and rows of their own
+  [[nodiscard]] int64_t parts() const { return tp * ep; }
+};
 
 struct RolloutConfig {
   int64_t steps_per_fragment = 128;  // model.policy: steps of every instance in one fragment
@@ -240,7 +244,7 @@ struct TrainConfig {
   bool recompute = false;  // activation recompute per block
   Offload offload_optimizer = Offload::kNone;
   int64_t zero = 0;  // the slots that train share: 1: the optimizer's state, 2: gradients, too
-  MeshConfig mesh;
+  TrainMeshConfig mesh;
   bool early_columns =
       true;  // what a step needs of its rows beside the loss is computed before it, where possible
   double router_aux_coef = 0.0;     // of the experts' load-balance loss

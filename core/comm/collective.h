@@ -84,6 +84,17 @@ class Collective {
   virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                            const std::string& tag) = 0;
 
+  // Each rank gives each an interval of its bytes, which may be empty, and gets one from it. What is for a
+  // rank and what that rank gets have the same length; its own is copied. kInternal: two ranks disagree about
+  // one.
+  struct Exchange {
+    std::span<const std::byte> out;
+    std::span<const sharding::Interval> to;    // [rank] of `out`
+    std::span<std::byte> in;                   // not `out`
+    std::span<const sharding::Interval> from;  // [rank] of `in`
+  };
+  virtual Status AllToAll(const Exchange& exchange, const std::string& tag) = 0;
+
   // What this rank got of the others' intervals by the AllGather above, and how long that took, by tag.
   struct Gathered {
     int64_t bytes = 0;
@@ -119,8 +130,10 @@ class Collective {
 
 // The groups that a rank which trains is in; null: it is alone there.
 struct RankGroups {
-  Collective* data = nullptr;    // of those that have other rows of a batch
-  Collective* tensor = nullptr;  // of those that have other parts of the model, and the same rows
+  Collective* data = nullptr;   // of those that have other rows of a batch
+  Collective* parts = nullptr;  // of those that have other parts of the model (core/model/cut.h): of
+                                // matrices, and the same rows; or of experts, and rows of their own
+  Collective* same = nullptr;   // where experts are divided, of those that have the same ones, and other rows
 };
 
 struct GroupOptions {

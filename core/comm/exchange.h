@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/status.h"
 #include "core/comm/collective.h"
 #include "core/sharding/intervals.h"
 
@@ -31,6 +32,22 @@ inline int64_t Buckets(std::span<const sharding::Interval> of_rank, int64_t size
   int64_t most = 0;
   for (const sharding::Interval& i : of_rank) most = std::max(most, (i.size() + size - 1) / size);
   return most;
+}
+
+// Of an exchange: ranks that disagree about what one of them gives another; `sizes`: [rank][rank] what is for
+// whom, as each says; `from`: what this one awaits.
+inline Status CheckSizes(std::span<const uint64_t> sizes, std::span<const sharding::Interval> from, int rank,
+                         const std::string& tag) {
+  const size_t ranks = from.size();
+  for (size_t other = 0; other < ranks; ++other) {
+    const uint64_t theirs = sizes[other * ranks + static_cast<size_t>(rank)];
+    if (theirs != static_cast<uint64_t>(from[other].size()))
+      return Internal("collective op=all_to_all tag=" + tag + " rank=" + std::to_string(rank) + "/" +
+                      std::to_string(ranks) + ": rank " + std::to_string(other) + " has " +
+                      std::to_string(theirs) + " bytes for this one, which awaits " +
+                      std::to_string(from[other].size()));
+  }
+  return OkStatus();
 }
 
 // What a number is added up in. 16 bits are those of a bfloat16 number.

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "core/comm/c10d_store.h"
@@ -132,6 +133,29 @@ class GlooGroup final : public Collective {
     TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { Share(bytes, of_rank, 1); }));
     Count(tag, of_rank, began);
     return OkStatus();
+  }
+
+  Status AllToAll(const Exchange& e, const std::string& tag) override {
+    const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
+    std::vector<uint64_t> sizes(ranks * ranks);
+    std::vector<Interval> of_rank;
+    for (int64_t r = 0; r < size(); ++r) {
+      sizes[me * ranks + static_cast<size_t>(r)] = static_cast<uint64_t>(e.to[static_cast<size_t>(r)].size());
+      of_rank.push_back({r * size(), (r + 1) * size()});
+    }
+    return Guarded("all_to_all", tag, [&]() -> Status {
+      Share(std::as_writable_bytes(std::span(sizes)), of_rank, sizeof(uint64_t));
+      TP_RETURN_IF_ERROR(CheckSizes(sizes, e.from, rank(), tag));
+      std::ranges::copy(In(e.out, e.to[me]), e.in.begin() + e.from[me].from);
+      Transfers under_way(*group_);
+      for (size_t other = 0; other < ranks; ++other) {
+        if (other == me) continue;
+        under_way.Receive(In(e.in, e.from[other]), static_cast<int>(other), Tag());
+        under_way.Send(In(e.out, e.to[other]), static_cast<int>(other), Tag());
+      }
+      under_way.End();
+      return OkStatus();
+    });
   }
 
  private:
@@ -265,8 +289,12 @@ class GlooGroup final : public Collective {
     ++seq_;
     const auto begin = std::chrono::steady_clock::now();
     try {
-      what_is_asked();
-      return OkStatus();
+      if constexpr (std::is_same_v<decltype(what_is_asked()), Status>) {
+        return what_is_asked();
+      } else {
+        what_is_asked();
+        return OkStatus();
+      }
     } catch (const std::exception& e) {
       const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       const bool timed_out = s >= options_.timeout_s * 0.9;

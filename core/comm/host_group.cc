@@ -231,6 +231,39 @@ class HostGroup final : public Collective {
     return OkStatus();
   }
 
+  // In the first round each says how much it has for whom; then an outbox has a part for each rank.
+  Status AllToAll(const Exchange& e, const std::string& tag) override {
+    TP_RETURN_IF_ERROR(Begin("all_to_all", tag));
+    const auto ranks = static_cast<size_t>(size_), me = static_cast<size_t>(rank_);
+    for (size_t other = 0; other < ranks; ++other)
+      Outbox<uint64_t>()[other] = static_cast<uint64_t>(e.to[other].size());
+    TP_RETURN_IF_ERROR(Meet(sizeof(uint64_t) * ranks));
+    std::vector<uint64_t> sizes;  // [from][to]
+    for (int other = 0; other < size_; ++other)
+      sizes.insert(sizes.end(), From<uint64_t>(other), From<uint64_t>(other) + ranks);
+    failed_ = CheckSizes(sizes, e.from, rank_, tag);
+    TP_RETURN_IF_ERROR(failed_);
+    std::copy_n(e.out.data() + e.to[me].from, e.to[me].size(), e.in.data() + e.from[me].from);
+    uint64_t most = 0;
+    for (size_t i = 0; i < sizes.size(); ++i)
+      if (i / ranks != i % ranks) most = std::max(most, sizes[i]);
+    const int64_t part = outbox_bytes_ / size_;
+    for (int64_t b = 0; b * part < static_cast<int64_t>(most); ++b) {
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        const Interval i = Bucket(e.to[static_cast<size_t>(other)], b, part);
+        std::copy_n(e.out.data() + i.from, i.size(), Outbox<std::byte>() + other * part);
+      }
+      TP_RETURN_IF_ERROR(Meet(most));
+      for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        const Interval i = Bucket(e.from[static_cast<size_t>(other)], b, part);
+        std::copy_n(From<std::byte>(other) + rank_ * part, i.size(), e.in.data() + i.from);
+      }
+    }
+    return OkStatus();
+  }
+
  private:
   // Of the next round.
   template <typename T>

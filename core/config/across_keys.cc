@@ -287,6 +287,10 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) +
                                                 " steps (train.steps), so the policy will not be trained");
   }
+  b.Rule("train.mesh.ep", {"train.mesh.ep", "algorithm.name", "algorithm.advantage"},
+         c.train.mesh.ep > 1 && r.needs_critic(),
+         "is " + Text(c.train.mesh.ep) + ", but the critic of advantage " + r.advantage->name +
+             " has no experts that are divided yet; write 1");
   b.Rule("train.mesh.tp", {"train.mesh.tp", "algorithm.name", "algorithm.advantage"},
          c.train.mesh.tp > 1 && r.needs_critic(),
          "is " + Text(c.train.mesh.tp) + ", but the critic of advantage " + r.advantage->name +
@@ -588,6 +592,40 @@ void CheckMesh(Binder& b, const JobConfig& c) {
           (c.scheduler.placement == PlacementKind::kColocated ? "cluster.slots" : "scheduler.actor_slots") +
           ")");
   b.Rule(key, {"train.mesh.tp", "train.offload_optimizer"}, c.train.offload_optimizer != Offload::kNone,
+         is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
+}
+
+// The same of experts that are divided. What the model has is asked where it is read (workers/controller).
+void CheckExperts(Binder& b, const JobConfig& c) {
+  constexpr const char* key = "train.mesh.ep";
+  const int64_t ep = c.train.mesh.ep;
+  if (!b.Good(key) || ep == 1) return;
+  const std::string is =
+      "is " + Text(ep) + ", so each of as many slots has a part of the experts and their optimizer, ";
+  b.Rule(key, {key}, c.model.is_policy(),
+         "is " + Text(ep) + ", but policies of control tasks (model.policy) have no experts; remove it");
+  b.Rule(key, {key, "job"}, c.kind() == JobKind::kRewardModel || c.kind() == JobKind::kDistill,
+         "is " + Text(ep) + ", but the experts of a job " + Name(c.kind()) + " are not divided yet; write 1");
+  b.Rule(key, {key, "cluster.device"}, c.cluster.device == DeviceKind::kCuda,
+         "is " + Text(ep) + ", but on GPUs experts are not divided yet; write 1");
+  b.Rule(key, {key, "cluster.pace"}, !c.cluster.pace.empty(),
+         "is " + Text(ep) + ", which the times of cluster.pace do not know; write 1, or remove cluster.pace");
+  b.Rule(key, {key, "train.mesh.tp"}, c.train.mesh.tp > 1,
+         "is " + Text(ep) + ", but with train.mesh.tp " + Text(c.train.mesh.tp) +
+             " experts are not divided yet; write 1 for one of them");
+  b.Rule(
+      key, {key, "train.zero"}, c.train.zero > 0,
+      is + "which train.zero " + Text(c.train.zero) + " does not share yet; write train.zero: 0, or 1 here");
+  CheckParts(b, c, "train.mesh.ep", is, "1");
+  const int64_t slots = TrainingSlots(c);
+  b.Rule(
+      key, {key, "scheduler.actor_slots", "cluster.slots"},
+      c.scheduler.placement != PlacementKind::kElastic && slots % ep != 0,
+      "is " + Text(ep) + ", but " + Text(slots) + (slots == 1 ? " slot trains" : " slots train") +
+          ", which it does not divide; write a divisor, or another number of slots (" +
+          (c.scheduler.placement == PlacementKind::kColocated ? "cluster.slots" : "scheduler.actor_slots") +
+          ")");
+  b.Rule(key, {key, "train.offload_optimizer"}, c.train.offload_optimizer != Offload::kNone,
          is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
 }
 
@@ -940,6 +978,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckOffload(b, c);
   CheckZero(b, c);
   CheckMesh(b, c);
+  CheckExperts(b, c);
   CheckEngines(b, c);
   CheckStore(b, c);
   CheckBest(b, c);
@@ -950,7 +989,8 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
 
 std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
   // Whoever tries them says them: they are what has to be changed.
-  for (const char* key : {"scheduler.placement", "scheduler.actor_slots", "train.mesh.tp", "train.zero"})
+  for (const char* key :
+       {"scheduler.placement", "scheduler.actor_slots", "train.mesh.tp", "train.mesh.ep", "train.zero"})
     loaded.origins[key].kind = Origin::Kind::kOverride;
   std::vector<Problem> problems;
   Binder b(loaded, problems, /*as_written=*/false);
@@ -962,6 +1002,7 @@ std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
   CheckOffload(b, c);
   CheckZero(b, c);
   CheckMesh(b, c);
+  CheckExperts(b, c);
   CheckEngines(b, c);
   CheckCluster(b, loaded);
   std::vector<std::string> texts;

@@ -250,6 +250,14 @@ std::vector<Key> TrainKeys() {
           "rollout.mesh.tp does "
           "not cut",
           Between(1, 64), kFree),
+      TP_KEY(
+          train.mesh.ep,
+          "ranks that divide the experts of each mixture-of-experts layer between them (expert "
+          "parallelism): so many of the slots that train, beside each other, of which each has rows of its "
+          "own; rows go to the slot that has their expert, and come back. Divides the slots that train and "
+          "the experts. The result is that without it up to rounding; with deterministic: true and as many "
+          "slots to the bit, where products do not depend on the batch",
+          Between(1, 64), kFree),
   };
 }
 

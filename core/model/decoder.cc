@@ -13,14 +13,15 @@ namespace tidepool::model {
 
 Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const Part& p)
     : whole(w.spec()),
-      part(p),
-      spec(PartSpec(whole, part)),
+      own(p),
+      part(own.of_matrices()),
+      spec(PartSpec(whole, own)),
       first_token(VocabularyOf(whole, part).first),
       shared_device(std::move(d)),
       device(*shared_device),
       dtype(w.dtype()),
       cuts(whole, part, device.sums_in_tiles()),
-      shared_weights(w.On(shared_device, part)),
+      shared_weights(w.On(shared_device, own)),
       on_device(*shared_weights),
       scratch(device) {
   const std::vector<Parameter>& layout = on_device.layout();
@@ -232,7 +233,7 @@ BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, bool
     b.moe.begin = arena.TakeArray<int32_t>(spec.moe.experts + 1);
     b.moe.place = arena.TakeArray<int32_t>(pairs);
     b.moe.row_of = arena.TakeArray<int32_t>(pairs);
-    b.moe.gate_up = arena.Take(pairs, 2 * spec.moe.intermediate_size, dtype);
+    if (!divided()) b.moe.gate_up = arena.Take(pairs, 2 * spec.moe.intermediate_size, dtype);
     b.moe.y = arena.Take(pairs, d, dtype);
     if (shared > 0) {
       b.moe.shared_gate_up = arena.Take(rows, 2 * shared, dtype);
@@ -252,7 +253,7 @@ void Decoder::Impl::TakeUnsaved(ActivationArena& arena, int64_t rows, BlockBuffe
   if (sparse < spec.layers) b.act = arena.Take(rows, spec.intermediate_size, dtype);
   if (sparse == 0) return;
   b.moe.x = arena.Take(pairs, d, dtype);
-  b.moe.act = arena.Take(pairs, spec.moe.intermediate_size, dtype);
+  if (!divided()) b.moe.act = arena.Take(pairs, spec.moe.intermediate_size, dtype);
   if (spec.moe.shared_intermediate_size > 0)
     b.moe.shared_act = arena.Take(rows, spec.moe.shared_intermediate_size, dtype);
 }
@@ -420,8 +421,12 @@ void Decoder::Impl::Infer(const DeviceBatch& batch, const BlockBuffers& buffers,
   Embed<T>(batch, b.x);
   for (int64_t l = 0; l < spec.layers; ++l) {
     b.moe.chosen = ChosenOf(l, batch.rows, buffers.moe.chosen);
+    ServedRows served{.arena = &scratch};
+    b.moe.served = &served;
+    const ActivationArena::Mark mark = scratch.mark();
     Block<T>(l, batch, b, l == 0 ? b.x.As<T>() : x, l == 0 ? nullptr : b.out.As<T>(),
              kv.k.Rows(l * slots, slots).As<T>(), kv.v.Rows(l * slots, slots).As<T>());
+    scratch.Rewind(mark);
   }
   FinalNorm<T>(hidden, x, b.out.As<T>(), x, nullptr);
 }
@@ -476,8 +481,13 @@ Array Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations&
     b.moe.chosen = ChosenOf(l, rows, chosen);
     if (!spec.qk_norm) b.qkv = qkv;
     if (l == 0) Embed<T>(batch, b.x);
+    ServedRows again{.arena = &scratch};  // the backward computes it anew
+    const ActivationArena::Mark mark = scratch.mark();
+    if (divided() && spec.IsSparse(l))
+      b.moe.served = saved.recompute ? &again : &saved.served.emplace_back(ServedRows{.arena = &arena});
     Block<T>(l, batch, b, l == 0 ? b.x.As<T>() : x_before.As<T>(), l == 0 ? nullptr : out.As<T>(),
              b.k.As<T>(), b.v.As<T>());
+    scratch.Rewind(mark);
     x_before = b.x_mid;
     saved.blocks.push_back(saved.recompute ? BlockBuffers{.x = b.x} : b);
   }
@@ -494,12 +504,26 @@ Array Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations&
   return hidden;
 }
 
+SavedPtr Decoder::Impl::NewSaved(bool recompute) {
+  SavedPtr saved(new SavedActivations());
+  saved->recompute = recompute;
+  if (!idle.empty()) {
+    saved->arena = std::move(idle.back());
+    idle.pop_back();
+    saved->arena->Reset();
+  } else {
+    saved->arena = std::make_unique<ActivationArena>(device);
+  }
+  saved->owner = this;
+  return saved;
+}
+
 Decoder::Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part)
     : impl_(std::make_unique<Impl>(weights, std::move(device), part)) {}
 Decoder::~Decoder() = default;
 
 void Decoder::UsePeers(Peers* peers) {
-  TP_CHECK(peers == nullptr || peers->part() == impl_->part) << "ranks of another part";
+  TP_CHECK(peers == nullptr || peers->part() == impl_->own) << "ranks of another part";
   impl_->peers = peers;
 }
 const ModelSpec& Decoder::spec() const { return impl_->spec; }
@@ -539,19 +563,10 @@ std::pair<Array, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batch, bo
         << "training: slot " << batch.slots[i] << " in row " << i;
   }
   m.EnsurePositions(batch.positions);
-  SavedPtr saved(new SavedActivations());
-  saved->recompute = recompute;
+  SavedPtr saved = m.NewSaved(recompute);
   saved->rows = static_cast<int64_t>(batch.ids.size());
   saved->backward = m.device.PlanAttentionBackward({batch.first_run, batch.lengths, batch.runs},
                                                    ClosedRanges(batch), m.heads());
-  if (!m.idle.empty()) {
-    saved->arena = std::move(m.idle.back());
-    m.idle.pop_back();
-    saved->arena->Reset();
-  } else {
-    saved->arena = std::make_unique<ActivationArena>(m.device);
-  }
-  saved->owner = &m;
   Array hidden = m.dtype == DType::kFloat32 ? m.ForwardTraining<float>(batch, *saved)
                                             : m.ForwardTraining<BF16>(batch, *saved);
   return {std::move(hidden), std::move(saved)};
@@ -580,6 +595,7 @@ int64_t Decoder::refused_graphs() const { return impl_->refused_graphs; }
 void SavedDeleter::operator()(SavedActivations* saved) const {
   if (saved == nullptr) return;
   saved->blocks.clear();
+  saved->served.clear();
   if (saved->owner != nullptr) saved->owner->idle.push_back(std::move(saved->arena));
   delete saved;  // NOLINT: this is the deleter
 }

@@ -63,12 +63,18 @@ class Decoder {
   // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
   // `part`: of the model (cut.h); everything that it computes then needs the other ranks (UsePeers), which
   // compute the same rows. On devices that sum in tiles the results of two, three and four ranks have the
-  // bits of the whole model's, but where they cut the inner width into odd parts (sum_cuts.h).
+  // bits of the whole model's, but where they cut the inner width into odd parts (sum_cuts.h). Where experts
+  // are divided each rank has rows of its own, and every forward and backward of one of them is made by all,
+  // by Serve where they have no rows for it.
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part = {});
   ~Decoder();
 
   // Of this part, for what follows; they outlive it, or null.
   void UsePeers(Peers* peers);
+  // With divided experts: the gradient of an expert is formed of each rank's rows apart, and these are added
+  // up in the order of the ranks, as ranks that each have all experts add theirs up. Takes the place of a sum
+  // over all rows.
+  void SumEachRankApart();
   [[nodiscard]] const ModelSpec& spec() const;  // of the part
   [[nodiscard]] device::Device& device() const;
   void WeightsChanged();
@@ -101,6 +107,14 @@ class Decoder {
   // balance_scale * LoadBalanceLoss(saved).
   void Backward(SavedPtr saved, const device::View& grad_hidden, Gradients& grads,
                 double balance_scale = 0) const;
+  // With divided experts, what the other ranks' forward and backward ask of this rank's experts; nothing
+  // elsewhere. `recompute`: theirs, and the gradients are added to.
+  void Serve() const;  // for Forward
+  [[nodiscard]] SavedPtr ServeTraining(bool recompute) const;
+  void ServeBackward(SavedPtr saved, Gradients& grads) const;
+  // How many forwards the rank has that has the most, `mine` being those of this one; mine, where none needs
+  // another. They serve each other until all have made theirs.
+  [[nodiscard]] int64_t Rounds(int64_t mine) const;
   // How unevenly the experts are used (Switch Transformer, arXiv:2101.03961, equations 4-6; as the reference
   // library computes it, over the rows of all sparse layers together): E sum_e f_e P_e, with f_e the share of
   // rows that chose e (sum K) and P_e the mean probability. K when even; 0 without experts.

@@ -257,6 +257,8 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
     scratch.Rewind(mark);
     BlockBuffers b = saved.recompute ? shared : saved.blocks[static_cast<size_t>(l)];
+    ServedRows again{.arena = &scratch};
+    if (saved.recompute) b.moe.served = &again;
     b.LendUnsaved(shared);
     if (saved.recompute) {
       b.x = saved.blocks[static_cast<size_t>(l)].x;

@@ -2,6 +2,7 @@
 // Inside of Decoder, shared by the decode*.cc of this folder and parted_head.cc. Not for others.
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,23 +34,40 @@ struct DeviceBatch {
 std::vector<int32_t> Pack(const RaggedBatch& batch);
 DeviceBatch BatchAt(const RaggedBatch& batch, const int32_t* words, int64_t slot_count);
 
+// Of a sparse block whose experts are divided between ranks: the rows of all ranks that this one's experts
+// compute. They come rank after rank, each rank's expert after expert, and are put in the order of the
+// experts, those of one in the order of the ranks.
+struct ServedRows {
+  ActivationArena* arena = nullptr;          // has what a backward reads
+  int64_t rows = 0;                          // R
+  std::vector<sharding::Interval> to, from;  // [rank] of this rank's gathered rows; of the rows that come
+  std::vector<int32_t> bounds;               // [experts here, ranks + 1] where each rank's rows of each begin
+  int32_t* begin = nullptr;                  // [experts here + 1] ranges of the rows in order
+  int32_t* bounds_on_device = nullptr;       // `bounds` from 0 on for each expert
+  int32_t* place = nullptr;                  // [R] in order, of a row as it comes
+  int32_t* row_of = nullptr;                 // [R] the other way
+  View x;                                    // [R, d] in order
+  View gate_up;                              // [R, 2 m]
+};
+
 // What the experts of a sparse block compute. The pairs of a row and an expert that it chose stand together
 // ("gathered"), expert after expert: G = rows * K of them (core/device/arguments.h).
 struct MoeBuffers {
-  View probs;                 // [P, E] float32, softmax of the router's logits
-  int32_t* chosen = nullptr;  // [P, K] by falling weight
-  float* weights = nullptr;   // [P, K]
-  int32_t* begin = nullptr;   // [E + 1] ranges of gathered rows
-  int32_t* place = nullptr;   // [P, K] gathered row of a pair
-  int32_t* row_of = nullptr;  // [G] row of a gathered row
-  View gate_up;               // [G, 2 m]
-  View y;                     // [G, d]
-  View shared_gate_up;        // [P, 2 s]
-  View shared;                // [P, d]
-  float* gate = nullptr;      // [P] sigmoid
+  View probs;                    // [P, E] float32, softmax of the router's logits
+  int32_t* chosen = nullptr;     // [P, K] by falling weight
+  float* weights = nullptr;      // [P, K]
+  int32_t* begin = nullptr;      // [E + 1] ranges of gathered rows
+  int32_t* place = nullptr;      // [P, K] gathered row of a pair
+  int32_t* row_of = nullptr;     // [G] row of a gathered row
+  View gate_up;                  // [G, 2 m]
+  View y;                        // [G, d]
+  View shared_gate_up;           // [P, 2 s]
+  View shared;                   // [P, d]
+  float* gate = nullptr;         // [P] sigmoid
+  ServedRows* served = nullptr;  // where experts are divided, in the place of gate_up
   // Never saved.
   View x;           // [G, d]
-  View act;         // [G, m]
+  View act;         // [G, m]; not where experts are divided
   View shared_act;  // [P, s]
 };
 
@@ -91,8 +109,9 @@ struct SavedActivations {
   std::vector<int32_t> experts;      // batch.experts on the host
   std::vector<double> prob_sum;      // [E] over the rows of all sparse blocks
   std::vector<BlockBuffers> blocks;  // with recompute only x of each
-  View x_last;                       // [P, d] input of the final norm
-  View rstd_last;                    // [P]
+  std::deque<ServedRows> served;  // where experts are divided, of each sparse block; with recompute of none
+  View x_last;                    // [P, d] input of the final norm
+  View rstd_last;                 // [P]
   std::unique_ptr<ActivationArena> arena;
   Decoder::Impl* owner = nullptr;  // takes the arena back
 };
@@ -118,10 +137,12 @@ struct Decoder::Impl {
   Impl(const Weights& w, std::shared_ptr<device::Device> d, const Part& p);
 
   const ModelSpec whole;
-  const Part part;
-  const ModelSpec spec;       // of the part
+  const Part own;             // what it has of the model
+  const Part part;            // of its matrices: all, where experts are divided
+  const ModelSpec spec;       // of what it has
   const int64_t first_token;  // of the part
-  Peers* peers = nullptr;     // of a part
+  Peers* peers = nullptr;     // who have the rest
+  bool sums_apart = false;    // SumEachRankApart
   const std::shared_ptr<device::Device> shared_device;
   device::Device& device;
   const DType dtype;
@@ -212,6 +233,24 @@ struct Decoder::Impl {
   template <typename T>
   void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                        const View& dx_narrow, double balance_scale, Gradients& grads);
+  // Experts are divided (decoder_divided_experts.cc): rows go to the ranks that have theirs, and come back.
+  [[nodiscard]] bool divided() const { return !own.whole() && own.what == Cut::kExperts; }
+  // y = experts(x) of the gathered rows. `begin`: MoeBuffers'; null: this rank has no rows of its own.
+  template <typename T>
+  void DividedExperts(const LayerWeights& w, const int32_t* begin, const View& x, const View& y,
+                      ServedRows& served);
+  // d y becomes d x.
+  template <typename T>
+  void DividedExpertsBackward(const LayerWeights& w, const View& dy, const ServedRows& served,
+                              Gradients& grads);
+  void AgreeOnRows(const int32_t* begin, ServedRows& served) const;
+  template <typename T>
+  void AddWeightGradient(const View& dy, const View& x, int64_t matrix, const ServedRows& served,
+                         Gradients& grads);
+  template <typename T>
+  void ServeForward(SavedActivations* saved);
+  template <typename T>
+  void ServeBackward(SavedActivations& saved, Gradients& grads);
   // The normed rows of the pairs, for their experts.
   template <typename T>
   void GatherPairs(int64_t rows, const MoeBuffers& moe, const View& norm) const;
@@ -242,6 +281,7 @@ struct Decoder::Impl {
   [[nodiscard]] bool RunsAsGraph(const RaggedBatch& batch) const;
   template <typename T>
   Array ForwardAsGraph(const RaggedBatch& batch, const KvMemory& kv);
+  [[nodiscard]] SavedPtr NewSaved(bool recompute);  // of a training forward
   template <typename T>
   Array ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
   template <typename T>

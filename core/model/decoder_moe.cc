@@ -40,10 +40,14 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
     a.x = x.As<T>(), a.w = w.template As<T>(), a.y = y.As<T>(), a.strips = strips;
     device.GroupedMultiply(a);
   };
-  multiply(moe.gate_up, moe.x, w.experts_gate_up);
-  device.SwiGlu(
-      device::SwiGluArgs<T>{.rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
-  multiply(moe.y, moe.act, w.experts_down);
+  if (divided()) {
+    DividedExperts<T>(w, moe.begin, moe.x, moe.y, *moe.served);
+  } else {
+    multiply(moe.gate_up, moe.x, w.experts_gate_up);
+    device.SwiGlu(device::SwiGluArgs<T>{
+        .rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
+    multiply(moe.y, moe.act, w.experts_down);
+  }
 
   if (w.shared_gate_up >= 0) {
     Multiply<T>(moe.shared_gate_up, b.norm, w.shared_gate_up);

@@ -53,7 +53,6 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
                                                                       .dgate = dgate});
 
   // Experts. dy becomes d x of the gathered rows.
-  GatherPairs<T>(rows, moe, b.norm);
   const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
     auto a = OfExperts<device::GroupedMultiplyBackArgs<T>>(moe, pairs, dout.cols, dx.cols);
     a.dy = dout.As<T>(), a.w = Weight<T>(matrix), a.dx = dx.As<T>();
@@ -64,17 +63,22 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     a.dy = dout.As<T>(), a.x = x.As<T>(), a.dw = Gradient(matrix, grads);
     device.GroupedMultiplyBackWeight(a);
   };
-  device.SwiGlu(
-      device::SwiGluArgs<T>{.rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
-  back_weight(dy, moe.act, w.experts_down);
-  back(moe.act, dy, w.experts_down);
-  device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = pairs,
-                                                      .ff = m,
-                                                      .gate_up = moe.gate_up.As<T>(),
-                                                      .dact = moe.act.As<T>(),
-                                                      .dgate_up = moe.gate_up.As<T>()});
-  back_weight(moe.gate_up, moe.x, w.experts_gate_up);
-  back(dy, moe.gate_up, w.experts_gate_up);
+  if (divided()) {
+    DividedExpertsBackward<T>(w, dy, *moe.served, grads);
+  } else {
+    GatherPairs<T>(rows, moe, b.norm);
+    device.SwiGlu(device::SwiGluArgs<T>{
+        .rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
+    back_weight(dy, moe.act, w.experts_down);
+    back(moe.act, dy, w.experts_down);
+    device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = pairs,
+                                                        .ff = m,
+                                                        .gate_up = moe.gate_up.As<T>(),
+                                                        .dact = moe.act.As<T>(),
+                                                        .dgate_up = moe.gate_up.As<T>()});
+    back_weight(moe.gate_up, moe.x, w.experts_gate_up);
+    back(dy, moe.gate_up, w.experts_gate_up);
+  }
 
   // Router, in float32.
   const View dlogits = scratch.Take(rows, experts, DType::kFloat32),

@@ -123,11 +123,11 @@ std::vector<Parameter> Layout(const ModelSpec& s) {
     if (s.o_bias) add(at + "o_bias", {d});
     add(at + "mlp_norm", {d});
     if (s.IsSparse(i)) {
-      const int64_t experts = s.moe.experts, m = s.moe.intermediate_size,
+      const int64_t experts = s.moe.experts, here = s.moe.experts_here(), m = s.moe.intermediate_size,
                     shared = s.moe.shared_intermediate_size;
       add(at + "router", {experts, d});
-      add(at + "experts_gate_up", {experts * 2 * m, d}, 2 * m);
-      add(at + "experts_down", {experts * d, m}, d);
+      add(at + "experts_gate_up", {here * 2 * m, d}, 2 * m);
+      add(at + "experts_down", {here * d, m}, d);
       if (shared > 0) {
         add(at + "shared_gate_up", {2 * shared, d}, 2 * shared);
         add(at + "shared_down", {d, shared}, d);

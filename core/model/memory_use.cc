@@ -19,13 +19,14 @@ device::AttentionShape ShapeOf(const ModelSpec& s, int64_t threads) {
 }
 
 // Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their
-// outputs, the router's probabilities, and the choice with its weights and places.
+// outputs, the router's probabilities, and the choice with its weights and places. Where experts are divided,
+// as many rows of other ranks as this one gives away, which are kept as they came, and their places.
 int64_t MlpBytes(const ModelSpec& s, int64_t w, bool sparse) {
   if (!sparse) return 2 * w * s.intermediate_size;
   const int64_t k = s.moe.experts_per_token, shared = s.moe.shared_intermediate_size;
   return w * (k * (2 * s.moe.intermediate_size + s.hidden_size) + 2 * shared +
               (shared > 0 ? s.hidden_size : 0)) +
-         4 * s.moe.experts + 16 * k;
+         4 * s.moe.experts + 16 * k + (s.moe.divided() ? w * k * s.hidden_size + 8 * k : 0);
 }
 int64_t LargestMlpBytes(const ModelSpec& s, int64_t w) {
   const int64_t sparse = s.sparse_layers();
@@ -38,7 +39,9 @@ int64_t ScratchBytes(const ModelSpec& s, int64_t w) {
                 k = sparse > 0 ? s.moe.experts_per_token : 0;
   return w *
          (2 * s.hidden_size + dense + (s.heads + 2 * s.kv_heads) * s.head_size +
-          k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0));
+          k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0) +
+          // Of divided experts, rows as they come and as they are computed.
+          (s.moe.divided() ? 2 * k * s.hidden_size : 0));
 }
 
 // What LibTorch keeps for cuBLAS, for each stream: 32 MiB on Hopper, less before.

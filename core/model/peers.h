@@ -1,6 +1,7 @@
 #pragma once
-// The ranks that each have a part of one model (cut.h), as its decoder asks for them. All ranks compute the
-// same rows and ask for the same things in the same order. What cannot be had is thrown as PeersFailed, from
+// The ranks that each have a part of one model (cut.h), as its decoder asks for them. Where matrices are cut
+// all of them compute the same rows; where experts are divided each has rows of its own. All ask for the same
+// things in the same order. What cannot be had is thrown as PeersFailed, from
 // the midst of a forward or backward; the ranks are of no use to each other then.
 
 #include <cstddef>
@@ -42,6 +43,10 @@ class Peers {
   // Every rank gets what each rank has in its interval of `bytes`.
   virtual void Gather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                       const char* what) = 0;
+  // Rows of `out` go to the ranks, to[rank] to each, and rows of `in` come from them; both of one width.
+  virtual void Exchange(device::Device& device, const device::View& out,
+                        std::span<const sharding::Interval> to, const device::View& in,
+                        std::span<const sharding::Interval> from, const char* what) = 0;
 };
 
 }  // namespace tidepool::model

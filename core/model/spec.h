@@ -31,6 +31,7 @@ struct RopeSpec {
 // A mixture of experts in place of the MLP of some layers.
 struct MoeSpec {
   int64_t experts = 0;                   // E; 0: no layer has any
+  int64_t here = 0;                      // of a part of the model (cut.h): those that it has; 0: all
   int64_t experts_per_token = 0;         // K, 1..E
   int64_t intermediate_size = 0;         // of one expert
   int64_t shared_intermediate_size = 0;  // of the expert that every token takes, with a sigmoid gate; 0: none
@@ -38,6 +39,8 @@ struct MoeSpec {
   int64_t sparse_step = 1;               // layer l is sparse if (l + 1) % sparse_step == 0 ...
   std::vector<int32_t> dense_layers;     // ... and it is not one of these
   double aux_loss_coefficient = 0.001;   // of the folder; the trainer decides whether to use it
+  [[nodiscard]] bool divided() const { return here > 0; }
+  [[nodiscard]] int64_t experts_here() const { return here > 0 ? here : experts; }
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 

@@ -48,7 +48,7 @@ Weights::~Weights() = default;
 StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType dtype,
                                                    std::span<std::byte> arena, const Part& part) {
   TP_RETURN_IF_ERROR(CheckSpec(spec));
-  TP_RETURN_IF_ERROR(CheckCut(spec, part.of));
+  TP_RETURN_IF_ERROR(CheckCut(spec, part.of, part.what));
   const ModelSpec here = PartSpec(spec, part);
   std::unique_ptr<Weights> w(new Weights());
   w->impl_->spec = spec;
@@ -299,7 +299,8 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
   if (cut()) {
     TP_CHECK(host.part().whole()) << "part " << part.rank << " of " << part.of << " of weights that are part "
                                   << host.part().rank << " of " << host.part().of;
-    for (int64_t rank = 0; rank < part.of; ++rank) runs_.push_back(Runs(host.spec(), {rank, part.of}));
+    for (int64_t rank = 0; rank < part.of; ++rank)
+      runs_.push_back(Runs(host.spec(), {rank, part.of, part.what}));
     copy_ = device_->Need(elements_ * Bytes(host.dtype()));
     data_ = copy_->data();
     CutFromHost();

@@ -117,7 +117,7 @@ StatusOr<std::vector<double>> TrainerImpl::WholeColumn(StepContext& step, Column
 Status TrainerImpl::FindEarly(StepContext& step) const {
   if (NeededColumns(step.minibatches.size()).empty()) return OkStatus();
   // Ranks that came with different settings ask each other all the same: else one would wait for the others.
-  if (options.early_rows == 0 && step.group == nullptr) return OkStatus();
+  if (options.early_rows == 0 && step.group() == nullptr) return OkStatus();
   step.late.assign(step.batch.rows.size(), 0);
   const bool with_squares = options.loss.advantage->Uses(algorithms::Provision::kSquares);
   std::string mine;
@@ -129,11 +129,11 @@ Status TrainerImpl::FindEarly(StepContext& step) const {
     }
     mine.push_back(has);
   }
-  if (step.group == nullptr) {
+  if (step.group() == nullptr) {
     step.early = {std::move(mine)};
     return OkStatus();
   }
-  TP_ASSIGN_OR_RETURN(step.early, step.group->AllGather(mine, "early_columns"));
+  TP_ASSIGN_OR_RETURN(step.early, step.group()->AllGather(mine, "early_columns"));
   for (const std::string& columns : step.early) {
     if (columns.size() != step.batch.rows.size())
       return Internal("trainer: a rank lists " + std::to_string(columns.size()) + " rows of a batch of " +

@@ -69,7 +69,7 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
   std::vector<int64_t> places;
   for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
-  if (!o.part.whole() && !m.tensor_ranks)
+  if (!o.part.whole() && !m.part_ranks)
     return FailedPrecondition("trainer: the ranks that have the other parts of the model are not there");
   const ProgressCallback agreed = m.Agreed(progress);
   const auto pass = [&](int64_t number, int64_t passes) -> ScoringProgress {

@@ -47,23 +47,38 @@ class GroupGradients {
   // micro-batches and, where others have more, for nothing. The group is busy meanwhile.
   Status Begin(int64_t micro_batches);
   [[nodiscard]] int64_t passes() const { return passes_; }
+  [[nodiscard]] int64_t most_micro_batches() const { return most_micro_batches_; }  // of a rank
   Status EndPass();
   // After the last one, unless the update is given up.
   Status Finish();
-  // requires Finish. Parts of the model (groups.tensor) are updated each by its rank; the norm is of all.
+  // requires Finish. Parts of the model (groups.parts) are updated each by its rank; the norm is of all.
   // After an error the weights may be those of no step.
   StatusOr<UpdateResult> Update(double learning_rate);
 
- private:
-  Status Scatter(const std::vector<uint8_t>& has);
+  // Elements of the space whose gradients the same ranks add up. All of it is one; but where experts are
+  // divided, theirs are added up by the ranks that have them, between those of all ranks.
+  struct Region {
+    comm::Collective& group;
+    sharding::Interval of;
+    std::vector<sharding::Interval> of_rank;  // of the space
+    [[nodiscard]] const sharding::Interval& mine() const {
+      return of_rank[static_cast<size_t>(group.rank())];
+    }
+  };
+  void AddRegion(comm::Collective* group, const sharding::Interval& of);
+  // Which ranks of the region's group have this pass of a micro-batch each.
+  [[nodiscard]] std::vector<uint8_t> Has(const Region& region, int64_t pass) const;
+  Status Scatter(int64_t pass);
 
   const Parts p_;
   const comm::RankGroups groups_;  // data: null where no other rank has rows
   const bool each_micro_batch_;
   const std::vector<sharding::Interval> of_rank_;
+  std::vector<Region> regions_;          // gradients elsewhere have no other ranks' to be added to
   std::vector<uint64_t> micro_batches_;  // [rank]
+  int64_t most_micro_batches_ = 0;
   int64_t passes_ = 0, pass_ = 0;
-  std::shared_ptr<device::Buffer> sums_;  // of this rank's interval, over the passes that have ended
+  std::shared_ptr<device::Buffer> sums_;  // of this rank's intervals, over the passes that have ended
 };
 
 }  // namespace tidepool::train

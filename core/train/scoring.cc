@@ -59,10 +59,15 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
   }
   device::Device& device = decoder.device();
   const auto temperature = static_cast<float>(o.temperature);
-  int64_t done = 0;
-  for (const auto& micro : micros) {
-    if (extras.progress && !extras.progress(done++, static_cast<int64_t>(micros.size())))
+  const auto rounds = static_cast<size_t>(decoder.Rounds(static_cast<int64_t>(micros.size())));
+  for (size_t done = 0; done < rounds; ++done) {
+    if (extras.progress && !extras.progress(static_cast<int64_t>(done), static_cast<int64_t>(rounds)))
       return Aborted("trainer: stopped between two micro-batches");
+    if (done >= micros.size()) {
+      decoder.Serve();
+      continue;
+    }
+    const std::vector<int64_t>& micro = micros[done];
     const PackedBatch packed = Pack(rows, micro, routing_bytes);
     std::vector<int32_t> experts;
     const device::Array hidden =

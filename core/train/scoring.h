@@ -41,6 +41,8 @@ struct ScoringExtras {
   ScoringProgress progress = nullptr;
 };
 
+// Where ranks need each other's experts all of them call it, and go on until each has its rows.
+//
 // [row][response token]; rows not among `places` stay empty. kInvalidArgument: a row is longer than the
 // budget.
 StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder,

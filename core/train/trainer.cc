@@ -105,16 +105,21 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
     return InvalidArgument("train.learning_rate must be at least 0");
   const bool reward = o.objective == JobKind::kRewardModel;
   if (!o.part.whole()) {
-    TP_RETURN_IF_ERROR(model::CheckCut(weights.spec(), o.part.of).At("train.mesh.tp"));
+    const bool experts = o.part.what == model::Cut::kExperts;
+    const std::string key = experts ? "train.mesh.ep" : "train.mesh.tp";
+    TP_RETURN_IF_ERROR(model::CheckCut(weights.spec(), o.part.of, o.part.what).At(key));
     if (reward || Needed(o).critic || o.objective == JobKind::kDistill)
-      return Unimplemented("train.mesh.tp: a critic, a reward model or a student cannot be cut; write 1");
+      return Unimplemented(key + ": a critic, a reward model or a student cannot be cut; write 1");
+    if (experts && o.shard.world > 1)
+      return Unimplemented(
+          "train.zero: what has a part of the experts (train.mesh.ep) is not shared; write 0");
     if (o.share_gradients)
       return Unimplemented(
           "train.zero: gradients of a model that is cut (train.mesh.tp) are not shared; write 1");
     // What recorded has these bits only if its sums are cut at the same places.
     o.clean_records =
-        o.clean_records &&
-        model::SumCuts(weights.spec(), o.part, o.device->sums_in_tiles()).as_whole(weights.spec());
+        o.clean_records && model::SumCuts(weights.spec(), o.part.of_matrices(), o.device->sums_in_tiles())
+                               .as_whole(weights.spec());
     o.early_rows = 0;  // a rank cannot compute any alone
   }
   if (weights.spec().value_head != reward) {
@@ -159,6 +164,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, Trai
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
     m.decoder = std::make_unique<model::Decoder>(weights, o.device, o.part);
+    if (m.divides_experts() && o.sum_each_micro_batch) m.decoder->SumEachRankApart();
     auto keeper = o.share_gradients && o.shard.world > 1
                       ? std::make_unique<GradientShard>(weights, o.device, o.shard)
                       : nullptr;
@@ -206,25 +212,26 @@ Status Trainer::Preview(std::vector<Row> rows, Version version) try {
   return AtTheDoor(*impl_->options.device);
 }
 
-void Trainer::Join(comm::Collective* others) {
+void Trainer::Join(comm::Collective* others, comm::Collective* same) {
   TrainerImpl& m = *impl_;
   if (others == nullptr)
-    m.tensor_ranks.reset();
+    m.part_ranks.reset();
   else
-    m.tensor_ranks.emplace(*others);
-  if (m.decoder != nullptr) m.decoder->UsePeers(m.tensor_ranks ? &*m.tensor_ranks : nullptr);
+    m.part_ranks.emplace(*others, m.options.part.what);
+  m.same_part = same;
+  if (m.decoder != nullptr) m.decoder->UsePeers(m.part_ranks ? &*m.part_ranks : nullptr);
 }
 
 StatusOr<bool> Trainer::Agree(bool yes) try {
-  return impl_->tensor_ranks ? impl_->tensor_ranks->Agree(yes) : yes;
+  return impl_->part_ranks ? impl_->part_ranks->Agree(yes) : yes;
 } catch (const model::PeersFailed& e) {
   return e.status();
 }
 
 ProgressCallback TrainerImpl::Agreed(const ProgressCallback& progress) {
-  if (!tensor_ranks) return progress;
+  if (!part_ranks) return progress;
   return [this, progress](const StepProgress& p) {
-    return tensor_ranks->Agree(progress == nullptr || progress(p));
+    return part_ranks->Agree(progress == nullptr || progress(p));
   };
 }
 
@@ -267,7 +274,7 @@ StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step,
     else
       flat.insert(flat.end(), rows[i].begin(), rows[i].end());
   }
-  if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(flat), what));
+  if (step.group() != nullptr) TP_RETURN_IF_ERROR(step.group()->AllReduceSum(std::span<double>(flat), what));
   return flat;
 }
 
@@ -283,10 +290,11 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
                              .optimizer = target.optimizer,
                              .device = *options.device,
                              .one_memory = target.one_memory},
-                            {.data = step.group, .tensor = step.tensor}, options.sum_each_micro_batch);
+                            step.groups, options.sum_each_micro_batch);
       TP_RETURN_IF_ERROR(shared.Begin(static_cast<int64_t>(micros.size())));
       const auto passes = static_cast<size_t>(shared.passes());
-      for (size_t i = 0; i < std::max(micros.size(), passes); ++i) {
+      const auto rounds = static_cast<size_t>(target.serve ? shared.most_micro_batches() : 0);
+      for (size_t i = 0; i < std::max({micros.size(), passes, rounds}); ++i) {
         if (step.progress != nullptr && !step.progress({step.done, step.todo})) {
           return Aborted("trainer: step " + std::to_string(step.batch.step.value) +
                          " was stopped at micro-batch " + std::to_string(step.done) + " of " +
@@ -295,6 +303,8 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
         if (i < micros.size()) {
           TP_RETURN_IF_ERROR(target.micro(micros[i], u, epoch));
           ++step.done;
+        } else if (target.serve) {
+          target.serve();
         }
         if (i >= passes) continue;
         Stopwatch of_pass;
@@ -306,8 +316,8 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       Stopwatch watch;
       // Every rank learns what the others found before it decides, so all decide alike.
       double bad = target.finite() ? 0 : 1;
-      if (step.group != nullptr) {
-        TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(&bad, 1), "finite"));
+      if (step.group() != nullptr) {
+        TP_RETURN_IF_ERROR(step.group()->AllReduceSum(std::span<double>(&bad, 1), "finite"));
         if (bad == 0) TP_RETURN_IF_ERROR(shared.Finish());
         step.times.reduce += watch.Lap();
       }
@@ -351,8 +361,8 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   }
   Stopwatch of_loss;
   std::vector<double> repetition = RepetitionPenalties(options.shaping, step.batch.rows);
-  if (step.group != nullptr && !repetition.empty())
-    TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(repetition), "repetition"));
+  if (step.group() != nullptr && !repetition.empty())
+    TP_RETURN_IF_ERROR(step.group()->AllReduceSum(std::span<double>(repetition), "repetition"));
   plan.scores = ShapedRewards(options.shaping, step.batch.rows, repetition, controls->rewards);
   TP_RETURN_IF_ERROR(FillAdvantages(step.batch, a, options.component_weights, controls->kl_coef, plan));
   FillRejection(a, plan);
@@ -420,8 +430,8 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPla
                                  int64_t) { return value->MicroStep(step.batch.rows, micro, loss_of); },
                     .finite = [&] { return std::isfinite(sums[0]); }});
   if (!updates.ok()) return updates.status();
-  if (step.group != nullptr)
-    TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(sums), "critic_sums"));
+  if (step.group() != nullptr)
+    TP_RETURN_IF_ERROR(step.group()->AllReduceSum(std::span<double>(sums), "critic_sums"));
   const auto passes = static_cast<double>(std::max<int64_t>(1, updates.value().updates));
   metrics["critic/vf_loss"] = sums[0] / passes;
   metrics["critic/vf_clipfrac"] = sums[1] / std::max(1.0, sums[2]);
@@ -465,6 +475,9 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
                             return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) &&
                                    std::isfinite(step.sums.kl_loss);
                           }};
+  if (divides_experts()) {
+    target.serve = [this] { decoder->ServeBackward(decoder->ServeTraining(options.recompute), *gradients); };
+  }
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
       TP_ASSIGN_OR_RETURN(const auto rows,
@@ -489,7 +502,7 @@ void TrainerImpl::Adapt(const Batch& batch, double kl) {
 
 Status TrainerImpl::CheckStep(StepContext& step, std::vector<BadRow>& bad) const {
   const std::vector<Row>& rows = step.batch.rows;
-  if (step.group == nullptr &&
+  if (step.group() == nullptr &&
       std::ranges::any_of(rows, [](const Row& r) { return r.elsewhere.has_value(); }))
     return InvalidArgument("trainer: rows are elsewhere, and there is no group of ranks");
   // A reward model's rows are a token longer: the place of the score.
@@ -605,10 +618,20 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
                               ", and is rank " + std::to_string(here.rank) + " of " +
                               std::to_string(here.world));
   }
-  if (!o.part.whole() && !m.tensor_ranks)
+  if (!o.part.whole() && !m.part_ranks)
     return FailedPrecondition("trainer: the ranks that have the other parts of the model are not there");
-  const ProgressCallback agreed = m.Agreed(progress);
-  StepContext step{.batch = batch, .group = group, .tensor = m.tensor_group(), .progress = agreed};
+  if (m.divides_experts() &&
+      (group == nullptr || group->size() % o.part.of != 0 || group->rank() % o.part.of != o.part.rank)) {
+    return FailedPrecondition("trainer: it has the experts of rank " + std::to_string(o.part.rank) + " of " +
+                              std::to_string(o.part.of) + ", and is rank " + std::to_string(here.rank) +
+                              " of " + std::to_string(here.world));
+  }
+  // Ranks with rows of their own do not ask it as often, and one that stops leaves the others, as one does
+  // that has the whole model.
+  const ProgressCallback agreed = m.divides_experts() ? progress : m.Agreed(progress);
+  comm::Collective* const parts = m.part_ranks ? &m.part_ranks->group() : nullptr;
+  StepContext step{
+      .batch = batch, .groups = {.data = group, .parts = parts, .same = m.same_part}, .progress = agreed};
   std::vector<BadRow> found = bad != nullptr ? std::move(*bad) : std::vector<BadRow>();
   const Status checked = m.CheckStep(step, found);
   const Status usable = AgreeOnRows(group, checked, found, "trainer");
@@ -643,7 +666,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   result.updates = m.CriticAlone(step) ? 0 : done.updates;
   if (agreed != nullptr) (void)agreed({step.done, step.todo});
   watch.Lap();
-  if (m.tensor_ranks && result.updates > 0) m.decoder->weights().Collect(*m.tensor_ranks);
+  if (m.part_ranks && result.updates > 0) m.decoder->weights().Collect(*m.part_ranks);
   result.digest = m.weights.Digest();
   const uint64_t everything = m.DigestWith(result.digest);
   step.times.digest = watch.Lap();
@@ -651,8 +674,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
     TP_RETURN_IF_ERROR(CheckSameWeights(*group, everything, "trainer", batch.step));
   }
-  if (step.tensor != nullptr)
-    TP_RETURN_IF_ERROR(CheckSameWeights(*step.tensor, everything, "trainer", batch.step));
+  if (parts != nullptr) TP_RETURN_IF_ERROR(CheckSameWeights(*parts, everything, "trainer", batch.step));
   if (m.rl() && o.loss.kl) {
     const double kl = m.KlToReference(step, plan);
     result.metrics["ref/kl"] = kl;

@@ -86,7 +86,9 @@ struct TrainerOptions {
   bool sum_each_micro_batch = false;
   // Of the trained model, what this rank computes and has the optimizer's state of (core/model/cut.h); the
   // weights, which are the whole model's, are brought together after a step. The update is the same up to
-  // rounding. Not with a value head.
+  // rounding. Not with a value head. Where experts are divided, not with a shard; the update is that of ranks
+  // with all experts to the bit, if these are as many as have a part, with sum_each_micro_batch and on a
+  // device whose products do not depend on the batch.
   model::Part part = {};
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
@@ -149,9 +151,11 @@ class Trainer {
   StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
                             comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
   // The ranks that have the other parts (TrainerOptions::part), for what follows; null: no more. They make
-  // the same calls with the same rows, and stop where one of them does. What the group cannot do is an error
-  // of the call that needs it.
-  void Join(comm::Collective* others);
+  // the same calls, and stop where one of them does. Where matrices are cut they have the same rows; where
+  // experts are divided each has its own share of them, and they are neighbours in the group of a step.
+  // `same`: of divided experts, the ranks that have the same ones, in the order of that group; null: no
+  // others have. What a group cannot do is an error of the call that needs it.
+  void Join(comm::Collective* others, comm::Collective* same = nullptr);
   // Whether all of them say yes; `yes` where there are none. Errors of the group.
   StatusOr<bool> Agree(bool yes);
 

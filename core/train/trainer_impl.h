@@ -14,10 +14,10 @@
 #include "core/model/decoder.h"
 #include "core/train/early_columns.h"
 #include "core/train/gradient_shard.h"
+#include "core/train/part_ranks.h"
 #include "core/train/scoring.h"
 #include "core/train/step_metrics.h"
 #include "core/train/step_plan.h"
-#include "core/train/tensor_ranks.h"
 #include "core/train/trainer.h"
 #include "core/train/value_model.h"
 
@@ -51,8 +51,7 @@ struct KeptTotals {
 // What one step keeps while it runs.
 struct StepContext {
   const Batch& batch;
-  comm::Collective* group = nullptr;
-  comm::Collective* tensor = nullptr;
+  comm::RankGroups groups;
   const ProgressCallback& progress;
   int64_t done = 0, todo = 0;                             // micro-batches
   std::vector<std::vector<int64_t>> minibatches;          // rows of each update
@@ -67,7 +66,8 @@ struct StepContext {
       early;                  // [rank] the columns that it has of each row, as bits; empty: nobody looked
   std::vector<uint8_t> late;  // [row] 1: some column of it had to be computed in the step
   Scored scored;
-  [[nodiscard]] int rank() const { return group == nullptr ? 0 : group->rank(); }
+  [[nodiscard]] comm::Collective* group() const { return groups.data; }
+  [[nodiscard]] int rank() const { return group() == nullptr ? 0 : group()->rank(); }
   // The first rank that has this column of the row; -1: none, so the one whose row it is computes it.
   [[nodiscard]] int EarlyRank(size_t row, Column column) const;
   // Scores that the step needs, too, are signs of progress, and may be called off.
@@ -86,6 +86,9 @@ struct UpdateTarget {
   std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
   std::function<bool()> finite;  // of what this rank summed up
+  // Where ranks need each other's experts: in place of a micro-batch that others have and this one has not.
+  // Null: they do not.
+  std::function<void()> serve = nullptr;
 };
 struct UpdatesDone {
   bool finite = true;
@@ -116,8 +119,9 @@ struct TrainerImpl {
   std::unique_ptr<AdamW> optimizer;
   std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
-  std::optional<TensorRanks> tensor_ranks;  // of the other parts of the model
-  KeptTotals held_out;                      // of the reference
+  std::optional<PartRanks> part_ranks;    // of the other parts of the model
+  comm::Collective* same_part = nullptr;  // of the same experts
+  KeptTotals held_out;                    // of the reference
   EarlyColumns early;
   Previewed previewed;
   device::PageBuffer controls_memory;
@@ -138,9 +142,12 @@ struct TrainerImpl {
 
   // trainer.cc
   [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
-  // Said by all ranks that have parts of the model, so that none is left in the midst of a computation.
+  // Said by all ranks that have parts of the model, so that none is left in the midst of a computation. They
+  // ask it as often.
   [[nodiscard]] ProgressCallback Agreed(const ProgressCallback& progress);
-  [[nodiscard]] comm::Collective* tensor_group() { return tensor_ranks ? &tensor_ranks->group() : nullptr; }
+  [[nodiscard]] bool divides_experts() const {
+    return !options.part.whole() && options.part.what == model::Cut::kExperts;
+  }
   Status Split(StepContext& step) const;
   // Numbers of this rank's rows put in their cells, with those of the other ranks.
   StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows,

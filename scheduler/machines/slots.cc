@@ -375,10 +375,9 @@ Shard Slots::ShardOf(SlotId slot) const {
   const std::vector<SlotId> all = Trainers();
   const auto at = std::ranges::find(all, slot);
   if (at == all.end()) return {};  // it does not train
-  const int64_t place = at - all.begin(), tensor = options_.fleet.tensor;
-  Shard shard{.part = place % tensor, .parts = tensor};
-  if (options_.fleet.zero)
-    shard.rank = place / tensor, shard.world = static_cast<int64_t>(all.size()) / tensor;
+  const int64_t place = at - all.begin(), parts = options_.fleet.parts();
+  Shard shard{.part = place % parts, .parts = parts};
+  if (options_.fleet.zero) shard.rank = place / parts, shard.world = static_cast<int64_t>(all.size()) / parts;
   return shard;
 }
 

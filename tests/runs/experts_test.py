@@ -28,7 +28,7 @@ checkpoint: {{every_steps: 2, keep: 2}}
 HIDDEN, HEADS, HEAD, LAYERS, EXPERTS, CHOSEN, INTERMEDIATE = 32, 2, 16, 3, 5, 2, 24
 
 
-def write_model(folder, vocab_rows=None):
+def write_model(folder, vocab_rows=None, experts=EXPERTS, intermediate=INTERMEDIATE):
     """A Qwen3-MoE of random weights whose second layer is dense, with one token a character; or more rows than tokens, of zeros."""
     folder.mkdir()
     vocab = {c: i for i, c in enumerate(["<pad>", "<bos>", "<eos>", *"abcdefghijklmnopqrstuvwxyz", "\u0120", "="])}
@@ -40,8 +40,8 @@ def write_model(folder, vocab_rows=None):
     folder.joinpath("tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}))
     folder.joinpath("config.json").write_text(json.dumps(
         {"model_type": "qwen3_moe", "vocab_size": vocab_rows or len(vocab), "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS,
-         "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": HEAD, "max_position_embeddings": 48, "num_experts": EXPERTS,
-         "num_experts_per_tok": CHOSEN, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True, "mlp_only_layers": [1],
+         "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": HEAD, "max_position_embeddings": 48, "num_experts": experts,
+         "num_experts_per_tok": CHOSEN, "moe_intermediate_size": intermediate, "norm_topk_prob": True, "mlp_only_layers": [1],
          "tie_word_embeddings": True, "eos_token_id": 2, "bos_token_id": 1}))
     shapes = {"model.embed_tokens.weight": [vocab_rows or len(vocab), HIDDEN], "model.norm.weight": [HIDDEN]}
     for layer in range(LAYERS):
@@ -50,17 +50,18 @@ def write_model(folder, vocab_rows=None):
                    at + "self_attn.q_proj.weight": [HEADS * HEAD, HIDDEN], at + "self_attn.k_proj.weight": [HEAD, HIDDEN],
                    at + "self_attn.v_proj.weight": [HEAD, HIDDEN], at + "self_attn.o_proj.weight": [HIDDEN, HEADS * HEAD],
                    at + "self_attn.q_norm.weight": [HEAD], at + "self_attn.k_norm.weight": [HEAD]}
-        mlps = [(at + "mlp.", 48)] if layer == 1 else [(f"{at}mlp.experts.{e}.", INTERMEDIATE) for e in range(EXPERTS)]
+        mlps = [(at + "mlp.", 48)] if layer == 1 else [(f"{at}mlp.experts.{e}.", intermediate) for e in range(experts)]
         if layer != 1:
-            shapes[at + "mlp.gate.weight"] = [EXPERTS, HIDDEN]
+            shapes[at + "mlp.gate.weight"] = [experts, HIDDEN]
         for name, width in mlps:
             shapes |= {name + "gate_proj.weight": [width, HIDDEN], name + "up_proj.weight": [width, HIDDEN], name + "down_proj.weight": [HIDDEN, width]}
-    rng, header, data = random.Random(5), {}, b""
+    rng, header, data = random.Random(5), {}, bytearray()
     for name, shape in shapes.items():
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        values = [0.0] * count if shape[0] == vocab_rows else [1.0] * count if len(shape) == 1 else [rng.gauss(0, 0.1) for _ in range(count)]
+        few = min(count, 1 << 11)  # a large matrix says the same again and again
+        values = [0.0] * few if shape[0] == vocab_rows else [1.0] * few if len(shape) == 1 else [rng.gauss(0, 0.1) for _ in range(few)]
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
-        data += struct.pack(f"<{count}f", *values)
+        data += (struct.pack(f"<{few}f", *values) * (count // few + 1))[:4 * count]
     text = json.dumps(header).encode()
     folder.joinpath("model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 

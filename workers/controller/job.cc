@@ -576,10 +576,13 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
   if (config.model.init) fits_kernels("model.init", config.model);
-  for (const auto& [key, ranks] :
-       {std::pair("train.mesh.tp", config.train.mesh.tp), {"rollout.mesh.tp", config.rollout.mesh.tp}}) {
+  using model::Cut;
+  for (const auto& [key, ranks, what] : {std::tuple("train.mesh.tp", config.train.mesh.tp, Cut::kMatrices),
+                                         {"train.mesh.ep", config.train.mesh.ep, Cut::kExperts},
+                                         {"rollout.mesh.tp", config.rollout.mesh.tp, Cut::kMatrices}}) {
     if (ranks == 1 || !model_there) continue;
-    if (const auto spec = SpecOf(config.model); spec.ok()) look(key, model::CheckCut(*spec, ranks).At(key));
+    if (const auto spec = SpecOf(config.model); spec.ok())
+      look(key, model::CheckCut(*spec, ranks, what).At(key));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.

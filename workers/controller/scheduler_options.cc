@@ -69,6 +69,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .rollout_floor = c.scheduler.rollout_floor,
              .zero = c.train.zero > 0,
              .tensor = c.train.mesh.tp,
+             .experts = c.train.mesh.ep,
              .uneven_dp = c.scheduler.uneven_dp,
              .launch_workers = c.cluster.launch_workers,
              .reattach_grace_s = c.cluster.reattach_grace_s,
@@ -90,7 +91,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
     o.batch.drops_equal_rewards = algorithms::FilterOf(rl->algorithm) == "zero_variance";
     o.batch.filter_rounds = rl->algorithm.filter_rounds;
     // Parts of a model compute together, or not at all.
-    o.batch.early_columns = c.train.early_columns && NeedsColumns(c) && c.train.mesh.tp == 1;
+    o.batch.early_columns = c.train.early_columns && NeedsColumns(c) && c.train.mesh.parts() == 1;
   }
   o.rollout = {.max_prompt_tokens = c.data.max_prompt_tokens,
                .max_new_tokens = c.rollout.max_new_tokens,

@@ -308,7 +308,7 @@ model::MemoryUse DeviceRoles::held() const {
   if (weights_ != nullptr) {
     // What a trained model's products read counts as held before it is made, as it does in the plan.
     const bool twice = trains_ && !policy_ && config_.cluster.device == DeviceKind::kCpu &&
-                       config_.train.mesh.tp == 1 && config_.rollout.mesh.tp == 1;
+                       config_.train.mesh.parts() == 1 && config_.rollout.mesh.tp == 1;
     const bool shared = shared_ != nullptr && shard_.world > 1;
     use.weights = shared
                       ? sharding::Owned(weights_->elements(), {shard_.rank, shard_.world}).size() *
@@ -337,7 +337,8 @@ int64_t DeviceRoles::weight_bytes() const {
 
 int64_t DeviceRoles::least_moved_bytes() const {
   if (policy_ || (rollout_ == nullptr && follower_ == nullptr)) return 0;  // a policy is never divided
-  return LeastMoved(weights_->spec(), shard_, ranks_ == nullptr ? model::Part() : ranks_->part()) *
+  return LeastMoved(weights_->spec(), shard_, CutOfTraining(config_),
+                    ranks_ == nullptr ? model::Part() : ranks_->part()) *
          device::SizeOf(weights_->dtype());
 }
 

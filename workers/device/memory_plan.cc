@@ -107,13 +107,28 @@ int64_t SumBytes(const model::ModelSpec& m, int64_t tp, bool in_tiles) {
   return static_cast<int64_t>(most) * 4 * m.hidden_size;
 }
 
+// Elements of the largest parameter of the whole.
+int64_t LargestCollected(const model::ModelSpec& m, bool experts) {
+  const int64_t of_experts = experts ? m.moe.experts * 2 * m.moe.intermediate_size * m.hidden_size : 0;
+  return std::max(m.vocab_size * m.hidden_size, of_experts);
+}
+
+// Of the slots that train, the part of the model that the one with the largest has (train.mesh): the last one
+// has the most of the vocabulary.
+model::Part TrainedPart(const JobConfig& c, const model::ModelSpec& m) {
+  const int64_t tp = c.train.mesh.tp, ep = c.train.mesh.ep;
+  if (ep > 1 && model::CheckCut(m, ep, model::Cut::kExperts).ok()) return {ep - 1, ep, model::Cut::kExperts};
+  if (tp > 1 && model::CheckCut(m, tp).ok()) return {tp - 1, tp};
+  return {};
+}
+
 void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, ProcessMemory& p) {
   const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
-  // The last part has the most of the vocabulary. It stands beside the whole model's weights.
-  const int64_t tp = c.train.mesh.tp;
-  const bool cut = tp > 1 && model::CheckCut(m, tp).ok();
-  const model::ModelSpec part = cut ? model::PartSpec(m, {tp - 1, tp}) : m;
+  // It stands beside the whole model's weights.
+  const model::Part trained = TrainedPart(c, m);
+  const bool cut = !trained.whole(), divided = cut && trained.what == model::Cut::kExperts;
+  const model::ModelSpec part = model::PartSpec(m, trained);
   p.actor = model::TrainingMemory(part, dtype,
                                   {.tokens = (tokens + 15) / 16 * 16,
                                    .recompute = c.train.recompute,
@@ -133,14 +148,17 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                                   p.actor.activations - p.actor.workspace);
   }
   // The largest matrix of the whole stands by itself while parts are brought together.
-  if (cut) p.actor.workspace += m.vocab_size * m.hidden_size * model::Bytes(dtype);
+  if (cut) p.actor.workspace += LargestCollected(m, divided) * model::Bytes(dtype);
+  // Of one expert, what the rows of each rank add to a matrix of it.
+  if (divided && c.deterministic)
+    p.actor.workspace += trained.of * 4 * 2 * m.moe.intermediate_size * m.hidden_size;
   // Sums on their way to the other ranks.
-  if (cut) p.actor.workspace += tokens * SumBytes(m, tp, !OnGpu(c));
+  if (cut && !divided) p.actor.workspace += tokens * SumBytes(m, trained.of, !OnGpu(c));
   // Beside it an engine's whole model as products read it, or its part, where that is another one.
   const int64_t engine = c.rollout.mesh.tp;
   if (cut) p.actor.weights += model::WeightBytes(m, dtype);
   if (cut && generates && engine == 1) p.actor.weights += model::LaidOutBytes(m, dtype);
-  if (generates && engine > 1 && engine != tp) {
+  if (generates && engine > 1 && engine != c.train.mesh.tp) {
     const model::ModelSpec other = EnginePart(c, m);
     p.actor.weights += model::WeightBytes(other, dtype) + model::LaidOutBytes(other, dtype);
   }
@@ -372,7 +390,10 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
                             .process = kControllerProcess,
                             .rollout = {},
                             .actor = {}});
-  int64_t state = weights + (policy ? of_policy.actor.optimizer : model::OptimizerBytes(m, dtype));
+  // What every part of a model has is in the file of each.
+  const model::Part trained = policy ? model::Part() : TrainedPart(c, m);
+  int64_t state = weights + (policy ? of_policy.actor.optimizer
+                                    : trained.of * model::OptimizerBytes(model::PartSpec(m, trained), dtype));
   if (!policy && FurtherModelsOf(c).critic) {
     const model::ModelSpec critic = WithValueHead(m);
     state += model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype);
@@ -391,8 +412,10 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
     };
     if (c.train.zero >= 3)
       plan.shared_memory.push_back({"weights of training slots", "train.zero", weights, true});
+    const int64_t ep = c.train.mesh.ep;
     plan.shared_memory.push_back(
-        {"what training slots exchange", "scheduler.actor_slots", groups(tp, dp) + groups(dp, tp)});
+        {"what training slots exchange", "scheduler.actor_slots",
+         groups(tp, dp) + groups(dp, tp) + (ep > 1 ? groups(ep, dp / ep) + groups(dp / ep, ep) : 0)});
   }
   if (const auto engines = static_cast<int64_t>(config::EngineGangs(c).size()); generates && engines > 0)
     plan.shared_memory.push_back({"what slots of an engine exchange", "rollout.mesh.tp",

@@ -21,8 +21,9 @@ std::vector<PartPiece> PiecesOfPart(const model::ModelSpec& spec, const model::P
   return pieces;
 }
 
-int64_t LeastMoved(const model::ModelSpec& spec, const Shard& shard, const model::Part& serves) {
-  const model::Part trains{shard.part, shard.parts};
+int64_t LeastMoved(const model::ModelSpec& spec, const Shard& shard, model::Cut what,
+                   const model::Part& serves) {
+  const model::Part trains{shard.part, shard.parts, what};
   const auto in_whole = [&](const model::Part& part, const sharding::Interval& of) {
     if (trains.whole() && serves.whole()) return std::vector{of};  // of models that cannot be cut, too
     std::vector<sharding::Interval> all;

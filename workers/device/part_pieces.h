@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/config.h"
 #include "core/base/shard.h"
 #include "core/model/cut.h"
 #include "core/model/spec.h"
@@ -21,8 +22,14 @@ struct PartPiece {
 std::vector<PartPiece> PiecesOfPart(const model::ModelSpec& spec, const model::Part& part,
                                     const sharding::Interval& of, int64_t each = 1);
 
-// Elements that a slot which trains as `shard` has to get, new weights being made by those who own them, so
-// that it has the part `serves`.
-int64_t LeastMoved(const model::ModelSpec& spec, const Shard& shard, const model::Part& serves);
+// How the slots that train divide the model, where they do.
+inline model::Cut CutOfTraining(const JobConfig& c) {
+  return c.train.mesh.ep > 1 ? model::Cut::kExperts : model::Cut::kMatrices;
+}
+
+// Elements that a slot which trains as `shard`, whose parts are cut as `what` says, has to get, new weights
+// being made by those who own them, so that it has the part `serves`.
+int64_t LeastMoved(const model::ModelSpec& spec, const Shard& shard, model::Cut what,
+                   const model::Part& serves);
 
 }  // namespace tidepool::workers

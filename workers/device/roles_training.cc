@@ -122,6 +122,29 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
     }
     group_->SumOnDevices(std::move(*sum));
   }
+  const Status divided = FormExperts(c, options);
+  if (!divided.ok()) LeaveGroup();
+  return divided;
+}
+
+// Neighbours divide the experts, where they are divided; those with the same ones are in a group, too.
+Status RolesWork::FormExperts(const down::FormGroup& c, comm::GroupOptions options) {
+  const int64_t ep = config_.train.mesh.ep;
+  if (ep == 1) return OkStatus();
+  if (c.world % ep != 0)
+    return Internal("train.mesh.ep " + std::to_string(ep) + " does not divide a group of " +
+                    std::to_string(c.world));
+  options.name = "experts-" + std::to_string(c.rank / ep);
+  options.rank = static_cast<int>(c.rank % ep);
+  options.size = static_cast<int>(ep);
+  TP_ASSIGN_OR_RETURN(experts_group_, comm::MakeGroup(options));
+  observe::Log(LogLevel::kInfo, "group_formed",
+               {{"of", "experts"}, {"rank", options.rank}, {"ranks", ep}, {"by", experts_group_->by()}});
+  if (c.world == ep) return OkStatus();
+  options.name = "same-experts-" + std::to_string(c.rank % ep);
+  options.rank = static_cast<int>(c.rank / ep);
+  options.size = static_cast<int>(c.world / ep);
+  TP_ASSIGN_OR_RETURN(same_experts_group_, comm::MakeGroup(options));
   return OkStatus();
 }
 
@@ -129,6 +152,8 @@ Status RolesWork::FormGroup(const down::FormGroup& c) {
 void RolesWork::LeaveGroup() {
   group_.reset();
   tensor_group_.reset();
+  experts_group_.reset();
+  same_experts_group_.reset();
   group_epoch_ = 0;
 }
 
@@ -285,7 +310,9 @@ RolesWork::WeightTraffic RolesWork::GatheredWeights() const {
   const auto of = [](const comm::Collective* group) {
     return group == nullptr ? comm::Collective::Gathered() : group->gathered("weights");
   };
-  return {.made = of(group_.get()), .parts = of(tensor_group_.get()), .updates = roles_->updates()};
+  return {.made = of(group_.get()),
+          .parts = of(tensor_group_ != nullptr ? tensor_group_.get() : experts_group_.get()),
+          .updates = roles_->updates()};
 }
 
 up::PhaseChange RolesWork::TakeChange(const WeightTraffic& before) {
@@ -314,18 +341,20 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   }
   const auto gathered = GatheredWeights();
   std::erase_if(previews_, [&](const down::Preview& p) { return tids.contains(p.rows.front().tid); });
-  StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
-                                                 {[&](const std::string& op) {
-                                                    pulse_.Begin(op);
-                                                    return !called_off_(c.lease);
-                                                  },
-                                                  [&](const std::string& op) {
-                                                    pulse_.Begin(op);
-                                                    return !evaluation_ended_(c.lease);
-                                                  }},
-                                                 {.data = c.world > c.tensor ? group_.get() : nullptr,
-                                                  .tensor = c.tensor > 1 ? tensor_group_.get() : nullptr},
-                                                 bad);
+  StatusOr<TrainOutcome> outcome =
+      roles_->Train(c.step, c.v, std::move(rows),
+                    {[&](const std::string& op) {
+                       pulse_.Begin(op);
+                       return !called_off_(c.lease);
+                     },
+                     [&](const std::string& op) {
+                       pulse_.Begin(op);
+                       return !evaluation_ended_(c.lease);
+                     }},
+                    {.data = c.world > c.tensor ? group_.get() : nullptr,
+                     .parts = c.tensor > 1 ? tensor_group_.get() : experts_group_.get(),
+                     .same = same_experts_group_.get()},
+                    bad);
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

@@ -22,7 +22,7 @@
 #include "core/engine/ranks.h"
 #include "core/observe/trace_writer.h"
 #include "core/storage/checkpoint_store.h"
-#include "core/train/tensor_ranks.h"
+#include "core/train/part_ranks.h"
 #include "workers/data/offered_state.h"
 #include "workers/data/stored_rows.h"
 #include "workers/data/weights_service.h"
@@ -175,6 +175,7 @@ class RolesWork : public DeviceWork {
     int64_t updates = 0;
   };
   [[nodiscard]] WeightTraffic GatheredWeights() const;
+  Status FormExperts(const down::FormGroup& c, comm::GroupOptions options);
   // Ends the count. Nothing of a slot that never generates.
   up::PhaseChange TakeChange(const WeightTraffic& before);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start,
@@ -209,7 +210,7 @@ class RolesWork : public DeviceWork {
     std::string meeting;
     double timeout_s;  // of a grant
     std::unique_ptr<comm::Collective> group;
-    train::TensorRanks peers;
+    train::PartRanks peers;
     engine::Ranks ranks;
     bool kept = false;  // keys and values are those of the last grant
     EngineRanks(std::string name, double limit_s, std::unique_ptr<comm::Collective> made)
@@ -233,7 +234,7 @@ class RolesWork : public DeviceWork {
   std::shared_ptr<HostWeights> published_ TP_GUARDED_BY(published_mu_);  // of roles_
 
   // Of two ranks or more: with other rows of a batch, with other parts of the model.
-  std::unique_ptr<comm::Collective> group_, tensor_group_;
+  std::unique_ptr<comm::Collective> group_, tensor_group_, experts_group_, same_experts_group_;
   int64_t group_epoch_ = 0;
   std::string engine_lost_;  // why; empty: it is whole
 

@@ -98,14 +98,16 @@ std::optional<std::pair<int64_t, int64_t>> Numbers(std::string_view text, std::s
   return n;
 }
 
-// Of NAME[.tpRofN][.FROM-TO].bin what stands between NAME and .bin; nothing: of another part.
+constexpr std::string_view kMatricesMark = ".tp", kExpertsMark = ".ep";
+
+// Of NAME[.tpRofN|.epRofN][.FROM-TO].bin what stands between NAME and .bin; nothing: of another part.
 std::optional<SharedFile> Described(std::string_view between, int64_t size) {
   SharedFile file{.path = {}, .part = {}, .of = {0, size}};
-  if (between.starts_with(".tp")) {
+  if (const bool experts = between.starts_with(kExpertsMark); experts || between.starts_with(kMatricesMark)) {
     const size_t end = std::min(between.find('.', 1), between.size());
     const auto part = Numbers(between.substr(3, end - 3), "of");
     if (!part) return std::nullopt;
-    file.part = {part->first, part->second};
+    file.part = {part->first, part->second, experts ? model::Cut::kExperts : model::Cut::kMatrices};
     between.remove_prefix(end);
   }
   if (between.empty()) return file;
@@ -204,7 +206,7 @@ Status ReadCut(const std::string& name, const std::vector<SharedFile>& files, co
   const int64_t each = all / model::LayoutElements(model::PartSpec(spec, part.part));
   std::vector<Segment> sources, wanted;
   for (size_t i = 0; i < files.size(); ++i) {
-    const Status cut = model::CheckCut(spec, files[i].part.of);
+    const Status cut = model::CheckCut(spec, files[i].part.of, files[i].part.what);
     if (!cut.ok() || files[i].part.rank >= files[i].part.of)
       return DataLoss(files[i].path + ": no part of this model has that name");
     AddSegments(spec, files[i].part, files[i].of, each, files[i].part.rank == 0, i, sources);
@@ -275,7 +277,8 @@ Status ReadPart(const std::string& path, const device::ByteStore& bytes) {
 std::string PartFile(const train::NamedBytes& part) {
   std::string name = part.name;
   if (!part.part.whole())
-    name += ".tp" + std::to_string(part.part.rank) + "of" + std::to_string(part.part.of);
+    name += std::string(part.part.what == model::Cut::kExperts ? kExpertsMark : kMatricesMark) +
+            std::to_string(part.part.rank) + "of" + std::to_string(part.part.of);
   if (part.piece) name += "." + std::to_string(part.piece->of.from) + "-" + std::to_string(part.piece->of.to);
   return name + ".bin";
 }

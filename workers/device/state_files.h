@@ -5,7 +5,8 @@
 //
 // A part is the file NAME.bin, or, where ranks share it (train.zero), files NAME.FROM-TO.bin of the bytes
 // that each has of it. Where the model is cut between ranks (train.mesh.tp), NAME.tpRofN.bin or
-// NAME.tpRofN.FROM-TO.bin, with the index of that part of the model (core/model/cut.h). So a checkpoint says
+// NAME.tpRofN.FROM-TO.bin, and where experts are divided (train.mesh.ep) NAME.epRofN.bin, with the index of
+// that part of the model (core/model/cut.h). So a checkpoint says
 // by its names who wrote what, and can be read whatever the mesh was and is.
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 
 #include "core/model/sum_cuts.h"
 #include "workers/data/row_source.h"
+#include "workers/device/part_pieces.h"
 
 namespace tidepool::workers {
 
@@ -70,7 +71,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
     if (further != nullptr) TP_RETURN_IF_ERROR(models.TryInvariance(further->spec(), further->dtype()));
   }
   options.device = models.NewDevice();
-  options.part = {shard.part, shard.parts};
+  options.part = {shard.part, shard.parts, CutOfTraining(config)};
   options.shard = {.rank = shard.rank, .world = shard.world};
   // Engines of many ranks cut sums at places of their own.
   if (config.rollout.mesh.tp > 1)
@@ -106,7 +107,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
       if (config_.environment() != nullptr && s.kind == sample::SegmentKind::kTokens && s.size() > 0) ++turns;
     batch.rows.push_back(RowOf(in));
   }
-  trainer_->Join(groups.tensor);
+  trainer_->Join(groups.parts, groups.same);
   struct Leave {
     train::Trainer& trainer;
     ~Leave() { trainer.Join(nullptr); }

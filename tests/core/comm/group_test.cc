@@ -222,6 +222,77 @@ TEST_P(GroupTest, AllGatherGivesEachTheIntervalsOfAll) {
   }
 }
 
+// What every rank gives every other one: of any length, of none now and then, of more than an outbox, with
+// gaps between, in any order.
+TEST_P(GroupTest, AllToAllGivesEachWhatTheOthersHaveForIt) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  for (const int ranks : {1, 2, 3, 4}) {
+    Run(ranks, [&](Collective& c) {
+      std::mt19937 same(seed + static_cast<uint32_t>(ranks));
+      for (int round = 0; round < 12; ++round) {
+        const auto n = static_cast<size_t>(ranks), me = static_cast<size_t>(c.rank());
+        std::vector<std::vector<std::vector<std::byte>>> all(n, std::vector<std::vector<std::byte>>(n));
+        for (auto& of_rank : all)
+          for (auto& bytes : of_rank) {
+            bytes.resize(same() % 3 == 0 ? 0 : same() % (round == 5 ? 1'500'000 : 3000));
+            std::mt19937 values(same());
+            for (std::byte& b : bytes) b = static_cast<std::byte>(values());
+          }
+        std::vector<std::byte> out;
+        std::vector<sharding::Interval> to(n), from(n);
+        for (size_t i = n; i-- > 0;) {  // the last rank's first
+          out.resize(out.size() + 5);
+          to[i].from = static_cast<int64_t>(out.size());
+          out.insert(out.end(), all[me][i].begin(), all[me][i].end());
+          to[i].to = static_cast<int64_t>(out.size());
+        }
+        int64_t end = 0;
+        for (size_t i = 0; i < n; ++i) {
+          from[i] = {end, end + static_cast<int64_t>(all[i][me].size())};
+          end = from[i].to + 3;
+        }
+        std::vector<std::byte> in(static_cast<size_t>(end));
+        const Status done = c.AllToAll({.out = out, .to = to, .in = in, .from = from}, "rows");
+        ASSERT_TRUE(done.ok()) << done.message();
+        for (size_t i = 0; i < n; ++i)
+          ASSERT_TRUE(std::equal(all[i][me].begin(), all[i][me].end(), in.begin() + from[i].from))
+              << "round " << round << ", rank " << me << " of " << ranks << " from rank " << i;
+      }
+    });
+  }
+}
+
+TEST_P(GroupTest, RanksThatDisagreeAboutWhatOneGivesAreTold) {
+  Run(
+      2,
+      [&](Collective& c) {
+        std::vector<std::byte> out(100), in(100);
+        const std::vector<sharding::Interval> ten(2, {0, 10}), twenty(2, {0, 20});
+        const Status done =
+            c.AllToAll({.out = out, .to = ten, .in = in, .from = c.rank() == 0 ? ten : twenty}, "rows");
+        if (c.rank() == 1) {
+          EXPECT_EQ(done.code(), StatusCode::kInternal);
+          EXPECT_THAT(done.message(),
+                      ::testing::HasSubstr("op=all_to_all tag=rows rank=1/2: rank 0 has 10 bytes "
+                                           "for this one, which awaits 20"));
+        }
+      },
+      /*timeout_s=*/5);
+}
+
+TEST_P(GroupTest, ARankThatLeavesAnAllToAllIsAnErrorThatNamesTheOperation) {
+  Run(3, [&](Collective& c) {
+    if (c.rank() == 1) return;
+    std::vector<std::byte> out(1000), in(3000);
+    const std::vector<sharding::Interval> to(3, {0, 1000}), from = {{0, 1000}, {1000, 2000}, {2000, 3000}};
+    Status last = OkStatus();
+    for (int i = 0; i < 3 && last.ok(); ++i)
+      last = c.AllToAll({.out = out, .to = to, .in = in, .from = from}, "rows");
+    EXPECT_THAT(last.message(), ::testing::HasSubstr("op=all_to_all tag=rows"));
+  });
+}
+
 TEST_P(GroupTest, ARankThatLeavesAScatterIsAnErrorThatNamesIt) {
   Run(3, [&](Collective& c) {
     if (c.rank() == 1) return;

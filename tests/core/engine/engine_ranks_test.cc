@@ -22,7 +22,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/follower.h"
 #include "core/engine/ranks.h"
-#include "core/train/tensor_ranks.h"
+#include "core/train/part_ranks.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
@@ -148,7 +148,7 @@ std::map<SampleId, Record> PlayCut(const model::ModelSpec& spec, DType dtype, in
       auto group = comm::MakeGroup(
           {.rendezvous = rendezvous, .rank = rank, .size = n, .shared_folder = ::testing::TempDir()});
       ASSERT_TRUE(group.ok()) << group.status().message();
-      train::TensorRanks peers(**group);
+      train::PartRanks peers(**group);
       Ranks ranks(**group, peers);
       auto weights =
           std::move(model::Weights::Create(spec, dtype, {}, parts ? ranks.part() : model::Part())).value();
@@ -254,7 +254,7 @@ TEST(EngineRanksTest, KeysAndValuesAreKeptWhereAllHaveThem) {
       auto group = comm::MakeGroup(
           {.rendezvous = rendezvous, .rank = rank, .size = 3, .shared_folder = ::testing::TempDir()});
       ASSERT_TRUE(group.ok()) << group.status().message();
-      train::TensorRanks peers(**group);
+      train::PartRanks peers(**group);
       Ranks ranks(**group, peers);
       for (const std::vector<bool>& of : kept) {
         const bool mine = of[static_cast<size_t>(rank)];
@@ -283,7 +283,7 @@ TEST(EngineRanksTest, WhoIsNotThereIsNotWaitedForLongerThanAGrantMayTake) {
   std::jthread other([&] { idle = group(1); });
   auto mine = group(0);
   other.join();
-  train::TensorRanks peers(*mine);
+  train::PartRanks peers(*mine);
   Ranks ranks(*mine, peers);
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_THROW((void)ranks.AllKept(true, 0.3), model::PeersFailed);
@@ -304,7 +304,7 @@ TEST(EngineRanksTest, ARankThatIsLostEndsTheEngineAndNoRequest) {
   std::jthread other([&] {
     at::set_num_threads(1);
     auto mine = group(1);
-    train::TensorRanks peers(*mine);
+    train::PartRanks peers(*mine);
     Ranks ranks(*mine, peers);
     const auto weights = WeightsOf(spec, DType::kFloat32, 3);
     EngineOptions options = Options();
@@ -318,7 +318,7 @@ TEST(EngineRanksTest, ARankThatIsLostEndsTheEngineAndNoRequest) {
     }
   });
   auto mine = group(0);
-  train::TensorRanks peers(*mine);
+  train::PartRanks peers(*mine);
   Ranks ranks(*mine, peers);
   const auto weights = WeightsOf(spec, DType::kFloat32, 3);
   EngineOptions options = Options();

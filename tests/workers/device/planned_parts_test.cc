@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/rng.h"
@@ -19,9 +21,11 @@
 #include "core/engine/engine.h"
 #include "core/engine/follower.h"
 #include "core/engine/ranks.h"
+#include "core/model/cut.h"
 #include "core/model/layout.h"
+#include "core/model/weights.h"
+#include "core/train/part_ranks.h"
 #include "core/train/shared_weights.h"
-#include "core/train/tensor_ranks.h"
 #include "core/train/trainer.h"
 #include "tests/core/device/test_device.h"
 #include "tests/core/model/reference.h"
@@ -59,8 +63,11 @@ std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
         EXPECT_TRUE(made.ok()) << made.status().message();
         return std::move(made).value();
       };
+      const auto ep = static_cast<int>(c.train.mesh.ep);
       const auto of_tensor = group("tensor " + std::to_string(d), t, tensor),
-                 of_data = group("data " + std::to_string(t), d, data);
+                 of_data = group("data " + std::to_string(t), d, data),
+                 of_experts = group("experts " + std::to_string(rank / ep), rank % ep, ep),
+                 of_same = group("same " + std::to_string(rank % ep), rank / ep, ep > 1 ? world / ep : 1);
       Rng rng(7);
       train::Batch batch{.step = StepNumber{1}, .version = Version{0, 0}};
       const int64_t length = c.rollout.max_new_tokens, rows = c.train.micro_batch_tokens / (length + 4);
@@ -89,12 +96,12 @@ std::vector<Held> HeldBy(const JobConfig& c, const model::ModelSpec& spec) {
       auto options = train::OptionsFromJob(c);
       ASSERT_TRUE(options.ok()) << options.status().message();
       options->device = device::TestDevice();
-      options->part = {t, tensor};
+      options->part = ep > 1 ? model::Part{rank % ep, ep, model::Cut::kExperts} : model::Part{t, tensor};
       if (c.train.zero > 0) options->shard = {d, data};
       options->share_gradients = c.train.zero >= 2;
       auto trainer = train::Trainer::Create(*weights, *options);
       ASSERT_TRUE(trainer.ok()) << trainer.status().message();
-      (*trainer)->Join(of_tensor.get());
+      (*trainer)->Join(ep > 1 ? of_experts.get() : of_tensor.get(), of_same.get());
       if (shared != nullptr) {
         const Status together = shared->Share(*of_data, ::testing::TempDir());
         ASSERT_TRUE(together.ok()) << together.message();
@@ -162,6 +169,54 @@ TEST(PlannedPartsTest, SlotsThatShareHoldWhatThePlanSays) {
   }
 }
 
+// Experts that are divided: a part of gradients and optimizer, and activations of the rows that come.
+TEST(PlannedPartsTest, SlotsThatDivideExpertsHoldWhatThePlanSays) {
+  const auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  model::ModelSpec spec = model::TinySpec("qwen3_moe");
+  spec.vocab_size = 200;
+  spec.hidden_size = 96, spec.heads = 4, spec.kv_heads = 2, spec.head_size = 24, spec.layers = 4;
+  spec.intermediate_size = 128, spec.moe.intermediate_size = 96;
+  spec.moe.experts = 12;
+  spec.max_position = 256;
+  const std::string folder = ::testing::TempDir() + "planned_experts";
+  {
+    const auto weights = std::move(model::Weights::Create(spec, DType::kFloat32)).value();
+    model::Randomize(*weights, 3, 0.02);
+    std::filesystem::create_directories(folder);
+    const Status saved = model::SaveHuggingFace(*weights, folder);
+    ASSERT_TRUE(saved.ok()) << saved.message();
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const auto& [slots, ep] : {std::pair(2, 1), {2, 2}, {4, 4}, {4, 2}}) {
+      SCOPED_TRACE(testing::Message() << slots << " slots, ep " << ep << ", " << Name(dtype));
+      JobConfig c = loaded->config;
+      c.model.init.reset();
+      c.model.path = folder;
+      c.model.dtype = dtype;
+      c.cluster.slots = slots + 1;
+      c.scheduler.actor_slots = slots;
+      c.train.mesh.ep = ep;
+      c.train.micro_batch_tokens = 512;
+      c.rollout.max_new_tokens = 60;
+      const auto plan = PlanMemory(c);
+      ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+      int64_t written = plan->weights_bytes;  // by a checkpoint: the optimizer of each part
+      const std::vector<Held> all = HeldBy(c, plan->model);
+      for (size_t rank = 0; rank < static_cast<size_t>(ep); ++rank) written += all[rank].use.optimizer;
+      EXPECT_LE(written, plan->checkpoint_bytes);
+      EXPECT_GE(written, plan->checkpoint_bytes * 9 / 10);
+      for (const Held& held : all) {
+        const model::MemoryUse& planned = plan->processes[0].actor;
+        EXPECT_LE(held.use.optimizer, planned.optimizer);
+        EXPECT_GE(held.use.optimizer, planned.optimizer * 9 / 10);
+        EXPECT_LE(held.use.gradients, planned.gradients);
+        EXPECT_GE(held.use.gradients, planned.gradients * 9 / 10);
+      }
+    }
+  }
+}
+
 // Of an engine of several slots each has its part of the weights, and the keys and values of its heads.
 TEST(PlannedPartsTest, SlotsOfAnEngineHoldWhatThePlanSays) {
   const auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_split.yaml");
@@ -186,7 +241,7 @@ TEST(PlannedPartsTest, SlotsOfAnEngineHoldWhatThePlanSays) {
       auto group = comm::MakeGroup(
           {.rendezvous = rendezvous, .rank = rank, .size = 2, .shared_folder = ::testing::TempDir()});
       ASSERT_TRUE(group.ok()) << group.status().message();
-      train::TensorRanks peers(**group);
+      train::PartRanks peers(**group);
       engine::Ranks of_engine(**group, peers);
       auto weights = model::Weights::Create(plan->model, c.model.dtype, {}, of_engine.part());
       ASSERT_TRUE(weights.ok()) << weights.status().message();

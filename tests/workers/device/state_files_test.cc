@@ -35,10 +35,20 @@ ModelSpec SomeModel() {
   s.qk_norm = s.qkv_bias = s.o_bias = s.mlp_bias = true;
   return s;
 }
+ModelSpec WithExperts() {
+  ModelSpec s = SomeModel();
+  s.architecture = "qwen3_moe";
+  s.layers = 3;
+  s.qkv_bias = s.o_bias = s.mlp_bias = false;
+  s.moe = {.experts = 12, .experts_per_token = 2, .intermediate_size = 5, .shared_intermediate_size = 7};
+  s.moe.dense_layers = {1};
+  return s;
+}
 
 struct Mesh {
   int64_t data = 1, tensor = 1;
   bool zero = false;
+  model::Cut what = model::Cut::kMatrices;
 };
 void PrintTo(const Mesh& m, std::ostream* out) {
   *out << m.data << " x " << m.tensor << (m.zero ? ", zero" : "");
@@ -56,7 +66,7 @@ struct RankState {
   }
 
   RankState(const ModelSpec& spec, const Mesh& mesh, int64_t d, int64_t t, bool filled) {
-    part = {t, mesh.tensor};
+    part = {t, mesh.tensor, mesh.what};
     const int64_t elements = model::LayoutElements(model::PartSpec(spec, part));
     std::vector<float> whole(static_cast<size_t>(elements), 0.0F);
     for (const auto& parameter : model::Runs(spec, part)) {
@@ -83,12 +93,13 @@ class StateFilesTest : public ::testing::Test {
     std::filesystem::remove_all(dir_);
     std::filesystem::create_directories(dir_);
   }
-  void Write(const Mesh& mesh) {
+  void Write(const Mesh& mesh) { Write(spec_, mesh); }
+  void Write(const ModelSpec& spec, const Mesh& mesh) {
     std::filesystem::remove_all(dir_);
     std::filesystem::create_directories(dir_);
     for (int64_t d = 0; d < (mesh.zero ? mesh.data : 1); ++d) {
       for (int64_t t = 0; t < mesh.tensor; ++t) {
-        RankState state(spec_, mesh, d, t, true);
+        RankState state(spec, mesh, d, t, true);
         ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.named()), state.named().bytes).ok());
         ASSERT_TRUE(WritePart(dir_ + "/" + PartFile(state.count()), state.count().bytes).ok());
       }
@@ -117,6 +128,33 @@ TEST_F(StateFilesTest, WhatOneMeshWroteAnotherReads) {
       }
     }
   }
+}
+
+// Slots that each have a part of the experts, as many as they like.
+TEST_F(StateFilesTest, WhatSomeRanksWithExpertsWroteOthersRead) {
+  const ModelSpec spec = WithExperts();
+  constexpr auto kExperts = model::Cut::kExperts;
+  const Mesh meshes[] = {
+      {1, 1}, {2, 1, true}, {1, 2, false, kExperts}, {1, 3, false, kExperts}, {1, 12, false, kExperts}};
+  for (const Mesh& from : meshes) {
+    Write(spec, from);
+    for (const Mesh& to : meshes) {
+      SCOPED_TRACE(::testing::PrintToString(from) + " to " + ::testing::PrintToString(to));
+      for (int64_t rank = 0; rank < to.data * to.tensor; ++rank) {
+        const int64_t d = rank / to.tensor, t = rank % to.tensor;
+        RankState state(spec, to, d, t, /*filled=*/false);
+        const Status read = ReadShared(dir_, state.named(), spec, nullptr);
+        ASSERT_TRUE(read.ok()) << read.message();
+        EXPECT_TRUE(state.m == RankState(spec, to, d, t, true).m);
+      }
+    }
+  }
+  Write(spec, {1, 2, false, kExperts});
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/m.ep1of2.bin"));
+  std::filesystem::remove(dir_ + "/m.ep1of2.bin");
+  RankState whole(spec, {}, 0, 0, /*filled=*/false);
+  EXPECT_THAT(ReadShared(dir_, whole.named(), spec, nullptr).message(),
+              ::testing::HasSubstr("of the model is in no file"));
 }
 
 TEST_F(StateFilesTest, APartThatIsNotThereOrThereTwiceIsDataLoss) {
