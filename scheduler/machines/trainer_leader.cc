@@ -199,11 +199,15 @@ void TrainerState::WaitForAbort(const SlotRef& ref, StepNumber step) {
 
 void TrainerState::Publish() {
   if (all_.life.over() || phase_ != StatePhase::kReady) return;
-  // Where each slot trained them no copy is made; one that comes later without them has it made then.
-  const auto due = [&] { return published_ != state_.version() || (!copied_ && all_.rollouts.NeedsCopy()); };
+  // Where each slot trained them no copy is made; one that comes later without them has it made then. The
+  // first one is a copy, so that memory which has no room for it is found before there is anything to lose.
+  const auto due = [&] {
+    return published_ != state_.version() ||
+           (!copied_ && uncopied_ != state_.version() && all_.rollouts.NeedsCopy());
+  };
   if (!all_.steps.open() && !publishing_ && state_.ever_checkpointed() && due()) {
     publishing_ = true;
-    copies_ = !AllHave();
+    copies_ = !published_.valid() || !AllHave();
     out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_, copies_});
     waits_.Begin({WaitKind::kPublish, 0},
                  {leader_.worker, now_, In(options_.fleet.start_timeout_s), ToString(state_.version())});
@@ -230,6 +234,11 @@ void TrainerState::On(const event::Published& e) {
   if (!e.error.empty()) {
     out_.Say(LogLevel::kWarn, e.worker, "publish_failed",
              "could not publish version " + ToString(e.v) + ": " + e.error, {{"version", ToString(e.v)}});
+    // Who has trained them goes on with them; who lacks them fetches the state, or has the next version.
+    if (published_ == e.v) {
+      uncopied_ = e.v;
+      return;
+    }
     if (++publish_tries_ >= kTries)
       all_.workers.Replace(e.worker, "it could not publish " + ToString(e.v) + ": " + e.error);
     return;

@@ -228,7 +228,7 @@ bool TrainerState::Has(const SlotRef& ref) const {
 bool TrainerState::AllHave() const {
   return std::ranges::all_of(fleet_.devices, [&](const auto& entry) {
     const SlotRef ref = fleet_.Ref(entry.first);
-    return !fleet_.IsLive(ref) || Has(ref);
+    return fleet_.IsLive(ref) && Has(ref);
   });
 }
 

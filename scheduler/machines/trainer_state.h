@@ -77,7 +77,7 @@ class TrainerState : public Machine {
 
  private:
   StateCopy& CopyOf(SlotId slot);
-  [[nodiscard]] bool AllHave() const;              // every slot that has a worker has the committed state
+  [[nodiscard]] bool AllHave() const;              // every slot has a worker that has the committed state
   void Load(const SlotRef& ref, int64_t request);  // what was planned
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
@@ -112,6 +112,7 @@ class TrainerState : public Machine {
   std::vector<SampleId> left_open_rows_;
   std::map<SlotRef, event::TrainDone> finished_;  // members that have made it
   Version published_;
+  Version uncopied_;     // of which a copy was asked for later, and could not be made
   bool copied_ = false;  // published_ is in memory that others read
   bool copies_ = false;  // and so will be what is being published
   bool publishing_ = false, copying_ = false;

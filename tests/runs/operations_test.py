@@ -54,6 +54,11 @@ class OperationsTest(RunTest):
             self.assertIn("checkpoints/step_2 was computed with the instruction set baseline", other.stderr)
             self.assertIn("set TIDEPOOL_CPU_ISA=baseline", other.stderr)
         self.assert_done(train("baseline", str(self.path()), "--resume", "train.steps=3"))
+        # Others round alike: of float32 all from AVX-512 on.
+        if "avx512_bf16" in pathlib.Path("/proc/cpuinfo").read_text():
+            alike = str(self.path(run="alike"))
+            self.assert_done(train("avx512", CONFIG, "--run-dir", alike, "deterministic=true", "model.dtype=float32", "train.steps=1"))
+            self.assert_done(train("avx512_bf16", alike, "--resume", "train.steps=2"))
         # Without that promise it is said, and the run goes on.
         plain = str(self.path(run="plain"))
         self.assert_done(train("baseline", CONFIG, "--run-dir", plain, "train.steps=1"))

@@ -63,7 +63,7 @@ std::string ThreadsWarning(const config::LoadedConfig& loaded, int64_t cores) {
   return loaded.OriginOf(key).Where() + ": " + key + ": " + text(c.slots, "slot") + " of " +
          text(c.threads_per_slot, "thread") + " are " + text(threads, "thread") + ", and this host has " +
          text(cores, "core") + ", so they wait for each other and take longer; write " +
-         (c.slots > cores ? "cluster.slots: " + std::to_string(cores) + " with cluster.threads_per_slot: 1"
+         (c.slots > cores ? "cluster.threads_per_slot: 1, with fewer slots where the job can do with them"
                           : "cluster.threads_per_slot: " + std::to_string(cores / c.slots)) +
          ", or expect that";
 }

@@ -1,5 +1,8 @@
 #include "workers/controller/host_memory.h"
 
+#include <sys/sysinfo.h>
+
+#include <algorithm>
 #include <string>
 
 #include "core/base/host_name.h"
@@ -9,23 +12,42 @@
 
 namespace tidepool::workers {
 
-Status CheckMemory(const config::LoadedConfig& loaded) { return CheckMemory(loaded, MachineMemory()); }
+namespace {
+
+// A slot that changes its role proves to have what the next one needs, keys and values among it. Another one
+// fills those as requests come, and may never; what trains is written in each step.
+int64_t Taken(const ProcessMemory& p) {
+  if (p.on_gpu) return 0;
+  if (p.need(Role::kRollout) > 0 && p.need(Role::kActor) > 0) return p.least();
+  return std::max(p.rollout.weights, p.actor.weights) + p.actor.optimizer + p.actor.gradients;
+}
+
+int64_t Swap() {
+  struct sysinfo info {};
+  return ::sysinfo(&info) == 0 ? static_cast<int64_t>(info.totalswap) * info.mem_unit : 0;
+}
+
+}  // namespace
+
+Status CheckMemory(const config::LoadedConfig& loaded) {
+  const int64_t memory = MachineMemory();
+  return memory > 0 ? CheckMemory(loaded, memory + Swap()) : OkStatus();
+}
 
 Status CheckMemory(const config::LoadedConfig& loaded, int64_t machine_bytes) {
   if (machine_bytes <= 0 || !loaded.config.cluster.launch_workers) return OkStatus();
   const auto plan = PlanMemory(loaded.config);
   if (!plan.ok()) return OkStatus();
-  int64_t least = plan->shared_memory_bytes();
+  int64_t least = 0;
   const ProcessMemory* largest = nullptr;
   for (const ProcessMemory& process : plan->processes) {
-    least += process.least();
-    if (largest == nullptr || process.least() > largest->least()) largest = &process;
+    least += Taken(process);
+    if (largest == nullptr || Taken(process) > Taken(*largest)) largest = &process;
   }
   if (least <= machine_bytes || largest == nullptr) return OkStatus();
   return FailedPrecondition("memory: host " + HostName() + " has " + BytesText(machine_bytes) +
-                            " for programs, and this job needs at least about " + BytesText(least) + " in " +
-                            std::to_string(plan->processes.size()) + " processes and /dev/shm; " +
-                            largest->name + ": " + largest->PartsText());
+                            " for programs, and this job needs at least about " + BytesText(least) +
+                            " in all its processes; " + largest->name + ": " + largest->PartsText());
 }
 
 }  // namespace tidepool::workers

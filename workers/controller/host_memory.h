@@ -5,10 +5,10 @@
 
 namespace tidepool::workers {
 
-// kFailedPrecondition where the least of what the plan predicts (workers/device/memory_plan.h) is more than
-// the machine, or its control group, has: both numbers, the parts of the largest process, and what makes it
-// smaller. OK where the workers are started by others, or where nothing can be predicted (a worker says what
-// is wrong).
+// kFailedPrecondition where the processes of the job surely take more (workers/device/memory_plan.h) than the
+// machine, or its control group, has with its swap: both numbers, the parts of the largest process, and what
+// makes it smaller. OK where the workers are started by others, or where nothing can be predicted (a worker
+// says what is wrong).
 Status CheckMemory(const config::LoadedConfig& loaded);
 // The same of this much memory.
 Status CheckMemory(const config::LoadedConfig& loaded, int64_t machine_bytes);

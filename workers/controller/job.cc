@@ -85,6 +85,12 @@ Status RemoveContents(FileSystem& files, const std::string& dir) {
   return OkStatus();
 }
 
+// The lowest instruction set that gives the same bits (core/device/cpu/kernels.cc): float32 has one table
+// from AVX-512 on, and tiles sum as AVX-512 with bfloat16 does.
+device::Isa RoundsAs(device::Isa isa, DType dtype) {
+  return std::min(isa, dtype == DType::kFloat32 ? device::Isa::kAvx512 : device::Isa::kAvx512Bf16);
+}
+
 class Job {
  public:
   explicit Job(const JobRequest& request) : request_(request), loaded_(request.loaded) {}
@@ -313,21 +319,23 @@ class Job {
     const auto manifest =
         storage::ReadManifest(fs_, paths.checkpoints() + "/" + storage::CheckpointName(newest), std::nullopt);
     if (!manifest.ok()) return OkStatus();  // who reads it to go on says so
-    const std::string now = Name(device::BestIsa()), &was = manifest->instruction_set;
+    const device::Isa now = device::BestIsa();
     constexpr auto kWords = WordsOf(device::Isa{});
-    const auto known = std::ranges::find(kWords, was);
-    if (was == now || known == kWords.end()) return OkStatus();
+    const auto word = std::ranges::find(kWords, manifest->instruction_set);
+    if (word == kWords.end()) return OkStatus();
+    const auto was = static_cast<device::Isa>(word - kWords.begin());
+    const DType dtype = loaded_.config.model.dtype;
+    if (RoundsAs(was, dtype) == RoundsAs(now, dtype)) return OkStatus();
     const std::string differs = "checkpoints/" + storage::CheckpointName(newest) +
-                                " was computed with the instruction set " + was + ", and this process has " +
-                                now + ", which rounds otherwise";
+                                " was computed with the instruction set " + Name(was) +
+                                ", and this process has " + Name(now) + ", which rounds otherwise";
     if (!loaded_.config.deterministic) {
       Say("warning: " + differs);
       return OkStatus();
     }
-    const bool less = known - kWords.begin() < std::ranges::find(kWords, now) - kWords.begin();
     return FailedPrecondition("--resume: " + differs + ", and the run is deterministic; " +
-                              (less ? "set TIDEPOOL_CPU_ISA=" + was
-                                    : "unset TIDEPOOL_CPU_ISA, or go on where the processor has it"))
+                              (was < now ? std::string("set TIDEPOOL_CPU_ISA=") + Name(was)
+                                         : "unset TIDEPOOL_CPU_ISA, or go on where the processor has it"))
         .At(request_.run_dir);
   }
 

@@ -70,17 +70,24 @@ void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
   waiting_ = std::max(waiting_, step.waiting);
 }
 
+// A plug-in may say anything: a sum takes no NaN, and names are not without end.
+void RunMetrics::AddRewards(const std::vector<std::pair<std::string, double>>& rewards) {
+  constexpr size_t kMostNames = 256;
+  for (const auto& [name, value] : rewards) {
+    if (!std::isfinite(value) || (rewards_.size() >= kMostNames && !rewards_.contains(name))) continue;
+    auto& [sum, count] = rewards_[name];
+    sum += value;
+    ++count;
+  }
+}
+
 void RunMetrics::OnGraded(const up::Graded& graded) {
   reward_s_ += graded.seconds;
   ++totals_.graded[graded.outcome];
   totals_.reward_retries += graded.retries;
   if (graded.retries > 0) counts_["reward/retries"] += static_cast<double>(graded.retries);
   if (graded.tid.is_eval()) return;
-  for (const auto& [name, value] : graded.rewards) {
-    auto& [sum, count] = rewards_[name];
-    sum += value;
-    ++count;
-  }
+  AddRewards(graded.rewards);
   if (graded.outcome == GradeOutcome::kInfra) counts_["reward/infra_errors"] += 1;
   if (graded.outcome == GradeOutcome::kData) counts_["reward/data_errors"] += 1;
 }
@@ -94,11 +101,7 @@ void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
   if (stepped.timed_out) counts_["env/timeouts"] += 1;
   if (stepped.replayed > 0) counts_["env/replayed_turns"] += static_cast<double>(stepped.replayed);
   if (!stepped.done || stepped.tid.is_eval()) return;
-  for (const auto& [name, value] : stepped.rewards) {
-    auto& [sum, count] = rewards_[name];
-    sum += value;
-    ++count;
-  }
+  AddRewards(stepped.rewards);
 }
 
 void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {

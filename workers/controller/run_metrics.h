@@ -107,6 +107,7 @@ class RunMetrics {
   std::shared_ptr<Files> files_;
   double earlier_s_ = 0;  // wall time of earlier lives of the run
   std::map<StepNumber, std::map<std::string, double>> trained_;
+  void AddRewards(const std::vector<std::pair<std::string, double>>& rewards);
   std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count
   std::map<std::string, double> counts_;
   std::map<int64_t, int64_t> peak_bytes_;

@@ -56,8 +56,12 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
                                  .why = std::move(reply.why)};
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
   if (const auto asked = asked_.find(e.tid);
-      asked == asked_.end() || asked->second != Asked{worker, e.att, e.turn})
+      asked == asked_.end() || asked->second != Asked{worker, e.att, e.turn}) {
+    // Whom the scheduler has asked, it asks again: what was said here is not kept.
+    e.outcome = GradeOutcome::kInfra;
+    e.why = "it answers another turn than the newest that was asked";
     return e;
+  }
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
     e.why = why;

@@ -414,6 +414,8 @@ void RolesWork::WriteCheckpoint(const down::WriteCheckpoint& c) {
         return Caught("checkpoint", body);
       } catch (const c10::OutOfMemoryError& e) {
         return ResourceExhausted(std::string("checkpoint: ") + e.what_without_backtrace());
+      } catch (const device::DeviceFailed& e) {
+        return Internal(std::string("checkpoint: ") + e.what());
       }
     };
     const auto folder = or_status([&] { return WriteFiles(c, staging, done); });

@@ -43,11 +43,11 @@ TEST(MemoryPlanTest, WhatThisHostHasTooLittleMemoryForIsRefusedWithWhatMakesItSm
   JobConfig& c = loaded.config;
   c.model = {.path = "m", .dtype = model::DType::kBFloat16};
   c.rollout.kv_cache_tokens = 20'000'000;
-  const int64_t least = PlanMemory(c)->shared_memory_bytes() + [&] {
-    int64_t sum = 0;
-    for (const ProcessMemory& p : PlanMemory(c)->processes) sum += p.least();
-    return sum;
-  }();
+  c.scheduler.placement = PlacementKind::kColocated;
+  const auto plan = PlanMemory(c);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  int64_t least = 0;
+  for (const ProcessMemory& p : plan->processes) least += p.roles == "rollout and actor" ? p.least() : 0;
   EXPECT_EQ(CheckMemory(loaded, least), OkStatus());
   EXPECT_EQ(CheckMemory(loaded, 0), OkStatus()) << "nobody knows what the machine has";
   const Status refused = CheckMemory(loaded, least - 1);
@@ -58,6 +58,12 @@ TEST(MemoryPlanTest, WhatThisHostHasTooLittleMemoryForIsRefusedWithWhatMakesItSm
       << refused.message();
   c.cluster.launch_workers = false;
   EXPECT_EQ(CheckMemory(loaded, least - 1), OkStatus()) << "the workers are elsewhere";
+  c.cluster.launch_workers = true;
+  c.cluster.slots = 2;
+  c.scheduler.placement = PlacementKind::kSplit;
+  EXPECT_EQ(CheckMemory(loaded, least - 1), OkStatus()) << "keys and values may never be filled";
+  EXPECT_EQ(CheckMemory(loaded, 100 << 20).code(), StatusCode::kFailedPrecondition)
+      << "a state that trains is";
 }
 
 TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {

@@ -220,7 +220,8 @@ TEST(ValidateTest, MoreThreadsThanCoresAreWarnedOfByFileLineAndKey) {
   EXPECT_EQ(ThreadsOf("  slots: 3\n", 2),
             "a.yaml:7: cluster.slots: 3 slots of 2 threads are 6 threads, and this host has 2 cores, so they "
             "wait for each "
-            "other and take longer; write cluster.slots: 2 with cluster.threads_per_slot: 1, or expect that");
+            "other and take longer; write cluster.threads_per_slot: 1, with fewer slots where the job can do "
+            "with them, or expect that");
   EXPECT_EQ(ThreadsOf("  slots: 4\n  launch_workers: false\n", 2), "") << "they may be on any hosts";
 
   const ScratchFolder scratch;

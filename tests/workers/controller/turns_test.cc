@@ -164,6 +164,19 @@ TEST_F(TurnsTest, OfAReplyThatWasNotAskedOfItsWorkerNothingIsKept) {
   EXPECT_EQ(samples_.FindRow(row_)->prompt, rows_->Row(4)->prompt);
 }
 
+// Actions for a worker that is gone may be read after the turn was given to another one. What that one says
+// is not kept, so it must not be taken for said either: the scheduler asks again.
+TEST_F(TurnsTest, AReplyThatIsNotKeptIsAnInfrastructureFailure) {
+  Open();
+  const WorkerRef gone{{worker_.worker.value + 1}, {worker_.inc.value + 1}};
+  (void)turns_->Step({gone, row_, 0, 0, {}}, nullptr);
+  const up::EnvStepped reset = Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr));
+  (void)turns_->Step({gone, row_, 0, 0, {}}, nullptr);
+  EXPECT_EQ(turns_->Take(worker_, reset).outcome, GradeOutcome::kInfra);
+  (void)turns_->Step({worker_, row_, 0, 0, {}}, nullptr);
+  EXPECT_EQ(turns_->Take(worker_, reset).outcome, GradeOutcome::kOk);
+}
+
 TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
   Open();
   turns_->Append({row_, 0, 0});  // out of turn: nothing comes of it
