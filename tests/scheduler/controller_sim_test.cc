@@ -292,6 +292,47 @@ TEST(ControllerSimTest, AGangGeneratesUntilItsFirstSlotHasDrained) {
   ExpectProven(cluster);
 }
 
+// Each slot has trained the weights, so they are published without a copy. One dies; the new one lacks them,
+// and there is no room for the copy that it needs: it waits, or fetches the state, and whoever has the only
+// state lives.
+TEST(ControllerSimTest, ACopyThatIsAskedForLateAndHasNoRoomCostsNobody) {
+  int64_t without = 0, refused = 0;
+  for (int64_t chunk = 20; chunk < 420; chunk += 20) {
+    SCOPED_TRACE(testing::Message() << "killed at chunk " << chunk);
+    ControllerOptions job = SmallJob(PlacementKind::kColocated, 2);
+    job.steps = 12;
+    job.batch.groups_per_step = 24;
+    SimCluster cluster({.controller = job, .seed = 6, .faults = {}, .mean_tokens = 40});
+    Version published;
+    bool late = false;
+    int64_t chunks = 0;
+    cluster.on_command = [&](const Command& c) {
+      const auto* publish = std::get_if<command::Publish>(&c);
+      if (publish == nullptr) return;
+      late = publish->copies && publish->v == published;
+      without += publish->copies ? 0 : 1;
+    };
+    cluster.on_event = [&](const Event& e) {
+      if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == chunk) cluster.KillWorker({1});
+      const auto* said = std::get_if<event::Published>(&e);
+      if (said == nullptr || !said->error.empty()) return true;
+      published = said->v;
+      if (!late) return true;
+      ++refused;
+      event::Published no = *said;
+      no.error = "does not fit";
+      cluster.Inject(no);
+      return false;
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    ExpectProven(cluster);
+    for (const JournalEntry& e : cluster.journal())
+      EXPECT_FALSE(std::holds_alternative<record::Restore>(e.record)) << "steps are lost";
+  }
+  EXPECT_GT(without, 0);
+  EXPECT_GT(refused, 0);
+}
+
 TEST(ControllerSimTest, NoGangIsLostWhateverDies) {
   int64_t gangs = 0;
   for (uint64_t seed = 0; seed < Seeds(); ++seed) {

@@ -64,8 +64,8 @@ void SampleStore::Forgotten(GroupId gid, const WorkerRef& worker) {
 }
 
 void SampleStore::PutDetails(const SampleId& tid, const WorkerRef& grader, Details details) {
-  // Of a sample that is over, or that there never was, nobody would take them away.
-  if (!details.empty() && Find(tid) != nullptr) said_[tid][grader] = std::move(details);
+  // Of a sample that is over nobody would take them away.
+  if (!details.empty() && FindRow(tid) != nullptr) said_[tid][grader] = std::move(details);
 }
 
 void SampleStore::OnGraded(const record::Graded& r) {
