@@ -343,6 +343,7 @@ class HostsTest(RunTest):
                                 "cluster.reattach_grace_s=20", *certificates])
         self.wait_step(7, first, run=run)
         meanwhile(first)
+        since = time.monotonic()
         stop(first)
         ip("-n", NAMES[0], "link", "set", "wire", "down")
         known = len(self.journal(run))
@@ -350,18 +351,20 @@ class HostsTest(RunTest):
                                  "cluster.bind=" + ADDRESSES[1], *certificates])
         # tests/bench/hosts_bench.py has how soon.
         self.wait_for(lambda: any(r["kind"] in ("START", "STEP_BEGIN") for r in self.journal(run)[known:]), 240, "a decision", second)
+        self.away_s = time.monotonic() - since
         return host, first, second
 
     def taken_over(self, run, host, second, goes_back=True):
         self.finish(second)
         self.assert_checked(run)
         records = self.journal(run)
-        self.assertEqual(sum(r["kind"] == "JOIN" for r in records), 3, "the workers went on with what they had")
-        self.assertFalse([r for r in records if r["kind"] == "FAULT"])
+        if self.away_s < 20:  # cluster.reattach_grace_s: later the workers may have been given up, and come anew
+            self.assertEqual(sum(r["kind"] == "JOIN" for r in records), 3, "the workers went on with what they had")
+            self.assertFalse([r for r in records if r["kind"] == "FAULT"])
         # Where the workers may have lost what they do (certificates that end meanwhile, a frozen controller), what a step under way comes to depends on
         # the moment; tests/scheduler/attach_test.cc has each of them.
         restored = [r for r in records if r["kind"] == "RESTORE"]
-        if not goes_back:
+        if not goes_back and self.away_s < 20:
             self.assertFalse(restored)
         if not restored:
             steps = [r["step"] for r in records if r["kind"] == "STEP_COMMIT"]
