@@ -70,7 +70,7 @@ class RefusalTest(CudaTest):
                 ("speaks interface 1, expected ", [], {"TIDEPOOL_EMULATED_ABI": "1"}),
                 ("free for device-0, which needs about", [], {"TIDEPOOL_EMULATED_MEMORY": "100000"}),
                 ("; lower rollout.kv_cache_tokens", ["rollout.kv_cache_tokens=8000000"], {}),
-                ("cluster.device: the NVIDIA driver shows no GPU; check nvidia-smi", [], {"TIDEPOOL_EMULATED_GPUS": "0"}),
+                ("cluster.device: the NVIDIA driver shows no GPU; CUDA 13 needs a driver of 580 or newer; check nvidia-smi", [], {"TIDEPOOL_EMULATED_GPUS": "0"}),
         ]:
             with self.subTest(what):
                 self.assert_refused(what, *overrides, env=env)
