@@ -19,7 +19,7 @@ std::vector<Key> RootKeys() {
           deterministic,
           "the same bits on every run: elastic placement is refused, slots that train add up gradients after "
           "each micro-batch, and a GPU takes slower kernels, whose rows do not depend on the batch, and is "
-          "refused where its rows do; on one instruction set: --resume refuses another one"),
+          "refused where its rows do; on one instruction set: --resume refuses one that rounds otherwise"),
       TP_KEY(model.path, "Hugging Face folder to start from; or model.init", kPath),
       TP_KEY(model.dtype, "weights that compute; master weights are float32"),
       TP_KEY(model.policy,

@@ -154,6 +154,16 @@ class SlurmTest(RunTest):
         self.assert_done(alone)
         self.assertEqual(digests[STEPS], self.digests("alone")[STEPS])
 
+    def stop_in_order(self, number):
+        """As before the time limit, and then for good; the run is proven."""
+        self.ask("scancel", "--batch", "--signal=TERM", number)
+        end = time.monotonic() + 90
+        while "stopped by a signal" not in self.text(number):
+            self.assertLess(time.monotonic(), end, self.text(number))
+            time.sleep(1)
+        self.ask("scancel", number)
+        self.assert_checked()
+
     def test_a_run_with_slots_to_spare_goes_on_without_a_lost_node(self):
         printed = self.command("slurm", "configs/test/rl_split.yaml", "cluster.min_slots=2", "checkpoint.every_steps=1000", "eval.before_train=false",
                                "eval.after_train=false", "train.steps=100000", "cluster.pace=configs/pace/small_cpu.yaml", "cluster.pace_scale=0.3", "-N", str(NODES),
@@ -173,13 +183,7 @@ class SlurmTest(RunTest):
         job = self.job(number)
         self.assertEqual((job["JobState"], job["Restarts"]), ("RUNNING", "0"), job)
         self.assertFalse([r for r in self.journal() if r["kind"] == "RESTORE"])
-        self.ask("scancel", "--batch", "--signal=TERM", number)
-        end = time.monotonic() + 90
-        while "stopped by a signal" not in self.text(number):
-            self.assertLess(time.monotonic(), end, self.text(number))
-            time.sleep(1)
-        self.ask("scancel", number)
-        self.assert_checked()
+        self.stop_in_order(number)
 
     def test_a_job_whose_batch_script_was_lost_with_its_node_is_queued_again_by_the_hosts_that_are_left(self):
         printed = self.command("slurm", "configs/test/rl_split.yaml", "cluster.min_slots=2", "checkpoint.every_steps=5", "eval.before_train=false",
@@ -201,13 +205,7 @@ class SlurmTest(RunTest):
         self.wait_steps(number, made + 5, 600)
         self.assertEqual(self.job(number)["Restarts"], "1")
         self.assertIn(f"node {lost} is lost, with the batch script; job {number} is queued again", self.text(number))
-        self.ask("scancel", "--batch", "--signal=TERM", number)
-        end = time.monotonic() + 90
-        while "stopped by a signal" not in self.text(number):
-            self.assertLess(time.monotonic(), end, self.text(number))
-            time.sleep(1)
-        self.ask("scancel", number)
-        self.assert_checked()
+        self.stop_in_order(number)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));
-  (void)device::BestIsa();  // a TIDEPOOL_CPU_ISA that is none is said here
+  (void)device::BestIsa();  // ends the program here if TIDEPOOL_CPU_ISA is misspelt
   WarnOfMemory(loaded);
   WarnOfGpus(loaded, self_path);
   WarnOfThreads(loaded);

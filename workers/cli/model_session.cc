@@ -112,7 +112,7 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
   if (o.job.cluster.device == DeviceKind::kCuda) TP_RETURN_IF_ERROR(cuda::CheckModel(spec).At("--model"));
-  (void)device::BestIsa();                    // a TIDEPOOL_CPU_ISA that is none is said here
+  (void)device::BestIsa();                    // ends the program here if TIDEPOOL_CPU_ISA is misspelt
   TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain
   InferenceOptions options = o;
   options.max_position = spec.max_position;

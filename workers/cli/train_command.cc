@@ -169,7 +169,7 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
   DescribeDisk(options, loaded.config);
   if (const Status files = CheckFileLimit(loaded.config); !files.ok())
     std::fprintf(stderr, "warning: this run would be refused: %s\n", files.message().c_str());
-  (void)device::BestIsa();
+  (void)device::BestIsa();  // ends the program here if TIDEPOOL_CPU_ISA is misspelt
   WarnOfMemory(loaded);
   WarnOfGpus(loaded, context.self_path);
   const auto data = DataOf(loaded.config);

@@ -85,10 +85,11 @@ Status RemoveContents(FileSystem& files, const std::string& dir) {
   return OkStatus();
 }
 
-// The lowest instruction set that gives the same bits (core/device/cpu/kernels.cc): float32 has one table
-// from AVX-512 on, and tiles sum as AVX-512 with bfloat16 does.
-device::Isa RoundsAs(device::Isa isa, DType dtype) {
-  return std::min(isa, dtype == DType::kFloat32 ? device::Isa::kAvx512 : device::Isa::kAvx512Bf16);
+// Whether two instruction sets give the same bits: they do where they share kernels, and tiles sum as AVX-512
+// with bfloat16 does (docs/design.md).
+bool RoundAlike(device::Isa a, device::Isa b, DType dtype) {
+  if (dtype == DType::kFloat32) return &device::KernelsFor<float>(a) == &device::KernelsFor<float>(b);
+  return std::min(a, device::Isa::kAvx512Bf16) == std::min(b, device::Isa::kAvx512Bf16);
 }
 
 class Job {
@@ -104,7 +105,7 @@ class Job {
  private:
   StatusOr<JobOutcome> Attempt() {
     const JobConfig& config = request_.loaded.config;
-    (void)device::BestIsa();  // a TIDEPOOL_CPU_ISA that is none is said before anything is made
+    (void)device::BestIsa();  // ends the program here if TIDEPOOL_CPU_ISA is misspelt
     TP_RETURN_IF_ERROR(CheckFileLimit(config));
     TP_RETURN_IF_ERROR(CheckMemory(request_.loaded));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
@@ -324,8 +325,7 @@ class Job {
     const auto word = std::ranges::find(kWords, manifest->instruction_set);
     if (word == kWords.end()) return OkStatus();
     const auto was = static_cast<device::Isa>(word - kWords.begin());
-    const DType dtype = loaded_.config.model.dtype;
-    if (RoundsAs(was, dtype) == RoundsAs(now, dtype)) return OkStatus();
+    if (RoundAlike(was, now, loaded_.config.model.dtype)) return OkStatus();
     const std::string differs = "checkpoints/" + storage::CheckpointName(newest) +
                                 " was computed with the instruction set " + Name(was) +
                                 ", and this process has " + Name(now) + ", which rounds otherwise";

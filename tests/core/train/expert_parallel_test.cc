@@ -20,6 +20,7 @@
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
 #include "tests/core/train/other_rank.h"
+#include "tests/core/train/random_rows.h"
 
 namespace tidepool::train {
 namespace {
@@ -34,33 +35,8 @@ ModelSpec Experts(const std::string& family, int64_t experts) {
   return s;
 }
 
-Batch SomeRows(const ModelSpec& spec, Rng& rng, int64_t groups, int64_t samples, bool routing) {
-  Batch b;
-  b.step = StepNumber{1};
-  b.version = Version{0, 0};
-  for (int64_t g = 0; g < groups; ++g) {
-    const std::vector<int32_t> prompt = model::RandomIds(rng, 2 + rng.Below(7), spec.vocab_size);
-    for (int64_t s = 0; s < samples; ++s) {
-      Row r;
-      r.tid = {g, 0, static_cast<int32_t>(s)};
-      r.gid = GroupId{g};
-      r.prompt = prompt;
-      r.response = model::RandomIds(rng, 1 + rng.Below(9), spec.vocab_size);
-      r.reward = rng.Normal();
-      r.versions.assign(r.response.size(), b.version);
-      for (size_t t = 0; t < r.response.size(); ++t) {
-        r.loss_mask.push_back(t == 0 || rng.Chance(0.8) ? 1 : 0);
-        r.logprobs.push_back(static_cast<float>(-3 - rng.Uniform()));
-        for (int64_t layer = 0; routing && layer < spec.sparse_layers(); ++layer) {
-          const int64_t first = rng.Below(spec.moe.experts);  // neighbours, so that none is there twice
-          for (int64_t k = 0; k < spec.moe.experts_per_token; ++k)
-            r.routing.push_back(static_cast<char>((first + k) % spec.moe.experts));
-        }
-      }
-      b.rows.push_back(std::move(r));
-    }
-  }
-  return b;
+Batch RowsWithAnswers(const ModelSpec& spec, Rng& rng, int64_t groups, int64_t samples, bool routing) {
+  return RandomRows(spec, rng, groups, samples, {.longest = 9, .each_trained = true, .routing = routing});
 }
 
 struct Result {
@@ -203,7 +179,7 @@ TEST(ExpertParallelTest, HoweverExpertsAreDividedTheUpdateIsThatOfRanksWithAllOf
   Rng rng(seed);
   for (const std::string algorithm : {"grpo", "gspo", "sft", "dpo"}) {
     const ModelSpec spec = Experts(rng.Chance(0.5) ? "qwen2_moe" : "qwen3_moe", 12);
-    const Batch batch = SomeRows(spec, rng, 7, algorithm == "dpo" ? 2 : 4, algorithm == "grpo");
+    const Batch batch = RowsWithAnswers(spec, rng, 7, algorithm == "dpo" ? 2 : 4, algorithm == "grpo");
     TrainerOptions o = OptionsOf(algorithm);
     o.recompute = rng.Chance(0.5);
     o.sum_each_micro_batch = rng.Chance(0.5);
@@ -226,7 +202,7 @@ TEST(ExpertParallelTest, InDeterministicModeTheBitsAreTheSame) {
     for (const int ranks : {2, 3, 4}) {
       SCOPED_TRACE(std::to_string(ranks) + (dtype == DType::kFloat32 ? " float32" : " bfloat16"));
       const ModelSpec spec = Experts(rng.Chance(0.5) ? "qwen2_moe" : "qwen3_moe", 12);
-      const Batch batch = SomeRows(spec, rng, 9, 3, rng.Chance(0.5));
+      const Batch batch = RowsWithAnswers(spec, rng, 9, 3, rng.Chance(0.5));
       TrainerOptions o = OptionsOf("grpo");
       o.recompute = rng.Chance(0.5);
       o.sum_each_micro_batch = true;
@@ -239,7 +215,7 @@ TEST(ExpertParallelTest, InDeterministicModeTheBitsAreTheSame) {
 TEST(ExpertParallelTest, ARankWithoutRowsServesTheOthers) {
   Rng rng(12);
   const ModelSpec spec = Experts("qwen3_moe", 6);
-  const Batch batch = SomeRows(spec, rng, 6, 3, false);
+  const Batch batch = RowsWithAnswers(spec, rng, 6, 3, false);
   for (const bool recompute : {false, true}) {
     TrainerOptions o = OptionsOf("grpo");
     o.recompute = recompute;
@@ -251,7 +227,7 @@ TEST(ExpertParallelTest, ARankWithoutRowsServesTheOthers) {
 TEST(ExpertParallelTest, BySocketsToo) {
   Rng rng(13);
   const ModelSpec spec = Experts("qwen2_moe", 4);
-  const Batch batch = SomeRows(spec, rng, 5, 3, true);
+  const Batch batch = RowsWithAnswers(spec, rng, 5, 3, true);
   const TrainerOptions o = OptionsOf("grpo");
   ExpectSame(Train(spec, batch, o, {4})[0],
              Train(spec, batch, o, {.ranks = 4, .experts = 2, .by_memory = false}), 1e-4);
@@ -261,7 +237,7 @@ TEST(ExpertParallelTest, EachHasItsPartOfOptimizerAndGradients) {
   Rng rng(14);
   ModelSpec spec = Experts("qwen3_moe", 24);
   spec.moe.intermediate_size = 400;  // experts are nearly all of the model
-  const Batch batch = SomeRows(spec, rng, 4, 2, false);
+  const Batch batch = RowsWithAnswers(spec, rng, 4, 2, false);
   const TrainerOptions o = OptionsOf("grpo");
   const Result whole = Train(spec, batch, o, {2})[0];
   for (const int ranks : {2, 4}) {
@@ -294,7 +270,7 @@ TEST(ExpertParallelTest, WhatCannotBeDividedIsRefusedWithNumbers) {
   divided.part = {0, 3, model::Cut::kExperts};
   auto trainer = std::move(Trainer::Create(*weights, divided)).value();
   Rng rng(7);
-  EXPECT_EQ(trainer->Step(SomeRows(weights->spec(), rng, 1, 2, false)).status().code(),
+  EXPECT_EQ(trainer->Step(RowsWithAnswers(weights->spec(), rng, 1, 2, false)).status().code(),
             StatusCode::kFailedPrecondition);  // the other ranks are not there
 }
 

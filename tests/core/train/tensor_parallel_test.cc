@@ -20,6 +20,7 @@
 #include "core/train/trainer.h"
 #include "tests/core/model/reference.h"
 #include "tests/core/train/other_rank.h"
+#include "tests/core/train/random_rows.h"
 
 namespace tidepool::train {
 namespace {
@@ -43,30 +44,6 @@ ModelSpec CutSpec(int64_t kv_heads, bool plain) {
   s.qkv_bias = s.o_bias = s.mlp_bias = plain;
   s.tie_embeddings = !plain;
   return s;
-}
-
-Batch SomeRows(const ModelSpec& spec, Rng& rng, int64_t groups, int64_t samples) {
-  Batch b;
-  b.step = StepNumber{1};
-  b.version = Version{0, 0};
-  for (int64_t g = 0; g < groups; ++g) {
-    const std::vector<int32_t> prompt = model::RandomIds(rng, 2 + rng.Below(7), spec.vocab_size);
-    for (int64_t s = 0; s < samples; ++s) {
-      Row r;
-      r.tid = {g, 0, static_cast<int32_t>(s)};
-      r.gid = GroupId{g};
-      r.prompt = prompt;
-      r.response = model::RandomIds(rng, 1 + rng.Below(12), spec.vocab_size);
-      r.reward = rng.Normal();
-      r.versions.assign(r.response.size(), b.version);
-      for (size_t t = 0; t < r.response.size(); ++t) {
-        r.loss_mask.push_back(rng.Chance(0.8) ? 1 : 0);
-        r.logprobs.push_back(static_cast<float>(-3 - rng.Uniform()));
-      }
-      b.rows.push_back(std::move(r));
-    }
-  }
-  return b;
 }
 
 struct Result {
@@ -199,7 +176,7 @@ TEST(TensorParallelTest, HoweverTheModelIsCutTheUpdateIsThatOfOneRank) {
     for (const std::string algorithm : {"grpo", "gspo", "otb", "sft"}) {
       SCOPED_TRACE(algorithm + (plain ? ", biases" : ", head norms"));
       const ModelSpec spec = CutSpec(12, plain);
-      const Batch batch = SomeRows(spec, rng, 6, 4);
+      const Batch batch = RandomRows(spec, rng, 6, 4);
       TrainerOptions o = OptionsOf(algorithm);
       o.recompute = rng.Chance(0.5);
       const Result one = Train(spec, batch, o, {})[0], of_two = Train(spec, batch, o, {2, 1})[0];
@@ -220,7 +197,7 @@ TEST(TensorParallelTest, SumsAfterEachMicroBatchAreThoseOfTheUpdate) {
   Rng rng(9);
   ModelSpec spec = CutSpec(4, false);
   spec.vocab_size = 49;
-  const Batch batch = SomeRows(spec, rng, 6, 4);
+  const Batch batch = RandomRows(spec, rng, 6, 4);
   TrainerOptions o = OptionsOf("grpo");
   o.micro_batch_tokens = 40;
   const Result one = Train(spec, batch, o, {})[0];
@@ -234,7 +211,7 @@ TEST(TensorParallelTest, SumsAfterEachMicroBatchAreThoseOfTheUpdate) {
 TEST(TensorParallelTest, BySocketsToo) {
   Rng rng(5);
   const ModelSpec spec = CutSpec(2, true);
-  const Batch batch = SomeRows(spec, rng, 2, 2);
+  const Batch batch = RandomRows(spec, rng, 2, 2);
   const TrainerOptions o = OptionsOf("grpo");
   const Result one = Train(spec, batch, o, {})[0];
   const std::vector<Result> all = Train(spec, batch, o, {1, 2}, /*by_memory=*/false);
@@ -250,7 +227,7 @@ TEST(TensorParallelTest, AtPlacesOfItsOwnTheUpdateIsThatOfOneRankUpToRounding) {
   five.intermediate_size = 40;
   four.intermediate_size = 36;
   for (const auto& [spec, ranks] : {std::pair(five, 5), {four, 4}, {CutSpec(8, true), 8}}) {
-    const Batch batch = SomeRows(spec, rng, 3, 3);
+    const Batch batch = RandomRows(spec, rng, 3, 3);
     const TrainerOptions o = OptionsOf("grpo");
     ExpectSame(Train(spec, batch, o, {})[0], Train(spec, batch, o, {1, ranks}), 1e-4);
     const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
@@ -271,7 +248,7 @@ TEST(TensorParallelTest, Bfloat16HasTheSameBits) {
   for (const bool wide : {true, false}) {  // tiles of 32 terms, or not
     ModelSpec spec = CutSpec(12, rng.Chance(0.5));
     if (wide) spec.intermediate_size = 384, spec.head_size = 32, spec.hidden_size = 64;
-    const Batch batch = SomeRows(spec, rng, 5, 3);
+    const Batch batch = RandomRows(spec, rng, 5, 3);
     TrainerOptions o = OptionsOf("grpo");
     o.recompute = rng.Chance(0.5);
     const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
@@ -285,7 +262,7 @@ TEST(TensorParallelTest, Bfloat16HasTheSameBits) {
 TEST(TensorParallelTest, Bfloat16LearnsTheSame) {
   Rng rng(8);
   const ModelSpec spec = CutSpec(4, true);
-  const Batch batch = SomeRows(spec, rng, 4, 3);
+  const Batch batch = RandomRows(spec, rng, 4, 3);
   TrainerOptions o = OptionsOf("grpo");
   o.schedule.peak = 2e-3;
   const Result one = Train(spec, batch, o, {}, true, DType::kBFloat16)[0];
@@ -303,7 +280,7 @@ TEST(TensorParallelTest, EachHasItsPartOfTheOptimizer) {
   Rng rng(6);
   ModelSpec spec = CutSpec(4, true);
   spec.vocab_size = 4000;  // norms and paddings are small beside it
-  const Batch batch = SomeRows(spec, rng, 2, 2);
+  const Batch batch = RandomRows(spec, rng, 2, 2);
   const TrainerOptions o = OptionsOf("grpo");
   const auto whole = static_cast<double>(Train(spec, batch, o, {})[0].optimizer_bytes);
   for (const auto& [ranks, share] : {std::pair(Ranks{1, 2}, 2), {Ranks{1, 4}, 4}, {Ranks{2, 2, true}, 4}}) {
@@ -322,7 +299,7 @@ TEST(TensorParallelTest, WhatCannotBeCutIsRefusedWithNumbers) {
   o.part = {0, 2};
   auto trainer = std::move(Trainer::Create(*weights, o)).value();
   Rng rng(7);
-  EXPECT_EQ(trainer->Step(SomeRows(model::TinySpec(), rng, 1, 2)).status().code(),
+  EXPECT_EQ(trainer->Step(RandomRows(model::TinySpec(), rng, 1, 2)).status().code(),
             StatusCode::kFailedPrecondition);  // the other rank is not there
 }
 
