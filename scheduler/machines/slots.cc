@@ -349,6 +349,13 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
 }
 
 // Slots that hold the actor role now, by slot. Those of a gang change hands together, and each trains.
+bool Slots::Confirms(Role role) const {
+  return std::ranges::any_of(pool_.slots(), [&](const auto& entry) {
+    const Pool::Slot& s = entry.second;
+    return s.phase == SlotPhase::kGranting && s.role == role && Whole(s);
+  });
+}
+
 std::vector<command::GroupMember> Slots::Members() const {
   std::vector<command::GroupMember> members;
   for (const SlotId id : pool_.Holding(Role::kActor)) {

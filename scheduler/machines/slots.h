@@ -45,6 +45,9 @@ class Slots : public Machine {
   [[nodiscard]] const Pool& pool() const { return pool_; }
   [[nodiscard]] bool Eligible(SlotId slot, Role role) const;
   [[nodiscard]] bool Eligible(std::span<const SlotId> slots, Role role) const;  // some of them
+  // A slot was told that it has this role and has not confirmed it, as each that comes back to a new
+  // controller.
+  [[nodiscard]] bool Confirms(Role role) const;
   // Slots that hold the actor role now, by slot.
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
   [[nodiscard]] std::vector<SlotId> Trainers() const;  // all that may, whether they are there or not

@@ -56,6 +56,8 @@ void TrainerState::ElectAdopted() {
     return;
   }
   if (!aborting_.empty() || all_.workers.DevicesReattach()) return;
+  // Who has made the open step is a member again when it confirms its role.
+  if (!finished_.empty() && all_.slots.Confirms(Role::kActor)) return;
   if (left_open_ && all_.steps.MayCommit(*left_open_, left_open_rows_, finished_)) {
     leader_ = finished_.begin()->first;
     phase_ = StatePhase::kReady;
