@@ -152,10 +152,16 @@ class Tab:
         return tiles + self.evaluate("""document.documentElement.scrollWidth <= innerWidth ? [] :
             [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).slice(0, 5).map(e => e.outerHTML.slice(0, 120))""")
 
-    def picture(self, path, height=None):
-        """Of the whole page, or of so much of it."""
-        self.resize(self.width, height or min(int(self.evaluate("document.documentElement.scrollHeight")), 12000))
-        data = self.call("Page.captureScreenshot", format="png")["data"]
+    def picture(self, path, height=None, section=None):
+        """Of the whole page, of so much of it, or of the section with this id: its title and what is below it."""
+        whole = min(int(self.evaluate("document.documentElement.scrollHeight")), 12000)
+        self.resize(self.width, height or whole)
+        clip = {}
+        if section:
+            top, bottom = self.evaluate(f"""(title => [title, title.nextElementSibling].map(e => e.getBoundingClientRect()))(document.getElementById('{section}'))
+                .map((box, i) => scrollY + (i ? box.bottom + 16 : box.top - 16))""")
+            clip = {"clip": {"x": 0, "y": top, "width": self.width, "height": bottom - top, "scale": 1}}
+        data = self.call("Page.captureScreenshot", format="png", **clip)["data"]
         pathlib.Path(path).write_bytes(base64.b64decode(data))
 
 
