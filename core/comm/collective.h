@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -84,6 +85,15 @@ class Collective {
   virtual Status AllGather(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
                            const std::string& tag) = 0;
 
+  // The same of what the ranks write meanwhile: `write` writes this rank's interval from its begin on, and
+  // says now and then up to which byte of `bytes` it is there, so that the others may take it already. False
+  // on all ranks: nothing was written, so nothing is given.
+  using Wrote = std::function<void(int64_t to)>;
+  virtual Status AllGatherWritten(std::span<std::byte> bytes, std::span<const sharding::Interval> of_rank,
+                                  const std::function<bool(const Wrote&)>& write, const std::string& tag) {
+    return write([](int64_t) {}) ? AllGather(bytes, of_rank, tag) : OkStatus();
+  }
+
   // Each rank gives each an interval of its bytes, which may be empty, and gets one from it. What is for a
   // rank and what that rank gets have the same length; its own is copied. kInternal: two ranks disagree about
   // one.
@@ -95,7 +105,7 @@ class Collective {
   };
   virtual Status AllToAll(const Exchange& exchange, const std::string& tag) = 0;
 
-  // What this rank got of the others' intervals by the AllGather above, and how long that took, by tag.
+  // What this rank got of the others' intervals by the two above, and how long that took, by tag.
   struct Gathered {
     int64_t bytes = 0;
     double seconds = 0;

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -34,6 +37,8 @@ constexpr int64_t kLine = 64;
 struct alignas(64) HostMemory::Rank {
   std::atomic<uint32_t> round;     // that it has said; what it says of a round is at said[round % 2]
   std::atomic<uint32_t> sleepers;  // that wait for it
+  std::atomic<uint32_t> written;   // of what it shows, in kUnits from the begin of its interval; or kAll
+  std::atomic<uint32_t> gave_up;   // 1: from now on its own memory may have anything
   struct Said {
     uint64_t bytes;  // of the operation: equal on all ranks, or what this one brings
     char what[112];  // "op=all_reduce tag=gradients"
@@ -126,6 +131,38 @@ void WakeAll(const std::atomic<uint32_t>& word) {
   (void)syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Where a rank has what the others may take, and how they know that it is that rank: `mark` of its own memory
+// has `value`. Processes of several containers may have one number.
+using Mark = std::array<uint64_t, 2>;
+struct Shown {
+  pid_t pid;  // 0: it shows nothing
+  uint64_t bytes, mark;
+  Mark value;
+};
+
+// Bytes of all ranks from which on one copy is quicker than a way through an outbox, which stays in the
+// cache.
+constexpr int64_t kOneCopyFrom = int64_t{256} << 10;
+
+// Of an interval that is being written.
+constexpr int64_t kUnit = 4096;
+constexpr uint32_t kAll = UINT32_MAX;
+
+// What a process has from an address on. False: the kernel does not let this one, or there is nothing.
+bool ReadOf(pid_t pid, uint64_t from, std::span<std::byte> to) {
+  constexpr size_t kMost = size_t{16} << 20;  // no signal is heard meanwhile
+  while (!to.empty()) {
+    const size_t piece = std::min(kMost, to.size());
+    const iovec here{.iov_base = to.data(), .iov_len = piece},
+        there{.iov_base = reinterpret_cast<void*>(from), .iov_len = piece};
+    const ssize_t n = process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (n <= 0) return false;
+    to = to.subspan(static_cast<size_t>(n));
+    from += static_cast<uint64_t>(n);
+  }
+  return true;
+}
+
 int64_t Length(std::span<const Interval> of_rank) {
   int64_t sum = 0;
   for (const Interval& i : of_rank) sum += i.size();
@@ -139,7 +176,9 @@ class HostGroup final : public Collective {
         size_(options.size),
         timeout_s_(options.timeout_s),
         outbox_bytes_(HostMemory::OutboxBytes(options.size)),
-        memory_(std::move(memory)) {}
+        memory_(std::move(memory)) {
+    marked_ = getrandom(mark_.data(), sizeof mark_, 0) == sizeof mark_;
+  }
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -228,6 +267,28 @@ class HostGroup final : public Collective {
     TP_RETURN_IF_ERROR(Begin("all_gather", tag));
     TP_RETURN_IF_ERROR(Share(bytes, of_rank));
     Count(tag, of_rank, began_);
+    return OkStatus();
+  }
+
+  Status AllGatherWritten(std::span<std::byte> bytes, std::span<const Interval> of_rank,
+                          const std::function<bool(const Wrote&)>& write, const std::string& tag) override {
+    TP_RETURN_IF_ERROR(Begin("all_gather", tag));
+    const bool shows = CopiesOnce(of_rank);
+    if (shows) TP_RETURN_IF_ERROR(Show(bytes, of_rank));
+    const int64_t from = of_rank[static_cast<size_t>(rank_)].from;
+    if (!write([&](int64_t to) {
+          if (shows) ShowWritten(static_cast<uint32_t>((to - from) / kUnit));
+        })) {
+      sources_.clear();
+      return OkStatus();
+    }
+    const auto since = Clock::now();
+    if (shows) {
+      ShowWritten(kAll);
+      TP_RETURN_IF_ERROR(Take(bytes, of_rank));
+    }
+    if (!shows || !one_copy_) TP_RETURN_IF_ERROR(ShareByOutboxes(bytes, of_rank));
+    Count(tag, of_rank, since);
     return OkStatus();
   }
 
@@ -385,6 +446,91 @@ class HostGroup final : public Collective {
   }
 
   Status Share(std::span<std::byte> bytes, std::span<const Interval> of_rank) {
+    if (CopiesOnce(of_rank)) {
+      TP_RETURN_IF_ERROR(Show(bytes, of_rank));
+      ShowWritten(kAll);
+      TP_RETURN_IF_ERROR(Take(bytes, of_rank));
+      if (one_copy_) return OkStatus();
+    }
+    return ShareByOutboxes(bytes, of_rank);
+  }
+
+  // Much is copied once, from where one rank has it to where another one wants it, as far as the kernel lets
+  // them.
+  [[nodiscard]] bool CopiesOnce(std::span<const Interval> of_rank) const {
+    return one_copy_ && Length(of_rank) >= kOneCopyFrom;
+  }
+
+  // Tells where this rank's bytes are, of which nothing is written yet, and hears where the others' are.
+  Status Show(std::span<std::byte> bytes, std::span<const Interval> of_rank) {
+    *Outbox<Shown>() = {.pid = marked_ ? getpid() : 0,
+                        .bytes = reinterpret_cast<uint64_t>(bytes.data()),
+                        .mark = reinterpret_cast<uint64_t>(&mark_),
+                        .value = mark_};
+    memory_->of(rank_).written.store(0);  // all have taken what was shown before
+    TP_RETURN_IF_ERROR(Meet(static_cast<uint64_t>(Length(of_rank))));
+    sources_.clear();
+    can_take_ = true;
+    for (int i = 1; i < size_; ++i) {  // not all from the same one first
+      const int other = (rank_ + i) % size_;
+      const Shown shown = *From<Shown>(other);
+      Mark mark{};
+      can_take_ = can_take_ && shown.pid != 0 &&
+                  ReadOf(shown.pid, shown.mark, std::as_writable_bytes(std::span(mark))) &&
+                  mark == shown.value;
+      sources_.push_back({other, shown, of_rank[static_cast<size_t>(other)], 0});
+    }
+    return OkStatus();
+  }
+  void ShowWritten(uint32_t units) {
+    HostMemory::Rank& me = memory_->of(rank_);
+    me.written.store(units);
+    if (me.sleepers.load() > 0) WakeAll(me.written);
+  }
+
+  // The others' intervals, as they are written. Nobody writes there again before all have said how it went.
+  // Not `one_copy_` any more, on all of them: for one it went wrong.
+  Status Take(std::span<std::byte> bytes, std::span<const Interval> of_rank) {
+    const auto until = Until();
+    for (Source& source : sources_) {
+      while (can_take_ && source.left.size() > 0) {
+        if (TakeReady(bytes)) continue;
+        const uint32_t had = source.units;
+        failed_ = Await(
+            source.rank, memory_->of(source.rank).written, [had](uint32_t units) { return units != had; },
+            until);
+        if (!failed_.ok()) return GiveUp();
+      }
+    }
+    sources_.clear();
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> all, Numbers(can_take_ ? 1 : 0));
+    for (int other = 0; other < size_; ++other) {
+      if (memory_->of(other).gave_up.load() == 0) continue;
+      failed_ = Unavailable(Failed() + ": rank " + std::to_string(other) + " has given up meanwhile");
+      return GiveUp();
+    }
+    one_copy_ = std::ranges::find(all, 0U) == all.end();
+    return OkStatus();
+  }
+  // What is there by now. Whether something was.
+  bool TakeReady(std::span<std::byte> bytes) {
+    bool some = false;
+    for (Source& source : sources_) {
+      const uint32_t units = memory_->of(source.rank).written.load(), more = units - source.units;
+      if (more == 0 || source.left.size() == 0) continue;
+      const int64_t n =
+          units == kAll ? source.left.size() : std::min(source.left.size(), int64_t{more} * kUnit);
+      can_take_ =
+          can_take_ && ReadOf(source.shown.pid, source.shown.bytes + static_cast<uint64_t>(source.left.from),
+                              bytes.subspan(static_cast<size_t>(source.left.from), static_cast<size_t>(n)));
+      source.left.from += n;
+      source.units = units;
+      some = true;
+    }
+    return some;
+  }
+
+  Status ShareByOutboxes(std::span<std::byte> bytes, std::span<const Interval> of_rank) {
     const int64_t buckets = Buckets(of_rank, outbox_bytes_);
     const auto bucket = [&](int rank, int64_t b) {
       return Bucket(of_rank[static_cast<size_t>(rank)], b, outbox_bytes_);
@@ -413,7 +559,16 @@ class HostGroup final : public Collective {
   // Says that this rank's outbox is filled, and waits for the others'. `bytes`: equal on all ranks.
   Status Meet(uint64_t bytes) {
     failed_ = TryToMeet(bytes);
+    return failed_.ok() ? OkStatus() : GiveUp();
+  }
+  // Before this rank goes on, and what it has changes.
+  Status GiveUp() {
+    memory_->of(rank_).gave_up.store(1);
     return failed_;
+  }
+  [[nodiscard]] Clock::time_point Until() const {
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_s_));
   }
 
   Status TryToMeet(uint64_t bytes) {
@@ -424,10 +579,11 @@ class HostGroup final : public Collective {
     said.what[what.copy(said.what, sizeof said.what - 1)] = '\0';
     me.round.store(round_);
     if (me.sleepers.load() > 0) WakeAll(me.round);
-    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                          std::chrono::duration<double>(patience_s_));
+    const auto until = Until();
     for (int other = 0; other < size_; ++other) {
-      if (other != rank_) TP_RETURN_IF_ERROR(Await(other, until));
+      if (other == rank_) continue;
+      TP_RETURN_IF_ERROR(Await(
+          other, memory_->of(other).round, [this](uint32_t round) { return Reached(round); }, until));
     }
     for (int other = 0; other < size_; ++other) {
       const HostMemory::Rank::Said& theirs = memory_->of(other).said[round_ % 2];
@@ -438,29 +594,29 @@ class HostGroup final : public Collective {
     return OkStatus();
   }
 
-  [[nodiscard]] bool Said(int other, uint32_t& round) const {
-    round = memory_->of(other).round.load();
-    return static_cast<int32_t>(round - round_) >= 0;
-  }
+  [[nodiscard]] bool Reached(uint32_t round) const { return static_cast<int32_t>(round - round_) >= 0; }
+  [[nodiscard]] bool Said(int other) const { return Reached(memory_->of(other).round.load()); }
 
-  Status Await(int other, Clock::time_point until) {
+  // Until a word of another rank is as awaited.
+  template <typename There>
+  Status Await(int other, const std::atomic<uint32_t>& word, There there, Clock::time_point until) {
     HostMemory::Rank& they = memory_->of(other);
-    uint32_t round = 0;
     for (int i = 0; i < kLooks; ++i) {
-      if (Said(other, round)) return OkStatus();
+      if (there(word.load())) return OkStatus();
       std::this_thread::yield();
     }
     while (true) {
       they.sleepers.fetch_add(1);
-      const bool said = Said(other, round);
-      if (!said) Sleep(they.round, round, kLook);
+      const uint32_t value = word.load();
+      if (!there(value)) Sleep(word, value, kLook);
       they.sleepers.fetch_sub(1);
-      if (said || Said(other, round)) return OkStatus();
-      for (const int late : Late()) {  // any of them: a rank that is gone is not waited for behind a slow one
-        if (!memory_->Here(late) && !Said(late, round)) {
-          return Unavailable(Failed() + Missing() + ": rank " + std::to_string(late) +
-                             " has left the group, or its process ended");
-        }
+      if (there(word.load())) return OkStatus();
+      // Any of them: a rank that is gone is not waited for behind a slow one.
+      for (int gone = 0; gone < size_; ++gone) {
+        if (gone == rank_ || (gone != other && Said(gone)) || memory_->Here(gone)) continue;
+        if (gone == other ? there(word.load()) : Said(gone)) continue;
+        return Unavailable(Failed() + Missing() + ": rank " + std::to_string(gone) +
+                           " has left the group, or its process ended");
       }
       if (Clock::now() >= until) return DeadlineExceeded(Failed() + Missing() + Last());
     }
@@ -473,9 +629,10 @@ class HostGroup final : public Collective {
   }
   [[nodiscard]] std::vector<int> Late() const {
     std::vector<int> late;
-    uint32_t round = 0;
     for (int other = 0; other < size_; ++other)
-      if (other != rank_ && !Said(other, round)) late.push_back(other);
+      if (other != rank_ && !Said(other)) late.push_back(other);
+    for (const Source& source : sources_)
+      if (source.left.size() > 0 && Said(source.rank)) late.push_back(source.rank);
     return late;
   }
   [[nodiscard]] std::string Missing() const {
@@ -501,6 +658,18 @@ class HostGroup final : public Collective {
   const int64_t outbox_bytes_;
   const std::unique_ptr<HostMemory> memory_;
   uint32_t round_ = 0;  // that this rank has said
+  Mark mark_{};
+  bool marked_ = false;
+  bool one_copy_ = true;  // the same on all ranks
+  // Of what is shown.
+  struct Source {
+    int rank;
+    Shown shown;
+    Interval left;   // that is not taken yet
+    uint32_t units;  // written when it was looked at
+  };
+  std::vector<Source> sources_;
+  bool can_take_ = true;
   // Of the operation that is under way.
   int64_t seq_ = 0;
   std::string what_;

@@ -5,6 +5,13 @@
 // reads theirs; the next round takes the other outbox. Who has said so of one round has read what the round
 // before brought, so an outbox is never filled while somebody reads it, and a round costs one meeting.
 //
+// What ranks gather is copied once, where it is much: each tells where its bytes are and how far they are
+// written, and the others take them from its own memory (process_vm_readv) straight to where they want them.
+// That one process may read another's is the kernel's to allow (ptrace(2): the same user, Yama's
+// ptrace_scope 0); where one rank may not, all of them use the outboxes, from then on. Nobody writes what it
+// shows before all have said that they are done; who goes on without that says so first, and whoever was late
+// and may have read what came after learns it.
+//
 // A rank that waits sleeps on a futex, and looks now and then whether those that it waits for are still
 // there: each holds a lock on the file for as long as it has the group, which ends with its process. So a
 // rank that is gone is an error at once, and one that does not come to a round is named when the deadline is

@@ -179,24 +179,43 @@ StatusOr<UpdateResult> GroupGradients::Update(double learning_rate) {
   }
   if (groups_.parts != nullptr)
     TP_RETURN_IF_ERROR(groups_.parts->AllReduceSum(std::span<double>(squares), "gradient_norm"));
-  const UpdateResult result = optimizer.Update(gradients, learning_rate, squares);
-  if (!result.finite || !sharded) return result;
-  model::DeviceWeights& weights = optimizer.on_device();
-  if (p_.one_memory) {  // all have written theirs before one reads; all had read before the norm was there
-    TP_RETURN_IF_ERROR(groups_.data->AllGather(uint64_t{0}, "weights").status());
-    weights.Written();
+  if (!sharded || p_.one_memory) {
+    const UpdateResult result = optimizer.Update(gradients, learning_rate, squares);
+    if (result.finite && sharded) {
+      // All have written theirs before one reads; all had read before the norm was there.
+      TP_RETURN_IF_ERROR(groups_.data->AllGather(uint64_t{0}, "weights").status());
+      optimizer.on_device().Written();
+    }
     return result;
   }
-  const int64_t each = optimizer.weight_bytes();
-  TP_RETURN_IF_ERROR(OnHost(
-      weights.device(), static_cast<std::byte*>(weights.data()), optimizer.elements() * each,
-      [&](std::span<std::byte> bytes, int64_t at) {
-        const int64_t from = at / each;
-        return groups_.data->AllGather(
-            bytes, sharding::Within(of_rank_, {from, from + static_cast<int64_t>(bytes.size()) / each}, each),
-            "weights");
-      }));
-  weights.Written();
+  return UpdateAndGather(gradients, learning_rate, squares);
+}
+
+// The norm, and so whether there is an update, is the same on all ranks.
+StatusOr<UpdateResult> GroupGradients::UpdateAndGather(const FlatGradients& gradients, double learning_rate,
+                                                       const device::SquareParts& squares) {
+  AdamW& optimizer = p_.optimizer;
+  model::DeviceWeights& weights = optimizer.on_device();
+  const int64_t each = optimizer.weight_bytes(), bytes = optimizer.elements() * each;
+  auto* const all = static_cast<std::byte*>(weights.data());
+  UpdateResult result;
+  if (weights.device().host_memory()) {
+    const auto update = [&](const comm::Collective::Wrote& wrote) {
+      result = optimizer.Update(gradients, learning_rate, squares, [&](int64_t to) { wrote(to * each); });
+      return result.finite;
+    };
+    TP_RETURN_IF_ERROR(groups_.data->AllGatherWritten(
+        {all, static_cast<size_t>(bytes)}, sharding::Within(of_rank_, {0, optimizer.elements()}, each),
+        update, "weights"));
+  } else {
+    result = optimizer.Update(gradients, learning_rate, squares);
+    if (!result.finite) return result;
+    TP_RETURN_IF_ERROR(OnHost(weights.device(), all, bytes, [&](std::span<std::byte> piece, int64_t at) {
+      const int64_t from = at / each, to = from + static_cast<int64_t>(piece.size()) / each;
+      return groups_.data->AllGather(piece, sharding::Within(of_rank_, {from, to}, each), "weights");
+    }));
+  }
+  if (result.finite) weights.Written();
   return result;
 }
 

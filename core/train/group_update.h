@@ -69,6 +69,8 @@ class GroupGradients {
   // Which ranks of the region's group have this pass of a micro-batch each.
   [[nodiscard]] std::vector<uint8_t> Has(const Region& region, int64_t pass) const;
   Status Scatter(int64_t pass);
+  StatusOr<UpdateResult> UpdateAndGather(const FlatGradients& gradients, double learning_rate,
+                                         const device::SquareParts& squares);
 
   const Parts p_;
   const comm::RankGroups groups_;  // data: null where no other rank has rows

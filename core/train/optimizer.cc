@@ -75,7 +75,7 @@ void AdamW::AddSquares(const FlatGradients& gradients, const sharding::Interval&
 }
 
 UpdateResult AdamW::Update(const FlatGradients& gradients, double learning_rate,
-                           const device::SquareParts& squares) {
+                           const device::SquareParts& squares, const std::function<void(int64_t to)>& wrote) {
   const double square_sum = device::TotalOf(squares);
   UpdateResult result;
   result.grad_norm = std::sqrt(square_sum);
@@ -83,14 +83,15 @@ UpdateResult AdamW::Update(const FlatGradients& gradients, double learning_rate,
   if (!result.finite) return result;
   on_device_.device().Upload(At<double>(square_sum_, 0), std::span<const double>(&square_sum, 1));
   ++updates_;
-  weights_.dtype() == model::DType::kFloat32 ? UpdateAll<float>(gradients, learning_rate)
-                                             : UpdateAll<device::BF16>(gradients, learning_rate);
+  weights_.dtype() == model::DType::kFloat32 ? UpdateAll<float>(gradients, learning_rate, wrote)
+                                             : UpdateAll<device::BF16>(gradients, learning_rate, wrote);
   on_device_.Written();
   return result;
 }
 
 template <typename T>
-void AdamW::UpdateAll(const FlatGradients& gradients, double learning_rate) {
+void AdamW::UpdateAll(const FlatGradients& gradients, double learning_rate,
+                      const std::function<void(int64_t to)>& wrote) {
   const auto t = static_cast<double>(updates_);
   for (const model::Parameter& p : on_device_.layout()) {
     const bool matrix = p.shape.size() > 1;
@@ -114,6 +115,7 @@ void AdamW::UpdateAll(const FlatGradients& gradients, double learning_rate) {
         .root = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
         .square_sum = At<double>(square_sum_, 0),
         .max_grad_norm = options_.max_grad_norm});
+    if (wrote && on_device_.device().host_memory()) wrote(mine.to);
   }
 }
 

@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -81,8 +82,11 @@ class AdamW {
     return Update({gradients}, learning_rate, SquareSum({gradients}, {0, elements()}));
   }
   // The same with the sum of squares of all gradients, which are read in owned() alone.
+  // `wrote`: called now and then with the element of the space up to which this rank's weights are written,
+  // on devices with the host's memory.
   UpdateResult Update(const FlatGradients& gradients, double learning_rate,
-                      const device::SquareParts& square_sum);
+                      const device::SquareParts& square_sum,
+                      const std::function<void(int64_t to)>& wrote = {});
   // Of the gradients in this interval, on the device; to be added up part by part. What every part of a model
   // has counts in the first one. Exact on devices that sum in tiles, so the same however the gradients are
   // divided; else all of it is in one part.
@@ -109,7 +113,8 @@ class AdamW {
         shard_(shard),
         owned_(sharding::Owned(on_device.elements(), shard)) {}
   template <typename T>
-  void UpdateAll(const FlatGradients& gradients, double learning_rate);
+  void UpdateAll(const FlatGradients& gradients, double learning_rate,
+                 const std::function<void(int64_t to)>& wrote);
   void AddSquares(const FlatGradients& gradients, const sharding::Interval& of, device::SquareParts& sum);
 
   model::Weights& weights_;

@@ -3,11 +3,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -604,6 +611,171 @@ TEST(HostGroupTest, AfterAnErrorNoOutboxIsFilled) {
   const std::string before = outboxes();
   EXPECT_EQ(group->AllGather(~uint64_t{0}, "digest").status().message(), gave_up.message());
   EXPECT_EQ(outboxes(), before);
+}
+
+// More than what goes through the outboxes: bytes of a rank, with its number in its own interval.
+constexpr size_t kMuch = 9'000'001;
+std::vector<std::byte> WithMine(int rank, std::span<const sharding::Interval> of_rank) {
+  std::vector<std::byte> bytes(kMuch);
+  const sharding::Interval& own = of_rank[static_cast<size_t>(rank)];
+  std::fill(bytes.begin() + own.from, bytes.begin() + own.to, static_cast<std::byte>(rank + 1));
+  return bytes;
+}
+bool HasAll(std::span<const std::byte> bytes, std::span<const sharding::Interval> of_rank) {
+  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+    const auto at =
+        bytes.subspan(static_cast<size_t>(of_rank[rank].from), static_cast<size_t>(of_rank[rank].size()));
+    if (std::ranges::any_of(at, [&](std::byte b) { return b != static_cast<std::byte>(rank + 1); }))
+      return false;
+  }
+  return true;
+}
+
+// This thread's process_vm_readv is refused from now on, as containers and kernels may.
+void ForbidReadingOthers() {
+  std::array filter = {
+      sock_filter(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0)),  // seccomp_data::nr
+      sock_filter(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1)),
+      sock_filter(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)),
+      sock_filter(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)),
+  };
+  const sock_fprog program{.len = filter.size(), .filter = filter.data()};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST(HostGroupTest, MuchIsGatheredWhetherTheKernelLetsRanksReadEachOtherOrNot) {
+  const HostFolder here;
+  for (const int size : {2, 3, 4}) {
+    for (const int refused : {-1, 0, size - 1}) {
+      const auto rendezvous = std::make_shared<RendezvousTable>();
+      const auto of_rank = sharding::OwnedByAll(kMuch, size);
+      std::vector<std::thread> ranks;
+      for (int r = 0; r < size; ++r) {
+        ranks.emplace_back([&, r] {
+          const auto group =
+              MakeGroup({.rendezvous = rendezvous, .rank = r, .size = size, .shared_folder = here.path});
+          ASSERT_TRUE(group.ok()) << group.status().message();
+          if (r == refused) ForbidReadingOthers();
+          for (int i = 0; i < 3; ++i) {
+            std::vector<std::byte> bytes = WithMine(r, of_rank);
+            const Status done = (*group)->AllGather(std::span(bytes), of_rank, "weights");
+            ASSERT_TRUE(done.ok()) << done.message();
+            EXPECT_TRUE(HasAll(bytes, of_rank)) << "rank " << r << " of " << size << ", refused " << refused;
+          }
+        });
+      }
+      for (auto& t : ranks) t.join();
+    }
+  }
+}
+
+// Two ranks, of which rank 1 is a process of its own, in the midst of gathering what rank 0 writes.
+class GatheringRankTest : public ::testing::Test {
+ protected:
+  // `gather`: what rank 1 does. It exits with 0: all came; 1: an error; 2: it went well with something else.
+  void Start(const std::function<Status(Collective&, std::span<std::byte>)>& gather) {
+    std::string name;
+    auto first = HostMemory::Make(here_.path, 2, name);
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    child_ = fork();
+    if (child_ == 0) {
+      close(STDERR_FILENO);
+      auto memory = HostMemory::Open(here_.path, name, 1, 2);
+      const auto group = MakeHostGroup({.rank = 1, .size = 2, .timeout_s = 60}, std::move(memory).value());
+      std::vector<std::byte> bytes = WithMine(1, of_rank_);
+      const Status done = gather(*group, bytes);
+      _exit(!done.ok() ? 1 : HasAll(bytes, of_rank_) ? 0 : 2);
+    }
+    group_ = MakeHostGroup({.rank = 0, .size = 2, .timeout_s = 3}, std::move(first).value());
+  }
+  Status Gather(Collective& group, std::span<std::byte> bytes) const {
+    return group.AllGather(bytes, of_rank_, "weights");
+  }
+  // As rank 0: `midway` comes when rank 1 has had the time to take the first half.
+  Status GatherWith(const std::function<void()>& midway) {
+    return group_->AllGatherWritten(
+        std::span(bytes_), of_rank_,
+        [&](const Collective::Wrote& wrote) {
+          wrote(of_rank_[0].to / 2);
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          midway();
+          return true;
+        },
+        "weights");
+  }
+  int Code() {
+    int status = 0;
+    EXPECT_EQ(waitpid(child_, &status, 0), child_);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  HostFolder here_;
+  const std::vector<sharding::Interval> of_rank_ = sharding::OwnedByAll(kMuch, 2);
+  pid_t child_ = -1;
+  std::unique_ptr<Collective> group_;
+  std::vector<std::byte> bytes_ = WithMine(0, of_rank_);
+};
+
+TEST_F(GatheringRankTest, WhatIsWrittenMeanwhileComes) {
+  Start([this](Collective& group, std::span<std::byte> bytes) { return Gather(group, bytes); });
+  const sharding::Interval& own = of_rank_[0];
+  std::fill(bytes_.begin() + own.from, bytes_.begin() + own.to, std::byte{7});
+  const Status done = group_->AllGatherWritten(
+      std::span(bytes_), of_rank_,
+      [&](const Collective::Wrote& wrote) {
+        for (int64_t at = own.from; at < own.to; at += 100'003) {
+          const int64_t to = std::min(own.to, at + 100'003);
+          std::fill(bytes_.begin() + at, bytes_.begin() + to, std::byte{1});
+          wrote(to);
+        }
+        return true;
+      },
+      "weights");
+  ASSERT_TRUE(done.ok()) << done.message();
+  EXPECT_TRUE(HasAll(bytes_, of_rank_));
+  EXPECT_EQ(Code(), 0);
+}
+
+TEST_F(GatheringRankTest, OneThatIsKilledIsAnErrorAtOnce) {
+  Start([this](Collective& group, std::span<std::byte> bytes) { return Gather(group, bytes); });
+  const auto from = std::chrono::steady_clock::now();
+  const Status gone = GatherWith([&] {
+    kill(child_, SIGKILL);
+    EXPECT_EQ(Code(), -1);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(2));
+  EXPECT_EQ(gone.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(gone.message(), ::testing::HasSubstr("rank 1 has left the group, or its process ended"));
+}
+
+TEST_F(GatheringRankTest, OneThatIsKilledWhileItWritesIsAnErrorAtOnce) {
+  Start([this](Collective& group, std::span<std::byte> bytes) {
+    return group.AllGatherWritten(
+        bytes, of_rank_,
+        [&](const Collective::Wrote& wrote) {
+          wrote((of_rank_[1].from + of_rank_[1].to) / 2);
+          return kill(getpid(), SIGKILL) == 0;
+        },
+        "weights");
+  });
+  const auto from = std::chrono::steady_clock::now();
+  const Status gone = Gather(*group_, bytes_);
+  EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(2));
+  EXPECT_EQ(gone.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(gone.message(), ::testing::HasSubstr("rank 1 has left the group, or its process ended"));
+  EXPECT_EQ(Code(), -1);
+}
+
+// Who has given up goes on, and what it has may be anything then: the one that was late is told.
+TEST_F(GatheringRankTest, OneThatIsLateTakesNothingFromOneThatHasGivenUp) {
+  Start([this](Collective& group, std::span<std::byte> bytes) { return Gather(group, bytes); });
+  const Status gave_up = GatherWith([&] { kill(child_, SIGSTOP); });
+  EXPECT_EQ(gave_up.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(gave_up.message(), ::testing::HasSubstr("waiting for rank 1"));
+  std::ranges::fill(bytes_, std::byte{9});
+  kill(child_, SIGCONT);
+  EXPECT_EQ(Code(), 1);
 }
 
 TEST(HostGroupTest, SumsHaveTheBitsThatTheyHaveBySockets) {
