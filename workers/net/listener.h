@@ -4,7 +4,8 @@
 // gRPC 1.51 stops accepting for good once a process has run out of descriptors (CVE-2023-4785). So no
 // stranger may use them up, and running out has to pass:
 //   - a connection counts as a stranger's until a call on it has shown a token (Authenticated). There are at
-//     most kStrangers of them, fewer where the process may open few files, and each is cut after kPatience.
+//     most kStrangers of them that are not cut, fewer where the process may open few files, and each is cut
+//     after kPatience; its descriptor goes when gRPC has seen that.
 //     More than that wait in the kernel's queue, and the oldest stranger makes room after kMakeRoom;
 //   - a connection without a call is closed after kPatience, so that the connection of a worker that was
 //     refused ends, even where that worker never reads why;

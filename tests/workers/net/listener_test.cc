@@ -111,8 +111,13 @@ TEST_F(ListenerTest, StrangersAreCutAndTheKnownAreServed) {
   Connect(static_cast<int>(3 * Listener::kStrangers));
   const auto begin = Clock::now();
   EXPECT_EQ(Fetch(), OkStatus()) << "a newcomer, behind 192 silent connections";
-  EXPECT_LE(Open(), static_cast<int>(Listener::kStrangers))
-      << "those before the newcomer were taken in, and most are cut";
+  // Those before the newcomer were taken in, and most are cut. Where all cores are busy the kernel may bring
+  // the end of a connection to its other side a little later than the newcomer's words, but far sooner than
+  // the strangers' own time is over.
+  const auto few = [&] { return Open() <= static_cast<int>(Listener::kStrangers); };
+  for (const auto served = Clock::now(); !few() && Clock::now() - served < Listener::kPatience / 5;)
+    poll(nullptr, 0, 10);
+  EXPECT_TRUE(few()) << Open();
   while (Open() > 0 && Clock::now() - begin < std::chrono::seconds(60))
     poll(nullptr, 0, 20);  // until the server's own deadlines
   EXPECT_EQ(Open(), 0) << "each has five seconds at most";
