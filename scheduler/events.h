@@ -89,7 +89,8 @@ struct WorkerLost {
   WorkerRef worker;
   std::string why;
   bool by_exit = false;
-  std::string blames;  // the plug-in that it was in, as it reported; empty: none
+  std::string blames;     // the plug-in that it was in, as it reported; empty: none
+  bool for_good = false;  // another process at its place would end so again
 };
 // The slots of one engine cannot reach each other any more, says one of them: a process of theirs is gone, or
 // is too late. It generates nothing.
@@ -102,6 +103,7 @@ struct EngineLost {
 struct WorkerStartFailed {
   WorkerId worker;
   std::string why;
+  bool for_good = false;  // it would again
 };
 // step_s and decode_s are of the last step; decode_s of the last one without prefill.
 struct EngineSample {

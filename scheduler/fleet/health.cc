@@ -89,7 +89,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   p.busy = false;
   p.last_why = why;
   if (p.life == Life::kRetired) return {};
-  if (!joined && !forgiven && ++p.failed_starts >= kGiveUpStarts) {
+  if (death == Death::kForGood || (!joined && !forgiven && ++p.failed_starts >= kGiveUpStarts)) {
     p.life = Life::kRetired;
     return {Next::kGiveUp, Duration{0}};
   }

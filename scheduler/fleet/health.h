@@ -11,7 +11,8 @@
 //
 // Back-off before restart k: min(60 s, 1 s * 2^k) * (1 + U[0, 1/4]), k resets after 5 min of health;
 // 5 restarts in 10 min: retired. A place that dies three times in a row before it joined ends the run, or is
-// retired where the run may lack places. There a device that nobody starts is retired, too, when it has
+// retired where the run may lack places; so does one whose process says that another one would end as it did.
+// There a device that nobody starts is retired, too, when it has
 // stayed away for the start time-out; who joins at a retired place of such a run has it again. Progress is
 // that of the process: the work of one of its slots hides that another one's stands still. Pure; not
 // thread-safe.
@@ -60,7 +61,8 @@ class Health {
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
   // kForgiven: it does not count towards the retirement of the place, and makes no later restart wait longer.
-  enum class Death : uint8_t { kCounts, kForgiven };
+  // kForGood: another process would die so again, so none is started; kGiveUp is the answer.
+  enum class Death : uint8_t { kCounts, kForgiven, kForGood };
   // The process died or is to be given up (also: a start that failed). Returns what to do.
   Next Died(WorkerId worker, const std::string& why, TimePoint now, Death death = Death::kCounts);
   void Retire(WorkerId worker, const std::string& why);  // nobody waits for it any more

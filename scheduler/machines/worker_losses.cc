@@ -15,7 +15,7 @@ constexpr double kEngineLostSeconds = 2;
 void Workers::On(const event::WorkerLost& e) {
   if (fleet_.IsLive(e.worker)) {
     if (Forgiven()) {
-      Lose(e.worker, e.why, e.by_exit);
+      Lose(e.worker, e.why, e.by_exit, e.for_good);
     } else {
       Crashed(e);
     }
@@ -61,7 +61,7 @@ void Workers::Crashed(const event::WorkerLost& e) {
   std::vector<SampleId> poison = all_.rollouts.Blame(e.worker.worker);
   for (const SampleId& tid : all_.samples.Blame(e.worker.worker)) poison.push_back(tid);
   const StepNumber in = all_.steps.open() ? all_.steps.open()->step : StepNumber{};
-  Lose(e.worker, e.why, e.by_exit);  // closes it
+  Lose(e.worker, e.why, e.by_exit, e.for_good);  // closes it
   for (const SampleId& tid : poison) {
     if (!all_.life.over()) all_.samples.DropPoison(tid, e.why);
   }
@@ -73,7 +73,7 @@ void Workers::Crashed(const event::WorkerLost& e) {
   }
 }
 
-void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
+void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit, bool for_good) {
   all_.life.Moved();
   out_.Record(record::Fence{ref});
   // Whoever reads the fault learns who ended it.
@@ -87,7 +87,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.trainer.Forget(ref);
   all_.steps.Lost(ref, why);
   all_.trainer.Lost(ref, why);
-  AfterDeath(ref.worker, why);
+  AfterDeath(ref.worker, why, for_good);
 }
 
 void Workers::Replace(const WorkerRef& ref, const std::string& why) {
@@ -98,10 +98,14 @@ void Workers::Replace(const WorkerRef& ref, const std::string& why) {
   }
 }
 
-void Workers::AfterDeath(WorkerId worker, const std::string& why) {
+void Workers::AfterDeath(WorkerId worker, const std::string& why, bool for_good) {
   if (all_.life.over()) return;
-  const Health::Next next =
-      health_.Died(worker, why, now_, Forgiven() ? Health::Death::kForgiven : Health::Death::kCounts);
+  const bool joined = fleet_.workers.at(worker).live();
+  const Health::Next next = health_.Died(worker, why, now_,
+                                         for_good     ? Health::Death::kForGood
+                                         : Forgiven() ? Health::Death::kForgiven
+                                                      : Health::Death::kCounts);
+  const std::string cause = (for_good ? "would end so again: " : "died three times before it joined: ") + why;
   switch (next.kind) {
     case Health::Next::kRestart:
       if (all_.life.running() || (all_.life.WantsTrainerBack() &&
@@ -109,10 +113,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
-      if (MayLack(fleet_.workers.at(worker)))
-        return GiveUp(worker, "it died three times before it joined: " + why);
-      all_.life.Fail("start_failed", WorkerRef{worker, {}},
-                     "the worker died three times before it joined: " + why);
+      if (joined || MayLack(fleet_.workers.at(worker))) return GiveUp(worker, "it " + cause);
+      all_.life.Fail("start_failed", WorkerRef{worker, {}}, "the worker " + cause);
       return;
     case Health::Next::kRetired:
       device_retired_ = device_retired_ || !fleet_.workers.at(worker).slots().empty();
@@ -126,6 +128,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
 }
 
 void Workers::GiveUp(WorkerId worker, const std::string& why) {
+  const Worker& w = fleet_.workers.at(worker);
+  device_retired_ = device_retired_ || (!w.slots().empty() && !MayLack(w));
   health_.Retire(worker, why);
   out_.Record(record::Fault{"gone", options_.NameOf(worker), {}, why, worker});
   CheckFleet();

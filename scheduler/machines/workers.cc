@@ -189,7 +189,7 @@ void Workers::On(const event::WorkerStartFailed& e) {
     return;
   }
   out_.Record(record::Fault{"worker_lost", options_.NameOf(e.worker), {}, e.why, e.worker});
-  AfterDeath(e.worker, e.why);
+  AfterDeath(e.worker, e.why, e.for_good);
 }
 
 void Workers::On(const event::Heartbeat& e) {

@@ -55,12 +55,12 @@ class Workers : public Machine {
   void Launch(WorkerId worker);
   [[nodiscard]] bool Forgiven() const { return now_ < forgiven_until_; }
   void Crashed(const event::WorkerLost& e);
-  void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
-  void AfterDeath(WorkerId worker, const std::string& why);
+  void Lose(const WorkerRef& ref, const std::string& why, bool by_exit, bool for_good = false);
+  void AfterDeath(WorkerId worker, const std::string& why, bool for_good = false);
   [[nodiscard]] bool MayLack(const Worker& w) const {
     return options_.fleet.min_slots > 0 && w.kind() == WorkerKind::kDevice;
   }
-  void GiveUp(WorkerId worker, const std::string& why);  // requires MayLack
+  void GiveUp(WorkerId worker, const std::string& why);  // where it may lack, until somebody takes it again
   void CheckFleet();
 
   Health health_;

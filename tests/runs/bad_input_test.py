@@ -164,6 +164,15 @@ class BadInputTest(RunTest):
         result = self.train(CONFIG, f"cluster.worker_dir={fake}", timeout=90)
         self.refused(result, "exit status 7: no such device: x; see logs/device-0.log", code=3)
 
+    def test_worker_that_would_end_so_again_is_started_once(self):
+        fake = self.dir / "bin"
+        fake.mkdir()
+        (fake / "tidepool-worker").write_text(f"#!/bin/sh\necho x >> {self.dir}/starts\necho 'of another build' >&2\nexit 2\n")
+        (fake / "tidepool-worker").chmod(0o755)
+        result = self.train("configs/test/sft.yaml", "cluster.slots=1", f"cluster.worker_dir={fake}", timeout=90)
+        self.refused(result, "would end so again: process", "exit status 2: of another build; see logs/device-0.log", code=3)
+        self.assertEqual((self.dir / "starts").read_text(), "x\n")
+
     def test_batch_that_cannot_fit(self):
         self.refused(self.train(CONFIG, "train.micro_batch_tokens=4"), "micro_batch_tokens")
         self.refused(self.train(CONFIG, "train.micro_batch_tokens=10"), "train.micro_batch_tokens = 10")

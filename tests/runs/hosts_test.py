@@ -706,13 +706,19 @@ class HostTest(RunTest):
         for program, place, role in (([str(other / "tidepool-worker"), "run"], 0, "device"), ([str(other / "tidepool"), "reward-worker"], 2, "reward")):
             worker = subprocess.run([*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",
                                      str(self.path("security", role + ".token"))], cwd=ROOT, capture_output=True, text=True, timeout=60)
-            self.assertEqual(worker.returncode, 3, worker.stderr)
+            self.assertEqual(worker.returncode, 2, worker.stderr)
             theirs, ours = version(program[0]), version(TIDEPOOL)
             self.assertEqual(set(theirs[2]), {"f"})
             said = (f"this worker is {theirs[1]} ({theirs[2]}) on host {socket.gethostname()}, the controller is {ours[1]} ({ours[2]}) on host {socket.gethostname()}, and "
                     "they do not understand each other: use one build for both (the same package on all hosts)")
             self.assertIn(said, worker.stderr)
         self.assertIn('event=other_build text="this worker is ', self.path("logs", "controller.log").read_text())
+        # Nor does a host try them again and again.
+        unfit = subprocess.run([str(other / "tidepool"), "host", str(self.path()), "--slots", "2"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertEqual(unfit.returncode, 2, unfit.stderr)
+        self.assertIn("no worker of this host can do its work, and none is started again: ", unfit.stderr)
+        self.assertIn("use one build for both", unfit.stderr.splitlines()[-1])
+        self.assertEqual(unfit.stderr.count("device-0 is started"), 1, unfit.stderr)
         host = subprocess.Popen([TIDEPOOL, "host", str(self.path()), "--slots", "2"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.started.append(host)
         self.finish(run)

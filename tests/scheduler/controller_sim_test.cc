@@ -942,6 +942,42 @@ TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
   EXPECT_LT(r.seconds, 30);
 }
 
+TEST(ControllerSimTest, AWorkerThatWouldFailSoAgainIsStartedOnce) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.faults.start_fails = 1;
+  o.faults.for_good = true;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_NE(r.why.find("would end so again: exit status 1"), std::string::npos) << r.why;
+  EXPECT_LT(r.seconds, 2);
+}
+
+// It had joined, and its place is not needed: the others go on without it.
+TEST(ControllerSimTest, AWorkerThatWouldDieSoAgainIsNotReplaced) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 4), .seed = 2, .faults = {}};
+  o.faults.for_good = true;
+  SimCluster cluster(o);
+  int64_t chunks = 0, starts = 0;
+  cluster.on_event = [&](const Event& e) {
+    if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.KillWorker({3});
+    return true;
+  };
+  cluster.on_command = [&](const Command& c) {
+    const auto* start = std::get_if<command::StartWorker>(&c);
+    starts += start != nullptr && start->worker == WorkerId{3} ? 1 : 0;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(starts, 1);
+  std::string faults;
+  for (const JournalEntry& e : cluster.journal()) {
+    if (const auto* f = std::get_if<record::Fault>(&e.record)) faults += f->kind + " " + f->actor + "; ";
+  }
+  EXPECT_EQ(faults, "worker_lost device-3; gone device-3; ");
+  ExpectProven(cluster);
+}
+
 TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.controller.eval.before_train = false;

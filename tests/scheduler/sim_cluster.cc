@@ -302,7 +302,7 @@ void SimCluster::Spawn(WorkerId worker) {
   if (options_.faults.last_stays_away && worker.value == options_.controller.device_workers() - 1) return;
   if (Chance(options_.faults.start_fails)) {
     At(FromSeconds(Delay(0.5)), [this, worker, life] {
-      if (life == life_) Deliver(event::WorkerStartFailed{worker, "exit status 1"});
+      if (life == life_) Deliver(event::WorkerStartFailed{worker, "exit status 1", options_.faults.for_good});
     });
     return;
   }
@@ -333,9 +333,9 @@ void SimCluster::Die(Proc& proc, bool seen) {
   At(FromSeconds(Delay(0.05)), [this, ref, life, joined] {
     if (life != life_) return;
     if (joined) {
-      Deliver(event::WorkerLost{ref, "killed", true});
+      Deliver(event::WorkerLost{ref, "killed", true, {}, options_.faults.for_good});
     } else {
-      Deliver(event::WorkerStartFailed{ref.worker, "died before it joined"});
+      Deliver(event::WorkerStartFailed{ref.worker, "died before it joined", options_.faults.for_good});
     }
   });
 }

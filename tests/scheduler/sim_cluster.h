@@ -27,6 +27,7 @@ struct SimFaults {
   double controller_crash_mean_s = 0;
   double crash_in_batch = 0;  // the controller dies between its records and its commands
   double start_fails = 0;
+  bool for_good = false;         // what has died, or could not be started, would end so again
   bool last_stays_away = false;  // nobody ever comes to the last device place, and no start of it says why
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row

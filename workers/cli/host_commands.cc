@@ -31,6 +31,7 @@
 #include "workers/controller/scheduler_options.h"
 #include "workers/controller/worker_command.h"
 #include "workers/net/certificates.h"
+#include "workers/net/exit_code.h"
 #include "workers/net/join_service.h"
 
 namespace tidepool::workers {
@@ -99,11 +100,7 @@ void Host(CommandContext& context, HostOptions options, const std::string& join)
   options.stop = StopOnSignal();
   options.say = [who](const std::string& line) { std::fprintf(stderr, "%s%s\n", who.c_str(), line.c_str()); };
   const Status status = RunHost(options);
-  if (!status.ok())
-    Fail(context, Status(status.code(), who + status.message()),
-         status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kFailedPrecondition
-             ? 2
-             : 3);
+  if (!status.ok()) Fail(context, Status(status.code(), who + status.message()), ExitCodeOf(status));
 }
 
 struct SlurmOptions {

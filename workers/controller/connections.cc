@@ -75,7 +75,7 @@ void ControllerProcess::CheckChildren() {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
     places_->Ended(ended.place, ended.pid,
                    ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"),
-                   ended.blames);
+                   ended.blames, ended.for_good());
   }
 }
 

@@ -74,6 +74,7 @@ struct Process {
   Controller started_for;
   Clock::time_point since, due;  // when it was started; when it may be started
   std::chrono::seconds pause = kFirst;
+  std::string given_up;  // why another one would end so again, with this controller; empty: it would not
 };
 
 class Host {
@@ -96,6 +97,7 @@ class Host {
       // A file that a killed controller left may ask for anything: only one that lives is answered.
       if (alive_ && !refused_.ok()) return refused_;
       if (controller_ && refused_.ok()) TP_RETURN_IF_ERROR(StartDue());
+      TP_RETURN_IF_ERROR(AllGivenUp());
       if (Clock::now() - heard_ > std::chrono::duration<double>(options_.patience_s)) {
         if (!controller_ && Finished()) return End("the run is finished");
         if (options_.joined)
@@ -238,7 +240,8 @@ class Host {
   Status StartDue() {
     for (const int64_t place : ours_) {
       Process& process = processes_[place];
-      if (process.runs || Clock::now() < process.due) continue;
+      if (process.started_for != *controller_) process.given_up.clear();
+      if (process.runs || !process.given_up.empty() || Clock::now() < process.due) continue;
       const auto [argv, keys] = CommandOf(place);
       TP_RETURN_IF_ERROR(launcher_.Start(place, argv, paths_.logs() + "/" + NameOf(place) + ".log", keys));
       process.runs = true;
@@ -277,12 +280,29 @@ class Host {
         process.pause = kFirst;
         continue;
       }
+      if (ended.for_good()) {
+        process.given_up = NameOf(ended.place) + ": " + ended.why;
+        options_.say(process.given_up + "; another one would end so again, so none is started");
+        continue;
+      }
       if (Clock::now() - process.since > kSettled) process.pause = kFirst;
       process.due = Clock::now() + process.pause;
       options_.say(NameOf(ended.place) + ": " + ended.why + "; it is started again in " +
                    std::to_string(process.pause.count()) + " s");
       process.pause = std::min(2 * process.pause, std::chrono::seconds(kMost));
     }
+  }
+
+  // kFailedPrecondition: there is nothing that this host could do for the controller that is there.
+  Status AllGivenUp() {
+    std::string why;
+    for (const int64_t place : ours_) {
+      const Process& process = processes_[place];
+      if (process.given_up.empty() || process.started_for != controller_) return OkStatus();
+      why = process.given_up;
+    }
+    if (why.empty()) return OkStatus();
+    return FailedPrecondition("no worker of this host can do its work, and none is started again: " + why);
   }
 
   // The first device place of this host.

@@ -29,7 +29,8 @@ struct HostOptions {
 
 // Until the run is finished or it is told to stop (both OK), or no controller has given a sign of life for
 // longer than the patience (kDeadlineExceeded). kInvalidArgument: a live controller has no work for a host of
-// this index. Ends its workers before it returns.
+// this index. kFailedPrecondition: nor can any of its workers do that work, and others would not either
+// (exit_code.h). Ends its workers before it returns.
 // A host that has joined knows of the run what its workers say: it ends when all of them have ended in order.
 Status RunHost(const HostOptions& options);
 

@@ -30,6 +30,8 @@ struct Ended {
   std::string why;          // "process 12 ended with exit status 3: what it said last", or by which signal
   std::string blames = {};  // the plug-in that it was in, as it reported; empty: none
   int64_t peak_bytes = 0;   // largest resident memory; 0: not known
+  // Another process at its place would end so again (workers/net/exit_code.h), and no plug-in chose the code.
+  [[nodiscard]] bool for_good() const { return exit_status == 2 && blames.empty(); }
 };
 
 // Which keys of the environment a worker gets: those of S3 (AWS_..., SSL_CERT_...) where it trains for a

@@ -19,15 +19,17 @@ void WorkerPlaces::Lost(const Attachments::Lost& e) {
   Lose(e.place, {{{e.place}, e.inc}, e.why, /*by_exit=*/false, {}});
 }
 
-void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames) {
+void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames,
+                         bool for_good) {
   Place& p = places_[place];
   const up::Hello* there = attachments_.HelloAt(place);
   const bool taken = there != nullptr && there->pid != pid;  // by one that came back, or was started by hand
   if (p.joined && taken) return;
   if (!taken) attachments_.Fence(place, why);
-  if (p.joined) return Lose(place, {{{place}, p.inc}, why, /*by_exit=*/true, blames});
+  if (p.joined) return Lose(place, {{{place}, p.inc}, why, /*by_exit=*/true, blames, for_good});
   // It died before it had joined, or it was given up before.
-  if (!std::exchange(p.given_up, false)) ends_.feed(scheduler::event::WorkerStartFailed{{place}, why});
+  if (!std::exchange(p.given_up, false))
+    ends_.feed(scheduler::event::WorkerStartFailed{{place}, why, for_good});
 }
 
 void WorkerPlaces::Lose(int64_t place, scheduler::event::WorkerLost lost) {

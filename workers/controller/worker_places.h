@@ -38,8 +38,10 @@ class WorkerPlaces {
   // --- what happens
   void Arrived(Attachments::Arrived& e, std::string name);
   void Lost(const Attachments::Lost& e);
-  // A process that was started here has ended. `blames`: the plug-in that it was in; empty: none.
-  void Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames = "");
+  // A process that was started here has ended. `blames`: the plug-in that it was in; empty: none. for_good:
+  // another one would end so again.
+  void Ended(int64_t place, int64_t pid, const std::string& why, const std::string& blames = "",
+             bool for_good = false);
 
   // --- what the scheduler wants
   // At the decision: who is in a place is known from then on, and told when the record of it is durable.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "workers/net/exit_code.h"
+
 namespace tidepool::workers {
 namespace {
 
@@ -87,8 +89,8 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     inc_ = welcome.inc;
     slot_ = welcome.slots.size() == 1 ? welcome.slots.front() : SlotId{};
   }
-  if (!work_->Welcomed(welcome, anew).ok()) {
-    exit_code_ = 2;
+  if (const Status welcomed = work_->Welcomed(welcome, anew); !welcomed.ok()) {
+    exit_code_ = ExitCodeOf(welcomed);
     return;
   }
   loss_said_ = false;

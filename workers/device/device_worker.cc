@@ -21,6 +21,7 @@
 #include "workers/device/roles_work.h"
 #include "workers/net/addresses.h"
 #include "workers/net/certificates.h"
+#include "workers/net/exit_code.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
@@ -40,7 +41,7 @@ class DeviceWorker {
     const Status attached = Attach();
     if (!attached.ok()) {
       LogWorkerFailure("attach_failed", attached.message());
-      return 2;
+      return ExitCodeOf(attached);
     }
     std::optional<int> exit_code;
     while (!exit_code) {
@@ -136,7 +137,7 @@ class DeviceWorker {
     }
     if (closed_) {
       LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed_->why);
-      return 3;
+      return closed_->exit_code;
     }
     if (machine_->refused() != refused)
       observe::Log(LogLevel::kDebug, "commands_refused",

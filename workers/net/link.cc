@@ -16,6 +16,7 @@
 #include "core/base/time.h"
 #include "core/observe/log.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/exit_code.h"
 #include "workers/net/newcomers.h"
 #include "workers/net/rows_call.h"
 #include "workers/net/rpc_status.h"
@@ -64,6 +65,8 @@ struct Link::Impl {
 
   Impl(LinkOptions o, uint64_t process)
       : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
+
+  std::string not_believed;  // why the last dial met somebody else; of who dials
 
   static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
 
@@ -157,8 +160,11 @@ struct Link::Impl {
     if (!Connected(*opened, address)) {
       const std::string why =
           identity ? WhyNotBelieved(address, Newest(*identity), std::chrono::milliseconds(500)) : "";
-      if (!why.empty())
-        return Unavailable("the controller at " + address + " and this worker do not come together: " + why);
+      not_believed.clear();
+      if (!why.empty()) {
+        not_believed = "the controller at " + address + " and this worker do not come together: " + why;
+        return Unavailable(not_believed);  // another one may come to this port
+      }
       return Unavailable(
           "no controller answers at " + address +
           (identity ? "; does the network lead there, and is the run still there? It has to answer with a "
@@ -349,11 +355,14 @@ void Link::Impl::Run(StatusOr<std::unique_ptr<Stream>> call) {
     call = Dial();
     if (!call.ok()) end = call.status();
   }
+  bool attached = false;
   {
     const MutexLock lock(mu);
     if (stop) return;
+    attached = session.ctl_epoch() > 0;
   }
-  sink({LinkClosed{end.message()}});
+  // Whoever was attached once was of the right build and run: another process at its place may be again.
+  sink({LinkClosed{end.message(), attached ? 3 : ExitCodeOf(end)}});
 }
 
 Link::Link() = default;
@@ -379,6 +388,7 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
   Impl& impl = *link->impl_;
   impl.sink = std::move(sink);
   auto call = impl.Dial();
+  if (!call.ok() && !impl.not_believed.empty()) return FailedPrecondition(impl.not_believed);
   if (!call.ok()) return call.status();
   if (const auto& identity = options.credentials.identity)
     impl.renewal = NewcomerRenewal::Of(

@@ -26,6 +26,7 @@ namespace tidepool::workers {
 
 struct LinkClosed {
   std::string why;
+  int exit_code = 3;  // of the process, which ends (exit_code.h)
 };
 using LinkEvent = std::variant<Command, LinkClosed>;
 

@@ -9,6 +9,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "workers/net/exit_code.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_session.h"
 
@@ -38,7 +39,8 @@ class SideMachine {
     } else if (const auto* welcome = std::get_if<down::Welcome>(&command.body)) {
       const bool anew = welcome->inc != inc_;
       inc_ = welcome->inc;
-      if (!work_->Welcomed(*welcome, anew).ok()) exit_code_ = 2;
+      if (const Status welcomed = work_->Welcomed(*welcome, anew); !welcomed.ok())
+        exit_code_ = ExitCodeOf(welcomed);
     } else if (std::holds_alternative<down::Shutdown>(command.body)) {
       exit_code_ = 0;
     } else if (inc_.valid()) {

@@ -11,6 +11,7 @@
 #include "core/observe/log.h"
 #include "workers/build_info.h"
 #include "workers/net/certificates.h"
+#include "workers/net/exit_code.h"
 #include "workers/net/resolved_config.h"
 #include "workers/net/worker_log.h"
 
@@ -38,7 +39,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
   };
   if (const Status attached = connect(); !attached.ok()) {
     LogWorkerFailure("attach_failed", attached.message());
-    return 2;
+    return ExitCodeOf(attached);
   }
   while (!exit_code_) {
     for (LinkEvent& event : inbox_.TakeAll(UntilNext())) {
@@ -100,7 +101,7 @@ void SideWorker::Await(const std::future<void>& over) {
 void SideWorker::On(LinkEvent& event) {
   if (auto* closed = std::get_if<LinkClosed>(&event)) {
     LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed->why);
-    exit_code_ = 3;
+    exit_code_ = closed->exit_code;
     return;
   }
   machine_.On(std::get<Command>(event), link_->ctl_epoch());

@@ -46,6 +46,7 @@ TEST_F(LauncherTest, AWorkerThatFailsIsToldInItsOwnWords) {
           "echo '2026-01-31T12:00:03.123Z level=info event=end exit=2' >&2; exit 2");
   EXPECT_EQ(ended.place, 2);
   EXPECT_FALSE(ended.in_order);
+  EXPECT_TRUE(ended.for_good());
   EXPECT_THAT(ended.why, HasSubstr("process " + std::to_string(ended.pid) +
                                    " ended with exit status 2: x.token: chmod 600 it"));
 }

@@ -59,7 +59,15 @@ TEST_F(WorkerPlacesTest, ThePlugInThatAProcessReportedIsBlamedForItsLossWhatever
     EXPECT_TRUE(lost.by_exit);
     EXPECT_EQ(lost.why, words);
     EXPECT_EQ(lost.blames, blames);
+    EXPECT_FALSE(lost.for_good);
   }
+}
+
+TEST_F(WorkerPlacesTest, ThatAnotherProcessWouldEndSoAgainIsPassedOn) {
+  Greet(/*pid=*/80);
+  places.Ended(0, /*pid=*/80, "exit status 2", "", /*for_good=*/true);
+  ASSERT_EQ(fed.size(), 1u);
+  EXPECT_TRUE(std::get<scheduler::event::WorkerStartFailed>(fed[0]).for_good);
 }
 
 // Another process would be refused as long as this one is there, and count as one that died early.
