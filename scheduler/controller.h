@@ -68,6 +68,11 @@ class Controller {
   // Whether tokens of this chunk would be taken from that slot now. Those of a chunk that was taken back
   // from it are not: the caller keeps them out of the sample.
   [[nodiscard]] bool Expects(const SlotRef& on, const SampleId& tid, int32_t att) const;
+  // Whether a verdict of this grader, or an answer of this environment worker to this turn, would be taken
+  // now, and so count.
+  [[nodiscard]] bool ExpectsGrade(const WorkerRef& grader, const SampleId& tid, int32_t att) const;
+  [[nodiscard]] bool ExpectsTurn(const WorkerRef& worker, const SampleId& tid, int32_t att,
+                                 int64_t turn) const;
   [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
   // Its scores by reward function.  requires a graded sample
   [[nodiscard]] const std::vector<std::pair<std::string, double>>& Rewards(const SampleId& tid) const;

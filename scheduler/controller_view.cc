@@ -58,6 +58,14 @@ bool Controller::Expects(const SlotRef& on, const SampleId& tid, int32_t att) co
   return r != nullptr && r->att == att && r->on == on && impl_->fleet.IsLive(on);
 }
 
+bool Controller::ExpectsGrade(const WorkerRef& grader, const SampleId& tid, int32_t att) const {
+  return impl_->fleet.IsLive(grader) && impl_->samples.grading().Expects(grader, tid, att);
+}
+
+bool Controller::ExpectsTurn(const WorkerRef& worker, const SampleId& tid, int32_t att, int64_t turn) const {
+  return impl_->fleet.IsLive(worker) && impl_->samples.episodes().Expects(worker, tid, att, turn);
+}
+
 double Controller::Reward(const SampleId& tid) const {
   const Sample* s = impl_->state.ledger().Find(tid);
   TP_CHECK(s != nullptr && s->phase == SamplePhase::kReady) << "no reward of " << ToString(tid);

@@ -112,11 +112,8 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
 Episodes::Result Episodes::Done(const event::EnvStepped& r, TimePoint now) {
   if (const auto w = workers_.find(r.worker.worker); w != workers_.end() && w->second.ref == r.worker)
     Answered(w->second, r, now);  // one that nobody wants any more as well
-  const auto it = episodes_.find(r.tid);
-  if (it == episodes_.end()) return Result::kRefused;
-  Episode& e = it->second;
-  if (!e.wanted || e.att != r.att || e.turn != r.turn || !e.on.inc.valid() || e.on != r.worker)
-    return Result::kRefused;
+  if (!Expects(r.worker, r.tid, r.att, r.turn)) return Result::kRefused;
+  Episode& e = episodes_.at(r.tid);
   Release(e);
   if (r.outcome == GradeOutcome::kInfra && e.attempt < options_.max_retries) {
     ++e.attempt;

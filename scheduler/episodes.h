@@ -48,6 +48,12 @@ class Episodes {
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
   Result Done(const event::EnvStepped& e, TimePoint now);
+  // Whether this worker was given this turn, and it is still wanted.
+  [[nodiscard]] bool Expects(const WorkerRef& worker, const SampleId& tid, int32_t att, int64_t turn) const {
+    const auto it = episodes_.find(tid);
+    return it != episodes_.end() && it->second.wanted && it->second.att == att && it->second.turn == turn &&
+           worker.inc.valid() && it->second.on == worker;
+  }
 
   // Workers that have not answered a turn within its deadline; that turn is charged with it if it is still
   // wanted, and RemoveWorker is to follow.

@@ -95,11 +95,10 @@ std::vector<command::Grade> Grading::Assign(TimePoint now) {
 }
 
 Grading::Result Grading::Done(const event::Graded& e) {
-  const auto it = jobs_.find(e.tid);
-  if (it == jobs_.end() || it->second.att != e.att || it->second.on != e.grader) return Result::kRefused;
+  if (!Expects(e.grader, e.tid, e.att)) return Result::kRefused;
   const auto w = workers_.find(e.grader.worker);
   if (w != workers_.end()) w->second.holds.erase(e.tid);
-  Job& job = it->second;
+  Job& job = jobs_.at(e.tid);
   if (e.outcome == GradeOutcome::kInfra && job.attempt < options_.max_retries) {
     ++job.attempt;
     job.avoid = e.grader.worker;

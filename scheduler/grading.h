@@ -42,6 +42,11 @@ class Grading {
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
   Result Done(const event::Graded& e);
+  // Whether this grader was given this attempt and has not answered.
+  [[nodiscard]] bool Expects(const WorkerRef& grader, const SampleId& tid, int32_t att) const {
+    const auto it = jobs_.find(tid);
+    return it != jobs_.end() && it->second.att == att && it->second.on == grader;
+  }
   // The first deadline of what graders hold; `now` if they hold nothing.
   [[nodiscard]] TimePoint Horizon(TimePoint now) const;
   // Workers that hold a sample beyond its deadline.

@@ -39,6 +39,9 @@ class HostileTest(RunTest):
         out, err = self.finish(run)
         self.assertIn("stopped by a signal", out + err)
         self.assert_checked()
+        taken = [m[name] for m in self.metrics().values() for name in ("timing_s/reward", "env/step_s", "env/reset_s") if name in m]
+        self.assertTrue(taken)
+        self.assertLess(max(taken), 1e6, "what nobody has asked for does not count")
         # Two moves alike with the same log-probabilities are no wonder where a game is played again and again.
         self.assertEqual([wrong for wrong in Run(self.path()).prove().wrong if not wrong.startswith("doubled")], [])
         log = self.path("logs", "controller.log")

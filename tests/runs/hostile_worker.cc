@@ -44,6 +44,7 @@ using std::chrono::system_clock;
 
 constexpr int kConnections = 300;  // of a flood: more than strangers may have (Listener::kStrangers)
 constexpr int kAnswers = 12;       // of one life, in which it is only wrong about samples
+constexpr double kAges = 1e9;      // seconds, of what nobody has asked for
 
 class Hostile {
  public:
@@ -172,9 +173,11 @@ class Hostile {
     switch (answers_++ % kAnswers) {
       case 0:
         answer.tid = {int64_t{1} << 40, 0, 0};
+        answer.seconds = kAges;
         return Give("a sample that is not there", answer);
       case 1:
         answer.tid = {-1, -7, 1 << 30};
+        answer.seconds = kAges;
         answer.outcome = GradeOutcome::kData;
         return Give("a sample of no number, as wrong data", answer);
       case 2:
@@ -183,9 +186,11 @@ class Hostile {
         return Give("another one's sample", answer);
       case 3:
         answer.att += 3;
+        answer.seconds = kAges;
         return Give("an attempt that was never made", answer);
       case 4:
         Give("twice", answer);
+        answer.seconds = kAges;
         return Give("twice", answer);
       case 5:
         answer.reward = std::numeric_limits<double>::quiet_NaN();

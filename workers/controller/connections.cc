@@ -166,23 +166,16 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::CannotRead& b) { logged_->Take(worker, b); },
                  [&](up::Graded& b) {
                    if (logged_->Again(worker, b)) return;
-                   metrics_->OnGraded(b);
                    b.grader = worker;
-                   // Its servers answer: told now, because a short run may end before the next heartbeat.
-                   if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, {});
-                   OnGradeEnded(b);
                    Shorten(b.why);
-                   // The row is at fault: which one. Of a sample that was never given out there is none.
-                   if (b.outcome == GradeOutcome::kData && fragments_ == nullptr &&
-                       samples_.FindRow(b.tid) != nullptr)
-                     b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
-                   // Of an evaluation there are no samples on record that could show it.
-                   if (!b.tid.is_eval()) samples_.PutDetails(b.tid, worker, std::move(b.details));
+                   // Else the scheduler refuses it: nothing of it counts, and nothing is kept.
+                   if (controller_->ExpectsGrade(worker, b.tid, b.att)) OnVerdict(b);
                    Feed(ev::Graded(std::move(b)));
                  },
                  [&](up::EnvStepped& b) {
                    Shorten(b.why);
-                   if (!b.unread) metrics_->OnEnvironment(b);
+                   if (!b.unread && controller_->ExpectsTurn(worker, b.tid, b.att, b.turn))
+                     metrics_->OnEnvironment(b);
                    logged_->Note(worker, b.logged);
                    if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
                  },

@@ -14,6 +14,7 @@
 #include "workers/controller/process_impl.h"
 #include "workers/controller/reward_outage.h"
 #include "workers/controller/run_log.h"
+#include "workers/net/bounded_text.h"
 
 namespace tidepool::workers {
 
@@ -60,6 +61,25 @@ void ControllerProcess::OnWaitsFor(int64_t place, const std::vector<up::Unreacha
   } else if (waits_for_.erase(place) > 0 && waits_for_.empty()) {
     Tell("rewards wait no longer: the server answers", "rewards_answered");
   }
+}
+
+void ControllerProcess::OnVerdict(up::Graded& verdict) {
+  metrics_->OnGraded(verdict);
+  // Its servers answer: told now, because a short run may end before the next heartbeat.
+  if (verdict.outcome == GradeOutcome::kOk) OnWaitsFor(verdict.grader.worker.value, {});
+  OnGradeEnded(verdict);
+  // The row is at fault: which one.
+  if (verdict.outcome == GradeOutcome::kData && fragments_ == nullptr &&
+      samples_.FindRow(verdict.tid) != nullptr)
+    verdict.why = rows_->Place({verdict.tid.ordinal, verdict.tid.is_eval()}) + ": " + verdict.why;
+  // Of an evaluation there are no samples on record that could show it.
+  if (verdict.tid.is_eval()) return;
+  std::erase_if(verdict.details, [this](const auto& detail) {
+    return std::ranges::none_of(config_.reward.functions,
+                                [&](const auto& function) { return function.name == detail.first; });
+  });
+  for (auto& [function, text] : verdict.details) text = Bounded(std::move(text));
+  samples_.PutDetails(verdict.tid, verdict.grader, std::move(verdict.details));
 }
 
 // Said at the first grading that fails after one that did not, once a minute at most: a server that is slow

@@ -147,6 +147,7 @@ class ControllerProcess {
   void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
   void OnWaitsFor(int64_t place, const std::vector<up::Unreachable>& said);
+  void OnVerdict(up::Graded& verdict);  // that is awaited
   void OnGradeEnded(const up::Graded& graded);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {

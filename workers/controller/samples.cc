@@ -137,7 +137,7 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
   if (fragments_ != nullptr) {  // its environments have given their verdict step by step
     up::Graded graded = fragments_->judge().Grade(c.tid, c.att, *recorded);
     graded.grader = c.grader;
-    metrics_->OnGraded(graded);
+    if (controller_->ExpectsGrade(c.grader, c.tid, c.att)) metrics_->OnGraded(graded);
     Feed(ev::Graded(std::move(graded)));
     return;
   }
