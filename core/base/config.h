@@ -98,15 +98,20 @@ struct EnvironmentLatency {
   double straggler_s = 0.0;
 };
 struct EnvironmentConfig {
-  std::string name;  // `tidepool environments`; empty: none
+  std::string name;  // `tidepool environments`, or how a service is called; empty: none
   std::map<std::string, std::string>
-      options;            // further keys of the environment, each checked by it; JSON text
-  int64_t size = 4096;    // distinct training episodes
-  int64_t held_out = 64;  // episodes never trained on
+      options;  // further keys of the environment, each checked by it; JSON text
+  // A service (proto/environment.proto): each environment worker starts one, or all find these.
+  std::vector<std::string> command, addresses;
+  double start_timeout_s = 60.0;  // until it answers
+  int64_t size = 4096;            // distinct training episodes
+  int64_t held_out = 64;          // episodes never trained on
   int64_t workers = 1;
   int64_t max_turns = 0;        // of an episode; 0: the environment's own limit
   int64_t max_turn_tokens = 0;  // of the policy in one turn; 0: what rollout.max_new_tokens leaves
-  int64_t instances = 8;        // model.policy: environments that a fragment steps together
+  // model.policy: environments that a fragment steps together; of a service: episodes that a worker has open
+  // at once.
+  int64_t instances = 8;
   int64_t max_episode_steps =
       0;                    // model.policy: an episode is truncated here; 0: the environment's own limit
   int64_t max_retries = 2;  // of infrastructure failures, on another worker where there is one
@@ -114,6 +119,8 @@ struct EnvironmentConfig {
   double step_timeout_s = 60.0;
   double episode_timeout_s = 3000.0;
   EnvironmentLatency latency;
+
+  [[nodiscard]] bool is_service() const { return !command.empty() || !addresses.empty(); }
 };
 
 // A frozen model that the policy is held to.

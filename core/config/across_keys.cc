@@ -190,9 +190,37 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   CheckTaskQuestions(b, c, *task.value());
 }
 
+// Of what is written alone; the service itself is asked by TryGames.
+bool CheckService(Binder& b, const EnvironmentConfig& e) {
+  if (!e.command.empty() && !e.addresses.empty()) {
+    b.Complain("environment.addresses",
+               "written beside environment.command: a service is started, or it is there already; keep one "
+               "of the two (null takes an inherited one away)");
+    return false;
+  }
+  for (const std::string& address : e.addresses) {
+    const bool unix_socket = address.starts_with("unix:") && address.size() > 5;
+    const size_t colon = address.rfind(':');
+    const bool port = colon != std::string::npos && colon > 0 && colon + 1 < address.size() &&
+                      address.find_first_not_of("0123456789", colon + 1) == std::string::npos &&
+                      address.find('/') == std::string::npos;
+    if (unix_socket || port) continue;
+    b.Complain("environment.addresses",
+               "found '" + address + "'; expected host:port (127.0.0.1:7100) or unix:/path");
+    return false;
+  }
+  if (!e.command.empty() && e.command.front().empty()) {
+    b.Complain("environment.command",
+               "begins with an empty word; expected a program, like [python3, game.py]");
+    return false;
+  }
+  return true;
+}
+
 // An environment takes the place of data and rewards.
 void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e) {
-  if (!b.Good("environment.name") || b.as_written()) return;
+  if (!b.AllGood({"environment.name", "environment.command", "environment.addresses"}) || b.as_written())
+    return;
   for (const char* key :
        {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
     if (b.Written(key)) {
@@ -202,19 +230,24 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
                  "(null takes an inherited one away)");
     }
   }
-  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name);
-  if (info == nullptr && environments::FindVectorEnvironment({.name = e.name}).ok()) {
-    return b.Complain("environment.name", e.name +
-                                              " is a control task, which a language model cannot play; write "
-                                              "model.policy: mlp in place of the model");
-  }
-  if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(e.name));
-  for (const tasks::Option& option : info->options) {
-    if (!b.Good("environment." + option.name)) return;
-  }
-  const auto environment = environments::MakeTextEnvironment(e.name, e.options, c.seed);
-  if (!environment.ok()) {
-    return b.ComplainOf("environment.", environment.status());
+  if (e.is_service()) {
+    if (!CheckService(b, e)) return;
+  } else {
+    const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name);
+    if (info == nullptr && environments::FindVectorEnvironment({.name = e.name}).ok()) {
+      return b.Complain("environment.name",
+                        e.name +
+                            " is a control task, which a language model cannot play; write "
+                            "model.policy: mlp in place of the model");
+    }
+    if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(e.name));
+    for (const tasks::Option& option : info->options) {
+      if (!b.Good("environment." + option.name)) return;
+    }
+    const auto environment = environments::MakeTextEnvironment(e.name, e.options, c.seed);
+    if (!environment.ok()) {
+      return b.ComplainOf("environment.", environment.status());
+    }
   }
   b.Rule("environment.max_turn_tokens", {"environment.max_turn_tokens", "rollout.max_new_tokens"},
          e.max_turn_tokens > c.rollout.max_new_tokens,
@@ -931,7 +964,9 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   for (const auto& [key, origin] : loaded.origins) {
     if (!b.Written(key) || !b.Good(key)) continue;
-    if (BelongsToPolicies(key)) {
+    const bool of_service =
+        key == "environment.instances" && c.environment() != nullptr && c.environment()->is_service();
+    if (BelongsToPolicies(key) && !of_service) {
       b.Complain(key, "belongs to a policy of control tasks; write model.policy: mlp, or remove it");
     } else if (key.starts_with("environment.") && key != "environment.name" && c.environment() == nullptr &&
                b.Good("environment.name")) {
@@ -1010,18 +1045,33 @@ std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
   return texts;
 }
 
-StatusOr<std::string> TryGames(const LoadedConfig& loaded) {
+StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask_service) {
   const JobConfig& c = loaded.config;
   const EnvironmentConfig* e = c.environment();
-  const auto* info = e == nullptr ? nullptr : environments::FindTextEnvironment(e->name);
-  if (info == nullptr) return std::string();
+  const bool service = e != nullptr && e->is_service();
+  const auto* info = e == nullptr || service ? nullptr : environments::FindTextEnvironment(e->name);
+  if (info == nullptr && !service) return std::string();
   const UsualLimitFor limit(UsualLimitOf(loaded));
   const auto told = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;
     return loaded.OriginOf(written ? key : section).Where() + ": " + key + ": " + what;
   };
-  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
   MissingCharacters missing(c.model.init ? c.model.init->alphabet : "");
+  const auto lacks = [&](const std::string& list, const std::string& name) -> StatusOr<std::string> {
+    if (list.empty() || !c.model.init) return std::string();
+    return InvalidArgument(told("model.init.alphabet", "model.init",
+                                LackText(list, "which environment " + name + " writes or reads")));
+  };
+  if (service) {
+    const char* key = e->command.empty() ? "environment.addresses" : "environment.command";
+    const auto said = ask_service(c);
+    if (said.status().code() == StatusCode::kUnavailable)
+      return told(key, key, "environment " + e->name + " was not tried: " + said.status().message());
+    if (!said.ok()) return InvalidArgument(told(key, key, said.status().message()));
+    missing.Look(*said);
+    return lacks(missing.list(), e->name);
+  }
+  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));
   const auto played = environments::PlayTrial(
       *environment, environments::LabelOf(*info),
       {.reset_s = e->reset_timeout_s, .step_s = e->step_timeout_s},
@@ -1036,9 +1086,7 @@ StatusOr<std::string> TryGames(const LoadedConfig& loaded) {
                                     "; correct it and build again (environment.step_timeout_s limits a step, "
                                     "reset_timeout_s a reset)"));
   }
-  if (played->empty() || !c.model.init) return std::string();
-  return InvalidArgument(told("model.init.alphabet", "model.init",
-                              LackText(*played, "which environment " + info->name + " writes or reads")));
+  return lacks(*played, info->name);
 }
 
 }  // namespace tidepool::config

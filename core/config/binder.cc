@@ -83,8 +83,10 @@ struct Reader {
   bool operator()(std::vector<std::string>* out) const {
     std::vector<std::string> list;
     if (node.kind != Node::Kind::kList) return false;
+    const bool words = key.path == "environment.command";  // of a program: texts, whatever they look like
     for (const Node& item : node.items) {
-      if (item.kind != Node::Kind::kScalar || TypeOf(item) != ScalarType::kText || item.text.empty())
+      if (item.kind != Node::Kind::kScalar || item.text.empty() ||
+          (!words && TypeOf(item) != ScalarType::kText))
         return false;
       list.push_back(item.text);
     }
@@ -276,6 +278,10 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   Wrote(shown, node);
   if (key.is_path) ResolvePath(node, shown, *std::get<std::string*>(field));
   if (key.path == "reward.functions[].endpoint") ResolveSocket(node, *std::get<std::string*>(field));
+  if (key.path == "environment.command") ResolveCommand(node, *std::get<std::vector<std::string>*>(field));
+  if (key.path == "environment.addresses") {
+    for (std::string& address : *std::get<std::vector<std::string>*>(field)) ResolveSocket(node, address);
+  }
 }
 
 void Binder::BindFunctions(const Node& node) {
@@ -370,8 +376,13 @@ void Binder::BindData(const Node& map) {
 void Binder::BindEnvironment(const Node& map) {
   const environments::TextEnvironmentInfo* info = nullptr;
   bool control = false;  // a control task checks its options itself, once all are known
-  if (const Node* name = map.Find("name");
-      !as_written_ && name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+  bool service = false;  // has none: they are its program's arguments
+  for (const char* key : {"command", "addresses"}) {
+    const Node* list = map.Find(key);
+    service = service || (list != nullptr && list->kind == Node::Kind::kList && !list->items.empty());
+  }
+  if (const Node* name = map.Find("name"); !as_written_ && !service && name != nullptr &&
+                                           name->kind == Node::Kind::kScalar && !name->text.empty()) {
     info = environments::FindTextEnvironment(name->text);
     control = environments::FindVectorEnvironment({.name = name->text}).ok();
     if (info == nullptr && !control)
@@ -384,6 +395,9 @@ void Binder::BindEnvironment(const Node& map) {
       BindKey(*key, value, full, 0);
     } else if (IsSection(full)) {
       BindSection(value, full);
+    } else if (service && value.kind != Node::Kind::kNull) {
+      Fail(value.place, full,
+           "is no key of a service; give it to its program, as an argument of environment.command");
     } else if (Good("environment.name") && value.kind != Node::Kind::kNull &&
                !Foreign(value, full, JobKind::kRl)) {
       auto& options = PartOf<RlJob>(loaded_.config).environment.options;
@@ -394,6 +408,29 @@ void Binder::BindEnvironment(const Node& map) {
         BindOption("environment", name, value,
                    info == nullptr ? std::span<const tasks::Option>() : std::span(info->options), options);
       }
+    }
+  }
+  auto* rl = std::get_if<RlJob>(&loaded_.config.job);
+  if (rl == nullptr || !rl->environment.is_service()) return;
+  EnvironmentConfig& e = rl->environment;
+  if (e.name.empty()) Adjust(loaded_, "environment.name", e.name, "service", "of a service");
+  if (!Written("environment.instances"))
+    Adjust(loaded_, "environment.instances", e.instances, 256, "of a service");
+}
+
+// Words of a command that are files, beside the config or in the current directory: other programs have other
+// ones. A program without a folder is looked for where all programs are.
+void Binder::ResolveCommand(const Node& node, std::vector<std::string>& command) {
+  for (size_t i = 0; i < command.size(); ++i) {
+    std::string& word = command[i];
+    if (word.empty() || word.front() == '-' || (i == 0 && word.find('/') == std::string::npos)) continue;
+    std::vector<fs::path> places = {fs::path(word)};
+    if (!node.place.override) places.insert(places.begin(), fs::path(node.place.source).parent_path() / word);
+    for (const fs::path& place : places) {
+      std::error_code error;
+      if (!fs::exists(place, error)) continue;
+      word = fs::absolute(place, error).lexically_normal().string();
+      break;
     }
   }
 }

@@ -54,6 +54,7 @@ class Binder {
                         std::span<const tasks::Option> options);
   void BindData(const Node& map);
   void BindEnvironment(const Node& map);
+  void ResolveCommand(const Node& node, std::vector<std::string>& command);
   void BindAlgorithm(const Node& map);
   void BindFunctions(const Node& node);
   void BindKey(const Key& key, const Node& node, const std::string& shown, size_t index);

@@ -16,6 +16,7 @@
 // (LimitedCall::Usual), which a config that is read beside it, as of a warm start, does not change: whoever
 // tries what that one names has its limit meanwhile (UsualLimitFor).
 
+#include <functional>
 #include <map>
 #include <string>
 #include <type_traits>
@@ -81,7 +82,10 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
 // is about to run the job, or was asked whether it can be. kInvalidArgument: what is wrong, as of LoadConfig.
 // What is returned is a warning: this machine has no child for it, which is not the game's fault, and nothing
 // is known of it; empty: none.
-StatusOr<std::string> TryGames(const LoadedConfig& loaded);
+// `ask_service`: starts or finds an environment that is a service, and returns what it says first and what
+// characters it names (workers/side/environment_services.h). Errors as those of a trial of games.
+using AskService = std::function<StatusOr<std::string>(const JobConfig& config)>;
+StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask_service = {});
 
 // A config that was checked once, for who looks at a run: each key for itself. What the rules between keys
 // would say is left out, because the files that it names may be gone since, and so may its plug-ins: none is

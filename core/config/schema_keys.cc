@@ -96,12 +96,25 @@ std::vector<Key> EnvironmentKeys() {
       TP_JOB_KEY(
           RlJob, environment.name,
           "game of several turns, or control task of model.policy (`tidepool environments`), in place of "
-          "data and reward; its options are further keys of environment"),
+          "data and reward; its options are further keys of environment. Of a service: what it is called in "
+          "metrics and messages"),
+      TP_JOB_KEY(RlJob, environment.command,
+                 "program and arguments of an environment that is a service of its own "
+                 "(docs/adding_an_environment.md); each environment worker starts one",
+                 kFree),
+      TP_JOB_KEY(RlJob, environment.addresses,
+                 "of running services, all of the same environment, host:port or unix:/path; episodes are "
+                 "spread over them",
+                 kFree),
+      TP_JOB_KEY(RlJob, environment.start_timeout_s, "until a service that was started answers",
+                 Within(0, 86400), Unit{"s"}, kFree),
       TP_JOB_KEY(RlJob, environment.size, "training episodes that are drawn", Between(1, 1e8),
                  Unit{"episodes"}),
       TP_JOB_KEY(RlJob, environment.held_out, "episodes for evaluation; their games are never trained on",
                  Between(0, 1e6), Unit{"episodes"}),
-      TP_JOB_KEY(RlJob, environment.instances, "environments that a fragment of model.policy steps together",
+      TP_JOB_KEY(RlJob, environment.instances,
+                 "environments that a fragment of model.policy steps together; of a service: episodes that a "
+                 "worker has open at once, 256 where it is not written",
                  Between(1, 65536)),
       TP_JOB_KEY(RlJob, environment.max_episode_steps,
                  "an episode of model.policy is truncated here; 0: the environment's own limit",

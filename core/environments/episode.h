@@ -3,41 +3,94 @@
 // worker process. An episode is named by its sample; all that has happened in it follows from the actions, so
 // a worker that does not know it replays them.
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/environments/text_game.h"
 
 namespace tidepool::environments {
+
+// How long a call may take; over soon after `stop` as well.
+struct PlayLimit {
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::stop_token stop = {};
+};
+
+// What a game says to a reset or a step, and a name of the state that the policy acts in then.
+struct Told {
+  TextStep step;
+  uint64_t state = 0;  // hash; meaningless when the episode is over
+};
+
+// One episode under way, in this process or elsewhere. Of one thread at a time.
+// kDataLoss: it broke its own rules, and would again. kUnavailable: it is lost, through no fault of its own.
+// kDeadlineExceeded: it did not answer. Other errors: it failed. After any of them it is of no more use.
+class Playing {
+ public:
+  virtual ~Playing() = default;
+  virtual StatusOr<Told> Step(const std::string& action, const PlayLimit& limit) = 0;
+};
+struct Begun {
+  std::unique_ptr<Playing> game;
+  Told first;
+};
+
+// Where the games of a job are that are not compiled in. Thread-safe.
+class GameService {
+ public:
+  virtual ~GameService() = default;
+  // A fresh game with its first words; waits for the service where that is not there. `replay`: that many
+  // actions will be played in it once more. Errors of Playing; kAborted: that cannot be done.
+  virtual StatusOr<Begun> Begin(int64_t seed, bool held_out, int64_t replay, const PlayLimit& limit) = 0;
+  // A game that was lost may be begun again and its actions played once more. Of a service that has begun
+  // one.
+  [[nodiscard]] virtual bool replays() const = 0;
+  [[nodiscard]] virtual int64_t max_turns() const = 0;
+};
 
 // The training games in the order in which a job goes through them, as rows of a data set. Immutable; any
 // thread.
 class EpisodeSource {
  public:
   // kInvalidArgument, kNotFound: the environment or its options are wrong ("environment.KEY: ...").
-  static StatusOr<EpisodeSource> Create(const JobConfig& config);
+  // `service`: that plays the games of a job whose environment is one; null: nobody begins games here.
+  static StatusOr<EpisodeSource> Create(const JobConfig& config,
+                                        std::shared_ptr<GameService> service = nullptr);
 
   [[nodiscard]] int64_t size() const { return size_; }
   [[nodiscard]] int64_t held_out_size() const { return held_out_; }
   // The game of a sample (all samples of a group play the same one), of an evaluation question, or of a
-  // group's row.
+  // group's row. requires that the environment is compiled in
   [[nodiscard]] std::unique_ptr<TextGame> Game(const SampleId& tid) const;
+  // The same, begun, where it is played. What a game throws is thrown.
+  [[nodiscard]] StatusOr<Begun> Begin(const SampleId& tid, int64_t replay, const PlayLimit& limit) const;
+  // The environment is a service, whose games are begun by environment workers alone.
+  [[nodiscard]] bool is_service() const { return environment_ == nullptr; }
+  [[nodiscard]] bool replays() const { return service_ == nullptr || service_->replays(); }
   // As the environment is asked for it: "training game 512", "held-out game 7".
   [[nodiscard]] std::string NameOf(const SampleId& tid) const;
-  [[nodiscard]] int64_t max_turns() const { return max_turns_; }
+  [[nodiscard]] int64_t max_turns() const {
+    return service_ == nullptr ? max_turns_ : std::min(max_turns_, service_->max_turns());
+  }
   [[nodiscard]] const std::string& label() const { return label_; }  // LabelOf, of the environment
   // Names environment, options, sizes and seed; a run may only be resumed with the same. Hex.
   [[nodiscard]] const std::string& identity() const { return identity_; }
 
  private:
   [[nodiscard]] int64_t IndexOf(const SampleId& tid) const;
-  std::shared_ptr<const TextEnvironment> environment_;
+  std::shared_ptr<const TextEnvironment> environment_;  // null: a service
+  std::shared_ptr<GameService> service_;
   int64_t size_ = 0, held_out_ = 0, max_turns_ = 0;
   bool shuffle_ = true;
   uint64_t seed_ = 0;
@@ -63,34 +116,69 @@ struct Played {
   uint64_t state = 0;    // StateHash; 0 when the episode is over
 };
 
-// Games under way, the least recently used beyond `capacity` forgotten. Not thread-safe.
+// Games under way, at most `capacity`: beyond it the least recently used is given up, if it can be replayed
+// or nobody has said anything in it, or nobody has for longer than an episode may take. Where none can be, a
+// new one waits. Thread-safe.
 class EpisodeHost {
  public:
-  explicit EpisodeHost(EpisodeSource source, size_t capacity = 4096)
-      : source_(std::move(source)), capacity_(capacity) {}
+  explicit EpisodeHost(EpisodeSource source, size_t capacity = 4096,
+                       std::chrono::duration<double> episode = std::chrono::hours(24))
+      : source_(std::move(source)),
+        capacity_(capacity),
+        longest_(std::chrono::duration_cast<Clock::duration>(episode)) {}
 
   // `actions`: all of the episode so far. What was played before goes on where its actions are the first of
-  // these, else the game begins anew. Actions after the end are left out. kDataLoss: the game broke its own
-  // rules (an empty observation, a reward that is not finite).
-  StatusOr<Played> Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions);
-  [[nodiscard]] int64_t replayed() const { return replayed_; }  // actions that were played once more
+  // these, else the game begins anew; a game that is lost is begun again and its actions are replayed.
+  // Actions after the end are left out. Errors of Playing; kDataLoss: the game broke its own rules (an empty
+  // observation, a reward that is not finite); kAborted: it would have to be replayed, and cannot be.
+  StatusOr<Played> Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions,
+                        const PlayLimit& limit = {});
+  [[nodiscard]] int64_t replayed() const;  // actions that were played once more
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Live {
     int32_t att = 0;
-    std::unique_ptr<TextGame> game;
+    std::unique_ptr<Playing> game;
     std::vector<std::string> actions;
     Played state;
-    uint64_t used = 0;
+    Clock::time_point used;
   };
-  Status Step(Live& live, const std::string& action) const;
-  void Trim();
+  // Counts as one of the games that are there while it holds one.
+  class Place {
+   public:
+    explicit Place(EpisodeHost& host) : host_(host) {}
+    ~Place() {
+      const MutexLock lock(host_.mu_);
+      GiveUp();
+      host_.room_.NotifyAll();
+    }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+    void Hold() TP_REQUIRES(host_.mu_) { host_.played_ += std::exchange(held_, true) ? 0 : 1; }
+    void GiveUp() TP_REQUIRES(host_.mu_) { host_.played_ -= std::exchange(held_, false) ? 1 : 0; }
 
-  EpisodeSource source_;
-  size_t capacity_;
-  std::map<SampleId, Live> live_;
-  uint64_t clock_ = 0;
-  int64_t replayed_ = 0;
+   private:
+    EpisodeHost& host_;
+    bool held_ = false;
+  };
+  StatusOr<Played> PlayOnce(const SampleId& tid, int32_t att, const std::vector<std::string>& actions,
+                            const PlayLimit& limit, Place& place);
+  Status Step(Live& live, const std::string& action, const PlayLimit& limit) const;
+  // The game that goes on with `actions`, in `place` until it is kept again. No game: none does.
+  Live Take(const SampleId& tid, int32_t att, const std::vector<std::string>& actions, Place& place);
+  void Keep(const SampleId& tid, Live live, Place& place);
+  Status MakeRoom(const PlayLimit& limit, Place& place);
+  [[nodiscard]] bool MayGo(const Live& live) const;
+
+  const EpisodeSource source_;
+  const size_t capacity_;
+  const Clock::duration longest_;
+  mutable Mutex mu_;
+  Condition room_;
+  std::map<SampleId, Live> live_ TP_GUARDED_BY(mu_);
+  size_t played_ TP_GUARDED_BY(mu_) = 0;  // games that are taken out of live_
+  int64_t replayed_ TP_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace tidepool::environments

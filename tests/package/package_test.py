@@ -113,7 +113,7 @@ class PackageTest(unittest.TestCase):
             self.skipTest("no Python with grpcio and protobuf (scripts/setup --tests)")
         with zipfile.ZipFile(self.wheel) as wheel:
             wheel.extractall(self.dir / "unpacked")
-        for types in ("control", "reward", "vector"):
+        for types in ("control", "environment", "reward", "vector"):
             self.assertTrue((self.dir / f"unpacked/tidepool/{types}_pb2.pyi").exists())
         self.run_([python, "-c", "from tidepool import reward_pb2, reward_pb2_grpc, vector_pb2_grpc, control_pb2_grpc\n"
                                  "assert reward_pb2.ScoreRequest(prompt='x').prompt == 'x' and reward_pb2_grpc.RewardServicer"],

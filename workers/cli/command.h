@@ -44,7 +44,8 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddNewCommand(CLI::App& app, CommandContext& context);
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddHostCommands(CLI::App& app, CommandContext& context);  // host, join-token, join, slurm, k8s
-// Hidden: reward-worker and environment-worker, started by the launcher, or by hand.
+// Hidden: reward-worker and environment-worker, started by the launcher, or by hand, and the guard of
+// services that those start.
 void AddSideWorkerCommands(CLI::App& app, CommandContext& context);
 
 }  // namespace tidepool::workers

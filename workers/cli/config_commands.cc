@@ -21,11 +21,12 @@
 #include "workers/cli/own_process.h"
 #include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
+#include "workers/side/environment_services.h"
 
 namespace tidepool::workers {
 
 Status CheckGames(const config::LoadedConfig& loaded) {
-  TP_ASSIGN_OR_RETURN(const std::string warning, config::TryGames(loaded));
+  TP_ASSIGN_OR_RETURN(const std::string warning, config::TryGames(loaded, TryEnvironmentService));
   if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   return OkStatus();
 }

@@ -389,7 +389,9 @@ StatusOr<JobConfig> JobOfGame(const EvalOptions& o, const FoundModel& model, con
   return job;
 }
 
-bool IsGame(const std::string& task) {
+bool IsGame(const EvalOptions& o, const std::string& task) {
+  const EnvironmentConfig* e = o.run ? o.run->environment() : nullptr;
+  if (e != nullptr && e->is_service() && e->name == task) return true;
   return environments::FindTextEnvironment(task) != nullptr && tasks::FindTask(task) == nullptr;
 }
 
@@ -402,7 +404,7 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
                              " is for questions, and --task names games of several turns; ask them apart");
   }
   for (const std::string& task : o.tasks) {
-    if (!IsGame(task))
+    if (!IsGame(o, task))
       return InvalidArgument("--task: " + task + " is no game as the others; ask them apart");
   }
   TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
@@ -451,18 +453,10 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
       dump->Put(before + static_cast<size_t>(p.game * o.samples + p.sample),
                 line.dump(-1, ' ', false, json::error_handler_t::replace));
     };
-    const auto played = PlayGames(*session, *texts[i], calls,
-                                  {.game = e.name,
-                                   .options = e.options,
-                                   .seed = jobs[i].seed,
-                                   .games = e.held_out,
-                                   .samples = static_cast<int32_t>(o.samples),
+    const auto played = PlayGames(*session, *texts[i], calls, jobs[i],
+                                  {.samples = static_cast<int32_t>(o.samples),
                                    .greedy = o.job.rollout.temperature == 0,
-                                   .max_turns = e.max_turns,
-                                   .max_turn_tokens = e.max_turn_tokens,
-                                   .max_new_tokens = o.job.rollout.max_new_tokens,
-                                   .reset_timeout_s = e.reset_timeout_s,
-                                   .step_timeout_s = e.step_timeout_s},
+                                   .max_new_tokens = o.job.rollout.max_new_tokens},
                                   on_done);
     if (!played.ok()) progress.Finish();
     if (dump != nullptr && !dump->ok()) return NotWritten(o, "; is the disk full?");
@@ -505,12 +499,18 @@ Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions&
     if (o.AsksRun()) {
       TakeLimitsOfRun(command, o);
       if (const EnvironmentConfig* e = o.run->environment(); e != nullptr) {
+        if (e->is_service())
+          return InvalidArgument(
+              "eval: the environment of " + model.run +
+              " is a service, which a run alone plays in; its evaluations are those of the "
+              "run (eval.every_steps, `tidepool report`)");
         o.limit = o.limit > 0 ? std::min(o.limit, e->held_out) : e->held_out;
         o.tasks = {e->name};
       }
     }
-    return std::ranges::any_of(o.tasks, IsGame) ? AskGames(context, model, command, o)
-                                                : Ask(context, model, o);
+    return std::ranges::any_of(o.tasks, [&](const std::string& t) { return IsGame(o, t); })
+               ? AskGames(context, model, command, o)
+               : Ask(context, model, o);
   }
   TP_RETURN_IF_ERROR(
       refused(kOfText, "models of text, and " + model.dir + " is a policy of a control task; leave it out"));

@@ -1,81 +1,102 @@
 #include "workers/cli/game_eval.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <utility>
+
+#include "core/environments/episode.h"
+#include "workers/side/environment_services.h"
 
 namespace tidepool::workers {
 namespace {
 
 // One that goes on, and the record that the model reads: all that was said, as tokens.
 struct GoingOn {
-  std::shared_ptr<environments::TextGame> game;  // with a call that was given up
+  std::shared_ptr<environments::Playing> game;  // with a call that was given up
   std::vector<int32_t> record;
   int64_t begun = 0;  // tokens of the record before the first turn
   size_t at = 0;      // in the results
 };
 
-// Tokens that the next turn may have; 0: the episode is over.
-int64_t Room(const GoingOn& g, const GameEvalOptions& o) {
-  const int64_t left = o.max_new_tokens - (static_cast<int64_t>(g.record.size()) - g.begun);
-  return std::max<int64_t>(0, o.max_turn_tokens > 0 ? std::min(left, o.max_turn_tokens) : left);
-}
+// What the games of a job are, and how long their calls may take.
+struct GamesOfJob {
+  const EnvironmentConfig& config;
+  std::shared_ptr<const environments::EpisodeSource> source;
 
-// Of the next turn of a game; before the first its reset.
-PluginCall CallOf(const GameEvalOptions& o, const PlayedGame& p) {
-  const bool begins = p.said.empty();
-  const std::string key = begins ? "environment.reset_timeout_s" : "environment.step_timeout_s";
-  return {.what = environments::LabelOf(*environments::FindTextEnvironment(o.game)),
-          .on = (begins ? "the begin" : "turn " + std::to_string(p.turns + 1)) + " of held-out game " +
-                std::to_string(p.game),
-          .limit_s = begins ? o.reset_timeout_s : o.step_timeout_s,
-          .key = key};
-}
+  // Tokens that the next turn may have; 0: the episode is over.
+  [[nodiscard]] int64_t Room(const GoingOn& g, int64_t max_new_tokens) const {
+    const int64_t left = max_new_tokens - (static_cast<int64_t>(g.record.size()) - g.begun);
+    return std::max<int64_t>(0, config.max_turn_tokens > 0 ? std::min(left, config.max_turn_tokens) : left);
+  }
+  // Of the next turn of a game; before the first its reset.
+  [[nodiscard]] PluginCall CallOf(const PlayedGame& p) const {
+    const bool begins = p.said.empty();
+    // A service is given up at its own time, which is to come first.
+    const double more = source->is_service() ? 30 : 0;
+    const std::string key = begins ? "environment.reset_timeout_s" : "environment.step_timeout_s";
+    return {.what = source->label(),
+            .on = (begins ? "the begin" : "turn " + std::to_string(p.turns + 1)) + " of held-out game " +
+                  std::to_string(p.game),
+            .limit_s = (begins ? config.reset_timeout_s : config.step_timeout_s) + more,
+            .key = key};
+  }
+  [[nodiscard]] static environments::PlayLimit Within(double seconds) {
+    using Clock = std::chrono::steady_clock;
+    return {.deadline = Clock::now() +
+                        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))};
+  }
+};
 
 }  // namespace
 
 StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const RowSource& text,
-                                            PluginCalls& calls, const GameEvalOptions& o,
+                                            PluginCalls& calls, const JobConfig& job,
+                                            const GameEvalOptions& o,
                                             const std::function<void(const PlayedGame&)>& on_done) {
-  TP_ASSIGN_OR_RETURN(const std::shared_ptr<const environments::TextEnvironment> environment,
-                      environments::MakeTextEnvironment(o.game, o.options, o.seed));
-  TP_ASSIGN_OR_RETURN(int64_t max_turns, environments::MaxTurns(o.game, *environment));
-  if (o.max_turns > 0) max_turns = std::min(o.max_turns, max_turns);
+  const EnvironmentConfig& e = *job.environment();
+  TP_ASSIGN_OR_RETURN(
+      environments::EpisodeSource source,
+      environments::EpisodeSource::Create(job, e.is_service() ? EnvironmentServices::Start(e) : nullptr));
+  const GamesOfJob games{e, std::make_shared<const environments::EpisodeSource>(std::move(source))};
   std::vector<PlayedGame> out;
   std::vector<GoingOn> going;
-  for (int64_t i = 0; i < o.games; ++i) {
+  for (int64_t i = 0; i < e.held_out; ++i) {
     for (int32_t k = 0; k < o.samples; ++k) {
       GoingOn& g = going.emplace_back();
       g.at = out.size();
       PlayedGame& played = out.emplace_back();
       played.game = i;
       played.sample = k;
-      using Begun = std::pair<std::shared_ptr<environments::TextGame>, std::string>;
-      auto begun = calls.Call<Begun>(CallOf(o, played), [environment, i] {
-        std::shared_ptr<environments::TextGame> game = environment->Make(/*held_out=*/true, i);
-        std::string said = game->Reset();
-        return Begun(std::move(game), std::move(said));
-      });
+      using Opened = std::shared_ptr<StatusOr<environments::Begun>>;
+      const auto opened =
+          calls.Call<Opened>(games.CallOf(played), [source = games.source, i, limit_s = e.reset_timeout_s] {
+            return std::make_shared<StatusOr<environments::Begun>>(
+                source->Begin({i, 0, SampleId::kEvalSample}, 0, GamesOfJob::Within(limit_s)));
+          });
       TP_RETURN_IF_ERROR(calls.lost());
+      const Status begun = opened.ok() ? (*opened)->status() : opened.status();
       if (!begun.ok()) {
-        played.error = begun.status().message();
+        played.error = begun.message();
         if (on_done) on_done(played);
         going.pop_back();
         continue;
       }
-      g.game = std::move(begun->first);
-      played.said.push_back(std::move(begun->second));
+      g.game = std::move((*opened)->value().game);
+      played.said.push_back(std::move((*opened)->value().first.step.observation));
       TP_ASSIGN_OR_RETURN(g.record, text.EncodePrompt(played.said.front()));
       g.begun = static_cast<int64_t>(g.record.size());
     }
   }
+  const int64_t max_turns = games.source->max_turns();
   // Names the noise: the turns of one game stand together.
   const auto ordinal = [&](const PlayedGame& p) { return p.game * max_turns + p.turns; };
   while (!going.empty()) {
     std::vector<InferenceSession::Request> requests;
     for (const GoingOn& g : going)
-      requests.push_back({ordinal(out[g.at]), out[g.at].sample, g.record, o.greedy, Room(g, o)});
+      requests.push_back(
+          {ordinal(out[g.at]), out[g.at].sample, g.record, o.greedy, games.Room(g, o.max_new_tokens)});
     TP_ASSIGN_OR_RETURN(const std::vector<Completion> answers, session.Complete(requests));
     std::vector<GoingOn> left;
     for (size_t i = 0; i < going.size(); ++i) {
@@ -86,17 +107,23 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       bool over = !answer.error.empty();
       if (!over) {
         const std::string action = text.ResponseText(answer.tokens.ids);
-        const auto stepped = calls.Call<environments::TextStep>(
-            CallOf(o, played), [game = g.game, action] { return game->Step(action); });
+        using Answer = std::shared_ptr<StatusOr<environments::Told>>;
+        const auto told =
+            calls.Call<Answer>(games.CallOf(played), [game = g.game, action, limit_s = e.step_timeout_s] {
+              return std::make_shared<StatusOr<environments::Told>>(
+                  game->Step(action, GamesOfJob::Within(limit_s)));
+            });
         TP_RETURN_IF_ERROR(calls.lost());
-        const environments::TextStep step = stepped.ok() ? *stepped : environments::TextStep{.done = true};
+        const Status stepped = told.ok() ? (*told)->status() : told.status();
+        const environments::TextStep step =
+            stepped.ok() ? (*told)->value().step : environments::TextStep{.done = true};
         ++played.turns;
         played.tokens += answer.tokens.size();
         played.said.push_back(action);
         if (!stepped.ok()) {
-          played.error = stepped.status().message();
+          played.error = stepped.message();
         } else if (!std::isfinite(step.reward)) {
-          played.error = CallOf(o, played).what + " gave a reward that is not finite";
+          played.error = games.source->label() + " gave a reward that is not finite";
         }
         played.reward += step.reward;
         played.ended = stepped.ok() && step.done;
@@ -109,7 +136,7 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
                               text.EncodeObservation(step.observation, closed));
           g.record.insert(g.record.end(), answer.tokens.ids.begin(), answer.tokens.ids.end());
           g.record.insert(g.record.end(), heard.begin(), heard.end());
-          over = Room(g, o) == 0;
+          over = games.Room(g, o.max_new_tokens) == 0;
         }
       }
       if (!over) {

@@ -1,15 +1,14 @@
 #pragma once
-// `tidepool eval` of a model of text in games of several turns (core/environments/text_game.h): the held-out
+// `tidepool eval` of a model of text in games of several turns (core/environments/episode.h): the held-out
 // games that a run with the same seed evaluates on. One thread.
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "core/base/config.h"
 #include "core/base/status.h"
-#include "core/environments/text_game.h"
 #include "workers/cli/inference.h"
 #include "workers/cli/plugin_calls.h"
 #include "workers/data/row_source.h"
@@ -17,16 +16,9 @@
 namespace tidepool::workers {
 
 struct GameEvalOptions {
-  std::string game;                            // `tidepool environments`
-  std::map<std::string, std::string> options;  // of the game, JSON texts
-  uint64_t seed = 1;                           // names the games, as a job's does
-  int64_t games = 64;
   int32_t samples = 1;  // episodes of each game
   bool greedy = true;
-  int64_t max_turns = 0;        // 0: the game's own limit
-  int64_t max_turn_tokens = 0;  // of one turn; 0: what max_new_tokens leaves
-  int64_t max_new_tokens = 0;   // of all turns of an episode, what the game says between them included
-  double reset_timeout_s = 600, step_timeout_s = 60;  // of a call of the game
+  int64_t max_new_tokens = 0;  // of all turns of an episode, what the game says between them included
 };
 
 struct PlayedGame {
@@ -39,10 +31,12 @@ struct PlayedGame {
   std::string error;                   // not empty: it could not be played to its end
 };
 
-// Plays all games, a turn of all at a time. `on_done` (may be empty) gets each as it ends. Errors of the
-// game's options and of the session, and where a call of a game was given up (PluginCalls::lost).
+// Plays all held-out games of a job with an environment, a turn of all at a time. `on_done` (may be empty)
+// gets each as it ends. Errors of the game's options and of the session, and where a call of a game was given
+// up (PluginCalls::lost).
 StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const RowSource& text,
-                                            PluginCalls& calls, const GameEvalOptions& options,
+                                            PluginCalls& calls, const JobConfig& job,
+                                            const GameEvalOptions& options,
                                             const std::function<void(const PlayedGame&)>& on_done = {});
 
 }  // namespace tidepool::workers

@@ -1,8 +1,11 @@
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "workers/cli/command.h"
 #include "workers/controller/launcher.h"
 #include "workers/side/environment_worker.h"
+#include "workers/side/guarded_process.h"
 #include "workers/side/reward_worker.h"
 
 namespace tidepool::workers {
@@ -30,6 +33,16 @@ void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
       context.exit_code = environment ? RunEnvironmentWorker(*options) : RunRewardWorker(*options);
     });
   }
+  struct Guarded {
+    std::string folder;
+    std::vector<std::string> command;
+  };
+  auto guarded = std::make_shared<Guarded>();
+  CLI::App* guard =
+      app.add_subcommand("guard-service", "Runs a program as long as standard input is open")->group("");
+  guard->add_option("folder", guarded->folder)->required();
+  guard->add_option("command", guarded->command)->required();
+  guard->callback([guarded, &context] { context.exit_code = RunGuard(guarded->folder, guarded->command); });
 }
 
 }  // namespace tidepool::workers

@@ -62,10 +62,18 @@ void StretchTokens(SimJob& s, int64_t factor) {
 // limit.
 Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
   const EnvironmentConfig& e = *config.environment();
-  TP_ASSIGN_OR_RETURN(const auto environment,
-                      environments::MakeTextEnvironment(e.name, e.options, config.seed));
-  TP_ASSIGN_OR_RETURN(turns.max_turns, environments::MaxTurns(e.name, *environment));
-  if (e.max_turns > 0) turns.max_turns = std::min(e.max_turns, turns.max_turns);
+  std::unique_ptr<environments::TextEnvironment> environment;  // null: a service
+  if (e.is_service()) {
+    if (e.max_turns == 0)
+      return InvalidArgument(
+          "environment.max_turns: is missing, and a service is not started to rehearse a job; write how many "
+          "turns an episode has at most");
+    turns.max_turns = e.max_turns;
+  } else {
+    TP_ASSIGN_OR_RETURN(environment, environments::MakeTextEnvironment(e.name, e.options, config.seed));
+    TP_ASSIGN_OR_RETURN(turns.max_turns, environments::MaxTurns(e.name, *environment));
+    if (e.max_turns > 0) turns.max_turns = std::min(e.max_turns, turns.max_turns);
+  }
   turns.mean_turns = std::max(1.0, 0.5 * static_cast<double>(turns.max_turns));
   turns.sigma_turns = 0.6;
   turns.latency_median_s = e.latency.median_s;
@@ -73,6 +81,7 @@ Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
   turns.latency_max_s = e.latency.max_s;
   turns.straggler_share = e.latency.straggler_share;
   turns.straggler_s = e.latency.straggler_s;
+  if (environment == nullptr) return OkStatus();  // nor is it known how long its observations are
   // As the run itself reads them, where the model's folder is there to tell; else a model made from the
   // config reads letters and an end token, and others about four letters a token and the chat template around
   // them.

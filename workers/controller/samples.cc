@@ -151,7 +151,8 @@ void ControllerProcess::Do(const cmd::EnvStep& c) {
   }
   recorded_->Read(std::vector{c.tid}, [this, c](Trajectories recorded) {
     StatusOr<sample::Trajectory>& t = recorded.front();
-    if (!t.ok() || !EnsureRow(c.tid)) {
+    // Of a finished episode the actions are all that is needed.
+    if (!t.ok() || (c.turn >= 0 && !EnsureRow(c.tid))) {
       Feed(ev::EnvStepped{.worker = c.worker,
                           .tid = c.tid,
                           .att = c.att,

@@ -96,8 +96,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     if (reply.history != HistoryOf(e.tid, *s)) {
       count_("env/prefix_violations");
       return broken(
-          "the environment, replayed, did not say what it had said before: an episode has to follow from its "
-          "actions alone");
+          "the environment, replayed, did not say what it had said before: its first words have to follow "
+          "from the seed alone, and an episode from its actions alone");
     }
     samples_.Change(e.tid)->tokens.finish =
         e.done ? sample::Finish::kEos : sample::Finish::kLength;  // if it ends here

@@ -115,6 +115,8 @@ StatusOr<DataSummary> SummarizeData(const JobConfig& config) {
   s.held_out = rows->held_out_size();
   if (config.model.is_policy()) return s;  // it plays on: there is no end to its rows
   s.rows = rows->size();
+  // What a service says first is asked by environment workers alone.
+  if (config.environment() != nullptr && config.environment()->is_service()) return s;
   const tasks::DataSource* data = config.environment() == nullptr ? &rows->data() : nullptr;
   if (data != nullptr) Count(*data, s);
   const auto left_out = [&] { return s.too_long.count + s.unusable.count; };

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "core/base/call_watch.h"
@@ -18,9 +19,11 @@
 #include "workers/data/fragment_judge.h"
 #include "workers/data/stored_samples.h"
 #include "workers/net/auth.h"
+#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/environment_services.h"
 #include "workers/side/logged_turns.h"
 #include "workers/side/vector_service.h"
 
@@ -28,6 +31,9 @@ namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Threads that wait for a service, each for a turn.
+constexpr int64_t kMostPlayers = 64;
 
 class EnvironmentWorker : public SideWorker {
  public:
@@ -62,18 +68,26 @@ class EnvironmentWorker : public SideWorker {
       }
       return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
     }
-    TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
+    const EnvironmentConfig& e = *config_.environment();
+    if (e.is_service()) services_ = EnvironmentServices::Start(e);
+    TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_, services_));
     label_ = source.label();
-    host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
+    host_ = services_ == nullptr ? std::make_unique<environments::EpisodeHost>(std::move(source))
+                                 : std::make_unique<environments::EpisodeHost>(
+                                       std::move(source), static_cast<size_t>(e.instances),
+                                       std::chrono::duration<double>(e.episode_timeout_s));
     auto logged = OpenWithin("read of the model's folder", [config, welcome] {
       return LoggedTurns::Open(std::make_shared<RealFileSystem>(), config, welcome);
     });
     if (logged.status().code() == StatusCode::kFailedPrecondition) return logged.status();
     // Null: the controller asks, is told that nothing can be read here, and sends the words.
+    const MutexLock lock(logged_mu_);
     logged_ = logged.ok() ? *std::move(logged) : nullptr;
     if (logged_ == nullptr) LogUnseen(logged.status());
     if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
-    StartCaller([this](const std::stop_token& stop) { Work(stop); });
+    // A game of this process is computed, one at a time; those of a service are waited for.
+    const int64_t players = services_ == nullptr ? 1 : std::min(e.instances, kMostPlayers);
+    for (int64_t i = 0; i < players; ++i) StartCaller([this](const std::stop_token& stop) { Work(stop); });
     return OkStatus();
   }
 
@@ -87,6 +101,10 @@ class EnvironmentWorker : public SideWorker {
 
   // Due while the player is in a game that takes its time.
   void Answer() override { SayDue(); }
+  [[nodiscard]] std::optional<PluginFailure> Failed() override {
+    const std::string why = services_ == nullptr ? "" : services_->failed();
+    return why.empty() ? std::nullopt : std::optional(PluginFailure{.what = label_, .why = why});
+  }
   CallWatch* Watch() override { return vector_ != nullptr ? &vector_->watch() : &watch_; }
 
   void Describe(up::Heartbeat& beat) override {
@@ -96,6 +114,8 @@ class EnvironmentWorker : public SideWorker {
 
   void End() override {
     StopCallers();
+    host_.reset();
+    services_.reset();
     // waits: Await ends the process for an exchange that does not come back
     if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
     (void)steps_.TakeAll(std::chrono::milliseconds(0));  // of an incarnation that is over
@@ -109,10 +129,10 @@ class EnvironmentWorker : public SideWorker {
     down::EnvStep step;
     Clock::time_point at;
   };
-  // A thread of its own: the loop says that the worker lives while a game takes its time.
+  // Threads of their own: the loop says that the worker lives while a game takes its time.
   void Work(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      for (Asked& asked : steps_.Take(UntilTheNextIsDue(), 1)) Play(asked);
+      for (Asked& asked : steps_.Take(UntilTheNextIsDue(), 1)) Play(asked, stop);
       if (!stop.stop_requested()) SayDue();
     }
   }
@@ -169,7 +189,7 @@ class EnvironmentWorker : public SideWorker {
   }
 
   // Actions and observation may lie in token logs.
-  up::EnvStepped Turn(Asked& asked) {
+  up::EnvStepped Turn(Asked& asked, const std::stop_token& stop) {
     down::EnvStep& step = asked.step;
     const auto failed = [&](const Status& why) {
       up::EnvStepped reply{.tid = step.tid, .att = step.att, .turn = step.turn};
@@ -179,15 +199,20 @@ class EnvironmentWorker : public SideWorker {
       return reply;
     };
     StatusOr<LoggedTurns::Said> said = LoggedTurns::Said{};
-    if (step.said.valid())
+    if (step.said.valid()) {
+      const MutexLock lock(logged_mu_);
       said = logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here")
                                 : logged_->Read(step, asked.at);
+    }
     if (!said.ok()) return failed(said.status());
     up::EnvStepped out;
     {
-      const CallWatch::Call call(watch_, CallOf(step));
-      out = PlayTurn(*host_, config_.environment()->name, step);
+      // What a service does not answer is given up at its time; a game of this process cannot be.
+      std::optional<CallWatch::Call> call;
+      if (services_ == nullptr) call.emplace(watch_, CallOf(step));
+      out = PlayTurn(*host_, config_.environment()->name, step, stop);
     }
+    const MutexLock lock(logged_mu_);
     if (logged_ != nullptr && out.done) logged_->Forget(step.tid);
     if (step.said.valid() && out.outcome == GradeOutcome::kOk && !out.done && step.turn > 0) {
       // Its words go to the controller then, which asks for them.
@@ -198,11 +223,11 @@ class EnvironmentWorker : public SideWorker {
   }
 
   // The game is computed now; what came of it is said when the turn's time has passed.
-  void Play(Asked& asked) {
+  void Play(Asked& asked, const std::stop_token& stop) {
     const auto begin = Clock::now();
     const TimePoint trace_begin = TraceNow();
     const down::EnvStep& step = asked.step;
-    up::EnvStepped out = Turn(asked);
+    up::EnvStepped out = Turn(asked, stop);
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
@@ -229,9 +254,11 @@ class EnvironmentWorker : public SideWorker {
   };
   const bool hosts_vector_;
   JobConfig config_;
+  std::shared_ptr<EnvironmentServices> services_;  // that host_ plays in; null: in this process
   std::unique_ptr<environments::EpisodeHost> host_;
-  std::unique_ptr<LoggedTurns> logged_;   // null: the run's folder is not seen here
-  std::unique_ptr<VectorServer> vector_;  // in place of host_
+  Mutex logged_mu_;
+  std::unique_ptr<LoggedTurns> logged_ TP_GUARDED_BY(logged_mu_);  // null: the run's folder is not seen here
+  std::unique_ptr<VectorServer> vector_;                           // in place of host_
   // Of vector_; null: the run's folder is not seen here, and the controller judges.
   std::unique_ptr<StoredSamples> samples_;
   std::unique_ptr<FragmentJudge> judge_;
@@ -247,13 +274,17 @@ class EnvironmentWorker : public SideWorker {
 }  // namespace
 
 up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& environment,
-                        const down::EnvStep& step) {
+                        const down::EnvStep& step, const std::stop_token& stop) {
   up::EnvStepped out;
   out.tid = step.tid;
   out.att = step.att;
   out.turn = step.turn;
   const int64_t replayed = host.replayed();
-  const auto played = host.Play(step.tid, step.att, step.actions);
+  environments::PlayLimit limit{.stop = stop};
+  if (step.timeout_s > 0)
+    limit.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(step.timeout_s));
+  const auto played = host.Play(step.tid, step.att, step.actions, limit);
   out.replayed = host.replayed() - replayed;
   if (played.ok()) {
     out.observation = played->observation;
@@ -264,8 +295,10 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
     out.next_history = environments::ExtendHistory(out.history, out.observation);
     out.state = played->state;
   } else {
-    out.outcome = GradeOutcome::kData;
-    out.why = played.status().message();
+    const StatusCode code = played.status().code();
+    out.outcome = code == StatusCode::kDataLoss ? GradeOutcome::kData : GradeOutcome::kInfra;
+    out.timed_out = code == StatusCode::kDeadlineExceeded;
+    out.why = Bounded(played.status().message());
   }
   return out;
 }

@@ -3,16 +3,18 @@
 //
 // The unit is down::EnvStep: all actions of an episode so far. The worker keeps the games that are under way
 // and plays what is new; a game that it does not know (another worker had it) is replayed from its actions,
-// so losing this process loses nothing. One thread computes games as their turn comes; the drawn latency of
-// a turn (environment.latency) is waited for in a queue, so any number of episodes wait at once. Another
-// thread says that the worker lives, and ends it with the name of a game whose turn does not come back.
-// Outcomes: ok, data (the game broke its own rules: not tried again), infra (the turn did not fit its
-// deadline: the controller tries again elsewhere).
+// so losing this process loses nothing. The games are in this process, or in a service that it starts or
+// finds (workers/side/environment_services.h). One thread computes games as their turn comes, and so many
+// wait for a service; the drawn latency of a turn (environment.latency) is waited for in a queue, so any
+// number of episodes wait at once. Another thread says that the worker lives, and ends it with the name of a
+// game whose turn does not come back. Outcomes: ok, data (the game broke its own rules: not tried again),
+// infra (the turn did not fit its deadline: the controller tries again elsewhere).
 //
 // Another kind of environment: messages of its own in workers/net/messages.h and their lists,
 // handled in EnvironmentWorker::Take (environment_worker.cc); launch, attach, heartbeats, fencing and
 // restarts are those of every worker and need nothing more.
 
+#include <stop_token>
 #include <string>
 
 #include "core/environments/episode.h"
@@ -28,7 +30,7 @@ struct EnvironmentWorkerOptions : SideWorkerOptions {
 
 // What came of the actions of `step` in the game named `environment`.
 up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& environment,
-                        const down::EnvStep& step);
+                        const down::EnvStep& step, const std::stop_token& stop = {});
 
 // Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.
 int RunEnvironmentWorker(const EnvironmentWorkerOptions& options);

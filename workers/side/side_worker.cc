@@ -49,6 +49,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     Answer();
     pages_.Turned();
     EndIfOverdue();
+    EndIfFailed();
     Beat();
   }
   End();
@@ -64,6 +65,14 @@ void SideWorker::EndIfOverdue() {
   RunningCall::Blame(overdue->what);
   observe::FlushLogs();
   std::_Exit(3);  // in order would be to wait for the thread that does not come back
+}
+
+void SideWorker::EndIfFailed() {
+  const auto failed = Failed();
+  if (!failed) return;
+  LogWorkerFailure(kind_ + "_failed", failed->why);
+  RunningCall::Blame(failed->what);
+  exit_code_ = 3;
 }
 
 void SideWorker::StartCaller(std::function<void(const std::stop_token&)> body) {

@@ -49,6 +49,12 @@ class SideWorker : private SideWork {
   // What plug-ins are asked here: the process ends with the name of one that does not come back. Null:
   // nothing yet.
   virtual CallWatch* Watch() = 0;
+  // A plug-in that is of no use any more, which ends the process with its name; asked after every turn of the
+  // loop.
+  struct PluginFailure {
+    std::string what, why;
+  };
+  virtual std::optional<PluginFailure> Failed() { return std::nullopt; }
   [[nodiscard]] virtual std::chrono::milliseconds UntilNext() const { return std::chrono::milliseconds(50); }
   virtual void Describe(up::Heartbeat& beat) = 0;
   virtual void End() {}  // before the link closes, or another incarnation begins
@@ -82,6 +88,7 @@ class SideWorker : private SideWork {
   Status Welcomed(const down::Welcome& welcome, bool anew) override;
   void Beat();
   void EndIfOverdue();
+  void EndIfFailed();
 
   struct Caller {
     std::future<void> over;  // waits: as long as a call may take

@@ -1,0 +1,25 @@
+"""Environments for Tidepool in Python.
+
+    import random
+    from tidepool_env import environment, serve
+
+    @environment(max_turns=8)
+    def guess(seed):
+        number = random.Random(seed).randint(1, 8)
+        said = "1 to 8?"
+        while True:
+            action = yield said
+            if action.strip() == str(number):
+                return 1.0
+            said = "No."
+
+    if __name__ == "__main__":
+        serve(guess)
+
+`tidepool-env check FILE` tells whether it keeps the rules.
+"""
+
+from .definition import BadEpisode, Environment, Step, environment
+from .service import serve
+
+__all__ = ["BadEpisode", "Environment", "Step", "environment", "serve"]

@@ -1,0 +1,126 @@
+"""The tests that an environment has to pass, in this process and without a model."""
+
+from __future__ import annotations
+
+import random
+from typing import Callable, List, Tuple
+
+from .definition import BadEpisode, Environment, Step
+
+ODD = ("", "\n", "?", "0", "-1", "yes", "\N{SUPERSCRIPT TWO}", "\N{SNOWMAN}", "9" * 5000, "\x00")
+
+Played = List[Step]
+
+
+class Fault(Exception):
+    pass
+
+
+def _actions(environment: Environment, rng: random.Random, odd: bool) -> Callable[[], str]:
+    known = tuple(environment.actions)
+    return lambda: rng.choice(ODD if odd or not known else known)
+
+
+def play(environment: Environment, seed: int, held_out: bool, actions: List[str]) -> Played:
+    """What an instance says to these actions, up to its end."""
+    episode = environment.open()
+    try:
+        said = [episode.reset(seed, held_out).checked()]
+        for action in actions:
+            if said[-1].over:
+                break
+            said.append(episode.step(action).checked())
+        return said
+    finally:
+        episode.close()
+
+
+def _drawn(environment: Environment, seed: int, odd: bool) -> List[str]:
+    draw = _actions(environment, random.Random(seed), odd)
+    return [draw() for _ in range(environment.max_turns)]
+
+
+def _guarded(what: str, go: Callable[[], Played]) -> Played:
+    try:
+        return go()
+    except BadEpisode as problem:
+        raise Fault(f"{what}: {problem}") from None
+    except Exception as problem:
+        raise Fault(f"{what}: {type(problem).__name__}: {problem}") from problem
+
+
+def check(environment: Environment, seeds: int = 8) -> List[Tuple[str, str]]:
+    """Each test with what is wrong; empty: it is passed."""
+    out: List[Tuple[str, str]] = []
+
+    def test(name: str, go: Callable[[], None]) -> None:
+        try:
+            go()
+            out.append((name, ""))
+        except Fault as fault:
+            out.append((name, str(fault)))
+
+    def begins() -> None:
+        for seed in range(seeds):
+            for held_out in (False, True):
+                first = [_guarded(f"reset({seed})", lambda: play(environment, seed, held_out, []))[0] for _ in range(2)]
+                if first[0].over:
+                    raise Fault(f"reset({seed}): the episode is over before it has begun")
+                if first[0].observation != first[1].observation:
+                    raise Fault(f"reset({seed}) says {first[0].observation[:80]!r}, and then {first[1].observation[:80]!r}; what is said "
+                                "first has to follow from the seed alone")
+
+    def plays(odd: bool) -> None:
+        for seed in range(seeds):
+            _guarded(f"an episode of seed {seed}", lambda: play(environment, seed, False, _drawn(environment, seed, odd)))
+
+    def repeats() -> None:
+        for seed in range(seeds):
+            actions = _drawn(environment, seed, odd=seed % 2 == 1)
+            once, again = (_guarded(f"an episode of seed {seed}", lambda: play(environment, seed, False, actions)) for _ in range(2))
+            for turn, (a, b) in enumerate(zip(once, again)):
+                if a != b:
+                    raise Fault(f"seed {seed}, turn {turn}: said {a!r}, and then {b!r} to the same actions; declare loss='pinned' if that "
+                                "is its nature")
+            if len(once) != len(again):
+                raise Fault(f"seed {seed}: {len(once) - 1} turns, and then {len(again) - 1}")
+
+    def stands_alone() -> None:
+        for seed in range(seeds):
+            actions = _drawn(environment, seed, odd=False)
+            alone = _guarded(f"an episode of seed {seed}", lambda: play(environment, seed, False, actions))
+            ours, other = environment.open(), environment.open()
+            try:
+                said = [ours.reset(seed, False)]
+                theirs = other.reset(seed + 1, False)
+                for action in actions:
+                    if said[-1].over:
+                        break
+                    if not theirs.over:
+                        theirs = other.step(action)
+                    said.append(ours.step(action))
+            except Exception as problem:
+                raise Fault(f"seed {seed}, two instances at once: {type(problem).__name__}: {problem}") from problem
+            finally:
+                ours.close()
+                other.close()
+            if said != alone:
+                raise Fault(f"seed {seed}: an instance plays otherwise while another one is open; instances may share nothing")
+
+    def says_what_it_declares() -> None:
+        for seed in range(seeds):
+            said = _guarded(f"an episode of seed {seed}", lambda: play(environment, seed, False, _drawn(environment, seed, odd=False)))
+            for step in said:
+                lacks = sorted(set(step.observation) - set(environment.characters))
+                if lacks:
+                    raise Fault(f"seed {seed}: it says {''.join(lacks)!r}, which its characters do not have")
+
+    test("begins with the same words for the same seed", begins)
+    test("plays whole episodes: UTF-8, finite rewards, a text to read unless it is over", lambda: plays(odd=False))
+    test("takes whatever a policy says", lambda: plays(odd=True))
+    if environment.loss == "replay":
+        test("follows from its seed and its actions (loss: replay)", repeats)
+        test("shares nothing between instances", stands_alone)
+    if environment.characters:
+        test("says the characters that it declares", says_what_it_declares)
+    return out

@@ -1,0 +1,117 @@
+"""An environment as a service: proto/environment.proto, one thread an open episode."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import sys
+import threading
+import traceback
+from concurrent import futures
+from typing import Any, Iterator, Optional
+
+import grpc
+
+from .definition import BadEpisode, Environment, Episode, Step
+
+# Threads that answer Describe while all others are in an episode.
+_SPARE = 4
+_MOST = 1024  # episodes at once, of an environment that names no number
+
+
+def _played(number: int, step: Step) -> Any:
+    from .wire import messages
+
+    step.checked()
+    return messages.Played(step=number, observation=step.observation.encode(), reward=float(step.reward),
+                           terminated=bool(step.terminated), truncated=bool(step.truncated),
+                           solved=step.over and step.is_solved, state=step.state.encode())
+
+
+class _Servicer:
+    def __init__(self, environment: Environment, token: str) -> None:
+        self._environment = environment
+        self._token = token
+        self._most = environment.instances or _MOST
+        self._open = 0
+        self._lock = threading.Lock()
+
+    def _admit(self, context: Any) -> None:
+        if not self._token:
+            return
+        given = dict(context.invocation_metadata()).get("authorization", "")
+        if not hmac.compare_digest(given, f"Bearer {self._token}"):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token of this environment (authorization: Bearer TOKEN)")
+
+    def Describe(self, request: Any, context: Any) -> Any:
+        from .wire import messages
+
+        self._admit(context)
+        e, d = self._environment, messages.Description
+        return d(name=e.name, kind=d.TEXT, loss=d.PINNED if e.loss == "pinned" else d.REPLAY, max_turns=e.max_turns,
+                 instances=e.instances, characters=e.characters)
+
+    def Play(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        self._admit(context)
+        with self._lock:
+            full = self._open >= self._most
+            self._open += 0 if full else 1
+        if full:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self._most} instances are in use")
+        episode: Optional[Episode] = None
+        try:
+            for request in requests:  # ends, or raises, when the caller is gone
+                try:
+                    if episode is None:
+                        episode = self._environment.open()
+                    if request.step == 0:
+                        step = episode.reset(request.seed, request.held_out)
+                    else:
+                        step = episode.step(request.action)
+                    reply = _played(request.step, step)
+                except BadEpisode as problem:
+                    context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
+                except Exception as problem:  # which tells Tidepool to try again
+                    traceback.print_exc()
+                    context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
+                yield reply
+        finally:
+            with self._lock:
+                self._open -= 1
+            if episode is not None:
+                try:
+                    episode.close()
+                except Exception:  # it is over all the same
+                    traceback.print_exc()
+
+
+def start(environment: Environment, address: str, token: str = "") -> "tuple[grpc.Server, int]":
+    """Serves in threads of its own; returns the server and its port (0 for a unix socket)."""
+    from .wire import services
+
+    workers = (environment.instances or _MOST) + _SPARE
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=workers), options=[("grpc.so_reuseport", 0)])
+    services.add_EnvironmentServicer_to_server(_Servicer(environment, token), server)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0 and not address.startswith("unix:"):
+        raise OSError(f"{address}: no server can listen there; is it in use?")
+    server.start()
+    return server, port
+
+
+def serve(environment: Environment, address: str = "", token: str = "") -> None:
+    """Serves until the process is ended.
+
+    address  host:port or unix:/path; left out: where Tidepool says that started this (TIDEPOOL_ENVIRONMENT_ADDRESS), else
+             127.0.0.1:7100. There is no encryption: keep it on loopback or a unix socket.
+    token    that callers have to show; left out: TIDEPOOL_ENVIRONMENT_TOKEN, else none is asked for
+    """
+    given = os.environ.get("TIDEPOOL_ENVIRONMENT_ADDRESS", "")
+    address = address or given or "127.0.0.1:7100"
+    server, _ = start(environment, address, token or os.environ.get("TIDEPOOL_ENVIRONMENT_TOKEN", ""))
+    if address != given:  # for who has started it by hand
+        print(f"tidepool_env: {environment.name} at {address}", file=sys.stderr, flush=True)
+    server.wait_for_termination()

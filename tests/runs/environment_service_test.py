@@ -1,0 +1,241 @@
+"""Environments that are services of their own: whole runs with Python programs, and what is said of those that do wrong.
+
+Needs gRPC for Python, of the interpreter that runs this, of make interop or of the system (scripts/setup --tests installs
+Debian's). Without it the tests skip."""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import unittest.mock
+
+from harness import ROOT, RunTest, alive, kill
+
+CONFIG = "configs/test/rl_service.yaml"
+PACKAGE = ROOT / "examples" / "python"
+
+
+def python_with_grpc():
+    """None: there is none."""
+    for python in (sys.executable, os.environ.get("TIDEPOOL_INTEROP_PYTHON", ""), str(ROOT / ".deps/interop-venv/bin/python"), "/usr/bin/python3"):
+        if python and os.path.exists(python) and subprocess.run([python, "-c", "import grpc, grpc_tools"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+PYTHON = python_with_grpc()
+
+
+def processes(wanted):
+    """Those whose words on the command line are wanted."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted((entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]):
+                found.append(int(entry.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@unittest.skipIf(PYTHON is None, "no Python with grpcio and grpcio-tools (scripts/setup --tests)")
+class EnvironmentServiceTest(RunTest):
+    def file(self, text, name="game.py"):
+        """An environment of this test, and the override that makes it the job's."""
+        path = self.dir / name
+        path.write_text(text)
+        return f'environment.command=[env, "PYTHONPATH={PACKAGE}", "{PYTHON}", "{path}"]'
+
+    def guess(self, *change, name="game.py"):
+        """The example, changed: pairs of what is written there and what is there instead."""
+        text = (PACKAGE / "guess.py").read_text()
+        for was, now in change:
+            self.assertIn(was, text)
+            text = text.replace(was, now)
+        return self.file(text, name)
+
+    def services(self, guards=False):
+        """The programs themselves, or their guards."""
+        return processes(lambda words: words[-1:] == [str(self.dir / "game.py")] and ("guard-service" in words) == guards)
+
+    def nothing_is_left(self):
+        self.wait_for(lambda: not processes(lambda words: any(str(self.dir) in word for word in words)), 10, "the end of all that was started")
+
+    def drops(self, run="run"):
+        return [r["reason"] for r in self.journal(run) if r["kind"] == "DROP"]
+
+    def test_the_page_begins_with_the_example_and_the_example_keeps_the_rules(self):
+        page = (ROOT / "docs/adding_an_environment.md").read_text()
+        block = re.search(r"^```python\n(.*?)^```$", page, re.S | re.M).group(1)
+        self.assertEqual(block, (PACKAGE / "guess.py").read_text())
+        self.assertLessEqual(len(block.splitlines()), 22)
+        checks = lambda path: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path)], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
+        made = checks(PACKAGE / "guess.py")
+        self.assert_done(made)
+        self.assertNotIn("FAIL", made.stdout)
+        for was, now, words in [('random.Random(seed)', 'random.Random()', "loss='pinned'"),
+                                ('said = "?" if action not in tuple("12345678") else', 'said = "?" if int(action) > 8 else', "takes whatever a policy says"),
+                                ('return 1.0', 'return float("nan")', "a reward is nan"),
+                                ('characters="12345678-?moreless"', 'characters="12345678"', "which its characters do not have"),
+                                ('said = "1-8?"', 'said = "\\ud800"', "no UTF-8")]:
+            with self.subTest(now):
+                self.guess((was, now))
+                made = checks(self.dir / "game.py")
+                self.assert_done(made, 1)
+                self.assertIn(words, made.stdout)
+
+    def test_a_python_file_is_trained_on_and_whatever_dies_changes_no_weight(self):
+        args = ["deterministic=true", "train.steps=14", "checkpoint.every_steps=4", "observe.samples_per_step=-1"]
+        self.assert_done(self.train(CONFIG, self.guess(), *args, run="calm"))
+        self.nothing_is_left()
+        self.assertEqual(self.drops("calm"), [])
+        want, metrics = self.digests("calm"), self.metrics("calm")
+        self.assertGreater(len(set(want.values())), 7)
+        self.assertIn("after", self.summary("calm")["accuracy"])
+        for step in range(1, 15):
+            self.assertEqual(metrics[step]["env/infra_errors"] + metrics[step]["env/data_errors"], 0)
+            self.assertNotIn("env/replayed_turns", metrics[step], "an open instance gets what is new alone")
+            self.assertGreater(metrics[step]["turns/mean"], 1)
+        run = self.start(CONFIG, self.guess(), *args, run="killed")
+        self.wait_step(2, run, run="killed")
+        worker = self.worker_pid(1, run, run="killed")
+        self.assertEqual(len(self.services()), 2, "one a worker")
+        self.assertTrue(kill(worker))
+        self.wait_step(4, run, run="killed")
+        for pid in self.services():
+            kill(pid)
+        self.wait_step(7, run, run="killed")
+        for pid in self.services(guards=True):
+            kill(pid)
+        self.finish(run)
+        self.nothing_is_left()
+        self.assert_checked("killed")
+        self.assertEqual(self.drops("killed"), [])
+        self.assertEqual(self.digests("killed"), want)
+        log = self.path("logs", "environment-0.log", run="killed").read_text() + self.path("logs", "environment-1.log", run="killed").read_text()
+        self.assertRegex(log, r'event=environment_service_lost service="environment guess .*" why="it was killed by signal 9 \(SIGKILL\)"')
+
+    def test_services_that_run_already_are_shared_and_one_that_is_lost_is_done_without(self):
+        args = ["deterministic=true", "train.steps=10", "checkpoint.every_steps=5"]
+        self.assert_done(self.train(CONFIG, self.guess(), *args, run="calm"))
+        sockets = [f"unix:{self.dir}/{name}" for name in ("one", "two")]
+        with_token = unittest.mock.patch.dict(os.environ, {"TIDEPOOL_ENVIRONMENT_TOKEN": "a-token"})
+        with with_token:
+            servers = [subprocess.Popen([PYTHON, "-m", "tidepool_env", "serve", str(self.dir / "game.py"), "--listen", address], cwd=PACKAGE,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for address in sockets]
+        self.started += servers
+        self.wait_for(lambda: all(pathlib.Path(address[5:]).exists() for address in sockets), 30, "the servers")
+        found = ["environment.command=[]", f"environment.addresses={sockets}"]
+        self.refused("no token of this environment", *found, "environment.start_timeout_s=1")
+        with with_token:
+            run = self.start(CONFIG, *found, *args, run="found")
+        self.wait_step(3, run, run="found")
+        servers[0].kill()
+        self.finish(run)
+        self.assertEqual(self.drops("found"), [])
+        self.assertEqual(self.digests("found"), self.digests("calm"))
+        self.assertIsNone(servers[1].poll(), "it is not the run's to end")
+
+    def test_a_pinned_episode_that_is_lost_is_no_reward(self):
+        pinned = self.guess(('max_turns=6', 'max_turns=6, loss="pinned"'))
+        run = self.start(CONFIG, pinned, "train.steps=100000", "checkpoint.every_steps=0", "scheduler.infra_drop_stop=1", "scheduler.infra_drop_alarm=1")
+        step, deadline = 1, time.monotonic() + 60
+        while "DROP" not in self.kinds() and time.monotonic() < deadline:
+            self.wait_step(step, run)
+            for pid in self.services():
+                kill(pid)
+            step = max(self.metrics()) + 1
+        self.wait_step(step + 3, run)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.nothing_is_left()
+        self.assert_checked()
+        journal = self.journal()
+        dropped = {tuple(r["tid"].values()) for r in journal if r["kind"] == "DROP" and r["reason"] == "env_infra"}
+        self.assertGreater(len(dropped), 0)
+        trained = {tuple(row["tid"].values()) for r in journal if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
+        self.assertEqual(dropped & trained, set())
+        graded = {tuple(r["tid"].values()) for r in journal if r["kind"] == "GRADED"}
+        self.assertEqual(dropped & graded, set(), "no reward of 0")
+        self.assertRegex(self.path("logs", "controller.log").read_text(),
+                         r"event=env_infra .*the instance that played the \d+ turns so far is lost, and the environment says that they cannot be played again")
+
+    def kinds(self):
+        made = self.command("journal", str(self.path()), "--json", "--kind", "DROP")
+        return made.stdout
+
+    def test_a_run_goes_on_with_an_environment_that_does_all_that_it_should_not(self):
+        did = self.file(f"""
+import os, subprocess, time
+from tidepool_env import environment, serve
+subprocess.Popen(["sh", "-c", "sleep 98765", "{self.dir}"], start_new_session=True)
+steps = 0
+
+@environment(max_turns=4, characters="12345678-?moresl")
+class Wrong:
+    def reset(self, seed):
+        self.kind, self.turn = seed // 2 % 14, 0
+        return "1-8?"
+
+    def step(self, action):
+        global steps
+        steps += 1
+        self.turn += 1
+        if steps == 60:
+            os._exit(1)
+        said, reward = "?", float(action.strip() in tuple("12345678"))
+        if self.turn == 2 and self.kind == 0: reward = float("nan")
+        if self.turn == 2 and self.kind == 1: raise KeyError("its own")
+        if self.turn == 2 and self.kind == 2: time.sleep(1000)
+        if self.turn == 2 and self.kind == 3: said = "x" * (100 << 20)
+        if self.turn == 2 and self.kind == 4: said = chr(0xd800)
+        if self.turn == 2 and self.kind == 5: said = ""
+        if self.turn == 2 and self.kind == 6: reward = None
+        return said, reward, self.turn == 4, False, {{}}
+
+serve(Wrong)
+""")
+        run = self.start(CONFIG, did, "train.steps=100000", "checkpoint.every_steps=0", "environment.step_timeout_s=1", "environment.max_retries=1",
+                         "scheduler.infra_drop_stop=1", "scheduler.infra_drop_alarm=1", "eval.before_train=false", "eval.after_train=false")
+        expected = ("a reward is nan; expected a finite number", "KeyError: 'its own'", "no answer within 1.0 s", "an observation has 104857600 bytes",
+                      "an observation is no UTF-8", "an observation is empty, and the episode is not over", "a reward is None; expected a number")
+        log = self.path("logs", "controller.log")
+        self.wait_for(lambda: log.exists() and all(words in log.read_text() for words in expected), 60, "all that it does", run)
+        self.wait_step(1, run)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.nothing_is_left()
+        self.assert_checked()
+        self.assertLessEqual(set(self.drops()), {"env_infra", "data_invalid", "operator"})
+
+    def refused(self, words, *overrides):
+        made = self.command("validate", CONFIG, *overrides)
+        self.assertEqual(made.returncode, 2, made.stdout + made.stderr)
+        self.assertIn(words, made.stdout + made.stderr)
+        self.assertRegex(made.stdout + made.stderr, r"(command line|environment\.\w+|model\.init)")
+        return made.stdout + made.stderr
+
+    def test_what_cannot_be_used_is_named_before_a_run_begins(self):
+        serving = "\nif __name__"
+        for words, *overrides in [
+                ("environment guess (/no/such/program): it cannot be started (No such file or directory)", "environment.command=[/no/such/program]"),
+                ("ended with exit status 1: ModuleNotFoundError: No module named 'nothing_of_that_name'", self.file("import nothing_of_that_name", "a.py")),
+                ("it did not answer within 0.", "environment.command=[sleep, 1000]", "environment.start_timeout_s=0.3"),
+                ("describes itself with max_turns 0; expected 1 or more", self.guess((serving, "\nguess.max_turns = 0\n" + serving), name="b.py")),
+                ("two resets with the same seed say different things first", self.guess(('said = "1-8?"', 'said = str(random.random())'), name="c.py")),
+                ("environment.addresses: environment guess: no service to play in for ", "environment.command=[]", "environment.addresses=[127.0.0.1:9]",
+                 "environment.start_timeout_s=1"),
+                ("environment.addresses: found 'nowhere'; expected host:port", "environment.command=[]", "environment.addresses=[nowhere]"),
+                ("written beside environment.command", "environment.addresses=[127.0.0.1:9]"),
+                ("environment.side: is no key of a service; give it to its program", "environment.side=3"),
+                ("which environment guess writes or reads", self.guess(('"1-8?"', '"1-9?"'), name="d.py"))]:
+            with self.subTest(words):
+                self.refused(words, *overrides)
+        self.nothing_is_left()
+
+
+if __name__ == "__main__":
+    unittest.main()

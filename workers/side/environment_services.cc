@@ -1,0 +1,663 @@
+#include "workers/side/environment_services.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/base/child_call.h"
+#include "core/base/hash.h"
+#include "core/base/thread_annotations.h"
+#include "core/observe/log.h"
+#include "core/text/unicode.h"
+#include "proto/environment.grpc.pb.h"
+#include "workers/net/bounded_text.h"
+#include "workers/net/rpc_status.h"
+#include "workers/side/guarded_process.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using environments::Begun;
+using environments::PlayLimit;
+using environments::Told;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Of one answer. What a policy could read is far below it.
+constexpr int kMostAnswerBytes = 4 << 20;
+// Whoever waits for something that another thread does looks at its own end so often.
+constexpr milliseconds kLooksEvery{200};
+constexpr milliseconds kServiceFirstWait{20}, kServiceLongestWait{1000};
+// A service that answers at all answers Describe in less.
+constexpr seconds kDescribeTakes{5};
+// Starts in a row of a service that did not answer, or died before it had played anything.
+constexpr int kMostStarts = 3;
+
+std::string SecondsTaken(Clock::duration d) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(d).count());
+  return text;
+}
+
+Status FromService(const grpc::Status& status) {
+  const Status plain = FromGrpc(status);
+  return {plain.code(), Bounded(text::ReplaceInvalidUtf8(plain.message()))};
+}
+
+// One stream, and what is asked on it: one thing at a time. It owns itself until gRPC is done with it.
+class EpisodeStream final : public grpc::ClientBidiReactor<v1::PlayStep, v1::Played> {
+ public:
+  static std::shared_ptr<EpisodeStream> Open(v1::Environment::Stub& stub, const std::string& token) {
+    std::shared_ptr<EpisodeStream> stream(new EpisodeStream());
+    {
+      const MutexLock lock(stream->mu_);
+      stream->self_ = stream;
+    }
+    if (!token.empty()) AddToken(&stream->context_, token);
+    stub.async()->Play(&stream->context_, stream.get());
+    stream->AddHold();
+    stream->StartRead(&stream->reply_);
+    stream->StartCall();
+    return stream;
+  }
+
+  // kDeadlineExceeded: no answer by then, and it is over with the stream. kUnavailable: the stream or the
+  // service is lost. kDataLoss: what came is no answer to this.
+  StatusOr<v1::Played> Ask(v1::PlayStep request, const PlayLimit& limit) {
+    const MutexLock lock(mu_);
+    // An answer may be here before gRPC says that what was asked is on its way, and that takes one thing at a
+    // time.
+    Await(limit, [this]() TP_REQUIRES(mu_) { return !writing_ || released_; });
+    if (released_ || writing_) return EndOf(limit);
+    asked_ = request.step();
+    request_ = std::move(request);
+    writing_ = true;
+    StartWrite(&request_);
+    Await(limit, [this]() TP_REQUIRES(mu_) { return answer_.has_value() || done_; });
+    if (!answer_) return EndOf(limit);
+    v1::Played played = std::move(*answer_);
+    answer_.reset();
+    return played;
+  }
+
+  // No more is asked: the instance is given back.
+  void Close() {
+    context_.TryCancel();
+    Release();
+  }
+
+ private:
+  EpisodeStream() = default;
+
+  template <typename Done>
+  void Await(const PlayLimit& limit, Done done) TP_REQUIRES(mu_) {
+    while (!done()) {
+      const auto left = limit.deadline - Clock::now();
+      if (left <= Clock::duration(0) || limit.stop.stop_requested()) return;
+      (void)wake_.WaitFor(mu_, std::min<Clock::duration>(left, kLooksEvery), done);
+    }
+  }
+
+  // Why there is no answer.
+  Status EndOf(const PlayLimit& limit) TP_REQUIRES(mu_) {
+    if (!broken_.empty()) return DataLoss(broken_);
+    while (released_ && !done_) {  // its status is on the way
+      if (!wake_.WaitFor(mu_, kDescribeTakes, [this]() TP_REQUIRES(mu_) { return done_; })) break;
+    }
+    if (!done_) {
+      if (limit.stop.stop_requested()) return Unavailable("this worker ends");
+      return DeadlineExceeded("no answer");
+    }
+    if (status_.ok()) return Internal("it ended the episode's stream without an answer");
+    const Status status = FromService(status_);
+    if (status.code() == StatusCode::kResourceExhausted &&
+        status.message().find("message larger than max") != std::string::npos)
+      return DataLoss("it said more than the " + std::to_string(kMostAnswerBytes >> 20) +
+                      " MiB that one answer may have");
+    if (status.code() == StatusCode::kInvalidArgument) return DataLoss(status.message());
+    if (status.code() == StatusCode::kCancelled)
+      return Unavailable("the stream was ended: " + status.message());
+    return status;
+  }
+
+  void OnReadDone(bool ok) override {
+    bool more = false;
+    {
+      const MutexLock lock(mu_);
+      if (ok && asked_ < 0) {
+        broken_ = "it answered without being asked (step " + std::to_string(reply_.step()) + ")";
+      } else if (ok && reply_.step() != asked_) {
+        broken_ = "it answered step " + std::to_string(reply_.step()) + " where step " +
+                  std::to_string(asked_) + " was asked";
+      } else if (ok) {
+        answer_ = std::move(reply_);
+        asked_ = -1;
+        more = true;
+      }
+      wake_.NotifyAll();
+    }
+    if (more) return StartRead(&reply_);
+    if (ok) context_.TryCancel();
+    Release();
+  }
+  void OnWriteDone(bool /*ok*/) override {  // where it is not, the read fails too
+    const MutexLock lock(mu_);
+    writing_ = false;
+    wake_.NotifyAll();
+  }
+  void OnDone(const grpc::Status& status) override {
+    std::shared_ptr<EpisodeStream> self;
+    const MutexLock lock(mu_);
+    status_ = status;
+    done_ = true;
+    self = std::move(self_);
+    wake_.NotifyAll();
+  }
+  void Release() {
+    {
+      const MutexLock lock(mu_);
+      if (std::exchange(released_, true)) return;
+    }
+    RemoveHold();  // OnDone may follow at once
+  }
+
+  grpc::ClientContext context_;  // waits: who asks has a deadline, and cancels
+  v1::PlayStep request_;
+  v1::Played reply_;
+  Mutex mu_;
+  Condition wake_;
+  int64_t asked_ TP_GUARDED_BY(mu_) = -1;  // step; -1: nothing
+  std::optional<v1::Played> answer_ TP_GUARDED_BY(mu_);
+  std::string broken_ TP_GUARDED_BY(mu_);
+  bool writing_ TP_GUARDED_BY(mu_) = false;
+  bool released_ TP_GUARDED_BY(mu_) = false, done_ TP_GUARDED_BY(mu_) = false;
+  grpc::Status status_ TP_GUARDED_BY(mu_);
+  std::shared_ptr<EpisodeStream> self_ TP_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+struct EnvironmentServices::Impl {
+  // One service. Everything but its process is guarded by mu.
+  struct Site {
+    std::string address;
+    std::shared_ptr<v1::Environment::Stub> stub;
+    bool up = false;
+    int64_t life = 0;                         // counts the times that it was up
+    int64_t open = 0, most = 0;               // games; 0: any number
+    int64_t hung = 0;                         // games that did not answer, in this process of it
+    bool played = false;                      // something, since it was up
+    std::string cause;                        // why it is not up
+    std::unique_ptr<GuardedProcess> process;  // its keeper's
+    std::jthread keeper;                      // waits: its waits are short, and its calls have deadlines
+  };
+
+  EnvironmentConfig config;
+  std::string label;
+  std::string token;  // that every call carries; empty: none
+  int output = 2;
+  mutable Mutex mu;
+  Condition changed;
+  std::vector<std::shared_ptr<Site>> sites;  // the list itself stays as it is
+  std::optional<ServiceDescription> described TP_GUARDED_BY(mu);
+  std::string failed TP_GUARDED_BY(mu);
+
+  [[nodiscard]] std::string Where(const Site& site) const {
+    if (config.command.empty()) return label + " at " + site.address;
+    std::string words;
+    for (const std::string& word : config.command) words += (words.empty() ? "" : " ") + word;
+    return label + " (" + words + ")";
+  }
+
+  // --- the keeper's part ---
+
+  void Keep(const std::shared_ptr<Site>& site, const std::stop_token& stop) {
+    int failures = 0;
+    milliseconds wait = kServiceFirstWait;
+    while (!stop.stop_requested()) {
+      Status found = Find(*site, stop);
+      if (stop.stop_requested()) break;
+      if (!found.ok()) {
+        const bool lies = found.code() == StatusCode::kInvalidArgument;
+        Down(*site, found.message());
+        if (!config.command.empty()) site->process.reset();
+        if (lies || (!config.command.empty() && ++failures >= kMostStarts))
+          return Fail(Where(*site) + ": " + found.message());
+        Rest(std::exchange(wait, std::min(2 * wait, kServiceLongestWait)), stop);
+        continue;
+      }
+      wait = kServiceFirstWait;
+      const std::string cause = WaitUntilLost(*site, stop);
+      if (stop.stop_requested()) break;
+      bool played = false;
+      {
+        const MutexLock lock(mu);
+        played = site->played;
+      }
+      observe::Log(observe::LogLevel::kWarn, "environment_service_lost",
+                   {{"service", Where(*site)}, {"why", cause}});
+      failures = played ? 0 : failures + 1;
+      if (!config.command.empty() && failures >= kMostStarts) return Fail(Where(*site) + ": " + cause);
+    }
+    site->process.reset();
+  }
+
+  void Rest(milliseconds d, const std::stop_token& stop) {
+    Mutex mine;
+    Condition never;
+    const MutexLock lock(mine);
+    never.WaitFor(mine, stop, d);
+  }
+
+  void Down(Site& site, const std::string& cause) {
+    const MutexLock lock(mu);
+    site.up = false;
+    site.cause = cause;
+    changed.NotifyAll();
+  }
+  void Fail(const std::string& why) {
+    const MutexLock lock(mu);
+    if (failed.empty()) failed = why;
+    changed.NotifyAll();
+  }
+
+  // Starts it where that is to be done, and asks until it answers. kInvalidArgument: it answers, and cannot
+  // be used.
+  Status Find(Site& site, const std::stop_token& stop) {
+    if (!config.command.empty() && (site.process == nullptr || site.process->Ended()))
+      TP_RETURN_IF_ERROR(StartIt(site));
+    const auto begun = Clock::now();
+    const auto until = begun + std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(config.start_timeout_s));
+    std::string cause = "it does not listen at the address that it was given";
+    for (milliseconds wait = kServiceFirstWait; !stop.stop_requested();
+         wait = std::min(2 * wait, milliseconds(200))) {
+      if (site.process != nullptr) {
+        if (const auto ended = site.process->Ended()) return Unavailable("it " + *ended);
+      }
+      // A connection that fails makes gRPC wait before the next one, so it is not tried too early.
+      if (site.process == nullptr || ::access((site.process->folder() + "/socket").c_str(), F_OK) == 0) {
+        const auto answer = AskDescription(site);
+        if (answer.ok()) return Take(site, *answer);
+        cause = answer.status().message();
+        const StatusCode code = answer.status().code();
+        if (code == StatusCode::kInvalidArgument) return answer.status();
+        if (code != StatusCode::kUnavailable && code != StatusCode::kDeadlineExceeded)
+          return Status(StatusCode::kUnavailable, "Describe was answered with " + cause);
+      }
+      if (site.process == nullptr) return Unavailable(cause);
+      if (Clock::now() > until)
+        return DeadlineExceeded("it did not answer within " + SecondsTaken(Clock::now() - begun) +
+                                " of its start (environment.start_timeout_s): " + cause);
+      Rest(wait, stop);
+    }
+    return Unavailable(cause);
+  }
+
+  Status StartIt(Site& site) {
+    site.process.reset();
+    TP_ASSIGN_OR_RETURN(
+        site.process,
+        GuardedProcess::Start({.command = config.command,
+                               .variables = {{"TIDEPOOL_ENVIRONMENT_ADDRESS", "unix:{folder}/socket"}},
+                               .output = output}));
+    const MutexLock lock(mu);
+    site.address = "unix:" + site.process->folder() + "/socket";
+    site.stub = Connect(site.address);
+    site.hung = 0;
+    return OkStatus();
+  }
+
+  static std::shared_ptr<v1::Environment::Stub> Connect(const std::string& address) {
+    SetUpGrpc();
+    grpc::ChannelArguments args;
+    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    args.SetMaxReceiveMessageSize(kMostAnswerBytes);
+    args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+    args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    // A service that is started again has another address or the same; no connection is shared between lives.
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::Environment::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
+  }
+
+  StatusOr<v1::Description> AskDescription(Site& site) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDescribeTakes);
+    if (!token.empty()) AddToken(&context, token);
+    v1::Description reply;
+    const grpc::Status status = site.stub->Describe(&context, v1::DescribeRequest(), &reply);
+    if (!status.ok()) {
+      const Status plain = FromService(status);
+      if (plain.code() == StatusCode::kUnimplemented)
+        return InvalidArgument("a server that has no tidepool.v1.Environment answers there");
+      return plain;
+    }
+    return reply;
+  }
+
+  // What it says of itself becomes what is known.
+  Status Take(Site& site, const v1::Description& d) {
+    const auto wrong = [](const std::string& what) { return InvalidArgument("describes itself " + what); };
+    if (d.kind() != v1::Description::TEXT)
+      return wrong("as of kind " + v1::Description::Kind_Name(d.kind()) +
+                   "; a language model plays environments of kind TEXT");
+    if (d.loss() != v1::Description::REPLAY && d.loss() != v1::Description::PINNED)
+      return wrong("without a loss; expected REPLAY or PINNED");
+    if (d.max_turns() <= 0)
+      return wrong("with max_turns " + std::to_string(d.max_turns()) + "; expected 1 or more");
+    if (d.instances() < 0)
+      return wrong("with instances " + std::to_string(d.instances()) + "; expected 0 or more");
+    ServiceDescription now{.name = Bounded(d.name(), 100),
+                           .replays = d.loss() == v1::Description::REPLAY,
+                           .max_turns = d.max_turns(),
+                           .instances = d.instances(),
+                           .characters = d.characters()};
+    const MutexLock lock(mu);
+    if (described && *described != now) {
+      const auto words = [](const ServiceDescription& s) {
+        return s.name + ", " + (s.replays ? "replay" : "pinned") + ", max_turns " +
+               std::to_string(s.max_turns) + ", instances " + std::to_string(s.instances);
+      };
+      return wrong("otherwise than before: " + words(now) + "; it was " + words(*described));
+    }
+    described = std::move(now);
+    site.most = d.instances();
+    site.up = true;
+    site.played = false;
+    site.cause.clear();
+    ++site.life;
+    changed.NotifyAll();
+    observe::Log(observe::LogLevel::kInfo, "environment_service",
+                 {{"service", Where(site)}, {"name", described->name}, {"replays", described->replays}});
+    return OkStatus();
+  }
+
+  // Why it is not up any more.
+  std::string WaitUntilLost(Site& site, const std::stop_token& stop) {
+    // A stream that breaks is seen at once, and the end of the process that broke it a moment later.
+    constexpr milliseconds kMoment{300};
+    std::string cause;
+    Clock::time_point seen{};
+    while (!stop.stop_requested()) {
+      bool hangs = false;
+      {
+        const MutexLock lock(mu);
+        if (cause.empty()) {
+          changed.WaitFor(mu, milliseconds(50), [&]() TP_REQUIRES(mu) { return !site.up; });
+        } else {
+          changed.WaitFor(mu, milliseconds(10));
+        }
+        if (!site.up && cause.empty()) {
+          cause = site.cause;
+          seen = Clock::now();
+        }
+        hangs = site.hung > 0 && 4 * site.hung >= config.instances;
+      }
+      std::optional<std::string> ended = site.process == nullptr ? std::nullopt : site.process->Ended();
+      if (!ended && hangs && site.process != nullptr) {
+        site.process.reset();
+        ended = "was ended, because too many of its episodes did not answer";
+      }
+      if (ended) {
+        Down(site, "it " + *ended);
+        return "it " + *ended;
+      }
+      if (!cause.empty() && (site.process == nullptr || Clock::now() - seen > kMoment)) return cause;
+    }
+    return cause;
+  }
+
+  // --- the players' part ---
+
+  class Game;
+
+  // The site that has the fewest games of those that are up. Null: `why` there is none now.
+  std::shared_ptr<Site> Pick(std::string* why) TP_REQUIRES(mu) {
+    std::shared_ptr<Site> best;
+    for (const auto& site : sites) {
+      if (!site->up) {
+        if (!site->cause.empty()) *why = site->cause;
+        continue;
+      }
+      if (site->most > 0 && site->open >= site->most) {
+        *why = "all of its " + std::to_string(site->most) + " instances are in use";
+        continue;
+      }
+      if (best == nullptr || site->open < best->open) best = site;
+    }
+    return best;
+  }
+
+  Status NoneInTime(Clock::time_point since, const std::string& why) const TP_REQUIRES(mu) {
+    if (!failed.empty()) return Unavailable(failed);
+    return Unavailable(label + ": no service to play in for " + SecondsTaken(Clock::now() - since) + ": " +
+                       (why.empty() ? "it has not answered yet" : why));
+  }
+
+  void Lost(Site& site, int64_t life, const Status& why) {
+    const MutexLock lock(mu);
+    if (why.code() == StatusCode::kDeadlineExceeded) ++site.hung;
+    if (why.code() != StatusCode::kUnavailable || site.life != life || !site.up) return;
+    site.up = false;
+    site.cause = why.message();
+    changed.NotifyAll();
+  }
+};
+
+// An open stream, and its place among the games of a site.
+class EnvironmentServices::Impl::Game final : public environments::Playing {
+ public:
+  Game(Impl& of, std::shared_ptr<Site> site, int64_t life, v1::Environment::Stub& stub)
+      : of_(of), site_(std::move(site)), life_(life), stream_(EpisodeStream::Open(stub, of.token)) {}
+  ~Game() override {
+    stream_->Close();
+    const MutexLock lock(of_.mu);
+    --site_->open;
+    of_.changed.NotifyAll();
+  }
+  Game(const Game&) = delete;
+  Game& operator=(const Game&) = delete;
+
+  StatusOr<Told> Reset(int64_t seed, bool held_out, const PlayLimit& limit) {
+    v1::PlayStep request;
+    request.set_seed(seed);
+    request.set_held_out(held_out);
+    return Ask(std::move(request), "reset", limit);
+  }
+  StatusOr<Told> Step(const std::string& action, const PlayLimit& limit) override {
+    v1::PlayStep request;
+    request.set_step(++steps_);
+    request.set_action(action);
+    return Ask(std::move(request), "step " + std::to_string(steps_), limit);
+  }
+
+ private:
+  StatusOr<Told> Ask(v1::PlayStep request, const std::string& what, const PlayLimit& limit) {
+    const auto begun = Clock::now();
+    StatusOr<v1::Played> answer = stream_->Ask(std::move(request), limit);
+    const std::string where = of_.Where(*site_) + ", " + what + ": ";
+    if (!answer.ok()) {
+      const Status& why = answer.status();
+      of_.Lost(*site_, life_, why);
+      if (why.code() == StatusCode::kDeadlineExceeded)
+        return DeadlineExceeded(where + "no answer within " + SecondsTaken(Clock::now() - begun));
+      return Status(why.code(), where + why.message());
+    }
+    {
+      const MutexLock lock(of_.mu);
+      site_->played = site_->played || steps_ > 0;
+    }
+    const auto& said = *answer;
+    if (text::FindInvalidUtf8(said.observation()) != std::string::npos)
+      return DataLoss(where + "its observation is no UTF-8 (byte " +
+                      std::to_string(text::FindInvalidUtf8(said.observation())) + ")");
+    Told told{.step = {.observation = said.observation(),
+                       .reward = said.reward(),
+                       .done = said.terminated() || said.truncated(),
+                       .solved = said.solved()}};
+    told.state = Hash64(said.state().empty() ? said.observation() : said.state());
+    return told;
+  }
+
+  Impl& of_;
+  const std::shared_ptr<Site> site_;
+  const int64_t life_;
+  const std::shared_ptr<EpisodeStream> stream_;
+  int64_t steps_ = 0;
+};
+
+EnvironmentServices::EnvironmentServices(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::shared_ptr<EnvironmentServices> EnvironmentServices::Start(const EnvironmentConfig& config, int output) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  impl->label = "environment " + config.name;
+  impl->output = output;
+  // Not a key, because a config is written into the run's folder. What is started inherits it.
+  if (const char* token = std::getenv("TIDEPOOL_ENVIRONMENT_TOKEN")) impl->token = token;
+  const size_t n = config.command.empty() ? config.addresses.size() : 1;
+  for (size_t i = 0; i < n; ++i) {
+    auto site = std::make_shared<Impl::Site>();
+    if (config.command.empty()) {
+      site->address = config.addresses[i];
+      site->stub = Impl::Connect(site->address);
+    }
+    impl->sites.push_back(std::move(site));
+  }
+  Impl* of = impl.get();
+  std::shared_ptr<EnvironmentServices> services(new EnvironmentServices(std::move(impl)));
+  for (const auto& site : of->sites) {
+    site->keeper = std::jthread([of, site](const std::stop_token& stop) { of->Keep(site, stop); });
+  }
+  return services;
+}
+
+EnvironmentServices::~EnvironmentServices() {
+  for (const auto& site : impl_->sites) site->keeper.request_stop();
+  for (const auto& site : impl_->sites) site->keeper = {};
+}
+
+StatusOr<ServiceDescription> EnvironmentServices::Describe(const PlayLimit& limit) {
+  const auto since = Clock::now();
+  const MutexLock lock(impl_->mu);
+  for (;;) {
+    if (!impl_->failed.empty()) return Unavailable(impl_->failed);
+    if (impl_->described) return *impl_->described;
+    const auto left = limit.deadline - Clock::now();
+    if (left <= Clock::duration(0) || limit.stop.stop_requested()) {
+      std::string why;
+      (void)impl_->Pick(&why);
+      return impl_->NoneInTime(since, why);
+    }
+    impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
+  }
+}
+
+StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t replay,
+                                           const PlayLimit& limit) {
+  TP_ASSIGN_OR_RETURN(const ServiceDescription described, Describe(limit));
+  if (replay > 0 && !described.replays)
+    return Aborted(
+        impl_->label + ": the instance that played the " + std::to_string(replay) +
+        " turns so far is lost, and the environment says that they cannot be played again (pinned)");
+  const auto since = Clock::now();
+  milliseconds busy = kServiceFirstWait;
+  for (;;) {
+    std::shared_ptr<Impl::Site> site;
+    std::shared_ptr<v1::Environment::Stub> stub;
+    int64_t life = 0;
+    {
+      const MutexLock lock(impl_->mu);
+      std::string why;
+      while (impl_->failed.empty() && (site = impl_->Pick(&why)) == nullptr) {
+        const auto left = limit.deadline - Clock::now();
+        if (left <= Clock::duration(0) || limit.stop.stop_requested()) return impl_->NoneInTime(since, why);
+        impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
+      }
+      if (site == nullptr) return Unavailable(impl_->failed);
+      ++site->open;
+      stub = site->stub;
+      life = site->life;
+    }
+    auto game = std::make_unique<Impl::Game>(*impl_, site, life, *stub);
+    StatusOr<Told> first = game->Reset(seed, held_out, limit);
+    if (first.ok()) return Begun{std::move(game), *std::move(first)};
+    const bool again = first.status().code() == StatusCode::kResourceExhausted ||
+                       first.status().code() == StatusCode::kUnavailable;
+    if (!again || Clock::now() >= limit.deadline || limit.stop.stop_requested()) return first.status();
+    game.reset();
+    impl_->Rest(std::exchange(busy, std::min(2 * busy, kServiceLongestWait)), limit.stop);
+  }
+}
+
+bool EnvironmentServices::replays() const {
+  const MutexLock lock(impl_->mu);
+  return impl_->described && impl_->described->replays;
+}
+
+int64_t EnvironmentServices::max_turns() const {
+  const MutexLock lock(impl_->mu);
+  return impl_->described ? impl_->described->max_turns : INT64_MAX;
+}
+
+std::string EnvironmentServices::failed() const {
+  const MutexLock lock(impl_->mu);
+  return impl_->failed;
+}
+
+StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
+  const EnvironmentConfig& e = *config.environment();
+  // What comes back begins with one of these.
+  constexpr char kWrong = '!', kTried = '=';
+  const auto played = InChild([&](const ChildNote& note) -> std::string {
+    using Seconds = std::chrono::duration<double>;
+    const auto within = [](double s) {
+      return PlayLimit{.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(s))};
+    };
+    const std::string label = "environment " + e.name;
+    const Seconds more(30);  // the limits inside are kept there
+    note(label + ", its start", kMostStarts * (Seconds(e.start_timeout_s) + more));
+    const int nothing = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+    const auto services = EnvironmentServices::Start(e, nothing);
+    // Addresses are there already.
+    const auto described = services->Describe(within(
+        e.command.empty() ? std::min(e.start_timeout_s, 10.0) : kMostStarts * (e.start_timeout_s + 10)));
+    if (!described.ok()) return kWrong + described.status().message();
+    auto source = environments::EpisodeSource::Create(config, services);
+    if (!source.ok()) return kWrong + source.status().message();
+    std::string said = described->characters;
+    for (const int32_t kind : {SampleId::kRowSample, SampleId::kEvalSample}) {
+      if (kind == SampleId::kEvalSample && e.held_out == 0) continue;
+      const SampleId tid{0, 0, kind};
+      std::array<std::string, 2> first;
+      for (std::string& words : first) {
+        note(label + ", the reset of " + source->NameOf(tid), Seconds(e.reset_timeout_s) + more);
+        const auto begun = source->Begin(tid, 0, within(e.reset_timeout_s));
+        if (!begun.ok()) return kWrong + begun.status().message();
+        words = begun->first.step.observation;
+        if (words.empty()) return kWrong + label + ": Reset gave no text for the policy to read";
+      }
+      if (first[0] != first[1])
+        return kWrong + label + ": two resets with the same seed say different things first (" +
+               observe::LogValue(first[0], 100) + " and " + observe::LogValue(first[1], 100) +
+               "); the first observation has to follow from the seed alone, for all samples of a group "
+               "answer it";
+      said += first[0];
+    }
+    return kTried + said;
+  });
+  if (!played.ok()) return played.status();
+  if (played->front() == kWrong) return InvalidArgument(played->substr(1));
+  return played->substr(1);
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,58 @@
+#pragma once
+// Environments that are services (proto/environment.proto), as the games of an environment worker.
+//
+// Where the job names a command, one service is started and guarded (guarded_process.h), and started again
+// when it dies; where it names addresses, services that are there are found. A thread a service keeps it: it
+// asks Describe until that is answered, and asks again when something was lost. A game is one stream, on the
+// service that has the fewest of those that answer. What is done with an episode whose game is lost is
+// EpisodeHost's business.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/environments/episode.h"
+
+namespace tidepool::workers {
+
+struct ServiceDescription {
+  std::string name;
+  bool replays = false;
+  int64_t max_turns = 0, instances = 0;
+  std::string characters;
+  friend bool operator==(const ServiceDescription&, const ServiceDescription&) = default;
+};
+
+// Thread-safe.
+class EnvironmentServices final : public environments::GameService {
+ public:
+  // Returns at once. `output`: where a service that is started writes to.
+  static std::shared_ptr<EnvironmentServices> Start(const EnvironmentConfig& config, int output = 2);
+  ~EnvironmentServices() override;  // ends what it started; waits a few seconds at most
+
+  // Waits until one service has described itself.
+  StatusOr<ServiceDescription> Describe(const environments::PlayLimit& limit);
+  StatusOr<environments::Begun> Begin(int64_t seed, bool held_out, int64_t replay,
+                                      const environments::PlayLimit& limit) override;
+  [[nodiscard]] bool replays() const override;
+  [[nodiscard]] int64_t max_turns() const override;
+  // Not empty: why no game will ever be begun here: it cannot be started, or lies about itself.
+  [[nodiscard]] std::string failed() const;
+
+ private:
+  struct Impl;
+  explicit EnvironmentServices(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Whether the environment of a job can be used, for who is about to run it: starts or finds the services, and
+// begins a game of each kind twice. Returns all characters that it says. In a child of this process, so
+// before it has threads. kInvalidArgument and other errors say what is wrong, in words that begin with the
+// environment's name; kUnavailable: this machine has no child for it.
+StatusOr<std::string> TryEnvironmentService(const JobConfig& config);
+
+}  // namespace tidepool::workers
