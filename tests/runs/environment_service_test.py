@@ -2,6 +2,7 @@
 
 Needs gRPC for Python, of the interpreter that runs this, of make interop or of the system (scripts/setup --tests installs
 Debian's). Without it the tests skip."""
+import json
 import os
 import pathlib
 import re
@@ -95,6 +96,11 @@ class EnvironmentServiceTest(RunTest):
         want, metrics = self.digests("calm"), self.metrics("calm")
         self.assertGreater(len(set(want.values())), 7)
         self.assertIn("after", self.summary("calm")["accuracy"])
+        asked = self.command("eval", "--model", str(self.path(run="calm")), "--deterministic", "--json")
+        self.assert_done(asked)
+        total, last = json.loads(asked.stdout)["total"], max(step for step, row in metrics.items() if "eval/reward/mean" in row)
+        self.assertEqual(total["rows"], 8)
+        self.assertAlmostEqual(total["reward"]["value"], metrics[last]["eval/reward/mean"])
         for step in range(1, 15):
             self.assertEqual(metrics[step]["env/infra_errors"] + metrics[step]["env/data_errors"], 0)
             self.assertNotIn("env/replayed_turns", metrics[step], "an open instance gets what is new alone")
@@ -117,6 +123,28 @@ class EnvironmentServiceTest(RunTest):
         self.assertEqual(self.digests("killed"), want)
         log = self.path("logs", "environment-0.log", run="killed").read_text() + self.path("logs", "environment-1.log", run="killed").read_text()
         self.assertRegex(log, r'event=environment_service_lost service="environment guess .*" why="it was killed by signal 9 \(SIGKILL\)"')
+
+    def test_a_killed_controller_plays_open_episodes_again(self):
+        args = ["deterministic=true", "train.steps=14", "checkpoint.every_steps=1"]
+        self.assert_done(self.train(CONFIG, self.guess(), *args, run="calm"))
+        run = self.start(CONFIG, self.guess(), *args, run="killed")
+        self.wait_step(4, run, run="killed")
+        self.kill_controller(run, run="killed")
+        self.nothing_is_left()
+        self.assert_done(self.train(CONFIG, self.guess(), *args, "--resume", run="killed"))
+        self.assert_checked("killed")
+        self.assertEqual(self.digests("killed"), self.digests("calm"))
+
+    def test_a_service_that_cannot_be_started_any_more_ends_the_run_by_name(self):
+        run = self.start(CONFIG, self.guess(), "train.steps=100000", "checkpoint.every_steps=0", "environment.workers=1")
+        self.wait_step(1, run)
+        self.file("import nothing_of_that_name")
+        for pid in self.services():
+            kill(pid)
+        _, err = self.finish(run, code=3)
+        self.assertRegex(err, r"3 workers in a row died in environment guess, and nothing was played in between; .*exit status 1: "
+                              "ModuleNotFoundError: No module named 'nothing_of_that_name'")
+        self.nothing_is_left()
 
     def test_services_that_run_already_are_shared_and_one_that_is_lost_is_done_without(self):
         args = ["deterministic=true", "train.steps=10", "checkpoint.every_steps=5"]

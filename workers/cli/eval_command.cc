@@ -499,11 +499,6 @@ Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions&
     if (o.AsksRun()) {
       TakeLimitsOfRun(command, o);
       if (const EnvironmentConfig* e = o.run->environment(); e != nullptr) {
-        if (e->is_service())
-          return InvalidArgument(
-              "eval: the environment of " + model.run +
-              " is a service, which a run alone plays in; its evaluations are those of the "
-              "run (eval.every_steps, `tidepool report`)");
         o.limit = o.limit > 0 ? std::min(o.limit, e->held_out) : e->held_out;
         o.tasks = {e->name};
       }
