@@ -228,6 +228,8 @@ class EnvironmentWorker : public SideWorker {
     const TimePoint trace_begin = TraceNow();
     const down::EnvStep& step = asked.step;
     up::EnvStepped out = Turn(asked, stop);
+    // Of a service that will never play again this worker's end is the answer: it tells whose fault it is.
+    if (out.outcome == GradeOutcome::kInfra && services_ != nullptr && !services_->failed().empty()) return;
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
