@@ -108,8 +108,10 @@ class EnvironmentServiceTest(RunTest):
         run = self.start(CONFIG, self.guess(), *args, run="killed")
         self.wait_step(2, run, run="killed")
         worker = self.worker_pid(1, run, run="killed")
-        self.assertEqual(len(self.services()), 2, "one a worker")
+        services = self.services()
+        self.assertEqual(len(services), 2, "one a worker")
         self.assertTrue(kill(worker))
+        self.wait_for(lambda: len([pid for pid in services if alive(pid)]) == 1, 10, "the end of its service", run)
         self.wait_step(4, run, run="killed")
         for pid in self.services():
             kill(pid)
@@ -263,6 +265,10 @@ serve(Wrong)
             with self.subTest(words):
                 self.refused(words, *overrides)
         self.nothing_is_left()
+        made = self.command("simulate", CONFIG, self.guess())
+        self.assert_done(made, 2)
+        self.assertIn("environment.max_turns: is missing, and nobody plays in a rehearsal", made.stderr)
+        self.assert_done(self.command("simulate", CONFIG, self.guess(), "environment.max_turns=6"))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,9 @@ Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
   if (e.is_service()) {
     if (e.max_turns == 0)
       return InvalidArgument(
-          "environment.max_turns: is missing, and a service is not started to rehearse a job; write how many "
-          "turns an episode has at most");
+          "environment.max_turns: is missing, and nobody plays in a rehearsal who could tell how many turns "
+          "an "
+          "episode of a service has; write how many it has at most");
     turns.max_turns = e.max_turns;
   } else {
     TP_ASSIGN_OR_RETURN(environment, environments::MakeTextEnvironment(e.name, e.options, config.seed));
