@@ -133,6 +133,8 @@ Status Engine::Add(ChunkRequest request) {
   return OkStatus();
 }
 
+void Engine::SetTokenBytes(TokenBytes bytes) { impl_->options.token_bytes = std::move(bytes); }
+
 // Moves the chosen running requests to the front of the queue, in their order, without KV.
 void Engine::Impl::BackToWaiting(const std::vector<bool>& which) {
   std::vector<Owned> stay;

@@ -60,6 +60,8 @@ class Engine {
   // beyond the model's, sampling); kAlreadyExists: this attempt is here; kResourceExhausted: its chunk
   // can never fit into the KV cache (with the numbers).
   Status Add(ChunkRequest request);
+  // In the place of EngineOptions::token_bytes.
+  void SetTokenBytes(TokenBytes bytes);
   // Ends a request without a delta and drops its own KV. False: it is not here.
   bool Cancel(const SampleId& tid, int32_t attempt);
   // One step. A request that fails (a value that is not finite) ends with kError. Throws

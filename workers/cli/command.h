@@ -36,6 +36,7 @@ void AddPruneCommand(CLI::App& app, CommandContext& context);
 void AddCompareCommand(CLI::App& app, CommandContext& context);
 void AddDashboardCommand(CLI::App& app, CommandContext& context);
 void AddModelCommands(CLI::App& app, CommandContext& context);  // generate, import, export
+void AddServeCommand(CLI::App& app, CommandContext& context);
 void AddEvalCommand(CLI::App& app, CommandContext& context);
 void AddSimulateCommand(CLI::App& app, CommandContext& context);
 void AddPlanCommand(CLI::App& app, CommandContext& context);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -35,14 +36,14 @@ struct InferenceSession::Impl {
   std::string dir;                        // its path
   std::string config_yaml;
   std::string run_id;
-  Mailbox<HubEvent> inbox;
+  Mailbox<std::optional<HubEvent>> inbox;  // nothing: Wake
   Launcher launcher{false};
   std::unique_ptr<Hub> hub;
   std::unique_ptr<Attachments> attachments;
   std::deque<FromWorkerBody> pending;
   bool serving = false;
   uint64_t process = 0;  // the worker's
-  Clock::time_point started;
+  Clock::time_point started, renew;
 
   ~Impl() {
     if (attachments != nullptr) attachments->Send(0, down::Shutdown{"done"});
@@ -63,38 +64,46 @@ struct InferenceSession::Impl {
     attachments->Send(0, std::move(body));
   }
 
+  // Takes into `pending` what has come; waits for something so long at most, and not at all for long.
+  Status Listen(Clock::duration patience) {
+    if (options.stop && options.stop()) return Aborted("stopped");
+    const TimePoint now{Clock::now() - started};
+    if (Clock::now() >= renew) {
+      Attachments::Snapshot taken;
+      attachments->Taken(taken);
+      attachments->Acknowledge(taken);
+      attachments->Renew();
+      renew = Clock::now() + std::chrono::milliseconds(300);
+    }
+    std::vector<Attachments::Event> events = attachments->Tick(now);
+    for (std::optional<HubEvent>& event :
+         inbox.TakeAll(std::min<Clock::duration>(patience, std::chrono::milliseconds(50)))) {
+      if (!event) continue;
+      for (auto& e : attachments->On(*std::move(event), now)) events.push_back(std::move(e));
+    }
+    for (Attachments::Event& event : events) {
+      if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
+        process = arrived->hello.process;
+        pending.emplace_back(std::move(arrived->offer));
+      } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
+        if (!std::holds_alternative<up::Heartbeat>(message->body))
+          pending.push_back(std::move(message->body));
+      } else {
+        return Unavailable("the worker process is gone: " + Log());
+      }
+    }
+    if (!launcher.Reap().empty()) return Unavailable("the worker process ended: " + Log());
+    return OkStatus();
+  }
+
   // Next message of the worker; waits with a deadline.
   StatusOr<FromWorkerBody> Receive(Clock::duration patience) {
     const auto until = Clock::now() + patience;
-    auto renew = Clock::now();
     if (options.stop && options.stop()) return Aborted("stopped");
     while (pending.empty()) {
-      if (options.stop && options.stop()) return Aborted("stopped");
-      const TimePoint now{Clock::now() - started};
-      if (Clock::now() >= renew) {
-        Attachments::Snapshot taken;
-        attachments->Taken(taken);
-        attachments->Acknowledge(taken);
-        attachments->Renew();
-        renew = Clock::now() + std::chrono::milliseconds(300);
-      }
-      std::vector<Attachments::Event> events = attachments->Tick(now);
-      for (HubEvent& event : inbox.TakeAll(std::chrono::milliseconds(50))) {
-        for (auto& e : attachments->On(std::move(event), now)) events.push_back(std::move(e));
-      }
-      for (Attachments::Event& event : events) {
-        if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
-          process = arrived->hello.process;
-          pending.emplace_back(std::move(arrived->offer));
-        } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
-          if (!std::holds_alternative<up::Heartbeat>(message->body))
-            pending.push_back(std::move(message->body));
-        } else {
-          return Unavailable("the worker process is gone: " + Log());
-        }
-      }
-      if (!launcher.Reap().empty()) return Unavailable("the worker process ended: " + Log());
-      if (Clock::now() > until) return DeadlineExceeded("the worker did not answer in time: " + Log());
+      TP_RETURN_IF_ERROR(Listen(patience));
+      if (pending.empty() && Clock::now() > until)
+        return DeadlineExceeded("the worker did not answer in time: " + Log());
     }
     FromWorkerBody body = std::move(pending.front());
     pending.pop_front();
@@ -184,6 +193,30 @@ StatusOr<std::unique_ptr<InferenceSession>> InferenceSession::Start(const Infere
   return session;
 }
 
+Status InferenceSession::Await() { return impl_->Await(); }
+
+void InferenceSession::Send(down::StartChunk chunk) {
+  chunk.slot = kSlot;
+  chunk.epoch = kEpoch;
+  chunk.version = kVersion;
+  impl_->Send(std::move(chunk));
+}
+
+void InferenceSession::Drop(const SampleId& tid, int32_t att) {
+  impl_->Send(down::CancelChunk{.slot = kSlot, .tid = tid, .att = att});
+}
+
+StatusOr<std::vector<up::StepTokens>> InferenceSession::Wait(std::chrono::milliseconds patience) {
+  TP_RETURN_IF_ERROR(impl_->Listen(patience));
+  std::vector<up::StepTokens> out;
+  for (FromWorkerBody& body : std::exchange(impl_->pending, {})) {
+    if (auto* step = std::get_if<up::StepTokens>(&body)) out.push_back(std::move(*step));
+  }
+  return out;
+}
+
+void InferenceSession::Wake() { impl_->inbox.Put(std::nullopt); }
+
 StatusOr<std::vector<Completion>> InferenceSession::Complete(
     const std::vector<Request>& requests,
     const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
@@ -212,17 +245,14 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
       if (!place.emplace(tid, next).second)
         return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
       down::StartChunk c;
-      c.slot = kSlot;
-      c.epoch = kEpoch;
       c.tid = tid;
       c.gid = GroupId{r.ordinal};
-      c.version = kVersion;
       c.prompt = r.prompt;
       c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.job.rollout.max_new_tokens);
       if (r.max_new_tokens > 0)
         c.chunk_tokens = c.max_new_tokens = std::min(c.max_new_tokens, r.max_new_tokens);
       c.greedy = r.greedy;
-      impl_->Send(std::move(c));
+      Send(std::move(c));
       ++next;
     }
     if (done == requests.size()) break;

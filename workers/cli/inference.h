@@ -2,6 +2,7 @@
 // Using a model outside a run: one device worker process on loopback, driven directly. The same worker
 // and engine as in training, no journal. One thread owns a session.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -36,6 +37,18 @@ class InferenceSession {
   static StatusOr<std::unique_ptr<InferenceSession>> Start(const InferenceOptions& options);
   ~InferenceSession();
 
+  // --- one chunk at a time, for a caller with requests that come and go. The worker serves:
+  Status Await();
+  // Slot, epoch and version are the session's. Where the chunk goes on, `have` spares prompt and tokens.
+  void Send(down::StartChunk chunk);
+  // The attempt is over: what the worker keeps of it beside its KV goes, and what is under way of it ends.
+  void Drop(const SampleId& tid, int32_t att);
+  // What has come, of any chunk; waits so long for it at most. Ask often: the worker is told by it that it
+  // may serve on. kUnavailable: the worker died.
+  StatusOr<std::vector<up::StepTokens>> Wait(std::chrono::milliseconds patience);
+  void Wake();  // ends a Wait early; any thread
+
+  // --- many requests at once
   struct Request {
     int64_t ordinal = 0;  // names the noise: the same (seed, ordinal, sample) gives the same tokens
     int32_t sample = 0;

@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
   AddEvalCommand(app, context);
+  AddServeCommand(app, context);
   AddInspectCommands(app, context);
   AddTopCommand(app, context);
   AddJournalCommand(app, context);

@@ -48,8 +48,7 @@ SamplingOptions::SamplingOptions() {
   job.observe.trace = false;
 }
 
-void AddSampling(CLI::App* command, SamplingOptions* o) {
-  RolloutConfig& r = o->job.rollout;
+void AddModelOptions(CLI::App* command, SamplingOptions* o) {
   command
       ->add_option("model,--model", o->model,
                    "Model folder, or a run (its folder, or the beginning of its name under runs/): final/ is "
@@ -57,15 +56,9 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
       ->required();
   command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  command
-      ->add_option("--max-new-tokens", r.max_new_tokens,
-                   "At most so many new tokens; an answer also ends where the model has no more positions")
-      ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--temperature", r.temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-k", r.top_k, "0: off");
-  command->add_option("--top-p", r.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
-  command->add_option("--min-p", r.min_p, "0: off")->check(CLI::Range(0.0, 1.0));
-  command->add_option("--stop", r.stop, "Stop strings");
+}
+
+void AddDeviceOptions(CLI::App* command, SamplingOptions* o) {
   command->add_option("--seed", o->job.seed, "Of the sampling noise");
   command->add_option("--threads", o->job.cluster.threads_per_slot, "Cores to use")
       ->check(CLI::Range(1, 1024));
@@ -77,6 +70,21 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
   command->add_flag("--deterministic", o->job.deterministic,
                     "On a GPU: slower kernels, with which a result does not depend on the batch, as on a CPU "
                     "it never does");
+}
+
+void AddSampling(CLI::App* command, SamplingOptions* o) {
+  RolloutConfig& r = o->job.rollout;
+  AddModelOptions(command, o);
+  command
+      ->add_option("--max-new-tokens", r.max_new_tokens,
+                   "At most so many new tokens; an answer also ends where the model has no more positions")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", r.temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-k", r.top_k, "0: off");
+  command->add_option("--top-p", r.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--min-p", r.min_p, "0: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--stop", r.stop, "Stop strings");
+  AddDeviceOptions(command, o);
 }
 
 StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
@@ -132,7 +140,8 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
     }
     return Status(gpus.code(), why).At("--device");
   }
-  options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
+  if (!options.stop)
+    options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
   return InferenceSession::Start(options);
 }
 

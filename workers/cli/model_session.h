@@ -1,5 +1,6 @@
 #pragma once
-// What generate and eval share: the options of sampling, the model that --model names, a session with it.
+// What generate, eval and serve share: the options of sampling, the model that --model names, a session with
+// it.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -21,6 +22,9 @@ struct SamplingOptions : InferenceOptions {
   std::string model;  // as it was named; job.model.path is where it is, after TakeModel
   std::string dtype;
 };
+// Of these, which model, and what computes it with which seed.
+void AddModelOptions(CLI::App* command, SamplingOptions* options);
+void AddDeviceOptions(CLI::App* command, SamplingOptions* options);
 void AddSampling(CLI::App* command, SamplingOptions* options);
 
 // FindModel of --model. What was taken is said on standard error, where it is not what was named.
@@ -32,7 +36,8 @@ Status CheckSampling(const SamplingOptions& options);
 // second one ends it at once.
 std::function<bool()> StopOnSignal();
 
-// Starts the worker. A signal ends what it is asked with kAborted; a second one ends this process.
+// Starts the worker. Where options.stop is not given, a signal ends what it is asked with kAborted; a second
+// one ends this process.
 StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
                                                          const SamplingOptions& options);
 // The text side of a model folder, without any data.

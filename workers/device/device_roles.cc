@@ -30,6 +30,13 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, as transformers cuts them
 
+StatusOr<engine::TokenBytes> TokenBytesOf(const std::string& model_dir) {
+  TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(model_dir));
+  std::shared_ptr<text::Tokenizer> tokenizer =
+      std::move(loaded);  // shared: std::function needs to be copyable
+  return engine::TokenBytes([tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); });
+}
+
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
@@ -247,10 +254,13 @@ Status DeviceRoles::PrepareRollout(engine::Ranks* ranks) {
       TP_ASSIGN_OR_RETURN(follower_, engine::Follower::Create(*weights_, std::move(options)));
       return OkStatus();
     }
+    TokenRollout::LoadBytes load_bytes;
+    if (!options.token_bytes) load_bytes = [dir = models_.model_dir()] { return TokenBytesOf(dir); };
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
     rollout_ = std::make_unique<TokenRollout>(
         config_.rollout, config_.environment() != nullptr,
-        config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
+        config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine),
+        std::move(load_bytes));
     return OkStatus();
   });
 }
@@ -269,10 +279,7 @@ StatusOr<engine::EngineOptions> DeviceRoles::OptionsOfEngine() {
   options.version = version_;
   options.ranks = ranks_;
   if (!config_.rollout.stop.empty()) {
-    TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(models_.model_dir()));
-    std::shared_ptr<text::Tokenizer> tokenizer =
-        std::move(loaded);  // shared: std::function needs to be copyable
-    options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
+    TP_ASSIGN_OR_RETURN(options.token_bytes, TokenBytesOf(models_.model_dir()));
   }
   return options;
 }

@@ -30,6 +30,15 @@ ChunkEnd ToChunkEnd(engine::FinishReason reason) {
   return ChunkEnd::kError;
 }
 
+engine::SamplingParams ParamsOf(down::ChunkSampling c) {
+  return {.temperature = static_cast<float>(c.temperature),
+          .top_k = c.top_k,
+          .top_p = static_cast<float>(c.top_p),
+          .min_p = static_cast<float>(c.min_p),
+          .stop_token_ids = std::move(c.stop_token_ids),
+          .stop_strings = std::move(c.stop)};
+}
+
 }  // namespace
 
 Status TokenRollout::Add(down::StartChunk c) {
@@ -45,16 +54,26 @@ Status TokenRollout::Add(down::StartChunk c) {
   if (routing_bytes_ > 0)
     request.routed =
         std::min(c.routing_bytes / routing_bytes_, static_cast<int64_t>(request.generated.size()));
-  engine::SamplingParams& s = request.sampling;
-  s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.temperature);
-  if (!c.greedy) {
+  request.sampling = c.sampling.given ? ParamsOf(std::move(c.sampling)) : ConfiguredParams(c.greedy);
+  if (!request.sampling.stop_strings.empty() && load_bytes_) {
+    TP_ASSIGN_OR_RETURN(engine::TokenBytes bytes, load_bytes_());
+    engine_->SetTokenBytes(std::move(bytes));
+    load_bytes_ = nullptr;
+  }
+  return engine_->Add(std::move(request));
+}
+
+engine::SamplingParams TokenRollout::ConfiguredParams(bool greedy) const {
+  engine::SamplingParams s;
+  s.temperature = greedy ? 0.0F : static_cast<float>(config_.temperature);
+  if (!greedy) {
     s.top_k = config_.top_k;
     s.top_p = static_cast<float>(config_.top_p);
     s.min_p = static_cast<float>(config_.min_p);
   }
   s.stop_strings = config_.stop;
   for (const int64_t id : config_.stop_token_ids) s.stop_token_ids.push_back(static_cast<int32_t>(id));
-  return engine_->Add(std::move(request));
+  return s;
 }
 
 std::vector<std::pair<SampleId, int32_t>> TokenRollout::Drain() {

@@ -17,7 +17,9 @@
 #include <boost/beast/http.hpp>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <thread>
 
@@ -36,6 +38,9 @@ using net::ip::tcp;
 
 constexpr uint32_t kHeadBytesMax = 8 << 10;
 constexpr size_t kDrainBytes = 16 << 10;  // of a request, beyond its body
+constexpr size_t kPieceBytes = 16 << 10;
+// For a caller that was refused to read why while it still sends: closed at once, it would read of a reset.
+constexpr std::chrono::seconds kLinger{2};
 
 std::string_view View(boost::string_view text) { return {text.data(), text.size()}; }
 
@@ -59,7 +64,7 @@ std::string Decoded(std::string_view text, bool plus) {
   return out;
 }
 
-HttpRequest RequestOf(const http::request<http::string_body>& from) {
+HttpRequest RequestOf(http::request<http::string_body> from) {
   HttpRequest request;
   request.method = std::string(View(from.method_string()));
   std::string_view target = View(from.target());
@@ -73,7 +78,7 @@ HttpRequest RequestOf(const http::request<http::string_body>& from) {
     request.query[Decoded(part.substr(0, equals), true)] =
         equals == std::string_view::npos ? "" : Decoded(part.substr(equals + 1), true);
   }
-  request.body = from.body();
+  request.body = std::move(from.body());
   return request;
 }
 
@@ -91,14 +96,15 @@ StatusOr<std::shared_ptr<net::ssl::context>> TlsContext(const Identity& identity
   try {
     auto tls = std::make_shared<net::ssl::context>(net::ssl::context::tls_server);
     ::SSL_CTX_set_min_proto_version(tls->native_handle(), TLS1_2_VERSION);
-    tls->add_certificate_authority(net::buffer(identity.authority));
+    if (!callers.empty()) tls->add_certificate_authority(net::buffer(identity.authority));
     tls->use_certificate_chain(net::buffer(identity.certificate));
     tls->use_private_key(net::buffer(identity.key), net::ssl::context::pem);
+    if (callers.empty()) return tls;
     tls->set_verify_mode(net::ssl::verify_peer | net::ssl::verify_fail_if_no_peer_cert);
     tls->set_verify_callback(net::ssl::host_name_verification(CertifiedName(callers)));
     return tls;
   } catch (const boost::system::system_error& e) {
-    return InvalidArgument(std::string("the certificates of the job cannot be used: ") + e.what());
+    return InvalidArgument(std::string("the certificate and its key cannot be used: ") + e.what());
   }
 }
 
@@ -155,22 +161,47 @@ int64_t HalfOfDescriptors() {
   return std::max<int64_t>(1, static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)) / 2);
 }
 
+// An answer between who makes it and the connection that it goes over.
+struct Unsent {
+  Mutex mu;
+  std::optional<HttpResponse> head TP_GUARDED_BY(mu);  // until it is taken
+  std::string body TP_GUARDED_BY(mu);                  // of pieces, those that were not taken
+  bool begun TP_GUARDED_BY(mu) = false, whole TP_GUARDED_BY(mu) = false;
+  bool ended TP_GUARDED_BY(mu) = false;  // nothing comes behind what is here
+  bool gone TP_GUARDED_BY(mu) = false;   // nobody is there to take it
+  std::function<void()> on_gone TP_GUARDED_BY(mu);
+
+  void Gone() {
+    std::function<void()> tell;
+    {
+      const MutexLock lock(mu);
+      gone = true;
+      tell = std::exchange(on_gone, nullptr);
+    }
+    if (tell) tell();
+  }
+};
+
 }  // namespace
 
 struct HttpServer::Impl {
   class Session;
+  class Reply;
 
-  Impl(HttpServerOptions given, Handler handler_given)
+  Impl(HttpServerOptions given, LaterHandler handler_given)
       : options(std::move(given)), handler(std::move(handler_given)) {}
 
   const HttpServerOptions options;
-  const Handler handler;
+  const LaterHandler handler;
   std::unique_ptr<FreshTls> tls;  // with an identity
   const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
   Mutex mu;
   std::map<int64_t, std::weak_ptr<Session>> sessions TP_GUARDED_BY(mu);
   int64_t next_session TP_GUARDED_BY(mu) = 0;
+  int64_t bodies_bytes TP_GUARDED_BY(mu) = 0;  // of the bodies that are being read or handled, at most
+  int64_t unanswered TP_GUARDED_BY(mu) = 0;
+  Condition answered;
   // After what sessions use: they end with it.
   net::io_context io;
   std::optional<tcp::acceptor> acceptor;
@@ -180,6 +211,23 @@ struct HttpServer::Impl {
   void Accept();
   void LookLater();  // at the certificates
   void Open(tcp::socket socket);
+  bool TakeRoom(int64_t bytes) {
+    const MutexLock lock(mu);
+    if (bodies_bytes + bytes > options.bodies_bytes_max && bodies_bytes > 0) return false;
+    bodies_bytes += bytes;
+    return true;
+  }
+  void GiveRoom(int64_t bytes) {
+    const MutexLock lock(mu);
+    bodies_bytes -= bytes;
+  }
+  void CountUnanswered(int64_t more) {
+    {
+      const MutexLock lock(mu);
+      unanswered += more;
+    }
+    answered.NotifyAll();
+  }
   // The oldest that has not shown the key, which then counts no more; null: all of them belong here.
   std::shared_ptr<Session> TakeOldestStranger();
 };
@@ -188,12 +236,18 @@ struct HttpServer::Impl {
 class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Impl& server, tcp::socket socket, int64_t id)
-      : server_(server), stream_(std::move(socket)), id_(id), buffer_(BufferBytes(server.options)) {
+      : server_(server),
+        stream_(std::move(socket)),
+        id_(id),
+        buffer_(BufferBytes(server.options)),
+        idle_(stream_.get_executor()) {
     if (!server.tls) return;
     context_ = server.tls->Context();
     tls_.emplace(stream_, *context_);
   }
   ~Session() {
+    Settle();
+    GiveRoom();
     const MutexLock lock(server_.mu);
     server_.sessions.erase(id_);
   }
@@ -204,15 +258,19 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Close() {
     net::post(stream_.get_executor(), [self = shared_from_this()] { self->stream_.close(); });
   }
+  // There is more of the answer.
+  void Wake() {
+    net::post(stream_.get_executor(), [self = shared_from_this()] { self->Pump(); });
+  }
 
  private:
   static size_t BufferBytes(const HttpServerOptions& o) {
     return kHeadBytesMax + kDrainBytes + static_cast<size_t>(o.body_bytes_max);
   }
-  void Deadline() {
-    stream_.expires_after(
-        std::chrono::milliseconds(static_cast<int64_t>(1e3 * server_.options.idle_timeout_s)));
+  [[nodiscard]] std::chrono::milliseconds IdleTimeout() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(1e3 * server_.options.idle_timeout_s));
   }
+  void Deadline() { stream_.expires_after(IdleTimeout()); }
   void Greet() {
     if (!tls_) return Read();
     Deadline();
@@ -237,80 +295,235 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     parser_->body_limit(static_cast<uint64_t>(server_.options.body_bytes_max));
     Deadline();  // of the whole request: one that trickles in is cut, too
     Over([this](auto& stream) {
-      http::async_read(stream, buffer_, *parser_,
-                       [self = shared_from_this()](error_code error, size_t) { self->Answer(error); });
+      http::async_read_header(stream, buffer_, *parser_,
+                              [self = shared_from_this()](error_code error, size_t) { self->OnHead(error); });
     });
   }
-  void Answer(error_code error) {
+  void OnHead(error_code error) {
+    if (error) return Failed(error);
+    const http::request<http::string_body>& head = parser_->get();
+    if (const auto refused = Refused(head))
+      return Send(*refused, head.version(), head.keep_alive() && parser_->is_done(),
+                  head.method() == http::verb::head);
+    if (parser_->is_done()) return OnRequest();
+    const auto length = parser_->content_length();
+    const int64_t bytes = length ? static_cast<int64_t>(*length) : server_.options.body_bytes_max;
+    if (!server_.TakeRoom(bytes))
+      return Refuse(503, "other requests have taken the room for their bodies; try again",
+                    {{"Retry-After", "1"}});
+    room_ = bytes;
+    Over([this](auto& stream) {
+      http::async_read(stream, buffer_, *parser_, [self = shared_from_this()](error_code failed, size_t) {
+        if (failed) return self->Failed(failed);
+        self->OnRequest();
+      });
+    });
+  }
+  void Failed(error_code error) {
     if (error == http::error::header_limit) return Refuse(431, "the head of the request is too long");
     if (error == http::error::body_limit || error == http::error::buffer_overflow)
-      return Refuse(413, "the body of the request is too long");
-    if (error) {
-      if (error.category() == http::make_error_code(http::error::bad_method).category() &&
-          error != http::error::end_of_stream && error != http::error::partial_message)
-        return Refuse(400, "this is no HTTP request");
-      return stream_.close();
-    }
-    const http::request<http::string_body>& request = parser_->get();
-    const bool head = request.method() == http::verb::head;
-    HttpResponse answer = Checked(request);
-    Send(answer, request.version(), request.keep_alive(), head);
+      return Refuse(413, "the body of the request is too long; it may have " +
+                             std::to_string(server_.options.body_bytes_max) + " bytes");
+    if (error.category() == http::make_error_code(http::error::bad_method).category() &&
+        error != http::error::end_of_stream && error != http::error::partial_message)
+      return Refuse(400, "this is no HTTP request");
+    stream_.close();
   }
-  HttpResponse Checked(const http::request<http::string_body>& from) {
-    if (IsLoopback(server_.options.host) && !IsLoopbackName(View(from[http::field::host])))
-      return {.status = 403, .body = "this server answers to 127.0.0.1 and localhost alone\n"};
-    HttpRequest request = RequestOf(from);
-    if (request.method == "HEAD") request.method = "GET";
-    if (request.method != "GET" && server_.options.body_bytes_max == 0)
-      return {.status = 405,
-              .body = "only GET and HEAD are answered here\n",
-              .headers = {{"Allow", "GET, HEAD"}}};
-    const std::string_view bearer = View(from[http::field::authorization]);
+  // What is answered to a request before its body is read; nullopt: it is the handler's.
+  std::optional<HttpResponse> Refused(const http::request<http::string_body>& head) {
+    if (IsLoopback(server_.options.host) && !IsLoopbackName(View(head[http::field::host])))
+      return Refusal(403, "this server answers to 127.0.0.1 and localhost alone");
+    const bool reads = head.method() == http::verb::get || head.method() == http::verb::head;
+    if (!reads && server_.options.body_bytes_max == 0)
+      return Refusal(405, "only GET and HEAD are answered here", {{"Allow", "GET, HEAD"}});
+    const std::string_view bearer = View(head[http::field::authorization]);
     if (bearer.starts_with("Bearer ") &&
         ConstantTimeEqual(Sha256Hex(bearer.substr(7)), server_.options.key_digest)) {
       known_ = true;
-    } else if (!server_.options.open_paths.contains(request.path)) {
-      return Stranger();
+      return std::nullopt;
     }
-    try {
-      return server_.handler(request);
-    } catch (const std::exception& e) {  // the door of this thread
-      return {.status = 500, .body = std::string("internal error: ") + e.what() + "\n"};
+    const std::string_view target = View(head.target());
+    if (server_.options.open_paths.contains(Decoded(target.substr(0, target.find('?')), false)))
+      return std::nullopt;
+    const std::string& where = server_.options.where_key;
+    return Refusal(
+        401,
+        "The key is missing or not this server's. Send it as `Authorization: Bearer KEY`. " +
+            (where.empty()
+                 ? "A dashboard's stands behind #key= in the whole address that was printed when it "
+                   "was started, and each start has another one; a run's is in "
+                   "RUN/security/operator.token."
+                 : where),
+        {{"WWW-Authenticate", "Bearer"}});
+  }
+  using Headers = std::vector<std::pair<std::string, std::string>>;
+  [[nodiscard]] HttpResponse Refusal(int status, const std::string& why, const Headers& headers = {}) const {
+    HttpResponse said{.status = status, .body = why + "\n"};
+    if (server_.options.refusal) said = server_.options.refusal(status, why);
+    said.headers.insert(said.headers.end(), headers.begin(), headers.end());
+    return said;
+  }
+  void Refuse(int status, const std::string& why, const Headers& headers = {}) {
+    Send(Refusal(status, why, headers), 11, /*keep_alive=*/false, /*head=*/false);
+  }
+
+  // --- the answer of the handler
+  void OnRequest() {
+    http::request<http::string_body> whole = parser_->release();
+    version_ = whole.version();
+    keep_alive_ = whole.keep_alive();
+    head_ = whole.method() == http::verb::head;
+    HttpRequest request = RequestOf(std::move(whole));
+    if (head_) request.method = "GET";
+    unsent_ = std::make_shared<Unsent>();
+    server_.CountUnanswered(1);
+    {
+      auto reply = MakeReply();
+      try {
+        server_.handler(request, reply);
+      } catch (const std::exception& e) {  // the door of this thread
+        reply->Answer(Refusal(500, std::string("internal error: ") + e.what()));
+      }
     }
+    GiveRoom();
+    const MutexLock lock(unsent_->mu);
+    if (!unsent_->ended && buffer_.size() == 0) Watch();
   }
-  static HttpResponse Stranger() {
-    return {
-        .status = 401,
-        .body =
-            "The key is missing or not this server's. Send it as `Authorization: Bearer KEY`. A dashboard's "
-            "stands behind #key= in the whole address that was printed when it was started, and each start "
-            "has another one; a run's is in RUN/security/operator.token.\n",
-        .headers = {{"WWW-Authenticate", "Bearer"}}};
+  std::shared_ptr<HttpReply> MakeReply();
+  // Sees the caller hang up while it waits for its answer.
+  void Watch() {
+    watching_ = true;
+    stream_.expires_never();
+    Over([this](auto& stream) {
+      stream.async_read_some(
+          buffer_.prepare(kDrainBytes),
+          [self = shared_from_this()](error_code error, size_t n) { self->Heard(error, n); });
+    });
   }
-  void Refuse(int status, const char* why) {
-    Send({.status = status, .body = std::string(why) + "\n"}, 11, /*keep_alive=*/false, /*head=*/false);
+  void Heard(error_code error, size_t bytes) {
+    watching_ = false;
+    idle_.cancel();
+    if (error) return GiveUp();
+    buffer_.commit(bytes);  // of the next request
+    if (unsent_ == nullptr) Read();
   }
+  // Sends what there is of the answer.
+  void Pump() {
+    if (unsent_ == nullptr || writing_) return;
+    std::optional<HttpResponse> first;
+    std::string pieces;
+    bool whole = false, ended = false, gone = false;
+    {
+      const MutexLock lock(unsent_->mu);
+      first = std::exchange(unsent_->head, std::nullopt);
+      pieces = std::exchange(unsent_->body, {});
+      whole = unsent_->whole, ended = unsent_->ended, gone = unsent_->gone;
+    }
+    if (gone) return GiveUp();
+    if (whole) {
+      writing_ = true;
+      return Send(*first, version_, keep_alive_, head_);
+    }
+    std::string out;
+    const bool chunked = version_ >= 11;
+    if (first) out = HeadOf(*first, chunked);
+    if (head_) pieces.clear();
+    if (!pieces.empty() && chunked) {
+      std::ostringstream size;
+      size << std::hex << pieces.size();
+      out += size.str() + "\r\n" + pieces + "\r\n";
+    } else {
+      out += pieces;
+    }
+    if (ended && chunked && !head_) out += "0\r\n\r\n";
+    if (out.empty() && !ended) return;
+    writing_ = true;
+    Deadline();
+    auto text = std::make_shared<std::string>(std::move(out));
+    Over([&](auto& stream) {
+      net::async_write(stream, net::buffer(*text),
+                       [self = shared_from_this(), text, ended, chunked](error_code error, size_t) {
+                         self->writing_ = false;
+                         if (error) return self->GiveUp();
+                         if (ended) return self->Answered(self->keep_alive_ && chunked);
+                         self->Pump();
+                       });
+    });
+  }
+  std::string HeadOf(const HttpResponse& answer, bool chunked) const {
+    http::response<http::empty_body> response(static_cast<http::status>(answer.status), version_);
+    SetHeaders(response, answer);
+    response.keep_alive(keep_alive_ && chunked);
+    response.chunked(chunked);
+    std::ostringstream out;
+    out << response.base();
+    return out.str();
+  }
+  // The answer is with the caller.
+  void Answered(bool keep_alive) {
+    Settle();
+    if (!keep_alive) return stream_.close();
+    if (!watching_) return Read();
+    idle_.expires_after(IdleTimeout());
+    idle_.async_wait([self = shared_from_this()](error_code ended) {
+      if (!ended && self->watching_ && self->unsent_ == nullptr) self->stream_.close();
+    });
+  }
+  void GiveUp() {
+    const std::shared_ptr<Unsent> unsent = unsent_;
+    Settle();
+    if (unsent != nullptr) unsent->Gone();
+    stream_.close();
+  }
+  void Settle() {
+    if (std::exchange(unsent_, nullptr) != nullptr) server_.CountUnanswered(-1);
+  }
+  void GiveRoom() {
+    if (room_ > 0) server_.GiveRoom(std::exchange(room_, 0));
+  }
+
+  template <typename Body>
+  static void SetHeaders(http::response<Body>& response, const HttpResponse& answer) {
+    response.set(http::field::content_type, answer.type);
+    response.set(http::field::cache_control, "no-store");
+    response.set("X-Content-Type-Options", "nosniff");
+    response.set("X-Frame-Options", "DENY");
+    response.set("Referrer-Policy", "no-referrer");
+    response.set("Cross-Origin-Resource-Policy", "same-origin");
+    response.set("Cross-Origin-Opener-Policy", "same-origin");
+    response.set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'");
+    for (const auto& [name, value] : answer.headers) response.set(name, value);
+  }
+  // A whole answer: the handler's, or a refusal.
   void Send(const HttpResponse& answer, unsigned version, bool keep_alive, bool head) {
     auto response = std::make_shared<http::response<http::string_body>>(
         static_cast<http::status>(answer.status), version);
-    response->set(http::field::content_type, answer.type);
-    response->set(http::field::cache_control, "no-store");
-    response->set("X-Content-Type-Options", "nosniff");
-    response->set("X-Frame-Options", "DENY");
-    response->set("Referrer-Policy", "no-referrer");
-    response->set("Cross-Origin-Resource-Policy", "same-origin");
-    response->set("Cross-Origin-Opener-Policy", "same-origin");
-    response->set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'");
-    for (const auto& [name, value] : answer.headers) response->set(name, value);
+    SetHeaders(*response, answer);
     response->keep_alive(keep_alive);
     response->content_length(answer.body.size());
     if (!head) response->body() = answer.body;
     Deadline();
     Over([&](auto& stream) {
       http::async_write(stream, *response, [self = shared_from_this(), response](error_code error, size_t) {
-        if (error || response->need_eof()) return self->stream_.close();
+        self->writing_ = false;
+        if (error) return self->GiveUp();
+        if (self->unsent_ != nullptr) return self->Answered(!response->need_eof());
+        if (response->need_eof()) return self->Linger();
         self->Read();
       });
+    });
+  }
+  void Linger() {
+    error_code ignored;  // the caller may be gone
+    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream_.expires_after(kLinger);
+    discarded_.resize(kPieceBytes);
+    Discard();
+  }
+  void Discard() {
+    stream_.async_read_some(net::buffer(discarded_), [self = shared_from_this()](error_code error, size_t) {
+      if (error) return self->stream_.close();
+      self->Discard();
     });
   }
 
@@ -322,7 +535,92 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   std::atomic<bool> known_ = false;
   boost::beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
+  int64_t room_ = 0;  // of bodies_bytes_max, that it has taken
+  net::steady_timer idle_;
+  // Of the request that is being answered.
+  unsigned version_ = 11;
+  bool keep_alive_ = false, head_ = false;
+  std::shared_ptr<Unsent> unsent_;  // null: none is
+  bool writing_ = false, watching_ = false;
+  std::string discarded_;
 };
+
+class HttpServer::Impl::Reply : public HttpReply {
+ public:
+  Reply(std::weak_ptr<Session> session, std::shared_ptr<Unsent> unsent)
+      : session_(std::move(session)), unsent_(std::move(unsent)) {}
+  ~Reply() override {
+    bool begun = false;
+    {
+      const MutexLock lock(unsent_->mu);
+      if (unsent_->ended || unsent_->gone) return;
+      begun = unsent_->begun;
+    }
+    if (!begun) {
+      Answer({.status = 500, .body = "internal error: the request was not answered\n"});
+    } else if (const auto session = session_.lock()) {
+      session->Close();
+    }
+  }
+  void Answer(HttpResponse answer) override {
+    {
+      const MutexLock lock(unsent_->mu);
+      if (unsent_->ended || unsent_->gone || unsent_->begun) return;
+      unsent_->head = std::move(answer);
+      unsent_->begun = unsent_->whole = unsent_->ended = true;
+    }
+    Wake();
+  }
+  void Begin(HttpResponse head) override {
+    {
+      const MutexLock lock(unsent_->mu);
+      if (unsent_->ended || unsent_->gone || unsent_->begun) return;
+      unsent_->head = std::move(head);
+      unsent_->begun = true;
+    }
+    Wake();
+  }
+  void Write(std::string piece) override {
+    bool full = false;
+    {
+      const MutexLock lock(unsent_->mu);
+      if (unsent_->ended || unsent_->gone) return;
+      full = unsent_->body.size() + piece.size() > static_cast<size_t>(kUnsentBytes);
+      if (!full) unsent_->body += piece;
+    }
+    if (full) unsent_->Gone();  // it does not take what it is sent
+    Wake();
+  }
+  void End() override {
+    {
+      const MutexLock lock(unsent_->mu);
+      if (unsent_->ended || unsent_->gone) return;
+      unsent_->ended = true;
+    }
+    Wake();
+  }
+  void OnGone(std::function<void()> gone) override {
+    {
+      const MutexLock lock(unsent_->mu);
+      if (!unsent_->gone) {
+        unsent_->on_gone = std::move(gone);
+        return;
+      }
+    }
+    gone();
+  }
+
+ private:
+  void Wake() {
+    if (const auto session = session_.lock()) session->Wake();
+  }
+  const std::weak_ptr<Session> session_;
+  const std::shared_ptr<Unsent> unsent_;
+};
+
+std::shared_ptr<HttpReply> HttpServer::Impl::Session::MakeReply() {
+  return std::make_shared<Reply>(weak_from_this(), unsent_);
+}
 
 std::shared_ptr<HttpServer::Impl::Session> HttpServer::Impl::TakeOldestStranger() {
   std::vector<std::shared_ptr<Session>> seen;  // the last reference to one may not go under the lock
@@ -389,6 +687,14 @@ HttpServer::~HttpServer() {
 }
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options, Handler handler) {
+  return StartLater(options, [handler = std::move(handler)](const HttpRequest& request,
+                                                            const std::shared_ptr<HttpReply>& reply) {
+    reply->Answer(handler(request));
+  });
+}
+
+StatusOr<std::unique_ptr<HttpServer>> HttpServer::StartLater(const HttpServerOptions& options,
+                                                             LaterHandler handler) {
   auto impl = std::make_unique<Impl>(options, std::move(handler));
   const std::string address = JoinHostPort(options.host, options.port);
   if (!IsLoopback(options.host) && !options.identity)
@@ -425,6 +731,12 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions&
   for (int64_t i = 0; i < options.threads; ++i)
     server->impl_->threads.emplace_back([&io = server->impl_->io] { io.run(); });
   return server;
+}
+
+bool HttpServer::AwaitAnswers(std::chrono::milliseconds patience) {
+  const MutexLock lock(impl_->mu);
+  return impl_->answered.WaitFor(impl_->mu, patience,
+                                 [&]() TP_REQUIRES(impl_->mu) { return impl_->unanswered == 0; });
 }
 
 uint16_t HttpServer::port() const { return impl_->port; }

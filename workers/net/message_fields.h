@@ -117,8 +117,9 @@ TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
                      operator_digest, token_proof, tokenizer, sync_payload))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
+TP_FIELDS(ChunkSampling, given, temperature, top_k, top_p, min_p, stop, stop_token_ids)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, stores, before, newest,
-          unread, prompt, generated, chunk_tokens, max_new_tokens, greedy, starts, environment,
+          unread, prompt, generated, chunk_tokens, max_new_tokens, greedy, sampling, starts, environment,
           environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
 TP_FIELDS(Store, newest, what)

@@ -240,6 +240,15 @@ struct Refuse {
   bool again = false;  // it may come again later; else its process ends
 };
 struct PermitRenewal {};
+// How tokens are drawn (engine::SamplingParams) where a request says so itself and not the job's config.
+struct ChunkSampling {
+  bool given = false;  // else nothing else counts here
+  double temperature = 1;
+  int64_t top_k = 0;
+  double top_p = 1, min_p = 0;
+  std::vector<std::string> stop = {};
+  std::vector<int32_t> stop_token_ids = {};
+};
 struct StartChunk {
   SlotId slot;
   SlotEpoch epoch;
@@ -262,6 +271,7 @@ struct StartChunk {
   int64_t chunk_tokens = 0;    // at most so many new tokens now
   int64_t max_new_tokens = 0;  // of the sample
   bool greedy = false;         // evaluation
+  ChunkSampling sampling = {};
   // Of a fragment: the start states of its environments (core/policy/fragment.h EncodeStates), the
   // environment worker that hosts them, and the token that it takes calls with.
   std::string starts, environment, environment_token;

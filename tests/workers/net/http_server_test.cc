@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/base/hash.h"
+#include "core/base/thread_annotations.h"
 #include "workers/net/certificates.h"
 #include "workers/net/http_get.h"
 
@@ -180,6 +181,125 @@ TEST(HttpServerTest, NonsenseLongHeadsAndThrowingHandlersAreAnsweredAndDoNoHarm)
   EXPECT_TRUE(Has(nonsense.Read(), " 400 "));
   EXPECT_TRUE(Has(s.Ask("/throw", kBearer), " 500 "));
   EXPECT_TRUE(Has(s.Ask("/x", kBearer), "GET /x"));
+}
+
+// A server whose answers are given by the test.
+struct Later {
+  explicit Later(HttpServerOptions options = {}) {
+    options.key_digest = Sha256Hex("secret");
+    options.body_bytes_max = 100;
+    auto started =
+        HttpServer::StartLater(options, [this](const HttpRequest& r, std::shared_ptr<HttpReply> reply) {
+          const MutexLock lock(mu);
+          asked.push_back({r.body, std::move(reply)});
+          changed.NotifyAll();
+        });
+    EXPECT_TRUE(started.ok()) << started.status().message();
+    server = *std::move(started);
+  }
+  std::shared_ptr<HttpReply> Next() {
+    const MutexLock lock(mu);
+    EXPECT_TRUE(
+        changed.WaitFor(mu, std::chrono::seconds(10), [&]() TP_REQUIRES(mu) { return !asked.empty(); }));
+    if (asked.empty()) return nullptr;
+    std::shared_ptr<HttpReply> reply = std::move(asked.front().second);
+    asked.erase(asked.begin());
+    return reply;
+  }
+  static std::string Post(const std::string& body) {
+    return "POST /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) +
+           "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  }
+  Mutex mu;
+  Condition changed;
+  std::vector<std::pair<std::string, std::shared_ptr<HttpReply>>> asked TP_GUARDED_BY(mu);
+  std::unique_ptr<HttpServer> server;
+};
+
+TEST(HttpServerTest, AnAnswerMayComeLaterAndInPieces) {
+  Later later;
+  Wire wire(later.server->port());
+  wire.Send(Later::Post("one"));
+  const auto first = later.Next();
+  EXPECT_FALSE(later.server->AwaitAnswers(std::chrono::milliseconds(1)));
+  first->Answer({.body = "whole"});
+  first->Answer({.body = "again"});
+  EXPECT_TRUE(Has(wire.Read(), "whole"));
+  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(10)));
+  // Two requests at once are answered one after the other.
+  wire.Send(Later::Post("two") + Later::Post("three"));
+  const auto second = later.Next();
+  second->Begin({.type = "text/event-stream"});
+  second->Write("abc");
+  second->Write(std::string(20, 'd'));
+  second->End();
+  const auto third = later.Next();
+  third->Answer({.body = "last"});
+  const std::string text = wire.Read();
+  EXPECT_TRUE(Has(text, "Transfer-Encoding: chunked")) << text;
+  EXPECT_TRUE(Has(text, "\r\n0\r\n\r\n")) << text;
+  EXPECT_TRUE(Has(text, "last")) << text;
+  // One that nobody answers is not left waiting.
+  wire.Send(Later::Post("four"));
+  later.Next().reset();
+  EXPECT_TRUE(Has(wire.Read(), " 500 "));
+}
+
+TEST(HttpServerTest, WhoeverAnswersHearsThatTheCallerHasHungUp) {
+  Later later;
+  Mutex mu;
+  Condition changed;
+  int gone = 0;
+  const auto hear = [&] {
+    const MutexLock lock(mu);
+    ++gone;
+    changed.NotifyAll();
+  };
+  const auto heard = [&](int count) {
+    const MutexLock lock(mu);
+    return changed.WaitFor(mu, std::chrono::seconds(10), [&] { return gone == count; });
+  };
+  std::shared_ptr<HttpReply> reply;
+  {
+    Wire wire(later.server->port());
+    wire.Send(Later::Post("one"));
+    reply = later.Next();
+    reply->OnGone(hear);
+  }
+  EXPECT_TRUE(heard(1));
+  reply->OnGone(hear);  // at once
+  EXPECT_TRUE(heard(2));
+  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(10)));
+  reply->Answer({.body = "nobody reads it"});
+  // One that does not take what it is sent is cut.
+  Wire slow(later.server->port());
+  slow.Send(Later::Post("two"));
+  reply = later.Next();
+  reply->OnGone(hear);
+  reply->Begin({});
+  for (int i = 0; i < 64; ++i) reply->Write(std::string(HttpServer::kUnsentBytes / 4, 'x'));
+  EXPECT_TRUE(heard(3));
+}
+
+TEST(HttpServerTest, NoBodyIsReadBeforeTheKeyWasShown) {
+  Later later;
+  Wire wire(later.server->port());
+  wire.Send("POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nthe rest does not come");
+  EXPECT_TRUE(Has(wire.Read(), " 401 "));
+  Later other({.bodies_bytes_max = 120, .refusal = [](int status, const std::string& why) {
+                 return HttpResponse{.status = status, .body = "refused: " + why};
+               }});
+  Wire first(other.server->port()), second(other.server->port());
+  first.Send(Later::Post(std::string(100, 'a')).substr(0, 150));  // its room is taken
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  std::string said;
+  while (!Has(said, " 503 ") && std::chrono::steady_clock::now() < until) {
+    Wire again(other.server->port());
+    again.Send("POST /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) +
+               "Content-Length: 90\r\n\r\n");
+    said = again.Read();
+  }
+  EXPECT_TRUE(Has(said, "refused: other requests")) << said;
 }
 
 TEST(HttpServerTest, ConnectionsThatSayNothingOrTrickleAreCut) {

@@ -1,0 +1,314 @@
+// Requests of OpenAI's form to turns, and what is heard of a turn to answers, without HTTP and without a
+// model.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "workers/serve/answer_text.h"
+#include "workers/serve/openai_answer.h"
+#include "workers/serve/openai_request.h"
+#include "workers/serve/tool_calls.h"
+
+namespace tidepool::workers {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+// Letters, digits and what JSON needs, a token each; ids of characters from 3 on, <eos> is 2.
+constexpr char kAlphabet[] = "abcdefghijklmnopqrstuvwxyz0123456789 =<>/_{}[]\":,.\n";
+
+const char* const kTagged = R"({% if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif -%}
+{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}{% endfor %})";
+
+std::unique_ptr<ServedModel> Model(const std::string& chat = kTagged) {
+  const std::string dir = testing::TempDir() + "/served";
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  EXPECT_TRUE(text::WriteCharacterTokenizer(kAlphabet, dir).ok());
+  auto model = std::make_unique<ServedModel>();
+  model->name = "tiny";
+  model->tokenizer = *text::Tokenizer::Load(dir);
+  if (!chat.empty()) {
+    model->template_text = *text::ChatTemplate::FromSource(chat, {}, "template");
+    model->tools = ToolFormatOf(*model->template_text);
+  }
+  model->vocab_size = model->tokenizer->vocab_size();
+  model->max_tokens = 400;
+  std::filesystem::remove_all(dir);
+  return model;
+}
+
+AskedTurn Read(const ServedModel& model, const Json& body, AnswerForm form = AnswerForm::kCompletion) {
+  auto read = ReadRequest(form, body.dump(), model);
+  if (const auto* error = std::get_if<ApiError>(&read)) {
+    ADD_FAILURE() << error->message;
+    return {};
+  }
+  return std::get<AskedTurn>(std::move(read));
+}
+ApiError Refused(const ServedModel& model, const Json& body, AnswerForm form = AnswerForm::kCompletion) {
+  auto read = ReadRequest(form, body.dump(), model);
+  if (const auto* error = std::get_if<ApiError>(&read)) return *error;
+  ADD_FAILURE() << body.dump() << " is taken";
+  return {};
+}
+
+TurnDelta Delta(const ServedModel& model, const std::string& text, TurnEnd end = TurnEnd::kNone,
+                int64_t choice = 0) {
+  TurnDelta delta{.choice = choice, .end = end};
+  delta.tokens.ids = *model.tokenizer->Encode(text);
+  delta.tokens.logprobs.assign(delta.tokens.ids.size(), -0.5F);
+  if (!text.empty()) delta.tokens.versions = {{Version{0, 3}, static_cast<int64_t>(delta.tokens.ids.size())}};
+  return delta;
+}
+
+TEST(OpenAiRequestTest, SaysHowTokensAreDrawn) {
+  const auto model = Model();
+  const AskedTurn asked = Read(*model, {{"model", "tiny"},
+                                        {"prompt", {"ab", "c"}},
+                                        {"max_tokens", 5},
+                                        {"temperature", 0.5},
+                                        {"top_p", 0.9},
+                                        {"top_k", 7},
+                                        {"min_p", 0.1},
+                                        {"seed", -3},
+                                        {"n", 2},
+                                        {"stop", "x"},
+                                        {"stop_token_ids", {4}},
+                                        {"stream", true},
+                                        {"logprobs", 0}});
+  const Turn& turn = asked.turn;
+  EXPECT_EQ(turn.prompts.size(), 2U);
+  EXPECT_EQ(turn.choices(), 4);
+  EXPECT_EQ(turn.max_new_tokens, 5);
+  EXPECT_EQ(turn.seed, -3);
+  const down::ChunkSampling& s = turn.sampling;
+  EXPECT_TRUE(s.given);
+  EXPECT_EQ(std::tuple(s.temperature, s.top_p, s.top_k, s.min_p), std::tuple(0.5, 0.9, 7, 0.1));
+  EXPECT_EQ(s.stop, std::vector<std::string>{"x"});
+  EXPECT_EQ(s.stop_token_ids, std::vector<int32_t>{4});
+  EXPECT_TRUE(asked.style.stream && asked.style.logprobs);
+  // Ids are taken as they are; what is missing has OpenAI's defaults.
+  const AskedTurn ids = Read(*model, {{"prompt", {3, 4}}});
+  EXPECT_EQ(ids.turn.prompts, (std::vector<std::vector<int32_t>>{{3, 4}}));
+  EXPECT_EQ(ids.turn.max_new_tokens, 16);
+  EXPECT_EQ(ids.turn.sampling.temperature, 1);
+  EXPECT_FALSE(ids.turn.seed.has_value());
+  EXPECT_EQ(Read(*model, {{"prompt", {{3}, {4, 5}}}, {"top_k", -1}}).turn.prompts.size(), 2U);
+}
+
+TEST(OpenAiRequestTest, AChatHasAllTheRoomThatThereIs) {
+  const auto model = Model();
+  const Json messages = {{{"role", "developer"}, {"content", {{{"type", "text"}, {"text", "be"}}}}},
+                         {{"role", "user"}, {"content", "hi"}}};
+  const AskedTurn asked = Read(*model, {{"messages", messages}}, AnswerForm::kChat);
+  ASSERT_EQ(asked.turn.prompts.size(), 1U);
+  EXPECT_EQ(model->tokenizer->Decode(asked.turn.prompts[0]), "<bos>system:be<bos>user:hi");
+  EXPECT_EQ(asked.turn.max_new_tokens, 400 - static_cast<int64_t>(asked.turn.prompts[0].size()));
+  EXPECT_EQ(Read(*model, {{"messages", messages}, {"max_completion_tokens", 9}}, AnswerForm::kChat)
+                .turn.max_new_tokens,
+            9);
+  EXPECT_THAT(Refused(*model, {{"messages", messages}, {"max_tokens", 1}, {"max_completion_tokens", 2}},
+                      AnswerForm::kChat)
+                  .message,
+              HasSubstr("another than"));
+  const auto plain = Model("");
+  EXPECT_THAT(Refused(*plain, {{"messages", messages}}, AnswerForm::kChat).message,
+              HasSubstr("no chat template"));
+}
+
+TEST(OpenAiRequestTest, NamesTheFieldThatIsWrong) {
+  const auto model = Model();
+  const Json good = {{"prompt", "ab"}};
+  for (const auto& [field, value] : std::vector<std::pair<std::string, Json>>{{"temperature", -0.1},
+                                                                              {"temperature", "1"},
+                                                                              {"top_p", 0},
+                                                                              {"top_k", -2},
+                                                                              {"n", 0},
+                                                                              {"n", 129},
+                                                                              {"seed", 1.5},
+                                                                              {"stop", {1}},
+                                                                              {"stop", {""}},
+                                                                              {"logprobs", 1},
+                                                                              {"best_of", 2},
+                                                                              {"suffix", "x"},
+                                                                              {"echo", "yes"},
+                                                                              {"max_tokens", -1},
+                                                                              {"max_tokens", 399},
+                                                                              {"logit_bias", 1},
+                                                                              {"prompt", Json::array()},
+                                                                              {"prompt", {3, 1000}},
+                                                                              {"prompt", {"a", 3}},
+                                                                              {"prompt", "\xC3\xA9"},
+                                                                              {"model", "other"},
+                                                                              {"nonsense", 1},
+                                                                              {"min_p", 1},
+                                                                              {"stream", 1}}) {
+    Json body = good;
+    body[field] = value;
+    const ApiError error = Refused(*model, body);
+    EXPECT_EQ(error.param.substr(0, error.param.find('[')), field) << error.message;
+    EXPECT_EQ(error.status, field == "model" ? 404 : 400);
+    body[field] = nullptr;  // as if it were missing
+    if (field != "prompt" && field != "nonsense") (void)Read(*model, body);
+  }
+  EXPECT_THAT(Refused(*model, Json::object()).message, HasSubstr("missing"));
+  for (const char* body : {"", "{", "[]", "3", "{\"prompt\":\"a\"}x"})
+    EXPECT_TRUE(std::holds_alternative<ApiError>(ReadRequest(AnswerForm::kChat, body, *model))) << body;
+}
+
+TEST(OpenAiRequestTest, ToolsAndCallsGoToTheTemplateAsItWantsThem) {
+  const auto model = Model();
+  ASSERT_EQ(model->tools, ToolFormat::kTagged);
+  const Json tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  const Json call = {
+      {"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"a\":\"seven\"}"}}}};
+  const Json messages = {{{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {call}}}};
+  const Json body = {{"messages", messages}, {"tools", {tool}}};
+  const AskedTurn asked = Read(*model, body, AnswerForm::kChat);
+  const std::string prompt = model->tokenizer->Decode(asked.turn.prompts[0]);
+  EXPECT_THAT(prompt, HasSubstr("\"name\": \"f\""));
+  EXPECT_THAT(prompt, HasSubstr("seven"));
+  EXPECT_EQ(asked.style.tools, std::vector<std::string>{"f"});
+  Json none = body;
+  none["tool_choice"] = "none";
+  EXPECT_TRUE(Read(*model, none, AnswerForm::kChat).style.tools.empty());
+  Json forced = body;
+  forced["tool_choice"] = "required";
+  EXPECT_EQ(Refused(*model, forced, AnswerForm::kChat).param, "tool_choice");
+  Json wrong = body;
+  wrong["messages"][0]["tool_calls"][0]["function"]["arguments"] = "seven";
+  EXPECT_EQ(Refused(*model, wrong, AnswerForm::kChat).param, "messages[0].tool_calls[0].function.arguments");
+  const auto without = Model("{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_EQ(without->tools, ToolFormat::kNone);
+  EXPECT_EQ(Refused(*without, {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"tools", {tool}}},
+                    AnswerForm::kChat)
+                .param,
+            "tools");
+}
+
+TEST(AnswerTextTest, NothingOfAStopStringIsShownAndNoCharacterIsCut) {
+  const auto model = Model();
+  for (const auto& [stops, text, shown] :
+       std::vector<std::tuple<std::vector<std::string>, std::string, std::string>>{
+           {{"stop"}, "ab stop cd", "ab "},
+           {{"stop"}, "ab sto", "ab sto"},
+           {{"bc", "abcd"}, "xabcd", "xa"},
+           {{"aab"}, "aaab", "a"},
+           {{}, "abc", "abc"},
+           {{"c", "abc"}, "abc", ""}}) {
+    AnswerText whole(*model->tokenizer, stops), bits(*model->tokenizer, stops);
+    const std::vector<int32_t> ids = *model->tokenizer->Encode(text);
+    std::string at_once = whole.Push(ids);
+    at_once += whole.Finish();
+    EXPECT_EQ(at_once, shown);
+    std::string said;
+    for (const int32_t id : ids) {
+      said += bits.Push(std::vector{id});
+      EXPECT_TRUE(shown.starts_with(said)) << said;
+    }
+    EXPECT_EQ(said + bits.Finish(), shown);
+    EXPECT_EQ(whole.stopped_by().empty(), shown == text);
+  }
+}
+
+TEST(ToolTextTest, CallsAreToldFromText) {
+  struct Case {
+    ToolFormat format;
+    std::string written, text;
+    std::vector<std::string> calls;
+  };
+  const std::string call = R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)";
+  for (const Case& c : std::vector<Case>{
+           {ToolFormat::kTagged, "say " + call + " and", "say  and", {R"(f{"a":1})"}},
+           {ToolFormat::kTagged, call + call, "", {R"(f{"a":1})", R"(f{"a":1})"}},
+           {ToolFormat::kTagged,
+            R"(<tool_call>[{"name":"f"},{"name":"g","arguments":{}}]</tool_call>)",
+            "",
+            {"f{}", "g{}"}},
+           {ToolFormat::kTagged,
+            R"(<tool_call>{"name": "f"})",
+            "",
+            {"f{}"}},  // the end token stands for the tag
+           {ToolFormat::kTagged,
+            R"(<tool_call>{"name": "h"}</tool_call>x)",
+            R"(<tool_call>{"name": "h"}</tool_call>x)",
+            {}},
+           {ToolFormat::kTagged, "<tool_call>{</tool_call>", "<tool_call>{</tool_call>", {}},
+           {ToolFormat::kTagged, "a <tool", "a <tool", {}},
+           {ToolFormat::kJson, R"({"name": "f", "parameters": {"a": [2]}})", "", {R"(f{"a":[2]})"}},
+           {ToolFormat::kJson, R"({"name": "f", "parameters": 3})", R"({"name": "f", "parameters": 3})", {}},
+           {ToolFormat::kJson, "no {}", "no {}", {}},
+           {ToolFormat::kNone, call, call, {}}}) {
+    for (const size_t step : {size_t{1}, size_t{5}, c.written.size()}) {
+      ToolText tools(c.format, {"f", "g"});
+      std::string text;
+      std::vector<std::string> calls;
+      const auto take = [&](const ToolText::Part& part) {
+        text += part.text;
+        for (const ToolCall& one : part.calls) calls.push_back(one.name + one.arguments);
+      };
+      for (size_t i = 0; i < c.written.size(); i += step) take(tools.Push(c.written.substr(i, step)));
+      take(tools.Finish());
+      EXPECT_EQ(text, c.text) << c.written << " by " << step;
+      EXPECT_EQ(calls, c.calls) << c.written << " by " << step;
+    }
+  }
+}
+
+TEST(OpenAiAnswerTest, AWholeAnswerHasItsParts) {
+  const auto model = Model();
+  const AskedTurn asked =
+      Read(*model,
+           {{"prompt", {3, 4}}, {"stop", "z"}, {"logprobs", 0}, {"return_token_ids", true}, {"echo", false}});
+  OpenAiAnswer answer(*model, asked, "x", 12);
+  EXPECT_TRUE(answer.Begin().empty());
+  EXPECT_TRUE(answer.Add(Delta(*model, "cd")).empty());
+  EXPECT_FALSE(answer.done());
+  (void)answer.Add(Delta(*model, "ez", TurnEnd::kStop));
+  ASSERT_TRUE(answer.done());
+  const Json said = answer.Whole();
+  const Json& choice = said["choices"][0];
+  EXPECT_EQ(choice["text"], "cde");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], "z");
+  EXPECT_EQ(choice["token_ids"].size(), 4U);
+  EXPECT_EQ(choice["logprobs"]["text_offset"], Json({0, 1, 2, 3}));
+  EXPECT_EQ(choice["weight_versions"].dump(), R"([{"version":3,"start":0,"end":4}])");
+  EXPECT_EQ(choice["prompt_token_ids"], Json(asked.turn.prompts[0]));
+  EXPECT_EQ(said["usage"].dump(), R"({"prompt_tokens":2,"completion_tokens":4,"total_tokens":6})");
+  EXPECT_EQ(said["object"], "text_completion");
+}
+
+TEST(OpenAiAnswerTest, AStreamOfCallsIsAListThatGrows) {
+  const auto model = Model();
+  const Json tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  const Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+                     {"tools", {tool}},
+                     {"stream", true},
+                     {"stream_options", {{"include_usage", true}}}};
+  const AskedTurn asked = Read(*model, body, AnswerForm::kChat);
+  OpenAiAnswer answer(*model, asked, "x", 12);
+  EXPECT_EQ(answer.Begin().size(), 1U);
+  std::vector<Json> deltas;
+  for (const std::string& part : {"go <tool_c", "all>{\"name\":\"f\",", "\"arguments\":{}}</tool_call>"})
+    for (const Json& piece : answer.Add(Delta(*model, part))) deltas.push_back(piece["choices"][0]["delta"]);
+  EXPECT_EQ(deltas[0]["content"], "go ");
+  EXPECT_TRUE(deltas[1].empty());
+  EXPECT_EQ(deltas[2]["tool_calls"][0]["index"], 0);
+  EXPECT_EQ(deltas[2]["tool_calls"][0]["function"].dump(), R"({"name":"f","arguments":"{}"})");
+  const std::vector<Json> last = answer.Add(Delta(*model, "", TurnEnd::kEnd));
+  EXPECT_EQ(last[0]["choices"][0]["finish_reason"], "tool_calls");
+  ASSERT_EQ(answer.Last().size(), 1U);
+  EXPECT_EQ(answer.Last()[0]["usage"]["prompt_tokens"], asked.turn.prompts[0].size());
+}
+
+}  // namespace
+}  // namespace tidepool::workers

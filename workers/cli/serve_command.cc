@@ -1,0 +1,212 @@
+// tidepool serve: the endpoint of a model, until Ctrl-C.
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/base/loopback.h"
+#include "core/base/real_file_system.h"
+#include "core/model/hugging_face.h"
+#include "workers/cli/command.h"
+#include "workers/cli/model_lookup.h"
+#include "workers/cli/model_session.h"
+#include "workers/data/model_folder.h"
+#include "workers/device/memory_plan.h"
+#include "workers/net/auth.h"
+#include "workers/net/http_server.h"
+#include "workers/serve/endpoint.h"
+#include "workers/serve/generator.h"
+#include "workers/serve/served_model.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A conversation is text: what a model of a million positions reads has a few megabytes.
+constexpr int64_t kBodyBytesMax = int64_t{8} << 20;
+constexpr int64_t kConnectionsMax = 1024;
+
+struct ServeOptions : SamplingOptions {
+  std::string host = "127.0.0.1";
+  int64_t port = 8000;
+  std::string name, key_file, tls_certificate, tls_key;
+  int64_t max_waiting = 256;
+  double request_timeout_s = 1800, end_within_s = 30;
+};
+
+StatusOr<std::string> FileText(const std::string& path, const char* flag) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  if (!in) return NotFound(std::string(flag) + ": " + path + " cannot be read");
+  return text.str();
+}
+
+// What callers show. From the file that is named, which nobody else may read, or made at random.
+struct Key {
+  std::string text;
+  std::string file;  // that has it
+};
+StatusOr<Key> TakeKey(const ServeOptions& o) {
+  if (!o.key_file.empty()) {
+    const StatusOr<std::string> text = ReadTokenFile(o.key_file);
+    if (!text.ok()) return text.status().At("--key-file");
+    return Key{*text, o.key_file};
+  }
+  TP_ASSIGN_OR_RETURN(std::string text, RandomHex());
+  // Below the user's own folder for such things, or else the system's.
+  const char* runtime = ::getenv("XDG_RUNTIME_DIR");
+  const std::string folder =
+      runtime != nullptr && *runtime != '\0' ? runtime : fs::temp_directory_path().string();
+  const std::string file = folder + "/tidepool-serve-" + std::to_string(::getpid()) + ".key";
+  TP_RETURN_IF_ERROR(WriteSecretFile(file, text));
+  return Key{std::move(text), file};
+}
+
+StatusOr<std::optional<Identity>> TakeCertificate(const ServeOptions& o) {
+  if (o.tls_certificate.empty() != o.tls_key.empty())
+    return InvalidArgument("--tls-certificate and --tls-key belong together");
+  if (o.tls_certificate.empty()) {
+    if (IsLoopback(o.host)) return std::optional<Identity>();
+    return InvalidArgument("--host: others can reach " + o.host +
+                           ", so calls have to be encrypted; give --tls-certificate and --tls-key");
+  }
+  TP_RETURN_IF_ERROR(CheckPrivate(o.tls_key).At("--tls-key"));
+  Identity identity;
+  TP_ASSIGN_OR_RETURN(identity.certificate, FileText(o.tls_certificate, "--tls-certificate"));
+  TP_ASSIGN_OR_RETURN(identity.key, FileText(o.tls_key, "--tls-key"));
+  return std::optional<Identity>(std::move(identity));
+}
+
+// Until a signal, or until the worker is gone.
+Status AwaitEnd(const sigset_t& ends, const Generator& generator) {
+  bool said = false;
+  while (true) {
+    const StatusOr<bool> serves = generator.Serves();
+    if (!serves.ok()) return serves.status();
+    if (*serves && !said) {
+      std::printf("serves\n");
+      std::fflush(stdout);
+      said = true;
+    }
+    const timespec a_moment{.tv_sec = 0, .tv_nsec = 100'000'000};
+    if (::sigtimedwait(&ends, nullptr, &a_moment) > 0) return OkStatus();
+  }
+}
+
+Status Serve(const CommandContext& context, ServeOptions& o) {
+  if (o.port < 0 || o.port > 65535)
+    return InvalidArgument("--port: " + std::to_string(o.port) +
+                           "; a port is a number from 1 to 65535, 0: a free one");
+  TP_ASSIGN_OR_RETURN(const FoundModel found, TakeModel(o));
+  if (found.is_policy())
+    return InvalidArgument("--model: " + found.dir + " is a policy of a control task, which writes no text");
+  TP_RETURN_IF_ERROR(CheckModelFolder(found.dir, "--model"));
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(found.dir));
+  RolloutConfig& r = o.job.rollout;
+  // Where it is not given, the KV cache is planned for as many conversations of full length.
+  o.job.train.groups_per_step = r.max_concurrent;
+  o.job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
+  r.kv_cache_tokens = KvCacheTokens(o.job, spec);
+  if (r.kv_cache_tokens < r.block_tokens)
+    return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) + " or more are expected");
+  r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
+  o.job.data.max_prompt_tokens = 1;
+  if (o.name.empty()) o.name = fs::path(found.dir).lexically_normal().filename().string();
+  if (o.name.empty()) o.name = found.architecture;
+  TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(found.dir, o.name, r.kv_cache_tokens));
+  TP_ASSIGN_OR_RETURN(const std::optional<Identity> identity, TakeCertificate(o));
+  TP_ASSIGN_OR_RETURN(const Key key, TakeKey(o));
+  // Taken before threads begin, so that they take none of these.
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ends, signal);
+  ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  auto stopped = std::make_shared<std::atomic<bool>>(false);
+  o.stop = [stopped] { return stopped->load(); };
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  Generator generator(
+      std::move(session),
+      {.max_running = r.max_concurrent,
+       .max_waiting = o.max_waiting,
+       .kv_tokens = r.kv_cache_tokens,
+       .turn_timeout = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.request_timeout_s))});
+  Endpoint endpoint(*model, generator);
+  HttpServerOptions options{.host = o.host,
+                            .port = static_cast<uint16_t>(o.port),
+                            .key_digest = Sha256Hex(key.text),
+                            .open_paths = {"/healthz"},
+                            .identity = identity,
+                            .connections_max = kConnectionsMax,
+                            .body_bytes_max = kBodyBytesMax,
+                            .bodies_bytes_max = 16 * kBodyBytesMax};
+  options.refusal = [](int status, const std::string& why) { return ToResponse({status, why}); };
+  options.where_key = "It is in " + key.file + " on the server's machine.";
+  TP_ASSIGN_OR_RETURN(const auto server,
+                      HttpServer::StartLater(options, [&endpoint](const HttpRequest& request,
+                                                                  const std::shared_ptr<HttpReply>& reply) {
+                        endpoint.Answer(request, reply);
+                      }));
+  std::printf("%s of %s at %s/v1, until Ctrl-C; key: %s\n", o.name.c_str(), found.dir.c_str(),
+              server->Url().c_str(), key.file.c_str());
+  std::fflush(stdout);
+  const Status ended = AwaitEnd(ends, generator);
+  ::pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);  // a second one ends it at once
+  generator.Close("this server is ending");
+  const auto patience = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.end_within_s));
+  if (ended.ok() && !server->AwaitAnswers(patience)) generator.EndAll(Unavailable("this server is ending"));
+  (void)server->AwaitAnswers(std::chrono::seconds(2));  // who does not take its answer by then gets none
+  *stopped = true;
+  if (o.key_file.empty()) (void)RealFileSystem().RemoveFile(key.file);  // nothing is served with it any more
+  if (ended.ok()) std::printf("ended\n");
+  return ended;
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, CommandContext& context) {
+  auto o = std::make_shared<ServeOptions>();
+  CLI::App* command = app.add_subcommand(
+      "serve", "An endpoint for programs that speak to OpenAI's: completions, chat, streams, tools");
+  AddModelOptions(command, o.get());
+  command->add_option("--host", o->host, "Address to listen on; another than loopback needs a certificate");
+  command->add_option("--port", o->port, "Default: 8000; 0: a free one");
+  command->add_option("--name", o->name, "Of the model, as requests say it; default: its folder's");
+  command->add_option(
+      "--key-file", o->key_file,
+      "File of mode 0600 with the key that callers show, 64 hexadecimal digits; default: one is "
+      "made");
+  command->add_option("--tls-certificate", o->tls_certificate, "PEM, with its chain");
+  command->add_option("--tls-key", o->tls_key, "PEM, a file of mode 0600");
+  command->add_option("--max-running", o->job.rollout.max_concurrent, "Answers that are made at once")
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--max-waiting", o->max_waiting, "Answers that may wait beside them; more: 429")
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--kv-cache-tokens", o->job.rollout.kv_cache_tokens,
+                      "Tokens that the KV cache holds; default: by --max-running, bounded by memory");
+  command->add_option("--request-timeout", o->request_timeout_s, "Seconds from a request to its whole answer")
+      ->check(CLI::Range(0.1, 1e6));
+  command->add_option("--end-within", o->end_within_s, "Seconds that running requests have at Ctrl-C")
+      ->check(CLI::Range(0.0, 1e6));
+  AddDeviceOptions(command, o.get());
+  command->footer("Example: tidepool serve --model models/smollm2-135m-instruct --port 8000");
+  command->callback([o, &context] {
+    if (const Status done = Serve(context, *o); !done.ok()) Fail(context, done, ExitCodeOf(done));
+  });
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,149 @@
+#include "workers/serve/endpoint.h"
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/observe/exposition.h"
+#include "workers/build_info.h"
+#include "workers/serve/api_error.h"
+#include "workers/serve/openai_answer.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+HttpResponse JsonResponse(const Json& json) { return {.type = "application/json", .body = Dumped(json)}; }
+
+std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
+
+// One request, from its turn's begin to its last byte. What it hears comes from one thread.
+class Conversation {
+ public:
+  Conversation(OpenAiAnswer answer, bool stream, std::shared_ptr<HttpReply> reply)
+      : answer_(std::move(answer)), stream_(stream), reply_(std::move(reply)) {}
+
+  void Hear(const TurnDelta& delta) {
+    if (delta.end == TurnEnd::kFailed) return Fail(ToApiError(delta.why));
+    if (stream_ && !begun_) {
+      reply_->Begin({.type = "text/event-stream; charset=utf-8"});
+      begun_ = true;
+      Send(answer_.Begin());
+    }
+    Send(answer_.Add(delta));
+    if (!answer_.done()) return;
+    if (!stream_) return reply_->Answer(JsonResponse(answer_.Whole()));
+    Send(answer_.Last());
+    reply_->Write(Event("[DONE]"));
+    reply_->End();
+  }
+
+ private:
+  void Send(const std::vector<Json>& pieces) {
+    std::string text;
+    for (const Json& piece : pieces) text += Event(Dumped(piece));
+    if (!text.empty()) reply_->Write(std::move(text));
+  }
+  // A stream that has begun has its status sent: the error is its last piece.
+  void Fail(const ApiError& error) {
+    if (!begun_) return reply_->Answer(ToResponse(error));
+    reply_->Write(Event(Dumped(ToJson(error))));
+    reply_->End();
+  }
+
+  OpenAiAnswer answer_;
+  const bool stream_;
+  const std::shared_ptr<HttpReply> reply_;
+  bool begun_ = false;
+};
+
+std::optional<AnswerForm> FormOf(const std::string& path) {
+  static const std::map<std::string, AnswerForm> kForms = {{"/v1/completions", AnswerForm::kCompletion},
+                                                           {"/v1/chat/completions", AnswerForm::kChat},
+                                                           {"/inference/v1/generate", AnswerForm::kTokens}};
+  const auto at = kForms.find(path);
+  return at == kForms.end() ? std::nullopt : std::optional(at->second);
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const ServedModel& model, Generator& generator)
+    : model_(model), generator_(generator), prefix_([] {
+        const auto random = RandomHex();
+        return random.ok() ? random->substr(0, 16) : std::string("answer");
+      }()) {}
+
+void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  const std::string& path = request.path;
+  const std::optional<AnswerForm> form = FormOf(path);
+  const bool one = path == "/v1/models/" + model_.name;
+  const bool known = form || one || path == "/healthz" || path == "/metrics" || path == "/v1/models";
+  if (!known)
+    return reply->Answer(ToResponse(
+        {404, path + ": there are /v1/models, /v1/completions, /v1/chat/completions, /inference/v1/generate, "
+                     "/metrics and /healthz"}));
+  const std::string method = form ? "POST" : "GET";
+  if (request.method != method) {
+    HttpResponse refused = ToResponse({405, path + ": " + method + " is expected, found " + request.method});
+    refused.headers.emplace_back("Allow", method);
+    return reply->Answer(std::move(refused));
+  }
+  if (form) return Ask(*form, request, reply);
+  if (path == "/healthz") return reply->Answer(Health());
+  if (path == "/metrics") return reply->Answer(Metrics());
+  reply->Answer(JsonResponse(one ? Card() : Json{{"object", "list"}, {"data", Json::array({Card()})}}));
+}
+
+void Endpoint::Ask(AnswerForm form, const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  auto read = ReadRequest(form, request.body, model_);
+  if (const auto* error = std::get_if<ApiError>(&read)) return reply->Answer(ToResponse(*error));
+  auto& asked = std::get<AskedTurn>(read);
+  const auto now =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
+  const std::string id = prefix_ + "-" + std::to_string(++answers_);
+  auto conversation =
+      std::make_shared<Conversation>(OpenAiAnswer(model_, asked, id, now.count()), asked.style.stream, reply);
+  const auto turn = generator_.Begin(std::move(asked.turn),
+                                     [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
+  if (!turn.ok()) return reply->Answer(ToResponse(ToApiError(turn.status())));
+  reply->OnGone([&generator = generator_, number = *turn] { generator.Cancel(number); });
+}
+
+Json Endpoint::Card() const {
+  return {{"id", model_.name},
+          {"object", "model"},
+          {"created", model_.created_unix_s},
+          {"owned_by", "tidepool"},
+          {"max_model_len", model_.max_tokens}};
+}
+
+HttpResponse Endpoint::Health() const {
+  const StatusOr<bool> serves = generator_.Serves();
+  if (!serves.ok()) return {.status = 503, .body = serves.status().message() + "\n"};
+  if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
+  return {.body = "ok\n"};
+}
+
+HttpResponse Endpoint::Metrics() const {
+  const GeneratorCounts n = generator_.Counts();
+  observe::Exposition out;
+  out.Gauge("tidepool_build_info", 1, {{"version", BuildVersion()}, {"commit", BuildCommit()}});
+  out.Gauge("tidepool_serve_running", static_cast<double>(n.running));
+  out.Gauge("tidepool_serve_waiting", static_cast<double>(n.waiting));
+  out.Gauge("tidepool_serve_kv_usage", n.kv_usage);
+  for (const auto& [name, value] :
+       {std::pair("prompt_tokens", n.prompt_tokens), std::pair("answer_tokens", n.answer_tokens),
+        std::pair("requests", n.turns), std::pair("requests_finished", n.finished),
+        std::pair("requests_cancelled", n.cancelled), std::pair("requests_failed", n.failed),
+        std::pair("requests_refused", n.refused)})
+    out.Counter(std::string("tidepool_serve_") + name + "_total", static_cast<double>(value));
+  out.Process();
+  return {.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.Text()};
+}
+
+}  // namespace tidepool::workers

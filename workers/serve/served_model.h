@@ -1,0 +1,32 @@
+#pragma once
+// The text side of a model that is served: what turns requests into tokens and tokens into answers.
+// Immutable; any thread.
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/text/chat_template.h"
+#include "core/text/tokenizer.h"
+#include "workers/serve/tool_calls.h"
+
+namespace tidepool::workers {
+
+struct ServedModel {
+  std::string name;                                   // that requests say
+  std::unique_ptr<text::Tokenizer> tokenizer;         // not null
+  std::unique_ptr<text::ChatTemplate> template_text;  // null: the model has none
+  ToolFormat tools = ToolFormat::kNone;               // that its template shows
+  int64_t vocab_size = 0;
+  int64_t max_tokens = 0;  // prompt and answer together: positions, and room in the KV cache
+  int64_t created_unix_s = 0;
+
+  // Reads the folder's tokenizer and template.  kv_tokens: what the KV cache holds
+  static StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, std::string name,
+                                                     int64_t kv_tokens);
+};
+
+}  // namespace tidepool::workers
