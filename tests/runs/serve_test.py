@@ -192,6 +192,38 @@ class ServeTest(RunTest):
                 self.assertTrue(spoken.startswith(choice["message"]["content"]))
         self.assertGreater(cut, 2)
 
+    def named_events(self, path, **body):
+        own = self.server.connect()
+        own.request("POST", path, json.dumps({"stream": True, **body}).encode(), {"Authorization": f"Bearer {self.server.key}"})
+        text = own.getresponse().read().decode()
+        own.close()
+        found = re.findall(r"event: (\S+)\ndata: (.*)\n\n", text)
+        self.assertEqual([name for name, _ in found], [json.loads(data)["type"] for _, data in found])
+        return [json.loads(data) for _, data in found]
+
+    def test_responses_and_messages_are_the_same_turn(self):
+        talk = [{"role": "user", "content": "grün"}]
+        drawn = dict(temperature=0, top_p=1)
+        chat = self.server.ask("/v1/chat/completions", messages=[{"role": "system", "content": "be"}, *talk], max_tokens=24, **drawn)
+        text = chat["choices"][0]["message"]["content"]
+        response = self.server.ask("/v1/responses", instructions="be", input=talk, max_output_tokens=24, **drawn)
+        self.assertEqual((response["output"][0]["content"][0]["text"], response["status"]), (text, "incomplete"))
+        self.assertEqual(response["incomplete_details"], {"reason": "max_output_tokens"})
+        self.assertEqual(response["usage"]["total_tokens"], chat["usage"]["total_tokens"])
+        events = self.named_events("/v1/responses", instructions="be", input=talk, max_output_tokens=24, **drawn)
+        self.assertEqual([e["sequence_number"] for e in events], list(range(len(events))))
+        self.assertEqual("".join(e["delta"] for e in events if e["type"] == "response.output_text.delta"), text)
+        self.assertEqual(events[-1]["response"]["output"][0]["content"], response["output"][0]["content"])
+        message = self.server.ask("/v1/messages", system="be", messages=talk, max_tokens=24, **drawn)
+        self.assertEqual((message["content"], message["stop_reason"]), ([{"type": "text", "text": text}], "max_tokens"))
+        self.assertEqual(message["usage"], {"input_tokens": chat["usage"]["prompt_tokens"], "output_tokens": 24})
+        events = self.named_events("/v1/messages", system="be", messages=talk, max_tokens=24, **drawn)
+        self.assertEqual("".join(e["delta"]["text"] for e in events if e["type"] == "content_block_delta"), text)
+        self.assertEqual((events[0]["type"], events[-2]["delta"]["stop_reason"], events[-1]["type"]), ("message_start", "max_tokens", "message_stop"))
+        for path, body, param in [("/v1/responses", {"input": talk, "store": True}, "store"), ("/v1/messages", {"messages": talk}, "max_tokens"),
+                                  ("/v1/messages", {"messages": talk, "max_tokens": 1, "thinking": {"type": "enabled"}}, "thinking")]:
+            self.refused(400, body, path=path, param=param)
+
     def test_ends_and_stop_tokens(self):
         greedy = self.server.ask("/v1/completions", prompt="abc", max_tokens=12, temperature=0, return_token_ids=True)["choices"][0]
         stop = greedy["token_ids"][5]

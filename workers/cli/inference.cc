@@ -162,6 +162,7 @@ struct InferenceSession::Impl {
     welcome.inc = {0};
     welcome.slots = {kSlot};
     welcome.trains = false;
+    welcome.together_ms = options.together_ms;
     welcome.permit_s = kPermitSeconds;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;

@@ -21,6 +21,7 @@ struct InferenceOptions {
   int64_t max_position = 0;  // of the model: an answer ends there
   std::string worker_path;   // tidepool-worker
   double start_timeout_s = 300;
+  int64_t together_ms = 100;   // tokens are told so late at most; often costs throughput
   std::function<bool()> stop;  // asked often; true: what goes on ends with kAborted
 };
 

@@ -39,6 +39,8 @@ namespace fs = std::filesystem;
 // A conversation is text: what a model of a million positions reads has a few megabytes.
 constexpr int64_t kBodyBytesMax = int64_t{8} << 20;
 constexpr int64_t kConnectionsMax = 1024;
+// Who reads a stream sees no steps so short, and a message costs a tenth of a millisecond.
+constexpr int64_t kTogetherMs = 20;
 
 struct ServeOptions : SamplingOptions {
   std::string host = "127.0.0.1";
@@ -136,6 +138,7 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   sigemptyset(&ends);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ends, signal);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  o.together_ms = kTogetherMs;
   auto stopped = std::make_shared<std::atomic<bool>>(false);
   o.stop = [stopped] { return stopped->load(); };
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));

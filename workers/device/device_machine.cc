@@ -94,6 +94,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     return;
   }
   loss_said_ = false;
+  together_ = std::chrono::milliseconds(welcome.together_ms);
   held_.SetKept(work_->OutlivesController());
   if (work_->SeesRun()) work_->Say(up::SeesRun{});
 }
@@ -278,7 +279,7 @@ void DeviceMachine::Step(const std::function<TimePoint()>& now) {
     ended = ended || c.ended;
   }
   Join(std::move(tokens));
-  if (ended || !CanStep() || now() - unsaid_since_ >= kTogether) SayTokens();
+  if (ended || !CanStep() || now() - unsaid_since_ >= together_) SayTokens();
 }
 
 void DeviceMachine::Join(up::StepTokens tokens) {

@@ -146,9 +146,8 @@ class DeviceMachine {
   // There are tokens to be made. The caller asks for its permit as well (WorkerSession::MayServe).
   [[nodiscard]] bool CanStep() const;
   // Its tokens are said with those of other steps: at the end of a chunk, before the next command is carried
-  // out, and else kTogether after the first of these began.  requires CanStep()
+  // out, and else Welcome::together_ms after the first of these began.  requires CanStep()
   void Step(const std::function<TimePoint()>& now);
-  static constexpr Duration kTogether = std::chrono::milliseconds(100);
   void SayTokens();  // those that wait: where no step follows
   // Another slot's engine computes here what it tells: a piece of it at a time, commands go first.
   [[nodiscard]] bool CanFollow() const { return role_ == Role::kRollout && work_->Follows(); }
@@ -227,6 +226,7 @@ class DeviceMachine {
   std::optional<up::StepTokens> unsaid_;
   std::map<std::pair<SampleId, int32_t>, size_t> unsaid_at_;  // in unsaid_->chunks, the last of each attempt
   TimePoint unsaid_since_;
+  Duration together_ = std::chrono::milliseconds(100);
   int64_t refused_ = 0;
   std::optional<int> exit_code_;
   int64_t evaluation_ended_ = -1;  // lease of the last EndEvaluation

@@ -234,6 +234,7 @@ struct Welcome {
   std::string token_proof;      // who reads it in tokens/ may write there and into payload/; empty: nobody
   uint64_t tokenizer = 0;       // digest of model_dir's, as the controller has it; 0: it has none
   bool sync_payload = true;     // a payload is on the disk before it is said to be stored
+  int64_t together_ms = 100;    // tokens of steps are said together for so long
 };
 struct Refuse {
   std::string why;

@@ -8,55 +8,65 @@
 
 #include "core/observe/exposition.h"
 #include "workers/build_info.h"
+#include "workers/serve/answer_writer.h"
 #include "workers/serve/api_error.h"
-#include "workers/serve/openai_answer.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+HttpResponse ErrorOf(AnswerForm form, const ApiError& error) {
+  HttpResponse response = ToResponse(error);
+  if (form != AnswerForm::kMessages) return response;
+  Json json = ToJson(error);
+  json["type"] = "error";
+  response.body = Dumped(json);
+  return response;
+}
 
 HttpResponse JsonResponse(const Json& json) { return {.type = "application/json", .body = Dumped(json)}; }
-
-std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
 
 // One request, from its turn's begin to its last byte. What it hears comes from one thread.
 class Conversation {
  public:
-  Conversation(OpenAiAnswer answer, bool stream, std::shared_ptr<HttpReply> reply)
-      : answer_(std::move(answer)), stream_(stream), reply_(std::move(reply)) {}
+  Conversation(std::unique_ptr<AnswerWriter> answer, AnswerForm form, bool stream,
+               std::shared_ptr<HttpReply> reply)
+      : answer_(std::move(answer)), form_(form), stream_(stream), reply_(std::move(reply)) {}
 
   void Hear(const TurnDelta& delta) {
     if (delta.end == TurnEnd::kFailed) return Fail(ToApiError(delta.why));
     if (stream_ && !begun_) {
       reply_->Begin({.type = "text/event-stream; charset=utf-8"});
       begun_ = true;
-      Send(answer_.Begin());
+      Send(answer_->Begin());
     }
-    Send(answer_.Add(delta));
-    if (!answer_.done()) return;
-    if (!stream_) return reply_->Answer(JsonResponse(answer_.Whole()));
-    Send(answer_.Last());
-    reply_->Write(Event("[DONE]"));
+    Send(answer_->Add(delta));
+    if (!answer_->done()) return;
+    if (!stream_) return reply_->Answer(JsonResponse(answer_->Whole()));
+    Send(answer_->Last());
     reply_->End();
   }
 
  private:
-  void Send(const std::vector<Json>& pieces) {
+  void Send(const std::vector<AnswerEvent>& events) {
     std::string text;
-    for (const Json& piece : pieces) text += Event(Dumped(piece));
+    for (const AnswerEvent& event : events) {
+      if (!event.name.empty()) text += "event: " + event.name + "\n";
+      text += "data: " + event.data + "\n\n";
+    }
     if (!text.empty()) reply_->Write(std::move(text));
   }
-  // A stream that has begun has its status sent: the error is its last piece.
+  // A stream that has begun has its status sent: the error is its last event.
   void Fail(const ApiError& error) {
-    if (!begun_) return reply_->Answer(ToResponse(error));
-    reply_->Write(Event(Dumped(ToJson(error))));
+    if (!begun_) return reply_->Answer(ErrorOf(form_, error));
+    const bool named = form_ == AnswerForm::kResponses || form_ == AnswerForm::kMessages;
+    Send({{named ? "error" : "", ErrorOf(form_, error).body}});
     reply_->End();
   }
 
-  OpenAiAnswer answer_;
+  const std::unique_ptr<AnswerWriter> answer_;
+  const AnswerForm form_;
   const bool stream_;
   const std::shared_ptr<HttpReply> reply_;
   bool begun_ = false;
@@ -65,7 +75,9 @@ class Conversation {
 std::optional<AnswerForm> FormOf(const std::string& path) {
   static const std::map<std::string, AnswerForm> kForms = {{"/v1/completions", AnswerForm::kCompletion},
                                                            {"/v1/chat/completions", AnswerForm::kChat},
-                                                           {"/inference/v1/generate", AnswerForm::kTokens}};
+                                                           {"/inference/v1/generate", AnswerForm::kTokens},
+                                                           {"/v1/responses", AnswerForm::kResponses},
+                                                           {"/v1/messages", AnswerForm::kMessages}};
   const auto at = kForms.find(path);
   return at == kForms.end() ? std::nullopt : std::optional(at->second);
 }
@@ -84,9 +96,10 @@ void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpRepl
   const bool one = path == "/v1/models/" + model_.name;
   const bool known = form || one || path == "/healthz" || path == "/metrics" || path == "/v1/models";
   if (!known)
-    return reply->Answer(ToResponse(
-        {404, path + ": there are /v1/models, /v1/completions, /v1/chat/completions, /inference/v1/generate, "
-                     "/metrics and /healthz"}));
+    return reply->Answer(
+        ToResponse({404, path + ": there are /v1/models, /v1/completions, /v1/chat/completions, "
+                                "/v1/responses, /v1/messages, /inference/v1/generate, "
+                                "/metrics and /healthz"}));
   const std::string method = form ? "POST" : "GET";
   if (request.method != method) {
     HttpResponse refused = ToResponse({405, path + ": " + method + " is expected, found " + request.method});
@@ -101,16 +114,16 @@ void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpRepl
 
 void Endpoint::Ask(AnswerForm form, const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
   auto read = ReadRequest(form, request.body, model_);
-  if (const auto* error = std::get_if<ApiError>(&read)) return reply->Answer(ToResponse(*error));
+  if (const auto* error = std::get_if<ApiError>(&read)) return reply->Answer(ErrorOf(form, *error));
   auto& asked = std::get<AskedTurn>(read);
   const auto now =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
   const std::string id = prefix_ + "-" + std::to_string(++answers_);
-  auto conversation =
-      std::make_shared<Conversation>(OpenAiAnswer(model_, asked, id, now.count()), asked.style.stream, reply);
+  auto conversation = std::make_shared<Conversation>(AnswerWriter::Make(model_, asked, id, now.count()), form,
+                                                     asked.style.stream, reply);
   const auto turn = generator_.Begin(std::move(asked.turn),
                                      [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
-  if (!turn.ok()) return reply->Answer(ToResponse(ToApiError(turn.status())));
+  if (!turn.ok()) return reply->Answer(ErrorOf(form, ToApiError(turn.status())));
   reply->OnGone([&generator = generator_, number = *turn] { generator.Cancel(number); });
 }
 

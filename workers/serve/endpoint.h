@@ -1,12 +1,12 @@
 #pragma once
 // The endpoint of a model: which path is what, over HTTP. A request is read (openai_request.h), becomes a
-// turn of whoever generates (generator.h), and its answer is written (openai_answer.h) as it comes: whole, or
+// turn of whoever generates (generator.h), and its answer is written (answer_writer.h) as it comes: whole, or
 // as server-sent events. A caller that hangs up has its turn cancelled.
 //
 //   GET  /healthz               without the key: 200 where the model serves, else 503 and why
 //   GET  /metrics               for Prometheus
 //   GET  /v1/models, /v1/models/NAME
-//   POST /v1/completions, /v1/chat/completions, /inference/v1/generate
+//   POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /inference/v1/generate
 
 #include <atomic>
 #include <cstdint>

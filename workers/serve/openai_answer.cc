@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "core/base/utf8.h"
-#include "workers/serve/answer_text.h"
-#include "workers/serve/tool_calls.h"
+#include "workers/serve/choice_reader.h"
 
 namespace tidepool::workers {
 namespace {
@@ -38,19 +37,15 @@ struct OpenAiAnswer::Part {
 };
 
 struct OpenAiAnswer::Choice {
-  AnswerText text;
-  ToolText tools;
+  ChoiceReader reader;
   int64_t tokens = 0, calls = 0, offset = 0;
   Part whole = {};  // where the answer is
-  bool ended = false;
 };
 
 OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const AskedTurn& asked, const std::string& id,
                            int64_t unix_s)
     : model_(model),
       style_(asked.style),
-      stop_(asked.turn.sampling.stop),
-      stop_token_ids_(asked.turn.sampling.stop_token_ids),
       prompts_(asked.turn.prompts),
       samples_(asked.turn.samples),
       id_(id),
@@ -58,11 +53,9 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const AskedTurn& asked, con
       left_(asked.turn.choices()) {
   const ToolFormat format = style_.tools.empty() ? ToolFormat::kNone : model.tools;
   choices_.reserve(static_cast<size_t>(left_));
-  for (int64_t i = 0; i < left_; ++i)
-    choices_.push_back({AnswerText(*model.tokenizer, stop_), ToolText(format, style_.tools)});
+  for (int64_t i = 0; i < left_; ++i) choices_.push_back({ChoiceReader(model, asked)});
 }
 OpenAiAnswer::~OpenAiAnswer() = default;
-OpenAiAnswer::OpenAiAnswer(OpenAiAnswer&&) noexcept = default;
 
 bool OpenAiAnswer::done() const { return left_ == 0; }
 
@@ -73,7 +66,7 @@ Json OpenAiAnswer::Frame(bool piece) const {
     case AnswerForm::kCompletion:
       return {
           {"id", "cmpl-" + id_}, {"object", "text_completion"}, {"created", unix_s_}, {"model", model_.name}};
-    case AnswerForm::kChat:
+    default:
       break;
   }
   return {{"id", "chatcmpl-" + id_},
@@ -150,8 +143,8 @@ Json OpenAiAnswer::Shape(int64_t index, const Part& part, bool piece) const {
   return choice;
 }
 
-std::vector<Json> OpenAiAnswer::Begin() {
-  std::vector<Json> pieces;
+std::vector<AnswerEvent> OpenAiAnswer::Begin() {
+  std::vector<AnswerEvent> pieces;
   if (!style_.stream || style_.form == AnswerForm::kTokens) return pieces;
   for (size_t i = 0; i < choices_.size(); ++i) {
     if (style_.form == AnswerForm::kCompletion && !style_.echo) continue;
@@ -167,46 +160,34 @@ std::vector<Json> OpenAiAnswer::Begin() {
     piece["choices"] = Json::array({std::move(choice)});
     if (i == 0 && style_.return_token_ids && style_.form == AnswerForm::kChat)
       piece["prompt_token_ids"] = prompts_[0];
-    pieces.push_back(std::move(piece));
+    pieces.push_back({"", Dumped(piece)});
   }
   return pieces;
 }
 
-std::vector<Json> OpenAiAnswer::Add(const TurnDelta& delta) {
+std::vector<AnswerEvent> OpenAiAnswer::Add(const TurnDelta& delta) {
   Choice& choice = choices_[static_cast<size_t>(delta.choice)];
+  ChoicePart read = choice.reader.Read(delta);
   Part part{.first_call = choice.calls,
             .first_token = choice.tokens,
             .offset = choice.offset,
-            .tokens = delta.tokens,
-            .end = delta.end};
-  std::string text = choice.text.Push(delta.tokens.ids);
-  if (delta.end != TurnEnd::kNone) text += choice.text.Finish();
-  ToolText::Part split = choice.tools.Push(text);
-  if (delta.end != TurnEnd::kNone) {
-    ToolText::Part rest = choice.tools.Finish();
-    split.text += rest.text;
-    split.calls.insert(split.calls.end(), rest.calls.begin(), rest.calls.end());
-    const std::vector<int32_t>& ids = delta.tokens.ids;
-    if (!choice.text.stopped_by().empty()) {
-      part.stop_reason = choice.text.stopped_by();
-    } else if (delta.end == TurnEnd::kStop && !ids.empty() &&
-               std::ranges::find(stop_token_ids_, ids.back()) != stop_token_ids_.end()) {
-      part.stop_reason = ids.back();
-    }
-    choice.ended = true;
-    --left_;
+            .tokens = std::move(read.tokens),
+            .end = read.end,
+            .stop_reason = std::move(read.stop_reason)};
+  for (ToolPiece& piece : read.pieces) {
+    if (piece.call) part.calls.push_back(*std::move(piece.call));
+    part.text += piece.text;
   }
-  part.text = std::move(split.text);
-  part.calls = std::move(split.calls);
+  if (part.end != TurnEnd::kNone) --left_;
   choice.tokens += delta.tokens.size();
   choice.calls += static_cast<int64_t>(part.calls.size());
   choice.offset += style_.logprobs ? CharacterCount(model_.tokenizer->Decode(delta.tokens.ids, true)) : 0;
-  std::vector<Json> pieces;
+  std::vector<AnswerEvent> pieces;
   if (style_.stream) {
     Json piece = Frame(true);
     piece["choices"] = Json::array({Shape(delta.choice, part, true)});
     if (style_.include_usage) piece["usage"] = nullptr;
-    pieces.push_back(std::move(piece));
+    pieces.push_back({"", Dumped(piece)});
     return pieces;
   }
   Part& whole = choice.whole;
@@ -225,13 +206,15 @@ Json OpenAiAnswer::Usage() const {
   return {{"prompt_tokens", prompt}, {"completion_tokens", answer}, {"total_tokens", prompt + answer}};
 }
 
-std::vector<Json> OpenAiAnswer::Last() {
-  std::vector<Json> pieces;
-  if (!style_.include_usage) return pieces;
-  Json piece = Frame(true);
-  piece["choices"] = Json::array();
-  piece["usage"] = Usage();
-  pieces.push_back(std::move(piece));
+std::vector<AnswerEvent> OpenAiAnswer::Last() {
+  std::vector<AnswerEvent> pieces;
+  if (style_.include_usage) {
+    Json piece = Frame(true);
+    piece["choices"] = Json::array();
+    piece["usage"] = Usage();
+    pieces.push_back({"", Dumped(piece)});
+  }
+  pieces.push_back({"", "[DONE]"});
   return pieces;
 }
 

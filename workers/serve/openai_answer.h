@@ -1,36 +1,25 @@
 #pragma once
-// Answers in OpenAI's form, with vLLM's names, from what is heard of a turn: whole, or as the pieces of a
-// stream. Pure; not thread-safe. The model outlives it.
+// Answers of completions, chats and token in, token out: OpenAI's forms, with vLLM's names.
 
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "workers/serve/openai_request.h"
-#include "workers/serve/served_model.h"
-#include "workers/serve/turn.h"
+#include "workers/serve/answer_writer.h"
 
 namespace tidepool::workers {
 
-class OpenAiAnswer {
+class OpenAiAnswer : public AnswerWriter {
  public:
-  // id: 24 letters or so that name the answer.
   OpenAiAnswer(const ServedModel& model, const AskedTurn& asked, const std::string& id, int64_t unix_s);
-  ~OpenAiAnswer();
-  OpenAiAnswer(OpenAiAnswer&&) noexcept;
+  ~OpenAiAnswer() override;
 
-  // Before anything else: the pieces that a stream begins with.
-  std::vector<nlohmann::ordered_json> Begin();
-  // The pieces of a stream that it makes; none where the answer is to be whole.  requires that it is no
-  // failure
-  std::vector<nlohmann::ordered_json> Add(const TurnDelta& delta);
-  [[nodiscard]] bool done() const;  // all choices have ended
-  // requires done(): the last pieces of a stream, or the answer.
-  std::vector<nlohmann::ordered_json> Last();
-  nlohmann::ordered_json Whole();
+  std::vector<AnswerEvent> Begin() override;
+  std::vector<AnswerEvent> Add(const TurnDelta& delta) override;
+  [[nodiscard]] bool done() const override;
+  std::vector<AnswerEvent> Last() override;
+  nlohmann::ordered_json Whole() override;
 
  private:
   struct Choice;
@@ -42,8 +31,6 @@ class OpenAiAnswer {
 
   const ServedModel& model_;
   const AnswerStyle style_;
-  const std::vector<std::string> stop_;
-  const std::vector<int32_t> stop_token_ids_;
   const std::vector<std::vector<int32_t>> prompts_;
   const int64_t samples_;
   const std::string id_;

@@ -5,50 +5,25 @@
 #include <utility>
 
 #include "core/base/json_text.h"
-#include "workers/serve/request_fields.h"
+#include "workers/serve/request_reading.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kChoicesMost = 128;      // of one request
-constexpr int64_t kCompletionTokens = 16;  // where max_tokens is missing, as OpenAI and vLLM have it
-constexpr int64_t kStopsMost = 64, kStopBytesMost = 1024;
-constexpr double kTemperatureMost = 100;
-
-std::string At(const std::string& list, size_t i) { return list + "[" + std::to_string(i) + "]"; }
-
 // --- how tokens are drawn
-
-void TakeStop(RequestFields& fields, down::ChunkSampling* sampling) {
-  const Json* stop = fields.Take("stop");
-  if (stop == nullptr) return;
-  const Json list = stop->is_array() ? *stop : Json::array({*stop});
-  if (static_cast<int64_t>(list.size()) > kStopsMost)
-    return fields.Refuse("stop", "at most " + std::to_string(kStopsMost) + " texts are taken, found " +
-                                     std::to_string(list.size()));
-  for (const Json& text : list) {
-    if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
-        static_cast<int64_t>(text.get_ref<const std::string&>().size()) > kStopBytesMost)
-      return fields.Refuse("stop", "texts of 1 to " + std::to_string(kStopBytesMost) + " bytes are expected");
-    sampling->stop.push_back(text.get<std::string>());
-  }
-}
 
 // What all forms have. max_tokens is taken by the caller.
 void TakeSampling(RequestFields& fields, const ServedModel& model, Turn* turn) {
   down::ChunkSampling& s = turn->sampling;
-  s.given = true;
-  s.temperature = fields.Number("temperature", 0, kTemperatureMost).value_or(1);
-  s.top_p = fields.Number("top_p", 0, 1).value_or(1);
-  if (s.top_p <= 0) fields.Refuse("top_p", "a number above 0, at most 1 is expected, found 0");
+  TakeDrawing(fields, turn);
   s.top_k = std::max<int64_t>(fields.Integer("top_k", -1).value_or(0), 0);  // -1 and 0: off
   s.min_p = fields.Number("min_p", 0, 1).value_or(0);
   if (s.min_p >= 1) fields.Refuse("min_p", "a number from 0, below 1 is expected, found 1");
   turn->seed = fields.Integer("seed");
   turn->samples = fields.Integer("n", 1, kChoicesMost).value_or(1);
-  TakeStop(fields, &s);
+  TakeStop(fields, "stop", &s);
   s.stop_token_ids = fields.Ids("stop_token_ids", model.vocab_size);
   if (static_cast<int64_t>(s.stop_token_ids.size()) > kStopsMost)
     fields.Refuse("stop_token_ids", "at most " + std::to_string(kStopsMost) + " are taken");
@@ -71,10 +46,7 @@ constexpr const char* kOwnLogprobs =
 // --- what all OpenAI forms have
 
 void TakeCommon(RequestFields& fields, const ServedModel& model, AnswerStyle* style) {
-  const std::string name = fields.Text("model");
-  if (fields.ok() && !name.empty() && name != model.name) {
-    fields.Refuse("model", "this server has " + model.name + " alone, found " + name);
-  }
+  TakeModelName(fields, model);
   style->stream = fields.Flag("stream");
   if (const Json* options = fields.Take("stream_options")) {
     if (!style->stream) fields.Refuse("stream_options", "is for stream: true");
@@ -91,42 +63,6 @@ void PassOverNotes(RequestFields& fields) {
     fields.PassOver(name);
   fields.Only("store", {false}, "answers are not kept");
   fields.Only("service_tier", {"auto", "default"}, "there is one tier");
-}
-
-void CheckRoom(RequestFields& fields, const char* name, const ServedModel& model,
-               std::optional<int64_t> max_tokens, int64_t otherwise, Turn* turn) {
-  if (!fields.ok()) return;
-  if (turn->choices() > kChoicesMost)
-    return fields.Refuse("n", "a request may have " + std::to_string(kChoicesMost) + " answers, found " +
-                                  std::to_string(turn->prompts.size()) + " prompts with " +
-                                  std::to_string(turn->samples) + " each");
-  int64_t longest = 0;
-  for (const auto& prompt : turn->prompts) {
-    if (prompt.empty()) return fields.Refuse(name, "the prompt has no tokens");
-    longest = std::max(longest, static_cast<int64_t>(prompt.size()));
-  }
-  const int64_t room = model.max_tokens - longest;
-  const std::string has = "the prompt has " + std::to_string(longest) + " tokens, and there is room for " +
-                          std::to_string(model.max_tokens) + " of prompt and answer together";
-  if (room < 1) return fields.Refuse(name, has + "; shorten it");
-  if (max_tokens && *max_tokens > room)
-    return fields.Refuse("max_tokens", has + "; ask for " + std::to_string(room) +
-                                           " new tokens at most, found " + std::to_string(*max_tokens));
-  turn->max_new_tokens = max_tokens.value_or(otherwise > 0 ? std::min(otherwise, room) : room);
-}
-
-StatusOr<std::vector<int32_t>> Encoded(const ServedModel& model, const std::string& text, bool special) {
-  // A token has at least a byte of its text, but for those that are put around it.
-  constexpr size_t kLongestToken = 1024;
-  if (text.size() > static_cast<size_t>(model.max_tokens) * kLongestToken)
-    return InvalidArgument("a text of " + std::to_string(text.size()) +
-                           " bytes is more than the model reads");
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, model.tokenizer->Encode(text, {.add_special = special}));
-  const auto most = std::ranges::max_element(ids);
-  if (most != ids.end() && *most >= model.vocab_size)
-    return InvalidArgument("token id " + std::to_string(*most) + " is outside the model's vocabulary of " +
-                           std::to_string(model.vocab_size) + "; the tokenizer is not this model's");
-  return ids;
 }
 
 // --- POST /v1/completions
@@ -146,7 +82,7 @@ void TakePrompts(RequestFields& fields, const ServedModel& model, Turn* turn, An
     const std::string name = one ? "prompt" : At("prompt", i);
     std::vector<int32_t> ids;
     if (list[i].is_string()) {
-      auto encoded = Encoded(model, list[i].get_ref<const std::string&>(), /*special=*/true);
+      auto encoded = EncodedPrompt(model, list[i].get_ref<const std::string&>(), /*special=*/true);
       if (!encoded.ok()) return fields.Refuse(name, encoded.status().message());
       ids = *std::move(encoded);
     } else if (const auto wrong = TakeIds(list[i], model.vocab_size, &ids)) {
@@ -176,7 +112,7 @@ void ReadCompletion(RequestFields& fields, const ServedModel& model, AskedTurn* 
   const auto max_tokens = fields.Integer("max_tokens", 1);
   if (!fields.ok()) return;
   TakePrompts(fields, model, &turn, &style);
-  CheckRoom(fields, "prompt", model, max_tokens, kCompletionTokens, &turn);
+  CheckRoom(fields, "prompt", "max_tokens", model, max_tokens, kCompletionTokens, &turn);
 }
 
 // --- POST /v1/chat/completions
@@ -316,8 +252,6 @@ void ReadChat(RequestFields& fields, const ServedModel& model, AskedTurn* asked)
     fields.Refuse("max_tokens", "is another than max_completion_tokens");
   if (newer) max_tokens = newer;
   text::ChatOptions options;
-  options.add_generation_prompt = true;
-  options.unix_time_s = model.created_unix_s;
   if (const Json* variables = fields.Take("chat_template_kwargs")) {
     if (!variables->is_object()) fields.Refuse("chat_template_kwargs", "an object is expected");
     options.variables = *variables;
@@ -327,24 +261,14 @@ void ReadChat(RequestFields& fields, const ServedModel& model, AskedTurn* asked)
   if (messages == nullptr) return fields.Refuse("messages", "is missing");
   if (!messages->is_array() || messages->empty())
     return fields.Refuse("messages", "a list with at least one message is expected");
-  if (static_cast<int64_t>(messages->size()) > model.max_tokens)
-    return fields.Refuse("messages", std::to_string(messages->size()) + " messages are more than the " +
-                                         std::to_string(model.max_tokens) + " tokens that there is room for");
-  if (model.template_text == nullptr)
-    return fields.Refuse("messages", "the model has no chat template; POST /v1/completions takes a prompt");
+  if (!MayAskTemplate(fields, "messages", model, messages->size())) return;
   Json list = Json::array();
   for (size_t i = 0; i < messages->size() && fields.ok(); ++i) {
     RequestFields message = fields.Within((*messages)[i], At("messages", i));
     list.push_back(MessageOf(message));
   }
-  if (!fields.ok()) return;
-  const auto text = model.template_text->Render(list, options);
-  if (!text.ok()) return fields.Refuse("messages", "the model's chat template: " + text.status().message());
-  // A rendered chat carries its own special tokens.
-  auto ids = Encoded(model, *text, /*special=*/false);
-  if (!ids.ok()) return fields.Refuse("messages", ids.status().message());
-  turn.prompts.push_back(*std::move(ids));
-  CheckRoom(fields, "messages", model, max_tokens, 0, &turn);
+  AskTemplate(fields, "messages", newer ? "max_completion_tokens" : "max_tokens", model, list, options,
+              max_tokens, &turn);
 }
 
 // --- POST /inference/v1/generate
@@ -367,7 +291,7 @@ void ReadTokens(RequestFields& fields, const ServedModel& model, AskedTurn* aske
   params.Only("detokenize", {true, false}, "");
   const auto max_tokens = params.Integer("max_tokens", 1);
   params.Finish();
-  CheckRoom(fields, "token_ids", model, max_tokens, kCompletionTokens, &turn);
+  CheckRoom(fields, "token_ids", "sampling_params.max_tokens", model, max_tokens, kCompletionTokens, &turn);
 }
 
 }  // namespace
@@ -389,6 +313,12 @@ std::variant<AskedTurn, ApiError> ReadRequest(AnswerForm form, std::string_view 
       break;
     case AnswerForm::kTokens:
       ReadTokens(fields, model, &asked);
+      break;
+    case AnswerForm::kResponses:
+      ReadResponses(fields, model, &asked);
+      break;
+    case AnswerForm::kMessages:
+      ReadMessages(fields, model, &asked);
       break;
   }
   fields.Finish();

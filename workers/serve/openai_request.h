@@ -1,6 +1,6 @@
 #pragma once
-// Requests in OpenAI's form, with vLLM's names where OpenAI has none, to turns. A field that the engine has
-// nothing for is refused by its name; docs/serving.md lists them. Pure; any thread.
+// Requests in OpenAI's forms, with vLLM's names where OpenAI has none, and in Anthropic's, to turns. A field
+// that the engine has nothing for is refused by its name; docs/serving.md lists them. Pure; any thread.
 
 #include <cstdint>
 #include <optional>
@@ -19,6 +19,8 @@ enum class AnswerForm {
   kCompletion,  // POST /v1/completions
   kChat,        // POST /v1/chat/completions
   kTokens,      // POST /inference/v1/generate: token in, token out
+  kResponses,   // POST /v1/responses
+  kMessages,    // POST /v1/messages, Anthropic's
 };
 
 // How the answer to a turn is to look.

@@ -39,10 +39,10 @@ ToolFormat ToolFormatOf(const text::ChatTemplate& chat) {
   return ToolFormat::kNone;
 }
 
-bool ToolText::TakeCalls(std::string_view text, std::vector<ToolCall>* calls) const {
+bool ToolText::TakeCalls(std::string_view text, std::vector<ToolPiece>* pieces) const {
   if (!JsonTextProblem(text).empty()) return false;
   const Json json = Json::parse(Trimmed(text), nullptr, /*allow_exceptions=*/false);
-  std::vector<ToolCall> found;
+  std::vector<ToolPiece> found;
   const auto take = [&](const Json& call) {
     if (!call.is_object() || !call.contains("name") || !call["name"].is_string()) return false;
     const auto name = call["name"].get<std::string>();
@@ -50,59 +50,62 @@ bool ToolText::TakeCalls(std::string_view text, std::vector<ToolCall>* calls) co
     const char* key = format_ == ToolFormat::kJson ? "parameters" : "arguments";
     const Json arguments = call.contains(key) ? call[key] : Json::object();
     if (!arguments.is_object()) return false;
-    found.push_back({name, arguments.dump()});
+    found.push_back({"", ToolCall{name, arguments.dump()}});
     return true;
   };
   const bool all = json.is_array() ? !json.empty() && std::ranges::all_of(json, take) : take(json);
-  if (all) calls->insert(calls->end(), found.begin(), found.end());
+  if (all) pieces->insert(pieces->end(), found.begin(), found.end());
   return all;
 }
 
-ToolText::Part ToolText::Push(std::string_view text) {
-  Part part;
-  if (format_ == ToolFormat::kNone) {
-    part.text = text;
-    return part;
-  }
+std::vector<ToolPiece> ToolText::Push(std::string_view text) {
+  std::vector<ToolPiece> pieces;
   held_ += text;
+  // The first so many bytes are text.
+  const auto show = [&](size_t bytes) {
+    if (bytes > 0) pieces.push_back({held_.substr(0, bytes), std::nullopt});
+    held_.erase(0, bytes);
+  };
+  if (format_ == ToolFormat::kNone) {
+    show(held_.size());
+    return pieces;
+  }
   if (format_ == ToolFormat::kJson) {
     const std::string_view begin = Trimmed(held_);
     // Text that does not begin as a call is none; one that does is one or none at its end.
-    if (!begin.empty() && begin.front() != '{') part.text = std::exchange(held_, {});
-    return part;
+    if (!begin.empty() && begin.front() != '{') show(held_.size());
+    return pieces;
   }
   while (true) {
+    if (after_call_) held_.erase(0, std::min(held_.find_first_not_of(" \t\r\n"), held_.size()));
+    after_call_ = after_call_ && held_.empty();
     const size_t open = held_.find(kOpen);
-    if (open == std::string::npos) {
-      const size_t keep = held_.size() - HeldSuffix(held_, kOpen);
-      part.text += held_.substr(0, keep);
-      held_.erase(0, keep);
-      return part;
-    }
-    const size_t close = held_.find(kClose, open);
+    const size_t close = open == std::string::npos ? open : held_.find(kClose, open);
     if (close == std::string::npos) {
-      part.text += held_.substr(0, open);
-      held_.erase(0, open);
-      return part;
+      show(open == std::string::npos ? held_.size() - HeldSuffix(held_, kOpen) : open);
+      return pieces;
     }
-    const size_t end = close + kClose.size();
-    const std::string inside = held_.substr(open + kOpen.size(), close - open - kOpen.size());
-    const bool call = TakeCalls(inside, &part.calls);
-    part.text += held_.substr(0, call ? open : end);
-    held_.erase(0, end);
+    show(open);
+    const size_t inside = close - open - kOpen.size();
+    if (TakeCalls(std::string_view(held_).substr(kOpen.size(), inside), &pieces)) {
+      held_.erase(0, kOpen.size() + inside + kClose.size());
+      after_call_ = true;
+    } else {
+      show(kOpen.size() + inside + kClose.size());
+    }
   }
 }
 
-ToolText::Part ToolText::Finish() {
-  Part part;
-  std::string left = std::exchange(held_, {});
-  if (format_ == ToolFormat::kJson && TakeCalls(left, &part.calls)) return part;
+std::vector<ToolPiece> ToolText::Finish() {
+  std::vector<ToolPiece> pieces;
+  const std::string left = std::exchange(held_, {});
+  if (format_ == ToolFormat::kJson && TakeCalls(left, &pieces)) return pieces;
   // A model's end token may stand in the place of the closing tag.
   if (format_ == ToolFormat::kTagged && left.starts_with(kOpen) &&
-      TakeCalls(std::string_view(left).substr(kOpen.size()), &part.calls))
-    return part;
-  part.text = std::move(left);
-  return part;
+      TakeCalls(std::string_view(left).substr(kOpen.size()), &pieces))
+    return pieces;
+  if (!left.empty()) pieces.push_back({left, std::nullopt});
+  return pieces;
 }
 
 }  // namespace tidepool::workers

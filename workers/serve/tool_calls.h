@@ -6,8 +6,10 @@
 //   kJson     the whole answer is {"name": "f", "parameters": {...}} (Llama 3)
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/text/chat_template.h"
@@ -25,25 +27,29 @@ struct ToolCall {
   std::string arguments;  // a JSON object
 };
 
+// What a model writes, in its order: text, or a call.
+struct ToolPiece {
+  std::string text;
+  std::optional<ToolCall> call;  // then there is no text
+};
+
 // Tells calls from text, as the text comes. What is no call stays text, as it was written: a call that is no
-// JSON, or of a tool that there is not. Not thread-safe.
+// JSON, or of a tool that there is not. White space behind a call belongs to it. Not thread-safe.
 class ToolText {
  public:
   ToolText(ToolFormat format, std::vector<std::string> names) : format_(format), names_(std::move(names)) {}
 
-  struct Part {
-    std::string text;
-    std::vector<ToolCall> calls;
-  };
-  Part Push(std::string_view text);
-  Part Finish();  // nothing more comes
+  std::vector<ToolPiece> Push(std::string_view text);
+  std::vector<ToolPiece> Finish();  // nothing more comes
 
  private:
-  bool TakeCalls(std::string_view json, std::vector<ToolCall>* calls) const;
+  // False: it is no call, and nothing is added.
+  bool TakeCalls(std::string_view json, std::vector<ToolPiece>* pieces) const;
 
   const ToolFormat format_;
   const std::vector<std::string> names_;
   std::string held_;
+  bool after_call_ = false;
 };
 
 }  // namespace tidepool::workers

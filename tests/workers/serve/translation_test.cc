@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "workers/serve/answer_text.h"
-#include "workers/serve/openai_answer.h"
+#include "workers/serve/answer_writer.h"
 #include "workers/serve/openai_request.h"
 #include "workers/serve/tool_calls.h"
 
@@ -227,7 +227,7 @@ TEST(ToolTextTest, CallsAreToldFromText) {
   };
   const std::string call = R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)";
   for (const Case& c : std::vector<Case>{
-           {ToolFormat::kTagged, "say " + call + " and", "say  and", {R"(f{"a":1})"}},
+           {ToolFormat::kTagged, "say " + call + " and", "say and", {R"(f{"a":1})"}},
            {ToolFormat::kTagged, call + call, "", {R"(f{"a":1})", R"(f{"a":1})"}},
            {ToolFormat::kTagged,
             R"(<tool_call>[{"name":"f"},{"name":"g","arguments":{}}]</tool_call>)",
@@ -251,9 +251,11 @@ TEST(ToolTextTest, CallsAreToldFromText) {
       ToolText tools(c.format, {"f", "g"});
       std::string text;
       std::vector<std::string> calls;
-      const auto take = [&](const ToolText::Part& part) {
-        text += part.text;
-        for (const ToolCall& one : part.calls) calls.push_back(one.name + one.arguments);
+      const auto take = [&](const std::vector<ToolPiece>& pieces) {
+        for (const ToolPiece& piece : pieces) {
+          text += piece.text;
+          if (piece.call) calls.push_back(piece.call->name + piece.call->arguments);
+        }
       };
       for (size_t i = 0; i < c.written.size(); i += step) take(tools.Push(c.written.substr(i, step)));
       take(tools.Finish());
@@ -268,13 +270,13 @@ TEST(OpenAiAnswerTest, AWholeAnswerHasItsParts) {
   const AskedTurn asked =
       Read(*model,
            {{"prompt", {3, 4}}, {"stop", "z"}, {"logprobs", 0}, {"return_token_ids", true}, {"echo", false}});
-  OpenAiAnswer answer(*model, asked, "x", 12);
-  EXPECT_TRUE(answer.Begin().empty());
-  EXPECT_TRUE(answer.Add(Delta(*model, "cd")).empty());
-  EXPECT_FALSE(answer.done());
-  (void)answer.Add(Delta(*model, "ez", TurnEnd::kStop));
-  ASSERT_TRUE(answer.done());
-  const Json said = answer.Whole();
+  const auto answer = AnswerWriter::Make(*model, asked, "x", 12);
+  EXPECT_TRUE(answer->Begin().empty());
+  EXPECT_TRUE(answer->Add(Delta(*model, "cd")).empty());
+  EXPECT_FALSE(answer->done());
+  (void)answer->Add(Delta(*model, "ez", TurnEnd::kStop));
+  ASSERT_TRUE(answer->done());
+  const Json said = answer->Whole();
   const Json& choice = said["choices"][0];
   EXPECT_EQ(choice["text"], "cde");
   EXPECT_EQ(choice["finish_reason"], "stop");
@@ -295,19 +297,158 @@ TEST(OpenAiAnswerTest, AStreamOfCallsIsAListThatGrows) {
                      {"stream", true},
                      {"stream_options", {{"include_usage", true}}}};
   const AskedTurn asked = Read(*model, body, AnswerForm::kChat);
-  OpenAiAnswer answer(*model, asked, "x", 12);
-  EXPECT_EQ(answer.Begin().size(), 1U);
+  const auto answer = AnswerWriter::Make(*model, asked, "x", 12);
+  EXPECT_EQ(answer->Begin().size(), 1U);
   std::vector<Json> deltas;
   for (const std::string& part : {"go <tool_c", "all>{\"name\":\"f\",", "\"arguments\":{}}</tool_call>"})
-    for (const Json& piece : answer.Add(Delta(*model, part))) deltas.push_back(piece["choices"][0]["delta"]);
+    for (const AnswerEvent& event : answer->Add(Delta(*model, part)))
+      deltas.push_back(Json::parse(event.data)["choices"][0]["delta"]);
   EXPECT_EQ(deltas[0]["content"], "go ");
   EXPECT_TRUE(deltas[1].empty());
   EXPECT_EQ(deltas[2]["tool_calls"][0]["index"], 0);
   EXPECT_EQ(deltas[2]["tool_calls"][0]["function"].dump(), R"({"name":"f","arguments":"{}"})");
-  const std::vector<Json> last = answer.Add(Delta(*model, "", TurnEnd::kEnd));
-  EXPECT_EQ(last[0]["choices"][0]["finish_reason"], "tool_calls");
-  ASSERT_EQ(answer.Last().size(), 1U);
-  EXPECT_EQ(answer.Last()[0]["usage"]["prompt_tokens"], asked.turn.prompts[0].size());
+  const std::vector<AnswerEvent> last = answer->Add(Delta(*model, "", TurnEnd::kEnd));
+  EXPECT_EQ(Json::parse(last[0].data)["choices"][0]["finish_reason"], "tool_calls");
+  const std::vector<AnswerEvent> end = answer->Last();
+  ASSERT_EQ(end.size(), 2U);
+  EXPECT_EQ(Json::parse(end[0].data)["usage"]["prompt_tokens"], asked.turn.prompts[0].size());
+  EXPECT_EQ(end[1].data, "[DONE]");
+}
+
+// A conversation in the three forms that have one.
+TEST(AnswerFormsTest, OneConversationIsOnePromptInEveryForm) {
+  const auto model = Model();
+  const Json schema = {{"type", "object"}};
+  const Json chat = {
+      {"messages",
+       {{{"role", "system"}, {"content", "be"}},
+        {{"role", "user"}, {"content", "one"}},
+        {{"role", "assistant"},
+         {"content", "two"},
+         {"tool_calls",
+          {{{"id", "c"},
+            {"type", "function"},
+            {"function", {{"name", "f"}, {"arguments", "{\"a\":\"z\"}"}}}}}}},
+        {{"role", "tool"}, {"tool_call_id", "c"}, {"content", "three"}}}},
+      {"tools", {{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", schema}}}}}},
+      {"max_tokens", 7}};
+  const Json responses = {
+      {"instructions", "be"},
+      {"input",
+       {{{"role", "user"}, {"content", "one"}},
+        {{"type", "message"},
+         {"role", "assistant"},
+         {"content", {{{"type", "output_text"}, {"text", "two"}}}}},
+        {{"type", "function_call"}, {"call_id", "c"}, {"name", "f"}, {"arguments", "{\"a\":\"z\"}"}},
+        {{"type", "function_call_output"}, {"call_id", "c"}, {"output", "three"}}}},
+      {"tools", {{{"type", "function"}, {"name", "f"}, {"parameters", schema}}}},
+      {"max_output_tokens", 7}};
+  const Json messages = {
+      {"system", "be"},
+      {"messages",
+       {{{"role", "user"}, {"content", "one"}},
+        {{"role", "assistant"},
+         {"content",
+          {{{"type", "text"}, {"text", "two"}},
+           {{"type", "tool_use"}, {"id", "c"}, {"name", "f"}, {"input", {{"a", "z"}}}}}}},
+        {{"role", "user"},
+         {"content", {{{"type", "tool_result"}, {"tool_use_id", "c"}, {"content", "three"}}}}}}},
+      {"tools", {{{"name", "f"}, {"input_schema", schema}}}},
+      {"max_tokens", 7}};
+  const AskedTurn as_chat = Read(*model, chat, AnswerForm::kChat);
+  for (const auto& [form, body] :
+       {std::pair(AnswerForm::kResponses, responses), std::pair(AnswerForm::kMessages, messages)}) {
+    const AskedTurn asked = Read(*model, body, form);
+    ASSERT_EQ(asked.turn.prompts.size(), 1U);
+    EXPECT_EQ(model->tokenizer->Decode(asked.turn.prompts[0]),
+              model->tokenizer->Decode(as_chat.turn.prompts[0]));
+    EXPECT_EQ(asked.turn.max_new_tokens, 7);
+    EXPECT_EQ(asked.style.tools, as_chat.style.tools);
+  }
+  for (const auto& [field, value, param] : std::vector<std::tuple<std::string, Json, std::string>>{
+           {"store", true, "store"},
+           {"previous_response_id", "x", "previous_response_id"},
+           {"tool_choice", "required", "tool_choice"},
+           {"input", {{{"type", "reasoning"}}}, "input[0].type"},
+           {"input", 3, "input"},
+           {"max_tokens", 3, "max_tokens"},
+           {"tools", {{{"type", "web_search"}, {"name", "x"}}}, "tools[0].type"}}) {
+    Json body = responses;
+    body[field] = value;
+    EXPECT_EQ(Refused(*model, body, AnswerForm::kResponses).param, param);
+  }
+  for (const auto& [field, value, param] : std::vector<std::tuple<std::string, Json, std::string>>{
+           {"max_tokens", nullptr, "max_tokens"},
+           {"thinking", {{"type", "enabled"}}, "thinking"},
+           {"tool_choice", {{"type", "any"}}, "tool_choice.type"},
+           {"messages",
+            {{{"role", "user"}, {"content", {{{"type", "image"}}}}}},
+            "messages[0].content[0].type"},
+           {"stop_sequences", {""}, "stop_sequences"}}) {
+    Json body = messages;
+    body[field] = value;
+    EXPECT_EQ(Refused(*model, body, AnswerForm::kMessages).param, param);
+  }
+}
+
+TEST(AnswerFormsTest, BlocksAreOneListHoweverTheyCome) {
+  const auto model = Model();
+  const Json tools = {{{"name", "f"}}};
+  const std::string written = "so <tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call> ok";
+  for (const size_t step : {size_t{1}, size_t{7}, written.size()}) {
+    for (const bool stream : {false, true}) {
+      const AskedTurn messages = Read(*model,
+                                      {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+                                       {"tools", tools},
+                                       {"max_tokens", 99},
+                                       {"stream", stream}},
+                                      AnswerForm::kMessages);
+      const AskedTurn responses =
+          Read(*model, {{"input", "a"}, {"tools", tools}, {"stream", stream}}, AnswerForm::kResponses);
+      for (const AskedTurn& asked : {messages, responses}) {
+        const auto answer = AnswerWriter::Make(*model, asked, "x", 12);
+        std::vector<AnswerEvent> events = stream ? answer->Begin() : std::vector<AnswerEvent>();
+        for (size_t i = 0; i < written.size(); i += step)
+          for (AnswerEvent& e : answer->Add(Delta(*model, written.substr(i, step)))) events.push_back(e);
+        for (AnswerEvent& e : answer->Add(Delta(*model, "", TurnEnd::kEnd))) events.push_back(e);
+        const bool of_messages = asked.style.form == AnswerForm::kMessages;
+        Json whole;
+        std::string text, arguments;
+        if (stream) {
+          for (AnswerEvent& e : answer->Last()) events.push_back(e);
+          for (const AnswerEvent& e : events) {
+            const Json json = Json::parse(e.data);
+            EXPECT_EQ(json["type"], e.name);
+            if (e.name == "response.completed") whole = json["response"];
+            if (e.name == "response.output_text.delta") text += json["delta"].get<std::string>();
+            if (e.name == "response.function_call_arguments.delta")
+              arguments += json["delta"].get<std::string>();
+            if (e.name != "content_block_delta") continue;
+            text += json["delta"].value("text", "");
+            arguments += json["delta"].value("partial_json", "");
+          }
+          EXPECT_EQ(text, "so ok");
+          EXPECT_EQ(arguments, "{\"a\":1}");
+          EXPECT_EQ(events.back().name, of_messages ? "message_stop" : "response.completed");
+          if (of_messages) continue;
+        } else {
+          EXPECT_TRUE(events.empty());
+          whole = answer->Whole();
+        }
+        const Json& blocks = whole[of_messages ? "content" : "output"];
+        ASSERT_EQ(blocks.size(), 3U) << whole.dump();
+        EXPECT_EQ(blocks[1]["name"], "f");
+        if (of_messages) {
+          EXPECT_EQ(blocks[1]["input"].dump(), "{\"a\":1}");
+          EXPECT_EQ(whole["stop_reason"], "tool_use");
+        } else {
+          EXPECT_EQ(blocks[2]["content"][0]["text"], "ok");
+          EXPECT_EQ(whole["status"], "completed");
+          EXPECT_EQ(whole["usage"]["output_tokens"], written.size());
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

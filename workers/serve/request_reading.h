@@ -1,0 +1,48 @@
+#pragma once
+// What the forms of requests have in common (openai_request.h). Each function refuses through `fields`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "workers/serve/openai_request.h"
+#include "workers/serve/request_fields.h"
+
+namespace tidepool::workers {
+
+inline constexpr int64_t kChoicesMost = 128;      // of one request
+inline constexpr int64_t kCompletionTokens = 16;  // where max_tokens is missing, as OpenAI and vLLM have it
+inline constexpr int64_t kStopsMost = 64;
+inline constexpr double kTemperatureMost = 100;
+
+// "messages", 2 -> "messages[2]"
+inline std::string At(const std::string& list, size_t i) { return list + "[" + std::to_string(i) + "]"; }
+
+// Stop strings: a text or a list of them.
+void TakeStop(RequestFields& fields, const std::string& name, down::ChunkSampling* sampling);
+// temperature, top_p, and from what is missing the rest of a turn with one answer.
+void TakeDrawing(RequestFields& fields, Turn* turn);
+// The model is this one, or is not named.
+void TakeModelName(RequestFields& fields, const ServedModel& model);
+
+// max_tokens, which `max_name` has said; nullopt: `otherwise`, or with 0 all that there is room for behind
+// the prompts, which are at `name`.
+void CheckRoom(RequestFields& fields, const std::string& name, const std::string& max_name,
+               const ServedModel& model, std::optional<int64_t> max_tokens, int64_t otherwise, Turn* turn);
+StatusOr<std::vector<int32_t>> EncodedPrompt(const ServedModel& model, const std::string& text, bool special);
+
+// A conversation of so many messages at `name` may be worth reading. False: it is refused.
+bool MayAskTemplate(RequestFields& fields, const std::string& name, const ServedModel& model,
+                    size_t messages);
+// The conversation becomes the turn's prompt.
+void AskTemplate(RequestFields& fields, const std::string& name, const std::string& max_name,
+                 const ServedModel& model, const nlohmann::ordered_json& messages, text::ChatOptions options,
+                 std::optional<int64_t> max_tokens, Turn* turn);
+
+// Other forms than OpenAI's chat, for ReadRequest.
+void ReadResponses(RequestFields& fields, const ServedModel& model, AskedTurn* asked);
+void ReadMessages(RequestFields& fields, const ServedModel& model, AskedTurn* asked);
+
+}  // namespace tidepool::workers
