@@ -3,6 +3,7 @@
 import concurrent.futures
 import http.client
 import json
+import os
 import pathlib
 import re
 import signal
@@ -389,11 +390,13 @@ class ServerLifeTest(RunTest):
 
     def test_a_worker_that_dies_ends_it(self):
         server = self.serve()
+        taken = self.command("serve", "--model", str(self.model), "--port", str(server.port))
+        self.assertEqual(taken.returncode, 2)
+        self.assertIn("another program listens there", taken.stderr)
         worker = int(pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.call, "/v1/completions", {"prompt": "a", "max_tokens": 480, "n": 4})
             self.wait_for(lambda: server.metric("running") > 0, 10, "one that runs")
-            import os
             os.kill(worker, signal.SIGKILL)
             self.assertEqual(asked.result()[0], 503)
         _, err = server.process.communicate(timeout=20)

@@ -58,6 +58,20 @@ StatusOr<std::string> FileText(const std::string& path, const char* flag) {
   return text.str();
 }
 
+// A file that goes with this object.
+class Removed {
+ public:
+  explicit Removed(std::string path) : path_(std::move(path)) {}
+  Removed(const Removed&) = delete;
+  Removed& operator=(const Removed&) = delete;
+  ~Removed() {
+    if (!path_.empty()) (void)RealFileSystem().RemoveFile(path_);  // what is left serves nobody
+  }
+
+ private:
+  const std::string path_;
+};
+
 // What callers show. From the file that is named, which nobody else may read, or made at random.
 struct Key {
   std::string text;
@@ -133,6 +147,7 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(found.dir, o.name, r.kv_cache_tokens));
   TP_ASSIGN_OR_RETURN(const std::optional<Identity> identity, TakeCertificate(o));
   TP_ASSIGN_OR_RETURN(const Key key, TakeKey(o));
+  const Removed made(o.key_file.empty() ? key.file : "");
   // Taken before threads begin, so that they take none of these.
   sigset_t ends;
   sigemptyset(&ends);
@@ -174,7 +189,6 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   if (ended.ok() && !server->AwaitAnswers(patience)) generator.EndAll(Unavailable("this server is ending"));
   (void)server->AwaitAnswers(std::chrono::seconds(2));  // who does not take its answer by then gets none
   *stopped = true;
-  if (o.key_file.empty()) (void)RealFileSystem().RemoveFile(key.file);  // nothing is served with it any more
   if (ended.ok()) std::printf("ended\n");
   return ended;
 }

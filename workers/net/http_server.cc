@@ -256,8 +256,10 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     net::post(stream_.get_executor(), [self = shared_from_this()] { self->Greet(); });
   }
   void Close() {
-    net::post(stream_.get_executor(), [self = shared_from_this()] { self->stream_.close(); });
+    net::post(stream_.get_executor(), [self = shared_from_this()] { self->GiveUp(); });
   }
+  // No thread of the server runs any more.
+  void Drop() { kept_.reset(); }
   // There is more of the answer.
   void Wake() {
     net::post(stream_.get_executor(), [self = shared_from_this()] { self->Pump(); });
@@ -376,6 +378,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     HttpRequest request = RequestOf(std::move(whole));
     if (head_) request.method = "GET";
     unsent_ = std::make_shared<Unsent>();
+    kept_ = shared_from_this();
     server_.CountUnanswered(1);
     {
       auto reply = MakeReply();
@@ -477,6 +480,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   }
   void Settle() {
     if (std::exchange(unsent_, nullptr) != nullptr) server_.CountUnanswered(-1);
+    kept_.reset();  // whoever calls this has another
   }
   void GiveRoom() {
     if (room_ > 0) server_.GiveRoom(std::exchange(room_, 0));
@@ -541,6 +545,7 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   unsigned version_ = 11;
   bool keep_alive_ = false, head_ = false;
   std::shared_ptr<Unsent> unsent_;  // null: none is
+  std::shared_ptr<Session> kept_;   // itself, while nothing else may be under way but the answer
   bool writing_ = false, watching_ = false;
   std::string discarded_;
 };
@@ -684,6 +689,14 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() {
   impl_->io.stop();
   impl_->threads.clear();
+  std::vector<std::shared_ptr<Impl::Session>> left;  // they go without the lock
+  {
+    const MutexLock lock(impl_->mu);
+    for (const auto& [id, session] : impl_->sessions) left.push_back(session.lock());
+  }
+  for (const auto& session : left) {
+    if (session != nullptr) session->Drop();
+  }
 }
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options, Handler handler) {

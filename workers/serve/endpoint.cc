@@ -149,12 +149,14 @@ HttpResponse Endpoint::Metrics() const {
   out.Gauge("tidepool_serve_running", static_cast<double>(n.running));
   out.Gauge("tidepool_serve_waiting", static_cast<double>(n.waiting));
   out.Gauge("tidepool_serve_kv_usage", n.kv_usage);
-  for (const auto& [name, value] :
-       {std::pair("prompt_tokens", n.prompt_tokens), std::pair("answer_tokens", n.answer_tokens),
-        std::pair("requests", n.turns), std::pair("requests_finished", n.finished),
-        std::pair("requests_cancelled", n.cancelled), std::pair("requests_failed", n.failed),
-        std::pair("requests_refused", n.refused)})
-    out.Counter(std::string("tidepool_serve_") + name + "_total", static_cast<double>(value));
+  const auto count = [](int64_t of) { return static_cast<double>(of); };
+  out.Counter("tidepool_serve_prompt_tokens_total", count(n.prompt_tokens));
+  out.Counter("tidepool_serve_answer_tokens_total", count(n.answer_tokens));
+  out.Counter("tidepool_serve_requests_total", count(n.turns));
+  out.Counter("tidepool_serve_requests_finished_total", count(n.finished));
+  out.Counter("tidepool_serve_requests_cancelled_total", count(n.cancelled));
+  out.Counter("tidepool_serve_requests_failed_total", count(n.failed));
+  out.Counter("tidepool_serve_requests_refused_total", count(n.refused));
   out.Process();
   return {.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.Text()};
 }

@@ -1,7 +1,9 @@
 #include "workers/serve/generator.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <deque>
+#include <exception>
 #include <limits>
 #include <map>
 #include <optional>
@@ -232,8 +234,8 @@ struct Generator::Impl {
       }
     }
     const int64_t turn = c.turn;
-    if (said.tokens.size() > 0 || said.end != TurnEnd::kNone) asked.sink(said);
-    if (said.end == TurnEnd::kFailed) {
+    const bool heard_of = (said.tokens.size() == 0 && said.end == TurnEnd::kNone) || Tell(asked, said);
+    if (said.end == TurnEnd::kFailed || !heard_of) {
       Count(&GeneratorCounts::failed);
       return Forget(turn);
     }
@@ -267,8 +269,19 @@ struct Generator::Impl {
     held -= static_cast<int64_t>(gone);
   }
 
+  // False: who hears of it threw, and is told nothing more.
+  static bool Tell(const Asked& asked, const TurnDelta& said) {
+    try {
+      asked.sink(said);
+      return true;
+    } catch (const std::exception& e) {  // the door of this thread: the other turns go on
+      std::fprintf(stderr, "an answer could not be written: %s\n", e.what());
+      return false;
+    }
+  }
+
   void Fail(int64_t turn, const Status& why) {
-    turns.at(turn).sink({.end = TurnEnd::kFailed, .why = why});
+    (void)Tell(turns.at(turn), {.end = TurnEnd::kFailed, .why = why});
     Count(&GeneratorCounts::failed);
     Forget(turn);
   }
