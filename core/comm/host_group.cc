@@ -142,7 +142,7 @@ struct Shown {
 
 // Bytes of all ranks from which on one copy is quicker than a way through an outbox, which stays in the
 // cache.
-constexpr int64_t kOneCopyFrom = int64_t{256} << 10;
+constexpr int64_t kOneCopyFrom = int64_t{64} << 10;
 
 // Of an interval that is being written.
 constexpr int64_t kUnit = 4096;
