@@ -194,14 +194,14 @@ EpisodeHost::Live EpisodeHost::Take(const SampleId& tid, int32_t att, const std:
                        std::equal(it->second.actions.begin(), it->second.actions.end(), actions.begin());
   (goes_on ? live : gone) = std::move(it->second);
   live_.erase(it);
-  if (goes_on) place.Hold();
+  if (goes_on) Hold(place);
   return live;
 }
 
 void EpisodeHost::Keep(const SampleId& tid, Live live, Place& place) {
   Live before;
   const MutexLock lock(mu_);
-  place.GiveUp();
+  GiveUp(place);
   live.used = Clock::now();
   Live& kept = live_[tid];
   before = std::exchange(kept, std::move(live));
@@ -232,7 +232,7 @@ Status EpisodeHost::MakeRoom(const PlayLimit& limit, Place& place) {
                                "environment.instances");
     room_.WaitFor(mu_, limit.stop, std::min<Clock::duration>(left, std::chrono::seconds(1)));
   }
-  place.Hold();
+  Hold(place);
   return OkStatus();
 }
 

@@ -150,18 +150,19 @@ class EpisodeHost {
     explicit Place(EpisodeHost& host) : host_(host) {}
     ~Place() {
       const MutexLock lock(host_.mu_);
-      GiveUp();
+      host_.GiveUp(*this);
       host_.room_.NotifyAll();
     }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
-    void Hold() TP_REQUIRES(host_.mu_) { host_.played_ += std::exchange(held_, true) ? 0 : 1; }
-    void GiveUp() TP_REQUIRES(host_.mu_) { host_.played_ -= std::exchange(held_, false) ? 1 : 0; }
 
    private:
+    friend class EpisodeHost;
     EpisodeHost& host_;
     bool held_ = false;
   };
+  void Hold(Place& place) TP_REQUIRES(mu_) { played_ += std::exchange(place.held_, true) ? 0 : 1; }
+  void GiveUp(Place& place) TP_REQUIRES(mu_) { played_ -= std::exchange(place.held_, false) ? 1 : 0; }
   StatusOr<Played> PlayOnce(const SampleId& tid, int32_t att, const std::vector<std::string>& actions,
                             const PlayLimit& limit, Place& place);
   Status Step(Live& live, const std::string& action, const PlayLimit& limit) const;
