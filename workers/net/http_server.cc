@@ -64,6 +64,13 @@ std::string Decoded(std::string_view text, bool plus) {
   return out;
 }
 
+// The same, whatever the case of its letters.  word: in lower case
+bool IsWord(std::string_view text, std::string_view word) {
+  return std::ranges::equal(text, word, [](char a, char b) {
+    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
+  });
+}
+
 HttpRequest RequestOf(http::request<http::string_body> from) {
   HttpRequest request;
   request.method = std::string(View(from.method_string()));
@@ -83,11 +90,12 @@ HttpRequest RequestOf(http::request<http::string_body> from) {
 }
 
 // Whether a browser that asks this host can only mean us. Any port: it may come through a tunnel.
-bool IsLoopbackName(std::string_view host) {
+// own: the address that is listened on
+bool IsLoopbackName(std::string_view host, std::string_view own) {
   const size_t colon = host.find(':', host.starts_with('[') ? host.find(']') : 0);
   const std::string_view name = host.substr(0, colon);
   const std::string_view port = colon == std::string_view::npos ? std::string_view() : host.substr(colon + 1);
-  return (name == "127.0.0.1" || name == "localhost" || name == "[::1]") &&
+  return (name == "127.0.0.1" || name == "localhost" || name == "[::1]" || name == own) &&
          std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
 }
 
@@ -166,6 +174,7 @@ struct Unsent {
   Mutex mu;
   std::optional<HttpResponse> head TP_GUARDED_BY(mu);  // until it is taken
   std::string body TP_GUARDED_BY(mu);                  // of pieces, those that were not taken
+  size_t longest TP_GUARDED_BY(mu) = 0;                // of the pieces
   bool begun TP_GUARDED_BY(mu) = false, whole TP_GUARDED_BY(mu) = false;
   bool ended TP_GUARDED_BY(mu) = false;  // nothing comes behind what is here
   bool gone TP_GUARDED_BY(mu) = false;   // nobody is there to take it
@@ -182,6 +191,13 @@ struct Unsent {
   }
 };
 
+// Whether the server is there still. Replies have it, and may outlive the server; what they do with a session
+// they do under the lock.
+struct Door {
+  Mutex mu;
+  bool open TP_GUARDED_BY(mu) = true;
+};
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -196,6 +212,7 @@ struct HttpServer::Impl {
   std::unique_ptr<FreshTls> tls;  // with an identity
   const int64_t connections_max = std::min(options.connections_max, HalfOfDescriptors());
   uint16_t port = 0;
+  const std::shared_ptr<Door> door = std::make_shared<Door>();
   Mutex mu;
   std::map<int64_t, std::weak_ptr<Session>> sessions TP_GUARDED_BY(mu);
   int64_t next_session TP_GUARDED_BY(mu) = 0;
@@ -304,6 +321,11 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void OnHead(error_code error) {
     if (error) return Failed(error);
     const http::request<http::string_body>& head = parser_->get();
+    // Where a request ends, and whom it is for, must be plain: whoever passes it on may read it otherwise.
+    const auto codings = head.count(http::field::transfer_encoding);
+    if (codings > 1 || (codings == 1 && !IsWord(View(head[http::field::transfer_encoding]), "chunked")))
+      return Refuse(501, "Transfer-Encoding: chunked alone is read here");
+    if (head.count(http::field::host) > 1) return Refuse(400, "there is more than one Host");
     if (const auto refused = Refused(head))
       return Send(*refused, head.version(), head.keep_alive() && parser_->is_done(),
                   head.method() == http::verb::head);
@@ -314,6 +336,16 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return Refuse(503, "other requests have taken the room for their bodies; try again",
                     {{"Retry-After", "1"}});
     room_ = bytes;
+    if (head.version() < 11 || !IsWord(View(head[http::field::expect]), "100-continue")) return ReadBody();
+    static constexpr std::string_view kGoOn = "HTTP/1.1 100 Continue\r\n\r\n";
+    Over([this](auto& stream) {
+      net::async_write(stream, net::buffer(kGoOn), [self = shared_from_this()](error_code failed, size_t) {
+        if (failed) return self->stream_.close();
+        self->ReadBody();
+      });
+    });
+  }
+  void ReadBody() {
     Over([this](auto& stream) {
       http::async_read(stream, buffer_, *parser_, [self = shared_from_this()](error_code failed, size_t) {
         if (failed) return self->Failed(failed);
@@ -333,19 +365,21 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
   }
   // What is answered to a request before its body is read; nullopt: it is the handler's.
   std::optional<HttpResponse> Refused(const http::request<http::string_body>& head) {
-    if (IsLoopback(server_.options.host) && !IsLoopbackName(View(head[http::field::host])))
-      return Refusal(403, "this server answers to 127.0.0.1 and localhost alone");
+    if (IsLoopback(server_.options.host) &&
+        !IsLoopbackName(View(head[http::field::host]), server_.options.host))
+      return Refusal(403, "this server answers to its address on loopback, 127.0.0.1 and localhost alone");
     const bool reads = head.method() == http::verb::get || head.method() == http::verb::head;
     if (!reads && server_.options.body_bytes_max == 0)
       return Refusal(405, "only GET and HEAD are answered here", {{"Allow", "GET, HEAD"}});
     const std::string_view bearer = View(head[http::field::authorization]);
-    if (bearer.starts_with("Bearer ") &&
+    if (IsWord(bearer.substr(0, 7), "bearer ") &&
         ConstantTimeEqual(Sha256Hex(bearer.substr(7)), server_.options.key_digest)) {
       known_ = true;
       return std::nullopt;
     }
     const std::string_view target = View(head.target());
-    if (server_.options.open_paths.contains(Decoded(target.substr(0, target.find('?')), false)))
+    if (reads && parser_->is_done() &&
+        server_.options.open_paths.contains(Decoded(target.substr(0, target.find('?')), false)))
       return std::nullopt;
     const std::string& where = server_.options.where_key;
     return Refusal(
@@ -552,8 +586,8 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
 class HttpServer::Impl::Reply : public HttpReply {
  public:
-  Reply(std::weak_ptr<Session> session, std::shared_ptr<Unsent> unsent)
-      : session_(std::move(session)), unsent_(std::move(unsent)) {}
+  Reply(std::shared_ptr<Door> door, std::weak_ptr<Session> session, std::shared_ptr<Unsent> unsent)
+      : door_(std::move(door)), session_(std::move(session)), unsent_(std::move(unsent)) {}
   ~Reply() override {
     bool begun = false;
     {
@@ -563,8 +597,8 @@ class HttpServer::Impl::Reply : public HttpReply {
     }
     if (!begun) {
       Answer({.status = 500, .body = "internal error: the request was not answered\n"});
-    } else if (const auto session = session_.lock()) {
-      session->Close();
+    } else {
+      With(&Session::Close);
     }
   }
   void Answer(HttpResponse answer) override {
@@ -590,7 +624,8 @@ class HttpServer::Impl::Reply : public HttpReply {
     {
       const MutexLock lock(unsent_->mu);
       if (unsent_->ended || unsent_->gone) return;
-      full = unsent_->body.size() + piece.size() > static_cast<size_t>(kUnsentBytes);
+      unsent_->longest = std::max(unsent_->longest, piece.size());
+      full = unsent_->body.size() + piece.size() > static_cast<size_t>(kUnsentBytes) + unsent_->longest;
       if (!full) unsent_->body += piece;
     }
     if (full) unsent_->Gone();  // it does not take what it is sent
@@ -616,15 +651,19 @@ class HttpServer::Impl::Reply : public HttpReply {
   }
 
  private:
-  void Wake() {
-    if (const auto session = session_.lock()) session->Wake();
+  void Wake() { With(&Session::Wake); }
+  void With(void (Session::*call)()) {
+    const MutexLock lock(door_->mu);
+    if (!door_->open) return;
+    if (const auto session = session_.lock()) ((*session).*call)();
   }
+  const std::shared_ptr<Door> door_;
   const std::weak_ptr<Session> session_;
   const std::shared_ptr<Unsent> unsent_;
 };
 
 std::shared_ptr<HttpReply> HttpServer::Impl::Session::MakeReply() {
-  return std::make_shared<Reply>(weak_from_this(), unsent_);
+  return std::make_shared<Reply>(server_.door, weak_from_this(), unsent_);
 }
 
 std::shared_ptr<HttpServer::Impl::Session> HttpServer::Impl::TakeOldestStranger() {
@@ -689,6 +728,10 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() {
   impl_->io.stop();
   impl_->threads.clear();
+  {
+    const MutexLock lock(impl_->door->mu);
+    impl_->door->open = false;
+  }
   std::vector<std::shared_ptr<Impl::Session>> left;  // they go without the lock
   {
     const MutexLock lock(impl_->mu);

@@ -22,8 +22,8 @@
 // or does not take its answer, is closed; at most connections_max are open, and one more closes the oldest
 // that has not shown the key. So does one more than there are descriptors; half of the process's are left to
 // the rest of it. What who has the key can: a body has body_bytes_max, all that are being read
-// bodies_bytes_max; of an answer that is written piece by piece kUnsentBytes may wait for the caller to take
-// them.
+// bodies_bytes_max; of an answer that is written piece by piece kUnsentBytes, and the longest piece beside
+// them, may wait for the caller to take them.
 
 #include <chrono>
 #include <cstdint>
@@ -61,7 +61,7 @@ struct HttpResponse {
 };
 
 // One answer, now or later, whole or piece by piece. Any thread. Where the caller is gone, or the answer has
-// ended, calls do nothing. Not used any more when its server goes.
+// ended, or its server, calls do nothing.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;  // one that was not ended ends: with 500, or by closing the connection
@@ -79,7 +79,7 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";         // an address of this machine, or "localhost"
   uint16_t port = 0;                      // 0: a free one
   std::string key_digest;                 // SHA-256 of the key, hexadecimal; not empty
-  std::set<std::string> open_paths = {};  // answered without the key; nothing secret may be there
+  std::set<std::string> open_paths = {};  // read without the key; nothing secret may be there
   std::optional<Identity> identity = std::nullopt;
   // With an identity: the role in a caller's certificate (certificates.h); empty: callers need none.
   std::string callers = {};

@@ -8,11 +8,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/base/hash.h"
 #include "core/base/thread_annotations.h"
@@ -36,6 +40,24 @@ class Wire {
   Wire& operator=(const Wire&) = delete;
   ~Wire() { ::close(fd_); }
   void Send(const std::string& text) const { (void)::send(fd_, text.data(), text.size(), MSG_NOSIGNAL); }
+  // As many bytes as there are in `text`.
+  void Take(std::string* text) const {
+    timeval patience{20, 0};
+    (void)::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    EXPECT_EQ(::recv(fd_, text->data(), text->size(), MSG_WAITALL), static_cast<ssize_t>(text->size()));
+  }
+  // Up to `end`, or to that of the connection.
+  [[nodiscard]] std::string ReadTo(const std::string& end) const {
+    std::string text;
+    char part[65536];
+    pollfd ready{fd_, POLLIN, 0};
+    while (!text.ends_with(end) && ::poll(&ready, 1, 20000) == 1) {
+      const ssize_t got = ::recv(fd_, part, sizeof(part), 0);
+      if (got <= 0) break;
+      text.append(part, static_cast<size_t>(got));
+    }
+    return text;
+  }
   // Up to the end of the connection, or of an answer with a length.
   std::string Read() {
     std::string text;
@@ -91,10 +113,12 @@ const char* const kBearer = "Authorization: Bearer secret\r\n";
 TEST(HttpServerTest, OnlyWhoShowsTheTokenInTheHeaderIsAnswered) {
   const Served s;
   EXPECT_TRUE(Has(s.Ask("/x%20y?q=a%2Bb+c", kBearer), "GET /x y q=a+b c"));
+  EXPECT_TRUE(Has(s.Ask("/x", "authorization: bearer secret\r\n"), "GET /x"));
   const std::string port = std::to_string(s.server->port());
   for (const std::string& wrong :
        {std::string(), std::string("Authorization: Bearer secre\r\n"),
-        std::string("Authorization: Bearer secretx\r\n"), std::string("Authorization: secret\r\n"),
+        std::string("Authorization: Bearer secretx\r\n"), std::string("Authorization: Basic secret\r\n"),
+        std::string("Authorization: secret\r\n"),
         // Cookies of 127.0.0.1 go to every port of it, so whoever has one may be another program.
         "Cookie: tidepool-" + port + "=secret\r\n",
         "Cookie: tidepool-" + port + "=secret\r\nSec-Fetch-Site: same-origin\r\n"}) {
@@ -301,6 +325,94 @@ TEST(HttpServerTest, NoBodyIsReadBeforeTheKeyWasShown) {
   const std::string said = second.Read();
   EXPECT_TRUE(Has(said, " 503 ")) << said;
   EXPECT_TRUE(Has(said, "refused: other requests")) << said;
+}
+
+TEST(HttpServerTest, AnOpenPathTakesNoBodyOfAStranger) {
+  const Served s({.open_paths = {"/open"}, .body_bytes_max = 8 << 20, .bodies_bytes_max = 8 << 20});
+  for (const char* method : {"POST", "GET", "PUT"}) {
+    Wire wire(s.server->port());
+    wire.Send(std::string(method) + " /open HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n\r\n");
+    EXPECT_TRUE(Has(wire.Read(), " 401 ")) << method;
+  }
+  EXPECT_TRUE(Has(s.Ask("/open", ""), "GET /open"));
+  EXPECT_TRUE(Has(s.Ask("/open", std::string(kBearer) + "Content-Length: 0\r\n", "POST"), "POST /open"));
+}
+
+TEST(HttpServerTest, WhereARequestEndsIsPlain) {
+  const Served s({.body_bytes_max = 100});
+  for (const char* coding : {"gzip", "xchunked", "identity, chunked", "chunked, gzip"}) {
+    Wire wire(s.server->port());  // what follows may be a body, or another request: it is not read
+    wire.Send("POST /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "Transfer-Encoding: " +
+              coding + "\r\n\r\nGET /hidden HTTP/1.1\r\nHost: localhost\r\n" + kBearer + "\r\n");
+    const std::string said = wire.Read();
+    EXPECT_TRUE(Has(said, " 501 ") || Has(said, " 400 ")) << coding << ": " << said;
+    EXPECT_TRUE(Has(said, "Connection: close")) << said;
+    EXPECT_EQ(wire.Read(), "") << coding;
+  }
+  EXPECT_TRUE(
+      Has(s.Ask("/x", std::string(kBearer) + "Transfer-Encoding: Chunked\r\n\r\n2\r\nab\r\n0\r\n", "POST"),
+          "POST /x ab"));
+  EXPECT_TRUE(Has(s.Ask("/x", std::string("Host: evil\r\n") + kBearer), " 400 "));
+  // Before a body, who asks for it hears that it may come, or that it may not.
+  Wire asks(s.server->port());
+  const std::string head =
+      "POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: 100-Continue\r\n";
+  asks.Send(head + kBearer + "Content-Length: 2\r\n\r\n");
+  std::string said(25, ' ');
+  asks.Take(&said);
+  EXPECT_EQ(said, "HTTP/1.1 100 Continue\r\n\r\n");
+  asks.Send("ab");
+  EXPECT_TRUE(Has(asks.Read(), "POST /x ab"));
+  Wire stranger(s.server->port());
+  stranger.Send(head + "Content-Length: 2\r\n\r\n");
+  EXPECT_TRUE(stranger.Read().starts_with("HTTP/1.1 401 "));
+}
+
+TEST(HttpServerTest, EveryAddressOfLoopbackMayBeAsked) {
+  const Served s({.host = "127.0.0.2"});
+  const auto asked = HttpGet({.address = "127.0.0.2:" + std::to_string(s.server->port()),
+                              .target = "/x",
+                              .credentials = {"secret", std::nullopt}});
+  ASSERT_TRUE(asked.ok()) << asked.status().message();
+  EXPECT_EQ(asked->status, 200);
+}
+
+TEST(HttpServerTest, APieceMayBeLongerThanWhatMayWait) {
+  Later later;
+  Wire wire(later.server->port());
+  wire.Send(Later::Post("one"));
+  const auto reply = later.Next();
+  reply->Begin({});
+  reply->Write(std::string(3 * HttpServer::kUnsentBytes, 'x'));
+  reply->Write("the end");
+  reply->End();
+  const std::string text = wire.ReadTo("\r\n0\r\n\r\n");
+  EXPECT_GT(text.size(), static_cast<size_t>(3 * HttpServer::kUnsentBytes));
+  EXPECT_TRUE(Has(text, "the end"));
+}
+
+TEST(HttpServerTest, WhoAnswersMayBeLaterThanItsServer) {
+  for (int round = 0; round < 100; ++round) {
+    auto later = std::make_unique<Later>();
+    std::vector<std::unique_ptr<Wire>> wires;
+    std::vector<std::shared_ptr<HttpReply>> replies;
+    for (int i = 0; i < 4; ++i) {
+      wires.push_back(std::make_unique<Wire>(later->server->port()));
+      wires.back()->Send(Later::Post("one"));
+      replies.push_back(later->Next());
+      replies.back()->Begin({});
+    }
+    std::atomic<bool> writes = false;
+    std::jthread answers([&](const std::stop_token& stop) {
+      for (int left = 200; left > 0; left -= stop.stop_requested() ? 1 : 0) {
+        for (const auto& reply : replies) reply->Write("a");
+        writes = true;
+      }
+      replies.clear();
+    });
+    while (!writes) std::this_thread::yield();
+    later.reset();
+  }
 }
 
 TEST(HttpServerTest, ConnectionsThatSayNothingOrTrickleAreCut) {
