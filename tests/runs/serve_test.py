@@ -388,10 +388,45 @@ class ServerLifeTest(RunTest):
         server.process.communicate(timeout=20)
         self.assertEqual(server.process.returncode, 0)
 
+    def test_a_second_signal_ends_it_at_once_and_the_key_goes(self):
+        server = self.serve("--end-within", "60")
+        server.process.stdout.close()  # nobody reads what it prints
+        own = server.connect()
+        own.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 480, "n": 64}), {"Authorization": f"Bearer {server.key}"})
+        self.wait_for(lambda: server.metric("running") > 0, 10, "some that run")
+        server.process.send_signal(signal.SIGINT)
+        self.wait_for(lambda: server.call("/v1/completions", {"prompt": "a"})[0] == 503, 10, "no more")
+        self.assertTrue(server.key_file.exists())
+        server.process.send_signal(signal.SIGTERM)
+        self.assertEqual(server.process.wait(10), -signal.SIGTERM)
+        self.assertFalse(server.key_file.exists())
+
+    def test_who_reads_what_it_prints_may_go(self):
+        reads, writes = os.pipe()
+        process = subprocess.Popen([TIDEPOOL, "serve", "--model", str(self.model), "--port", "0", "--threads", "1"], cwd=ROOT, stdout=writes,
+                                   stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        os.close(writes)
+        line = os.read(reads, 4096).decode()  # the first one
+        os.close(reads)
+        found = re.search(r":(\d+)/v1, .*; key: (\S+)", line)
+        connect = lambda: http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+
+        def healthy():
+            own = connect()
+            own.request("GET", "/healthz")
+            return own.getresponse().status == 200
+
+        self.wait_for(healthy, 20, "that it serves")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0)
+        self.assertFalse(pathlib.Path(found[2]).exists())
+
     def test_a_worker_that_dies_ends_it(self):
         server = self.serve()
         taken = self.command("serve", "--model", str(self.model), "--port", str(server.port))
-        self.assertEqual(taken.returncode, 2)
+        self.assertEqual(taken.returncode, 2, taken.stderr)
         self.assertIn("another program listens there", taken.stderr)
         worker = int(pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

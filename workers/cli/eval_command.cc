@@ -567,7 +567,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
       "--samples 8 --temperature 0.7");
   e->callback([eval, e, &context] {
     const Status status = Eval(context, *e, *eval);
-    if (!status.ok()) Fail(context, status, ExitCodeOf(status));
+    if (!status.ok()) Fail(context, status, ModelExitCode(status));
     if (eval->calls != nullptr && !eval->calls->lost().ok()) PluginCalls::EndProcess(context.exit_code);
   });
 }

@@ -192,7 +192,7 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
       "France?\"");
   g->callback([generate, &context] {
     const Status status = Generate(context, *generate);
-    if (!status.ok()) Fail(context, status, ExitCodeOf(status));
+    if (!status.ok()) Fail(context, status, ModelExitCode(status));
   });
 
   struct Paths {

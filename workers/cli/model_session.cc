@@ -155,7 +155,7 @@ StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o) {
   return RowSource::Create(config, o.job.model.path);
 }
 
-int ExitCodeOf(const Status& status) {
+int ModelExitCode(const Status& status) {
   const StatusCode code = status.code();
   return code == StatusCode::kUnavailable || code == StatusCode::kInternal || code == StatusCode::kAborted ||
                  code == StatusCode::kDeadlineExceeded

@@ -44,6 +44,6 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
 StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& options);
 
 // Of the commands that use a model: 3 where the worker failed or was interrupted, else 2.
-int ExitCodeOf(const Status& status);
+int ModelExitCode(const Status& status);
 
 }  // namespace tidepool::workers

@@ -58,13 +58,19 @@ StatusOr<std::string> FileText(const std::string& path, const char* flag) {
   return text.str();
 }
 
-// A file that goes with this object.
+// The key file that is to be removed by a signal that ends the process; null: none.
+std::atomic<const char*> made_key{nullptr};
+
+// A key file that goes with this object; an empty path: none.
 class Removed {
  public:
-  explicit Removed(std::string path) : path_(std::move(path)) {}
+  explicit Removed(std::string path) : path_(std::move(path)) {
+    if (!path_.empty()) made_key = path_.c_str();
+  }
   Removed(const Removed&) = delete;
   Removed& operator=(const Removed&) = delete;
   ~Removed() {
+    made_key = nullptr;
     if (!path_.empty()) (void)RealFileSystem().RemoveFile(path_);  // what is left serves nobody
   }
 
@@ -124,6 +130,18 @@ Status AwaitEnd(const sigset_t& ends, const Generator& generator) {
   }
 }
 
+// A second signal ends the process at once, and the key goes with it.
+void EndAtNextSignal(const sigset_t& ends) {
+  struct sigaction action {};
+  action.sa_handler = [](int signal) {
+    if (const char* path = made_key.load()) ::unlink(path);
+    ::raise(signal);  // as it is without a handler
+  };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  ::pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);
+}
+
 Status Serve(const CommandContext& context, ServeOptions& o) {
   if (o.port < 0 || o.port > 65535)
     return InvalidArgument("--port: " + std::to_string(o.port) +
@@ -153,6 +171,7 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   sigemptyset(&ends);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ends, signal);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // whoever reads what is printed may go
   o.together_ms = kTogetherMs;
   auto stopped = std::make_shared<std::atomic<bool>>(false);
   o.stop = [stopped] { return stopped->load(); };
@@ -183,12 +202,13 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
               server->Url().c_str(), key.file.c_str());
   std::fflush(stdout);
   const Status ended = AwaitEnd(ends, generator);
-  ::pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);  // a second one ends it at once
+  EndAtNextSignal(ends);
   generator.Close("this server is ending");
   const auto patience = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.end_within_s));
   if (ended.ok() && !server->AwaitAnswers(patience)) generator.EndAll(Unavailable("this server is ending"));
   (void)server->AwaitAnswers(std::chrono::seconds(2));  // who does not take its answer by then gets none
   *stopped = true;
+  generator.Stop();  // it answers through the server, which goes first
   if (ended.ok()) std::printf("ended\n");
   return ended;
 }
@@ -222,7 +242,7 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   AddDeviceOptions(command, o.get());
   command->footer("Example: tidepool serve --model models/smollm2-135m-instruct --port 8000");
   command->callback([o, &context] {
-    if (const Status done = Serve(context, *o); !done.ok()) Fail(context, done, ExitCodeOf(done));
+    if (const Status done = Serve(context, *o); !done.ok()) Fail(context, done, ModelExitCode(done));
   });
 }
 

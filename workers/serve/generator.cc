@@ -309,9 +309,12 @@ Generator::Generator(std::unique_ptr<InferenceSession> session, const GeneratorO
   impl_->thread = std::jthread([impl = impl_.get()](const std::stop_token& stop) { impl->Run(stop); });
 }
 
-Generator::~Generator() {
+Generator::~Generator() { Stop(); }
+
+void Generator::Stop() {
   impl_->thread.request_stop();
-  impl_->session->Wake();  // it ends first of all that Impl has
+  impl_->session->Wake();
+  if (impl_->thread.joinable()) impl_->thread.join();  // waits: each of its waits has a deadline
 }
 
 StatusOr<int64_t> Generator::Begin(Turn turn, TurnSink sink) {

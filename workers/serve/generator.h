@@ -49,6 +49,8 @@ class Generator {
   void Cancel(int64_t turn);
   // No turn begins from now on, and `why`.
   void Close(const std::string& why);
+  // Ends its thread: no sink hears anything from now on.
+  void Stop();
   // Those that are under way fail.
   void EndAll(const Status& why);
   // Whether the worker serves by now; an error: it never will again.
