@@ -1,6 +1,9 @@
 #pragma once
 // JSON from files and lines that strangers wrote.
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -13,10 +16,9 @@ namespace tidepool {
 // by recursion, so a file of a million brackets would take the stack with it.
 inline constexpr int kJsonDepthMax = 128;
 
-// True if no place of the text is inside more than `limit` brackets (strings are passed over). Says nothing
-// about whether the text is valid. Linear, no memory.
-inline bool JsonDepthWithin(std::string_view text, int limit = kJsonDepthMax) {
-  int depth = 0;
+// Calls see(c) for each character outside strings, until it says false; returns what it said last.
+template <typename See>
+bool SeeJsonOutsideStrings(std::string_view text, See see) {
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -25,13 +27,35 @@ inline bool JsonDepthWithin(std::string_view text, int limit = kJsonDepthMax) {
       if (c == '"') quoted = false;
     } else if (c == '"') {
       quoted = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > limit) return false;
-    } else if (c == ']' || c == '}') {
-      --depth;
+    } else if (!see(c)) {
+      return false;
     }
   }
   return true;
+}
+
+// True if no place of the text is inside more than `limit` brackets (strings are passed over). Says nothing
+// about whether the text is valid. Linear, no memory.
+inline bool JsonDepthWithin(std::string_view text, int limit = kJsonDepthMax) {
+  int depth = 0;
+  return SeeJsonOutsideStrings(text, [&](char c) {
+    if (c == '[' || c == '{') return ++depth <= limit;
+    if (c == ']' || c == '}') --depth;
+    return true;
+  });
+}
+
+// True if no object of the text has more than `limit` keys, as far as the text is valid. An object that keeps
+// the order of its keys compares each new one with all before it, so that a megabyte of them takes a
+// minute. Linear. Requires JsonDepthWithin(text).
+inline bool JsonKeysWithin(std::string_view text, int64_t limit) {
+  std::array<int64_t, kJsonDepthMax + 1> keys{};  // of the objects that are open
+  int depth = 0;
+  return SeeJsonOutsideStrings(text, [&](char c) {
+    if (c == '[' || c == '{') keys[static_cast<size_t>(++depth)] = 0;
+    if (c == ']' || c == '}') return --depth >= 0;  // below it nothing is valid
+    return c != ':' || ++keys[static_cast<size_t>(depth)] <= limit;
+  });
 }
 
 // Why the text must not be given to the parser; empty: it may be. The parser takes a NUL for the end of the

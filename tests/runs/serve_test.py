@@ -21,7 +21,7 @@ from harness import ROOT, TIDEPOOL, RunTest, alive
 class Server:
     """`tidepool serve` on a free port, until it is stopped."""
 
-    def __init__(self, model, *args):
+    def __init__(self, model, *args, wait=True):
         self.process = subprocess.Popen([TIDEPOOL, "serve", "--model", str(model), "--port", "0", "--threads", "1", *args], cwd=ROOT,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.name = pathlib.Path(model).name
@@ -32,7 +32,7 @@ class Server:
             raise AssertionError(self.line + self.process.stderr.read())
         self.tls, self.port, self.key_file = found[1] == "https", int(found[2]), pathlib.Path(found[3])
         self.key = self.key_file.read_text().strip()
-        if self.process.stdout.readline() != "serves\n":
+        if wait and self.process.stdout.readline() != "serves\n":
             self.process.kill()
             raise AssertionError(self.process.stderr.read())
 
@@ -275,8 +275,11 @@ class ServeTest(RunTest):
         none = self.server.ask("/v1/chat/completions", messages=talk, tools=[tool], tool_choice="none", max_tokens=1)
         self.assertLess(none["usage"]["prompt_tokens"], said["usage"]["prompt_tokens"])
         self.refused(400, {"messages": talk, "tools": [{"type": "web_search"}]}, param="tools[0].type")
-        strict = {"type": "function", "function": {"name": "f", "strict": True}}
-        self.refused(400, {"messages": talk, "tools": [strict]}, "schema", param="tools[0].function.strict")
+        strict = {"type": "function", "function": {"name": "f", "strict": True}}  # as agents' libraries have it
+        self.server.ask("/v1/chat/completions", messages=talk, tools=[strict], max_tokens=1)
+        back = [{"role": "user", "content": "1+1"}, {"type": "message", "role": "assistant", "phase": None, "status": "completed",
+                                                     "content": [{"type": "output_text", "text": "2", "annotations": [], "logprobs": []}]}]
+        self.server.ask("/v1/responses", input=back, tools=[{"type": "function", "name": "f", "strict": True, "parameters": {}}], max_output_tokens=1)
 
     def test_strangers_and_nonsense(self):
         for key in ["x", self.server.key[:-1], self.server.key + "0"]:
@@ -288,6 +291,12 @@ class ServeTest(RunTest):
             self.assertEqual((status, answer["error"]["type"]), (400, "invalid_request_error"), raw[:20])
         many = json.dumps({"messages": [{"role": "user", "content": ""}] * 200000}).encode()
         self.assertLess(len(many), 8 << 20)
+        keys = json.dumps({"prompt": "a", "metadata": {f"key{i}": "" for i in range(80000)}}).encode()
+        began = time.monotonic()
+        status, answer, _ = self.server.call("/v1/completions", raw=keys)
+        self.assertEqual(status, 400)
+        self.assertIn("256 keys", answer["error"]["message"])
+        self.assertLess(time.monotonic() - began, 5)
         status, answer, _ = self.server.call("/v1/chat/completions", raw=many)
         self.assertEqual((status, answer["error"]["param"]), (400, "messages"))
         # A million of them, and 100 MB, are more than a body may have: said, before it is read.
@@ -433,10 +442,28 @@ class ServerLifeTest(RunTest):
             asked = pool.submit(server.call, "/v1/completions", {"prompt": "a", "max_tokens": 480, "n": 4})
             self.wait_for(lambda: server.metric("running") > 0, 10, "one that runs")
             os.kill(worker, signal.SIGKILL)
-            self.assertEqual(asked.result()[0], 503)
+            status, answer, _ = asked.result()
+            self.assertEqual((status, answer["error"]["message"]), (503, "the model is not served any more"))  # and no log, no path
         _, err = server.process.communicate(timeout=20)
         self.assertEqual(server.process.returncode, 3)
         self.assertIn("worker process", err)
+
+    def test_who_waits_while_the_model_loads_hears_of_the_end_and_of_deadlines(self):
+        for args, last, words in [(["--end-within", "0.2"], signal.SIGINT, (503, "this server is ending")), (["--request-timeout", "0.5"], None, (504, "not answered in time"))]:
+            server = Server(self.model, *args, wait=False)
+            self.started.append(server.process)
+            worker = int(pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
+            os.kill(worker, signal.SIGSTOP)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(server.call, "/v1/completions", {"prompt": "a"})
+                time.sleep(0.3)
+                if last:
+                    server.process.send_signal(last)
+                status, answer, _ = asked.result(timeout=20)
+            self.assertEqual(status, words[0])
+            self.assertIn(words[1], answer["error"]["message"])
+            os.kill(worker, signal.SIGCONT)
+            server.stop()
 
     def test_others_reach_it_over_tls_alone(self):
         bare = self.command("serve", "--model", str(self.model), "--host", "0.0.0.0", "--port", "0")

@@ -97,10 +97,11 @@ struct InferenceSession::Impl {
   }
 
   // Next message of the worker; waits with a deadline.
-  StatusOr<FromWorkerBody> Receive(Clock::duration patience) {
+  StatusOr<FromWorkerBody> Receive(Clock::duration patience, const std::function<void()>& meanwhile) {
     const auto until = Clock::now() + patience;
     if (options.stop && options.stop()) return Aborted("stopped");
     while (pending.empty()) {
+      if (meanwhile) meanwhile();
       TP_RETURN_IF_ERROR(Listen(patience));
       if (pending.empty() && Clock::now() > until)
         return DeadlineExceeded("the worker did not answer in time: " + Log());
@@ -111,9 +112,9 @@ struct InferenceSession::Impl {
   }
 
   template <typename Body>
-  StatusOr<Body> Expect(Clock::duration patience) {
+  StatusOr<Body> Expect(Clock::duration patience, const std::function<void()>& meanwhile = {}) {
     while (true) {
-      TP_ASSIGN_OR_RETURN(FromWorkerBody body, Receive(patience));
+      TP_ASSIGN_OR_RETURN(FromWorkerBody body, Receive(patience, meanwhile));
       if (auto* wanted = std::get_if<Body>(&body)) return std::move(*wanted);
     }
   }
@@ -152,12 +153,12 @@ struct InferenceSession::Impl {
   }
 
   // The worker serves, in the time that a start may take.
-  Status Await() {
+  Status Await(const std::function<void()>& meanwhile) {
     if (serving) return OkStatus();
     const auto patience = started +
                           std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) -
                           Clock::now();
-    TP_RETURN_IF_ERROR(Expect<up::Offer>(patience).status());
+    TP_RETURN_IF_ERROR(Expect<up::Offer>(patience, meanwhile).status());
     down::Welcome welcome;
     welcome.inc = {0};
     welcome.slots = {kSlot};
@@ -171,12 +172,12 @@ struct InferenceSession::Impl {
     if (!attachments->Welcome(0, process, std::move(welcome)))
       return Unavailable("the worker process is gone: " + Log());
     Send(down::InitState{.slot = kSlot});
-    TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
+    TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience, meanwhile));
     if (!ready.error.empty()) return InvalidArgument(ready.error);
     Send(down::Grant{.slot = kSlot, .epoch = kEpoch, .role = Role::kRollout});
-    TP_RETURN_IF_ERROR(Expect<up::Granted>(patience).status());
+    TP_RETURN_IF_ERROR(Expect<up::Granted>(patience, meanwhile).status());
     Send(down::Load{kSlot, kVersion, ready.weights_digest, "", /*alias=*/true});
-    TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
+    TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience, meanwhile));
     if (!loaded.error.empty()) return InvalidArgument(loaded.error);
     Send(down::Admit{.slot = kSlot, .v = kVersion});
     serving = true;
@@ -194,7 +195,7 @@ StatusOr<std::unique_ptr<InferenceSession>> InferenceSession::Start(const Infere
   return session;
 }
 
-Status InferenceSession::Await() { return impl_->Await(); }
+Status InferenceSession::Await(const std::function<void()>& meanwhile) { return impl_->Await(meanwhile); }
 
 void InferenceSession::Send(down::StartChunk chunk) {
   chunk.slot = kSlot;
@@ -222,7 +223,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
     const std::vector<Request>& requests,
     const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
     const std::function<bool()>& stop, const std::function<void(size_t, const Completion&)>& on_done) {
-  TP_RETURN_IF_ERROR(impl_->Await());
+  TP_RETURN_IF_ERROR(impl_->Await({}));
   std::vector<Completion> out(requests.size());
   std::map<SampleId, size_t> place;
   size_t next = 0;

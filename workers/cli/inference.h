@@ -38,8 +38,9 @@ class InferenceSession {
   static StatusOr<std::unique_ptr<InferenceSession>> Start(const InferenceOptions& options);
   ~InferenceSession();
 
-  // --- one chunk at a time, for a caller with requests that come and go. The worker serves:
-  Status Await();
+  // --- one chunk at a time, for a caller with requests that come and go. The worker serves; meanwhile (may
+  // be empty) is called some twenty times a second until it does:
+  Status Await(const std::function<void()>& meanwhile = {});
   // Slot, epoch and version are the session's. Where the chunk goes on, `have` spares prompt and tokens.
   void Send(down::StartChunk chunk);
   // The attempt is over: what the worker keeps of it beside its KV goes, and what is under way of it ends.

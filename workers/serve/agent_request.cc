@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "core/base/json_text.h"
 #include "workers/serve/request_reading.h"
 
 namespace tidepool::workers {
@@ -74,7 +73,7 @@ void TakeNamedTools(RequestFields& fields, const ServedModel& model, const char*
       if (!parameters->is_object()) tool.Refuse(schema, "a JSON schema is expected, which is an object");
       function["parameters"] = *parameters;
     }
-    tool.Only("strict", {false}, "the engine does not hold answers to a schema");
+    tool.PassOver("strict");  // the engine does not hold calls to a schema: docs/serving.md says so
     tool.PassOver("cache_control");
     tool.Finish();
     tools->push_back({{"type", "function"}, {"function", std::move(function)}});
@@ -93,6 +92,7 @@ void TakeItem(RequestFields& item, Json& messages) {
   const std::string type = item.Text("type");
   item.PassOver("id");
   item.PassOver("status");
+  item.PassOver("phase");  // of an answer that is sent back
   if (type.empty() || type == "message") {
     const std::string role = item.Text("role");
     static const std::set<std::string> kRoles = {"system", "developer", "user", "assistant"};
@@ -102,8 +102,8 @@ void TakeItem(RequestFields& item, Json& messages) {
                         {"content", TextOf(item, "content", {"input_text", "output_text", "text"})}});
   } else if (type == "function_call") {
     const std::string id = item.Text("call_id"), name = item.Text("name"), text = item.Text("arguments");
-    const auto arguments = ParseJsonObject<Json>(text.empty() ? "{}" : text, "arguments");
-    if (!arguments.ok()) return item.Refuse("arguments", "a JSON object as a text is expected");
+    const auto arguments = ReadObject(text.empty() ? "{}" : text, "a JSON object as a text is expected");
+    if (!arguments.ok()) return item.Refuse("arguments", arguments.status().message());
     AddCall(messages, Call(id, name, *arguments));
   } else if (type == "function_call_output") {
     const std::string id = item.Text("call_id");

@@ -137,7 +137,7 @@ Json Endpoint::Card() const {
 
 HttpResponse Endpoint::Health() const {
   const StatusOr<bool> serves = generator_.Serves();
-  if (!serves.ok()) return {.status = 503, .body = serves.status().message() + "\n"};
+  if (!serves.ok()) return {.status = 503, .body = "the model is not served any more\n"};
   if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
   return {.body = "ok\n"};
 }

@@ -23,6 +23,7 @@ using scheduler::event::ChunkEnd;
 
 // While requests run, their worker says something at least so often.
 constexpr std::chrono::seconds kSilenceMax{300};
+constexpr std::chrono::milliseconds kLooksEvery{200};  // for turns that are late
 
 // SampleId::issue of turns that name their noise, and of those that do not.
 constexpr int32_t kSeeded = 0, kUnseeded = 1;
@@ -63,7 +64,9 @@ struct Generator::Impl {
   };
   std::vector<Command> commands TP_GUARDED_BY(mu);  // a turn begins, or is cancelled
   std::optional<Status> end_all TP_GUARDED_BY(mu);
-  Status closed TP_GUARDED_BY(mu);  // ok: turns may begin
+  Status closed TP_GUARDED_BY(mu);  // ok: turns may begin; what callers are told
+  Status over
+      TP_GUARDED_BY(mu);  // ok: the worker is there; for who runs this server: it has the worker's log
   bool serves TP_GUARDED_BY(mu) = false;
   int64_t next_turn TP_GUARDED_BY(mu) = 1;
   int64_t held TP_GUARDED_BY(mu) = 0;  // choices that have begun and not ended
@@ -82,20 +85,26 @@ struct Generator::Impl {
   std::jthread thread;  // waits: each of its waits has a deadline, and Wake ends it
 
   void Run(const std::stop_token& stop) {
-    Status status = session->Await();
+    Status status = session->Await([this] {  // turns wait, and may be cancelled, late or ended
+      TakeCommands();
+      const auto now = Clock::now();
+      if (now - looked >= kLooksEvery) EndLate(now);
+    });
     {
       const MutexLock lock(mu);
       serves = status.ok();
     }
     while (status.ok() && !stop.stop_requested()) status = Round();
     if (status.ok()) return;
+    const Status told = Unavailable("the model is not served any more");
     {
       const MutexLock lock(mu);
-      closed = status;
+      over = status;
+      if (closed.ok()) closed = told;
       serves = false;
     }
     TakeCommands();
-    FailAll(status);
+    FailAll(told);
   }
 
   Status Round() {
@@ -110,7 +119,7 @@ struct Generator::Impl {
       const MutexLock lock(mu);
       counts.kv_usage = step.kv_usage;
     }
-    if (now - looked >= std::chrono::milliseconds(200)) EndLate(now);
+    if (now - looked >= kLooksEvery) EndLate(now);
     const MutexLock lock(mu);
     counts.running = static_cast<int64_t>(running.size());
     counts.waiting = held - counts.running;
@@ -372,7 +381,7 @@ void Generator::EndAll(const Status& why) {
 
 StatusOr<bool> Generator::Serves() const {
   const MutexLock lock(impl_->mu);
-  if (!impl_->serves && !impl_->closed.ok()) return impl_->closed;
+  if (!impl_->over.ok()) return impl_->over;
   return impl_->serves;
 }
 

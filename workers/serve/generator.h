@@ -53,7 +53,8 @@ class Generator {
   void Stop();
   // Those that are under way fail.
   void EndAll(const Status& why);
-  // Whether the worker serves by now; an error: it never will again.
+  // Whether the worker serves by now; an error: it never will again. It has the worker's log, which is for
+  // who runs the server, and for no caller.
   [[nodiscard]] StatusOr<bool> Serves() const;
   [[nodiscard]] GeneratorCounts Counts() const;
 

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "core/base/json_text.h"
 #include "workers/serve/request_reading.h"
 
 namespace tidepool::workers {
@@ -20,7 +19,8 @@ void TakeSampling(RequestFields& fields, const ServedModel& model, Turn* turn) {
   TakeDrawing(fields, turn);
   s.top_k = std::max<int64_t>(fields.Integer("top_k", -1).value_or(0), 0);  // -1 and 0: off
   s.min_p = fields.Number("min_p", 0, 1).value_or(0);
-  if (s.min_p >= 1) fields.Refuse("min_p", "a number from 0, below 1 is expected, found 1");
+  if (static_cast<float>(s.min_p) >= 1)
+    fields.Refuse("min_p", "a number from 0, below 1 is expected, found 1");
   turn->seed = fields.Integer("seed");
   turn->samples = fields.Integer("n", 1, kChoicesMost).value_or(1);
   TakeStop(fields, "stop", &s);
@@ -158,8 +158,8 @@ Json CallsOf(RequestFields& fields, const Json& calls) {
     named.Finish();
     Json arguments = Json::object();
     if (!text.empty()) {
-      auto parsed = ParseJsonObject<Json>(text, "arguments");
-      if (!parsed.ok()) named.Refuse("arguments", "a JSON object as a text is expected");
+      auto parsed = ReadObject(text, "a JSON object as a text is expected");
+      if (!parsed.ok()) named.Refuse("arguments", parsed.status().message());
       if (parsed.ok()) arguments = *std::move(parsed);
     }
     out.push_back({{"id", id},
@@ -220,7 +220,7 @@ void TakeTools(RequestFields& fields, const ServedModel& model, AnswerStyle* sty
     (void)named.Text("description");
     if (const Json* parameters = named.Take("parameters"); parameters != nullptr && !parameters->is_object())
       named.Refuse("parameters", "a JSON schema is expected, which is an object");
-    named.Only("strict", {false}, "the engine does not hold answers to a schema");
+    named.PassOver("strict");  // the engine does not hold calls to a schema: docs/serving.md says so
     named.Finish();
     style->tools.push_back(name);
   }
@@ -298,7 +298,7 @@ void ReadTokens(RequestFields& fields, const ServedModel& model, AskedTurn* aske
 
 std::variant<AskedTurn, ApiError> ReadRequest(AnswerForm form, std::string_view body,
                                               const ServedModel& model) {
-  auto json = ParseJsonObject<Json>(body, "the body");
+  auto json = ReadObject(body, "the body");
   if (!json.ok()) return ApiError{400, json.status().message()};
   AskedTurn asked;
   asked.style.form = form;

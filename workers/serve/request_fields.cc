@@ -9,13 +9,19 @@
 namespace tidepool::workers {
 namespace {
 
+// What callers wrote may be megabytes; an error quotes the beginning of it.
+constexpr size_t kNameShown = 200, kErrorShown = 2000;
+
+std::string Short(const std::string& text, size_t most) {
+  return text.size() > most ? text.substr(0, most) + "..." : text;
+}
+
 // A value as an error quotes it.
 std::string Shown(const nlohmann::ordered_json& value) {
-  std::string text = value.is_structured()
-                         ? (value.is_array() ? "a list" : "an object")
-                         : value.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
-  constexpr size_t kShown = 60;
-  return text.size() > kShown ? text.substr(0, kShown) + "..." : text;
+  const std::string text = value.is_structured()
+                               ? (value.is_array() ? "a list" : "an object")
+                               : value.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
+  return Short(text, 60);
 }
 
 std::string Plain(double x) {
@@ -49,8 +55,8 @@ std::string RequestFields::PathOf(const std::string& name) const {
 
 void RequestFields::Refuse(const std::string& name, const std::string& why) {
   if (error_->has_value()) return;
-  const std::string path = PathOf(name);
-  *error_ = ApiError{400, path.empty() ? why : path + ": " + why, path};
+  const std::string path = Short(PathOf(name), kNameShown);
+  *error_ = ApiError{400, Short(path.empty() ? why : path + ": " + why, kErrorShown), path};
 }
 
 const RequestFields::Json* RequestFields::Take(const std::string& name) {
@@ -121,8 +127,8 @@ void RequestFields::Only(const std::string& name, const std::vector<Json>& value
 void RequestFields::Finish() {
   if (!ok()) return;
   for (const auto& [name, value] : object_.items()) {
-    if (known_.contains(name)) continue;
-    const std::string near = Nearest(name, {known_.begin(), known_.end()});
+    if (known_.contains(name) || value.is_null()) continue;
+    const std::string near = Nearest(Short(name, kNameShown), {known_.begin(), known_.end()});
     return Refuse(name, "there is no such field" + (near.empty() ? "" : "; did you mean " + near + "?"));
   }
 }

@@ -32,7 +32,8 @@ void TakeDrawing(RequestFields& fields, Turn* turn) {
   s.given = true;
   s.temperature = fields.Number("temperature", 0, kTemperatureMost).value_or(1);
   s.top_p = fields.Number("top_p", 0, 1).value_or(1);
-  if (s.top_p <= 0) fields.Refuse("top_p", "a number above 0, at most 1 is expected, found 0");
+  if (static_cast<float>(s.top_p) <= 0)
+    fields.Refuse("top_p", "a number above 0, at most 1 is expected, found 0");
 }
 
 void TakeModelName(RequestFields& fields, const ServedModel& model) {

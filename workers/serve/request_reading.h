@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/base/json_text.h"
 #include "core/base/status.h"
 #include "workers/serve/openai_request.h"
 #include "workers/serve/request_fields.h"
@@ -16,6 +18,16 @@ inline constexpr int64_t kChoicesMost = 128;      // of one request
 inline constexpr int64_t kCompletionTokens = 16;  // where max_tokens is missing, as OpenAI and vLLM have it
 inline constexpr int64_t kStopsMost = 64;
 inline constexpr double kTemperatureMost = 100;
+inline constexpr int64_t kKeysMost = 256;  // of one object: 8 MiB of such objects are read within a second
+
+// The object that the text is, which a caller wrote.
+inline StatusOr<nlohmann::ordered_json> ReadObject(std::string_view text, const std::string& where) {
+  if (const std::string problem = JsonTextProblem(text); !problem.empty())
+    return InvalidArgument(where + ": " + problem);
+  if (!JsonKeysWithin(text, kKeysMost))
+    return InvalidArgument(where + ": an object may have " + std::to_string(kKeysMost) + " keys");
+  return ParseJsonObject<nlohmann::ordered_json>(text, where);
+}
 
 // "messages", 2 -> "messages[2]"
 inline std::string At(const std::string& list, size_t i) { return list + "[" + std::to_string(i) + "]"; }

@@ -11,6 +11,7 @@ namespace tidepool::workers {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr int64_t kArgumentsMost = 256;  // of a call
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
 
 std::string_view Trimmed(std::string_view text) {
@@ -40,7 +41,7 @@ ToolFormat ToolFormatOf(const text::ChatTemplate& chat) {
 }
 
 bool ToolText::TakeCalls(std::string_view text, std::vector<ToolPiece>* pieces) const {
-  if (!JsonTextProblem(text).empty()) return false;
+  if (!JsonTextProblem(text).empty() || !JsonKeysWithin(text, kArgumentsMost)) return false;
   const Json json = Json::parse(Trimmed(text), nullptr, /*allow_exceptions=*/false);
   std::vector<ToolPiece> found;
   const auto take = [&](const Json& call) {

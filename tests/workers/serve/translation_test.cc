@@ -157,8 +157,23 @@ TEST(OpenAiRequestTest, NamesTheFieldThatIsWrong) {
     EXPECT_EQ(error.param.substr(0, error.param.find('[')), field) << error.message;
     EXPECT_EQ(error.status, field == "model" ? 404 : 400);
     body[field] = nullptr;  // as if it were missing
-    if (field != "prompt" && field != "nonsense") (void)Read(*model, body);
+    if (field != "prompt") (void)Read(*model, body);
   }
+  for (const auto& [field, value] :
+       std::vector<std::pair<std::string, Json>>{{"top_p", 1e-50}, {"min_p", 0.9999999999}}) {
+    Json body = good;
+    body[field] = value;  // the engine has them in 32 bits
+    EXPECT_EQ(Refused(*model, body).param, field);
+  }
+  const ApiError long_name = Refused(*model, {{"prompt", "ab"}, {std::string(1 << 20, 'x'), 1}});
+  EXPECT_LT(long_name.message.size() + long_name.param.size(), 4096U);
+  EXPECT_THAT(long_name.message, HasSubstr("no such field"));
+  EXPECT_LT(Refused(*model, {{"prompt", "ab"}, {"model", std::string(1 << 20, 'x')}}).message.size(), 4096U);
+  Json many = good;
+  for (int i = 0; i < 257; ++i) many["metadata"]["k" + std::to_string(i)] = i;
+  EXPECT_THAT(Refused(*model, many).message, HasSubstr("256 keys"));
+  many["metadata"].erase("k0");
+  (void)Read(*model, many);
   EXPECT_THAT(Refused(*model, Json::object()).message, HasSubstr("missing"));
   for (const char* body : {"", "{", "[]", "3", "{\"prompt\":\"a\"}x"})
     EXPECT_TRUE(std::holds_alternative<ApiError>(ReadRequest(AnswerForm::kChat, body, *model))) << body;
