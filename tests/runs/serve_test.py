@@ -465,6 +465,18 @@ class ServerLifeTest(RunTest):
             os.kill(worker, signal.SIGCONT)
             server.stop()
 
+    def test_what_a_model_cannot_do_is_said_at_the_start(self):
+        run = self.dir / "a_run"
+        (run / "journal").mkdir(parents=True)
+        (run / "config.yaml").write_text("")
+        write_byte_model(run / "final")
+        (run / "final" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+        server = Server(run)
+        self.started.append(server.process)
+        self.assertEqual(server.call("/v1/models")[1]["data"][0]["id"], "a_run")
+        _, err = server.stop()
+        self.assertIn("requests with tools are refused", err)
+
     def test_others_reach_it_over_tls_alone(self):
         bare = self.command("serve", "--model", str(self.model), "--host", "0.0.0.0", "--port", "0")
         self.assertEqual(bare.returncode, 2)

@@ -30,6 +30,7 @@
 #include "workers/serve/endpoint.h"
 #include "workers/serve/generator.h"
 #include "workers/serve/served_model.h"
+#include "workers/serve/tool_calls.h"
 
 namespace tidepool::workers {
 namespace {
@@ -160,9 +161,17 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
     return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) + " or more are expected");
   r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
   o.job.data.max_prompt_tokens = 1;
-  if (o.name.empty()) o.name = fs::path(found.dir).lexically_normal().filename().string();
+  if (o.name.empty())
+    o.name = fs::path(found.run.empty() ? found.dir : found.run).lexically_normal().filename().string();
   if (o.name.empty()) o.name = found.architecture;
   TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(found.dir, o.name, r.kv_cache_tokens));
+  if (model->template_text == nullptr) {
+    std::fprintf(stderr, "note: the model has no chat template: prompts alone are taken, and no messages\n");
+  } else if (model->tools == ToolFormat::kNone) {
+    std::fprintf(stderr,
+                 "note: requests with tools are refused: the model's chat template shows no form of calls "
+                 "that is read here\n");
+  }
   TP_ASSIGN_OR_RETURN(const std::optional<Identity> identity, TakeCertificate(o));
   TP_ASSIGN_OR_RETURN(const Key key, TakeKey(o));
   const Removed made(o.key_file.empty() ? key.file : "");
@@ -222,7 +231,8 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   AddModelOptions(command, o.get());
   command->add_option("--host", o->host, "Address to listen on; another than loopback needs a certificate");
   command->add_option("--port", o->port, "Default: 8000; 0: a free one");
-  command->add_option("--name", o->name, "Of the model, as requests say it; default: its folder's");
+  command->add_option("--name", o->name,
+                      "Of the model, as requests say it; default: its run's or its folder's");
   command->add_option(
       "--key-file", o->key_file,
       "File of mode 0600 with the key that callers show, 64 hexadecimal digits; default: one is "

@@ -2,7 +2,7 @@
 // Calls of tools in what a model writes, in the form that its own chat template asks it for.
 //
 //   kTagged   <tool_call>{"name": "f", "arguments": {...}}</tool_call>, one or several, text around them; a
-//             list of calls within the tags is read, too (Qwen, SmolLM, Hermes)
+//             list of calls within the tags is read, too (Qwen, Hermes)
 //   kJson     the whole answer is {"name": "f", "parameters": {...}} (Llama 3)
 
 #include <nlohmann/json.hpp>
