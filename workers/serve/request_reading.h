@@ -18,7 +18,7 @@ inline constexpr int64_t kChoicesMost = 128;      // of one request
 inline constexpr int64_t kCompletionTokens = 16;  // where max_tokens is missing, as OpenAI and vLLM have it
 inline constexpr int64_t kStopsMost = 64;
 inline constexpr double kTemperatureMost = 100;
-inline constexpr int64_t kKeysMost = 256;  // of one object: 8 MiB of such objects are read within a second
+inline constexpr int64_t kKeysMost = 256;  // of one object: 8 MiB of such objects are read in a second or so
 
 // The object that the text is, which a caller wrote.
 inline StatusOr<nlohmann::ordered_json> ReadObject(std::string_view text, const std::string& where) {
