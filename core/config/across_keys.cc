@@ -964,9 +964,7 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   for (const auto& [key, origin] : loaded.origins) {
     if (!b.Written(key) || !b.Good(key)) continue;
-    const bool of_service =
-        key == "environment.instances" && c.environment() != nullptr && c.environment()->is_service();
-    if (BelongsToPolicies(key) && !of_service) {
+    if (BelongsToPolicies(key, c)) {
       b.Complain(key, "belongs to a policy of control tasks; write model.policy: mlp, or remove it");
     } else if (key.starts_with("environment.") && key != "environment.name" && c.environment() == nullptr &&
                b.Good("environment.name")) {

@@ -1,6 +1,7 @@
 #include "core/environments/episode.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <exception>
@@ -104,8 +105,8 @@ double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const Sampl
   return seconds;
 }
 
-uint64_t ExtendHistory(uint64_t history, const std::string& observation) {
-  return Hash64(observation, Mix64(history + 1));
+uint64_t ExtendHistory(uint64_t history, const std::string& observation, double reward) {
+  return Hash64(observation, Mix64(Mix64(history + 1) ^ std::bit_cast<uint64_t>(reward)));
 }
 
 uint64_t StateHash(const TextGame& game) { return Hash64(game.State()); }
@@ -123,7 +124,7 @@ Status EpisodeHost::Step(Live& live, const std::string& action, const PlayLimit&
   if (!std::isfinite(step.reward))
     return DataLoss(source_.label() + ": Step gave the reward " + std::to_string(step.reward) + " in turn " +
                     std::to_string(s.turns) + ", but a reward has to be a finite number");
-  s.history = ExtendHistory(s.history, s.observation);
+  s.history = ExtendHistory(s.history, s.observation, s.reward);
   s.observation = step.observation;
   s.reward += step.reward;
   s.solved = step.done && step.solved;
