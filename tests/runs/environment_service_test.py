@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -196,6 +197,70 @@ class EnvironmentServiceTest(RunTest):
     def kinds(self):
         made = self.command("journal", str(self.path()), "--json", "--kind", "DROP")
         return made.stdout
+
+    def test_no_more_instances_are_open_than_may_be_and_a_hung_one_of_few_is_made_good(self):
+        few = self.file(f"""
+import os, pathlib, threading, time
+from tidepool_env import environment, serve
+here, lock, opened = pathlib.Path("{self.dir}"), threading.Lock(), 0
+
+def count(more):
+    global opened
+    with lock, open(here / "opened", "a") as file:
+        opened += more
+        file.write(f"{{opened}}\\n")
+
+@environment(max_turns=3, characters="12345678-?moresl", instances=INSTANCES)
+class Few:
+    def reset(self, seed):
+        count(1)
+        self.turn = 0
+        return "1-8?"
+
+    def step(self, action):
+        self.turn += 1
+        if HANGS and self.turn == 2 and not (here / "has_hung").exists():
+            (here / "has_hung").touch()
+            time.sleep(1000)
+        return "?", float(action.strip() == "3"), self.turn == 3, False, {{}}
+
+    def close(self):
+        count(-1)
+
+serve(Few)
+""")
+        game = self.dir / "game.py"
+        written = game.read_text()
+        for run, described, instances, hangs in (("few", 0, 2, False), ("hung", 1, 1, True)):
+            game.write_text(written.replace("INSTANCES", str(described)).replace("HANGS", str(hangs)))
+            (self.dir / "opened").unlink(missing_ok=True)
+            self.assert_done(self.train(CONFIG, few, "train.steps=3", "environment.workers=1", f"environment.instances={instances}",
+                                        "environment.step_timeout_s=3", "environment.max_retries=3", run=run))
+            self.assert_checked(run)
+            self.assertEqual(self.drops(run), [])
+            # What is given up is closed a moment after another one is opened: mostly there are no more.
+            self.assertLessEqual(statistics.median(map(int, (self.dir / "opened").read_text().split())), instances)
+        self.assertIn("too many of its episodes did not answer", self.path("logs", "environment-0.log", run="hung").read_text())
+        self.nothing_is_left()
+
+    def test_streams_that_end_are_no_end_of_their_service(self):
+        refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
+from tidepool_env import environment, serve, service
+
+play, refused = service._Servicer.Play, 0
+
+
+def refuses_six_times(self, requests, context):
+    global refused
+    refused += 1
+    if refused <= 6:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+    yield from play(self, requests, context)
+
+
+service._Servicer.Play = refuses_six_times"""))
+        made = self.command("validate", CONFIG, refusing)
+        self.assert_done(made)
 
     def test_a_run_goes_on_with_an_environment_that_does_all_that_it_should_not(self):
         did = self.file(f"""
