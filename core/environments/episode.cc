@@ -165,6 +165,11 @@ StatusOr<Played> EpisodeHost::PlayOnce(const SampleId& tid, int32_t att,
     live.state.state = begun.first.state;
     if (live.state.observation.empty())
       return DataLoss(source_.label() + ": Reset gave no text for the policy to read");
+    if (begun.first.step.done || begun.first.step.reward != 0)
+      return DataLoss(source_.label() + ": Reset " +
+                      (begun.first.step.done ? std::string("ended the episode")
+                                             : "gave the reward " + std::to_string(begun.first.step.reward)) +
+                      ", and nothing has been done in it yet");
     const MutexLock lock(mu_);
     replayed_ += replay;
   }

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ from harness import ROOT, RunTest, alive, kill
 
 CONFIG = "configs/test/rl_service.yaml"
 PACKAGE = ROOT / "examples" / "python"
+GUESS = PACKAGE / "games" / "guess.py"
 
 
 def python_with_grpc():
@@ -53,7 +55,7 @@ class EnvironmentServiceTest(RunTest):
 
     def guess(self, *change, name="game.py"):
         """The example, changed: pairs of what is written there and what is there instead."""
-        text = (PACKAGE / "guess.py").read_text()
+        text = (GUESS).read_text()
         for was, now in change:
             self.assertIn(was, text)
             text = text.replace(was, now)
@@ -72,22 +74,54 @@ class EnvironmentServiceTest(RunTest):
     def test_the_page_begins_with_the_example_and_the_example_keeps_the_rules(self):
         page = (ROOT / "docs/adding_an_environment.md").read_text()
         block = re.search(r"^```python\n(.*?)^```$", page, re.S | re.M).group(1)
-        self.assertEqual(block, (PACKAGE / "guess.py").read_text())
+        self.assertEqual(block, (GUESS).read_text())
         self.assertLessEqual(len(block.splitlines()), 22)
-        checks = lambda path: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path)], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
-        made = checks(PACKAGE / "guess.py")
+        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
+        made = checks(GUESS)
         self.assert_done(made)
         self.assertNotIn("FAIL", made.stdout)
         for was, now, words in [('random.Random(seed)', 'random.Random()', "loss='pinned'"),
                                 ('said = "?" if action not in tuple("12345678") else', 'said = "?" if int(action) > 8 else', "takes whatever a policy says"),
                                 ('return 1.0', 'return float("nan")', "a reward is nan"),
                                 ('characters="12345678-?moreless"', 'characters="12345678"', "which its characters do not have"),
-                                ('said = "1-8?"', 'said = "\\ud800"', "no UTF-8")]:
+                                ('said = "1-8?"', 'said = "\\ud800"', "no UTF-8"),
+                                ('(yield said)', '(yield said, 0.5)', "a reset gives the reward 0.5"),
+                                ('said = "1-8?"', 'return 1.0\n    said = "1-8?"', "the episode is over before it has begun"),
+                                ('said = "1-8?"', 'exit(3)\n    said = "1-8?"', "SystemExit: 3"),
+                                ('said = "1-8?"', 'while True: pass\n    said = "1-8?"', "is not over after 2 s (--timeout)")]:
             with self.subTest(now):
                 self.guess((was, now))
-                made = checks(self.dir / "game.py")
+                made = checks(self.dir / "game.py", "--timeout=2")
                 self.assert_done(made, 1)
                 self.assertIn(words, made.stdout)
+
+    def test_an_environment_that_can_be_open_once_alone_is_checked(self):
+        self.guess(("max_turns=6", "max_turns=6, instances=1"))
+        made = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(self.dir / "game.py")], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        self.assert_done(made)
+        self.assertIn("shares nothing between instances (not tried: instances=1)", made.stdout)
+
+    def test_the_example_finds_the_installed_package_and_that_is_whole(self):
+        if subprocess.run([PYTHON, "-c", "import setuptools"], capture_output=True).returncode != 0:
+            self.skipTest("no setuptools")
+        tree, lib = self.dir / "tree" / "examples" / "python", self.dir / "lib"
+        shutil.copytree(PACKAGE, tree, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+        (self.dir / "tree" / "proto").mkdir()
+        shutil.copy(ROOT / "proto" / "environment.proto", self.dir / "tree" / "proto")
+
+        def run(*words, cwd, code=0, **variables):
+            made = subprocess.run([PYTHON, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
+            self.assert_done(made, code)
+            return made.stdout + made.stderr
+
+        run("setup.py", "-q", "sdist", "-d", self.dir / "sdist", cwd=tree)
+        (packed,) = (self.dir / "sdist").iterdir()
+        shutil.unpack_archive(packed, self.dir / "unpacked")
+        (source,) = (self.dir / "unpacked").iterdir()
+        run("setup.py", "-q", "build_py", f"--build-lib={lib}", cwd=source)
+        without_tools = f"import sys; sys.modules['grpc_tools'] = None; sys.path[0] = {str(GUESS.parent)!r}; import guess, tidepool_env.wire; print(tidepool_env.__file__)"
+        self.assertIn(str(lib), run("-c", without_tools, cwd=self.dir, PYTHONPATH=str(lib)))
+        self.assertIn("pip install ./examples/python", run("-c", without_tools, cwd=self.dir, code=1, PYTHONPATH=str(PACKAGE)))
 
     def test_a_python_file_is_trained_on_and_whatever_dies_changes_no_weight(self):
         args = ["deterministic=true", "train.steps=14", "checkpoint.every_steps=4", "observe.samples_per_step=-1"]

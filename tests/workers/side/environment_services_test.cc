@@ -333,6 +333,14 @@ TEST_F(EnvironmentServicesTest, WhatBreaksTheRulesIsDataAndWhatFailsIsNot) {
   is_data(on_second([](v1::Played& p) { p.set_observation(std::string(100 << 20, 'x')); }),
           "more than the 4 MiB");
   is_data(on_second([](v1::Played& p) { p.set_step(1); }), "answered step 1 where step 2 was asked");
+  const auto on_reset = [&](std::function<void(v1::Played&)> change) {
+    counter.say = [change](const v1::PlayStep& asked, v1::Played& out) {
+      if (asked.step() == 0) change(out);
+    };
+    return Host({counter.address()})->Play({1, 0, 0}, 0, {}, Soon()).status();
+  };
+  is_data(on_reset([](v1::Played& p) { p.set_reward(0.5); }), "Reset gave the reward 0.5");
+  is_data(on_reset([](v1::Played& p) { p.set_truncated(true); }), "Reset ended the episode");
   counter.say = nullptr;
   const auto stream = [&](std::function<grpc::Status(PlayStream&, v1::PlayStep&)> second,
                           std::chrono::milliseconds limit = 5000ms) {
