@@ -15,7 +15,7 @@ import time
 import unittest
 import unittest.mock
 
-from harness import ROOT, RunTest, alive, kill
+from harness import ROOT, TIDEPOOL, RunTest, alive, kill
 
 CONFIG = "configs/test/rl_service.yaml"
 PACKAGE = ROOT / "examples" / "python"
@@ -276,6 +276,40 @@ serve(Few)
             self.assertLessEqual(statistics.median(map(int, (self.dir / "opened").read_text().split())), instances)
         self.assertIn("too many of its episodes did not answer", self.path("logs", "environment-0.log", run="hung").read_text())
         self.nothing_is_left()
+
+    def test_a_service_has_no_descriptors_of_ours_and_words_that_nobody_reads_keep_nobody(self):
+        speaks = self.file(f"""
+import os, sys
+def descriptors(process):
+    for name in os.listdir(f"/proc/{{process}}/fd"):
+        try: yield os.readlink(f"/proc/{{process}}/fd/{{name}}")
+        except OSError: pass
+
+with open("{self.dir}/descriptors", "w") as file:
+    file.write("\\n".join([*descriptors("self"), *descriptors(os.getppid())]))
+sys.stderr.write("x" * (1 << 20))
+""" + GUESS.read_text())
+        kept = open(self.dir / "ours", "w")
+        self.addCleanup(kept.close)
+        unread, ours = os.pipe()
+        self.addCleanup(os.close, unread)
+        folder = self.dir / "guarded"
+        folder.mkdir()
+        life, alive_while = os.pipe()
+        words = json.loads(speaks.split("=", 1)[1].replace("[env,", '["env",'))
+        guard = subprocess.Popen([TIDEPOOL, "guard-service", str(folder), "--", *words], stdin=life, stdout=subprocess.DEVNULL, stderr=ours,
+                                 env={**os.environ, "TIDEPOOL_ENVIRONMENT_ADDRESS": f"unix:{folder}/socket"})
+        self.started.append(guard)
+        os.close(life), os.close(ours)
+        self.wait_for((folder / "socket").exists, 20, "the service, which has written more than a pipe holds")
+        os.close(alive_while)
+        guard.wait(10)
+        self.nothing_is_left()
+        os.set_inheritable(kept.fileno(), True)
+        self.assert_done(subprocess.run([TIDEPOOL, "validate", CONFIG, speaks], cwd=ROOT, capture_output=True, text=True, timeout=60, close_fds=False))
+        links = (self.dir / "descriptors").read_text().split()
+        self.assertGreater(len(links), 5)
+        self.assertNotIn(str(self.dir / "ours"), links)
 
     def test_streams_that_end_are_no_end_of_their_service(self):
         refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
