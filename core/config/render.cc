@@ -139,7 +139,8 @@ Json TypeSchema(const Key& key) {
     bounds(j, false);
   } else if (std::holds_alternative<std::vector<std::string>*>(field)) {
     j["type"] = "array";
-    j["items"] = {{"type", "string"}, {"minLength", 1}};
+    j["items"] = {{"type", "string"}};
+    if (key.path != "environment.command") j["items"]["minLength"] = 1;  // an argument may be empty
   } else if (std::holds_alternative<std::vector<int64_t>*>(field)) {
     j["type"] = "array";
     j["items"] = {{"type", "integer"}};

@@ -311,6 +311,19 @@ sys.stderr.write("x" * (1 << 20))
         self.assertGreater(len(links), 5)
         self.assertNotIn(str(self.dir / "ours"), links)
 
+    def test_words_that_are_no_files_are_left_as_they_are(self):
+        for name in ("easy", "2"):
+            (self.dir / name).mkdir()
+        (self.dir / "hard").write_text("")
+        game = self.file('import sys; sys.exit(f"given {sys.argv[1:]}")')
+        config = self.dir / "job.yaml"
+        config.write_text((ROOT / CONFIG).read_text().replace("command: [python3, ../../examples/python/games/guess.py]",
+                                                              f'command: ["{PYTHON}", game.py, easy, 2, hard, "", ./hard]'))
+        self.assertIn("game.py", config.read_text())
+        made = self.command("validate", str(config))
+        self.assert_done(made, 2)
+        self.assertIn(f"given ['easy', '2', 'hard', '', '{self.dir}/hard']", made.stdout + made.stderr)
+
     def test_streams_that_end_are_no_end_of_their_service(self):
         refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
 from tidepool_env import environment, serve, service
@@ -392,6 +405,9 @@ serve(Wrong)
                 ("environment.addresses: environment guess: no service to play in for ", "environment.command=[]", "environment.addresses=[127.0.0.1:9]",
                  "environment.start_timeout_s=1"),
                 ("environment.addresses: found 'nowhere'; expected host:port", "environment.command=[]", "environment.addresses=[nowhere]"),
+                ("environment.command: begins with an empty word", 'environment.command=["", game.py]'),
+                ("environment.name: is 'solved', which every environment says of an episode", "environment.name=solved"),
+                ("environment.name: found a name of a service with other characters than", "environment.name='a \"b\"'"),
                 ("written beside environment.command", "environment.addresses=[127.0.0.1:9]"),
                 ("environment.side: is no key of a service; give it to its program", "environment.side=3"),
                 ("which environment guess writes or reads", self.guess(('"1-8?"', '"1-9?"'), name="d.py"))]:
@@ -400,7 +416,7 @@ serve(Wrong)
         self.nothing_is_left()
         made = self.command("simulate", CONFIG, self.guess())
         self.assert_done(made, 2)
-        self.assertIn("environment.max_turns: is missing, and nobody plays in a rehearsal", made.stderr)
+        self.assertRegex(made.stderr, r"override 'environment\.command=.*': environment\.max_turns: is missing, and nobody plays in a rehearsal")
         self.assert_done(self.command("simulate", CONFIG, self.guess(), "environment.max_turns=6"))
 
 
