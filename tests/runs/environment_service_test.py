@@ -324,6 +324,17 @@ sys.stderr.write("x" * (1 << 20))
         self.assert_done(made, 2)
         self.assertIn(f"given ['easy', '2', 'hard', '', '{self.dir}/hard']", made.stdout + made.stderr)
 
+    def test_samples_keep_their_prompt_when_one_of_their_group_is_dropped(self):
+        drops = self.guess(("import environment, serve", "import BadEpisode, environment, serve"),
+                           ('said = "1-8?"', 'said, turns = "1-8?", 0'),
+                           ("        if action == number:", '        turns += 1\n        if turns == 6 and action < "5":\n            raise BadEpisode("this one")\n        if action == number:'))
+        self.assert_done(self.train(CONFIG, drops, "train.steps=4", "observe.samples_per_step=-1", "eval.before_train=false", "eval.after_train=false",
+                                    "scheduler.infra_drop_stop=1", "scheduler.infra_drop_alarm=1"))
+        self.assertIn("data_invalid", self.drops())
+        lines = [json.loads(line) for file in sorted(self.path("samples").iterdir()) for line in file.read_text().splitlines()]
+        self.assertGreater(len(lines), 10)
+        self.assertEqual({line["prompt"] for line in lines}, {"1-8?"})
+
     def test_streams_that_end_are_no_end_of_their_service(self):
         refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
 from tidepool_env import environment, serve, service
