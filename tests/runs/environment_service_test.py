@@ -335,6 +335,16 @@ sys.stderr.write("x" * (1 << 20))
         self.assertGreater(len(lines), 10)
         self.assertEqual({line["prompt"] for line in lines}, {"1-8?"})
 
+    def test_an_evaluation_opens_no_more_than_may_be_and_waits_for_slow_steps(self):
+        self.assert_done(self.train(CONFIG, self.guess(), "train.steps=1", "eval.before_train=false", "eval.after_train=false"))
+        for few, slow in ((', instances=2', ''), ('', 'time.sleep(4.2 if said == "1-8?" else 0); ')):  # 8 games: longer than the worker is permitted to serve unseen
+            with self.subTest(few or slow):
+                self.guess(('max_turns=6', 'max_turns=2' + few), ('import random', 'import random, time'), ('        if action == number', '        ' + slow + 'said = said\n        if action == number'))
+                asked = self.command("eval", "--model", str(self.path()), "--deterministic", "--json")
+                self.assert_done(asked)
+                total = json.loads(asked.stdout)["total"]
+                self.assertEqual((total["rows"], total.get("errors", 0)), (8, 0))
+
     def test_streams_that_end_are_no_end_of_their_service(self):
         refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
 from tidepool_env import environment, serve, service
