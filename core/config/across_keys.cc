@@ -209,6 +209,16 @@ bool CheckService(Binder& b, const EnvironmentConfig& e) {
                "found '" + address + "'; expected host:port (127.0.0.1:7100) or unix:/path");
     return false;
   }
+  // It stands beside "solved" in rewards, and in names of metrics.
+  constexpr std::string_view kOfNames = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
+  if (e.name == "solved" || e.name.find_first_not_of(kOfNames) != std::string::npos) {
+    b.Complain("environment.name",
+               e.name == "solved"
+                   ? "is 'solved', which every environment says of an episode; give the service another name"
+                   : "found a name of a service with other characters than A-Z a-z 0-9 _ . -; write one "
+                     "without them");
+    return false;
+  }
   if (!e.command.empty() && e.command.front().empty()) {
     b.Complain("environment.command",
                "begins with an empty word; expected a program, like [python3, game.py]");
@@ -964,9 +974,7 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   for (const auto& [key, origin] : loaded.origins) {
     if (!b.Written(key) || !b.Good(key)) continue;
-    const bool of_service =
-        key == "environment.instances" && c.environment() != nullptr && c.environment()->is_service();
-    if (BelongsToPolicies(key) && !of_service) {
+    if (BelongsToPolicies(key, c)) {
       b.Complain(key, "belongs to a policy of control tasks; write model.policy: mlp, or remove it");
     } else if (key.starts_with("environment.") && key != "environment.name" && c.environment() == nullptr &&
                b.Good("environment.name")) {

@@ -83,10 +83,11 @@ struct Reader {
   bool operator()(std::vector<std::string>* out) const {
     std::vector<std::string> list;
     if (node.kind != Node::Kind::kList) return false;
-    const bool words = key.path == "environment.command";  // of a program: texts, whatever they look like
+    // Of a program: texts, whatever they look like, and an argument may be empty.
+    const bool words = key.path == "environment.command";
     for (const Node& item : node.items) {
-      if (item.kind != Node::Kind::kScalar || item.text.empty() ||
-          (!words && TypeOf(item) != ScalarType::kText))
+      if (item.kind != Node::Kind::kScalar ||
+          (!words && (item.text.empty() || TypeOf(item) != ScalarType::kText)))
         return false;
       list.push_back(item.text);
     }
@@ -418,17 +419,20 @@ void Binder::BindEnvironment(const Node& map) {
     Adjust(loaded_, "environment.instances", e.instances, 256, "of a service");
 }
 
-// Words of a command that are files, beside the config or in the current directory: other programs have other
-// ones. A program without a folder is looked for where all programs are.
+// The program of a command, and words that look like files, where they are files beside the config or in the
+// current directory: other programs have other ones. A program without a folder is looked for where all
+// programs are.
 void Binder::ResolveCommand(const Node& node, std::vector<std::string>& command) {
   for (size_t i = 0; i < command.size(); ++i) {
     std::string& word = command[i];
-    if (word.empty() || word.front() == '-' || (i == 0 && word.find('/') == std::string::npos)) continue;
+    const bool in_folder = word.find('/') != std::string::npos;
+    if (word.empty() || word.front() == '-' || !(in_folder || (i > 0 && fs::path(word).has_extension())))
+      continue;
     std::vector<fs::path> places = {fs::path(word)};
     if (!node.place.override) places.insert(places.begin(), fs::path(node.place.source).parent_path() / word);
     for (const fs::path& place : places) {
       std::error_code error;
-      if (!fs::exists(place, error)) continue;
+      if (!fs::is_regular_file(place, error)) continue;
       word = fs::absolute(place, error).lexically_normal().string();
       break;
     }

@@ -117,8 +117,10 @@ void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
 
 }  // namespace
 
-bool BelongsToPolicies(std::string_view key) {
-  return std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end();
+bool BelongsToPolicies(std::string_view key, const JobConfig& config) {
+  const bool of_service =
+      key == "environment.instances" && config.environment() != nullptr && config.environment()->is_service();
+  return !config.model.is_policy() && !of_service && std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end();
 }
 
 bool BelongsToText(std::string_view key) {

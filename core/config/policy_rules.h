@@ -10,8 +10,9 @@
 
 namespace tidepool::config {
 
-// The key means something to jobs with model.policy alone.
-bool BelongsToPolicies(std::string_view key);
+// The key means something to jobs with model.policy alone, and `config` is none of them.
+// environment.instances is a key of services, too.
+bool BelongsToPolicies(std::string_view key, const JobConfig& config);
 // The key means nothing to them: text, tokens, questions.
 bool BelongsToText(std::string_view key);
 

@@ -32,7 +32,8 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
   if (key.job && *key.job != config.kind()) return false;
-  if (!config.model.is_policy() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
+  if (BelongsToPolicies(key.path, config)) return false;
+  if (config.model.is_policy() && BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return config.environment() != nullptr;
   if (config.environment() != nullptr &&
       (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
@@ -138,7 +139,8 @@ Json TypeSchema(const Key& key) {
     bounds(j, false);
   } else if (std::holds_alternative<std::vector<std::string>*>(field)) {
     j["type"] = "array";
-    j["items"] = {{"type", "string"}, {"minLength", 1}};
+    j["items"] = {{"type", "string"}};
+    if (key.path != "environment.command") j["items"]["minLength"] = 1;  // an argument may be empty
   } else if (std::holds_alternative<std::vector<int64_t>*>(field)) {
     j["type"] = "array";
     j["items"] = {{"type", "integer"}};

@@ -1,6 +1,7 @@
 #include "core/environments/episode.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <exception>
@@ -104,8 +105,8 @@ double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const Sampl
   return seconds;
 }
 
-uint64_t ExtendHistory(uint64_t history, const std::string& observation) {
-  return Hash64(observation, Mix64(history + 1));
+uint64_t ExtendHistory(uint64_t history, const std::string& observation, double reward) {
+  return Hash64(observation, Mix64(Mix64(history + 1) ^ std::bit_cast<uint64_t>(reward)));
 }
 
 uint64_t StateHash(const TextGame& game) { return Hash64(game.State()); }
@@ -123,7 +124,7 @@ Status EpisodeHost::Step(Live& live, const std::string& action, const PlayLimit&
   if (!std::isfinite(step.reward))
     return DataLoss(source_.label() + ": Step gave the reward " + std::to_string(step.reward) + " in turn " +
                     std::to_string(s.turns) + ", but a reward has to be a finite number");
-  s.history = ExtendHistory(s.history, s.observation);
+  s.history = ExtendHistory(s.history, s.observation, s.reward);
   s.observation = step.observation;
   s.reward += step.reward;
   s.solved = step.done && step.solved;
@@ -164,6 +165,11 @@ StatusOr<Played> EpisodeHost::PlayOnce(const SampleId& tid, int32_t att,
     live.state.state = begun.first.state;
     if (live.state.observation.empty())
       return DataLoss(source_.label() + ": Reset gave no text for the policy to read");
+    if (begun.first.step.done || begun.first.step.reward != 0)
+      return DataLoss(source_.label() + ": Reset " +
+                      (begun.first.step.done ? std::string("ended the episode")
+                                             : "gave the reward " + std::to_string(begun.first.step.reward)) +
+                      ", and nothing has been done in it yet");
     const MutexLock lock(mu_);
     replayed_ += replay;
   }

@@ -100,8 +100,9 @@ class EpisodeSource {
 // Seconds that turn `turn` of this sample takes: log-normal, drawn from (seed, tid, turn) alone.
 double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const SampleId& tid, int64_t turn);
 
-// Hash chain over the observations of an episode: what a replay has to arrive at again.
-uint64_t ExtendHistory(uint64_t history, const std::string& observation);
+// Hash chain over what an episode has said: what a replay has to arrive at again, to the bit. `reward`: of
+// the episode so far, the step that said `observation` included; 0 of the first words.
+uint64_t ExtendHistory(uint64_t history, const std::string& observation, double reward);
 
 // Hash of TextGame::State().
 uint64_t StateHash(const TextGame& game);
@@ -112,7 +113,7 @@ struct Played {
   double reward = 0;        // of the episode so far
   bool done = false, solved = false;
   int64_t turns = 0;
-  uint64_t history = 0;  // of all observations before `observation`
+  uint64_t history = 0;  // ExtendHistory over all before `observation`
   uint64_t state = 0;    // StateHash; 0 when the episode is over
 };
 

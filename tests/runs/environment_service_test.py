@@ -6,17 +6,20 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import unittest
 import unittest.mock
 
-from harness import ROOT, RunTest, alive, kill
+from harness import ROOT, TIDEPOOL, RunTest, alive, kill
 
 CONFIG = "configs/test/rl_service.yaml"
 PACKAGE = ROOT / "examples" / "python"
+GUESS = PACKAGE / "games" / "guess.py"
 
 
 def python_with_grpc():
@@ -52,7 +55,7 @@ class EnvironmentServiceTest(RunTest):
 
     def guess(self, *change, name="game.py"):
         """The example, changed: pairs of what is written there and what is there instead."""
-        text = (PACKAGE / "guess.py").read_text()
+        text = (GUESS).read_text()
         for was, now in change:
             self.assertIn(was, text)
             text = text.replace(was, now)
@@ -71,22 +74,54 @@ class EnvironmentServiceTest(RunTest):
     def test_the_page_begins_with_the_example_and_the_example_keeps_the_rules(self):
         page = (ROOT / "docs/adding_an_environment.md").read_text()
         block = re.search(r"^```python\n(.*?)^```$", page, re.S | re.M).group(1)
-        self.assertEqual(block, (PACKAGE / "guess.py").read_text())
+        self.assertEqual(block, (GUESS).read_text())
         self.assertLessEqual(len(block.splitlines()), 22)
-        checks = lambda path: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path)], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
-        made = checks(PACKAGE / "guess.py")
+        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
+        made = checks(GUESS)
         self.assert_done(made)
         self.assertNotIn("FAIL", made.stdout)
         for was, now, words in [('random.Random(seed)', 'random.Random()', "loss='pinned'"),
                                 ('said = "?" if action not in tuple("12345678") else', 'said = "?" if int(action) > 8 else', "takes whatever a policy says"),
                                 ('return 1.0', 'return float("nan")', "a reward is nan"),
                                 ('characters="12345678-?moreless"', 'characters="12345678"', "which its characters do not have"),
-                                ('said = "1-8?"', 'said = "\\ud800"', "no UTF-8")]:
+                                ('said = "1-8?"', 'said = "\\ud800"', "no UTF-8"),
+                                ('(yield said)', '(yield said, 0.5)', "a reset gives the reward 0.5"),
+                                ('said = "1-8?"', 'return 1.0\n    said = "1-8?"', "the episode is over before it has begun"),
+                                ('said = "1-8?"', 'exit(3)\n    said = "1-8?"', "SystemExit: 3"),
+                                ('said = "1-8?"', 'while True: pass\n    said = "1-8?"', "is not over after 2 s (--timeout)")]:
             with self.subTest(now):
                 self.guess((was, now))
-                made = checks(self.dir / "game.py")
+                made = checks(self.dir / "game.py", "--timeout=2")
                 self.assert_done(made, 1)
                 self.assertIn(words, made.stdout)
+
+    def test_an_environment_that_can_be_open_once_alone_is_checked(self):
+        self.guess(("max_turns=6", "max_turns=6, instances=1"))
+        made = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(self.dir / "game.py")], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        self.assert_done(made)
+        self.assertIn("shares nothing between instances (not tried: instances=1)", made.stdout)
+
+    def test_the_example_finds_the_installed_package_and_that_is_whole(self):
+        if subprocess.run([PYTHON, "-c", "import setuptools"], capture_output=True).returncode != 0:
+            self.skipTest("no setuptools")
+        tree, lib = self.dir / "tree" / "examples" / "python", self.dir / "lib"
+        shutil.copytree(PACKAGE, tree, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+        (self.dir / "tree" / "proto").mkdir()
+        shutil.copy(ROOT / "proto" / "environment.proto", self.dir / "tree" / "proto")
+
+        def run(*words, cwd, code=0, **variables):
+            made = subprocess.run([PYTHON, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
+            self.assert_done(made, code)
+            return made.stdout + made.stderr
+
+        run("setup.py", "-q", "sdist", "-d", self.dir / "sdist", cwd=tree)
+        (packed,) = (self.dir / "sdist").iterdir()
+        shutil.unpack_archive(packed, self.dir / "unpacked")
+        (source,) = (self.dir / "unpacked").iterdir()
+        run("setup.py", "-q", "build_py", f"--build-lib={lib}", cwd=source)
+        without_tools = f"import sys; sys.modules['grpc_tools'] = None; sys.path[0] = {str(GUESS.parent)!r}; import guess, tidepool_env.wire; print(tidepool_env.__file__)"
+        self.assertIn(str(lib), run("-c", without_tools, cwd=self.dir, PYTHONPATH=str(lib)))
+        self.assertIn("pip install ./examples/python", run("-c", without_tools, cwd=self.dir, code=1, PYTHONPATH=str(PACKAGE)))
 
     def test_a_python_file_is_trained_on_and_whatever_dies_changes_no_weight(self):
         args = ["deterministic=true", "train.steps=14", "checkpoint.every_steps=4", "observe.samples_per_step=-1"]
@@ -197,6 +232,138 @@ class EnvironmentServiceTest(RunTest):
         made = self.command("journal", str(self.path()), "--json", "--kind", "DROP")
         return made.stdout
 
+    def test_no_more_instances_are_open_than_may_be_and_a_hung_one_of_few_is_made_good(self):
+        few = self.file(f"""
+import os, pathlib, threading, time
+from tidepool_env import environment, serve
+here, lock, opened = pathlib.Path("{self.dir}"), threading.Lock(), 0
+
+def count(more):
+    global opened
+    with lock, open(here / "opened", "a") as file:
+        opened += more
+        file.write(f"{{opened}}\\n")
+
+@environment(max_turns=3, characters="12345678-?moresl", instances=INSTANCES)
+class Few:
+    def reset(self, seed):
+        count(1)
+        self.turn = 0
+        return "1-8?"
+
+    def step(self, action):
+        self.turn += 1
+        if HANGS and self.turn == 2 and not (here / "has_hung").exists():
+            (here / "has_hung").touch()
+            time.sleep(1000)
+        return "?", float(action.strip() == "3"), self.turn == 3, False, {{}}
+
+    def close(self):
+        count(-1)
+
+serve(Few)
+""")
+        game = self.dir / "game.py"
+        written = game.read_text()
+        for run, described, instances, hangs in (("few", 0, 2, False), ("hung", 1, 1, True)):
+            game.write_text(written.replace("INSTANCES", str(described)).replace("HANGS", str(hangs)))
+            (self.dir / "opened").unlink(missing_ok=True)
+            self.assert_done(self.train(CONFIG, few, "train.steps=3", "environment.workers=1", f"environment.instances={instances}",
+                                        "environment.step_timeout_s=3", "environment.max_retries=3", run=run))
+            self.assert_checked(run)
+            self.assertEqual(self.drops(run), [])
+            # What is given up is closed a moment after another one is opened: mostly there are no more.
+            self.assertLessEqual(statistics.median(map(int, (self.dir / "opened").read_text().split())), instances)
+        self.assertIn("too many of its episodes did not answer", self.path("logs", "environment-0.log", run="hung").read_text())
+        self.nothing_is_left()
+
+    def test_a_service_has_no_descriptors_of_ours_and_words_that_nobody_reads_keep_nobody(self):
+        speaks = self.file(f"""
+import os, sys
+def descriptors(process):
+    for name in os.listdir(f"/proc/{{process}}/fd"):
+        try: yield os.readlink(f"/proc/{{process}}/fd/{{name}}")
+        except OSError: pass
+
+with open("{self.dir}/descriptors", "w") as file:
+    file.write("\\n".join([*descriptors("self"), *descriptors(os.getppid())]))
+sys.stderr.write("x" * (1 << 20))
+""" + GUESS.read_text())
+        kept = open(self.dir / "ours", "w")
+        self.addCleanup(kept.close)
+        unread, ours = os.pipe()
+        self.addCleanup(os.close, unread)
+        folder = self.dir / "guarded"
+        folder.mkdir()
+        life, alive_while = os.pipe()
+        words = json.loads(speaks.split("=", 1)[1].replace("[env,", '["env",'))
+        guard = subprocess.Popen([TIDEPOOL, "guard-service", str(folder), "--", *words], stdin=life, stdout=subprocess.DEVNULL, stderr=ours,
+                                 env={**os.environ, "TIDEPOOL_ENVIRONMENT_ADDRESS": f"unix:{folder}/socket"})
+        self.started.append(guard)
+        os.close(life), os.close(ours)
+        self.wait_for((folder / "socket").exists, 20, "the service, which has written more than a pipe holds")
+        os.close(alive_while)
+        guard.wait(10)
+        self.nothing_is_left()
+        os.set_inheritable(kept.fileno(), True)
+        self.assert_done(subprocess.run([TIDEPOOL, "validate", CONFIG, speaks], cwd=ROOT, capture_output=True, text=True, timeout=60, close_fds=False))
+        links = (self.dir / "descriptors").read_text().split()
+        self.assertGreater(len(links), 5)
+        self.assertNotIn(str(self.dir / "ours"), links)
+
+    def test_words_that_are_no_files_are_left_as_they_are(self):
+        for name in ("easy", "2"):
+            (self.dir / name).mkdir()
+        (self.dir / "hard").write_text("")
+        game = self.file('import sys; sys.exit(f"given {sys.argv[1:]}")')
+        config = self.dir / "job.yaml"
+        config.write_text((ROOT / CONFIG).read_text().replace("command: [python3, ../../examples/python/games/guess.py]",
+                                                              f'command: ["{PYTHON}", game.py, easy, 2, hard, "", ./hard]'))
+        self.assertIn("game.py", config.read_text())
+        made = self.command("validate", str(config))
+        self.assert_done(made, 2)
+        self.assertIn(f"given ['easy', '2', 'hard', '', '{self.dir}/hard']", made.stdout + made.stderr)
+
+    def test_samples_keep_their_prompt_when_one_of_their_group_is_dropped(self):
+        drops = self.guess(("import environment, serve", "import BadEpisode, environment, serve"),
+                           ('said = "1-8?"', 'said, turns = "1-8?", 0'),
+                           ("        if action == number:", '        turns += 1\n        if turns == 6 and action < "5":\n            raise BadEpisode("this one")\n        if action == number:'))
+        self.assert_done(self.train(CONFIG, drops, "train.steps=4", "observe.samples_per_step=-1", "eval.before_train=false", "eval.after_train=false",
+                                    "scheduler.infra_drop_stop=1", "scheduler.infra_drop_alarm=1"))
+        self.assertIn("data_invalid", self.drops())
+        lines = [json.loads(line) for file in sorted(self.path("samples").iterdir()) for line in file.read_text().splitlines()]
+        self.assertGreater(len(lines), 10)
+        self.assertEqual({line["prompt"] for line in lines}, {"1-8?"})
+
+    def test_an_evaluation_opens_no_more_than_may_be_and_waits_for_slow_steps(self):
+        self.assert_done(self.train(CONFIG, self.guess(), "train.steps=1", "eval.before_train=false", "eval.after_train=false"))
+        for few, slow in ((', instances=2', ''), ('', 'time.sleep(4.2 if said == "1-8?" else 0); ')):  # 8 games: longer than the worker is permitted to serve unseen
+            with self.subTest(few or slow):
+                self.guess(('max_turns=6', 'max_turns=2' + few), ('import random', 'import random, time'), ('        if action == number', '        ' + slow + 'said = said\n        if action == number'))
+                asked = self.command("eval", "--model", str(self.path()), "--deterministic", "--json")
+                self.assert_done(asked)
+                total = json.loads(asked.stdout)["total"]
+                self.assertEqual((total["rows"], total.get("errors", 0)), (8, 0))
+
+    def test_streams_that_end_are_no_end_of_their_service(self):
+        refusing = self.guess(("from tidepool_env import environment, serve", """import grpc
+from tidepool_env import environment, serve, service
+
+play, refused = service._Servicer.Play, 0
+
+
+def refuses_six_times(self, requests, context):
+    global refused
+    refused += 1
+    if refused <= 6:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+    yield from play(self, requests, context)
+
+
+service._Servicer.Play = refuses_six_times"""))
+        made = self.command("validate", CONFIG, refusing)
+        self.assert_done(made)
+
     def test_a_run_goes_on_with_an_environment_that_does_all_that_it_should_not(self):
         did = self.file(f"""
 import os, subprocess, time
@@ -259,6 +426,9 @@ serve(Wrong)
                 ("environment.addresses: environment guess: no service to play in for ", "environment.command=[]", "environment.addresses=[127.0.0.1:9]",
                  "environment.start_timeout_s=1"),
                 ("environment.addresses: found 'nowhere'; expected host:port", "environment.command=[]", "environment.addresses=[nowhere]"),
+                ("environment.command: begins with an empty word", 'environment.command=["", game.py]'),
+                ("environment.name: is 'solved', which every environment says of an episode", "environment.name=solved"),
+                ("environment.name: found a name of a service with other characters than", "environment.name='a \"b\"'"),
                 ("written beside environment.command", "environment.addresses=[127.0.0.1:9]"),
                 ("environment.side: is no key of a service; give it to its program", "environment.side=3"),
                 ("which environment guess writes or reads", self.guess(('"1-8?"', '"1-9?"'), name="d.py"))]:
@@ -267,7 +437,7 @@ serve(Wrong)
         self.nothing_is_left()
         made = self.command("simulate", CONFIG, self.guess())
         self.assert_done(made, 2)
-        self.assertIn("environment.max_turns: is missing, and nobody plays in a rehearsal", made.stderr)
+        self.assertRegex(made.stderr, r"override 'environment\.command=.*': environment\.max_turns: is missing, and nobody plays in a rehearsal")
         self.assert_done(self.command("simulate", CONFIG, self.guess(), "environment.max_turns=6"))
 
 

@@ -423,9 +423,13 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
     jobs.push_back(std::move(job));
     texts.push_back(std::move(*text));
   }
-  o.calls = std::make_unique<PluginCalls>(StopOnSignal());
-  PluginCalls& calls = *o.calls;
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  // Games are played while the worker has nothing to do, and it is to be there afterwards.
+  o.calls = std::make_unique<PluginCalls>([stop = StopOnSignal(), serving = session.get()] {
+    (void)serving->Renew();  // Complete says what is wrong with it
+    return stop();
+  });
+  PluginCalls& calls = *o.calls;
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, episodes));
   AnswerProgress progress(episodes, 0);
   Outcome outcome({"return"});

@@ -56,14 +56,25 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
                                             const GameEvalOptions& o,
                                             const std::function<void(const PlayedGame&)>& on_done) {
   const EnvironmentConfig& e = *job.environment();
-  TP_ASSIGN_OR_RETURN(
-      environments::EpisodeSource source,
-      environments::EpisodeSource::Create(job, e.is_service() ? EnvironmentServices::Start(e) : nullptr));
+  const auto services = e.is_service() ? EnvironmentServices::Start(e) : nullptr;
+  TP_ASSIGN_OR_RETURN(environments::EpisodeSource source, environments::EpisodeSource::Create(job, services));
   const GamesOfJob games{e, std::make_shared<const environments::EpisodeSource>(std::move(source))};
   std::vector<PlayedGame> out;
   std::vector<GoingOn> going;
-  for (int64_t i = 0; i < e.held_out; ++i) {
-    for (int32_t k = 0; k < o.samples; ++k) {
+  const int64_t all = e.held_out * o.samples;
+  // That may be open at once; of a service that has not begun one yet it is not known.
+  const auto most = [&]() -> size_t {
+    if (services == nullptr) return static_cast<size_t>(all);
+    const auto described = services->Describe(GamesOfJob::Within(0));
+    if (!described.ok()) return 1;
+    return static_cast<size_t>(described->instances > 0 ? std::min(e.instances, described->instances)
+                                                        : e.instances);
+  };
+  // Begins games while there is room for more.
+  const auto begin = [&]() -> Status {
+    while (static_cast<int64_t>(out.size()) < all && going.size() < most()) {
+      const int64_t i = static_cast<int64_t>(out.size()) / o.samples;
+      const auto k = static_cast<int32_t>(static_cast<int64_t>(out.size()) % o.samples);
       GoingOn& g = going.emplace_back();
       g.at = out.size();
       PlayedGame& played = out.emplace_back();
@@ -88,7 +99,9 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       TP_ASSIGN_OR_RETURN(g.record, text.EncodePrompt(played.said.front()));
       g.begun = static_cast<int64_t>(g.record.size());
     }
-  }
+    return OkStatus();
+  };
+  TP_RETURN_IF_ERROR(begin());
   const int64_t max_turns = games.source->max_turns();
   // Names the noise: the turns of one game stand together.
   const auto ordinal = [&](const PlayedGame& p) { return p.game * max_turns + p.turns; };
@@ -146,6 +159,7 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
       }
     }
     going = std::move(left);
+    TP_RETURN_IF_ERROR(begin());
   }
   return out;
 }

@@ -42,7 +42,8 @@ struct InferenceSession::Impl {
   std::unique_ptr<Attachments> attachments;
   std::deque<FromWorkerBody> pending;
   bool serving = false;
-  uint64_t process = 0;  // the worker's
+  Status lost = OkStatus();  // the worker: seen once
+  uint64_t process = 0;      // the worker's
   Clock::time_point started, renew;
 
   ~Impl() {
@@ -67,6 +68,7 @@ struct InferenceSession::Impl {
   // Takes into `pending` what has come; waits for something so long at most, and not at all for long.
   Status Listen(Clock::duration patience) {
     if (options.stop && options.stop()) return Aborted("stopped");
+    TP_RETURN_IF_ERROR(lost);
     const TimePoint now{Clock::now() - started};
     if (Clock::now() >= renew) {
       Attachments::Snapshot taken;
@@ -89,10 +91,10 @@ struct InferenceSession::Impl {
         if (!std::holds_alternative<up::Heartbeat>(message->body))
           pending.push_back(std::move(message->body));
       } else {
-        return Unavailable("the worker process is gone: " + Log());
+        return lost = Unavailable("the worker process is gone: " + Log());
       }
     }
-    if (!launcher.Reap().empty()) return Unavailable("the worker process ended: " + Log());
+    if (!launcher.Reap().empty()) return lost = Unavailable("the worker process ended: " + Log());
     return OkStatus();
   }
 
@@ -216,6 +218,8 @@ StatusOr<std::vector<up::StepTokens>> InferenceSession::Wait(std::chrono::millis
   }
   return out;
 }
+
+Status InferenceSession::Renew() { return impl_->Listen(std::chrono::milliseconds(0)); }
 
 void InferenceSession::Wake() { impl_->inbox.Put(std::nullopt); }
 

@@ -48,6 +48,8 @@ class InferenceSession {
   // What has come, of any chunk; waits so long for it at most. Ask often: the worker is told by it that it
   // may serve on. kUnavailable: the worker died.
   StatusOr<std::vector<up::StepTokens>> Wait(std::chrono::milliseconds patience);
+  // Only tells the worker so; what has come is kept.
+  Status Renew();
   void Wake();  // ends a Wait early; any thread
 
   // --- many requests at once

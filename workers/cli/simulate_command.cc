@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/config.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
 #include "scheduler/simulator/simulator.h"
@@ -155,7 +156,15 @@ Status SimulateWorkload(const Options& o) {
 Status SimulateConfig(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
   TP_RETURN_IF_ERROR(CheckGames(loaded));
-  TP_ASSIGN_OR_RETURN(SimJob s, SimJobOf(loaded.config, o.of_job));
+  auto job = SimJobOf(loaded.config, o.of_job);
+  if (!job.ok() && job.status().message().starts_with("environment.")) {
+    const EnvironmentConfig& e = *loaded.config.environment();
+    const std::string key = !e.is_service()     ? "environment.name"
+                            : e.command.empty() ? "environment.addresses"
+                                                : "environment.command";
+    return Status(job.status().code(), loaded.OriginOf(key).Where() + ": " + job.status().message());
+  }
+  TP_ASSIGN_OR_RETURN(SimJob s, std::move(job));
   s.per_step = o.per_step;
   TP_ASSIGN_OR_RETURN(const SimReport r, Rehearse(s, o.journal));
   if (o.json) {

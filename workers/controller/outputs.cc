@@ -127,6 +127,7 @@ observe::SampleRow ControllerProcess::SampleLine(ShownRow shown) const {
   line.text = rows_->ResponseText(line.ids);
   line.logprobs = t.Logprobs();
   line.ended = t.finish != sample::Finish::kLength;
+  if (!shown.source && t.prompt != nullptr) line.prompt = rows_->ResponseText(t.prompt->ids);
   if (shown.source) {
     tasks::RewardInput seen = rows_->InputOf(t.tid, *shown.source, line.ids, line.ended);
     line.prompt = std::move(seen.prompt);
@@ -168,9 +169,12 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
   for (const size_t i : observe::ChooseSamples(groups, config_.observe.samples_per_step)) {
     const SampleId& tid = batch[i].stored.tid;
     const auto& named = controller_->Rewards(tid);
+    // That of a service is gone with the last sample that waits or was dropped: nobody here begins its games.
+    const bool service = config_.environment() != nullptr && config_.environment()->is_service();
+    const bool row = service ? samples_.FindRow(tid) != nullptr : EnsureRow(tid);
     payloads.push_back(batch[i].stored);
     shown.push_back({.row = batch[i],
-                     .source = EnsureRow(tid) ? std::optional(*samples_.FindRow(tid)) : std::nullopt,
+                     .source = row ? std::optional(*samples_.FindRow(tid)) : std::nullopt,
                      .rewards = {named.begin(), named.end()},
                      .details = samples_.DetailsOf(tid)});
   }

@@ -40,7 +40,7 @@ down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* re
 uint64_t Turns::HistoryOf(const SampleId& tid, const StoredSample& s) const {
   if (s.turns > 0) return s.history;
   const EncodedRow* row = samples_.FindRow(tid);
-  return row == nullptr ? 0 : environments::ExtendHistory(0, row->question.prompt);
+  return row == nullptr ? 0 : environments::ExtendHistory(0, row->question.prompt, 0);
 }
 
 scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped reply) {
@@ -96,8 +96,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     if (reply.history != HistoryOf(e.tid, *s)) {
       count_("env/prefix_violations");
       return broken(
-          "the environment, replayed, did not say what it had said before: its first words have to follow "
-          "from the seed alone, and an episode from its actions alone");
+          "the environment, replayed, did not say what it had said before, or gave other rewards: its first "
+          "words have to follow from the seed alone, and an episode from its actions alone");
     }
     samples_.Change(e.tid)->tokens.finish =
         e.done ? sample::Finish::kEos : sample::Finish::kLength;  // if it ends here

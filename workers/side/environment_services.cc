@@ -41,6 +41,13 @@ constexpr milliseconds kServiceFirstWait{20}, kServiceLongestWait{1000};
 constexpr seconds kDescribeTakes{5};
 // Starts in a row of a service that did not answer, or died before it had played anything.
 constexpr int kMostStarts = 3;
+// A service that did not answer a game in time gets new ones last for so long.
+constexpr seconds kShunned{30};
+// So many answers make up for a game that was not answered.
+constexpr int64_t kAnswersForgive = 100;
+// A stream that has ended has given its instance back after so long.
+constexpr seconds kGivesBack{5};
+constexpr const char* kNoEnvironment = "a server that has no tidepool.v1.Environment answers there";
 
 std::string SecondsTaken(Clock::duration d) {
   char text[32];
@@ -124,6 +131,7 @@ class EpisodeStream final : public grpc::ClientBidiReactor<v1::PlayStep, v1::Pla
       return DataLoss("it said more than the " + std::to_string(kMostAnswerBytes >> 20) +
                       " MiB that one answer may have");
     if (status.code() == StatusCode::kInvalidArgument) return DataLoss(status.message());
+    if (status.code() == StatusCode::kUnimplemented) return Unavailable(kNoEnvironment);
     if (status.code() == StatusCode::kCancelled)
       return Unavailable("the stream was ended: " + status.message());
     return status;
@@ -191,11 +199,15 @@ struct EnvironmentServices::Impl {
   struct Site {
     std::string address;
     std::shared_ptr<v1::Environment::Stub> stub;
-    bool up = false;
-    int64_t life = 0;                         // counts the times that it was up
+    bool up = false;                          // new games may begin there
+    bool doubted = false;                     // not up until it has described itself again
+    bool asked = false;                       // Describe was answered, or not
+    bool unusable = false;                    // it answers, and is no service of this job: cause says why
+    int64_t life = 0;                         // counts the times that it was found
     int64_t open = 0, most = 0;               // games; 0: any number
-    int64_t hung = 0;                         // games that did not answer, in this process of it
-    bool played = false;                      // something, since it was up
+    int64_t hung = 0, answers = 0;            // games that did not answer in this life, and answers since
+    Clock::time_point shunned{}, full{};      // until then; since when it begins no game (zero: it does)
+    bool played = false;                      // something, in this life
     std::string cause;                        // why it is not up
     std::unique_ptr<GuardedProcess> process;  // its keeper's
     std::jthread keeper;                      // waits: its waits are short, and its calls have deadlines
@@ -228,9 +240,9 @@ struct EnvironmentServices::Impl {
       if (stop.stop_requested()) break;
       if (!found.ok()) {
         const bool lies = found.code() == StatusCode::kInvalidArgument;
-        Down(*site, found.message());
+        const bool none_left = Down(*site, found.message(), lies);
         if (!config.command.empty()) site->process.reset();
-        if (lies || (!config.command.empty() && ++failures >= kMostStarts))
+        if (none_left || (!config.command.empty() && ++failures >= kMostStarts))
           return Fail(Where(*site) + ": " + found.message());
         Rest(std::exchange(wait, std::min(2 * wait, kServiceLongestWait)), stop);
         continue;
@@ -238,6 +250,13 @@ struct EnvironmentServices::Impl {
       wait = kServiceFirstWait;
       const std::string cause = WaitUntilLost(*site, stop);
       if (stop.stop_requested()) break;
+      if (config.command.empty()) {
+        // What does not answer on this connection may do so on another one.
+        auto anew = Connect(site->address);
+        const MutexLock lock(mu);
+        site->stub = std::move(anew);
+      }
+      const bool lives = site->process != nullptr && !site->process->Ended();
       bool played = false;
       {
         const MutexLock lock(mu);
@@ -245,7 +264,7 @@ struct EnvironmentServices::Impl {
       }
       observe::Log(observe::LogLevel::kWarn, "environment_service_lost",
                    {{"service", Where(*site)}, {"why", cause}});
-      failures = played ? 0 : failures + 1;
+      failures = played ? 0 : failures + (lives ? 0 : 1);
       if (!config.command.empty() && failures >= kMostStarts) return Fail(Where(*site) + ": " + cause);
     }
     site->process.reset();
@@ -258,11 +277,18 @@ struct EnvironmentServices::Impl {
     never.WaitFor(mine, stop, d);
   }
 
-  void Down(Site& site, const std::string& cause) {
+  // True: no service is left that could be used.
+  bool Down(Site& site, const std::string& cause, bool unusable = false) {
     const MutexLock lock(mu);
-    site.up = false;
+    if (unusable && !site.unusable)
+      observe::Log(observe::LogLevel::kWarn, "environment_service_unusable",
+                   {{"service", Where(site)}, {"why", cause}});
+    site.up = site.doubted = false;
+    site.asked = true;
+    site.unusable = unusable;
     site.cause = cause;
     changed.NotifyAll();
+    return std::ranges::all_of(sites, [](const auto& s) { return s->unusable; });
   }
   void Fail(const std::string& why) {
     const MutexLock lock(mu);
@@ -313,7 +339,6 @@ struct EnvironmentServices::Impl {
     const MutexLock lock(mu);
     site.address = "unix:" + site.process->folder() + "/socket";
     site.stub = Connect(site.address);
-    site.hung = 0;
     return OkStatus();
   }
 
@@ -338,8 +363,7 @@ struct EnvironmentServices::Impl {
     const grpc::Status status = site.stub->Describe(&context, v1::DescribeRequest(), &reply);
     if (!status.ok()) {
       const Status plain = FromService(status);
-      if (plain.code() == StatusCode::kUnimplemented)
-        return InvalidArgument("a server that has no tidepool.v1.Environment answers there");
+      if (plain.code() == StatusCode::kUnimplemented) return InvalidArgument(kNoEnvironment);
       return plain;
     }
     return reply;
@@ -372,57 +396,76 @@ struct EnvironmentServices::Impl {
     }
     described = std::move(now);
     site.most = d.instances();
-    site.up = true;
-    site.played = false;
+    site.up = site.asked = true;
+    site.unusable = false;
     site.cause.clear();
-    ++site.life;
     changed.NotifyAll();
+    if (std::exchange(site.doubted, false)) return OkStatus();
+    site.played = false;
+    site.hung = site.answers = 0;
+    site.full = {};
+    ++site.life;
     observe::Log(observe::LogLevel::kInfo, "environment_service",
                  {{"service", Where(site)}, {"name", described->name}, {"replays", described->replays}});
     return OkStatus();
   }
 
-  // Why it is not up any more.
+  // Too many of its instances are lost in games that did not answer.
+  [[nodiscard]] bool Spent(const Site& site) const TP_REQUIRES(mu) {
+    const int64_t most = site.most > 0 ? std::min(config.instances, site.most) : config.instances;
+    return (site.hung > 0 && 4 * site.hung >= most) ||
+           (site.open == 0 && site.full != Clock::time_point() && Clock::now() - site.full > kGivesBack);
+  }
+
+  // Why it is not up any more. A game that was lost, or not answered, may be alone in that: what describes
+  // itself again goes on.
   std::string WaitUntilLost(Site& site, const std::stop_token& stop) {
     // A stream that breaks is seen at once, and the end of the process that broke it a moment later.
     constexpr milliseconds kMoment{300};
-    std::string cause;
-    Clock::time_point seen{};
+    const auto over = [&](std::string cause) {
+      (void)Down(site, cause);
+      return cause;
+    };
     while (!stop.stop_requested()) {
-      bool hangs = false;
+      bool doubted = false, spent = false;
       {
         const MutexLock lock(mu);
-        if (cause.empty()) {
-          changed.WaitFor(mu, milliseconds(50), [&]() TP_REQUIRES(mu) { return !site.up; });
-        } else {
-          changed.WaitFor(mu, milliseconds(10));
-        }
-        if (!site.up && cause.empty()) {
-          cause = site.cause;
-          seen = Clock::now();
-        }
-        hangs = site.hung > 0 && 4 * site.hung >= config.instances;
+        changed.WaitFor(mu, milliseconds(50), [&]() TP_REQUIRES(mu) { return site.doubted; });
+        doubted = site.doubted;
+        spent = site.process != nullptr && Spent(site);
       }
-      std::optional<std::string> ended = site.process == nullptr ? std::nullopt : site.process->Ended();
-      if (!ended && hangs && site.process != nullptr) {
+      if (site.process != nullptr) {
+        if (const auto ended = site.process->Ended()) return over("it " + *ended);
+        if (spent) {
+          site.process.reset();
+          return over("it was ended, because too many of its episodes did not answer");
+        }
+      }
+      if (!doubted) continue;
+      const auto answer = AskDescription(site);
+      Status now = answer.ok() ? Take(site, *answer) : answer.status();
+      if (now.ok()) continue;
+      for (const auto since = Clock::now(); site.process != nullptr && Clock::now() - since < kMoment;) {
+        if (const auto ended = site.process->Ended()) return over("it " + *ended);
+        Rest(milliseconds(10), stop);
+      }
+      if (site.process != nullptr && now.code() == StatusCode::kDeadlineExceeded) {
         site.process.reset();
-        ended = "was ended, because too many of its episodes did not answer";
+        return over("it was ended, because it answered neither an episode nor Describe");
       }
-      if (ended) {
-        Down(site, "it " + *ended);
-        return "it " + *ended;
-      }
-      if (!cause.empty() && (site.process == nullptr || Clock::now() - seen > kMoment)) return cause;
+      return over(now.message());
     }
-    return cause;
+    return {};
   }
 
   // --- the players' part ---
 
   class Game;
 
-  // The site that has the fewest games of those that are up. Null: `why` there is none now.
+  // The site that has the fewest games of those that are up, one that has just not answered last. Null: `why`
+  // there is none now.
   std::shared_ptr<Site> Pick(std::string* why) TP_REQUIRES(mu) {
+    const auto now = Clock::now();
     std::shared_ptr<Site> best;
     for (const auto& site : sites) {
       if (!site->up) {
@@ -433,7 +476,8 @@ struct EnvironmentServices::Impl {
         *why = "all of its " + std::to_string(site->most) + " instances are in use";
         continue;
       }
-      if (best == nullptr || site->open < best->open) best = site;
+      const auto order = [now](const Site& s) { return std::pair(now < s.shunned, s.open); };
+      if (best == nullptr || order(*site) < order(*best)) best = site;
     }
     return best;
   }
@@ -446,11 +490,30 @@ struct EnvironmentServices::Impl {
 
   void Lost(Site& site, int64_t life, const Status& why) {
     const MutexLock lock(mu);
-    if (why.code() == StatusCode::kDeadlineExceeded) ++site.hung;
-    if (why.code() != StatusCode::kUnavailable || site.life != life || !site.up) return;
+    if (site.life != life) return;
+    if (why.code() == StatusCode::kDeadlineExceeded) {
+      ++site.hung;
+      site.shunned = Clock::now() + kShunned;
+    } else if (why.code() == StatusCode::kResourceExhausted) {
+      if (site.full == Clock::time_point()) site.full = Clock::now();
+      return;
+    } else if (why.code() != StatusCode::kUnavailable) {
+      return;
+    }
+    if (!site.up) return;
     site.up = false;
+    site.doubted = true;
     site.cause = why.message();
     changed.NotifyAll();
+  }
+  void Answered(Site& site, int64_t life, bool step) TP_EXCLUDES(mu) {
+    const MutexLock lock(mu);
+    if (site.life != life) return;
+    site.played = site.played || step;
+    site.full = {};
+    if (site.hung == 0 || ++site.answers < kAnswersForgive) return;
+    --site.hung;
+    site.answers = 0;
   }
 };
 
@@ -493,10 +556,7 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
         return DeadlineExceeded(where + "no answer within " + SecondsTaken(Clock::now() - begun));
       return Status(why.code(), where + why.message());
     }
-    {
-      const MutexLock lock(of_.mu);
-      site_->played = site_->played || steps_ > 0;
-    }
+    of_.Answered(*site_, life_, steps_ > 0);
     const auto& said = *answer;
     if (text::FindInvalidUtf8(said.observation()) != std::string::npos)
       return DataLoss(where + "its observation is no UTF-8 (byte " +
@@ -610,6 +670,19 @@ int64_t EnvironmentServices::max_turns() const {
   return impl_->described ? impl_->described->max_turns : INT64_MAX;
 }
 
+std::string EnvironmentServices::unusable(const PlayLimit& limit) const {
+  const MutexLock lock(impl_->mu);
+  for (;;) {
+    for (const auto& site : impl_->sites) {
+      if (site->unusable) return impl_->Where(*site) + ": " + site->cause;
+    }
+    const auto left = limit.deadline - Clock::now();
+    const bool all = std::ranges::all_of(impl_->sites, [](const auto& site) { return site->asked; });
+    if (all || left <= Clock::duration(0) || limit.stop.stop_requested()) return {};
+    impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
+  }
+}
+
 std::string EnvironmentServices::failed() const {
   const MutexLock lock(impl_->mu);
   return impl_->failed;
@@ -633,6 +706,8 @@ StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
     const auto described = services->Describe(within(
         e.command.empty() ? std::min(e.start_timeout_s, 10.0) : kMostStarts * (e.start_timeout_s + 10)));
     if (!described.ok()) return kWrong + described.status().message();
+    if (const std::string why = services->unusable(within(std::min(e.start_timeout_s, 10.0))); !why.empty())
+      return kWrong + why;
     auto source = environments::EpisodeSource::Create(config, services);
     if (!source.ok()) return kWrong + source.status().message();
     std::string said = described->characters;

@@ -2,10 +2,10 @@
 // Environments that are services (proto/environment.proto), as the games of an environment worker.
 //
 // Where the job names a command, one service is started and guarded (guarded_process.h), and started again
-// when it dies; where it names addresses, services that are there are found. A thread a service keeps it: it
-// asks Describe until that is answered, and asks again when something was lost. A game is one stream, on the
-// service that has the fewest of those that answer. What is done with an episode whose game is lost is
-// EpisodeHost's business.
+// when it dies or hangs; where it names addresses, services that are there are found. A thread a service
+// keeps it: it asks Describe until that is answered, and asks again when a game was lost or not answered;
+// until then no game begins there. A game is one stream, on the service that has the fewest of those that
+// answer. What is done with an episode whose game is lost is EpisodeHost's business.
 
 #include <chrono>
 #include <cstdint>
@@ -40,8 +40,10 @@ class EnvironmentServices final : public environments::GameService {
                                       const environments::PlayLimit& limit) override;
   [[nodiscard]] bool replays() const override;
   [[nodiscard]] int64_t max_turns() const override;
-  // Not empty: why no game will ever be begun here: it cannot be started, or lies about itself.
+  // Not empty: why no game will ever be begun here: it cannot be started, or all lie about themselves.
   [[nodiscard]] std::string failed() const;
+  // Not empty: why one of them cannot be used. Waits until all were asked once.
+  [[nodiscard]] std::string unusable(const environments::PlayLimit& limit) const;
 
  private:
   struct Impl;

@@ -294,7 +294,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
     out.done = played->done;
     out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {environment, played->reward}};
     out.history = played->history;
-    out.next_history = environments::ExtendHistory(out.history, out.observation);
+    out.next_history = environments::ExtendHistory(out.history, out.observation, out.reward);
     out.state = played->state;
   } else {
     const StatusCode code = played.status().code();

@@ -5,12 +5,15 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,8 +36,12 @@ using std::chrono::seconds;
 // To end in order, once the owner wants no more; then it is killed.
 constexpr seconds kOrderlyEnd{2};
 // The kernel's, for processes that are killed.
-constexpr seconds kKillPatience{10};
+constexpr seconds kKillPatience{3};
 constexpr size_t kLastWordsBytes = 8192;
+// Of what the program wrote and nobody has read yet; more is dropped.
+constexpr size_t kMostUnread = 1 << 16;
+// For whoever reads that, once the program has ended.
+constexpr seconds kReadPatience{1};
 
 std::string HowProgramEnded(int status) {
   if (!WIFSIGNALED(status)) return "ended with exit status " + std::to_string(WEXITSTATUS(status));
@@ -78,7 +85,7 @@ std::vector<pid_t> ChildrenOfThis() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != guard) ::_exit(127);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
-  const int nothing = ::open("/dev/null", O_RDONLY);
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   ::dup2(nothing, 0);
   ::dup2(output, 1);
   ::dup2(output, 2);
@@ -95,10 +102,11 @@ std::vector<pid_t> ChildrenOfThis() {
 struct GuardedProgram {
   pid_t pid = 0;
   int output = -1, exec_error = -1;
-  std::string last;  // of what it wrote
+  std::string last;    // of what it wrote
+  std::string unread;  // of what it wrote: is to go on to standard error
   std::optional<int> status;
 
-  // What is there now goes on to standard error. False: nobody will write any more.
+  // Takes what is there now. False: nobody will write any more.
   bool Copy() {
     std::array<char, 4096> buffer;
     // waits: it is non-blocking
@@ -106,10 +114,21 @@ struct GuardedProgram {
     if (n < 0) return errno == EINTR || errno == EAGAIN;
     if (n == 0) return false;
     const std::string_view text(buffer.data(), static_cast<size_t>(n));
-    WriteTextTo(2, text);
+    if (unread.size() + text.size() <= kMostUnread) unread.append(text);
     last.append(text);
     if (last.size() > kLastWordsBytes) last.erase(0, last.size() - kLastWordsBytes);
     return true;
+  }
+  // Hands on what standard error takes now: a guard that waited for a reader would not see its owner go. That
+  // is a description of others, too, so it is not made non-blocking.
+  void HandOn() {
+    pollfd end{.fd = 2, .events = POLLOUT, .revents = 0};
+    if (unread.empty() || ::poll(&end, 1, /*timeout=*/0) <= 0) return;
+    const size_t most = std::min<size_t>(unread.size(), PIPE_BUF);  // there is room for that
+    ssize_t n = ::send(2, unread.data(), most, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0 && errno == ENOTSOCK) n = ::write(2, unread.data(), most);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    unread.erase(0, n > 0 ? static_cast<size_t>(n) : unread.size());  // nobody is there: which ends nothing
   }
   void Reap() {
     int how = 0;
@@ -191,6 +210,8 @@ StatusOr<std::unique_ptr<GuardedProcess>> GuardedProcess::Start(const Options& o
   posix_spawn_file_actions_adddup2(&actions, life[0], 0);
   posix_spawn_file_actions_adddup2(&actions, told[1], 1);
   posix_spawn_file_actions_adddup2(&actions, options.output, 2);
+  // Logs, and pipes of whoever has started its owner, are no business of the two.
+  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // Own process group: Ctrl-C in a terminal reaches its owner, which ends it in order.
@@ -215,11 +236,13 @@ StatusOr<std::unique_ptr<GuardedProcess>> GuardedProcess::Start(const Options& o
 GuardedProcess::~GuardedProcess() {
   if (life_ >= 0) ::close(life_);
   if (guard_ > 0) {
-    const auto until = Clock::now() + kOrderlyEnd + seconds(3);
-    while (::waitpid(guard_, nullptr, WNOHANG) == 0) {
-      if (Clock::now() > until) {
+    // Longer than the guard's own.
+    const auto until = Clock::now() + kOrderlyEnd + kKillPatience + kReadPatience + seconds(1);
+    const auto last = until + seconds(1);
+    for (bool killed = false; ::waitpid(guard_, nullptr, WNOHANG) == 0 && Clock::now() < last;) {
+      if (!killed && Clock::now() > until) {
         ::kill(guard_, SIGKILL);  // and the kernel its program
-        break;
+        killed = true;
       }
       std::this_thread::sleep_for(milliseconds(2));
     }
@@ -274,13 +297,14 @@ int RunGuard(const std::string& folder, const std::vector<std::string>& command)
   while (!program.status) {
     std::array<pollfd, 2> ends{pollfd{.fd = wanted ? 0 : -1, .events = POLLIN, .revents = 0},
                                pollfd{.fd = writes ? program.output : -1, .events = POLLIN, .revents = 0}};
-    const int n = ::poll(ends.data(), ends.size(), /*timeout=*/20);
+    const int n = ::poll(ends.data(), ends.size(), /*timeout=*/program.unread.empty() ? 20 : 1);
     if (n > 0 && ends[0].revents != 0) {  // nothing is ever written there: it is closed
       wanted = false;
       until = Clock::now() + kOrderlyEnd;
       ::kill(-program.pid, SIGTERM);
     }
     if (n > 0 && ends[1].revents != 0) writes = program.Copy();
+    program.HandOn();
     program.Reap();
     if (!wanted && Clock::now() > until) break;
   }
@@ -290,6 +314,11 @@ int RunGuard(const std::string& folder, const std::vector<std::string>& command)
       pollfd rest{.fd = program.output, .events = POLLIN, .revents = 0};
       if (::poll(&rest, 1, /*timeout=*/0) <= 0) break;
     }
+  }
+  for (const auto last = Clock::now() + kReadPatience; !program.unread.empty() && Clock::now() < last;) {
+    program.HandOn();
+    pollfd rest{.fd = 2, .events = POLLOUT, .revents = 0};
+    if (!program.unread.empty()) (void)::poll(&rest, 1, /*timeout=*/20);
   }
   return end(program.Report());
 }

@@ -4,7 +4,8 @@
 // Between the two stands a guard, this same program with another command (RunGuard). It holds one end of a
 // pipe: when the other end closes, be it that its owner wants no more or was killed, it ends the program,
 // then its process group, then whatever else has become its child by losing its own parents, and removes the
-// folder. A guard that is killed takes the program itself along (PR_SET_PDEATHSIG).
+// folder. A guard that is killed takes the program itself along (PR_SET_PDEATHSIG). Neither has a descriptor
+// of the owner's but where its words go; words that nobody reads there are dropped, and wait for nobody.
 
 #include <sys/types.h>
 

@@ -29,6 +29,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     checks = commands.add_parser("check", help="the tests that an environment has to pass")
     checks.add_argument("file")
     checks.add_argument("--seeds", type=int, default=8)
+    checks.add_argument("--timeout", type=float, default=60, help="seconds that an episode may take")
     serves = commands.add_parser("serve", help="serve the environment of a file")
     serves.add_argument("file")
     serves.add_argument("--listen", default="", help="host:port or unix:/path")
@@ -41,7 +42,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 0
     bad = 0
     for environment in environments:
-        for name, fault in check(environment, given.seeds):
+        for name, fault in check(environment, given.seeds, given.timeout):
             print(f"{'FAIL' if fault else 'ok  '} {environment.name}: {name}" + (f": {fault}" if fault else ""))
             bad += 1 if fault else 0
     return 1 if bad else 0

@@ -35,8 +35,8 @@ class Step:
     solved: Optional[bool] = None  # what an evaluation counts; None: it terminated with a reward above 0
     state: str = ""  # equal wherever what can still happen is the same (algorithm: {name: gigpo})
 
-    def checked(self) -> "Step":
-        """Itself. TypeError: it is no step at all; BadEpisode: it breaks the rules."""
+    def checked(self, first: bool = False) -> "Step":
+        """Itself, of a reset if it is the first. TypeError: it is no step at all; BadEpisode: it breaks the rules."""
         if not isinstance(self.observation, str):
             raise TypeError(f"an observation is {self.observation!r}; expected a text")
         if not isinstance(self.reward, numbers.Real):
@@ -49,6 +49,10 @@ class Step:
             raise BadEpisode(f"an observation is no UTF-8: {problem}") from None
         if size > MOST_BYTES:
             raise BadEpisode(f"an observation has {size} bytes, more than {MOST_BYTES}")
+        if first and self.over:
+            raise BadEpisode("the episode is over before it has begun")
+        if first and self.reward != 0:
+            raise BadEpisode(f"a reset gives the reward {self.reward}, and nothing is done yet that could earn it")
         if not self.observation and not self.over:
             raise BadEpisode("an observation is empty, and the episode is not over")
         return self

@@ -22,7 +22,7 @@ _MOST = 1024  # episodes at once, of an environment that names no number
 def _played(number: int, step: Step) -> Any:
     from .wire import messages
 
-    step.checked()
+    step.checked(first=number == 0)
     return messages.Played(step=number, observation=step.observation.encode(), reward=float(step.reward),
                            terminated=bool(step.terminated), truncated=bool(step.truncated),
                            solved=step.over and step.is_solved, state=step.state.encode())

@@ -13,11 +13,15 @@ import tidepool_env
 
 def _make() -> str:
     """Puts a folder with the modules on the package's path."""
-    from grpc_tools import protoc
+    try:
+        from grpc_tools import protoc
+    except ImportError:
+        sys.exit(f"tidepool_env: {pathlib.Path(__file__).parent} is not an installed package, and grpcio-tools, which makes its modules then, is "
+                 "missing; run pip install ./examples/python of Tidepool's tree, or pip install grpcio-tools")
 
     proto = pathlib.Path(__file__).resolve().parents[3] / "proto" / "environment.proto"
     if not proto.exists():
-        sys.exit(f"tidepool_env: there is no {proto}; install the package (pip install examples/python)")
+        sys.exit(f"tidepool_env: there is no {proto}; install the package (pip install ./examples/python)")
     out = pathlib.Path(tempfile.mkdtemp(prefix="tidepool-env-"))
     (out / "tidepool_env").mkdir()
     shutil.copyfile(proto, out / "tidepool_env" / "environment.proto")

@@ -114,6 +114,19 @@ TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
   std::filesystem::remove(file);
 }
 
+TEST(ResolvedYamlTest, InstancesOfAServiceAreWritten) {
+  for (const std::string given : {"", "environment.instances=2"}) {
+    std::vector<std::string> overrides;
+    if (!given.empty()) overrides.push_back(given);
+    const auto loaded = LoadConfig("configs/test/rl_service.yaml", overrides);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    EXPECT_EQ(loaded->config.environment()->instances, given.empty() ? 256 : 2);
+    const auto again = LoadConfigText(ResolvedYaml(*loaded), "x.yaml");
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(again->config.environment()->instances, loaded->config.environment()->instances);
+  }
+}
+
 TEST(ResolvedYamlTest, FilesAsDataLoadAgainToo) {
   for (const std::string data : {"data: {path: a.jsonl}", "data: {path: a.jsonl, held_out: 5}",
                                  "data: {path: a.jsonl, eval_path: b.jsonl}"}) {

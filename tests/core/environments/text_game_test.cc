@@ -218,6 +218,7 @@ TEST(EpisodeTest, AHostThatDoesNotKnowAnEpisodeArrivesAtTheSamePlace) {
     std::vector<std::string> actions;
     uint64_t history = 0;
     std::string before;
+    double earned = 0;
     for (int64_t turn = 0; turn <= source->max_turns(); ++turn) {
       const auto here = steady.Play(tid, 0, actions);
       ASSERT_TRUE(here.ok());
@@ -231,9 +232,10 @@ TEST(EpisodeTest, AHostThatDoesNotKnowAnEpisodeArrivesAtTheSamePlace) {
       EXPECT_EQ(here->state, there->state);
       EXPECT_EQ(here->state == 0, here->done);
       EXPECT_EQ(here->turns, turn);
-      if (turn > 0) history = ExtendHistory(history, before);
+      if (turn > 0) history = ExtendHistory(history, before, earned);
       EXPECT_EQ(here->history, history) << "of what was said before";
       before = here->observation;
+      earned = here->reward;
       if (here->done) break;
       ASSERT_LT(turn, source->max_turns()) << "the limit ends an episode";
       actions.emplace_back(1, "ldru"[rng.Below(4)]);

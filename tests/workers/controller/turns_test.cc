@@ -64,7 +64,7 @@ class TurnsTest : public testing::Test {
             .reward = played->reward,
             .done = played->done,
             .history = played->history,
-            .next_history = environments::ExtendHistory(played->history, played->observation),
+            .next_history = environments::ExtendHistory(played->history, played->observation, played->reward),
             .state = played->state};
   }
   scheduler::event::EnvStepped Turn(int64_t turn) {

@@ -55,6 +55,7 @@ class Counter : public v1::Environment::Service {
     ASSERT_NE(server_, nullptr);
   }
   void End() {
+    frozen = false;
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
   }
@@ -64,18 +65,26 @@ class Counter : public v1::Environment::Service {
   Say say;        // changes an answer
   Stream stream;  // in place of all that
   std::atomic<int64_t> resets = 0, steps = 0, open = 0;
+  std::atomic<bool> frozen = false, other = false;  // it answers nothing; it is another server
 
  private:
+  void Thaw() const {
+    while (frozen) std::this_thread::sleep_for(1ms);
+  }
   grpc::Status Describe(grpc::ServerContext*, const v1::DescribeRequest*, v1::Description* out) override {
+    Thaw();
+    if (other) return {grpc::StatusCode::UNIMPLEMENTED, ""};
     *out = description;
     return grpc::Status::OK;
   }
   grpc::Status Play(grpc::ServerContext*, PlayStream* play) override {
+    if (other) return {grpc::StatusCode::UNIMPLEMENTED, ""};
     if (stream) return stream(*play);
     ++open;
     v1::PlayStep asked;
     std::string heard;
     while (play->Read(&asked)) {
+      Thaw();
       ++(asked.step() == 0 ? resets : steps);
       if (asked.step() == 0) heard = std::to_string(asked.seed());
       if (asked.step() > 0) heard += asked.action();
@@ -110,6 +119,7 @@ class EnvironmentServicesTest : public ::testing::Test {
   std::unique_ptr<EpisodeHost> Host(std::vector<std::string> addresses, int64_t instances = 8) {
     const JobConfig job = JobOf(std::move(addresses), instances);
     services_ = EnvironmentServices::Start(*job.environment());
+    (void)services_->unusable(Soon());  // all were asked: games are spread
     return std::make_unique<EpisodeHost>(*EpisodeSource::Create(job, services_),
                                          static_cast<size_t>(instances));
   }
@@ -195,6 +205,78 @@ TEST_F(EnvironmentServicesTest, AServiceThatComesBackIsUsedAgain) {
   EXPECT_EQ(played->observation, first->observation + "b");
 }
 
+TEST_F(EnvironmentServicesTest, WhatDoesNotAnswerGetsNoNewGames) {
+  Counter one, other;
+  const auto host = Host({one.address(), other.address()}, 128);
+  int64_t games = 0;
+  for (; one.steps == 0 || other.steps == 0; ++games) {
+    ASSERT_LT(games, 100);
+    ASSERT_TRUE(host->Play({games, 0, 0}, 0, {"a"}, Soon()).ok());
+  }
+  one.frozen = true;
+  int64_t late = 0;
+  for (int64_t i = 0; i < games; ++i)
+    late +=
+        host->Play({i, 0, 0}, 0, {"a", "b"}, Soon(200ms)).status().code() == StatusCode::kDeadlineExceeded;
+  EXPECT_GT(late, 0);
+  for (int64_t i = 0; i < games + 5; ++i) {
+    const auto played = host->Play({i, 0, 0}, 0, {"a", "b"}, Soon(1000ms));
+    EXPECT_TRUE(played.ok()) << i << ": " << played.status().message();
+  }
+}
+
+TEST_F(EnvironmentServicesTest, AnotherServerAtAnAddressIsDoneWithoutWhileOneIsLeft) {
+  Counter one, other;
+  const auto host = Host({one.address(), other.address()}, 128);
+  int64_t games = 0;
+  for (; one.steps == 0 || other.steps == 0; ++games) {
+    ASSERT_LT(games, 100);
+    ASSERT_TRUE(host->Play({games, 0, 0}, 0, {"a"}, Soon()).ok());
+  }
+  one.End();
+  one.other = true;
+  one.Begin();
+  for (int64_t i = 0; i < games; ++i) {
+    const auto played = host->Play({i, 0, 0}, 0, {"a", "b"}, Soon());
+    EXPECT_TRUE(played.ok()) << played.status().message();
+  }
+  for (int wait = 0; services_->unusable(Soon()).empty() && wait < 2000; ++wait)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_THAT(services_->unusable(Soon()),
+              HasSubstr(one.address() + ": a server that has no tidepool.v1.Environment answers there"));
+  EXPECT_EQ(services_->failed(), "");
+  one.other = false;
+  for (int wait = 0; !services_->unusable(Soon()).empty() && wait < 5000; ++wait)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(services_->unusable(Soon()), "") << "it is asked again";
+  one.other = other.other = true;
+  one.End(), other.End();
+  one.Begin(), other.Begin();
+  EXPECT_FALSE(host->Play({50, 0, 0}, 0, {"a", "b"}, Soon(10000ms)).ok());
+  EXPECT_FALSE(host->Play({0, 0, 0}, 0, {"a", "b", "c"}, Soon(10000ms)).ok());
+  for (int wait = 0; services_->failed().empty() && wait < 5000; ++wait) std::this_thread::sleep_for(1ms);
+  EXPECT_THAT(services_->failed(), HasSubstr("a server that has no tidepool.v1.Environment answers there"));
+}
+
+TEST_F(EnvironmentServicesTest, AReplayHasToGiveTheSameRewards) {
+  Counter counter;
+  const auto turn = [](EpisodeHost& host, std::vector<std::string> actions) {
+    const auto number = static_cast<int64_t>(actions.size());
+    return PlayTurn(host, "counter",
+                    {.tid = {1, 0, 0}, .turn = number, .actions = std::move(actions), .timeout_s = 5});
+  };
+  const auto host = Host({counter.address()});
+  const up::EnvStepped first = turn(*host, {"a"});
+  ASSERT_EQ(first.outcome, GradeOutcome::kOk) << first.why;
+  EXPECT_EQ(turn(*Host({counter.address()}), {"a", "b"}).history, first.next_history);
+  counter.say = [](const v1::PlayStep& asked, v1::Played& out) {
+    if (asked.step() == 1) out.set_reward(0.5);
+  };
+  const up::EnvStepped other = turn(*Host({counter.address()}), {"a", "b"});
+  ASSERT_EQ(other.outcome, GradeOutcome::kOk) << other.why;
+  EXPECT_NE(other.history, first.next_history);
+}
+
 TEST_F(EnvironmentServicesTest, APinnedInstanceThatIsLostIsNotPlayedAgain) {
   Counter counter;
   counter.description.set_loss(v1::Description::PINNED);
@@ -251,6 +333,14 @@ TEST_F(EnvironmentServicesTest, WhatBreaksTheRulesIsDataAndWhatFailsIsNot) {
   is_data(on_second([](v1::Played& p) { p.set_observation(std::string(100 << 20, 'x')); }),
           "more than the 4 MiB");
   is_data(on_second([](v1::Played& p) { p.set_step(1); }), "answered step 1 where step 2 was asked");
+  const auto on_reset = [&](std::function<void(v1::Played&)> change) {
+    counter.say = [change](const v1::PlayStep& asked, v1::Played& out) {
+      if (asked.step() == 0) change(out);
+    };
+    return Host({counter.address()})->Play({1, 0, 0}, 0, {}, Soon()).status();
+  };
+  is_data(on_reset([](v1::Played& p) { p.set_reward(0.5); }), "Reset gave the reward 0.5");
+  is_data(on_reset([](v1::Played& p) { p.set_truncated(true); }), "Reset ended the episode");
   counter.say = nullptr;
   const auto stream = [&](std::function<grpc::Status(PlayStream&, v1::PlayStep&)> second,
                           std::chrono::milliseconds limit = 5000ms) {
@@ -324,8 +414,7 @@ TEST_F(EnvironmentServicesTest, ADescriptionThatCannotBeIsNamed) {
   other.description.set_max_turns(9);
   const JobConfig job = JobOf({counter.address(), other.address()});
   const auto services = EnvironmentServices::Start(*job.environment());
-  for (int wait = 0; services->failed().empty() && wait < 5000; ++wait) std::this_thread::sleep_for(1ms);
-  EXPECT_THAT(services->failed(),
+  EXPECT_THAT(services->unusable(Soon()),
               HasSubstr("describes itself otherwise than before: counter, replay, max_turns "));
 }
 
