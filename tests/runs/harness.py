@@ -118,9 +118,13 @@ class RunTest(unittest.TestCase):
                 return False
         self.wait_for(reached, timeout, f"step {step}", process)
 
+    def workers(self, process, run="run"):
+        """As status.json shows them: a picture of a moment ago, which may be of before they came."""
+        return self.wait_for(lambda: self.status(run).get("workers"), what="workers in status.json", process=process)
+
     def kill_controller(self, process, run="run"):
         """Kills it, and waits until its workers have ended by themselves."""
-        workers = [w["pid"] for w in self.status(run)["workers"]]
+        workers = [w["pid"] for w in self.workers(process, run)]
         process.kill()
         process.communicate()
         end = time.monotonic() + 10

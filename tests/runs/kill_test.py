@@ -71,7 +71,7 @@ class KillTest(RunTest):
     def test_a_killed_controller_is_resumed_and_its_workers_end_by_themselves(self):
         run = self.start(self.CONFIG, f"train.steps={self.STEPS}")
         self.wait_step(3, run)
-        workers = [w["pid"] for w in self.status()["workers"]]
+        workers = [w["pid"] for w in self.workers(run)]
         run.kill()
         run.communicate()
         end = time.monotonic() + 5
@@ -155,7 +155,7 @@ class KillTest(RunTest):
         config = ["configs/test/rl_split.yaml", f"train.steps={self.STEPS}", "cluster.reattach_grace_s=30"]
         run = self.start(*config)
         self.wait_step(2, run)
-        before = {w["place"]: w["pid"] for w in self.status()["workers"]}
+        before = {w["place"]: w["pid"] for w in self.workers(run)}
         run.kill()
         run.communicate()
         try:
