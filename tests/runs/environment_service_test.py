@@ -17,7 +17,7 @@ import unittest.mock
 
 from harness import ROOT, TIDEPOOL, RunTest, alive, kill
 
-CONFIG = "configs/test/rl_service.yaml"
+CONFIG = "configs/test/service_episodes.yaml"
 PACKAGE = ROOT / "examples" / "python"
 GUESS = PACKAGE / "games" / "guess.py"
 

@@ -118,7 +118,7 @@ TEST(ResolvedYamlTest, InstancesOfAServiceAreWritten) {
   for (const std::string given : {"", "environment.instances=2"}) {
     std::vector<std::string> overrides;
     if (!given.empty()) overrides.push_back(given);
-    const auto loaded = LoadConfig("configs/test/rl_service.yaml", overrides);
+    const auto loaded = LoadConfig("configs/test/service_episodes.yaml", overrides);
     ASSERT_TRUE(loaded.ok()) << loaded.status().message();
     EXPECT_EQ(loaded->config.environment()->instances, given.empty() ? 256 : 2);
     const auto again = LoadConfigText(ResolvedYaml(*loaded), "x.yaml");
