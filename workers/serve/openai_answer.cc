@@ -51,7 +51,6 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const AskedTurn& asked, con
       id_(id),
       unix_s_(unix_s),
       left_(asked.turn.choices()) {
-  const ToolFormat format = style_.tools.empty() ? ToolFormat::kNone : model.tools;
   choices_.reserve(static_cast<size_t>(left_));
   for (int64_t i = 0; i < left_; ++i) choices_.push_back({ChoiceReader(model, asked)});
 }

@@ -2,10 +2,11 @@
 // A program of somebody else's that lives no longer than whoever started it, with all that it has started.
 //
 // Between the two stands a guard, this same program with another command (RunGuard). It holds one end of a
-// pipe: when the other end closes, be it that its owner wants no more or was killed, it ends the program,
-// then its process group, then whatever else has become its child by losing its own parents, and removes the
-// folder. A guard that is killed takes the program itself along (PR_SET_PDEATHSIG). Neither has a descriptor
-// of the owner's but where its words go; words that nobody reads there are dropped, and wait for nobody.
+// pipe. The other end closes when its owner wants no more, and when its owner was killed. Then the guard ends
+// the program, its process group, and whatever has become its child by losing its own parents, and removes
+// the folder. A guard that is killed takes the program itself along (PR_SET_PDEATHSIG). Neither has a
+// descriptor of the owner's but where its words go; words that nobody reads there are dropped, and wait for
+// nobody.
 
 #include <sys/types.h>
 
