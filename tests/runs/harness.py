@@ -123,8 +123,10 @@ class RunTest(unittest.TestCase):
         return self.wait_for(lambda: self.status(run).get("workers"), what="workers in status.json", process=process)
 
     def kill_controller(self, process, run="run"):
-        """Kills it, and waits until its workers have ended by themselves."""
-        workers = [w["pid"] for w in self.workers(process, run)]
+        """Kills it, and waits until its workers have ended by themselves. It does nothing more from the call on."""
+        process.send_signal(signal.SIGSTOP)
+        workers = descendants(process.pid)
+        self.assertTrue(workers, f"the run {run} had no workers when its controller was to be killed: it was at its end")
         process.kill()
         process.communicate()
         end = time.monotonic() + 10
@@ -139,6 +141,22 @@ class RunTest(unittest.TestCase):
                     return worker["pid"]
             return 0
         return self.wait_for(pid, 30, f"a worker at place {place}", process)
+
+
+def descendants(pid):
+    """The processes that it started, and theirs."""
+    children = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found, at = children.get(pid, []), 0
+    while at < len(found):
+        found += children.get(found[at], [])
+        at += 1
+    return found
 
 
 def alive(pid):

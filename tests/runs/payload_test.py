@@ -55,7 +55,7 @@ class PayloadTest(RunTest):
         self.assertEqual(self.verdict()["payload_rows"], {"proven": len(rows), "pruned": 0})
 
     def test_a_sample_whose_bytes_are_damaged_takes_its_group_alone(self):
-        args = ["train.steps=6", "scheduler.max_lag_versions=3"]  # so that there are always some that wait
+        args = ["train.steps=16", "scheduler.max_lag_versions=3"]  # so that there are always some that wait
         self.killed_at(2, *args)
         records = self.journal()
         gone = {key(row["tid"]) for r in records if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
@@ -77,12 +77,12 @@ class PayloadTest(RunTest):
         self.assertNotIn(group, trained)
         dropped = [r for r in records if r["kind"] == "DROP" and r["reason"] == "data_invalid"]
         self.assertLessEqual({key(r["tid"])[:2] for r in dropped}, {group})  # or it became too old before its lease
-        self.assertEqual(self.summary()["steps"], 6)
+        self.assertEqual(self.summary()["steps"], 16)
         self.verdict()
 
     def test_a_sample_that_the_trainer_cannot_use_takes_its_group_alone(self):
         """Its bytes are damaged, and what names them was written after that: nobody finds it before a rank looks at the row."""
-        args = ["train.steps=6", "scheduler.max_lag_versions=3", "cluster.slots=4", "scheduler.placement=split", "scheduler.actor_slots=2"]
+        args = ["train.steps=16", "scheduler.max_lag_versions=3", "cluster.slots=4", "scheduler.placement=split", "scheduler.actor_slots=2"]
         self.killed_at(2, *args)
         records = self.journal()
         gone = {key(row["tid"]) for r in records if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
@@ -115,7 +115,7 @@ class PayloadTest(RunTest):
         self.assertLessEqual(others, set(map(key, again["tids"])))
         self.assertTrue(others)
         self.assertEqual({key(r["tid"])[:2] for r in records if r["kind"] == "DROP" and r["reason"] == "data_invalid"}, {group})
-        self.assertEqual(self.summary()["steps"], 6)
+        self.assertEqual(self.summary()["steps"], 16)
         name = ".".join(map(str, key(enq["tid"])))
         self.assertIn(f"sample {name} is dropped with its group, the trainer cannot use it: token id", self.summary()["lost"]["data_invalid"])
         self.assertIn(name, self.command("journal", str(self.path()), "--kind", "FAULT", "--sample", name).stdout)
@@ -136,7 +136,7 @@ class PayloadTest(RunTest):
         segment.write_bytes(data)
 
     def test_what_a_power_cut_has_taken_is_not_trained_and_the_run_goes_on(self):
-        args = ["train.steps=6", "scheduler.max_lag_versions=3"]
+        args = ["train.steps=16", "scheduler.max_lag_versions=3"]
         self.killed_at(2, *args)
         records = self.journal()
         gone = {key(row["tid"]) for r in records if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
@@ -152,11 +152,11 @@ class PayloadTest(RunTest):
         self.assert_done(self.train(CONFIG, *args, "--resume"))
         trained = {key(row["tid"]) for r in self.journal() if r["kind"] == "STEP_COMMIT" for row in r["rows"]}
         self.assertFalse(trained & {key(r["tid"]) for r in lost})
-        self.assertEqual(self.summary()["steps"], 6)
+        self.assertEqual(self.summary()["steps"], 16)
         self.verdict()
 
     def test_files_that_no_checkpoint_needs_are_deleted(self):
-        args = ["train.steps=8", "checkpoint.every_steps=1", "checkpoint.keep=2"]
+        args = ["train.steps=16", "checkpoint.every_steps=1", "checkpoint.keep=2"]
         self.killed_at(2, *args)
         first = set(self.path("payload").glob("*.tpp"))
         self.assertTrue(first)
