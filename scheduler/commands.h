@@ -96,6 +96,12 @@ struct EnvStep {
   int64_t turn = 0;
   Duration timeout{0};
 };
+// EndEpisode: the worker has played turns of this attempt, and none will follow: what it holds of it is free.
+struct EndEpisode {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+};
 struct AppendObservation {
   SampleId tid;
   int32_t att = 0;
@@ -324,12 +330,12 @@ using Command =
     std::variant<command::Append, command::StartWorker, command::KillWorker, command::Welcome,
                  command::RefuseWorker, command::PrepareRow, command::StartChunk, command::CancelChunk,
                  command::ForgetGroup, command::StorePayload, command::DiscardTokens, command::EnvStep,
-                 command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant,
-                 command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
-                 command::Train, command::Preview, command::AbortStep, command::EndEvaluation,
-                 command::CopyRecovery, command::Publish, command::Pull, command::Load, command::Admit,
-                 command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint,
-                 command::KeepBest, command::SaveFinal, command::StepReport, command::EvalReport,
-                 command::Log, command::Finish>;
+                 command::EndEpisode, command::AppendObservation, command::Grade, command::Drain,
+                 command::Release, command::Grant, command::InitState, command::RestoreState,
+                 command::FetchState, command::FormGroup, command::Train, command::Preview,
+                 command::AbortStep, command::EndEvaluation, command::CopyRecovery, command::Publish,
+                 command::Pull, command::Load, command::Admit, command::WriteCheckpoint,
+                 command::VerifyCheckpoint, command::DeleteCheckpoint, command::KeepBest, command::SaveFinal,
+                 command::StepReport, command::EvalReport, command::Log, command::Finish>;
 
 }  // namespace tidepool::scheduler

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/choices.h"
+#include "core/base/group_condition.h"
 #include "core/base/ids.h"
 #include "core/base/places.h"
 #include "scheduler/best_checkpoint.h"
@@ -60,6 +61,7 @@ struct BatchOptions {
   double min_step_batch_fraction = 1.0;
   double infra_drop_alarm = 0.05, infra_drop_stop = 0.20;  // shares over 20 steps
   bool drops_equal_rewards = false;                        // groups whose samples were graded alike
+  std::vector<GroupCondition> keep_groups;                 // of each group; others are dropped
   int64_t filter_rounds = 10;  // that many batches dropped so in a row end the run; 0: no bound
   // Slots that train and wait for the rest of a batch are given its groups as they are queued
   // (command::Preview).

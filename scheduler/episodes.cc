@@ -25,6 +25,7 @@ void Episodes::Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now
   e.attempt = e.crashes = 0;
   e.avoid = {};
   e.wanted = true;
+  e.over = false;
   ++busy_;
   queue_.push_back(tid);
 }
@@ -49,7 +50,26 @@ void Episodes::Remove(const SampleId& tid) {
       std::erase(queue_, tid);
     }
   }
+  EndAtHome(tid, it->second);
   episodes_.erase(it);
+}
+
+// What is held for a row is the first thing that a sample of its group plays.
+void Episodes::EndAtHome(const SampleId& tid, const Episode& e) {
+  const auto w = workers_.find(e.home.worker);
+  if (e.over || tid.sample == SampleId::kRowSample || w == workers_.end() || w->second.ref != e.home) return;
+  ended_.push_back({e.home, tid, e.att});
+}
+
+Duration Episodes::LimitOf(const Episode& e, bool elsewhere) const {
+  if (e.turn == 0) return options_.reset_timeout;
+  if (e.turn > 0 && !elsewhere && e.attempt == 0) return options_.step_timeout;
+  Duration replay = options_.episode_timeout;
+  if (e.turn > 0) {
+    const auto turns = static_cast<double>(e.turn);
+    replay = std::min(replay, options_.reset_timeout + FromSeconds(turns * Seconds(options_.step_timeout)));
+  }
+  return std::max(replay, options_.step_timeout);
 }
 
 void Episodes::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {.ref = ref}; }
@@ -82,9 +102,9 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
   for (size_t next = 0; next < queue_.size();) {
     const SampleId tid = queue_[next];
     Episode& e = episodes_.at(tid);
-    auto best = workers_.find(e.home);
+    auto best = workers_.find(e.home.worker);
     const bool suspect = e.crashes > 0;
-    if (best == workers_.end() || e.home == e.avoid || (suspect && best->second.suspects > 0)) {
+    if (best == workers_.end() || e.home.worker == e.avoid || (suspect && best->second.suspects > 0)) {
       const auto rank = [&](const Worker& w) {
         return std::tuple(suspect && w.suspects > 0, w.ref.worker == e.avoid, w.in_flight);
       };
@@ -97,13 +117,15 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
     }
     queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
     best->second.suspects += suspect ? 1 : 0;
-    const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
+    const bool elsewhere = e.home != best->second.ref;
+    if (elsewhere) EndAtHome(tid, e);
+    const Duration timeout = LimitOf(e, elsewhere);
     ++best->second.in_flight;
     ++turns_;
     best->second.held.push_back(
         {.tid = tid, .att = e.att, .turn = e.turn, .limit = timeout, .since = now, .overtaken = false});
     e.on = best->second.ref;
-    e.home = best->first;
+    e.home = best->second.ref;
     steps.push_back({e.on, tid, e.att, e.turn, timeout});
   }
   return steps;
@@ -115,14 +137,16 @@ Episodes::Result Episodes::Done(const event::EnvStepped& r, TimePoint now) {
   if (!Expects(r.worker, r.tid, r.att, r.turn)) return Result::kRefused;
   Episode& e = episodes_.at(r.tid);
   Release(e);
-  if (r.outcome == GradeOutcome::kInfra && e.attempt < options_.max_retries) {
-    ++e.attempt;
-    ++retries_;
+  const bool waits = r.outcome == GradeOutcome::kInfra && r.no_room;  // until the episode's own deadline
+  if (waits || (r.outcome == GradeOutcome::kInfra && e.attempt < options_.max_retries)) {
+    e.attempt += waits ? 0 : 1;
+    retries_ += waits ? 0 : 1;
     e.avoid = r.worker.worker;
     queue_.push_back(r.tid);
     return Result::kRetry;
   }
   e.wanted = false;
+  e.over = r.done;
   --busy_;
   return Result::kFinal;
 }

@@ -12,11 +12,15 @@
 // answer can be overtaken (a worker says it when the modelled time of the turn is over) or be lost: the time
 // of a turn begins anew when the first answer overtakes it, and no later answer moves it.
 //
+// A turn that is known to be a replay (of what another worker played, after a failure, of a whole episode)
+// has the time of all its turns. A worker that holds an episode that is not played there any more is told so.
+//
 // Pure; not thread-safe.
 
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -44,6 +48,8 @@ class Episodes {
   // given one suspect at a time. Returns the samples of those that had been suspects before.
   std::vector<SampleId> Blame(WorkerId worker);
   [[nodiscard]] std::vector<command::EnvStep> Assign(TimePoint now);
+  // Of attempts that workers still hold and that nobody plays there any more, since the last call.
+  [[nodiscard]] std::vector<command::EndEpisode> TakeEnded() { return std::exchange(ended_, {}); }
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
@@ -78,8 +84,10 @@ class Episodes {
     int64_t turn = 0, attempt = 0;
     int64_t crashes = 0;  // workers that died with its turn
     bool wanted = false;  // a turn is in the queue or with a worker
+    bool over = false;    // its environment said so, and nobody holds it
     WorkerRef on;         // has the turn; inc invalid: it is in the queue
-    WorkerId home, avoid;
+    WorkerRef home;       // played last; inc invalid: nobody
+    WorkerId avoid;
     TimePoint begun;
   };
   // A turn that a worker was given and has not answered.
@@ -101,10 +109,13 @@ class Episodes {
   [[nodiscard]] static const Held* Due(const Worker& w);
   static void Answered(Worker& w, const event::EnvStepped& r, TimePoint now);
   void Release(Episode& e);  // from its worker
+  void EndAtHome(const SampleId& tid, const Episode& e);
+  [[nodiscard]] Duration LimitOf(const Episode& e, bool elsewhere) const;
 
   EpisodeOptions options_;
   std::map<SampleId, Episode> episodes_;
   std::deque<SampleId> queue_;
+  std::vector<command::EndEpisode> ended_;
   std::map<WorkerId, Worker> workers_;
   int64_t busy_ = 0, turns_ = 0, retries_ = 0;
 };

@@ -180,7 +180,8 @@ struct Graded {
 };
 // Answer to EnvStep. observation_tokens: of what the policy reads next (the caller has tokenised it and keeps
 // it until AppendObservation). reward: of the episode so far. kData: a reply that breaks the record (another
-// observation at a replay).
+// observation at a replay). no_room: with kInfra; as many games are open as may be, and the turn was not
+// begun.
 struct EnvStepped {
   WorkerRef worker;
   SampleId tid;
@@ -192,6 +193,7 @@ struct EnvStepped {
   double reward = 0;
   std::vector<std::pair<std::string, double>> rewards;
   std::string why;
+  bool no_room = false;
 };
 // After its last ChunkFinished.
 struct Drained {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 namespace tidepool::scheduler {
 namespace {
@@ -197,7 +198,10 @@ Status Ledger::ApplyGraded(const record::Graded& r) {
   s->reward = r.reward;
   s->rewards = r.rewards;
   Move(*g, *s, SamplePhase::kReady);
-  if (g->phase == GroupPhase::kQueued && !g->EqualRewards()) filtered_in_a_row_ = 0;
+  if (g->phase == GroupPhase::kQueued) {  // unless a filter leaves it out, which comes next
+    queued_last_ = g->key;
+    filtered_before_it_ = std::exchange(filtered_in_a_row_, 0);
+  }
   return OkStatus();
 }
 
@@ -226,6 +230,7 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
   ++dropped_groups_since_commit_;
   if (r.reason == DropReason::kFiltered) {
     ++filtered_since_commit_;
+    if (g->key == queued_last_) filtered_in_a_row_ += std::exchange(filtered_before_it_, 0);
     ++filtered_in_a_row_;
     CountSignal(*g, filtered_signal_);
   }

@@ -191,6 +191,8 @@ class Ledger {
   std::array<int64_t, 9> drops_{};
   int64_t open_ = 0, running_samples_ = 0, issued_samples_ = 0, trained_samples_ = 0;
   int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
+  GroupKey queued_last_;
+  int64_t filtered_before_it_ = 0;  // in a row, before that group was queued
   int64_t filtered_since_commit_ = 0, filtered_in_a_row_ = 0, stale_since_commit_ = 0, changes_ = 0;
   int64_t last_trained_start_ = -1;  // of the newest group that was trained
   GroupSignal filtered_signal_;      // of groups that were filtered since the last commit

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "core/base/group_condition.h"
 #include "core/base/names.h"
 
 namespace tidepool::algorithms {
@@ -310,10 +311,14 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " +
                                out.advantage->name + " does not compare samples of a group; write none");
   }
-  if (FilterOf(c) == "none" && c.filter_rounds != AlgorithmConfig{}.filter_rounds)
+  if (FilterOf(c) == "none" && c.keep_groups.empty() && c.filter_rounds != AlgorithmConfig{}.filter_rounds)
     return Wrong("filter_rounds",
                  "counts how often a filtered group is replaced, but filter is none; write zero_variance, or "
-                 "remove it");
+                 "keep_groups, or remove it");
+  for (const std::string& text : c.keep_groups) {
+    if (const auto condition = ParseGroupCondition(text); !condition.ok())
+      return Wrong("keep_groups", condition.status().message());
+  }
   return out;
 }
 

@@ -172,7 +172,8 @@ struct AlgorithmConfig {
   std::string correction;   // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour);
                             // empty: the algorithm's
   double tis_max = 2.0;
-  std::string filter;  // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
+  std::string filter;                    // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
+  std::vector<std::string> keep_groups;  // conditions (core/base/group_condition.h)
   int64_t filter_rounds = 10;
   bool mask_truncated = false;        // loss mask 0 on samples cut at max_new_tokens
   double overlong_buffer_tokens = 0;  // soft overlong penalty (DAPO eq. 13); 0: off

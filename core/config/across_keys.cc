@@ -10,8 +10,10 @@
 #include <set>
 
 #include "core/algorithms/registry.h"
+#include "core/base/group_condition.h"
 #include "core/base/limited_call.h"
 #include "core/base/loopback.h"
+#include "core/base/names.h"
 #include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/layout_rules.h"
@@ -322,6 +324,15 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     if (key.path.starts_with("algorithm.critic.") && !r.needs_critic() && b.Says(key.path))
       b.Complain(key.path,
                  "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
+  }
+  std::vector<std::string> values = {"reward", "reward_std", "response_tokens"};
+  for (const RewardFunction& f : c.reward.functions) values.push_back(f.name);
+  if (!rl.environment.name.empty()) values.insert(values.end(), {"solved", rl.environment.name});
+  for (const std::string& text : rl.algorithm.keep_groups) {
+    const std::string& name = ParseGroupCondition(text)->value;  // Resolve has read it
+    if (std::ranges::find(values, name) == values.end())
+      b.Complain("algorithm.keep_groups",
+                 "'" + text + "': nothing here gives " + name + "; " + DidYouMean(name, values));
   }
   if (!rl.algorithm.kl.reference.empty() && !r.needs_reference())
     b.Complain("algorithm.kl.reference",

@@ -45,8 +45,13 @@ std::vector<Key> AlgorithmKeys() {
       TP_JOB_KEY(RlJob, algorithm.filter,
                  "groups left out of training; empty: the algorithm's (dapo: zero_variance)",
                  Choices{"", "none", "zero_variance"}),
+      TP_JOB_KEY(
+          RlJob, algorithm.keep_groups,
+          "what a group has to fulfil to be trained on, else another one takes its place: a list of NAME >= "
+          "NUMBER or NAME <= NUMBER; NAME is reward (the mean of its samples), reward_std (their population "
+          "standard deviation), response_tokens (mean), or a reward function (mean of what it gave)"),
       TP_JOB_KEY(RlJob, algorithm.filter_rounds,
-                 "the run ends when so many whole batches of groups in a row have equal rewards",
+                 "the run ends when so many whole batches of groups in a row are left out so",
                  Between(1, 1000)),
       TP_JOB_KEY(RlJob, algorithm.mask_truncated, "no loss on samples cut at max_new_tokens"),
       TP_JOB_KEY(RlJob, algorithm.overlong_buffer_tokens,

@@ -159,7 +159,9 @@ StatusOr<Played> EpisodeHost::PlayOnce(const SampleId& tid, int32_t att,
   if (live.game == nullptr) {
     const int64_t replay = std::max<int64_t>(0, static_cast<int64_t>(actions.size()) - 1);
     TP_RETURN_IF_ERROR(MakeRoom(limit, place));
-    TP_ASSIGN_OR_RETURN(Begun begun, source_.Begin(tid, replay, limit));
+    auto made = source_.Begin(tid, replay, limit);
+    if (made.status().code() == StatusCode::kResourceExhausted) GiveUpIdle();
+    TP_ASSIGN_OR_RETURN(Begun begun, std::move(made));
     live.game = std::move(begun.game);
     live.state.observation = std::move(begun.first.step.observation);
     live.state.state = begun.first.state;
@@ -214,6 +216,28 @@ void EpisodeHost::Keep(const SampleId& tid, Live live, Place& place) {
   room_.NotifyAll();
 }
 
+void EpisodeHost::Forget(const SampleId& tid, int32_t att) {
+  Live gone;  // ends when nobody waits for the lock
+  const MutexLock lock(mu_);
+  const auto it = live_.find(tid);
+  if (it == live_.end() || it->second.att != att) return;
+  gone = std::move(it->second);
+  live_.erase(it);
+  room_.NotifyAll();
+}
+
+void EpisodeHost::GiveUpIdle() {
+  constexpr std::chrono::seconds kSoon{5};
+  std::vector<Live> gone;  // they end when nobody waits for the lock
+  const MutexLock lock(mu_);
+  const auto now = Clock::now();
+  for (auto it = live_.begin(); it != live_.end();) {
+    const bool idle = now - it->second.used > (it->second.actions.empty() ? kSoon : longest_);
+    if (idle) gone.push_back(std::move(it->second));
+    it = idle ? live_.erase(it) : std::next(it);
+  }
+}
+
 bool EpisodeHost::MayGo(const Live& live) const {
   return source_.replays() || live.actions.empty() || Clock::now() - live.used > longest_;
 }
@@ -232,7 +256,7 @@ Status EpisodeHost::MakeRoom(const PlayLimit& limit, Place& place) {
       continue;
     }
     const auto left = limit.deadline - Clock::now();
-    if (left <= Clock::duration(0) || limit.stop.stop_requested())
+    if (left <= Clock::duration(0) || limit.stop.stop_requested() || !limit.waits_for_room)
       return ResourceExhausted(source_.label() + ": the " + std::to_string(capacity_) +
                                " episodes that may be open at once are all in play; raise "
                                "environment.instances");

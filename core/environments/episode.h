@@ -25,6 +25,7 @@ namespace tidepool::environments {
 struct PlayLimit {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::stop_token stop = {};
+  bool waits_for_room = true;  // false: kResourceExhausted at once where no more games may be open now
 };
 
 // What a game says to a reset or a step, and a name of the state that the policy acts in then.
@@ -119,7 +120,7 @@ struct Played {
 
 // Games under way, at most `capacity`: beyond it the least recently used is given up, if it can be replayed
 // or nobody has said anything in it, or nobody has for longer than an episode may take. Where none can be, a
-// new one waits. Thread-safe.
+// new one waits for room. Thread-safe.
 class EpisodeHost {
  public:
   explicit EpisodeHost(EpisodeSource source, size_t capacity = 4096,
@@ -134,6 +135,8 @@ class EpisodeHost {
   // observation, a reward that is not finite); kAborted: it would have to be replayed, and cannot be.
   StatusOr<Played> Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions,
                         const PlayLimit& limit = {});
+  // Nobody plays this attempt any more: its game ends, unless a thread is in it.
+  void Forget(const SampleId& tid, int32_t att);
   [[nodiscard]] int64_t replayed() const;  // actions that were played once more
 
  private:
@@ -172,6 +175,7 @@ class EpisodeHost {
   void Keep(const SampleId& tid, Live live, Place& place);
   Status MakeRoom(const PlayLimit& limit, Place& place);
   [[nodiscard]] bool MayGo(const Live& live) const;
+  void GiveUpIdle();  // what nobody has begun to play since a while, for a service that has no room
 
   const EpisodeSource source_;
   const size_t capacity_;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "scheduler/group_filter.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -100,18 +101,19 @@ void SampleFlow::CheckGroup(const GroupKey& key, DropReason last) {
     return;
   }
   // A group that was trained in an undone step passed the filter then.
-  if (facts_.rl && options_.batch.drops_equal_rewards && size >= 2 && g->undone_step == 0 &&
-      g->EqualRewards()) {
-    DropGroup(key, DropReason::kFiltered);
-    const LedgerRules& rules = state_.ledger().rules();
-    const int64_t limit = options_.batch.filter_rounds * rules.groups_per_step;
-    if (limit > 0 && state_.ledger().filtered_in_a_row() >= limit) {
-      all_.life.Fail("filtered", "data",
-                     std::to_string(state_.ledger().filtered_in_a_row()) +
-                         " groups in a row had equal rewards (algorithm.filter_rounds " +
-                         std::to_string(options_.batch.filter_rounds) +
-                         " times train.groups_per_step); take other data or algorithm.filter: none");
-    }
+  if (!facts_.rl || g->undone_step != 0) return;
+  const std::string why = WhyLeftOut(*g, options_.batch);
+  if (why.empty()) return;
+  DropGroup(key, DropReason::kFiltered);
+  const LedgerRules& rules = state_.ledger().rules();
+  const int64_t limit = options_.batch.filter_rounds * rules.groups_per_step;
+  if (limit > 0 && state_.ledger().filtered_in_a_row() >= limit) {
+    all_.life.Fail(
+        "filtered", "data",
+        std::to_string(state_.ledger().filtered_in_a_row()) +
+            " groups in a row were left out by algorithm.filter or keep_groups (algorithm.filter_rounds " +
+            std::to_string(options_.batch.filter_rounds) + " times train.groups_per_step), the last for " +
+            why + "; take other data or another filter");
   }
 }
 

@@ -114,6 +114,7 @@ void SampleFlow::On(const event::TokensLost& e) {
 void SampleFlow::Assign() {
   for (command::Grade& g : grading_.Assign(now_)) out_.Do(std::move(g));
   for (command::EnvStep& step : episodes_.Assign(now_)) out_.Do(std::move(step));
+  for (const command::EndEpisode& end : episodes_.TakeEnded()) out_.Do(end);
 }
 
 void SampleFlow::On(const event::Graded& e) {

@@ -31,10 +31,12 @@ void SampleFlow::On(const event::EnvStepped& e) {
   all_.workers.Progress(e.worker.worker);
   if (e.turn != 0) deaths_ = 0;  // that an episode begins proves little of its game
   if (result == Episodes::Result::kRetry) {
-    out_.Warn("env_retry",
-              "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +
-                  " is played once more, its environment failed: " + e.why,
-              {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.worker)}});
+    out_.Warn(
+        "env_retry",
+        "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +
+            (e.no_room ? " waits for its environment: " : " is played once more, its environment failed: ") +
+            e.why,
+        {{"tid", ToString(e.tid)}, {"worker", options_.NameOf(e.worker)}});
     return;
   }
   event::EnvStepped step = e;

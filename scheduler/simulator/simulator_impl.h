@@ -190,6 +190,7 @@ struct Simulator::Impl {
   void Do(const command::CancelChunk& c);
   void Do(const command::ForgetGroup& c);
   void Do(const command::DiscardTokens& c) { samples.erase(c.tid); }
+  void Do(const command::EndEpisode&) {}
   void Do(const command::EnvStep& c);
   void Do(const command::AppendObservation& c);
   void Do(const command::StorePayload& c);

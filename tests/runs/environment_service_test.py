@@ -277,6 +277,34 @@ serve(Few)
         self.assertIn("too many of its episodes did not answer", self.path("logs", "environment-0.log", run="hung").read_text())
         self.nothing_is_left()
 
+    def test_episodes_that_end_before_their_game_give_their_instances_back_and_those_without_one_wait(self):
+        endless = self.file("""
+from tidepool_env import environment, serve
+
+@environment(max_turns=1000, characters="12345678-?moresl", instances=3, loss="pinned")
+class Endless:
+    def reset(self, seed):
+        return "1-8?"
+
+    def step(self, action):
+        return "?", 0.0, False, False, {}
+
+serve(Endless)
+""")
+        self.assert_done(self.train(CONFIG, endless, "train.steps=4", "environment.workers=1", "rollout.max_new_tokens=9", timeout=90))
+        self.assert_checked()
+        self.assertEqual(self.drops(), [])
+        self.assertEqual({r["status"] for r in self.journal() if r["kind"] == "END"}, {"truncated"})
+        self.assertNotIn("event=env_retry", self.path("logs", "controller.log").read_text())
+        self.nothing_is_left()
+
+    def test_a_trial_has_the_variables_that_workers_have(self):
+        game = self.dir / "game.py"
+        game.write_text(GUESS.read_text())
+        made = self.command("validate", CONFIG, f'environment.command=["{PYTHON}", "{game}"]', env={"PYTHONPATH": str(PACKAGE)})
+        self.assert_done(made, 2)
+        self.assertIn("No module named 'tidepool_env'", made.stdout + made.stderr)
+
     def test_a_service_has_no_descriptors_of_ours_and_words_that_nobody_reads_keep_nobody(self):
         speaks = self.file(f"""
 import os, sys

@@ -26,6 +26,14 @@ class EpisodesTest : public testing::Test {
     episodes_.AddWorker(a_);
     episodes_.AddWorker(b_);
   }
+  // Its reset is played, so that a turn that follows is no replay.
+  WorkerRef Begin(const SampleId& tid, int32_t att = 0) {
+    episodes_.Add(tid, att, 0, T(0));
+    const auto steps = episodes_.Assign(T(0));
+    EXPECT_EQ(steps.size(), 1U);
+    EXPECT_EQ(episodes_.Done(Reply(steps.at(0)), T(0)), Episodes::Result::kFinal);
+    return steps.at(0).worker;
+  }
   Episodes episodes_{EpisodeOptions{.max_retries = 2,
                                     .reset_timeout = FromSeconds(50),
                                     .step_timeout = FromSeconds(5),
@@ -86,17 +94,17 @@ TEST_F(EpisodesTest, ALostWorkersTurnsGoElsewhereAtNoChargeAndItsLateWordIsRefus
 }
 
 TEST_F(EpisodesTest, ATurnBeyondItsDeadlineCostsItsWorkerAndCountsAsAFailure) {
+  (void)Begin(Tid(2));
   episodes_.Add(Tid(1), 0, 0, T(0));
   episodes_.Add(Tid(2), 0, 1, T(0));
   const auto steps = episodes_.Assign(T(0));
   ASSERT_EQ(steps.size(), 2U);
   EXPECT_EQ(steps[0].timeout, FromSeconds(50)) << "a reset has a deadline of its own";
   EXPECT_EQ(steps[1].timeout, FromSeconds(5));
+  EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(0)), Episodes::Result::kFinal);
   EXPECT_TRUE(episodes_.TakeStuck(T(14)).empty());
-  // It would be waited for by whoever gets the turn that is tried again.
-  EXPECT_EQ(episodes_.Done(Reply(steps[0]), T(14)), Episodes::Result::kFinal);
   double now = 16;
-  for (int i = 0; i < 3; ++i, now += 16) {
+  for (int i = 0; i < 3; ++i, now += 66) {  // what is tried again is a replay: 50 s and 5 for its turn
     const auto stuck = episodes_.TakeStuck(T(now));
     ASSERT_EQ(stuck.size(), 1U) << i;
     EXPECT_EQ(stuck[0].tid, Tid(2));
@@ -108,9 +116,83 @@ TEST_F(EpisodesTest, ATurnBeyondItsDeadlineCostsItsWorkerAndCountsAsAFailure) {
   }
 }
 
+TEST_F(EpisodesTest, AReplayHasTheTimeOfAllItsTurns) {
+  const auto limit = [&] {
+    const auto steps = episodes_.Assign(T(0));
+    EXPECT_EQ(steps.size(), 1U);
+    EXPECT_EQ(episodes_.Done(Reply(steps.at(0), GradeOutcome::kInfra), T(0)), Episodes::Result::kRetry);
+    return steps.at(0).timeout;
+  };
+  const WorkerRef home = Begin(Tid(1));
+  episodes_.Add(Tid(1), 0, 1, T(0));
+  EXPECT_EQ(limit(), FromSeconds(5));
+  EXPECT_EQ(limit(), FromSeconds(55)) << "it has failed where it was";
+  episodes_.Remove(Tid(1));
+  const WorkerRef other = Begin(Tid(2));
+  episodes_.RemoveWorker(other.worker);
+  episodes_.Add(Tid(2), 0, 3, T(0));
+  EXPECT_EQ(limit(), FromSeconds(65));
+  EXPECT_EQ(limit(), FromSeconds(65));
+  episodes_.Add(Tid(3), 0, 40, T(0));  // of an earlier life
+  episodes_.Remove(Tid(2));
+  EXPECT_EQ(limit(), FromSeconds(100)) << "no longer than an episode may take";
+  episodes_.Add(Tid(4), 0, command::kWholeEpisode, T(0));
+  episodes_.Remove(Tid(3));
+  EXPECT_EQ(limit(), FromSeconds(100));
+  EXPECT_TRUE(home.inc.valid());
+}
+
+TEST_F(EpisodesTest, AWorkerIsToldOfWhatItHoldsThatNobodyPlaysAnyMore) {
+  const auto told = [&](const WorkerRef& worker, const SampleId& tid, int32_t att) {
+    const auto ended = episodes_.TakeEnded();
+    return ended.size() == 1 && ended[0].worker == worker && ended[0].tid == tid && ended[0].att == att;
+  };
+  const WorkerRef home = Begin(Tid(1));
+  EXPECT_TRUE(episodes_.TakeEnded().empty());
+  episodes_.Remove(Tid(1));
+  EXPECT_TRUE(told(home, Tid(1), 0)) << "dropped";
+  const WorkerRef before = Begin(Tid(2));
+  const WorkerRef again = Begin(Tid(2), 1);
+  EXPECT_TRUE(told(before, Tid(2), 0)) << "another attempt";
+  episodes_.Add(Tid(2), 1, 1, T(0));
+  auto steps = episodes_.Assign(T(0));
+  EXPECT_EQ(episodes_.Done(Reply(steps.at(0), GradeOutcome::kInfra), T(0)), Episodes::Result::kRetry);
+  steps = episodes_.Assign(T(0));
+  EXPECT_NE(steps.at(0).worker, again);
+  EXPECT_TRUE(told(again, Tid(2), 1)) << "it is played elsewhere";
+  event::EnvStepped over = Reply(steps.at(0));
+  over.done = true;
+  EXPECT_EQ(episodes_.Done(over, T(0)), Episodes::Result::kFinal);
+  episodes_.Remove(Tid(2));
+  EXPECT_TRUE(episodes_.TakeEnded().empty()) << "the environment has ended it";
+  (void)Begin(Tid(3, SampleId::kRowSample));
+  episodes_.Remove(Tid(3, SampleId::kRowSample));
+  EXPECT_TRUE(episodes_.TakeEnded().empty()) << "a sample of its group goes on with it";
+  const WorkerRef lost = Begin(Tid(4));
+  episodes_.RemoveWorker(lost.worker);
+  episodes_.AddWorker({lost.worker, {99}});
+  episodes_.Remove(Tid(4));
+  EXPECT_TRUE(episodes_.TakeEnded().empty()) << "who held it is gone";
+}
+
+TEST_F(EpisodesTest, ATurnWithoutRoomWaitsUntilTheEpisodesOwnDeadline) {
+  episodes_.Add(Tid(1), 0, 0, T(0));
+  for (int i = 0; i < 10; ++i) {  // more often than a failure is forgiven
+    const auto steps = episodes_.Assign(T(10 * i));
+    ASSERT_EQ(steps.size(), 1U);
+    event::EnvStepped full = Reply(steps[0], GradeOutcome::kInfra);
+    full.no_room = true;
+    EXPECT_EQ(episodes_.Done(full, T(10 * i)), Episodes::Result::kRetry);
+    EXPECT_TRUE(episodes_.GivenUp(T(10 * i)).empty());
+  }
+  EXPECT_EQ(episodes_.retries(), 0);
+  EXPECT_EQ(episodes_.GivenUp(T(101)), std::vector<SampleId>{Tid(1)});
+}
+
 // One worker plays one turn after the other, and each may take its whole time.
 TEST_F(EpisodesTest, ATurnThatWaitsBehindSlowOnesIsNotLateAndTheOneThatRunsIsCharged) {
   episodes_.RemoveWorker(b_.worker);
+  for (int64_t i = 0; i < 6; ++i) (void)Begin(Tid(i));
   for (int64_t i = 0; i < 6; ++i) episodes_.Add(Tid(i), 0, 1, T(0));
   const auto steps = episodes_.Assign(T(0));
   ASSERT_EQ(steps.size(), 6U);
@@ -131,6 +213,7 @@ TEST_F(EpisodesTest, ATurnThatWaitsBehindSlowOnesIsNotLateAndTheOneThatRunsIsCha
 
 TEST_F(EpisodesTest, TheLimitIsThatOfTheTurnThatRunsAndNotOfOnesBehindIt) {
   episodes_.RemoveWorker(b_.worker);
+  (void)Begin(Tid(1));
   episodes_.Add(Tid(1), 0, 1, T(0));
   episodes_.Add(Tid(2), 0, 0, T(0));  // a reset may take 50 s
   const auto steps = episodes_.Assign(T(0));
@@ -143,6 +226,7 @@ TEST_F(EpisodesTest, TheLimitIsThatOfTheTurnThatRunsAndNotOfOnesBehindIt) {
 
 TEST_F(EpisodesTest, ATurnThatIsNotWantedAnyMoreIsPlayedBeforeThoseBehindIt) {
   episodes_.RemoveWorker(b_.worker);
+  (void)Begin(Tid(2));
   episodes_.Add(Tid(1), 0, 0, T(0));
   episodes_.Add(Tid(2), 0, 1, T(0));
   const auto steps = episodes_.Assign(T(0));
@@ -156,6 +240,7 @@ TEST_F(EpisodesTest, ATurnThatIsNotWantedAnyMoreIsPlayedBeforeThoseBehindIt) {
 
 TEST_F(EpisodesTest, ATurnWhoseAnswerIsLostIsTriedAgainThoughItsWorkerAnswersOthers) {
   episodes_.RemoveWorker(b_.worker);
+  for (int64_t i = 0; i < 3; ++i) (void)Begin(Tid(i));
   for (int64_t i = 0; i < 3; ++i) episodes_.Add(Tid(i), 0, 1, T(0));
   auto steps = episodes_.Assign(T(0));
   ASSERT_EQ(steps.size(), 3U);

@@ -104,6 +104,7 @@ struct SimCluster::Do {
       s.Out(*p, event::ChunkFinished{c.worker, c.slot, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
   }
   void operator()(const command::ForgetGroup&) {}
+  void operator()(const command::EndEpisode&) {}
   void operator()(const command::StorePayload& c) {
     const auto it = s.tokens_.find({c.tid, c.att});
     SIM_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";

@@ -22,6 +22,7 @@
 #include "core/base/process_memory.h"
 #include "core/base/running_call.h"
 #include "core/observe/log.h"
+#include "workers/worker_variables.h"
 
 extern "C" {  // glibc 2.36 forgot to say so
 #include <sys/pidfd.h>
@@ -42,19 +43,9 @@ constexpr Duration kKilled = std::chrono::seconds(30);
 // library is loaded, so set before.
 constexpr char kSpin[] = "GOMP_SPINCOUNT=1000";
 
-// What the programs need of the environment of whoever started the run. All else stays behind: a grader runs
-// code of others on text of a model, and keys of clouds and registries are often in the environment.
-constexpr std::string_view kNames[] = {"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"};
-// Sanitizers and the allocator read theirs in builds for tests.
-constexpr std::string_view kPrefixes[] = {"LC_",       "OMP_",  "GOMP_",   "KMP_",  "MKL_",     "ONEDNN_",
-                                          "TIDEPOOL_", "CUDA_", "NVIDIA_", "NCCL_", "PYTORCH_", "GRPC_",
-                                          "ASAN_",     "LSAN_", "UBSAN_",  "TSAN_"};
-
 bool ForWorkers(std::string_view entry, Keys keys) {
-  const std::string_view name = entry.substr(0, entry.find('='));
-  if (keys == Keys::kOfStore && (name.starts_with("AWS_") || name.starts_with("SSL_CERT_"))) return true;
-  return std::ranges::find(kNames, name) != std::end(kNames) ||
-         std::ranges::any_of(kPrefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
+  if (keys == Keys::kOfStore && (entry.starts_with("AWS_") || entry.starts_with("SSL_CERT_"))) return true;
+  return IsForWorkers(entry);
 }
 
 std::vector<char*> EnvironmentOfWorkers(Keys keys) {

@@ -173,6 +173,7 @@ class ControllerProcess {
   void Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded);
   [[nodiscard]] down::Grade Message(const cmd::Grade& c, const std::vector<int32_t>& ids, bool ended) const;
   void Do(const cmd::EnvStep& c);
+  void Do(const cmd::EndEpisode& c) { Send(c.worker, c); }
   void Do(const cmd::AppendObservation& c);
 
   // --- pool, training, weights

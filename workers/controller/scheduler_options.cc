@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/algorithms/registry.h"
+#include "core/base/group_condition.h"
 #include "core/base/limited_call.h"
 #include "core/base/plugin_label.h"
 #include "core/config/training_slots.h"
@@ -89,6 +90,10 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .infra_drop_stop = c.scheduler.infra_drop_stop};
   if (const RlJob* rl = c.rl()) {
     o.batch.drops_equal_rewards = algorithms::FilterOf(rl->algorithm) == "zero_variance";
+    for (const std::string& text : rl->algorithm.keep_groups) {  // a config that is loaded has no other ones
+      if (auto condition = ParseGroupCondition(text); condition.ok())
+        o.batch.keep_groups.push_back(*std::move(condition));
+    }
     o.batch.filter_rounds = rl->algorithm.filter_rounds;
     // Parts of a model compute together, or not at all.
     o.batch.early_columns = c.train.early_columns && NeedsColumns(c) && c.train.mesh.parts() == 1;

@@ -53,7 +53,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
                                  .done = reply.done,
                                  .reward = reply.reward,
                                  .rewards = std::move(reply.rewards),
-                                 .why = std::move(reply.why)};
+                                 .why = std::move(reply.why),
+                                 .no_room = reply.no_room};
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
   if (const auto asked = asked_.find(e.tid);
       asked == asked_.end() || asked->second != Asked{worker, e.att, e.turn}) {

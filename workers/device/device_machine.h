@@ -195,6 +195,7 @@ class DeviceMachine {
   // Not for a device, or not for a session.
   void On(const down::Grade&) { ++refused_; }
   void On(const down::EnvStep&) { ++refused_; }
+  void On(const down::EndEpisode&) { ++refused_; }
   void On(const down::Refuse&) { ++refused_; }
   void On(const down::PermitRenewal&) {}
 

@@ -57,6 +57,7 @@ TP_FIELDS(EngineSample, slot, kv_usage, running, waiting, step_s, decode_s)
 
 namespace tidepool::scheduler::command {
 TP_FIELDS(CancelChunk, slot, tid, att)
+TP_FIELDS(EndEpisode, tid, att)
 TP_FIELDS(ForgetGroup, slot, gid)
 TP_FIELDS(Drain, slot, epoch)
 TP_FIELDS(Release, slot, epoch, need_bytes)
@@ -99,7 +100,7 @@ TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retr
 TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, observation, logged, logged_tokens, unread, reward,
                                  done) v("rewards", r.rewards, kNames);
              TP_EACH(history, next_history, state) v("why", r.why, kWords);
-             TP_EACH(seconds, timed_out, replayed))
+             TP_EACH(seconds, timed_out, no_room, replayed))
 TP_FIELDS_BY(Pulled, VisitFields(As<event::Pulled>(r), v); TP_EACH(bytes, whole_bytes))
 TP_FIELDS_BY(Loaded, VisitFields(As<event::Loaded>(r), v); TP_EACH(bytes, seconds))
 TP_FIELDS(PhaseChange, generates, bytes, bound_bytes, seconds)

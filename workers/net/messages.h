@@ -148,6 +148,7 @@ struct EnvStepped {
   std::string why;
   double seconds = 0;
   bool timed_out = false;
+  bool no_room = false;  // as many games are open as may be; it was not begun
   int64_t replayed = 0;  // actions that had to be played again
 };
 using event::Drained;
@@ -279,6 +280,7 @@ struct StartChunk {
   int64_t routing_bytes = 0;  // of the routing of `generated` that the controller has
 };
 using command::CancelChunk;
+using command::EndEpisode;
 using command::ForgetGroup;
 // The deltas of an attempt again that begin at token `from` or later.
 struct Resend {
@@ -403,7 +405,7 @@ using ToWorkerBody =
                  down::RestoreState, down::Train, down::Preview, down::AbortStep, down::EndEvaluation,
                  down::FetchState, down::FormGroup, down::CopyRecovery, down::Publish, down::Load,
                  down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep,
-                 down::Attached, down::Resend, down::Pull, down::Store>;
+                 down::Attached, down::Resend, down::Pull, down::Store, down::EndEpisode>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

@@ -482,6 +482,11 @@ struct EnvironmentServices::Impl {
     return best;
   }
 
+  // Services are there, and no game may begin in any of them now.
+  [[nodiscard]] bool Full() const TP_REQUIRES(mu) {
+    return std::ranges::any_of(sites, [](const auto& site) { return site->up; });
+  }
+
   Status NoneInTime(Clock::time_point since, const std::string& why) const TP_REQUIRES(mu) {
     if (!failed.empty()) return Unavailable(failed);
     return Unavailable(label + ": no service to play in for " + SecondsTaken(Clock::now() - since) + ": " +
@@ -641,6 +646,7 @@ StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t 
       std::string why;
       while (impl_->failed.empty() && (site = impl_->Pick(&why)) == nullptr) {
         const auto left = limit.deadline - Clock::now();
+        if (!limit.waits_for_room && impl_->Full()) return ResourceExhausted(impl_->label + ": " + why);
         if (left <= Clock::duration(0) || limit.stop.stop_requested()) return impl_->NoneInTime(since, why);
         impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
       }
@@ -652,8 +658,8 @@ StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t 
     auto game = std::make_unique<Impl::Game>(*impl_, site, life, *stub);
     StatusOr<Told> first = game->Reset(seed, held_out, limit);
     if (first.ok()) return Begun{std::move(game), *std::move(first)};
-    const bool again = first.status().code() == StatusCode::kResourceExhausted ||
-                       first.status().code() == StatusCode::kUnavailable;
+    const bool again = first.status().code() == StatusCode::kUnavailable ||
+                       (first.status().code() == StatusCode::kResourceExhausted && limit.waits_for_room);
     if (!again || Clock::now() >= limit.deadline || limit.stop.stop_requested()) return first.status();
     game.reset();
     impl_->Rest(std::exchange(busy, std::min(2 * busy, kServiceLongestWait)), limit.stop);

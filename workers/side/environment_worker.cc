@@ -25,6 +25,7 @@
 #include "workers/net/worker_trace.h"
 #include "workers/side/environment_services.h"
 #include "workers/side/logged_turns.h"
+#include "workers/side/turn_queue.h"
 #include "workers/side/vector_service.h"
 
 namespace tidepool::workers {
@@ -93,7 +94,9 @@ class EnvironmentWorker : public SideWorker {
 
   void Take(ToWorkerBody& command) override {
     auto* step = std::get_if<down::EnvStep>(&command);
-    if (step != nullptr && host_ != nullptr) steps_.Put({std::move(*step), Clock::now()});
+    if (step != nullptr && host_ != nullptr) turns_.Put(std::move(*step));
+    auto* end = std::get_if<down::EndEpisode>(&command);
+    if (end != nullptr && host_ != nullptr) EndEpisode(end->tid, end->att);
     auto* grade = std::get_if<down::Grade>(&command);
     if (grade != nullptr && judge_ != nullptr) grades_.Put(std::move(*grade));
   }
@@ -118,21 +121,17 @@ class EnvironmentWorker : public SideWorker {
     services_.reset();
     // waits: Await ends the process for an exchange that does not come back
     if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
-    (void)steps_.TakeAll(std::chrono::milliseconds(0));  // of an incarnation that is over
+    turns_.Clear();  // of an incarnation that is over
     (void)grades_.TakeAll(std::chrono::milliseconds(0));
     const MutexLock lock(mu_);
     due_.clear();
   }
 
  private:
-  struct Asked {
-    down::EnvStep step;
-    Clock::time_point at;
-  };
   // Threads of their own: the loop says that the worker lives while a game takes its time.
   void Work(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      for (Asked& asked : steps_.Take(UntilTheNextIsDue(), 1)) Play(asked, stop);
+      if (auto turn = turns_.Take(UntilTheNextIsDue())) Play(*std::move(turn), stop);
       if (!stop.stop_requested()) SayDue();
     }
   }
@@ -188,9 +187,20 @@ class EnvironmentWorker : public SideWorker {
     return {.what = label_, .on = std::move(on), .limit_s = step.timeout_s, .key = key};
   }
 
+  // What is held of an attempt that nobody plays any more.
+  void EndEpisode(const SampleId& tid, int32_t att) {
+    turns_.End(tid, att);
+    Forget(tid, att);
+  }
+  void Forget(const SampleId& tid, int32_t att) {
+    host_->Forget(tid, att);
+    const MutexLock lock(logged_mu_);
+    if (logged_ != nullptr) logged_->Forget(tid);
+  }
+
   // Actions and observation may lie in token logs.
-  up::EnvStepped Turn(Asked& asked, const std::stop_token& stop) {
-    down::EnvStep& step = asked.step;
+  up::EnvStepped Played(TurnQueue::Turn& turn, const std::stop_token& stop) {
+    down::EnvStep& step = turn.step;
     const auto failed = [&](const Status& why) {
       up::EnvStepped reply{.tid = step.tid, .att = step.att, .turn = step.turn};
       reply.unread = why.code() != StatusCode::kInvalidArgument;
@@ -202,7 +212,7 @@ class EnvironmentWorker : public SideWorker {
     if (step.said.valid()) {
       const MutexLock lock(logged_mu_);
       said = logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here")
-                                : logged_->Read(step, asked.at);
+                                : logged_->Read(step, turn.at);
     }
     if (!said.ok()) return failed(said.status());
     up::EnvStepped out;
@@ -223,11 +233,24 @@ class EnvironmentWorker : public SideWorker {
   }
 
   // The game is computed now; what came of it is said when the turn's time has passed.
-  void Play(Asked& asked, const std::stop_token& stop) {
+  void Play(TurnQueue::Turn turn, const std::stop_token& stop) {
     const auto begin = Clock::now();
     const TimePoint trace_begin = TraceNow();
-    const down::EnvStep& step = asked.step;
-    up::EnvStepped out = Turn(asked, stop);
+    down::EnvStep& step = turn.step;
+    up::EnvStepped out{.tid = step.tid, .att = step.att, .turn = step.turn};
+    if (turn.wanted) {
+      // What has waited has only the rest of its time: the controller counts from when it was given.
+      const auto limit = std::chrono::duration<double>(step.timeout_s);
+      const std::chrono::duration<double> waited = begin - turn.at;
+      if (turn.had_no_room()) step.timeout_s -= std::min(waited, limit / 2).count();
+      out = Played(turn, stop);
+      step.timeout_s = limit.count();
+      if (out.no_room && waited < limit / 2) return turns_.NoRoom(std::move(turn));
+    } else {
+      out.outcome = GradeOutcome::kInfra;
+      out.why = "nobody plays the episode any more";
+    }
+    if (!turns_.Done(turn, out.done || out.outcome != GradeOutcome::kOk)) Forget(step.tid, step.att);
     // Of a service that will never play again this worker's end is the answer: it tells whose fault it is.
     if (out.outcome == GradeOutcome::kInfra && services_ != nullptr && !services_->failed().empty()) return;
     // A finished episode that is played again for its reward has had its turns.
@@ -266,7 +289,7 @@ class EnvironmentWorker : public SideWorker {
   std::unique_ptr<FragmentJudge> judge_;
   Mailbox<down::Grade> grades_;
   std::string label_;
-  Mailbox<Asked> steps_;
+  TurnQueue turns_;
   CallWatch watch_;
   Mutex mu_;
   std::multimap<Clock::time_point, Waiting> due_ TP_GUARDED_BY(mu_);
@@ -282,7 +305,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
   out.att = step.att;
   out.turn = step.turn;
   const int64_t replayed = host.replayed();
-  environments::PlayLimit limit{.stop = stop};
+  environments::PlayLimit limit{.stop = stop, .waits_for_room = false};
   if (step.timeout_s > 0)
     limit.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(step.timeout_s));
@@ -300,6 +323,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
     const StatusCode code = played.status().code();
     out.outcome = code == StatusCode::kDataLoss ? GradeOutcome::kData : GradeOutcome::kInfra;
     out.timed_out = code == StatusCode::kDeadlineExceeded;
+    out.no_room = code == StatusCode::kResourceExhausted;
     out.why = Bounded(played.status().message());
   }
   return out;

@@ -28,7 +28,7 @@ struct EnvironmentWorkerOptions : SideWorkerOptions {
                         // (workers/side/vector_service.h)
 };
 
-// What came of the actions of `step` in the game named `environment`.
+// What came of the actions of `step` in the game named `environment`; no_room: nothing, at once.
 up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& environment,
                         const down::EnvStep& step, const std::stop_token& stop = {});
 

@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "core/observe/log.h"
+#include "workers/worker_variables.h"
 
 extern char** environ;
 
@@ -193,7 +194,9 @@ StatusOr<std::unique_ptr<GuardedProcess>> GuardedProcess::Start(const Options& o
   }
   words.insert(words.end(), options.command.begin(), options.command.end());
   std::vector<std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
+  for (char** entry = environ; *entry != nullptr; ++entry) {  // in a trial it is the caller's
+    if (IsForWorkers(*entry)) variables.emplace_back(*entry);
+  }
   for (auto [name, value] : options.variables) {
     if (const size_t at = value.find("{folder}"); at != std::string::npos)
       value.replace(at, 8, process->folder_);

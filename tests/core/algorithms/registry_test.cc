@@ -68,6 +68,9 @@ TEST(RegistryTest, ContradictionsNameTheKeyAndTheReason) {
   EXPECT_NE(error({.name = "dr_grpo", .advantage_eps = 0.1}).find("algorithm.advantage_eps"),
             std::string::npos);
   EXPECT_NE(error({.name = "grpo", .filter_rounds = 3}).find("algorithm.filter_rounds"), std::string::npos);
+  EXPECT_EQ(error({.name = "grpo", .keep_groups = {"reward >= 0.1"}, .filter_rounds = 3}), "no error");
+  EXPECT_NE(error({.name = "grpo", .keep_groups = {"reward > 0.1"}}).find("algorithm.keep_groups"),
+            std::string::npos);
   EXPECT_NE(error({.name = "grpo", .overlong_factor = 0.5}).find("algorithm.overlong_factor"),
             std::string::npos);
   EXPECT_NE(error({.name = "dppo", .correction = "tis"}).find("corrected twice"), std::string::npos);

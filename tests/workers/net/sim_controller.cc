@@ -459,6 +459,7 @@ struct SimController::Do {
     s.logged_->Forget(c.tid);
     if (s.turns_ != nullptr) s.turns_->Forget(c.tid);
   }
+  void operator()(const cmd::EndEpisode& c) { s.Send(c.worker, c); }
   void operator()(const cmd::EnvStep& c) {
     StoredSample stored;
     StoredSample* record = nullptr;
