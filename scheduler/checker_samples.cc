@@ -203,7 +203,7 @@ bool Checker::State::On(const record::Drop& x) {
   if (row->where == Where::kDropped) return Violation("Q1", ToString(x.tid) + " is dropped twice");
   if (row->where == Where::kLeased) return Violation("Q1", ToString(x.tid) + " is leased and dropped");
   // By choice of the ledger, of samples that were complete: must not prefer a length.
-  if (row->enqueued && (x.reason == DropReason::kStale || x.reason == DropReason::kOverflowPolicy))
+  if (row->enqueued && x.reason == DropReason::kStale)  // redundant ones come late by the config's own wish
     fairness.Dropped(row->length);
   row->where = Where::kDropped;
   row->reason = x.reason;

@@ -302,6 +302,7 @@ struct StepReport {
   double lag_mean = 0;
   std::vector<int64_t> lag_hist;
   int64_t dropped_stale = 0, filtered = 0, members = 1;
+  int64_t redundant = 0, redundant_tokens = 0;  // samples that were not awaited, and what they had generated
   GroupSignal signal;
 };
 struct EvalReport {

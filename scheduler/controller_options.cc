@@ -98,7 +98,8 @@ Status SameRun(const record::RunTerms& was, const ControllerOptions& c) {
                    std::to_string(c.batch.groups_per_step));
   }
   if (was.group_size != c.batch.group_size)
-    return differs("rollout.group_size", std::to_string(was.group_size), std::to_string(c.batch.group_size));
+    return differs("rollout.group_size with rollout.redundancy", std::to_string(was.group_size),
+                   std::to_string(c.batch.group_size));
   if (was.data_size != c.data_rows)
     return differs("the number of data rows", std::to_string(was.data_size), std::to_string(c.data_rows));
   return OkStatus();

@@ -52,6 +52,7 @@ struct FleetOptions {
 struct BatchOptions {
   int64_t groups_per_step = 8;
   int64_t group_size = 8;  // samples of one row of data
+  int64_t redundancy = 0;  // so many of them are dropped when the others are graded
   int64_t max_lag_versions = 0;
   OnStale on_stale = OnStale::kReissue;
   int64_t max_reissues = 2;

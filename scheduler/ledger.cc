@@ -198,11 +198,14 @@ Status Ledger::ApplyGraded(const record::Graded& r) {
   s->reward = r.reward;
   s->rewards = r.rewards;
   Move(*g, *s, SamplePhase::kReady);
-  if (g->phase == GroupPhase::kQueued) {  // unless a filter leaves it out, which comes next
-    queued_last_ = g->key;
-    filtered_before_it_ = std::exchange(filtered_in_a_row_, 0);
-  }
+  if (g->phase == GroupPhase::kQueued) MayBeTrained(*g);
   return OkStatus();
+}
+
+// Unless a filter leaves it out, which comes next.
+void Ledger::MayBeTrained(const Group& g) {
+  queued_last_ = g.key;
+  filtered_before_it_ = std::exchange(filtered_in_a_row_, 0);
 }
 
 Status Ledger::ApplyDrop(const record::Drop& r) {
@@ -213,9 +216,10 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
     return Contradiction("DROP", r.tid, "it is not open");
   }
   const bool complete = s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady;
-  if (complete && (r.reason == DropReason::kStale || r.reason == DropReason::kOverflowPolicy))
-    fairness_.Dropped(s->enq.response_len);
+  if (complete && r.reason == DropReason::kStale) fairness_.Dropped(s->enq.response_len);
+  const bool queued = g->phase == GroupPhase::kQueued;
   Move(*g, *s, SamplePhase::kDropped);
+  if (!queued && g->phase == GroupPhase::kQueued) MayBeTrained(*g);
   s->reason = r.reason;
   ++drops_[static_cast<size_t>(r.reason)];
   if (g->Count(SamplePhase::kDropped) < rules_.group_size) {
@@ -228,9 +232,9 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
   }
   // The reason of a group's last sample is the group's.
   ++dropped_groups_since_commit_;
+  if (g->key == queued_last_) filtered_in_a_row_ += std::exchange(filtered_before_it_, 0);
   if (r.reason == DropReason::kFiltered) {
     ++filtered_since_commit_;
-    if (g->key == queued_last_) filtered_in_a_row_ += std::exchange(filtered_before_it_, 0);
     ++filtered_in_a_row_;
     CountSignal(*g, filtered_signal_);
   }

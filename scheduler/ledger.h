@@ -169,6 +169,7 @@ class Ledger {
                                                   const VersionGraph& versions) const;  // in order
   [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
+  void MayBeTrained(const Group& g);
   void Move(Group& g, Sample& s,
             SamplePhase phase);  // and its group to the phase that follows, unless all are dropped
   static void AddMade(Group& g, const Sample& s);

@@ -213,6 +213,7 @@ struct TrainMeshConfig : MeshConfig {
 struct RolloutConfig {
   int64_t steps_per_fragment = 128;  // model.policy: steps of every instance in one fragment
   int64_t group_size = 8;
+  int64_t redundancy = 0;  // samples of a group that are begun beside those that are trained
   int64_t max_new_tokens = 64;
   int64_t chunk_tokens = 0;  // 0: clamp(max_new/20 to a block, 256, 2048)
   double temperature = 1.0;
@@ -382,9 +383,13 @@ struct JobConfig {
 // Rows of data that are pairs: prompt, chosen, rejected.
 inline bool TrainsOnPairs(JobKind job) { return job == JobKind::kDpo || job == JobKind::kRewardModel; }
 inline bool TrainsOnPairs(const JobConfig& c) { return TrainsOnPairs(c.kind()); }
-// Samples of one row of data: a group of rl, both answers of a pair.
-inline int64_t SamplesPerRow(const JobConfig& c) {
+// Samples of one row of data that are trained: a group of rl, both answers of a pair.
+inline int64_t TrainedPerRow(const JobConfig& c) {
   return c.rl() != nullptr ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
+}
+// That are begun.
+inline int64_t SamplesPerRow(const JobConfig& c) {
+  return TrainedPerRow(c) + (c.rl() != nullptr ? c.rollout.redundancy : 0);
 }
 // Held-out questions are answered by generation and graded. Pairs are judged by the trainer instead.
 inline bool AnswersHeldOut(const JobConfig& c) {

@@ -353,6 +353,14 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
   const RewardShapingConfig& shaping = c.reward.shaping;
   const std::string advantage = "advantage " + r.advantage->name,
                     size = "is " + Text(c.rollout.group_size) + ", but ";
+  b.Rule("rollout.redundancy", {"deterministic"}, c.deterministic && c.rollout.redundancy > 0,
+         "drops whichever samples come last, and deterministic promises the same ones; write 0, or "
+         "deterministic: "
+         "false");
+  b.Rule("rollout.redundancy", {"algorithm.advantage", "algorithm.name"},
+         uses(algorithms::Provision::kGreedy) && c.rollout.redundancy > 0,
+         "may drop any sample of a group, and the first one is the baseline of " + advantage +
+             "; write 0, or another advantage");
   b.Rule("rollout.group_size", {}, uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2,
          size + "the first sample of a group is the greedy baseline of " + r.advantage->name +
              " and is not trained; raise it to 2 or more");

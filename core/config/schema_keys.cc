@@ -157,6 +157,13 @@ std::vector<Key> RolloutKeys() {
              Between(1, 1e6), Unit{"steps"}),
       TP_KEY(rollout.group_size, "samples of one prompt (G)", Between(1, 65536), Unit{"samples"},
              JobKind::kRl),
+      TP_KEY(
+          rollout.redundancy,
+          "samples of a group that are begun beside group_size; when so many are graded as group_size says, "
+          "the "
+          "others are dropped (overflow_policy). Hides slow environments and stragglers, and prefers short "
+          "episodes; of no deterministic run",
+          Between(0, 65536), Unit{"samples"}, JobKind::kRl),
       TP_KEY(rollout.max_new_tokens, "a response is cut there", Between(1, 1 << 20), Unit{"tokens"}),
       TP_KEY(rollout.chunk_tokens,
              "new tokens of one request; 0: a twentieth of max_new_tokens, at least 256, at most 2048",

@@ -86,6 +86,28 @@ void SampleFlow::DiscardTrained(StepNumber step) {
   }
 }
 
+// As many are graded as are trained: the others are not awaited.
+void SampleFlow::DropRedundant(const GroupKey& key) {
+  const Group* found = state_.ledger().Find(key);
+  if (options_.batch.redundancy == 0 || found == nullptr) return;
+  const auto trained = static_cast<int64_t>(found->samples.size()) - options_.batch.redundancy;
+  if (found->Count(SamplePhase::kReady) < trained || found->phase == GroupPhase::kQueued) return;
+  const Group g = *found;
+  for (size_t k = 0; k < g.samples.size(); ++k) {
+    const SamplePhase phase = g.samples[k].phase;
+    if (phase != SamplePhase::kRunning && phase != SamplePhase::kAwaiting) continue;
+    const Request* r = all_.rollouts.requests().Find(g.Tid(k));
+    ++redundant_.samples;
+    redundant_.tokens += r != nullptr ? r->generated : g.samples[k].enq.response_len;
+    Withdraw(g.Tid(k));
+    lost_.erase(g.Tid(k));
+    out_.Record(record::Drop{g.Tid(k), DropReason::kOverflowPolicy});
+    tokens_kept_.erase(g.Tid(k));
+    out_.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});
+  }
+  all_.rollouts.ForgetIfDone(g.gid);
+}
+
 // A sample of the group changed: too few left, nothing to learn from, or too old?
 void SampleFlow::CheckGroup(const GroupKey& key, DropReason last) {
   const Group* g = state_.ledger().Find(key);

@@ -170,6 +170,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
+    DropRedundant(KeyOf(tid));
     CheckGroup(KeyOf(tid), DropReason::kFiltered);
     return;
   }

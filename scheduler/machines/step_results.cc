@@ -41,6 +41,9 @@ void Steps::Commit() {
   open_.reset();
   t.report.dropped_stale = state_.ledger().stale_since_commit();
   t.report.filtered = state_.ledger().filtered_since_commit();
+  const auto redundant = all_.samples.TakeRedundant();
+  t.report.redundant = redundant.samples;
+  t.report.redundant_tokens = redundant.tokens;
   t.report.signal = state_.ledger().StepSignal();
   t.report.v = {t.v.lineage, t.step.value};
   const uint64_t digest = t.done.begin()->second.weights_digest;

@@ -77,6 +77,16 @@ class EpisodesTest(RunTest):
         self.assert_done(refused, 2)
         self.assertIn("sides", refused.stderr)
 
+    def test_nobody_waits_for_samples_that_are_begun_in_excess(self):
+        slow = ["environment.latency.straggler_share=0.1", "environment.latency.straggler_s=0.3"]
+        self.assert_done(self.train(CONFIG, "train.steps=6", "rollout.redundancy=4", *slow))
+        self.lost_nothing(but=["overflow_policy"])
+        steps = [r for r in self.journal() if r["kind"] == "STEP_COMMIT"]
+        self.assertEqual([len(step["rows"]) for step in steps], [16] * 6)
+        dropped = sum(r["kind"] == "DROP" and r["reason"] == "overflow_policy" for r in self.journal())
+        self.assertGreaterEqual(dropped, 6 * 16)
+        self.assertEqual(self.metrics()[6]["drop/overflow_policy"], 16)
+
     def test_what_is_said_and_heard_lies_in_files_of_its_workers(self):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=0")
         self.wait_step(2, run)

@@ -53,8 +53,10 @@ SimOptions Swarm(uint64_t seed) {
   c.checkpoint.every_steps = rng.InRange(0, 4);
   c.eval.every_steps = rng.Chance(0.3) ? rng.InRange(1, 3) : 0;
   if (rng.Chance(0.3)) c.batch.drops_equal_rewards = true;
-  if (rng.Chance(0.2))
-    c.batch.keep_groups = {{.value = "reward", .at_least = true, .bound = rng.Chance(0.5) ? 0.2 : 0.4}};
+  Rng left_out = rng.Fork("left out");
+  if (left_out.Chance(0.2))
+    c.batch.keep_groups = {{.value = "reward", .at_least = true, .bound = left_out.Chance(0.5) ? 0.2 : 0.4}};
+  if (c.job == JobKind::kRl && left_out.Chance(0.2)) c.batch.redundancy = c.batch.group_size / 2;
   if (rng.Chance(0.2)) c.batch.oversample = 1.5;
   if (rng.Chance(0.2)) c.batch.min_step_batch_fraction = 0.5;
   if (rng.Chance(0.3)) c.fleet.reattach_grace_s = 5;

@@ -114,7 +114,7 @@ std::vector<int64_t> Search::MicroBatches(const Layout& layout) const {
   const JobConfig& c = loaded_.config;
   const int64_t row = c.data.max_prompt_tokens + c.rollout.max_new_tokens;
   const int64_t trains = config::TrainingSlots(WithLayout(c, layout));
-  const int64_t share = (c.train.groups_per_step * SamplesPerRow(c) * row * layout.tp + trains - 1) / trains;
+  const int64_t share = (c.train.groups_per_step * TrainedPerRow(c) * row * layout.tp + trains - 1) / trains;
   std::vector<int64_t> sizes = {given_.micro_batch_tokens};
   // Where it is what bounds prompts by default, more would let longer ones in.
   if (given_.micro_batch_tokens > row) {

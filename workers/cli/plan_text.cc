@@ -24,7 +24,7 @@ std::string Millions(int64_t value) {
   return text;
 }
 
-int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * SamplesPerRow(c); }
+int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * TrainedPerRow(c); }
 
 }  // namespace
 
@@ -45,11 +45,12 @@ std::string DescribePlan(const JobConfig& c) {
         << "updates      " << c.train.epochs << " epochs of " << c.train.minibatches << " minibatches\n";
   } else if (c.rl() != nullptr) {
     const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
+    const int64_t begun = c.train.groups_per_step * SamplesPerRow(c);
     out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size
         << " samples = " << rows << " sequences, at most " << rows * c.rollout.max_new_tokens
         << " new tokens; " << c.train.steps << " steps\n";
     out << "in flight    at most " << ahead * c.train.groups_per_step << " groups open (lag at most "
-        << c.scheduler.max_lag_versions << " versions), " << std::min(c.rollout.max_concurrent, ahead * rows)
+        << c.scheduler.max_lag_versions << " versions), " << std::min(c.rollout.max_concurrent, ahead * begun)
         << " samples at a time\n";
   } else {
     out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";

@@ -230,6 +230,11 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
     m["staleness/hist/" + std::to_string(i)] = static_cast<double>(report.lag_hist[i]);
   m["drop/stale"] = static_cast<double>(report.dropped_stale);
   m["drop/filtered"] = static_cast<double>(report.filtered);
+  if (report.redundant > 0) {
+    const auto redundant = static_cast<double>(report.redundant);
+    m["drop/overflow_policy"] = redundant;
+    m["drop/overflow_policy/length"] = static_cast<double>(report.redundant_tokens) / redundant;
+  }
   if (const scheduler::GroupSignal& signal = report.signal; signal.groups > 0) {
     const auto share = [&](int64_t n) { return static_cast<double>(n) / static_cast<double>(signal.groups); };
     m["reward/frac_reward_zero_std"] = share(signal.equal);

@@ -79,6 +79,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .stall_timeout_s = c.cluster.stall_timeout_s};
   o.batch = {.groups_per_step = c.train.groups_per_step,
              .group_size = SamplesPerRow(c),
+             .redundancy = c.rl() != nullptr ? c.rollout.redundancy : 0,
              .max_lag_versions = c.scheduler.max_lag_versions,
              .on_stale = c.scheduler.on_stale,
              .max_reissues = c.scheduler.max_reissues,

@@ -67,7 +67,7 @@ int64_t RowTokens(const JobConfig& c, const model::ModelSpec& m) {
   return std::min(c.data.max_prompt_tokens + response, m.max_position);
 }
 
-int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * SamplesPerRow(c); }
+int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * TrainedPerRow(c); }
 
 // What the slot of an engine has that has the largest part of its model (rollout.mesh.tp): the last one has
 // the most of the vocabulary.
@@ -306,7 +306,7 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
     const int64_t row =
         std::min(c.data.max_prompt_tokens + r.max_new_tokens, m.max_position) + r.block_tokens;
     const int64_t concurrent = std::min(
-        r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
+        r.max_concurrent, c.train.groups_per_step * SamplesPerRow(c) * (c.scheduler.max_lag_versions + 1));
     const int64_t most = OnGpu(c) ? kGpuKvBytes : kCpuKvBytes;
     tokens = std::max(
         row, std::min(concurrent * row, most / model::KvTokenBytes(EnginePart(c, m), c.model.dtype)));
