@@ -127,7 +127,8 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
     sound = recorded->CheckSampled(rows_->tokenizer().vocab_size());
   if (!sound.ok() || !EnsureRow(c.tid)) {
     const std::string why = sound.ok() ? "its row cannot be read" : sound.message();
-    Warn("grade of " + ToString(c.tid) + ": " + why);
+    // A sample that was dropped as its grading was given out has no tokens any more, and needs none.
+    if (controller_->ExpectsGrade(c.grader, c.tid, c.att)) Warn("grade of " + ToString(c.tid) + ": " + why);
     // What cannot be read now may be read at the next try; what was read and is not sound stays so.
     const StatusCode code = recorded.status().code();
     const bool lost = !recorded.ok() && code != StatusCode::kInvalidArgument && code != StatusCode::kDataLoss;
