@@ -120,7 +120,11 @@ struct EnvironmentConfig {
   double episode_timeout_s = 3000.0;
   EnvironmentLatency latency;
 
-  [[nodiscard]] bool is_service() const { return !command.empty() || !addresses.empty(); }
+  // Its episodes are played by programs outside, over rollout.endpoint.
+  static constexpr const char* kEndpoint = "endpoint";
+  [[nodiscard]] bool is_endpoint() const { return name == kEndpoint && command.empty() && addresses.empty(); }
+  // Its episodes are begun by environment workers alone.
+  [[nodiscard]] bool is_service() const { return !command.empty() || !addresses.empty() || is_endpoint(); }
 };
 
 // A frozen model that the policy is held to.
@@ -233,6 +237,8 @@ struct RolloutConfig {
   bool record_routing = false;  // experts of every row, replayed by the trainer
   bool cuda_graphs = true;      // on a GPU, a step that only decodes is one launch
   MeshConfig mesh;              // of an engine
+  bool endpoint = false;        // episodes are played by programs outside, over HTTP (docs/agents.md)
+  int64_t endpoint_port = 0;    // on loopback; 0: a free one
 };
 
 struct TrainConfig {

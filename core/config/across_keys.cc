@@ -229,13 +229,50 @@ bool CheckService(Binder& b, const EnvironmentConfig& e) {
   return true;
 }
 
+// rollout.endpoint is an environment whose episodes programs outside play; rows of data are their tasks.
+void TakeEndpoint(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
+  auto* rl = std::get_if<RlJob>(&c.job);
+  if (rl == nullptr || !b.AllGood({"rollout.endpoint", "environment.name"})) return;
+  EnvironmentConfig& e = rl->environment;
+  if (!c.rollout.endpoint) {
+    if (e.is_endpoint())
+      b.Complain("environment.name", "is endpoint; write rollout.endpoint: true, which takes its place");
+    return;
+  }
+  if (!e.name.empty() && !e.is_endpoint()) {
+    return b.Complain("rollout.endpoint",
+                      "written beside environment.name: the programs that call are the environment; keep one "
+                      "of the two");
+  }
+  if (e.name.empty())
+    Adjust(loaded, "environment.name", e.name, EnvironmentConfig::kEndpoint, "of rollout.endpoint");
+  // An agent calls tools, and people.
+  if (!b.Written("environment.step_timeout_s"))
+    Adjust(loaded, "environment.step_timeout_s", e.step_timeout_s, 600, "of rollout.endpoint");
+  if (!b.Written("environment.episode_timeout_s"))
+    Adjust(loaded, "environment.episode_timeout_s", e.episode_timeout_s, 7200, "of rollout.endpoint");
+  if (!b.Written("environment.held_out"))
+    Adjust(loaded, "environment.held_out", e.held_out, 0, "of rollout.endpoint");
+  b.Rule({"environment.held_out"}, e.held_out != 0,
+         "is " + Text(e.held_out) +
+             ", but programs that call rollout.endpoint evaluate themselves: on `tidepool serve`; remove it");
+  b.Rule({"environment.workers"}, e.workers != 1,
+         "is " + Text(e.workers) + ", but rollout.endpoint is one address, of one worker; remove it");
+  b.Rule({"environment.latency.median_s", "environment.latency.straggler_share"},
+         e.latency.median_s > 0 || e.latency.straggler_share > 0,
+         "is drawn for games of this process; the programs that call rollout.endpoint take their own time; "
+         "remove it");
+}
+
 // An environment takes the place of data and rewards.
 void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e) {
   if (!b.AllGood({"environment.name", "environment.command", "environment.addresses"}) || b.as_written())
     return;
   for (const char* key :
        {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
-    if (b.Written(key)) {
+    const bool task = e.is_endpoint() && std::string_view(key).starts_with("data.");
+    if (b.Written(key) && !task) {
       b.Complain(key,
                  "written beside environment.name: an environment gives the first prompt and the reward; "
                  "keep one of the two "
@@ -990,6 +1027,7 @@ void CheckBest(Binder& b, const JobConfig& c) {
 
 // Rules of language models.
 void CheckText(Binder& b, LoadedConfig& loaded) {
+  TakeEndpoint(b, loaded);
   const JobConfig& c = loaded.config;
   for (const auto& [key, origin] : loaded.origins) {
     if (!b.Written(key) || !b.Good(key)) continue;
@@ -1005,6 +1043,7 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
   CheckModel(b, loaded);
   if (const EnvironmentConfig* environment = c.environment()) {
     CheckEnvironment(b, c, *environment);
+    if (environment->is_endpoint() && !(c.data.task.empty() && c.data.path.empty())) CheckData(b, loaded);
   } else {
     CheckData(b, loaded);
   }
@@ -1077,7 +1116,7 @@ StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask
   const EnvironmentConfig* e = c.environment();
   const bool service = e != nullptr && e->is_service();
   const auto* info = e == nullptr || service ? nullptr : environments::FindTextEnvironment(e->name);
-  if (info == nullptr && !service) return std::string();
+  if ((info == nullptr && !service) || (service && e->is_endpoint())) return std::string();
   const UsualLimitFor limit(UsualLimitOf(loaded));
   const auto told = [&](const char* key, const char* section, const std::string& what) {
     const bool written = loaded.OriginOf(key).kind != Origin::Kind::kDefault;

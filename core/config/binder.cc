@@ -382,6 +382,8 @@ void Binder::BindEnvironment(const Node& map) {
     const Node* list = map.Find(key);
     service = service || (list != nullptr && list->kind == Node::Kind::kList && !list->items.empty());
   }
+  if (const Node* name = map.Find("name"); name != nullptr && name->text == EnvironmentConfig::kEndpoint)
+    service = true;
   if (const Node* name = map.Find("name"); !as_written_ && !service && name != nullptr &&
                                            name->kind == Node::Kind::kScalar && !name->text.empty()) {
     info = environments::FindTextEnvironment(name->text);

@@ -35,7 +35,9 @@ bool Applies(const Key& key, const JobConfig& config) {
   if (BelongsToPolicies(key.path, config)) return false;
   if (config.model.is_policy() && BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return config.environment() != nullptr;
-  if (config.environment() != nullptr &&
+  const bool tasks = config.environment() != nullptr && config.environment()->is_endpoint() &&
+                     !(config.data.task.empty() && config.data.path.empty());
+  if (config.environment() != nullptr && !(tasks && key.path.starts_with("data.")) &&
       (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
        key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
     return false;

@@ -200,6 +200,12 @@ std::vector<Key> RolloutKeys() {
       TP_KEY(rollout.cuda_graphs,
              "cluster.device: cuda: a step of the engine that only decodes is recorded, and launched as one",
              kFree),
+      TP_KEY(rollout.endpoint,
+             "episodes are played by programs that exist, over the run's own OpenAI-style endpoint "
+             "(docs/agents.md); endpoint.json in the run's folder says where it is",
+             JobKind::kRl),
+      TP_KEY(rollout.endpoint_port, "of rollout.endpoint, on loopback; 0: a free one", Between(0, 65535),
+             JobKind::kRl, kFree),
       TP_KEY(
           rollout.mesh.tp,
           "ranks that are one engine, each with a part of every matrix and the keys and values of its heads "

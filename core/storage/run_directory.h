@@ -28,6 +28,7 @@ struct RunPaths {
   [[nodiscard]] std::string logs() const { return JoinPath(dir, "logs"); }
   [[nodiscard]] std::string trace() const { return JoinPath(dir, "trace"); }
   [[nodiscard]] std::string security() const { return JoinPath(dir, "security"); }
+  [[nodiscard]] std::string endpoint() const { return JoinPath(dir, "endpoint.json"); }
   [[nodiscard]] std::string control() const { return JoinPath(dir, "control.json"); }
   [[nodiscard]] std::string last_words() const { return JoinPath(dir, "last_words"); }
   [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }

@@ -4,6 +4,7 @@
 
 #include "workers/cli/command.h"
 #include "workers/controller/launcher.h"
+#include "workers/serve/agent_endpoint.h"
 #include "workers/side/environment_worker.h"
 #include "workers/side/guarded_process.h"
 #include "workers/side/reward_worker.h"
@@ -30,6 +31,7 @@ void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
       command->add_flag("--vector", options->vector, "host the vectorised environments of a control task");
     command->callback([options, environment, &context] {
       BeginWorker(options->by);
+      options->open_agents = OpenAgentEndpoint;
       context.exit_code = environment ? RunEnvironmentWorker(*options) : RunRewardWorker(*options);
     });
   }

@@ -325,7 +325,8 @@ Status ControllerProcess::Begin() {
     TP_ASSIGN_OR_RETURN(token_proof_, storage::MakeTokenProof(*fs_, {paths.tokens(), paths.payload()}));
   }
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
-  turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
+  turns_ = std::make_unique<Turns>(
+      *rows_, samples_, [this](const char* metric) { metrics_->Count(metric); }, config_.rollout.endpoint);
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();

@@ -124,6 +124,13 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
                      .reset_timeout_s = e->reset_timeout_s,
                      .step_timeout_s = e->step_timeout_s,
                      .episode_timeout_s = e->episode_timeout_s};
+    // A sample waits until a program takes it, which is nobody's failure. How long a session may take is
+    // its worker's to see to, who ends it; it cannot be played by another one.
+    if (e->is_endpoint()) {
+      constexpr double kEver = 1e8;
+      o.environment.reset_timeout_s = o.environment.step_timeout_s = o.environment.episode_timeout_s = kEver;
+      o.environment.max_retries = 0;
+    }
   }
   const int64_t rows = c.eval.samples > 0 ? std::min(c.eval.samples, held_out) : held_out;
   o.eval = {.rows = Evaluates(c) ? rows : 0,

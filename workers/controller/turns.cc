@@ -31,6 +31,7 @@ down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* re
   for (const sample::Segment& said : s.tokens.segments) {
     if (said.kind == sample::SegmentKind::kTokens && said.size() > 0)
       m.actions.push_back(rows_.ResponseText(said.ids));
+    if (tokens_ && said.kind == sample::SegmentKind::kTokens) m.action = said;
   }
   s.sealed = s.tokens.size();
   s.seal = HashIds(s.tokens.Ids(), static_cast<size_t>(s.sealed));
@@ -79,7 +80,9 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
   if (e.turn == 0) {
     tasks::Question question;
     question.prompt = reply.observation;
-    auto row = rows_.Encode(std::move(question));
+    auto row = reply.observation_ids.empty()
+                   ? rows_.Encode(std::move(question))
+                   : rows_.Encoded(std::move(question), std::move(reply.observation_ids));
     if (!row.ok()) return broken("the first observation: " + row.status().message());
     p.row = std::move(*row);
     p.row.state = reply.state;
@@ -112,7 +115,8 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     } else if (!e.done) {
       const std::vector<int32_t> said = s->tokens.Ids();
       const bool ended = !said.empty() && rows_.IsEnd(said.back());
-      auto ids = rows_.EncodeObservation(reply.observation, ended);
+      auto ids = reply.observation_ids.empty() ? rows_.EncodeObservation(reply.observation, ended)
+                                               : rows_.CheckedIds(std::move(reply.observation_ids));
       if (!ids.ok())
         return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
       p.observation.ids = std::move(*ids);

@@ -27,8 +27,9 @@ namespace tidepool::workers {
 class Turns {
  public:
   using Count = std::function<void(const char* metric)>;  // one more
-  Turns(const RowSource& rows, SampleStore& samples, Count count)
-      : rows_(rows), samples_(samples), count_(std::move(count)) {}
+  // `tokens`: whoever plays the turns is sent the tokens of actions, not their texts alone.
+  Turns(const RowSource& rows, SampleStore& samples, Count count, bool tokens = false)
+      : rows_(rows), samples_(samples), count_(std::move(count)), tokens_(tokens) {}
 
   // The command for the worker; its actions come from `record` (null for a reset), or it names their place.
   [[nodiscard]] down::EnvStep Step(const scheduler::command::EnvStep& c, StoredSample* record);
@@ -65,6 +66,7 @@ class Turns {
   const RowSource& rows_;
   SampleStore& samples_;
   const Count count_;
+  const bool tokens_;
   std::map<SampleId, Asked> asked_;  // of whom the newest turn, until it is appended
   std::map<SampleId, Pending> pending_;
 };

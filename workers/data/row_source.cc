@@ -11,6 +11,7 @@
 #include "core/base/names.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
+#include "workers/data/turn_text.h"
 
 namespace tidepool::workers {
 namespace {
@@ -90,7 +91,9 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
     source->episodes_ = std::move(episodes);
     source->environment_ = config.environment()->name;
     source->reset_timeout_s_ = config.environment()->reset_timeout_s;
-  } else {
+  }
+  const bool rows = !(config.data.task.empty() && config.data.path.empty());
+  if (config.environment() == nullptr || (config.environment()->is_endpoint() && rows)) {
     TP_ASSIGN_OR_RETURN(tasks::DataSource data,
                         tasks::DataSource::Create(config.data, config.seed, config.kind()));
     source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
@@ -124,34 +127,22 @@ bool RowSource::IsEnd(int32_t id) const { return std::ranges::find(end_tokens_, 
 
 // What the template writes between two turns is read off a conversation whose words are known.
 Status RowSource::LearnTurns() {
-  const std::string reply = "TIDEPOOL-REPLY", words = "TIDEPOOL-OBSERVATION";
-  const nlohmann::ordered_json list = {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}},
-                                       {{"role", "assistant"}, {"content", reply}},
-                                       {{"role", "user"}, {"content", words}}};
+  const std::string words = "TIDEPOOL-OBSERVATION";
   text::ChatOptions options;
-  options.add_generation_prompt = true;
   options.unix_time_s = template_time_s_;
-  TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
-  const size_t said = rendered.rfind(reply), heard = rendered.rfind(words);
-  if (said == std::string::npos || heard == std::string::npos || heard < said) {
+  TP_ASSIGN_OR_RETURN(const std::string behind,
+                      TextBehindAnswer(*template_, *tokenizer_, end_tokens_,
+                                       {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}}},
+                                       {{{"role", "user"}, {"content", words}}}, options));
+  const size_t heard = behind.rfind(words);
+  if (heard == std::string::npos) {
     return InvalidArgument(
         "the model's chat template does not show a conversation turn by turn, so an environment cannot speak "
         "after the model");
   }
-  before_turn_ = rendered.substr(said + reply.size(), heard - said - reply.size());
-  after_turn_ = rendered.substr(heard + words.size());
-  // The model says its end token itself.
-  for (const int32_t end : end_tokens_) {
-    const std::vector<int32_t> one{end};
-    const std::string text = tokenizer_->Decode(one, /*skip_special=*/false);
-    if (!text.empty() && before_turn_.compare(0, text.size(), text) == 0) {
-      before_turn_.erase(0, text.size());
-      return OkStatus();
-    }
-  }
-  return InvalidArgument(
-      "the model's chat template does not close the model's turns with an end token of the model, so turns "
-      "cannot be told apart");
+  before_turn_ = behind.substr(0, heard);
+  after_turn_ = behind.substr(heard + words.size());
+  return OkStatus();
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
@@ -297,6 +288,23 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   TP_ASSIGN_OR_RETURN(EncodedRow row, TokensOf(std::move(question)));
   TP_RETURN_IF_ERROR(CheckFits(row));
   return row;
+}
+
+StatusOr<EncodedRow> RowSource::Encoded(tasks::Question question, std::vector<int32_t> prompt) const {
+  EncodedRow row;
+  TP_ASSIGN_OR_RETURN(row.prompt, CheckedIds(std::move(prompt)));
+  row.question = std::move(question);
+  TP_RETURN_IF_ERROR(CheckFits(row));
+  return row;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::CheckedIds(std::vector<int32_t> ids) const {
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= tokenizer_->vocab_size())
+      return InvalidArgument("token id " + std::to_string(id) + " is outside the vocabulary of " +
+                             std::to_string(tokenizer_->vocab_size()));
+  }
+  return ids;
 }
 
 StatusOr<EncodedRow> RowSource::TokensOf(tasks::Question question) const {

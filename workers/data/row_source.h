@@ -36,7 +36,8 @@ class RowSource {
   // `model_dir`: Hugging Face folder with the tokenizer. Errors name file and key.
   static StatusOr<std::unique_ptr<RowSource>> Create(const JobConfig& config, const std::string& model_dir);
 
-  // The questions of a job with data; a job with an environment has none.
+  // The questions of a job with data; a job with an environment has none, but those that rollout.endpoint
+  // hands out.
   [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
   // Of either: rows of an epoch, held-out ones, what a resumed run has to have again.
   [[nodiscard]] int64_t size() const {
@@ -48,7 +49,9 @@ class RowSource {
                        : data_->held_out_size();
   }
   [[nodiscard]] const std::string& identity() const {
-    return fragments_ ? fragments_->identity : episodes_ ? episodes_->identity() : data_->identity();
+    return fragments_                      ? fragments_->identity
+           : episodes_ && data_ == nullptr ? episodes_->identity()
+                                           : data_->identity();
   }
   [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
@@ -74,6 +77,10 @@ class RowSource {
   [[nodiscard]] Status CheckFits(const EncodedRow& row) const;
   // A question that comes from elsewhere, both halves.
   StatusOr<EncodedRow> Encode(tasks::Question question) const;
+  // The same, tokenised by whoever has it.
+  StatusOr<EncodedRow> Encoded(tasks::Question question, std::vector<int32_t> prompt) const;
+  // kInvalidArgument: an id is outside the vocabulary.
+  StatusOr<std::vector<int32_t>> CheckedIds(std::vector<int32_t> ids) const;
   // "FILE:LINE", "TASK, question N" or "ENVIRONMENT, episode N".
   [[nodiscard]] std::string Place(const Which& which) const;
   // Ids of a prompt: rendered as one user message where the model has a chat template, else the text

@@ -372,15 +372,16 @@ class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (!reads && server_.options.body_bytes_max == 0)
       return Refusal(405, "only GET and HEAD are answered here", {{"Allow", "GET, HEAD"}});
     const std::string_view bearer = View(head[http::field::authorization]);
+    const std::string_view target = View(head.target());
+    const std::string path = Decoded(target.substr(0, target.find('?')), false);
+    const auto own = server_.options.digest_of ? server_.options.digest_of(path) : StatusOr<std::string>("");
+    if (!own.ok()) return Refusal(404, own.status().message());
     if (IsWord(bearer.substr(0, 7), "bearer ") &&
-        ConstantTimeEqual(Sha256Hex(bearer.substr(7)), server_.options.key_digest)) {
+        ConstantTimeEqual(Sha256Hex(bearer.substr(7)), own->empty() ? server_.options.key_digest : *own)) {
       known_ = true;
       return std::nullopt;
     }
-    const std::string_view target = View(head.target());
-    if (reads && parser_->is_done() &&
-        server_.options.open_paths.contains(Decoded(target.substr(0, target.find('?')), false)))
-      return std::nullopt;
+    if (reads && parser_->is_done() && server_.options.open_paths.contains(path)) return std::nullopt;
     const std::string& where = server_.options.where_key;
     return Refusal(
         401,

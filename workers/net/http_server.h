@@ -80,6 +80,9 @@ struct HttpServerOptions {
   uint16_t port = 0;                      // 0: a free one
   std::string key_digest;                 // SHA-256 of the key, hexadecimal; not empty
   std::set<std::string> open_paths = {};  // read without the key; nothing secret may be there
+  // The key of a path that has one of its own, as its digest; "": the server's key. kNotFound: there is
+  // nothing at the path, and why. Called by several threads at once.
+  std::function<StatusOr<std::string>(const std::string& path)> digest_of = {};
   std::optional<Identity> identity = std::nullopt;
   // With an identity: the role in a caller's certificate (certificates.h); empty: callers need none.
   std::string callers = {};

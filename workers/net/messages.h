@@ -135,6 +135,8 @@ struct EnvStepped {
   int64_t turn = 0;
   GradeOutcome outcome = GradeOutcome::kOk;
   std::string observation;  // what the policy reads next; empty where it is in a token log:
+  // The same as token ids, where whoever says it has tokenised it: then these are the record.
+  std::vector<int32_t> observation_ids;
   storage::TokenPlace logged;
   int64_t logged_tokens = 0;
   bool unread = false;  // the actions could not be read
@@ -317,6 +319,8 @@ struct EnvStep {
   // the environment answers goes into its worker's own log, behind it.
   storage::TokenPlace said;
   double timeout_s = 0;  // for this turn
+  // rollout.endpoint: the tokens of the last action, where `said` names none.
+  TokenRecord action;
 };
 using command::Admit;
 using command::Drain;

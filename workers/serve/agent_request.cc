@@ -119,9 +119,9 @@ void TakeItem(RequestFields& item, Json& messages) {
 
 void ReadResponses(RequestFields& fields, const ServedModel& model, AskedTurn* asked) {
   TakeModelName(fields, model);
-  TakeDrawing(fields, &asked->turn);
+  TakeDrawing(fields, model, &asked->turn);
   asked->style.stream = fields.Flag("stream");
-  const auto max_tokens = fields.Integer("max_output_tokens", 1);
+  const auto max_tokens = TakeMaxTokens(fields, "max_output_tokens", model);
   fields.Only("store", {false}, kOwnContext);
   fields.Only("previous_response_id", {}, kOwnContext);
   fields.Only("conversation", {}, kOwnContext);
@@ -162,7 +162,7 @@ void ReadResponses(RequestFields& fields, const ServedModel& model, AskedTurn* a
     RequestFields item = fields.Within((*input)[i], At("input", i));
     TakeItem(item, messages);
   }
-  AskTemplate(fields, "input", "max_output_tokens", model, messages, options, max_tokens, &asked->turn);
+  AskTemplate(fields, "input", "max_output_tokens", model, messages, options, max_tokens, asked);
 }
 
 // --- POST /v1/messages
@@ -216,13 +216,13 @@ void TakeMessage(RequestFields& message, Json& messages) {
 
 void ReadMessages(RequestFields& fields, const ServedModel& model, AskedTurn* asked) {
   TakeModelName(fields, model);
-  TakeDrawing(fields, &asked->turn);
+  TakeDrawing(fields, model, &asked->turn);
   asked->style.stream = fields.Flag("stream");
   down::ChunkSampling& sampling = asked->turn.sampling;
   sampling.top_k = fields.Integer("top_k", 0).value_or(0);
-  TakeStop(fields, "stop_sequences", &sampling);
-  const auto max_tokens = fields.Integer("max_tokens", 1);
-  if (!max_tokens) fields.Refuse("max_tokens", "is missing");
+  TakeStop(fields, "stop_sequences", model, &sampling);
+  const auto max_tokens = TakeMaxTokens(fields, "max_tokens", model);
+  if (!max_tokens && !model.trained) fields.Refuse("max_tokens", "is missing");
   fields.Only("thinking", {Json::object({{"type", "disabled"}})},
               "the model thinks as its chat template has it");
   fields.Only("service_tier", {"auto", "standard_only"}, "there is one tier");
@@ -249,7 +249,7 @@ void ReadMessages(RequestFields& fields, const ServedModel& model, AskedTurn* as
     RequestFields message = fields.Within((*list)[i], At("messages", i));
     TakeMessage(message, messages);
   }
-  AskTemplate(fields, "messages", "max_tokens", model, messages, options, max_tokens, &asked->turn);
+  AskTemplate(fields, "messages", "max_tokens", model, messages, options, max_tokens, asked);
 }
 
 }  // namespace tidepool::workers

@@ -10,77 +10,12 @@
 #include "workers/build_info.h"
 #include "workers/serve/answer_writer.h"
 #include "workers/serve/api_error.h"
+#include "workers/serve/conversation.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-HttpResponse ErrorOf(AnswerForm form, const ApiError& error) {
-  HttpResponse response = ToResponse(error);
-  if (form != AnswerForm::kMessages) return response;
-  Json json = ToJson(error);
-  json["type"] = "error";
-  response.body = Dumped(json);
-  return response;
-}
-
-HttpResponse JsonResponse(const Json& json) { return {.type = "application/json", .body = Dumped(json)}; }
-
-// One request, from its turn's begin to its last byte. What it hears comes from one thread.
-class Conversation {
- public:
-  Conversation(std::unique_ptr<AnswerWriter> answer, AnswerForm form, bool stream,
-               std::shared_ptr<HttpReply> reply)
-      : answer_(std::move(answer)), form_(form), stream_(stream), reply_(std::move(reply)) {}
-
-  void Hear(const TurnDelta& delta) {
-    if (delta.end == TurnEnd::kFailed) return Fail(ToApiError(delta.why));
-    if (stream_ && !begun_) {
-      reply_->Begin({.type = "text/event-stream; charset=utf-8"});
-      begun_ = true;
-      Send(answer_->Begin());
-    }
-    Send(answer_->Add(delta));
-    if (!answer_->done()) return;
-    if (!stream_) return reply_->Answer(JsonResponse(answer_->Whole()));
-    Send(answer_->Last());
-    reply_->End();
-  }
-
- private:
-  void Send(const std::vector<AnswerEvent>& events) {
-    std::string text;
-    for (const AnswerEvent& event : events) {
-      if (!event.name.empty()) text += "event: " + event.name + "\n";
-      text += "data: " + event.data + "\n\n";
-    }
-    if (!text.empty()) reply_->Write(std::move(text));
-  }
-  // A stream that has begun has its status sent: the error is its last event.
-  void Fail(const ApiError& error) {
-    if (!begun_) return reply_->Answer(ErrorOf(form_, error));
-    const bool named = form_ == AnswerForm::kResponses || form_ == AnswerForm::kMessages;
-    Send({{named ? "error" : "", ErrorOf(form_, error).body}});
-    reply_->End();
-  }
-
-  const std::unique_ptr<AnswerWriter> answer_;
-  const AnswerForm form_;
-  const bool stream_;
-  const std::shared_ptr<HttpReply> reply_;
-  bool begun_ = false;
-};
-
-std::optional<AnswerForm> FormOf(const std::string& path) {
-  static const std::map<std::string, AnswerForm> kForms = {{"/v1/completions", AnswerForm::kCompletion},
-                                                           {"/v1/chat/completions", AnswerForm::kChat},
-                                                           {"/inference/v1/generate", AnswerForm::kTokens},
-                                                           {"/v1/responses", AnswerForm::kResponses},
-                                                           {"/v1/messages", AnswerForm::kMessages}};
-  const auto at = kForms.find(path);
-  return at == kForms.end() ? std::nullopt : std::optional(at->second);
-}
 
 }  // namespace
 

@@ -16,14 +16,14 @@ using Json = nlohmann::ordered_json;
 // What all forms have. max_tokens is taken by the caller.
 void TakeSampling(RequestFields& fields, const ServedModel& model, Turn* turn) {
   down::ChunkSampling& s = turn->sampling;
-  TakeDrawing(fields, turn);
+  TakeDrawing(fields, model, turn);
   s.top_k = std::max<int64_t>(fields.Integer("top_k", -1).value_or(0), 0);  // -1 and 0: off
   s.min_p = fields.Number("min_p", 0, 1).value_or(0);
   if (static_cast<float>(s.min_p) >= 1)
     fields.Refuse("min_p", "a number from 0, below 1 is expected, found 1");
   turn->seed = fields.Integer("seed");
   turn->samples = fields.Integer("n", 1, kChoicesMost).value_or(1);
-  TakeStop(fields, "stop", &s);
+  TakeStop(fields, "stop", model, &s);
   s.stop_token_ids = fields.Ids("stop_token_ids", model.vocab_size);
   if (static_cast<int64_t>(s.stop_token_ids.size()) > kStopsMost)
     fields.Refuse("stop_token_ids", "at most " + std::to_string(kStopsMost) + " are taken");
@@ -67,9 +67,16 @@ void PassOverNotes(RequestFields& fields) {
 
 // --- POST /v1/completions
 
-void TakePrompts(RequestFields& fields, const ServedModel& model, Turn* turn, AnswerStyle* style) {
+void TakePrompts(RequestFields& fields, const ServedModel& model, AskedTurn* asked) {
+  Turn* turn = &asked->turn;
+  AnswerStyle* style = &asked->style;
   const Json* prompt = fields.Take("prompt");
   if (prompt == nullptr) return fields.Refuse("prompt", "is missing");
+  if (model.trained) {  // its session tokenises what is new
+    if (!prompt->is_string()) return fields.Refuse("prompt", "of a session one text is expected");
+    asked->text = prompt->get<std::string>();
+    return;
+  }
   const bool one =
       prompt->is_string() || (prompt->is_array() && !prompt->empty() && prompt->front().is_number());
   const Json list = one ? Json::array({*prompt}) : *prompt;
@@ -109,9 +116,11 @@ void ReadCompletion(RequestFields& fields, const ServedModel& model, AskedTurn* 
   fields.Only("suffix", {""}, "the model writes what follows a prompt");
   const int64_t n = turn.samples;
   fields.Only("best_of", {n}, "all n answers are returned");
-  const auto max_tokens = fields.Integer("max_tokens", 1);
+  const auto max_tokens = TakeMaxTokens(fields, "max_tokens", model);
+  if (model.trained) fields.Only("echo", {false}, "a session's own words are not repeated");
   if (!fields.ok()) return;
-  TakePrompts(fields, model, &turn, &style);
+  TakePrompts(fields, model, asked);
+  if (model.trained) return;
   CheckRoom(fields, "prompt", "max_tokens", model, max_tokens, kCompletionTokens, &turn);
 }
 
@@ -246,8 +255,8 @@ void ReadChat(RequestFields& fields, const ServedModel& model, AskedTurn* asked)
   fields.Only("echo", {false}, "the prompt is not repeated");
   fields.Only("add_generation_prompt", {true}, "the model answers");
   fields.Only("continue_final_message", {false}, "an answer is a message of its own");
-  auto max_tokens = fields.Integer("max_tokens", 1);
-  const auto newer = fields.Integer("max_completion_tokens", 1);
+  auto max_tokens = TakeMaxTokens(fields, "max_tokens", model);
+  const auto newer = TakeMaxTokens(fields, "max_completion_tokens", model);
   if (max_tokens && newer && *max_tokens != *newer)
     fields.Refuse("max_tokens", "is another than max_completion_tokens");
   if (newer) max_tokens = newer;
@@ -268,7 +277,7 @@ void ReadChat(RequestFields& fields, const ServedModel& model, AskedTurn* asked)
     list.push_back(MessageOf(message));
   }
   AskTemplate(fields, "messages", newer ? "max_completion_tokens" : "max_tokens", model, list, options,
-              max_tokens, &turn);
+              max_tokens, asked);
 }
 
 // --- POST /inference/v1/generate

@@ -3,12 +3,14 @@
 // that the engine has nothing for is refused by its name; docs/serving.md lists them. Pure; any thread.
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "core/text/chat_template.h"
 #include "workers/serve/api_error.h"
 #include "workers/serve/served_model.h"
 #include "workers/serve/turn.h"
@@ -39,6 +41,11 @@ struct AnswerStyle {
 struct AskedTurn {
   Turn turn;
   AnswerStyle style;
+  // What the prompt is of: messages as chat templates read them, and what else the template sees; of a
+  // completion null, and the text of its prompt, where that is one.
+  nlohmann::ordered_json messages = nullptr;
+  text::ChatOptions chat = {};
+  std::string text = {};
 };
 
 // body: the request's. 400: which field is wrong and why; 404: another model.

@@ -10,9 +10,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kStopBytesMost = 1024;
 
+constexpr const char* kRunDraws =
+    "a run trains on tokens that it draws by its own settings (rollout.*); leave it out";
+
 }  // namespace
 
-void TakeStop(RequestFields& fields, const std::string& name, down::ChunkSampling* sampling) {
+void TakeStop(RequestFields& fields, const std::string& name, const ServedModel& model,
+              down::ChunkSampling* sampling) {
+  if (model.trained) return fields.Only(name, {Json::array()}, kRunDraws);
   const Json* stop = fields.Take(name);
   if (stop == nullptr) return;
   const Json list = stop->is_array() ? *stop : Json::array({*stop});
@@ -27,7 +32,27 @@ void TakeStop(RequestFields& fields, const std::string& name, down::ChunkSamplin
   }
 }
 
-void TakeDrawing(RequestFields& fields, Turn* turn) {
+std::optional<int64_t> TakeMaxTokens(RequestFields& fields, const std::string& name,
+                                     const ServedModel& model) {
+  const auto most = fields.Integer(name, 1);
+  if (!model.trained || !most) return most;
+  if (*most < model.trained->turn_tokens)
+    fields.Refuse(name, "a turn of this run has " + std::to_string(model.trained->turn_tokens) +
+                            " tokens at most (environment.max_turn_tokens), found " + std::to_string(*most) +
+                            "; set that in the run's config, and leave it out here");
+  return std::nullopt;
+}
+
+void TakeDrawing(RequestFields& fields, const ServedModel& model, Turn* turn) {
+  if (const auto& run = model.trained) {
+    fields.Only("temperature", {run->temperature}, kRunDraws);
+    fields.Only("top_p", {run->top_p}, kRunDraws);
+    fields.Only("top_k", {run->top_k, run->top_k == 0 ? -1 : run->top_k}, kRunDraws);
+    fields.Only("min_p", {run->min_p}, kRunDraws);
+    fields.Only("seed", {}, kRunDraws);
+    fields.Only("n", {1}, "a session is one episode; take another one");
+    fields.Only("stop_token_ids", {Json::array()}, kRunDraws);
+  }
   down::ChunkSampling& s = turn->sampling;
   s.given = true;
   s.temperature = fields.Number("temperature", 0, kTemperatureMost).value_or(1);
@@ -91,8 +116,11 @@ bool MayAskTemplate(RequestFields& fields, const std::string& name, const Served
 
 void AskTemplate(RequestFields& fields, const std::string& name, const std::string& max_name,
                  const ServedModel& model, const Json& messages, text::ChatOptions options,
-                 std::optional<int64_t> max_tokens, Turn* turn) {
+                 std::optional<int64_t> max_tokens, AskedTurn* asked) {
   if (!fields.ok()) return;
+  asked->messages = messages;
+  asked->chat = options;
+  if (model.trained) return;  // its session renders what is new
   options.add_generation_prompt = true;
   options.unix_time_s = model.created_unix_s;
   const auto text = model.template_text->Render(messages, options);
@@ -100,8 +128,8 @@ void AskTemplate(RequestFields& fields, const std::string& name, const std::stri
   // A rendered chat carries its own special tokens.
   auto ids = EncodedPrompt(model, *text, /*special=*/false);
   if (!ids.ok()) return fields.Refuse(name, ids.status().message());
-  turn->prompts.push_back(*std::move(ids));
-  CheckRoom(fields, name, max_name, model, max_tokens, 0, turn);
+  asked->turn.prompts.push_back(*std::move(ids));
+  CheckRoom(fields, name, max_name, model, max_tokens, 0, &asked->turn);
 }
 
 }  // namespace tidepool::workers

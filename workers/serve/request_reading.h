@@ -33,9 +33,10 @@ inline StatusOr<nlohmann::ordered_json> ReadObject(std::string_view text, const 
 inline std::string At(const std::string& list, size_t i) { return list + "[" + std::to_string(i) + "]"; }
 
 // Stop strings: a text or a list of them.
-void TakeStop(RequestFields& fields, const std::string& name, down::ChunkSampling* sampling);
+void TakeStop(RequestFields& fields, const std::string& name, const ServedModel& model,
+              down::ChunkSampling* sampling);
 // temperature, top_p, and from what is missing the rest of a turn with one answer.
-void TakeDrawing(RequestFields& fields, Turn* turn);
+void TakeDrawing(RequestFields& fields, const ServedModel& model, Turn* turn);
 // The model is this one, or is not named.
 void TakeModelName(RequestFields& fields, const ServedModel& model);
 
@@ -51,7 +52,10 @@ bool MayAskTemplate(RequestFields& fields, const std::string& name, const Served
 // The conversation becomes the turn's prompt.
 void AskTemplate(RequestFields& fields, const std::string& name, const std::string& max_name,
                  const ServedModel& model, const nlohmann::ordered_json& messages, text::ChatOptions options,
-                 std::optional<int64_t> max_tokens, Turn* turn);
+                 std::optional<int64_t> max_tokens, AskedTurn* asked);
+// The most tokens of an answer; nullopt: it is not said. Of a run's endpoint always: its turns have theirs.
+std::optional<int64_t> TakeMaxTokens(RequestFields& fields, const std::string& name,
+                                     const ServedModel& model);
 
 // Other forms than OpenAI's chat, for ReadRequest.
 void ReadResponses(RequestFields& fields, const ServedModel& model, AskedTurn* asked);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@
 
 namespace tidepool::workers {
 
+// How a run draws the tokens that it trains on: its requests can say nothing else.
+struct TrainedDrawing {
+  double temperature = 1, top_p = 1, min_p = 0;
+  int64_t top_k = 0;
+  int64_t turn_tokens = 0;  // the most that the model says in a turn
+};
+
 struct ServedModel {
   std::string name;                                   // that requests say
   std::unique_ptr<text::Tokenizer> tokenizer;         // not null
@@ -23,6 +31,7 @@ struct ServedModel {
   int64_t vocab_size = 0;
   int64_t max_tokens = 0;  // prompt and answer together: positions, and room in the KV cache
   int64_t created_unix_s = 0;
+  std::optional<TrainedDrawing> trained;  // of a run's own endpoint
 
   // Reads the folder's tokenizer and template.  kv_tokens: what the KV cache holds
   static StatusOr<std::unique_ptr<ServedModel>> Load(const std::string& dir, std::string name,

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "core/base/call_watch.h"
 #include "core/base/file_system.h"
@@ -23,6 +24,7 @@
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/agent_sessions.h"
 #include "workers/side/environment_services.h"
 #include "workers/side/logged_turns.h"
 #include "workers/side/turn_queue.h"
@@ -38,7 +40,8 @@ constexpr int64_t kMostPlayers = 64;
 
 class EnvironmentWorker : public SideWorker {
  public:
-  explicit EnvironmentWorker(bool vector) : hosts_vector_(vector) {}
+  explicit EnvironmentWorker(const EnvironmentWorkerOptions& options)
+      : hosts_vector_(options.vector), open_agents_(options.open_agents) {}
 
  protected:
   Status BeforeAttach(up::Hello& hello) override {
@@ -70,6 +73,7 @@ class EnvironmentWorker : public SideWorker {
       return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
     }
     const EnvironmentConfig& e = *config_.environment();
+    if (e.is_endpoint()) return AwaitAgents(welcome);
     if (e.is_service()) services_ = EnvironmentServices::Start(e);
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_, services_));
     label_ = source.label();
@@ -77,14 +81,7 @@ class EnvironmentWorker : public SideWorker {
                                  : std::make_unique<environments::EpisodeHost>(
                                        std::move(source), static_cast<size_t>(e.instances),
                                        std::chrono::duration<double>(e.episode_timeout_s));
-    auto logged = OpenWithin("read of the model's folder", [config, welcome] {
-      return LoggedTurns::Open(std::make_shared<RealFileSystem>(), config, welcome);
-    });
-    if (logged.status().code() == StatusCode::kFailedPrecondition) return logged.status();
-    // Null: the controller asks, is told that nothing can be read here, and sends the words.
-    const MutexLock lock(logged_mu_);
-    logged_ = logged.ok() ? *std::move(logged) : nullptr;
-    if (logged_ == nullptr) LogUnseen(logged.status());
+    TP_RETURN_IF_ERROR(OpenLogs(welcome));
     if (config_.observe.trace) trace_ = OpenWorkerTrace(config, welcome, {{0, config_.environment()->name}});
     // A game of this process is computed, one at a time; those of a service are waited for.
     const int64_t players = services_ == nullptr ? 1 : std::min(e.instances, kMostPlayers);
@@ -97,13 +94,18 @@ class EnvironmentWorker : public SideWorker {
     if (step != nullptr && host_ != nullptr) turns_.Put(std::move(*step));
     auto* end = std::get_if<down::EndEpisode>(&command);
     if (end != nullptr && host_ != nullptr) EndEpisode(end->tid, end->att);
+    if (step != nullptr && agents_ != nullptr) agent_work_.Put(Asked{std::move(*step), Clock::now()});
+    if (end != nullptr && agents_ != nullptr) agent_work_.Put(*end);
     auto* grade = std::get_if<down::Grade>(&command);
     if (grade != nullptr && judge_ != nullptr) grades_.Put(std::move(*grade));
   }
   [[nodiscard]] bool SeesRun() const override { return judge_ != nullptr; }
 
   // Due while the player is in a game that takes its time.
-  void Answer() override { SayDue(); }
+  void Answer() override {
+    SayDue();
+    if (agents_ != nullptr) agents_->Tick();
+  }
   [[nodiscard]] std::optional<PluginFailure> Failed() override {
     const std::string why = services_ == nullptr ? "" : services_->failed();
     return why.empty() ? std::nullopt : std::optional(PluginFailure{.what = label_, .why = why});
@@ -117,17 +119,111 @@ class EnvironmentWorker : public SideWorker {
 
   void End() override {
     StopCallers();
+    agents_.reset();
+    asked_.clear();
     host_.reset();
     services_.reset();
     // waits: Await ends the process for an exchange that does not come back
     if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
     turns_.Clear();  // of an incarnation that is over
+    (void)agent_work_.TakeAll(std::chrono::milliseconds(0));
     (void)grades_.TakeAll(std::chrono::milliseconds(0));
     const MutexLock lock(mu_);
     due_.clear();
   }
 
  private:
+  struct Asked {
+    down::EnvStep step;
+    Clock::time_point at;
+  };
+  // A turn for a program outside, what it made of one, or the end of an episode.
+  using AgentWork = std::variant<Asked, up::EnvStepped, down::EndEpisode>;
+
+  Status OpenLogs(const down::Welcome& welcome) {
+    auto logged = OpenWithin("read of the model's folder", [config = config_, welcome] {
+      return LoggedTurns::Open(std::make_shared<RealFileSystem>(), config, welcome);
+    });
+    if (logged.status().code() == StatusCode::kFailedPrecondition) return logged.status();
+    // Null: the controller asks, is told that nothing can be read here, and sends the words.
+    const MutexLock lock(logged_mu_);
+    logged_ = logged.ok() ? *std::move(logged) : nullptr;
+    if (logged_ == nullptr) LogUnseen(logged.status());
+    return OkStatus();
+  }
+
+  // --- episodes of programs outside: one thread reads and writes their tokens, and none waits for them
+
+  Status AwaitAgents(const down::Welcome& welcome) {
+    label_ = config_.environment()->name;
+    TP_RETURN_IF_ERROR(OpenLogs(welcome));
+    if (!open_agents_) return FailedPrecondition("rollout.endpoint: this program has no endpoint");
+    TP_ASSIGN_OR_RETURN(
+        agents_, open_agents_({.config = config_,
+                               .run_dir = welcome.run_dir,
+                               .model_dir = welcome.model_dir,
+                               .say = [this](up::EnvStepped said) { agent_work_.Put(std::move(said)); }}));
+    StartCaller([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        for (AgentWork& work : agent_work_.Take(std::chrono::milliseconds(50), 1)) {
+          if (auto* asked = std::get_if<Asked>(&work)) GiveToAgent(std::move(*asked));
+          if (auto* said = std::get_if<up::EnvStepped>(&work)) SayOfAgent(std::move(*said));
+          if (const auto* end = std::get_if<down::EndEpisode>(&work)) EndOfAgent(end->tid, end->att);
+        }
+      }
+    });
+    return OkStatus();
+  }
+
+  void GiveToAgent(Asked asked) {
+    down::EnvStep& step = asked.step;
+    TokenRecord action = std::move(step.action);
+    LoggedTurns::Said said;
+    if (step.said.valid()) {
+      const MutexLock lock(logged_mu_);
+      auto read = logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here")
+                                     : logged_->Read(step, asked.at);
+      if (!read.ok()) return Say(Unheard(step, read.status()));
+      said = *std::move(read);
+      action = std::move(said.action);
+    }
+    AgentTurn turn{.tid = step.tid, .att = step.att, .turn = step.turn, .action = std::move(action)};
+    asked_[step.tid] = {std::move(step), std::move(said)};
+    agents_->Play(std::move(turn));
+  }
+
+  void SayOfAgent(up::EnvStepped out) {
+    const auto asked = asked_.find(out.tid);
+    if (asked != asked_.end() && asked->second.first.att == out.att && asked->second.first.turn == out.turn) {
+      const auto [step, said] = std::move(asked->second);
+      asked_.erase(asked);
+      const MutexLock lock(logged_mu_);
+      if (step.said.valid() && out.outcome == GradeOutcome::kOk && !out.done && logged_ != nullptr) {
+        if (const Status written = logged_->Write(step, said, out); !written.ok())
+          out = Unheard(step, Unavailable(written.message()));
+      }
+      if (logged_ != nullptr && (out.done || out.outcome != GradeOutcome::kOk)) logged_->Forget(out.tid);
+    }
+    ++answered_;
+    Say(std::move(out));
+  }
+
+  void EndOfAgent(const SampleId& tid, int32_t att) {
+    const auto asked = asked_.find(tid);
+    if (asked != asked_.end() && asked->second.first.att == att) asked_.erase(asked);
+    agents_->End(tid, att);
+    const MutexLock lock(logged_mu_);
+    if (logged_ != nullptr) logged_->Forget(tid);
+  }
+
+  // The policy's words are not to be had here.
+  static up::EnvStepped Unheard(const down::EnvStep& step, const Status& why) {
+    up::EnvStepped reply{.tid = step.tid, .att = step.att, .turn = step.turn};
+    reply.unread = why.code() != StatusCode::kInvalidArgument;
+    reply.outcome = reply.unread ? GradeOutcome::kInfra : GradeOutcome::kData;
+    reply.why = "the policy's words: " + why.message();
+    return reply;
+  }
   // Threads of their own: the loop says that the worker lives while a game takes its time.
   void Work(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
@@ -201,20 +297,13 @@ class EnvironmentWorker : public SideWorker {
   // Actions and observation may lie in token logs.
   up::EnvStepped Played(TurnQueue::Turn& turn, const std::stop_token& stop) {
     down::EnvStep& step = turn.step;
-    const auto failed = [&](const Status& why) {
-      up::EnvStepped reply{.tid = step.tid, .att = step.att, .turn = step.turn};
-      reply.unread = why.code() != StatusCode::kInvalidArgument;
-      reply.outcome = reply.unread ? GradeOutcome::kInfra : GradeOutcome::kData;
-      reply.why = "the policy's words: " + why.message();
-      return reply;
-    };
     StatusOr<LoggedTurns::Said> said = LoggedTurns::Said{};
     if (step.said.valid()) {
       const MutexLock lock(logged_mu_);
       said = logged_ == nullptr ? FailedPrecondition("the run's folder is not seen here")
                                 : logged_->Read(step, turn.at);
     }
-    if (!said.ok()) return failed(said.status());
+    if (!said.ok()) return Unheard(step, said.status());
     up::EnvStepped out;
     {
       // What a service does not answer is given up at its time; a game of this process cannot be.
@@ -227,7 +316,7 @@ class EnvironmentWorker : public SideWorker {
     if (step.said.valid() && out.outcome == GradeOutcome::kOk && !out.done && step.turn > 0) {
       // Its words go to the controller then, which asks for them.
       if (const Status written = logged_->Write(step, *said, out); !written.ok())
-        return failed(Unavailable(written.message()));
+        return Unheard(step, Unavailable(written.message()));
     }
     return out;
   }
@@ -278,9 +367,14 @@ class EnvironmentWorker : public SideWorker {
     up::EnvStepped reply;
   };
   const bool hosts_vector_;
+  const OpenAgentSessions open_agents_;
   JobConfig config_;
   std::shared_ptr<EnvironmentServices> services_;  // that host_ plays in; null: in this process
   std::unique_ptr<environments::EpisodeHost> host_;
+  std::unique_ptr<AgentSessions> agents_;  // in place of host_
+  Mailbox<AgentWork> agent_work_;
+  // Turns that programs outside have, of the thread that gives them.
+  std::map<SampleId, std::pair<down::EnvStep, LoggedTurns::Said>> asked_;
   Mutex logged_mu_;
   std::unique_ptr<LoggedTurns> logged_ TP_GUARDED_BY(logged_mu_);  // null: the run's folder is not seen here
   std::unique_ptr<VectorServer> vector_;                           // in place of host_
@@ -330,7 +424,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
 }
 
 int RunEnvironmentWorker(const EnvironmentWorkerOptions& options) {
-  EnvironmentWorker worker(options.vector);
+  EnvironmentWorker worker(options);
   return worker.Run(options, scheduler::WorkerKind::kEnvironment);
 }
 

@@ -19,6 +19,7 @@
 
 #include "core/environments/episode.h"
 #include "workers/net/messages.h"
+#include "workers/side/agent_sessions.h"
 #include "workers/side/side_worker.h"
 
 namespace tidepool::workers {
@@ -26,6 +27,7 @@ namespace tidepool::workers {
 struct EnvironmentWorkerOptions : SideWorkerOptions {
   bool vector = false;  // hosts the vectorised environments of a control task for device workers
                         // (workers/side/vector_service.h)
+  OpenAgentSessions open_agents = {};  // of a run with rollout.endpoint, whose episodes programs outside play
 };
 
 // What came of the actions of `step` in the game named `environment`; no_room: nothing, at once.

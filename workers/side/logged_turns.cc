@@ -82,6 +82,7 @@ StatusOr<LoggedTurns::Said> LoggedTurns::Read(down::EnvStep& step, Clock::time_p
     TP_RETURN_IF_ERROR(s.CheckSampled(rows_->tokenizer().vocab_size()));
     at.actions.push_back(rows_->ResponseText(s.ids));
     said.ended = !s.ids.empty() && rows_->IsEnd(s.ids.back());
+    said.action = s;
   }
   step.actions = std::move(at.actions);
   return said;
@@ -93,7 +94,8 @@ Status LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvSt
     reply.why = "the observation of turn " + std::to_string(step.turn) + why;
     return OkStatus();
   };
-  auto ids = rows_->EncodeObservation(reply.observation, said.ended);
+  auto ids = reply.observation_ids.empty() ? rows_->EncodeObservation(reply.observation, said.ended)
+                                           : rows_->CheckedIds(std::move(reply.observation_ids));
   if (!ids.ok()) return wrong(": " + ids.status().message());
   if (ids->empty()) return wrong(" has no tokens");
   storage::LoggedTokens entry{.tid = step.tid, .att = step.att, .from = said.tokens, .before = step.said};
@@ -103,6 +105,7 @@ Status LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvSt
                       OnDisk("write of tokens/",
                              [files = files_, entry = std::move(entry)] { return files->Append(entry); }));
   reply.observation.clear();
+  reply.observation_ids.clear();
   reply.logged = place;
   reply.logged_tokens = tokens;
   if (known_.size() >= kMostKnown) known_.clear();

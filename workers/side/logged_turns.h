@@ -34,6 +34,7 @@ class LoggedTurns {
   struct Said {
     int64_t tokens = 0;
     bool ended = false;  // the policy has said the end of its turn
+    TokenRecord action;  // its last one, where that is new here
   };
   // Sets step.actions, asked for at that time. kInvalidArgument: no policy can have said them; other errors:
   // they cannot be read here, or not now.
