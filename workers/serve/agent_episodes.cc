@@ -159,7 +159,7 @@ void AgentEpisodes::SayOf(Session& session, up::EnvStepped what) {
 
 int64_t AgentEpisodes::Free(const Group& group) const {
   if (!group.asked && !group.known) return 0;
-  return config_.rollout.group_size - group.open - static_cast<int64_t>(group.over.size());
+  return SamplesPerRow(config_) - group.open - static_cast<int64_t>(group.over.size());
 }
 
 void AgentEpisodes::SampleOver(const SampleId& tid) {
@@ -167,7 +167,7 @@ void AgentEpisodes::SampleOver(const SampleId& tid) {
   if (found == groups_.end()) return;
   Group& group = found->second;
   group.over.insert(tid.sample);
-  if (group.open == 0 && static_cast<int64_t>(group.over.size()) >= config_.rollout.group_size)
+  if (group.open == 0 && static_cast<int64_t>(group.over.size()) >= SamplesPerRow(config_))
     groups_.erase(found);
 }
 
