@@ -77,9 +77,7 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
             .state = reply.state,
             .reward = reply.reward};
   if (e.turn == 0) {
-    tasks::Question question;
-    question.prompt = reply.observation;
-    auto row = rows_.Encode(std::move(question));
+    auto row = rows_.EncodeFirst({reply.observation, reply.conversation});
     if (!row.ok()) return broken("the first observation: " + row.status().message());
     p.row = std::move(*row);
     p.row.state = reply.state;
@@ -112,7 +110,7 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     } else if (!e.done) {
       const std::vector<int32_t> said = s->tokens.Ids();
       const bool ended = !said.empty() && rows_.IsEnd(said.back());
-      auto ids = rows_.EncodeObservation(reply.observation, ended);
+      auto ids = rows_.EncodeObservation({reply.observation, reply.conversation}, ended);
       if (!ids.ok())
         return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
       p.observation.ids = std::move(*ids);

@@ -93,7 +93,7 @@ Status LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvSt
     reply.why = "the observation of turn " + std::to_string(step.turn) + why;
     return OkStatus();
   };
-  auto ids = rows_->EncodeObservation(reply.observation, said.ended);
+  auto ids = rows_->EncodeObservation({reply.observation, reply.conversation}, said.ended);
   if (!ids.ok()) return wrong(": " + ids.status().message());
   if (ids->empty()) return wrong(" has no tokens");
   storage::LoggedTokens entry{.tid = step.tid, .att = step.att, .from = said.tokens, .before = step.said};
