@@ -881,8 +881,9 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
     return b.Complain(key, c.model.init->warm_start + " is a job: " + Name(w.kind()) + "; expected job: sft");
   if (!w.model.init)
     return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
-  // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number.
-  if (c.data.task == w.data.task &&
+  // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number. A job
+  // with an environment has no task.
+  if (c.environment() == nullptr && c.data.task == w.data.task &&
       (c.data.options != w.data.options || c.data.held_out != w.data.held_out)) {
     b.Complain("data.task", "its options or held_out differ from those of the warm start " +
                                 c.model.init->warm_start +

@@ -126,6 +126,7 @@ Status EpisodeHost::Step(Live& live, const std::string& action, const PlayLimit&
                     std::to_string(s.turns) + ", but a reward has to be a finite number");
   s.history = ExtendHistory(s.history, s.observation, s.reward);
   s.observation = step.observation;
+  s.conversation = step.conversation;
   s.reward += step.reward;
   s.solved = step.done && step.solved;
   s.done = step.done || s.turns >= source_.max_turns();
@@ -164,6 +165,7 @@ StatusOr<Played> EpisodeHost::PlayOnce(const SampleId& tid, int32_t att,
     TP_ASSIGN_OR_RETURN(Begun begun, std::move(made));
     live.game = std::move(begun.game);
     live.state.observation = std::move(begun.first.step.observation);
+    live.state.conversation = begun.first.step.conversation;
     live.state.state = begun.first.state;
     if (live.state.observation.empty())
       return DataLoss(source_.label() + ": Reset gave no text for the policy to read");

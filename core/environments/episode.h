@@ -113,6 +113,7 @@ struct Played {
   std::string observation;  // after the last action; of no actions: the first one
   double reward = 0;        // of the episode so far
   bool done = false, solved = false;
+  bool conversation = false;  // of the observation: TextStep
   int64_t turns = 0;
   uint64_t history = 0;  // ExtendHistory over all before `observation`
   uint64_t state = 0;    // StateHash; 0 when the episode is over

@@ -34,6 +34,9 @@ struct TextStep {
   double reward = 0;        // of this step, finite; an episode's reward is the sum
   bool done = false;        // the episode is over
   bool solved = false;      // with done: what an evaluation counts as right
+  // The observation is {"messages": [{"role", "content"}, ...], "tools": [...]}, as JSON, which the policy
+  // reads in the form of its chat template.
+  bool conversation = false;
 };
 
 // One episode. Owned by one thread.

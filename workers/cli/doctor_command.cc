@@ -100,6 +100,7 @@ class Doctor {
     Worker();
     Gpu();
     Network();
+    Sandbox();
     Limits();
     Example();
   }
@@ -325,6 +326,28 @@ class Doctor {
     if (!proxies.empty() && exempt.find("127.0.0.1") == std::string::npos) {
       Note("a proxy is set in the environment and 127.0.0.1 is not exempt",
            "export no_proxy=127.0.0.1,localhost if workers cannot reach the controller");
+    }
+  }
+
+  // What tools that nobody trusts run in (docs/tools.md).
+  void Sandbox() {
+    const ProgramOutput version = RunProgram({"bwrap", "--version"}, 10);
+    const ProgramOutput made = version.status == 0
+                                   ? RunProgram({"bwrap", "--unshare-user", "--unshare-pid", "--unshare-net",
+                                                 "--ro-bind", "/", "/", "--proc", "/proc", "--", "true"},
+                                                10)
+                                   : version;
+    facts_["sandbox"] = {
+        {"bubblewrap", version.status == 0 ? Json(version.text.substr(0, 100)) : Json(nullptr)},
+        {"works", made.status == 0}};
+    if (version.status != 0) {
+      Note("there is no bubblewrap (bwrap)",
+           "scripts/setup --tools, or apt-get install bubblewrap; only environments with a sandbox need it");
+    } else if (made.status != 0) {
+      Note("bubblewrap gets no user namespace: " + made.text.substr(0, 200),
+           "environments with a sandbox are refused here; as root: sysctl -w "
+           "user.max_user_namespaces=15000, and where they exist kernel.unprivileged_userns_clone=1 and "
+           "kernel.apparmor_restrict_unprivileged_userns=0; of a container: let it unshare and mount");
     }
   }
 

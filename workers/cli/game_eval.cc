@@ -56,7 +56,8 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
                                             const GameEvalOptions& o,
                                             const std::function<void(const PlayedGame&)>& on_done) {
   const EnvironmentConfig& e = *job.environment();
-  const auto services = e.is_service() ? EnvironmentServices::Start(e) : nullptr;
+  const auto services =
+      e.is_service() ? EnvironmentServices::Start(e, {.tools = text.tool_format()}) : nullptr;
   TP_ASSIGN_OR_RETURN(environments::EpisodeSource source, environments::EpisodeSource::Create(job, services));
   const GamesOfJob games{e, std::make_shared<const environments::EpisodeSource>(std::move(source))};
   std::vector<PlayedGame> out;
@@ -95,8 +96,16 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
         continue;
       }
       g.game = std::move((*opened)->value().game);
-      played.said.push_back(std::move((*opened)->value().first.step.observation));
-      TP_ASSIGN_OR_RETURN(g.record, text.EncodePrompt(played.said.front()));
+      const environments::TextStep& first = (*opened)->value().first.step;
+      played.said.push_back(first.observation);
+      auto row = text.EncodeFirst({first.observation, first.conversation});
+      if (!row.ok()) {
+        played.error = row.status().message();
+        if (on_done) on_done(played);
+        going.pop_back();
+        continue;
+      }
+      g.record = std::move(row->prompt);
       g.begun = static_cast<int64_t>(g.record.size());
     }
     return OkStatus();
@@ -146,7 +155,7 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
         if (!over) {
           const bool closed = answer.tokens.size() > 0 && text.IsEnd(answer.tokens.ids.back());
           TP_ASSIGN_OR_RETURN(const std::vector<int32_t> heard,
-                              text.EncodeObservation(step.observation, closed));
+                              text.EncodeObservation({step.observation, step.conversation}, closed));
           g.record.insert(g.record.end(), answer.tokens.ids.begin(), answer.tokens.ids.end());
           g.record.insert(g.record.end(), heard.begin(), heard.end());
           over = games.Room(g, o.max_new_tokens) == 0;

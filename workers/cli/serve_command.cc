@@ -20,6 +20,7 @@
 #include "core/base/loopback.h"
 #include "core/base/real_file_system.h"
 #include "core/model/hugging_face.h"
+#include "core/text/tool_calls.h"
 #include "workers/cli/command.h"
 #include "workers/cli/model_lookup.h"
 #include "workers/cli/model_session.h"
@@ -30,7 +31,6 @@
 #include "workers/serve/endpoint.h"
 #include "workers/serve/generator.h"
 #include "workers/serve/served_model.h"
-#include "workers/serve/tool_calls.h"
 
 namespace tidepool::workers {
 namespace {
@@ -167,7 +167,7 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(found.dir, o.name, r.kv_cache_tokens));
   if (model->template_text == nullptr) {
     std::fprintf(stderr, "note: the model has no chat template: prompts alone are taken, and no messages\n");
-  } else if (model->tools == ToolFormat::kNone) {
+  } else if (model->tools == text::ToolFormat::kNone) {
     std::fprintf(stderr,
                  "note: requests with tools are refused: the model's chat template shows no form of calls "
                  "that is read here\n");

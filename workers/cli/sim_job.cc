@@ -111,7 +111,7 @@ Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
     const auto letters = static_cast<int64_t>(observation.size());
     if (rows != nullptr) {
       TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                          rows->EncodeObservation(observation, /*ended=*/false));
+                          rows->EncodeObservation({observation}, /*ended=*/false));
       tokens += static_cast<int64_t>(ids.size());
     } else {
       tokens += config.model.init ? letters + 1 : letters / 4 + 8;

@@ -99,7 +99,10 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.run_clock_ns = Now().since_start.count();
   w.operator_digest = operator_digest_;
   w.token_proof = token_proof_;
-  if (!config_.model.is_policy()) w.tokenizer = rows_->tokenizer().digest();
+  if (!config_.model.is_policy()) {
+    w.tokenizer = rows_->tokenizer().digest();
+    w.tool_format = static_cast<int32_t>(rows_->tool_format());
+  }
   w.sync_payload = !EndsWithTheMachine();
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }

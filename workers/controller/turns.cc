@@ -78,11 +78,9 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
             .state = reply.state,
             .reward = reply.reward};
   if (e.turn == 0) {
-    tasks::Question question;
-    question.prompt = reply.observation;
     auto row = reply.observation_ids.empty()
-                   ? rows_.Encode(std::move(question))
-                   : rows_.Encoded(std::move(question), std::move(reply.observation_ids));
+                   ? rows_.EncodeFirst({reply.observation, reply.conversation})
+                   : rows_.Encoded({.prompt = reply.observation}, std::move(reply.observation_ids));
     if (!row.ok()) return broken("the first observation: " + row.status().message());
     p.row = std::move(*row);
     p.row.state = reply.state;
@@ -115,8 +113,9 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     } else if (!e.done) {
       const std::vector<int32_t> said = s->tokens.Ids();
       const bool ended = !said.empty() && rows_.IsEnd(said.back());
-      auto ids = reply.observation_ids.empty() ? rows_.EncodeObservation(reply.observation, ended)
-                                               : rows_.CheckedIds(std::move(reply.observation_ids));
+      auto ids = reply.observation_ids.empty()
+                     ? rows_.EncodeObservation({reply.observation, reply.conversation}, ended)
+                     : rows_.CheckedIds(std::move(reply.observation_ids));
       if (!ids.ok())
         return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
       p.observation.ids = std::move(*ids);

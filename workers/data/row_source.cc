@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/json_text.h"
 #include "core/base/limited_call.h"
 #include "core/base/names.h"
 #include "core/model/hugging_face.h"
@@ -125,28 +126,93 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
 
 bool RowSource::IsEnd(int32_t id) const { return std::ranges::find(end_tokens_, id) != end_tokens_.end(); }
 
-// What the template writes between two turns is read off a conversation whose words are known.
-Status RowSource::LearnTurns() {
-  const std::string words = "TIDEPOOL-OBSERVATION";
+StatusOr<std::string> RowSource::AfterTurn(const nlohmann::ordered_json& messages,
+                                           const nlohmann::ordered_json& tools) const {
   text::ChatOptions options;
   options.unix_time_s = template_time_s_;
-  TP_ASSIGN_OR_RETURN(const std::string behind,
-                      TextBehindAnswer(*template_, *tokenizer_, end_tokens_,
-                                       {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}}},
-                                       {{{"role", "user"}, {"content", words}}}, options));
-  const size_t heard = behind.rfind(words);
+  options.tools = tools;
+  return TextBehindAnswer(*template_, *tokenizer_, end_tokens_,
+                          {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}}}, messages, options);
+}
+
+// What the template writes between two turns is read off a conversation whose words are known.
+Status RowSource::LearnTurns() {
+  shown_tools_ = text::ToolFormatOf(*template_);
+  const std::string words = "TIDEPOOL-OBSERVATION";
+  TP_ASSIGN_OR_RETURN(const std::string after, AfterTurn({{{"role", "user"}, {"content", words}}}, nullptr));
+  const size_t heard = after.rfind(words);
   if (heard == std::string::npos) {
     return InvalidArgument(
         "the model's chat template does not show a conversation turn by turn, so an environment cannot speak "
         "after the model");
   }
-  before_turn_ = behind.substr(0, heard);
-  after_turn_ = behind.substr(heard + words.size());
+  before_turn_ = after.substr(0, heard);
+  after_turn_ = after.substr(heard + words.size());
   return OkStatus();
 }
 
-StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(before_turn_ + text + after_turn_, false));
+StatusOr<nlohmann::ordered_json> RowSource::ReadConversation(const std::string& json) const {
+  TP_ASSIGN_OR_RETURN(auto said, ParseJsonObject<nlohmann::ordered_json>(json, "the messages"));
+  auto& messages = said["messages"];
+  said.emplace("tools", nullptr);  // where there is none
+  if (!messages.is_array() || messages.empty()) return InvalidArgument("there are no messages");
+  if (shown_tools_ != text::ToolFormat::kNone) return said;
+  for (auto& message : messages) {
+    if (message["role"] == "tool") message["role"] = "user";
+  }
+  return said;
+}
+
+namespace {
+
+std::string Contents(const nlohmann::ordered_json& messages) {
+  std::string text;
+  for (const auto& message : messages)
+    text += (text.empty() ? "" : "\n") + message["content"].get<std::string>();
+  return text;
+}
+
+}  // namespace
+
+StatusOr<EncodedRow> RowSource::EncodeFirst(const Heard& heard) const {
+  tasks::Question question;
+  question.prompt = heard.text;
+  if (!heard.conversation) return Encode(std::move(question));
+  TP_ASSIGN_OR_RETURN(auto said, ReadConversation(heard.text));
+  if (shown_tools_ == text::ToolFormat::kNone && !said["tools"].is_null()) {
+    auto& content = said["messages"][0]["content"];
+    content = text::PlainTools(said["tools"]) + "\n\n" + content.get<std::string>();
+    said["tools"] = nullptr;
+  }
+  EncodedRow row;
+  if (template_ == nullptr) {
+    TP_ASSIGN_OR_RETURN(row.prompt, EncodeText(Contents(said["messages"]), true));
+  } else {
+    text::ChatOptions options;
+    options.add_generation_prompt = true;
+    options.unix_time_s = template_time_s_;
+    options.tools = said["tools"];
+    TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(said["messages"], options));
+    TP_ASSIGN_OR_RETURN(row.prompt, EncodeText(rendered, false));
+  }
+  for (const auto& m : said["messages"])
+    question.messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
+  row.question = std::move(question);
+  TP_RETURN_IF_ERROR(CheckFits(row));
+  return row;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const Heard& heard, bool ended) const {
+  std::string text = before_turn_ + heard.text + after_turn_;
+  if (heard.conversation) {
+    TP_ASSIGN_OR_RETURN(const auto said, ReadConversation(heard.text));
+    if (template_ == nullptr) {
+      text = Contents(said["messages"]);
+    } else {
+      TP_ASSIGN_OR_RETURN(text, AfterTurn(said["messages"], said["tools"]));
+    }
+  }
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeText(text, false));
   if (!ended) ids.insert(ids.begin(), end_token_);
   return ids;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "core/tasks/reward.h"
 #include "core/text/chat_template.h"
 #include "core/text/tokenizer.h"
+#include "core/text/tool_calls.h"
 
 namespace tidepool::workers {
 
@@ -102,10 +104,23 @@ class RowSource {
                                            const std::vector<int32_t>& ids, bool ended) const;
   [[nodiscard]] int32_t end_token() const { return end_token_; }
   [[nodiscard]] bool IsEnd(int32_t id) const;
-  // Ids that an environment's words add to a record: as the next user message where the model has a chat
-  // template, up to where the model speaks again, else the text itself. `ended`: the policy closed its turn
-  // with an end token; else one is put before. kInvalidArgument: the template cannot be cut between turns.
-  StatusOr<std::vector<int32_t>> EncodeObservation(const std::string& text, bool ended) const;
+  // What an environment says: a text, or messages (environments::TextStep).
+  struct Heard {
+    const std::string& text;
+    bool conversation = false;
+  };
+  // Its first words as a row: a text as any prompt, messages with their tools. Both halves.
+  [[nodiscard]] StatusOr<EncodedRow> EncodeFirst(const Heard& heard) const;
+  // Ids that an environment's words add to a record: where the model has a chat template as the next user
+  // message, or as the messages that they are, up to where the model speaks again, else the text itself.
+  // `ended`: the policy closed its turn with an end token; else one is put before. kInvalidArgument: the
+  // template cannot be cut between turns, or refuses the messages.
+  [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeObservation(const Heard& heard, bool ended) const;
+  // That the model of a job with an environment writes calls of tools in: its template's. One that shows none
+  // reads tools as a text that asks for the tagged form, and what they answer as a user's words.
+  [[nodiscard]] text::ToolFormat tool_format() const {
+    return shown_tools_ == text::ToolFormat::kNone ? text::ToolFormat::kTagged : shown_tools_;
+  }
 
  private:
   RowSource() = default;
@@ -118,6 +133,11 @@ class RowSource {
   StatusOr<EncodedRow> EncodePair(const tasks::Question& question) const;
   StatusOr<EncodedRow> EncodeWholeText(tasks::Question question) const;
   Status LearnTurns();
+  // Messages and tools as the model's template takes them. kInvalidArgument: it is no conversation.
+  [[nodiscard]] StatusOr<nlohmann::ordered_json> ReadConversation(const std::string& json) const;
+  // What the template writes behind the end token of a model's turn when these messages come.
+  [[nodiscard]] StatusOr<std::string> AfterTurn(const nlohmann::ordered_json& messages,
+                                                const nlohmann::ordered_json& tools) const;
   [[nodiscard]] std::string TextOf(const tasks::Question& question) const;
 
   StatusOr<std::vector<int32_t>> EncodeAnswer(const std::string& answer, const char* field) const;
@@ -145,6 +165,7 @@ class RowSource {
   std::optional<FragmentRows> fragments_;
   std::string before_turn_,
       after_turn_;  // what a chat template writes around a later user message, after the end token
+  text::ToolFormat shown_tools_ = text::ToolFormat::kNone;
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -97,7 +97,7 @@ TP_FIELDS(CannotRead, tid, att)
 TP_FIELDS_BY(Stored, TP_EACH(tid, att, newest, ref) v("error", r.error, kWords); v("declined", r.declined);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details, unread))
-TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, observation, observation_ids, logged, logged_tokens,
+TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, conversation, observation, observation_ids, logged, logged_tokens,
                                  unread, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, next_history, state) v("why", r.why, kWords);
              TP_EACH(seconds, timed_out, no_room, replayed))
@@ -115,7 +115,7 @@ namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
-                     operator_digest, token_proof, tokenizer, sync_payload, together_ms))
+                     operator_digest, token_proof, tokenizer, tool_format, sync_payload, together_ms))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(ChunkSampling, given, temperature, top_k, top_p, min_p, stop, stop_token_ids)

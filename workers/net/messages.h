@@ -134,7 +134,8 @@ struct EnvStepped {
   int32_t att = 0;
   int64_t turn = 0;
   GradeOutcome outcome = GradeOutcome::kOk;
-  std::string observation;  // what the policy reads next; empty where it is in a token log:
+  bool conversation = false;  // the observation is messages (core/environments/text_game.h)
+  std::string observation;    // what the policy reads next; empty where it is in a token log:
   // The same as token ids, where whoever says it has tokenised it: then these are the record.
   std::vector<int32_t> observation_ids;
   storage::TokenPlace logged;
@@ -236,6 +237,7 @@ struct Welcome {
   std::string operator_digest;  // SHA-256 of the token that its pages are read with
   std::string token_proof;      // who reads it in tokens/ may write there and into payload/; empty: nobody
   uint64_t tokenizer = 0;       // digest of model_dir's, as the controller has it; 0: it has none
+  int32_t tool_format = 0;      // text::ToolFormat that a policy writes calls in
   bool sync_payload = true;     // a payload is on the disk before it is said to be stored
   int64_t together_ms = 100;    // tokens of steps are said together for so long
 };

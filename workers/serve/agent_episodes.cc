@@ -526,7 +526,7 @@ void AgentEpisodes::Remember(Session& session) {
   const ChoicePart part = reader.Read({.tokens = session.action, .end = TurnEnd::kEnd});
   std::string text;
   Json calls = Json::array();
-  for (const ToolPiece& piece : part.pieces) {
+  for (const text::ToolPiece& piece : part.pieces) {
     text += piece.text;
     if (!piece.call) continue;
     auto arguments = ReadObject(piece.call->arguments, "");

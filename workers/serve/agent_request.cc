@@ -57,7 +57,7 @@ void TakeNamedTools(RequestFields& fields, const ServedModel& model, const char*
   const Json* list = fields.Take("tools");
   if (list == nullptr || (list->is_array() && list->empty())) return;
   if (!list->is_array()) return fields.Refuse("tools", "a list is expected");
-  if (model.tools == ToolFormat::kNone)
+  if (model.tools == text::ToolFormat::kNone)
     return fields.Refuse("tools", "the model's chat template shows no form of calls that is read here");
   *tools = Json::array();
   for (size_t i = 0; i < list->size() && fields.ok(); ++i) {

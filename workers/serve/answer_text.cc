@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "workers/serve/held_suffix.h"
+#include "core/text/held_suffix.h"
 
 namespace tidepool::workers {
 
@@ -37,7 +37,7 @@ std::string AnswerText::Release(bool all) {
   }
   size_t keep = begin == std::string::npos ? 0 : held_.size() - begin;
   if (begin == std::string::npos && !all) {
-    for (const std::string& stop : stop_) keep = std::max(keep, HeldSuffix(held_, stop));
+    for (const std::string& stop : stop_) keep = std::max(keep, text::HeldSuffix(held_, stop));
   }
   std::string text = held_.substr(0, held_.size() - keep);
   held_.erase(0, text.size());

@@ -42,7 +42,7 @@ void BlockAnswer::EndBlock() {
 std::vector<AnswerEvent> BlockAnswer::Add(const TurnDelta& delta) {
   ChoicePart part = reader_.Read(delta);
   tokens_ += part.tokens.size();
-  for (ToolPiece& piece : part.pieces) {
+  for (text::ToolPiece& piece : part.pieces) {
     const bool call = piece.call.has_value();
     const std::string text = call ? piece.call->arguments : std::move(piece.text);
     if (!open_ || call) {

@@ -24,7 +24,7 @@ class BlockAnswer : public AnswerWriter {
   using Json = nlohmann::ordered_json;
   struct Block {
     std::string text;  // of a call: its arguments
-    std::optional<ToolCall> call = std::nullopt;
+    std::optional<text::ToolCall> call = std::nullopt;
   };
   virtual void SayBegin() = 0;
   virtual void SayBlock(size_t index) = 0;                          // it begins

@@ -9,16 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "core/text/tool_calls.h"
 #include "workers/serve/answer_text.h"
 #include "workers/serve/openai_request.h"
 #include "workers/serve/served_model.h"
-#include "workers/serve/tool_calls.h"
 #include "workers/serve/turn.h"
 
 namespace tidepool::workers {
 
 struct ChoicePart {
-  std::vector<ToolPiece> pieces = {};  // in their order; texts that follow each other are one text
+  std::vector<text::ToolPiece> pieces = {};  // in their order; texts that follow each other are one text
   TokenRecord tokens = {};
   TurnEnd end = TurnEnd::kNone;
   // At the end: the stop string or the id of the stop token that was met; null: none was.
@@ -29,7 +29,7 @@ class ChoiceReader {
  public:
   ChoiceReader(const ServedModel& model, const AskedTurn& asked)
       : text_(*model.tokenizer, asked.turn.sampling.stop),
-        tools_(asked.style.tools.empty() ? ToolFormat::kNone : model.tools, asked.style.tools),
+        tools_(asked.style.tools.empty() ? text::ToolFormat::kNone : model.tools, asked.style.tools),
         stop_token_ids_(asked.turn.sampling.stop_token_ids) {}
 
   ChoicePart Read(const TurnDelta& delta) {
@@ -39,7 +39,7 @@ class ChoiceReader {
     if (delta.end != TurnEnd::kNone) text += text_.Finish();
     part.pieces = tools_.Push(text);
     if (delta.end == TurnEnd::kNone) return part;
-    for (ToolPiece& piece : tools_.Finish()) part.pieces.push_back(std::move(piece));
+    for (text::ToolPiece& piece : tools_.Finish()) part.pieces.push_back(std::move(piece));
     if (!text_.stopped_by().empty()) {
       part.stop_reason = text_.stopped_by();
     } else if (delta.end == TurnEnd::kStop && !ids.empty() &&
@@ -51,7 +51,7 @@ class ChoiceReader {
 
  private:
   AnswerText text_;
-  ToolText tools_;
+  text::ToolText tools_;
   const std::vector<int32_t> stop_token_ids_;
 };
 

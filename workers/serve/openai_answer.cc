@@ -27,7 +27,7 @@ Json WeightVersions(const TokenRecord& tokens, int64_t from) {
 // What is said of a choice at once: a piece, or all of it.
 struct OpenAiAnswer::Part {
   std::string text = {};
-  std::vector<ToolCall> calls = {};
+  std::vector<text::ToolCall> calls = {};
   int64_t first_call = 0;   // calls of the choice that were said before
   int64_t first_token = 0;  // tokens that were said before
   int64_t offset = 0;       // characters of them
@@ -173,7 +173,7 @@ std::vector<AnswerEvent> OpenAiAnswer::Add(const TurnDelta& delta) {
             .tokens = std::move(read.tokens),
             .end = read.end,
             .stop_reason = std::move(read.stop_reason)};
-  for (ToolPiece& piece : read.pieces) {
+  for (text::ToolPiece& piece : read.pieces) {
     if (piece.call) part.calls.push_back(*std::move(piece.call));
     part.text += piece.text;
   }

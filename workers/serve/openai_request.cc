@@ -214,7 +214,7 @@ void TakeTools(RequestFields& fields, const ServedModel& model, AnswerStyle* sty
     return fields.Refuse("tool_choice", "none or auto is expected: the engine cannot force a call");
   if (list == nullptr || (list->is_array() && list->empty())) return;
   if (!list->is_array()) return fields.Refuse("tools", "a list is expected");
-  if (model.tools == ToolFormat::kNone)
+  if (model.tools == text::ToolFormat::kNone)
     return fields.Refuse("tools", "the model's chat template shows no form of calls that is read here");
   for (size_t i = 0; i < list->size() && fields.ok(); ++i) {
     RequestFields tool = fields.Within((*list)[i], At("tools", i));

@@ -19,7 +19,7 @@ StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const std::string& dir,
   auto chat = text::ChatTemplate::Load(dir);
   if (chat.ok()) {
     served->template_text = *std::move(chat);
-    served->tools = ToolFormatOf(*served->template_text);
+    served->tools = text::ToolFormatOf(*served->template_text);
   } else if (chat.status().code() != StatusCode::kNotFound) {
     return chat.status();
   }

@@ -12,7 +12,7 @@
 #include "core/base/status.h"
 #include "core/text/chat_template.h"
 #include "core/text/tokenizer.h"
-#include "workers/serve/tool_calls.h"
+#include "core/text/tool_calls.h"
 
 namespace tidepool::workers {
 
@@ -27,7 +27,7 @@ struct ServedModel {
   std::string name;                                   // that requests say
   std::unique_ptr<text::Tokenizer> tokenizer;         // not null
   std::unique_ptr<text::ChatTemplate> template_text;  // null: the model has none
-  ToolFormat tools = ToolFormat::kNone;               // that its template shows
+  text::ToolFormat tools = text::ToolFormat::kNone;   // that its template shows
   int64_t vocab_size = 0;
   int64_t max_tokens = 0;  // prompt and answer together: positions, and room in the KV cache
   int64_t created_unix_s = 0;

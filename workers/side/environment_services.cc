@@ -8,12 +8,14 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "core/base/child_call.h"
 #include "core/base/hash.h"
+#include "core/base/json_text.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "core/text/unicode.h"
@@ -26,6 +28,7 @@ namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
 using environments::Begun;
 using environments::PlayLimit;
 using environments::Told;
@@ -47,6 +50,7 @@ constexpr seconds kShunned{30};
 constexpr int64_t kAnswersForgive = 100;
 // A stream that has ended has given its instance back after so long.
 constexpr seconds kGivesBack{5};
+constexpr int64_t kMostKeys = 256;  // of one object in a list of tools
 constexpr const char* kNoEnvironment = "a server that has no tidepool.v1.Environment answers there";
 
 std::string SecondsTaken(Clock::duration d) {
@@ -192,6 +196,14 @@ class EpisodeStream final : public grpc::ClientBidiReactor<v1::PlayStep, v1::Pla
   std::shared_ptr<EpisodeStream> self_ TP_GUARDED_BY(mu_);
 };
 
+// What a policy reads of {"messages", "tools"}.
+std::string CharactersOf(const std::string& conversation) {
+  const Json said = Json::parse(conversation);
+  std::string out = said["tools"].is_null() ? "" : said["tools"].dump();
+  for (const Json& message : said["messages"]) out += message["content"].get<std::string>();
+  return out;
+}
+
 }  // namespace
 
 struct EnvironmentServices::Impl {
@@ -216,7 +228,7 @@ struct EnvironmentServices::Impl {
   EnvironmentConfig config;
   std::string label;
   std::string token;  // that every call carries; empty: none
-  int output = 2;
+  Options options;
   mutable Mutex mu;
   Condition changed;
   std::vector<std::shared_ptr<Site>> sites;  // the list itself stays as it is
@@ -335,7 +347,7 @@ struct EnvironmentServices::Impl {
         site.process,
         GuardedProcess::Start({.command = config.command,
                                .variables = {{"TIDEPOOL_ENVIRONMENT_ADDRESS", "unix:{folder}/socket"}},
-                               .output = output}));
+                               .output = options.output}));
     const MutexLock lock(mu);
     site.address = "unix:" + site.process->folder() + "/socket";
     site.stub = Connect(site.address);
@@ -385,7 +397,8 @@ struct EnvironmentServices::Impl {
                            .replays = d.loss() == v1::Description::REPLAY,
                            .max_turns = d.max_turns(),
                            .instances = d.instances(),
-                           .characters = d.characters()};
+                           .characters = d.characters(),
+                           .conversation = d.conversation()};
     const MutexLock lock(mu);
     if (described && *described != now) {
       const auto words = [](const ServiceDescription& s) {
@@ -525,8 +538,12 @@ struct EnvironmentServices::Impl {
 // An open stream, and its place among the games of a site.
 class EnvironmentServices::Impl::Game final : public environments::Playing {
  public:
-  Game(Impl& of, std::shared_ptr<Site> site, int64_t life, v1::Environment::Stub& stub)
-      : of_(of), site_(std::move(site)), life_(life), stream_(EpisodeStream::Open(stub, of.token)) {}
+  Game(Impl& of, std::shared_ptr<Site> site, int64_t life, v1::Environment::Stub& stub, bool conversation)
+      : of_(of),
+        site_(std::move(site)),
+        life_(life),
+        conversation_(conversation),
+        stream_(EpisodeStream::Open(stub, of.token)) {}
   ~Game() override {
     stream_->Close();
     const MutexLock lock(of_.mu);
@@ -546,6 +563,16 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
     v1::PlayStep request;
     request.set_step(++steps_);
     request.set_action(action);
+    if (conversation_) {
+      text::ToolTurn turn = text::ReadToolTurn(of_.options.tools, action);
+      request.set_words(std::move(turn.text));
+      request.set_broken_call(std::move(turn.broken));
+      for (text::ToolCall& call : turn.calls) {
+        v1::ToolCall& said = *request.add_calls();
+        said.set_name(std::move(call.name));
+        said.set_arguments(std::move(call.arguments));
+      }
+    }
     return Ask(std::move(request), "step " + std::to_string(steps_), limit);
   }
 
@@ -563,6 +590,7 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
     }
     of_.Answered(*site_, life_, steps_ > 0);
     const auto& said = *answer;
+    if (conversation_) return Messages(said, where);
     if (text::FindInvalidUtf8(said.observation()) != std::string::npos)
       return DataLoss(where + "its observation is no UTF-8 (byte " +
                       std::to_string(text::FindInvalidUtf8(said.observation())) + ")");
@@ -574,20 +602,53 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
     return told;
   }
 
+  // protobuf has seen to it that all of it is UTF-8.
+  StatusOr<Told> Messages(const v1::Played& said, const std::string& where) {
+    if (!said.observation().empty())
+      return DataLoss(where + "it has an observation, and its description says that it says messages");
+    if (!said.tools().empty()) {
+      if (!JsonTextProblem(said.tools()).empty() || !JsonKeysWithin(said.tools(), kMostKeys))
+        return DataLoss(where + "its tools are no JSON list, or an object in it has more than " +
+                        std::to_string(kMostKeys) + " keys");
+      tools_ = Json::parse(said.tools(), nullptr, /*allow_exceptions=*/false);
+      if (!tools_.is_array()) return DataLoss(where + "its tools are no JSON list");
+    }
+    Json messages = Json::array();
+    for (const v1::ChatMessage& m : said.messages()) {
+      if (m.role() != "system" && m.role() != "user" && m.role() != "tool")
+        return DataLoss(where + "a message has the role " + observe::LogValue(m.role(), 40) +
+                        "; expected system, user or tool");
+      Json message = {{"role", m.role()}, {"content", m.content()}};
+      if (!m.name().empty()) message["name"] = m.name();
+      messages.push_back(std::move(message));
+    }
+    Told told{.step = {.reward = said.reward(),
+                       .done = said.terminated() || said.truncated(),
+                       .solved = said.solved(),
+                       .conversation = true}};
+    if (!messages.empty())
+      told.step.observation = Json{{"messages", std::move(messages)}, {"tools", tools_}}.dump();
+    told.state = Hash64(said.state().empty() ? told.step.observation : said.state());
+    return told;
+  }
+
   Impl& of_;
   const std::shared_ptr<Site> site_;
   const int64_t life_;
+  const bool conversation_;
+  Json tools_;  // null: of none
   const std::shared_ptr<EpisodeStream> stream_;
   int64_t steps_ = 0;
 };
 
 EnvironmentServices::EnvironmentServices(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-std::shared_ptr<EnvironmentServices> EnvironmentServices::Start(const EnvironmentConfig& config, int output) {
+std::shared_ptr<EnvironmentServices> EnvironmentServices::Start(const EnvironmentConfig& config,
+                                                                const Options& options) {
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->label = "environment " + config.name;
-  impl->output = output;
+  impl->options = options;
   // Not a key, because a config is written into the run's folder. What is started inherits it.
   if (const char* token = std::getenv("TIDEPOOL_ENVIRONMENT_TOKEN")) impl->token = token;
   const size_t n = config.command.empty() ? config.addresses.size() : 1;
@@ -655,7 +716,7 @@ StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t 
       stub = site->stub;
       life = site->life;
     }
-    auto game = std::make_unique<Impl::Game>(*impl_, site, life, *stub);
+    auto game = std::make_unique<Impl::Game>(*impl_, site, life, *stub, described.conversation);
     StatusOr<Told> first = game->Reset(seed, held_out, limit);
     if (first.ok()) return Begun{std::move(game), *std::move(first)};
     const bool again = first.status().code() == StatusCode::kUnavailable ||
@@ -707,7 +768,7 @@ StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
     const Seconds more(30);  // the limits inside are kept there
     note(label + ", its start", kMostStarts * (Seconds(e.start_timeout_s) + more));
     const int nothing = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
-    const auto services = EnvironmentServices::Start(e, nothing);
+    const auto services = EnvironmentServices::Start(e, {.output = nothing});
     // Addresses are there already.
     const auto described = services->Describe(within(
         e.command.empty() ? std::min(e.start_timeout_s, 10.0) : kMostStarts * (e.start_timeout_s + 10)));
@@ -721,11 +782,13 @@ StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
       if (kind == SampleId::kEvalSample && e.held_out == 0) continue;
       const SampleId tid{0, 0, kind};
       std::array<std::string, 2> first;
+      bool begins_with_messages = false;
       for (std::string& words : first) {
         note(label + ", the reset of " + source->NameOf(tid), Seconds(e.reset_timeout_s) + more);
         const auto begun = source->Begin(tid, 0, within(e.reset_timeout_s));
         if (!begun.ok()) return kWrong + begun.status().message();
         words = begun->first.step.observation;
+        begins_with_messages = begun->first.step.conversation;
         if (words.empty()) return kWrong + label + ": Reset gave no text for the policy to read";
       }
       if (first[0] != first[1])
@@ -733,7 +796,7 @@ StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
                observe::LogValue(first[0], 100) + " and " + observe::LogValue(first[1], 100) +
                "); the first observation has to follow from the seed alone, for all samples of a group "
                "answer it";
-      said += first[0];
+      said += begins_with_messages ? CharactersOf(first[0]) : first[0];
     }
     return kTried + said;
   });

@@ -16,6 +16,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/environments/episode.h"
+#include "core/text/tool_calls.h"
 
 namespace tidepool::workers {
 
@@ -24,14 +25,22 @@ struct ServiceDescription {
   bool replays = false;
   int64_t max_turns = 0, instances = 0;
   std::string characters;
+  bool conversation = false;  // it says messages
   friend bool operator==(const ServiceDescription&, const ServiceDescription&) = default;
 };
 
 // Thread-safe.
 class EnvironmentServices final : public environments::GameService {
  public:
-  // Returns at once. `output`: where a service that is started writes to.
-  static std::shared_ptr<EnvironmentServices> Start(const EnvironmentConfig& config, int output = 2);
+  struct Options {
+    text::ToolFormat tools = text::ToolFormat::kTagged;  // that the policy writes calls in
+    int output = 2;                                      // where a service that is started writes to
+  };
+  // Returns at once.
+  static std::shared_ptr<EnvironmentServices> Start(const EnvironmentConfig& config) {
+    return Start(config, Options());
+  }
+  static std::shared_ptr<EnvironmentServices> Start(const EnvironmentConfig& config, const Options& options);
   ~EnvironmentServices() override;  // ends what it started; waits a few seconds at most
 
   // Waits until one service has described itself.

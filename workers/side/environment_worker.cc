@@ -74,7 +74,9 @@ class EnvironmentWorker : public SideWorker {
     }
     const EnvironmentConfig& e = *config_.environment();
     if (e.is_endpoint()) return AwaitAgents(welcome);
-    if (e.is_service()) services_ = EnvironmentServices::Start(e);
+    if (e.is_service())
+      services_ =
+          EnvironmentServices::Start(e, {.tools = static_cast<text::ToolFormat>(welcome.tool_format)});
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_, services_));
     label_ = source.label();
     host_ = services_ == nullptr ? std::make_unique<environments::EpisodeHost>(std::move(source))
@@ -407,6 +409,7 @@ up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& envi
   out.replayed = host.replayed() - replayed;
   if (played.ok()) {
     out.observation = played->observation;
+    out.conversation = played->conversation;
     out.reward = played->reward;
     out.done = played->done;
     out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {environment, played->reward}};

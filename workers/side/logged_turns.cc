@@ -94,8 +94,9 @@ Status LoggedTurns::Write(const down::EnvStep& step, const Said& said, up::EnvSt
     reply.why = "the observation of turn " + std::to_string(step.turn) + why;
     return OkStatus();
   };
-  auto ids = reply.observation_ids.empty() ? rows_->EncodeObservation(reply.observation, said.ended)
-                                           : rows_->CheckedIds(std::move(reply.observation_ids));
+  auto ids = reply.observation_ids.empty()
+                 ? rows_->EncodeObservation({reply.observation, reply.conversation}, said.ended)
+                 : rows_->CheckedIds(std::move(reply.observation_ids));
   if (!ids.ok()) return wrong(": " + ids.status().message());
   if (ids->empty()) return wrong(" has no tokens");
   storage::LoggedTokens entry{.tid = step.tid, .att = step.att, .from = said.tokens, .before = step.said};

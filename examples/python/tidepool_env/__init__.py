@@ -16,10 +16,12 @@
     if __name__ == "__main__":
         serve(guess)
 
+Models that call tools: tidepool_env.tools, tidepool_env.mcp and tidepool_env.sandbox (docs/tools.md of Tidepool).
+
 `tidepool-env check FILE` tells whether it keeps the rules.
 """
 
-from .definition import BadEpisode, Environment, Step, environment
+from .definition import BadEpisode, Call, Environment, Message, Said, Step, environment
 from .service import serve
 
-__all__ = ["BadEpisode", "Environment", "Step", "environment", "serve"]
+__all__ = ["BadEpisode", "Call", "Environment", "Message", "Said", "Step", "environment", "serve"]

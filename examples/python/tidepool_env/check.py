@@ -6,9 +6,12 @@ import random
 import threading
 from typing import Callable, List, Tuple
 
-from .definition import BadEpisode, Environment, Step
+from .definition import BadEpisode, Call, Environment, Said, Step
+from .sandbox import SandboxRefused, require
 
 ODD = ("", "\n", "?", "0", "-1", "yes", "\N{SUPERSCRIPT TWO}", "\N{SNOWMAN}", "9" * 5000, "\x00")
+
+ODD_CALLS = (Said("<tool_call>{", "<tool_call>{", (), "<tool_call>{"), Said("calls", "", [Call("no_such_tool", {}), Call("", {"a": None})]))
 
 Played = List[Step]
 
@@ -23,7 +26,8 @@ class Hangs(Fault):
 
 def _actions(environment: Environment, rng: random.Random, odd: bool) -> Callable[[], str]:
     known = tuple(environment.actions)
-    return lambda: rng.choice(ODD if odd or not known else known)
+    strange = (*ODD, *ODD_CALLS) if environment.conversation else ODD
+    return lambda: rng.choice(strange if odd or not known else known)
 
 
 def play(environment: Environment, seed: int, held_out: bool, actions: List[str]) -> Played:
@@ -38,6 +42,10 @@ def play(environment: Environment, seed: int, held_out: bool, actions: List[str]
         return said
     finally:
         episode.close()
+
+
+def _words(step: Step) -> str:
+    return step.observation + step.tools + "".join(message.content for message in step.messages)
 
 
 def _drawn(environment: Environment, seed: int, odd: bool) -> List[str]:
@@ -112,8 +120,8 @@ def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List
         for seed in range(seeds):
             for held_out in (False, True):
                 first = [_guarded(f"reset({seed})", lambda: play(environment, seed, held_out, []))[0] for _ in range(2)]
-                if first[0].observation != first[1].observation:
-                    raise Fault(f"reset({seed}) says {first[0].observation[:80]!r}, and then {first[1].observation[:80]!r}; what is said "
+                if first[0] != first[1]:
+                    raise Fault(f"reset({seed}) says {_words(first[0])[:80]!r}, and then {_words(first[1])[:80]!r}; what is said "
                                 "first has to follow from the seed alone")
 
     def plays(odd: bool) -> None:
@@ -143,10 +151,20 @@ def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List
         for seed in range(seeds):
             said = _guarded(f"an episode of seed {seed}", lambda: play(environment, seed, False, _drawn(environment, seed, odd=False)))
             for step in said:
-                lacks = sorted(set(step.observation) - set(environment.characters))
+                lacks = sorted(set(_words(step)) - set(environment.characters))
                 if lacks:
                     raise Fault(f"seed {seed}: it says {''.join(lacks)!r}, which its characters do not have")
 
+    def has_a_sandbox() -> None:
+        try:
+            require()
+        except SandboxRefused as why:
+            raise Fault(str(why)) from None
+
+    if environment.sandboxed:
+        test("has the sandbox that its tools run in", has_a_sandbox)
+        if out[-1][1]:
+            return out
     test("begins with the same words for the same seed", begins)
     test("plays whole episodes: UTF-8, finite rewards, a text to read unless it is over", lambda: plays(odd=False))
     test("takes whatever a policy says", lambda: plays(odd=True))

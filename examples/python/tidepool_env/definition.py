@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Optional, Union, overload
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union, overload
 
 # Of one observation; what is longer ends the episode as bad data. Tidepool takes 4 MiB for a whole answer.
 MOST_BYTES = 3 << 20
@@ -25,6 +25,37 @@ class BadEpisode(Exception):
 
 
 @dataclass
+class Message:
+    """Of a conversation; name: of the tool whose answer it is."""
+
+    role: str  # system, user or tool
+    content: str
+    name: str = ""
+
+
+@dataclass
+class Call:
+    """Of a tool, as a policy wrote it: there may be no such tool."""
+
+    name: str
+    arguments: Dict[str, Any]
+
+
+class Said(str):
+    """What a policy said, whatever it said; in a conversation with its calls, which Tidepool has read in the form of the model's
+    chat template."""
+
+    words: str  # without its calls
+    calls: Tuple[Call, ...]
+    broken: str  # the first thing that looks like a call and cannot be read as one
+
+    def __new__(cls, text: str, words: Optional[str] = None, calls: Iterable[Call] = (), broken: str = "") -> "Said":
+        said = super().__new__(cls, text)
+        said.words, said.calls, said.broken = text if words is None else words, tuple(calls), broken
+        return said
+
+
+@dataclass
 class Step:
     """What an environment says after an action; what a step may return in place of the tuple."""
 
@@ -34,6 +65,8 @@ class Step:
     truncated: bool = False
     solved: Optional[bool] = None  # what an evaluation counts; None: it terminated with a reward above 0
     state: str = ""  # equal wherever what can still happen is the same (algorithm: {name: gigpo})
+    messages: List[Message] = field(default_factory=list)  # in place of the observation, of an environment that says messages
+    tools: str = ""  # with the first of them: the JSON list that a chat template takes
 
     def checked(self, first: bool = False) -> "Step":
         """Itself, of a reset if it is the first. TypeError: it is no step at all; BadEpisode: it breaks the rules."""
@@ -43,8 +76,12 @@ class Step:
             raise TypeError(f"a reward is {self.reward!r}; expected a number")
         if not math.isfinite(self.reward):
             raise BadEpisode(f"a reward is {self.reward}; expected a finite number")
+        for message in self.messages:
+            if message.role not in ("system", "user", "tool") or not isinstance(message.content, str):
+                raise TypeError(f"a message is {message!r}; expected a text of system, user or tool")
         try:
-            size = len(self.observation.encode()) + len(self.state.encode())
+            said = "".join(message.content + message.name for message in self.messages)
+            size = sum(len(text.encode()) for text in (self.observation, self.state, self.tools, said))
         except UnicodeEncodeError as problem:
             raise BadEpisode(f"an observation is no UTF-8: {problem}") from None
         if size > MOST_BYTES:
@@ -53,7 +90,7 @@ class Step:
             raise BadEpisode("the episode is over before it has begun")
         if first and self.reward != 0:
             raise BadEpisode(f"a reset gives the reward {self.reward}, and nothing is done yet that could earn it")
-        if not self.observation and not self.over:
+        if not self.observation and not self.messages and not self.over:
             raise BadEpisode("an observation is empty, and the episode is not over")
         return self
 
@@ -155,6 +192,8 @@ class Environment:
     instances: int = 0
     characters: str = ""
     actions: Iterable[str] = ()
+    conversation: bool = False  # it says messages
+    sandboxed: bool = False  # it has tools that run in a sandbox alone
 
     def __post_init__(self) -> None:
         if self.loss not in ("replay", "pinned"):

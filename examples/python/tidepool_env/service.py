@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import sys
 import threading
@@ -12,7 +13,8 @@ from typing import Any, Iterator, Optional
 
 import grpc
 
-from .definition import BadEpisode, Environment, Episode, Step
+from .definition import BadEpisode, Call, Environment, Episode, Said, Step
+from .sandbox import SandboxRefused, require
 
 # Threads that answer Describe while all others are in an episode.
 _SPARE = 4
@@ -25,7 +27,14 @@ def _played(number: int, step: Step) -> Any:
     step.checked(first=number == 0)
     return messages.Played(step=number, observation=step.observation.encode(), reward=float(step.reward),
                            terminated=bool(step.terminated), truncated=bool(step.truncated),
-                           solved=step.over and step.is_solved, state=step.state.encode())
+                           solved=step.over and step.is_solved, state=step.state.encode(), tools=step.tools,
+                           messages=[messages.ChatMessage(role=m.role, content=m.content, name=m.name) for m in step.messages])
+
+
+def _said(request: Any) -> str:
+    if not (request.words or request.calls or request.broken_call):
+        return Said(request.action)
+    return Said(request.action, request.words, [Call(call.name, json.loads(call.arguments)) for call in request.calls], request.broken_call)
 
 
 class _Servicer:
@@ -49,7 +58,7 @@ class _Servicer:
         self._admit(context)
         e, d = self._environment, messages.Description
         return d(name=e.name, kind=d.TEXT, loss=d.PINNED if e.loss == "pinned" else d.REPLAY, max_turns=e.max_turns,
-                 instances=e.instances, characters=e.characters)
+                 instances=e.instances, characters=e.characters, conversation=e.conversation)
 
     def Play(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         self._admit(context)
@@ -67,7 +76,7 @@ class _Servicer:
                     if request.step == 0:
                         step = episode.reset(request.seed, request.held_out)
                     else:
-                        step = episode.step(request.action)
+                        step = episode.step(_said(request))
                     reply = _played(request.step, step)
                 except BadEpisode as problem:
                     context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
@@ -109,6 +118,11 @@ def serve(environment: Environment, address: str = "", token: str = "") -> None:
              127.0.0.1:7100. There is no encryption: keep it on loopback or a unix socket.
     token    that callers have to show; left out: TIDEPOOL_ENVIRONMENT_TOKEN, else none is asked for
     """
+    if environment.sandboxed:
+        try:
+            require()
+        except SandboxRefused as why:
+            sys.exit(f"{environment.name}: {why}")
     given = os.environ.get("TIDEPOOL_ENVIRONMENT_ADDRESS", "")
     address = address or given or "127.0.0.1:7100"
     server, _ = start(environment, address, token or os.environ.get("TIDEPOOL_ENVIRONMENT_TOKEN", ""))

@@ -13,7 +13,7 @@ TEST(DoctorTest, TellsWhatIsThereAndWhatIsMissing) {
   const CliResult r = RunCli({"doctor", "--json"});
   const auto j = nlohmann::json::parse(r.out);
   for (const char* fact :
-       {"tidepool", "system", "cpu", "memory", "disk", "worker", "gpus", "network", "limits"}) {
+       {"tidepool", "system", "cpu", "memory", "disk", "worker", "gpus", "network", "sandbox", "limits"}) {
     EXPECT_TRUE(j.contains(fact)) << fact;
   }
   EXPECT_GT(j["memory"]["total_bytes"], 0);

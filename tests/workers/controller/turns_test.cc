@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "core/environments/episode.h"
 #include "core/sample/codec.h"
@@ -17,6 +18,9 @@ namespace tidepool::workers {
 namespace {
 
 using testing::HasSubstr;
+
+constexpr char kPrintable[] =
+    " !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~\n";
 
 class TurnsTest : public testing::Test {
  protected:
@@ -107,6 +111,61 @@ TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
   EXPECT_EQ(s.tokens.LossMask(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
   EXPECT_TRUE(sample::Encode(samples_.Finished(tid_)).ok()) << "still one record";
   EXPECT_TRUE(turns_->CheckPrefix(s).ok());
+}
+
+// What is appended turn by turn is what the template makes of the whole conversation.
+TEST_F(TurnsTest, MessagesAreWrittenByTheTemplateAndOnlyTheNewOnesAreAppended) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  const std::string form =
+      "{% if tools %}<bos>{{ tools | tojson }}<tool_call></tool_call><eos>{% endif %}"
+      "{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"
+      "{% if add_generation_prompt %}<bos>assistant:{% endif %}";
+  std::ofstream(dir_ + "/chat_template.jinja") << form;
+  Open();
+  EXPECT_EQ(rows_->tool_format(), text::ToolFormat::kTagged);
+  const std::string first =
+      R"({"messages":[{"role":"system","content":"short"},{"role":"user","content":"6*7="}],"tools":[{"type":"function","function":{"name":"mul"}}]})";
+  const std::string then =
+      R"({"messages":[{"role":"tool","content":"42","name":"mul"},{"role":"tool","content":"TIDEPOOL-REPLY"}],"tools":[{"type":"function","function":{"name":"mul"}}]})";
+  const auto row = rows_->EncodeFirst({first, true});
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  const auto heard = rows_->EncodeObservation({then, true}, /*ended=*/true);
+  ASSERT_TRUE(heard.ok()) << heard.status().message();
+  const std::string said = "<tool_call>{}</tool_call>";
+
+  nlohmann::ordered_json all = nlohmann::ordered_json::parse(first)["messages"];
+  all.push_back({{"role", "assistant"}, {"content", said}});
+  const nlohmann::ordered_json more = nlohmann::ordered_json::parse(then)["messages"];
+  all.insert(all.end(), more.begin(), more.end());
+  text::ChatOptions options;
+  options.add_generation_prompt = true;
+  options.tools = nlohmann::ordered_json::parse(first)["tools"];
+  const auto whole = (*text::ChatTemplate::Load(dir_))->Render(all, options);
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(Text(row->prompt) + said + "<eos>" + Text(*heard), *whole);
+  EXPECT_EQ(row->question.prompt, first) << "what a replay is compared with";
+  ASSERT_EQ(row->question.messages.size(), 2U);
+  EXPECT_EQ(row->question.messages[1].content, "6*7=");
+  EXPECT_EQ(rows_->EncodeObservation({then, true}, /*ended=*/false)->front(), rows_->end_token());
+}
+
+TEST_F(TurnsTest, AModelWhoseTemplateShowsNoToolsReadsThemAsText) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  Open();
+  EXPECT_EQ(rows_->tool_format(), text::ToolFormat::kTagged);
+  const std::string tools = R"("tools":[{"type":"function","function":{"name":"mul"}}]})";
+  const std::string asks = R"({"messages":[{"role":"user","content":"6*7="}],)" + tools;
+  const auto row = rows_->EncodeFirst({asks, true});
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  EXPECT_EQ(Text(row->prompt),
+            "<bos>You may call these tools, one JSON object a line:\n{\"name\":\"mul\"}\nTo call one, write\n"
+            "<tool_call>{\"name\": NAME, \"arguments\": {...}}</tool_call>\n\n6*7=");
+  const std::string says = R"({"messages":[{"role":"tool","content":"42"}],)" + tools;
+  EXPECT_EQ(Text(*rows_->EncodeObservation({says, true}, /*ended=*/true)), "42");
+  const std::string nothing = R"({"messages":[],"tools":null})";
+  EXPECT_THAT(rows_->EncodeFirst({nothing, true}).status().message(), HasSubstr("there are no messages"));
 }
 
 // Where tokens are in the workers' logs, the record has outlines and places.

@@ -10,10 +10,10 @@
 #include <variant>
 #include <vector>
 
+#include "core/text/tool_calls.h"
 #include "workers/serve/answer_text.h"
 #include "workers/serve/answer_writer.h"
 #include "workers/serve/openai_request.h"
-#include "workers/serve/tool_calls.h"
 
 namespace tidepool::workers {
 namespace {
@@ -181,7 +181,7 @@ TEST(OpenAiRequestTest, NamesTheFieldThatIsWrong) {
 
 TEST(OpenAiRequestTest, ToolsAndCallsGoToTheTemplateAsItWantsThem) {
   const auto model = Model();
-  ASSERT_EQ(model->tools, ToolFormat::kTagged);
+  ASSERT_EQ(model->tools, text::ToolFormat::kTagged);
   const Json tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
   const Json call = {
       {"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"a\":\"seven\"}"}}}};
@@ -202,7 +202,7 @@ TEST(OpenAiRequestTest, ToolsAndCallsGoToTheTemplateAsItWantsThem) {
   wrong["messages"][0]["tool_calls"][0]["function"]["arguments"] = "seven";
   EXPECT_EQ(Refused(*model, wrong, AnswerForm::kChat).param, "messages[0].tool_calls[0].function.arguments");
   const auto without = Model("{% for m in messages %}{{ m.content }}{% endfor %}");
-  EXPECT_EQ(without->tools, ToolFormat::kNone);
+  EXPECT_EQ(without->tools, text::ToolFormat::kNone);
   EXPECT_EQ(Refused(*without, {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"tools", {tool}}},
                     AnswerForm::kChat)
                 .param,
@@ -236,38 +236,41 @@ TEST(AnswerTextTest, NothingOfAStopStringIsShownAndNoCharacterIsCut) {
 
 TEST(ToolTextTest, CallsAreToldFromText) {
   struct Case {
-    ToolFormat format;
+    text::ToolFormat format;
     std::string written, text;
     std::vector<std::string> calls;
   };
   const std::string call = R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)";
   for (const Case& c : std::vector<Case>{
-           {ToolFormat::kTagged, "say " + call + " and", "say and", {R"(f{"a":1})"}},
-           {ToolFormat::kTagged, call + call, "", {R"(f{"a":1})", R"(f{"a":1})"}},
-           {ToolFormat::kTagged,
+           {text::ToolFormat::kTagged, "say " + call + " and", "say and", {R"(f{"a":1})"}},
+           {text::ToolFormat::kTagged, call + call, "", {R"(f{"a":1})", R"(f{"a":1})"}},
+           {text::ToolFormat::kTagged,
             R"(<tool_call>[{"name":"f"},{"name":"g","arguments":{}}]</tool_call>)",
             "",
             {"f{}", "g{}"}},
-           {ToolFormat::kTagged,
+           {text::ToolFormat::kTagged,
             R"(<tool_call>{"name": "f"})",
             "",
             {"f{}"}},  // the end token stands for the tag
-           {ToolFormat::kTagged,
+           {text::ToolFormat::kTagged,
             R"(<tool_call>{"name": "h"}</tool_call>x)",
             R"(<tool_call>{"name": "h"}</tool_call>x)",
             {}},
-           {ToolFormat::kTagged, "<tool_call>{</tool_call>", "<tool_call>{</tool_call>", {}},
-           {ToolFormat::kTagged, "a <tool", "a <tool", {}},
-           {ToolFormat::kJson, R"({"name": "f", "parameters": {"a": [2]}})", "", {R"(f{"a":[2]})"}},
-           {ToolFormat::kJson, R"({"name": "f", "parameters": 3})", R"({"name": "f", "parameters": 3})", {}},
-           {ToolFormat::kJson, "no {}", "no {}", {}},
-           {ToolFormat::kNone, call, call, {}}}) {
+           {text::ToolFormat::kTagged, "<tool_call>{</tool_call>", "<tool_call>{</tool_call>", {}},
+           {text::ToolFormat::kTagged, "a <tool", "a <tool", {}},
+           {text::ToolFormat::kJson, R"({"name": "f", "parameters": {"a": [2]}})", "", {R"(f{"a":[2]})"}},
+           {text::ToolFormat::kJson,
+            R"({"name": "f", "parameters": 3})",
+            R"({"name": "f", "parameters": 3})",
+            {}},
+           {text::ToolFormat::kJson, "no {}", "no {}", {}},
+           {text::ToolFormat::kNone, call, call, {}}}) {
     for (const size_t step : {size_t{1}, size_t{5}, c.written.size()}) {
-      ToolText tools(c.format, {"f", "g"});
+      text::ToolText tools(c.format, std::vector<std::string>{"f", "g"});
       std::string text;
       std::vector<std::string> calls;
-      const auto take = [&](const std::vector<ToolPiece>& pieces) {
-        for (const ToolPiece& piece : pieces) {
+      const auto take = [&](const std::vector<text::ToolPiece>& pieces) {
+        for (const text::ToolPiece& piece : pieces) {
           text += piece.text;
           if (piece.call) calls.push_back(piece.call->name + piece.call->arguments);
         }
@@ -464,6 +467,21 @@ TEST(AnswerFormsTest, BlocksAreOneListHoweverTheyCome) {
       }
     }
   }
+}
+
+TEST(ToolTextTest, ATurnIsReadWholeAndCallsOfAnyNameAreCalls) {
+  const std::string call = R"(<tool_call>{"name": "h", "arguments": {"a": 1}}</tool_call>)";
+  const auto tagged =
+      text::ReadToolTurn(text::ToolFormat::kTagged, "so " + call + "<tool_call>{</tool_call>");
+  ASSERT_EQ(tagged.calls.size(), 1U);
+  EXPECT_EQ(tagged.calls[0].name + tagged.calls[0].arguments, R"(h{"a":1})");
+  EXPECT_EQ(tagged.text, "so <tool_call>{</tool_call>");
+  EXPECT_EQ(tagged.broken, "<tool_call>{</tool_call>");
+  EXPECT_EQ(text::ReadToolTurn(text::ToolFormat::kTagged, "<tool_call>{").broken, "<tool_call>{");
+  EXPECT_EQ(text::ReadToolTurn(text::ToolFormat::kTagged, "no call").broken, "");
+  const auto json = text::ReadToolTurn(text::ToolFormat::kJson, R"({"name": "h", "parameters": {}})");
+  ASSERT_EQ(json.calls.size(), 1U);
+  EXPECT_EQ(text::ReadToolTurn(text::ToolFormat::kJson, R"({"name": 3})").broken, R"({"name": 3})");
 }
 
 }  // namespace

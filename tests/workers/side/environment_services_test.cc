@@ -160,6 +160,60 @@ TEST_F(EnvironmentServicesTest, AnOpenInstanceGetsWhatIsNewAlone) {
   EXPECT_EQ(host->replayed(), 2) << "of the finished one";
 }
 
+TEST_F(EnvironmentServicesTest, AConversationHearsCallsApartAndItsToolsStayWithIt) {
+  Counter counter;
+  counter.description.set_conversation(true);
+  std::vector<v1::PlayStep> asked;
+  counter.say = [&](const v1::PlayStep& step, v1::Played& out) {
+    asked.push_back(step);
+    out.clear_observation();
+    v1::ChatMessage& m = *out.add_messages();
+    m.set_role(step.step() == 0 ? "user" : "tool");
+    m.set_content("content " + std::to_string(step.step()));
+    if (step.step() == 0) out.set_tools(R"([{"type": "function"}])");
+  };
+  const auto host = Host({counter.address()});
+  const std::string action =
+      "so <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": [1]}}</tool_call><tool_call>{\"a\"</tool_call>";
+  const auto first = host->Play({1, 0, 0}, 0, {}, Soon());
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  EXPECT_TRUE(first->conversation);
+  EXPECT_EQ(first->observation,
+            R"({"messages":[{"role":"user","content":"content 0"}],"tools":[{"type":"function"}]})");
+  const auto played = host->Play({1, 0, 0}, 0, {action}, Soon());
+  ASSERT_TRUE(played.ok()) << played.status().message();
+  EXPECT_TRUE(played->conversation);
+  EXPECT_EQ(played->observation,
+            R"({"messages":[{"role":"tool","content":"content 1"}],"tools":[{"type":"function"}]})");
+  ASSERT_EQ(asked.size(), 2U);
+  EXPECT_EQ(asked[1].action(), action);
+  EXPECT_EQ(asked[1].words(), "so <tool_call>{\"a\"</tool_call>");
+  EXPECT_EQ(asked[1].broken_call(), "<tool_call>{\"a\"</tool_call>");
+  ASSERT_EQ(asked[1].calls_size(), 1);
+  EXPECT_EQ(asked[1].calls(0).name() + asked[1].calls(0).arguments(), R"(f{"a":[1]})");
+}
+
+TEST_F(EnvironmentServicesTest, AConversationThatBreaksItsRulesIsBadData) {
+  Counter counter;
+  counter.description.set_conversation(true);
+  const auto host = Host({counter.address()});
+  int64_t ordinal = 0;
+  const auto why = [&](const std::function<void(v1::Played&)>& change) {
+    counter.say = [&](const v1::PlayStep&, v1::Played& out) {
+      out.clear_observation();
+      change(out);
+    };
+    const Status status = host->Play({ordinal++, 0, 0}, 0, {}, Soon()).status();
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.message();
+    return status.message();
+  };
+  EXPECT_THAT(why([](v1::Played& out) { out.set_observation("words"); }), HasSubstr("it has an observation"));
+  EXPECT_THAT(why([](v1::Played& out) { out.add_messages()->set_role("assistant"); }),
+              HasSubstr("a message has the role assistant; expected system, user or tool"));
+  EXPECT_THAT(why([](v1::Played& out) { out.set_tools("{}"); }), HasSubstr("its tools are no JSON list"));
+  EXPECT_THAT(why([](v1::Played&) {}), HasSubstr("Reset gave no text for the policy to read"));
+}
+
 TEST_F(EnvironmentServicesTest, SamplesOfAGroupBeginAlikeAndHeldOutSeedsAreNeverTrainedOn) {
   Counter counter;
   const auto host = Host({counter.address()}, 64);

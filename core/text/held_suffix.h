@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace tidepool::workers {
+namespace tidepool::text {
 
 // How many bytes at the end of `text` may be the beginning of `word`, which is not in it.
 inline size_t HeldSuffix(std::string_view text, std::string_view word) {
@@ -14,4 +14,4 @@ inline size_t HeldSuffix(std::string_view text, std::string_view word) {
   return 0;
 }
 
-}  // namespace tidepool::workers
+}  // namespace tidepool::text

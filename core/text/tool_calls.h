@@ -14,13 +14,13 @@
 
 #include "core/text/chat_template.h"
 
-namespace tidepool::workers {
+namespace tidepool::text {
 
 enum class ToolFormat { kNone, kTagged, kJson };
 
 // Reads it off a conversation with a tool, rendered. kNone: the template passes tools over, or asks for a
 // form that is none of these.
-ToolFormat ToolFormatOf(const text::ChatTemplate& chat);
+ToolFormat ToolFormatOf(const ChatTemplate& chat);
 
 struct ToolCall {
   std::string name;
@@ -37,7 +37,9 @@ struct ToolPiece {
 // JSON, or of a tool that there is not. White space behind a call belongs to it. Not thread-safe.
 class ToolText {
  public:
-  ToolText(ToolFormat format, std::vector<std::string> names) : format_(format), names_(std::move(names)) {}
+  // `names`: of the tools that there are; nullopt: a call of any is one.
+  ToolText(ToolFormat format, std::optional<std::vector<std::string>> names)
+      : format_(format), names_(std::move(names)) {}
 
   std::vector<ToolPiece> Push(std::string_view text);
   std::vector<ToolPiece> Finish();  // nothing more comes
@@ -47,9 +49,23 @@ class ToolText {
   bool TakeCalls(std::string_view json, std::vector<ToolPiece>* pieces) const;
 
   const ToolFormat format_;
-  const std::vector<std::string> names_;
+  const std::optional<std::vector<std::string>> names_;
   std::string held_;
   bool after_call_ = false;
 };
 
-}  // namespace tidepool::workers
+// What a model reads of an environment's tools whose template shows none: each as a line of JSON, and the
+// tagged form.  `tools`: as a template takes them
+std::string PlainTools(const nlohmann::ordered_json& tools);
+
+// A turn of a model, whole, for whoever answers its calls.
+struct ToolTurn {
+  std::string text;  // without its calls
+  std::vector<ToolCall> calls;
+  std::string
+      broken;  // the first thing that looks like a call and cannot be read as one; empty: there is none
+};
+// Calls of any name are taken: whether there is such a tool is for the one who has the tools to say.
+ToolTurn ReadToolTurn(ToolFormat format, std::string_view text);
+
+}  // namespace tidepool::text

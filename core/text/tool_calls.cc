@@ -1,13 +1,13 @@
-#include "workers/serve/tool_calls.h"
+#include "core/text/tool_calls.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "core/base/json_text.h"
-#include "workers/serve/held_suffix.h"
+#include "core/text/held_suffix.h"
 
-namespace tidepool::workers {
+namespace tidepool::text {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -22,9 +22,9 @@ std::string_view Trimmed(std::string_view text) {
 
 }  // namespace
 
-ToolFormat ToolFormatOf(const text::ChatTemplate& chat) {
+ToolFormat ToolFormatOf(const ChatTemplate& chat) {
   const Json messages = {{{"role", "user"}, {"content", "tidepool"}}};
-  text::ChatOptions options;
+  ChatOptions options;
   options.add_generation_prompt = true;
   const auto without = chat.Render(messages, options);
   options.tools = Json::array({{{"type", "function"},
@@ -47,7 +47,7 @@ bool ToolText::TakeCalls(std::string_view text, std::vector<ToolPiece>* pieces) 
   const auto take = [&](const Json& call) {
     if (!call.is_object() || !call.contains("name") || !call["name"].is_string()) return false;
     const auto name = call["name"].get<std::string>();
-    if (std::ranges::find(names_, name) == names_.end()) return false;
+    if (names_ && std::ranges::find(*names_, name) == names_->end()) return false;
     const char* key = format_ == ToolFormat::kJson ? "parameters" : "arguments";
     const Json arguments = call.contains(key) ? call[key] : Json::object();
     if (!arguments.is_object()) return false;
@@ -109,4 +109,30 @@ std::vector<ToolPiece> ToolText::Finish() {
   return pieces;
 }
 
-}  // namespace tidepool::workers
+std::string PlainTools(const Json& tools) {
+  std::string text = "You may call these tools, one JSON object a line:\n";
+  for (const Json& tool : tools) text += (tool.contains("function") ? tool["function"] : tool).dump() + "\n";
+  return text + "To call one, write\n" + std::string(kOpen) + R"({"name": NAME, "arguments": {...}})" +
+         std::string(kClose);
+}
+
+ToolTurn ReadToolTurn(ToolFormat format, std::string_view text) {
+  ToolText reader(format, std::nullopt);
+  std::vector<ToolPiece> pieces = reader.Push(text);
+  for (ToolPiece& piece : reader.Finish()) pieces.push_back(std::move(piece));
+  ToolTurn turn;
+  for (ToolPiece& piece : pieces) {
+    if (piece.call) {
+      turn.calls.push_back(*std::move(piece.call));
+      continue;
+    }
+    const bool looks_like_a_call = format == ToolFormat::kTagged
+                                       ? piece.text.starts_with(kOpen)
+                                       : format == ToolFormat::kJson && Trimmed(piece.text).starts_with('{');
+    if (looks_like_a_call && turn.broken.empty()) turn.broken = piece.text;
+    turn.text += piece.text;
+  }
+  return turn;
+}
+
+}  // namespace tidepool::text
