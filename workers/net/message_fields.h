@@ -97,8 +97,8 @@ TP_FIELDS(CannotRead, tid, att)
 TP_FIELDS_BY(Stored, TP_EACH(tid, att, newest, ref) v("error", r.error, kWords); v("declined", r.declined);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries, details, unread))
-TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, conversation, observation, observation_ids, logged, logged_tokens,
-                                 unread, reward, done) v("rewards", r.rewards, kNames);
+TP_FIELDS_BY(EnvStepped, TP_EACH(tid, att, turn, outcome, conversation, observation, observation_ids, logged,
+                                 logged_tokens, unread, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, next_history, state) v("why", r.why, kWords);
              TP_EACH(seconds, timed_out, no_room, replayed))
 TP_FIELDS_BY(Pulled, VisitFields(As<event::Pulled>(r), v); TP_EACH(bytes, whole_bytes))
