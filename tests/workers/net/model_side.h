@@ -85,7 +85,7 @@ class ModelSide : public SideWork {
     up::EnvStepped reply = PlayTurn(*host_, "lake", step);
     const std::string said = std::exchange(reply.observation, {});
     if (reply.outcome != GradeOutcome::kOk || reply.done || step.turn <= 0) return reply;
-    auto ids = world_->words->EncodeObservation(said, ended);
+    auto ids = world_->words->EncodeObservation({said}, ended);
     const int64_t file = storage::FirstFileOf(inc_);
     auto& entries = world_->logs[file];
     reply.logged_tokens = static_cast<int64_t>(ids->size());
