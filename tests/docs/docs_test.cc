@@ -103,7 +103,7 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   static const std::regex shown(R"re((?:Counter|Gauge|Durations)\("([a-z_]+)")re");
   for (const char* path :
        {"workers/controller/pages.cc", "workers/net/watch_pages.cc", "workers/net/worker_pages.cc",
-        "workers/serve/endpoint.cc", "core/observe/exposition.cc"}) {
+        "workers/serve/agent_endpoint.cc", "workers/serve/endpoint.cc", "core/observe/exposition.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), shown); it != std::sregex_iterator(); ++it)
       written.insert((*it)[1]);

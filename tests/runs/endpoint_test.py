@@ -95,9 +95,12 @@ class EndpointTest(RunTest):
                 try:
                     said = [session.ask(f"{session.row['prompt']} {turn}")["message"]["content"] for turn in range(turns)]
                     session.reward(sum(map(len, said)) / 10)
+                except Refused as refused:  # its sample was dropped with another one's session, or its worker
+                    if refused.status not in (404, 410):
+                        raise
+                    continue
                 except (OSError, http.client.HTTPException):
-                    if process.poll() is None:
-                        time.sleep(0.2)
+                    time.sleep(0.2)
                     continue
                 if seen is not None:
                     seen.append(session)
@@ -114,6 +117,9 @@ class EndpointTest(RunTest):
         self.finish(process)
         self.assert_checked()
         self.assertFalse(self.path("endpoint.json").exists())
+        evaluated = self.command("eval", "--model", str(self.path()))
+        self.assertEqual(evaluated.returncode, 2)
+        self.assertIn("tidepool serve --model", evaluated.stderr)
         # What was trained is what was seen, to the token and the log-probability.
         sessions = {}
         for session in seen:
@@ -129,6 +135,181 @@ class EndpointTest(RunTest):
             logprobs, session = sessions[tuple(row["ids"])]
             self.assertAlmostEqual(row["reward"], sum(len(m["content"]) for m in session.messages if m["role"] == "assistant") / 10)
             self.assertEqual([a if a is None else round(a, 4) for a in row["logprobs"]], [b if b is None else round(b, 4) for b in logprobs])
+
+    # --- what a program may do wrong
+    def refused(self, status, call, *words):
+        with self.assertRaises(Refused) as caught:
+            call()
+        self.assertEqual(caught.exception.status, status, caught.exception)
+        for word in words:
+            self.assertIn(word, caught.exception.error["message"])
+        return caught.exception
+
+    def more(self, endpoint, process, count):
+        return [self.take(endpoint, process) for _ in range(count)]
+
+    def test_keys_paths_and_fields_are_refused_by_name(self):
+        process = self.begin()
+        endpoint = self.endpoint(process)
+        url = endpoint["url"]
+        self.refused(401, lambda: post(url + "/sessions", "0" * 64), "endpoint.json")
+        one, two = self.more(endpoint, process, 2)
+        self.refused(401, lambda: post(one.base_url + "/chat/completions", two.key))
+        self.refused(401, lambda: post(one.base_url + "/chat/completions", endpoint["key"]))
+        self.refused(404, lambda: post(f"{url}/sessions/{'0' * 32}/v1/chat/completions", one.key), "no session", "started anew")
+        self.refused(404, lambda: one.post("/v1/embeddings"), "/v1/chat/completions")
+        self.refused(409, lambda: one.reward(1), "nothing to reward")
+        said = [{"role": "user", "content": "2*2="}]
+        for body, *words in [({"temperature": 0.5}, "rollout"), ({"top_p": 0.9}, "rollout"), ({"seed": 3}, "rollout"), ({"stop": ["x"]}, "rollout"),
+                             ({"n": 2}, "one episode"), ({"max_tokens": 3}, "8 tokens", "environment.max_turn_tokens"), ({"colour": 1}, "no such field"),
+                             ({"model": "other"}, "test-agents")]:
+            error = self.refused(404 if "model" in body else 400, lambda: one.post("/v1/chat/completions", messages=said, **body), *words).error
+            self.assertEqual(error["param"], next(iter(body)))
+        self.refused(400, lambda: one.post("/v1/chat/completions", messages=[{"role": "user", "content": "x" * 400}]), "data.max_prompt_tokens")
+        # What the run has anyway may be said, and more room than there is.
+        one.post("/v1/chat/completions", messages=said, temperature=1, top_p=1.0, max_tokens=8)
+        for reward in ("much", None, 1e12):
+            self.refused(400, lambda: one.reward(reward), "reward" if reward != 1e12 else "")
+        self.assertEqual(one.reward(0.5), {"id": one.id, "reward": 0.5, "turns": 1})
+        self.refused(404, lambda: one.reward(0.5), "it has its reward")
+
+    def test_another_history_is_refused_and_the_same_request_has_the_same_answer(self):
+        process = self.begin()
+        session = self.take(self.endpoint(process), process)
+        first = session.ask("a")
+        again = session.post("/v1/chat/completions", messages=session.messages[:1], return_token_ids=True)["choices"][0]
+        self.assertEqual(again["token_ids"], first["token_ids"])
+        user, said = session.messages
+        ask = lambda *messages: session.post("/v1/chat/completions", messages=list(messages))  # noqa: E731
+        more = {"role": "user", "content": "b"}
+        self.refused(409, lambda: ask({"role": "user", "content": "c"}, said, more), "messages[0]", "another than it was")
+        self.refused(409, lambda: ask(user, {"role": "assistant", "content": "never"}, more), "messages[1]")
+        self.refused(409, lambda: ask({"role": "system", "content": "s"}, user, said, more), "messages[0]")
+        self.refused(400, lambda: ask(user, said), "nothing is said")
+        self.refused(409, lambda: session.post("/v1/completions", prompt="a"), "the form of requests")
+        # The white space around an answer is the model's own, and no other history.
+        spaced = {"role": "assistant", "content": "  " + said["content"] + "\n"}
+        answer = session.post("/v1/chat/completions", messages=[user, spaced, more], return_token_ids=True)
+        self.assertEqual(answer["prompt_token_ids"][:len(session.seen[0][0]) + len(first["token_ids"])], session.seen[0][0] + first["token_ids"])
+        self.assertEqual(session.reward(1)["turns"], 2)
+
+    def test_sessions_of_a_group_begin_alike(self):
+        process = self.begin()
+        one, two = self.more(self.endpoint(process), process, 2)
+        self.assertEqual((one.group, one.row), (two.group, two.row))
+        one.ask("it is 10:01")
+        self.refused(409, lambda: two.ask("it is 10:02"), "answers to one prompt", "messages[0]")
+        two.messages.clear()
+        two.ask("it is 10:01")
+        self.assertEqual(one.seen[0][0], two.seen[0][0])
+
+    def test_a_session_has_room_and_says_when_it_has_none(self):
+        process = self.begin("rollout.max_new_tokens=60")
+        session = self.take(self.endpoint(process), process)
+        session.ask("a")
+        self.refused(400, lambda: session.ask("b" * 100), "no room", "rollout.max_new_tokens")
+        session.messages.pop()
+        session.ask("b")
+        self.assertEqual(session.reward(1)["turns"], 2)
+
+    def test_what_nobody_goes_on_with_is_lost_and_issued_again(self):
+        process = self.begin("environment.step_timeout_s=1", "train.steps=2", "scheduler.infra_drop_stop=0.9")
+        endpoint = self.endpoint(process)
+        silent, left = self.more(endpoint, process, 2)
+        left.ask(f"{left.row['prompt']} 0")  # as all sessions of its group begin
+        self.wait_for(lambda: self.gone(silent) and self.gone(left), 20, "the end of two sessions", process)
+        self.refused(404, lambda: left.ask("y"), "nobody has touched it", "environment.step_timeout_s")
+        self.play(endpoint, process, turns=1)
+        self.finish(process)
+        self.assert_checked()
+        drops = [r["reason"] for r in self.journal() if r["kind"] == "DROP"]
+        self.assertIn("env_infra", drops)
+        self.assertGreaterEqual(sum(m.get("env/timeouts", 0) for m in self.metrics().values()), 1)
+
+    def gone(self, session):
+        try:
+            session.post("/v1/models")
+        except Refused as refused:
+            return refused.status == 404
+        return False
+
+    def test_where_all_samples_are_taken_a_program_is_told_to_come_again(self):
+        process = self.begin()
+        endpoint = self.endpoint(process)
+        sessions = self.more(endpoint, process, 8)  # 2 groups of 4: all that lag 0 has open
+        self.assertEqual(len({s.group for s in sessions}), 2)
+        refused = self.refused(429, lambda: Session(endpoint), "no sample waits")
+        self.assertEqual(refused.headers["Retry-After"], "1")
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:  # a flood
+            statuses = list(pool.map(lambda _: self.status_of(endpoint), range(128)))
+        self.assertEqual(set(statuses), {429})
+        for session in sessions:
+            session.ask("go")
+            session.reward(len(session.seen[0][1]))
+        self.assertIsNotNone(self.take(endpoint, process))
+        with urllib.request.urlopen(urllib.request.Request(endpoint["url"] + "/metrics", headers={"Authorization": f"Bearer {endpoint['key']}"})) as page:
+            text = page.read().decode()
+        self.assertIn("tidepool_agents_rewarded_total 8", text)
+        self.assertGreaterEqual(int(text.split("\ntidepool_agents_none_left_total ")[1].split()[0]), 129)
+
+    def status_of(self, endpoint):
+        try:
+            Session(endpoint)
+        except Refused as refused:
+            return refused.status
+        return 200
+
+    def test_a_killed_environment_worker_costs_its_sessions_and_no_more(self):
+        process = self.begin("train.steps=2", "scheduler.infra_drop_stop=0.9")
+        before = self.endpoint(process)
+        session = self.take(before, process)
+        session.ask("a")
+        kill(self.worker_pid(1, process))  # behind the one slot
+        with self.assertRaises(OSError):
+            session.ask("b")
+        endpoint = self.wait_for(lambda: (now := self.endpoint(process)) != before and now, 30, "another endpoint.json", process)
+        self.play(endpoint, process, turns=1)
+        self.finish(process)
+        self.assert_checked()
+
+    def test_a_program_that_waits_hears_of_the_end(self):
+        process = self.begin()
+        endpoint = self.endpoint(process)
+        sessions = self.more(endpoint, process, 2)
+        sessions[0].ask("a")
+        process.send_signal(signal.SIGINT)
+        self.finish(process)
+        self.assertFalse(self.path("endpoint.json").exists())
+        with self.assertRaises(OSError):
+            sessions[0].ask("b")
+
+    def test_streams_tools_and_other_forms_are_turns_too(self):
+        process = self.begin()
+        endpoint = self.endpoint(process)
+        one, two, three, four = self.more(endpoint, process, 4)
+        text = "hello"
+        def turn(session, path, body, words):
+            request = urllib.request.Request(session.base_url + path, json.dumps(body).encode(), {"Authorization": f"Bearer {session.key}"})
+            with urllib.request.urlopen(request) as answer:
+                said = answer.read().decode()
+            for word in words:
+                self.assertIn(word, said)
+            session.reward(1)
+        turn(one, "/chat/completions", {"messages": [{"role": "user", "content": text}], "stream": True}, ["data: ", "chat.completion.chunk", "[DONE]"])
+        turn(two, "/responses", {"input": text, "store": False}, ['"object":"response"'])
+        turn(three, "/messages", {"messages": [{"role": "user", "content": text}], "max_tokens": 64}, ['"type":"message"'])
+        turn(four, "/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}, ['"chat.completion"'])
+
+    def test_what_a_config_may_not_say(self):
+        for change, words in [("environment.workers=2", "one address"), ("environment.held_out=4", "evaluate themselves"),
+                              ("environment.name=frozen_lake", "the programs that call are the environment"),
+                              ("reward.functions=[{name: exact_answer}]", "an environment gives"), ("rollout.endpoint=false", "write rollout.endpoint: true"),
+                              ("rollout.endpoint_port=70000", "65535")]:
+            with self.subTest(change):
+                extra = ["environment.name=endpoint"] if change == "rollout.endpoint=false" else []
+                result = self.command("validate", CONFIG, change, *extra)
+                self.assertEqual(result.returncode, 2, result.stdout)
+                self.assertIn(words, result.stderr)
 
 
 if __name__ == "__main__":

@@ -503,6 +503,11 @@ Status Eval(const CommandContext& context, const CLI::App& command, EvalOptions&
     if (o.AsksRun()) {
       TakeLimitsOfRun(command, o);
       if (const EnvironmentConfig* e = o.run->environment(); e != nullptr) {
+        if (e->is_endpoint())
+          return InvalidArgument(
+              "--model: the environment of " + model.run +
+              " are programs that call its endpoint; let them call `tidepool serve --model " + model.run +
+              "`, or give --task or --data");
         o.limit = o.limit > 0 ? std::min(o.limit, e->held_out) : e->held_out;
         o.tasks = {e->name};
       }

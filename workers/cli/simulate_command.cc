@@ -160,6 +160,7 @@ Status SimulateConfig(const Options& o) {
   if (!job.ok() && job.status().message().starts_with("environment.")) {
     const EnvironmentConfig& e = *loaded.config.environment();
     const std::string key = !e.is_service()     ? "environment.name"
+                            : e.is_endpoint()   ? "rollout.endpoint"
                             : e.command.empty() ? "environment.addresses"
                                                 : "environment.command";
     return Status(job.status().code(), loaded.OriginOf(key).Where() + ": " + job.status().message());
