@@ -3,10 +3,15 @@
 // environment_vs_peer.py runs beside Gymnasium's AsyncVectorEnv.
 //
 //   environment_bench PROCESSES INSTANCES SECONDS COMMAND...
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/rng.h"
@@ -27,26 +32,67 @@ int Failed(const Status& why) {
   return 1;
 }
 
-int Bench(int64_t processes, int64_t instances, double seconds, std::vector<std::string> command) {
+const std::string kToken(64, 'a');
+
+// What the two processes have in common: the task as it describes itself, and where its instances are served.
+struct Found {
+  int64_t observation_size, actions, max_episode_steps, continuous;
+  char address[64];
+};
+
+JobConfig JobOf(int64_t processes, std::vector<std::string> command) {
   JobConfig job;
   job.job = RlJob{};
   EnvironmentConfig& e = std::get<RlJob>(job.job).environment;
   e.name = "bench";
   e.command = std::move(command);
   e.processes = processes;
-  const auto services = EnvironmentServices::Start(e, {.vector = true});
+  return job;
+}
+void Take(JobConfig& job, const Found& found) {
+  EnvironmentConfig& e = std::get<RlJob>(job.job).environment;
+  e.observation_size = found.observation_size;
+  e.actions = found.actions;
+  e.continuous = found.continuous != 0;
+  e.max_episode_steps = found.max_episode_steps;
+}
+
+// The environment worker's part, until `stop` is closed.
+int Serve(JobConfig job, int tell, int stop) {
+  const auto services = EnvironmentServices::Start(*job.environment(), {.vector = true});
   const auto described = services->Describe({.deadline = Clock::now() + std::chrono::seconds(60)});
   if (!described.ok()) return Failed(described.status());
-  e.observation_size = described->observation_size;
-  e.actions = described->actions;
-  e.continuous = described->continuous;
-  e.max_episode_steps = described->max_turns;
-  const std::string token(64, 'a');
-  auto server = VectorServer::Start({.token = token});
+  Found found{
+      described->observation_size, described->actions, described->max_turns, described->continuous, {}};
+  Take(job, found);
+  auto server = VectorServer::Start({.token = kToken});
   if (!server.ok()) return Failed(server.status());
   const auto kept = std::make_shared<KeptInstances>(0);
   (*server)->Serve([&] { return std::make_unique<ServedHost>(job, services, kept); });
-  RemoteHost host((*server)->address(), token, 60);
+  (*server)->address().copy(found.address, sizeof(found.address) - 1);
+  if (::write(tell, &found, sizeof(found)) != sizeof(found)) return 1;
+  char none = 0;
+  while (::read(stop, &none, 1) > 0) {
+  }
+  (*server)->Stop();
+  return 0;
+}
+
+int Bench(int64_t processes, int64_t instances, double seconds, std::vector<std::string> command) {
+  // Two processes, as in a run: whoever acts, and the environment worker.
+  int told[2], stop[2];
+  if (::pipe2(told, O_CLOEXEC) != 0 || ::pipe2(stop, O_CLOEXEC) != 0) return 1;
+  JobConfig job = JobOf(processes, std::move(command));
+  if (::fork() == 0) {
+    ::close(stop[1]);
+    return Serve(std::move(job), told[1], stop[0]);
+  }
+  ::close(told[1]);
+  Found found{};
+  if (::read(told[0], &found, sizeof(found)) != sizeof(found)) return 1;
+  Take(job, found);
+  const EnvironmentConfig& e = *job.environment();
+  RemoteHost host(found.address, kToken, 60);
 
   std::vector<uint64_t> indices(static_cast<size_t>(instances));
   for (size_t i = 0; i < indices.size(); ++i) indices[i] = i;

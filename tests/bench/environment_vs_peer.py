@@ -62,7 +62,7 @@ def main():
     for task in args.tasks:
         ours, theirs = [], []
         for _ in range(args.repeats):
-            ours.append(rate([str(args.build.resolve() / "tests/bench/environment_bench"), str(args.processes), str(args.instances), str(args.seconds),
+            ours.append(rate([str(args.build.resolve() / "bin/environment_bench"), str(args.processes), str(args.instances), str(args.seconds),
                               args.peer, "-m", "tidepool_env", "serve", f"gymnasium:{task}"], PYTHONPATH=str(ROOT / "examples/python")))
             theirs.append(rate([args.peer, "-c", PEER, task, str(args.instances), str(args.seconds)]))
         a, b = statistics.median(ours), statistics.median(theirs)
