@@ -128,11 +128,23 @@ struct ChunkProgress {
   int64_t new_tokens = 0;
   Version version;
 };
-enum class ChunkEnd : uint8_t { kChunkLimit, kEos, kStop, kLength, kCancelled, kDrained, kDataError, kError };
+enum class ChunkEnd : uint8_t {
+  kChunkLimit,
+  kEos,
+  kStop,
+  kLength,
+  kCancelled,
+  kDrained,
+  kDataError,
+  kError,
+  kEnvError,  // the environment of a fragment is lost, or fails
+};
 constexpr auto WordsOf(ChunkEnd) {
   return std::to_array<const char*>(
-      {"chunk_limit", "eos", "stop", "length", "cancelled", "drained", "data_error", "error"});
+      {"chunk_limit", "eos", "stop", "length", "cancelled", "drained", "data_error", "error", "env_error"});
 }
+// An attempt does not go on with what was generated before a chunk that ended so.
+constexpr bool LosesWork(ChunkEnd end) { return end == ChunkEnd::kCancelled || end >= ChunkEnd::kDataError; }
 struct ChunkFinished {
   WorkerRef worker;
   SlotId slot;

@@ -104,8 +104,14 @@ struct EnvironmentConfig {
   // A service (proto/environment.proto): each environment worker starts one, or all find these.
   std::vector<std::string> command, addresses;
   double start_timeout_s = 60.0;  // until it answers
-  int64_t size = 4096;            // distinct training episodes
-  int64_t held_out = 64;          // episodes never trained on
+  int64_t processes = 1;          // model.policy: that each environment worker starts of a command
+  // model.policy: what a service says of its spaces; observation_size 0: it has not been asked yet.
+  int64_t observation_size = 0;
+  int64_t actions = 0;
+  bool continuous = false;
+  double solved_return = 0;
+  int64_t size = 4096;    // distinct training episodes
+  int64_t held_out = 64;  // episodes never trained on
   int64_t workers = 1;
   int64_t max_turns = 0;        // of an episode; 0: the environment's own limit
   int64_t max_turn_tokens = 0;  // of the policy in one turn; 0: what rollout.max_new_tokens leaves

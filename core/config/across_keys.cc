@@ -18,6 +18,7 @@
 #include "core/config/binder.h"
 #include "core/config/layout_rules.h"
 #include "core/config/policy_rules.h"
+#include "core/config/service_rules.h"
 #include "core/config/training_slots.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
@@ -190,43 +191,6 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
     return b.ComplainOf("data.", task.status());
   }
   CheckTaskQuestions(b, c, *task.value());
-}
-
-// Of what is written alone; the service itself is asked by TryGames.
-bool CheckService(Binder& b, const EnvironmentConfig& e) {
-  if (!e.command.empty() && !e.addresses.empty()) {
-    b.Complain("environment.addresses",
-               "written beside environment.command: a service is started, or it is there already; keep one "
-               "of the two (null takes an inherited one away)");
-    return false;
-  }
-  for (const std::string& address : e.addresses) {
-    const bool unix_socket = address.starts_with("unix:") && address.size() > 5;
-    const size_t colon = address.rfind(':');
-    const bool port = colon != std::string::npos && colon > 0 && colon + 1 < address.size() &&
-                      address.find_first_not_of("0123456789", colon + 1) == std::string::npos &&
-                      address.find('/') == std::string::npos;
-    if (unix_socket || port) continue;
-    b.Complain("environment.addresses",
-               "found '" + address + "'; expected host:port (127.0.0.1:7100) or unix:/path");
-    return false;
-  }
-  // It stands beside "solved" in rewards, and in names of metrics.
-  constexpr std::string_view kOfNames = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
-  if (e.name == "solved" || e.name.find_first_not_of(kOfNames) != std::string::npos) {
-    b.Complain("environment.name",
-               e.name == "solved"
-                   ? "is 'solved', which every environment says of an episode; give the service another name"
-                   : "found a name of a service with other characters than A-Z a-z 0-9 _ . -; write one "
-                     "without them");
-    return false;
-  }
-  if (!e.command.empty() && e.command.front().empty()) {
-    b.Complain("environment.command",
-               "begins with an empty word; expected a program, like [python3, game.py]");
-    return false;
-  }
-  return true;
 }
 
 // rollout.endpoint is an environment whose episodes programs outside play; rows of data are their tasks.
@@ -1042,6 +1006,9 @@ void CheckText(Binder& b, LoadedConfig& loaded) {
     }
   }
   CheckModel(b, loaded);
+  if (auto* rl = std::get_if<RlJob>(&loaded.config.job);
+      rl != nullptr && rl->environment.is_service() && !b.Written("environment.instances"))
+    Adjust(loaded, "environment.instances", rl->environment.instances, 256, "of a service");
   if (const EnvironmentConfig* environment = c.environment()) {
     CheckEnvironment(b, c, *environment);
     if (environment->is_endpoint() && !(c.data.task.empty() && c.data.path.empty())) CheckData(b, loaded);
@@ -1112,10 +1079,11 @@ std::vector<std::string> LayoutProblems(LoadedConfig loaded) {
   return texts;
 }
 
-StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask_service) {
+StatusOr<std::string> TryGames(LoadedConfig& loaded, const AskService& ask_service) {
   const JobConfig& c = loaded.config;
   const EnvironmentConfig* e = c.environment();
   const bool service = e != nullptr && e->is_service();
+  if (service && c.model.is_policy()) return AskSpaces(loaded, ask_service);
   const auto* info = e == nullptr || service ? nullptr : environments::FindTextEnvironment(e->name);
   if ((info == nullptr && !service) || (service && e->is_endpoint())) return std::string();
   const UsualLimitFor limit(UsualLimitOf(loaded));
@@ -1135,7 +1103,7 @@ StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask
     if (said.status().code() == StatusCode::kUnavailable)
       return told(key, key, "environment " + e->name + " was not tried: " + said.status().message());
     if (!said.ok()) return InvalidArgument(told(key, key, said.status().message()));
-    missing.Look(*said);
+    missing.Look(said->characters);
     return lacks(missing.list(), e->name);
   }
   TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e->name, e->options, c.seed));

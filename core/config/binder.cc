@@ -417,8 +417,6 @@ void Binder::BindEnvironment(const Node& map) {
   if (rl == nullptr || !rl->environment.is_service()) return;
   EnvironmentConfig& e = rl->environment;
   if (e.name.empty()) Adjust(loaded_, "environment.name", e.name, "service", "of a service");
-  if (!Written("environment.instances"))
-    Adjust(loaded_, "environment.instances", e.instances, 256, "of a service");
 }
 
 // The program of a command, and words that look like files, where they are files beside the config or in the

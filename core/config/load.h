@@ -82,10 +82,18 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
 // is about to run the job, or was asked whether it can be. kInvalidArgument: what is wrong, as of LoadConfig.
 // What is returned is a warning: this machine has no child for it, which is not the game's fault, and nothing
 // is known of it; empty: none.
-// `ask_service`: starts or finds an environment that is a service, and returns what it says first and what
-// characters it names (workers/side/environment_services.h). Errors as those of a trial of games.
-using AskService = std::function<StatusOr<std::string>(const JobConfig& config)>;
-StatusOr<std::string> TryGames(const LoadedConfig& loaded, const AskService& ask_service = {});
+// `ask_service`: starts or finds an environment that is a service, and returns what it says of itself
+// (workers/side/environment_services.h). Errors as those of a trial of games. What model.policy has to know
+// of one is filled in (environment.observation_size and others).
+struct ServiceSays {
+  std::string characters;  // that it says first, and that it names
+  // Of a control task.
+  int64_t observation_size = 0, actions = 0, max_episode_steps = 0;
+  bool continuous = false;
+  double solved_return = 0;
+};
+using AskService = std::function<StatusOr<ServiceSays>(const JobConfig& config)>;
+StatusOr<std::string> TryGames(LoadedConfig& loaded, const AskService& ask_service = {});
 
 // A config that was checked once, for who looks at a run: each key for itself. What the rules between keys
 // would say is left out, because the files that it names may be gone since, and so may its plug-ins: none is

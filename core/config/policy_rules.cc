@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/algorithms/registry.h"
+#include "core/config/service_rules.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
 #include "core/policy/fragment.h"
@@ -18,6 +19,11 @@ constexpr std::array kPolicyKeys = {"model.hidden",
                                     "model.initial_log_std",
                                     "environment.instances",
                                     "environment.max_episode_steps",
+                                    "environment.processes",
+                                    "environment.observation_size",
+                                    "environment.actions",
+                                    "environment.continuous",
+                                    "environment.solved_return",
                                     "rollout.steps_per_fragment",
                                     "algorithm.value_coef"};
 // A key, or with a point at the end all keys below.
@@ -25,14 +31,9 @@ constexpr std::array kTextKeys = {"model.path",
                                   "model.init.",
                                   "data.",
                                   "reward.",
-                                  "environment.command",
-                                  "environment.addresses",
-                                  "environment.start_timeout_s",
                                   "environment.size",
                                   "environment.max_turns",
                                   "environment.max_turn_tokens",
-                                  "environment.max_retries",
-                                  "environment.reset_timeout_s",
                                   "environment.episode_timeout_s",
                                   "environment.latency.",
                                   "algorithm.advantage_scale",
@@ -74,11 +75,20 @@ constexpr std::array kTextKeys = {"model.path",
                                   "train.recompute",
                                   "cluster.pace",
                                   "cluster.pace_scale"};
+// Of a control task that is a service.
+constexpr std::array kServiceKeys = {"environment.command",          "environment.addresses",
+                                     "environment.start_timeout_s",  "environment.processes",
+                                     "environment.reset_timeout_s",  "environment.max_retries",
+                                     "environment.observation_size", "environment.actions",
+                                     "environment.continuous",       "environment.solved_return"};
 
 // What the control task says of itself, and the parts of the algorithm.
 void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
   const EnvironmentConfig& e = rl.environment;
-  if (environments::FindTextEnvironment(e.name) != nullptr) {
+  if (e.is_service()) {
+    if (!CheckService(b, e)) return;
+    if (e.observation_size == 0) return;  // it is asked before the job is run
+  } else if (environments::FindTextEnvironment(e.name) != nullptr) {
     return b.Complain("environment.name",
                       e.name + " is a game of words, which model.policy: " + Name(c.model.policy) +
                           " cannot play; take a control task (`tidepool environments`), or a language model");
@@ -96,7 +106,8 @@ void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
   }
   if (b.AllGood({"environment.instances", "rollout.steps_per_fragment"})) {
     const int64_t bytes =
-        policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances);
+        policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances,
+                              e.is_service() ? environment->max_episode_steps : 0);
     b.Rule(b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
            {}, bytes > c.security.max_control_bytes / 2,
            std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
@@ -125,7 +136,9 @@ bool BelongsToPolicies(std::string_view key, const JobConfig& config) {
   return !config.model.is_policy() && !of_service && std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end();
 }
 
-bool BelongsToText(std::string_view key) {
+bool BelongsToText(std::string_view key, const JobConfig& config) {
+  const bool service = config.environment() != nullptr && config.environment()->is_service();
+  if (!service && std::ranges::find(kServiceKeys, key) != kServiceKeys.end()) return true;
   return std::ranges::any_of(
       kTextKeys, [&](std::string_view k) { return k.ends_with('.') ? key.starts_with(k) : key == k; });
 }
@@ -139,7 +152,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   EnvironmentConfig& e = rl->environment;
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
-    if (BelongsToText(key) || key == "model.init" || key == "reward.functions") {
+    if (BelongsToText(key, c) || key == "model.init" || key == "reward.functions") {
       b.Complain(key, std::string("means nothing to a policy of control tasks (model.policy: ") +
                           Name(c.model.policy) + "); remove it (null takes an inherited one away)");
     }

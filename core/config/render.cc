@@ -33,7 +33,7 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 bool Applies(const Key& key, const JobConfig& config) {
   if (key.job && *key.job != config.kind()) return false;
   if (BelongsToPolicies(key.path, config)) return false;
-  if (config.model.is_policy() && BelongsToText(key.path)) return false;
+  if (config.model.is_policy() && BelongsToText(key.path, config)) return false;
   if (key.path.starts_with("environment.")) return config.environment() != nullptr;
   const bool tasks = config.environment() != nullptr && config.environment()->is_endpoint() &&
                      !(config.data.task.empty() && config.data.path.empty());

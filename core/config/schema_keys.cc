@@ -98,9 +98,27 @@ std::vector<Key> EnvironmentKeys() {
           "game of several turns, or control task of model.policy (`tidepool environments`), in place of "
           "data and reward; its options are further keys of environment. Of a service: what it is called in "
           "metrics and messages"),
-      TP_JOB_KEY(RlJob, environment.command,
-                 "program and arguments of an environment that is a service of its own "
-                 "(docs/adding_an_environment.md); each environment worker starts one",
+      TP_JOB_KEY(
+          RlJob, environment.command,
+          "program and arguments of an environment that is a service of its own "
+          "(docs/adding_an_environment.md); each environment worker starts one, of model.policy as many as "
+          "environment.processes",
+          kFree),
+      TP_JOB_KEY(
+          RlJob, environment.processes,
+          "of environment.command that each environment worker starts; the instances of a fragment are "
+          "spread over them",
+          Between(1, 256), kFree),
+      TP_JOB_KEY(RlJob, environment.observation_size,
+                 "of a service that model.policy plays: numbers of an observation; 0: it is asked",
+                 Between(0, 65536), Unit{"numbers"}),
+      TP_JOB_KEY(RlJob, environment.actions,
+                 "of a service that model.policy plays: choices, or numbers of an action; it is asked",
+                 Between(0, 4096)),
+      TP_JOB_KEY(RlJob, environment.continuous,
+                 "of a service that model.policy plays: an action is numbers, else a choice; it is asked"),
+      TP_JOB_KEY(RlJob, environment.solved_return,
+                 "of a service that model.policy plays: return of a solved episode, in place of what it says",
                  kFree),
       TP_JOB_KEY(RlJob, environment.addresses,
                  "of running services, all of the same environment, host:port or unix:/path; episodes are "

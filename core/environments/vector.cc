@@ -32,6 +32,8 @@ std::string Word(double x) {
 }
 std::string Words(std::span<const double> numbers) { return Listed(numbers, Word); }
 
+}  // namespace
+
 std::string NameOf(const InstanceState& s) {
   const bool evaluation = s.index >= kEvaluationInstances;
   return (evaluation ? "evaluation instance " + std::to_string(s.index - kEvaluationInstances)
@@ -39,12 +41,27 @@ std::string NameOf(const InstanceState& s) {
          ", step " + std::to_string(s.steps) + " of its episode " + std::to_string(s.episode);
 }
 
-}  // namespace
-
 // core/base/plugin_check.h.
 std::string FaultOf(const ControlPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
 
-std::string LabelOf(const VectorSpec& spec) { return "control task " + spec.name + " (" + spec.file + ")"; }
+std::string LabelOf(const VectorSpec& spec) {
+  return spec.served ? "environment " + spec.name : "control task " + spec.name + " (" + spec.file + ")";
+}
+
+int32_t SeedOfEpisode(uint64_t seed, uint64_t index, int64_t episode) {
+  return static_cast<int32_t>(NoiseOf(seed, index, episode).InRange(0, INT32_MAX));
+}
+
+StatusOr<std::vector<InstanceState>> StartStates(const VectorOptions& options,
+                                                 std::span<const uint64_t> indices, int64_t episode) {
+  if (!options.served) {
+    TP_ASSIGN_OR_RETURN(const auto set, VectorEnvironment::Create(options, indices, episode));
+    return set->states();
+  }
+  std::vector<InstanceState> states;
+  for (const uint64_t index : indices) states.push_back({.index = index, .episode = episode});
+  return states;
+}
 
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = [] {
@@ -78,6 +95,7 @@ StatusOr<ControlTask> Choose(const VectorOptions& o) {
 }  // namespace
 
 StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
+  if (o.served) return *o.served;
   TP_ASSIGN_OR_RETURN(ControlTask chosen, Choose(o));
   return chosen.spec;
 }

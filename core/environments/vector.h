@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +40,7 @@ struct VectorSpec {
   double solved_return = 0;  // mean return over 100 episodes that counts as solved
   std::string reward;        // one line
   std::string options = {};  // of `environment`, one line; empty: it takes none
+  bool served = false;       // by a program of its own (proto/environment.proto); then there is no `file`
   // Numbers of one action as it travels: 1 choice, or `actions` numbers.
   [[nodiscard]] int64_t action_size() const { return continuous ? actions : 1; }
 };
@@ -50,18 +52,25 @@ struct VectorOptions {
   std::map<std::string, std::string> options = {};
   int64_t max_episode_steps = 0;
   uint64_t seed = 1;
+  std::optional<VectorSpec> served = {};  // the task is a service's, which says this of itself
 };
 StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& options);
 const std::vector<VectorSpec>& ListVectorEnvironments();
-std::string LabelOf(const VectorSpec& spec);  // "control task NAME (FILE)", for messages
+// "control task NAME (FILE)", or "environment NAME" of a service; for messages
+std::string LabelOf(const VectorSpec& spec);
 
-// One instance between two steps.
+// One instance between two steps. In this process its state is four numbers. Of a service it is what was done
+// in its episode, which follows from that (`loss: replay`), or cannot be had again (`loss: pinned`).
 struct InstanceState {
   uint64_t index = 0;  // names the instance's noise
   int64_t episode = 0;
   int64_t steps = 0;              // of this episode
   double score = 0;               // sum of this episode's rewards
   std::array<double, 4> state{};  // the environment's own, unused places 0
+  // Of a service alone.
+  uint64_t digest = 0;  // of all that this episode has said
+  std::vector<float> actions =
+      {};  // [steps, action_size] of this episode; empty where they are of no use (pinned)
   friend bool operator==(const InstanceState&, const InstanceState&) = default;
 };
 
@@ -80,6 +89,13 @@ struct VectorStep {
   std::vector<float> final_observations;  // [ended, observation_size]: of instances with a flag, in order
   std::vector<double> scores;             // [ended]: returns of the finished episodes
 };
+
+// Where instances `indices` begin their episode number `episode`. Errors of VectorEnvironment::Create.
+StatusOr<std::vector<InstanceState>> StartStates(const VectorOptions& options,
+                                                 std::span<const uint64_t> indices, int64_t episode = 0);
+// The seed with which a service begins an episode: 0 to 2^31 - 1.
+int32_t SeedOfEpisode(uint64_t seed, uint64_t index, int64_t episode);
+std::string NameOf(const InstanceState& state);  // "instance 3, step 17 of its episode 2", for messages
 
 class Rules;  // control_tasks/control_plugin.h
 

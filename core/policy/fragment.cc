@@ -26,6 +26,22 @@ std::vector<T> GetList(ByteReader& reader) {
   return items;
 }
 
+// What services keep of their instances comes behind the states of all, where any has it.
+void PutServed(std::string& out, const std::vector<InstanceState>& states) {
+  if (std::ranges::all_of(states, [](const auto& s) { return s.digest == 0 && s.actions.empty(); })) return;
+  for (const InstanceState& s : states) {
+    PutNumber(out, s.digest);
+    PutList(out, s.actions);
+  }
+}
+void GetServed(ByteReader& reader, std::vector<InstanceState>& states) {
+  if (reader.left() == 0) return;
+  for (InstanceState& s : states) {
+    s.digest = reader.Number<uint64_t>();
+    s.actions = GetList<float>(reader);
+  }
+}
+
 void PutStates(std::string& out, const std::vector<InstanceState>& states) {
   PutNumber(out, static_cast<uint32_t>(states.size()));
   for (const InstanceState& s : states) {
@@ -35,6 +51,7 @@ void PutStates(std::string& out, const std::vector<InstanceState>& states) {
     PutNumber(out, s.score);
     for (const double x : s.state) PutNumber(out, x);
   }
+  PutServed(out, states);
 }
 std::vector<InstanceState> GetStates(ByteReader& reader) {
   std::vector<InstanceState> states(reader.Count(kStateBytes));
@@ -45,6 +62,7 @@ std::vector<InstanceState> GetStates(ByteReader& reader) {
     s.score = reader.Number<double>();
     for (double& x : s.state) x = reader.Number<double>();
   }
+  GetServed(reader, states);
   return states;
 }
 
@@ -122,10 +140,11 @@ StatusOr<Fragment> DecodeFragment(std::string_view bytes) {
   return f;
 }
 
-int64_t FragmentBytes(const PolicySpec& spec, int64_t steps, int64_t instances) {
+int64_t FragmentBytes(const PolicySpec& spec, int64_t steps, int64_t instances, int64_t kept_steps) {
   // A truncated step has its final observation and a return beside the step itself.
   const int64_t step = 4 * (2 * spec.observation_size + spec.action_size() + 3) + 1 + 8;
-  return 128 + (steps + 1) * instances * step + instances * static_cast<int64_t>(kStateBytes);
+  const int64_t kept = static_cast<int64_t>(kStateBytes) + 12 + 4 * kept_steps * spec.action_size();
+  return 128 + (steps + 1) * instances * step + instances * kept;
 }
 
 std::string EncodeStates(const std::vector<InstanceState>& states) {

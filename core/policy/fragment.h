@@ -43,8 +43,9 @@ Status CheckFragment(const Fragment& fragment, const PolicySpec& spec);
 // Little-endian; the inverse checks every count before it allocates. kDataLoss: the bytes are no fragment.
 std::string EncodeFragment(const Fragment& fragment);
 StatusOr<Fragment> DecodeFragment(std::string_view bytes);
-// Upper bound of the encoded bytes of a fragment of this size.
-int64_t FragmentBytes(const PolicySpec& spec, int64_t steps, int64_t instances);
+// Upper bound of the encoded bytes of a fragment of this size. `kept_steps`: of an episode whose actions its
+// states keep (InstanceState::actions).
+int64_t FragmentBytes(const PolicySpec& spec, int64_t steps, int64_t instances, int64_t kept_steps = 0);
 
 std::string EncodeStates(const std::vector<environments::InstanceState>& states);
 StatusOr<std::vector<environments::InstanceState>> DecodeStates(std::string_view bytes);

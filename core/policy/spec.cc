@@ -56,6 +56,15 @@ environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
   const EnvironmentConfig& e = *job.environment();
   environments::VectorOptions o{
       .name = e.name, .options = {}, .max_episode_steps = e.max_episode_steps, .seed = job.seed};
+  if (e.is_service()) {
+    o.served = environments::VectorSpec{.name = e.name,
+                                        .continuous = e.continuous,
+                                        .observation_size = e.observation_size,
+                                        .actions = e.actions,
+                                        .max_episode_steps = e.max_episode_steps,
+                                        .solved_return = e.solved_return,
+                                        .served = true};
+  }
   for (const auto& [key, text] : e.options) {
     const nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     o.options[key] = value.is_string() ? value.get<std::string>() : text;

@@ -121,10 +121,14 @@ void Rollouts::On(const event::ChunkFinished& e) {
     dispatcher_.Requeue(e.tid);
     return;
   }
+  const bool infra = e.end == event::ChunkEnd::kEnvError;
   const int32_t att = r.att;  // `r` goes with the request
-  const std::string share = e.tid.is_eval() ? "" : all_.samples.CountUnplayable(e.why);
+  const std::string share = e.tid.is_eval() ? "" : all_.samples.CountUnplayable(e.why, infra);
   if (all_.life.over()) return;
-  out_.Warn(data ? "data_invalid" : "poison",
+  const DropReason reason = data    ? DropReason::kDataInvalid
+                            : infra ? DropReason::kEnvInfra
+                                    : DropReason::kPoison;
+  out_.Warn(Name(reason),
             "sample " + ToString(e.tid) + " is dropped, it cannot be generated: " + e.why + share,
             {{"tid", ToString(e.tid)}});
   if (e.tid.is_eval()) {
@@ -133,7 +137,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
     return;
   }
   out_.Record(record::End{e.tid, att, EndStatus::kError});
-  all_.samples.DropSample(e.tid, data ? DropReason::kDataInvalid : DropReason::kPoison);
+  all_.samples.DropSample(e.tid, reason);
 }
 
 void Rollouts::Dispatch() {

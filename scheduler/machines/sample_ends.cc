@@ -280,9 +280,10 @@ void SampleFlow::EndIfNothingPasses(const std::string& why) {
                      "; the last one: " + why);
 }
 
-std::string SampleFlow::CountUnplayable(const std::string& why) {
-  CountOutcome(GradeOutcome::kData, why);
-  return LostShare(GradeOutcome::kData);
+std::string SampleFlow::CountUnplayable(const std::string& why, bool infra) {
+  const GradeOutcome outcome = infra ? GradeOutcome::kInfra : GradeOutcome::kData;
+  CountOutcome(outcome, why);
+  return LostShare(outcome);
 }
 
 InfraBudget SampleFlow::Budget() const {
@@ -296,13 +297,15 @@ void SampleFlow::EndIfTooManyFail() {
   const InfraBudget budget = Budget();
   const auto seen = static_cast<int64_t>(outcomes_.size());
   const int64_t infra = CountOf(GradeOutcome::kInfra);
-  const std::string who = facts_.environment ? "environment" : "reward";
+  // Of control tasks, too, whose fragments are no episodes to the scheduler.
+  const bool plays = options_.side_kind() == WorkerKind::kEnvironment;
+  const std::string who = plays ? "environment" : "reward";
   const auto lost = [&] {
     return std::to_string(infra) + " of the last " + std::to_string(seen) +
            " samples were lost to infrastructure failures of the " + who;
   };
   if (budget.Spent(infra, seen)) {
-    all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who,
+    all_.life.Fail(plays ? "env_infra" : "reward_infra", who,
                    lost() + " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;
   }

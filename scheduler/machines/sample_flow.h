@@ -51,9 +51,9 @@ class SampleFlow : public Machine {
   void DropGroup(const GroupKey& key, DropReason reason);
   void DropLeftovers();                  // the run ends
   void DiscardTrained(StepNumber step);  // a checkpoint of this step is committed
-  // A sample could not be generated, or failed at each try: it counts as one that cannot be graded.
-  // Returns what that means for the run, in words.
-  std::string CountUnplayable(const std::string& why);
+  // A sample could not be generated, or failed at each try: it counts as one that cannot be graded, or, where
+  // its environment is lost (`infra`), as such a loss. Returns what that means for the run, in words.
+  std::string CountUnplayable(const std::string& why, bool infra = false);
   void Expire();         // at a publication: groups that can never be trained again
   void RestartUndone();  // after a restore
 

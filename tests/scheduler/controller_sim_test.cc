@@ -1121,6 +1121,40 @@ TEST(ControllerSimTest, ARunNoneOfWhoseSamplesCanBeGeneratedEnds) {
   }
 }
 
+// The program of a control task that dies or fails: a loss to infrastructure, and no reward.
+TEST(ControllerSimTest, FragmentsWhoseEnvironmentIsLostAreInfrastructure) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  o.controller.environment = {.used = true, .in_rollout = true};
+  SimCluster cluster(o);
+  int64_t refused = 0;
+  cluster.on_event = [&](const Event& event) {
+    const auto* end = std::get_if<event::ChunkFinished>(&event);
+    if (end == nullptr || end->end == event::ChunkEnd::kEnvError || end->tid.is_eval()) return true;
+    event::ChunkFinished lost = *end;
+    lost.end = event::ChunkEnd::kEnvError;
+    lost.why = "it is gone";
+    ++refused;
+    cluster.Inject(lost);
+    return false;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=env_infra")) << r.why;
+  EXPECT_TRUE(r.why.ends_with("the last one: it is gone")) << r.why;
+  int64_t drops = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    EXPECT_EQ(std::get_if<record::Graded>(&e.record), nullptr);
+    const auto* drop = std::get_if<record::Drop>(&e.record);
+    if (drop == nullptr || drop->reason == DropReason::kOperator) continue;
+    EXPECT_EQ(drop->reason, DropReason::kEnvInfra);
+    ++drops;
+  }
+  EXPECT_GT(drops, 0);
+  EXPECT_GE(refused, 3 * drops) << "each is tried three times";
+  ExpectProven(cluster);
+}
+
 // infra_drop_stop is a share of 20 steps, and this job has six.
 TEST(ControllerSimTest, ARewardThatFailsMoreOftenThanNotEndsAShortRunToo) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};

@@ -23,7 +23,7 @@ void Fail(CommandContext& context, const Status& status, int exit_code = 2);
 // The options of a command that takes a run or, with a token file, an address (SourceOf in run_status.h).
 void AddRunOrAddress(CLI::App& command, std::string& run, std::string& token_file);
 // config::TryGames. What it warns of goes to stderr.
-Status CheckGames(const config::LoadedConfig& loaded);
+Status CheckGames(config::LoadedConfig& loaded);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show

@@ -25,7 +25,7 @@
 
 namespace tidepool::workers {
 
-Status CheckGames(const config::LoadedConfig& loaded) {
+Status CheckGames(config::LoadedConfig& loaded) {
   TP_ASSIGN_OR_RETURN(const std::string warning, config::TryGames(loaded, TryEnvironmentService));
   if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   return OkStatus();
@@ -36,7 +36,7 @@ namespace {
 // With what the config names checked, too. Warnings go to stderr.
 StatusOr<JobData> Checked(const std::string& file, const std::vector<std::string>& overrides,
                           const std::string& self_path) {
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(file, overrides));
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, overrides));
   for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   TP_RETURN_IF_ERROR(CheckGames(loaded));
   TP_RETURN_IF_ERROR(CheckInputs(loaded));

@@ -243,7 +243,7 @@ Status CheckTarget(const PlanOptions& o) {
 
 Status PlanJob(const PlanOptions& o) {
   TP_RETURN_IF_ERROR(CheckTarget(o));
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
   const JobConfig& config = loaded.config;
   if (config.model.is_policy())
     return InvalidArgument(loaded.OriginOf("model.policy").Where() +

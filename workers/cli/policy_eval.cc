@@ -7,12 +7,14 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "core/base/statistics.h"
 #include "core/config/load.h"
 #include "core/environments/drawing.h"
+#include "core/files/mapped_file.h"
 #include "core/policy/spec.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/answer_progress.h"
@@ -20,6 +22,10 @@
 #include "workers/cli/session_folder.h"
 #include "workers/controller/job.h"
 #include "workers/controller/launcher.h"
+#include "workers/net/auth.h"
+#include "workers/side/environment_services.h"
+#include "workers/side/served_vectors.h"
+#include "workers/side/vector_service.h"
 
 namespace tidepool::workers {
 namespace {
@@ -29,7 +35,29 @@ using PlayClock = std::chrono::steady_clock;
 
 struct PlayedEnvironment : environments::VectorOptions {
   double step_timeout_s = EnvironmentConfig{}.step_timeout_s;
+  std::optional<JobConfig> job = {};  // of a service
 };
+
+// The instances of a service, served to the worker that plays. The service itself is this process's.
+struct ServedEnvironment {
+  std::shared_ptr<EnvironmentServices> services;
+  std::unique_ptr<VectorServer> server;
+};
+StatusOr<ServedEnvironment> ServeTo(const std::string& token_file, const PlayedEnvironment& e) {
+  JobConfig job = *e.job;
+  job.seed = e.seed;
+  std::get<RlJob>(job.job).environment.max_episode_steps = e.max_episode_steps;
+  ServedEnvironment s;
+  TP_ASSIGN_OR_RETURN(const auto secret, JobTokens::Random());
+  const std::string token = secret.Token(CallerRole::kDevice);
+  TP_RETURN_IF_ERROR(files::WriteSmallFile(token_file, token));
+  s.services = EnvironmentServices::Start(*job.environment(), {.vector = true});
+  TP_ASSIGN_OR_RETURN(s.server, VectorServer::Start({.token = token}));
+  s.server->Serve([job, services = s.services, kept = std::make_shared<KeptInstances>(0)] {
+    return std::make_unique<ServedHost>(job, services, kept);
+  });
+  return s;
+}
 
 // The environment that is played: the run's own, with what the command line changes of it.
 StatusOr<PlayedEnvironment> EnvironmentOf(const FoundModel& model, const policy::PolicySpec& spec,
@@ -41,6 +69,10 @@ StatusOr<PlayedEnvironment> EnvironmentOf(const FoundModel& model, const policy:
                         config::LoadConfig(storage::RunPaths(model.run).config()));
     if (loaded.config.environment() != nullptr)
       e = {policy::EnvironmentOfJob(loaded.config), loaded.config.environment()->step_timeout_s};
+    if (e.served) {
+      e.job = loaded.config;
+      e.max_episode_steps = e.served->max_episode_steps;
+    }
   }
   if (o.tasks.size() > 1) return InvalidArgument("--task: a policy is for one task, " + spec.environment);
   if (!o.tasks.empty() && o.tasks.front() != e.name) {
@@ -55,6 +87,9 @@ StatusOr<PlayedEnvironment> EnvironmentOf(const FoundModel& model, const policy:
     if (equals == std::string::npos) return InvalidArgument("--option: " + option + " is not name=value");
     const std::string name = option.substr(0, equals), text = option.substr(equals + 1);
     const json value = json::parse(text, nullptr, false);
+    if (name != "max_episode_steps" && e.served)
+      return InvalidArgument("--option: " + name + " is no option of a service; it was started with " +
+                             storage::RunPaths(model.run).config());
     if (name != "max_episode_steps") {
       e.options[name] = value.is_string() ? value.get<std::string>() : text;
       continue;
@@ -62,6 +97,7 @@ StatusOr<PlayedEnvironment> EnvironmentOf(const FoundModel& model, const policy:
     if (!value.is_number_integer() || value.get<int64_t>() < 1)
       return InvalidArgument("--option: max_episode_steps is " + text + "; expected a whole number above 0");
     e.max_episode_steps = value.get<int64_t>();
+    if (e.served) e.served->max_episode_steps = e.max_episode_steps;
   }
   if (o.seed) e.seed = *o.seed;
   return e;
@@ -101,8 +137,10 @@ class GrowingLines {
 StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const FoundModel& model,
                                           const PlayedEnvironment& e, const PolicyEvalOptions& o) {
   // Without an episode that ends; a task that does not come back is the worker's to tell.
-  const auto patience =
-      std::chrono::duration_cast<PlayClock::duration>(std::chrono::duration<double>(120 + e.step_timeout_s));
+  const double start_s =
+      e.job ? e.job->environment()->start_timeout_s + e.job->environment()->reset_timeout_s : 0;
+  const auto patience = std::chrono::duration_cast<PlayClock::duration>(
+      std::chrono::duration<double>(120 + e.step_timeout_s + start_s));
   TP_ASSIGN_OR_RETURN(const std::string worker, FindWorker({}, context.self_path));
   TP_ASSIGN_OR_RETURN(const SessionFolder folder, SessionFolder::Make());
   const std::string out = folder.path() + "/episodes.jsonl", log = folder.path() + "/worker.log";
@@ -112,12 +150,18 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
                                     "--environment=" + e.name,
                                     "--max-episode-steps=" + std::to_string(e.max_episode_steps),
                                     "--seed=" + std::to_string(e.seed),
-                                    "--step-timeout=" + std::to_string(e.step_timeout_s),
+                                    "--step-timeout=" + std::to_string(e.step_timeout_s + start_s),
                                     "--episodes=" + std::to_string(o.episodes),
                                     "--out=" + out};
   for (const auto& [name, value] : e.options) words.insert(words.end(), {"--option", name, value});
   if (o.sampled) words.emplace_back("--sampled");
   if (!o.render.empty()) words.push_back("--actions-of=" + std::to_string(o.episode));
+  ServedEnvironment served;
+  if (e.job) {
+    const std::string token_file = folder.path() + "/token";
+    TP_ASSIGN_OR_RETURN(served, ServeTo(token_file, e));
+    words.insert(words.end(), {"--address=" + served.server->address(), "--token-file=" + token_file});
+  }
   const std::function<bool()> stop = StopOnSignal();
   Launcher launcher(false);
   TP_RETURN_IF_ERROR(launcher.Start(0, words, log));
@@ -138,6 +182,8 @@ StatusOr<std::vector<PlayedEpisode>> Play(const CommandContext& context, const F
       return ended.front().exit_status == 2 ? InvalidArgument(why) : Unavailable(why);
     }
     if (stop()) return Aborted("stopped");
+    if (served.services != nullptr && !served.services->failed().empty())
+      return Unavailable(served.services->failed());
     if (PlayClock::now() > until)
       return DeadlineExceeded("no episode of " + e.name + " has ended for minutes: " + LastLineOf(log));
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -216,6 +262,8 @@ Status EvaluatePolicy(const CommandContext& context, const FoundModel& model, co
   if (!rules.ok()) return rules.status().At(o.task_options.empty() ? "--task" : "--option");
   TP_RETURN_IF_ERROR(policy::CheckPlays(spec, *rules).At(model.dir));
   if (!o.render.empty()) {
+    if (e.job)
+      return InvalidArgument("--render: " + e.name + " is a service, whose states nobody here can draw");
     if (!o.render.ends_with(".svg"))
       return InvalidArgument("--render: " + o.render + ": an animated SVG is drawn; name a file.svg");
     if (o.episode >= o.episodes)

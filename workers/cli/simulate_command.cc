@@ -154,7 +154,7 @@ Status SimulateWorkload(const Options& o) {
 }
 
 Status SimulateConfig(const Options& o) {
-  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
   TP_RETURN_IF_ERROR(CheckGames(loaded));
   auto job = SimJobOf(loaded.config, o.of_job);
   if (!job.ok() && job.status().message().starts_with("environment.")) {

@@ -41,6 +41,8 @@ int main(int argc, char** argv) {
   play->add_option("--max-episode-steps", play_options.environment.max_episode_steps, "0: the environment's");
   play->add_option("--seed", play_options.environment.seed);
   play->add_option("--step-timeout", play_options.step_timeout_s, "Seconds for a call of the environment");
+  play->add_option("--address", play_options.address, "Where the instances of a service are served");
+  play->add_option("--token-file", play_options.token_file, "That is shown there");
   play->add_option("--episodes", play_options.episodes);
   play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");

@@ -44,21 +44,21 @@ const record::Enq* Fragments::Before(const SampleId& tid) const {
   return before == stored_.end() ? nullptr : &before->second;
 }
 
-StatusOr<std::unique_ptr<environments::VectorEnvironment>> Fragments::Begin(std::span<const uint64_t> indices,
-                                                                            int64_t episode) const {
+StatusOr<std::vector<environments::InstanceState>> Fragments::Begin(std::span<const uint64_t> indices,
+                                                                    int64_t episode) const {
   const LimitedCall call({.what = environments::LabelOf(judge_.rules()),
                           .on = "the start of its instances",
                           .limit_s = config_.environment()->step_timeout_s,
                           .key = "environment.step_timeout_s"});
-  return environments::VectorEnvironment::Create(environment_, indices, episode);
+  return environments::StartStates(environment_, indices, episode);
 }
 
 StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Trajectory* before) const {
   if (tid.is_eval()) {
     const std::vector<uint64_t> index = {environments::kEvaluationInstances +
                                          static_cast<uint64_t>(tid.ordinal)};
-    TP_ASSIGN_OR_RETURN(const auto set, Begin(index, 0));
-    return policy::EncodeStates(set->states());
+    TP_ASSIGN_OR_RETURN(const auto states, Begin(index, 0));
+    return policy::EncodeStates(states);
   }
   if (before != nullptr) {
     const sample::Segment* played = before->Fragment();
@@ -70,9 +70,9 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Traje
   std::vector<uint64_t> indices;
   for (int64_t i = 0; i < config_.environment()->instances; ++i)
     indices.push_back(static_cast<uint64_t>(lane * config_.environment()->instances + i));
-  TP_ASSIGN_OR_RETURN(const auto set,
+  TP_ASSIGN_OR_RETURN(const auto states,
                       Begin(indices, tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
-  return policy::EncodeStates(set->states());
+  return policy::EncodeStates(states);
 }
 
 }  // namespace tidepool::workers

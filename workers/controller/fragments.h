@@ -46,8 +46,8 @@ class Fragments {
  private:
   Fragments(const JobConfig& config, FragmentJudge judge) : config_(config), judge_(std::move(judge)) {}
   // New episodes, in this process.
-  [[nodiscard]] StatusOr<std::unique_ptr<environments::VectorEnvironment>> Begin(
-      std::span<const uint64_t> indices, int64_t episode) const;
+  [[nodiscard]] StatusOr<std::vector<environments::InstanceState>> Begin(std::span<const uint64_t> indices,
+                                                                         int64_t episode) const;
 
   const JobConfig config_;
   const FragmentJudge judge_;

@@ -53,8 +53,7 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     if (ends_.expects(on, c.tid, c.att)) {
       samples_.Get(c.tid, c.att).tokens.finish = up::FinishOf(c.end);
       // It holds nothing of it, or something else.
-      if (c.end == ChunkEnd::kCancelled || c.end == ChunkEnd::kDataError || c.end == ChunkEnd::kError)
-        samples_.Forgotten(c.tid);
+      if (scheduler::event::LosesWork(c.end)) samples_.Forgotten(c.tid);
     }
     ends_.feed(ChunkFinished{worker, step.slot, c.tid, c.att, c.end, std::move(c.why)});
   }

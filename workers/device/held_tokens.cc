@@ -17,9 +17,7 @@ constexpr int64_t kTokensJoined = 1024;
 constexpr int64_t kIdleIds = int64_t{16} << 20;
 
 // A chunk that ended so may be followed by another one of its attempt.
-bool MayGoOn(ChunkEnd end) {
-  return end != ChunkEnd::kCancelled && end != ChunkEnd::kDataError && end != ChunkEnd::kError;
-}
+bool MayGoOn(ChunkEnd end) { return !scheduler::event::LosesWork(end); }
 
 bool MayBeCut(const TokenRecord& tokens) {
   return tokens.kind == sample::SegmentKind::kTokens && tokens.routing.empty();

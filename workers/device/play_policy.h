@@ -1,6 +1,7 @@
 #pragma once
-// Plays episodes of a control task with a policy from its folder, environments in this process: what
-// `tidepool eval` starts `tidepool-worker play` for, because a policy's numbers need LibTorch. One thread.
+// Plays episodes of a control task with a policy from its folder, environments in this process, or those of a
+// service where who started this serves them: what `tidepool eval` starts `tidepool-worker play` for, because
+// a policy's numbers need LibTorch. One thread.
 //
 // Episode i is the one of held-out row i of a run with the same seed (workers/controller/fragments.h).
 
@@ -17,6 +18,8 @@ struct PlayOptions {
   environments::VectorOptions
       environment;             // its seed names starts, chances and the noise of a sampled policy
   double step_timeout_s = 60;  // of a call of the task
+  // Of a VectorServer that serves the instances of a service; empty: the task is compiled in.
+  std::string address, token_file;
   int64_t episodes = 100;
   bool sampled = false;     // else the most likely action, the mean of a Gaussian
   int64_t actions_of = -1;  // the episode whose actions are written; -1: none's

@@ -9,6 +9,31 @@ namespace {
 
 using scheduler::event::ChunkEnd;
 
+// A task of the worker's process has the time of a step. A service has its limits there, which end first: its
+// start, a reset and a step may follow each other, and all of it is tried again after a loss.
+double ExchangeLimit(const JobConfig& config) {
+  constexpr double kLater = 30;
+  const EnvironmentConfig& e = *config.environment();
+  if (!e.is_service()) return e.step_timeout_s;
+  return 2 * (e.start_timeout_s + e.reset_timeout_s + e.step_timeout_s) + kLater;
+}
+
+// A worker that is gone is no fault of the fragment's; one that is late or refuses is counted, and so is a
+// service that is lost or fails.
+ChunkEnd EndOf(StatusCode code) {
+  switch (code) {
+    case StatusCode::kUnavailable:
+      return ChunkEnd::kCancelled;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDataLoss:
+      return ChunkEnd::kDataError;
+    case StatusCode::kAborted:
+      return ChunkEnd::kEnvError;
+    default:
+      return ChunkEnd::kError;
+  }
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& config,
@@ -33,8 +58,7 @@ Status PolicyRollout::Add(down::StartChunk c) {
     std::erase_if(sites_, [&](const auto& s) {
       return s.first != c.environment && s.second.player != nullptr && !s.second.player->HasWork();
     });
-    site.host = std::make_unique<RemoteHost>(c.environment, c.environment_token,
-                                             config_.environment()->step_timeout_s,
+    site.host = std::make_unique<RemoteHost>(c.environment, c.environment_token, ExchangeLimit(config_),
                                              config_.security.max_control_bytes);
     site.player = std::make_unique<policy::Player>(spec_, weights_, *site.host, config_.seed);
   }
@@ -92,12 +116,7 @@ RolloutStep PolicyRollout::Step() {
         sample::AddVersion(c.tokens.versions, version_, c.tokens.fragment_steps);
         c.end = ChunkEnd::kEos;
       } else {
-        // A worker that is gone is no fault of the fragment's; one that is late or refuses is counted.
-        c.end = played.status.code() == StatusCode::kUnavailable ? ChunkEnd::kCancelled
-                : played.status.code() == StatusCode::kInvalidArgument ||
-                        played.status.code() == StatusCode::kDataLoss
-                    ? ChunkEnd::kDataError
-                    : ChunkEnd::kError;
+        c.end = EndOf(played.status.code());
         c.why = played.status.message();
         if (played.status.code() == StatusCode::kDeadlineExceeded) c.why += "; " + late_;
       }

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,6 +23,8 @@
 #include "workers/net/bounded_text.h"
 #include "workers/net/rpc_status.h"
 #include "workers/side/guarded_process.h"
+#include "workers/side/served_vectors.h"
+#include "workers/side/service_stream.h"
 
 namespace tidepool::workers {
 namespace {
@@ -35,13 +37,7 @@ using environments::Told;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Of one answer. What a policy could read is far below it.
-constexpr int kMostAnswerBytes = 4 << 20;
-// Whoever waits for something that another thread does looks at its own end so often.
-constexpr milliseconds kLooksEvery{200};
 constexpr milliseconds kServiceFirstWait{20}, kServiceLongestWait{1000};
-// A service that answers at all answers Describe in less.
-constexpr seconds kDescribeTakes{5};
 // Starts in a row of a service that did not answer, or died before it had played anything.
 constexpr int kMostStarts = 3;
 // A service that did not answer a game in time gets new ones last for so long.
@@ -51,150 +47,6 @@ constexpr int64_t kAnswersForgive = 100;
 // A stream that has ended has given its instance back after so long.
 constexpr seconds kGivesBack{5};
 constexpr int64_t kMostKeys = 256;  // of one object in a list of tools
-constexpr const char* kNoEnvironment = "a server that has no tidepool.v1.Environment answers there";
-
-std::string SecondsTaken(Clock::duration d) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(d).count());
-  return text;
-}
-
-Status FromService(const grpc::Status& status) {
-  const Status plain = FromGrpc(status);
-  return {plain.code(), Bounded(text::ReplaceInvalidUtf8(plain.message()))};
-}
-
-// One stream, and what is asked on it: one thing at a time. It owns itself until gRPC is done with it.
-class EpisodeStream final : public grpc::ClientBidiReactor<v1::PlayStep, v1::Played> {
- public:
-  static std::shared_ptr<EpisodeStream> Open(v1::Environment::Stub& stub, const std::string& token) {
-    std::shared_ptr<EpisodeStream> stream(new EpisodeStream());
-    {
-      const MutexLock lock(stream->mu_);
-      stream->self_ = stream;
-    }
-    if (!token.empty()) AddToken(&stream->context_, token);
-    stub.async()->Play(&stream->context_, stream.get());
-    stream->AddHold();
-    stream->StartRead(&stream->reply_);
-    stream->StartCall();
-    return stream;
-  }
-
-  // kDeadlineExceeded: no answer by then, and it is over with the stream. kUnavailable: the stream or the
-  // service is lost. kDataLoss: what came is no answer to this.
-  StatusOr<v1::Played> Ask(v1::PlayStep request, const PlayLimit& limit) {
-    const MutexLock lock(mu_);
-    // An answer may be here before gRPC says that what was asked is on its way, and that takes one thing at a
-    // time.
-    Await(limit, [this]() TP_REQUIRES(mu_) { return !writing_ || released_; });
-    if (released_ || writing_) return EndOf(limit);
-    asked_ = request.step();
-    request_ = std::move(request);
-    writing_ = true;
-    StartWrite(&request_);
-    Await(limit, [this]() TP_REQUIRES(mu_) { return answer_.has_value() || done_; });
-    if (!answer_) return EndOf(limit);
-    v1::Played played = std::move(*answer_);
-    answer_.reset();
-    return played;
-  }
-
-  // No more is asked: the instance is given back.
-  void Close() {
-    context_.TryCancel();
-    Release();
-  }
-
- private:
-  EpisodeStream() = default;
-
-  template <typename Done>
-  void Await(const PlayLimit& limit, Done done) TP_REQUIRES(mu_) {
-    while (!done()) {
-      const auto left = limit.deadline - Clock::now();
-      if (left <= Clock::duration(0) || limit.stop.stop_requested()) return;
-      (void)wake_.WaitFor(mu_, std::min<Clock::duration>(left, kLooksEvery), done);
-    }
-  }
-
-  // Why there is no answer.
-  Status EndOf(const PlayLimit& limit) TP_REQUIRES(mu_) {
-    if (!broken_.empty()) return DataLoss(broken_);
-    while (released_ && !done_) {  // its status is on the way
-      if (!wake_.WaitFor(mu_, kDescribeTakes, [this]() TP_REQUIRES(mu_) { return done_; })) break;
-    }
-    if (!done_) {
-      if (limit.stop.stop_requested()) return Unavailable("this worker ends");
-      return DeadlineExceeded("no answer");
-    }
-    if (status_.ok()) return Internal("it ended the episode's stream without an answer");
-    const Status status = FromService(status_);
-    if (status.code() == StatusCode::kResourceExhausted &&
-        status.message().find("message larger than max") != std::string::npos)
-      return DataLoss("it said more than the " + std::to_string(kMostAnswerBytes >> 20) +
-                      " MiB that one answer may have");
-    if (status.code() == StatusCode::kInvalidArgument) return DataLoss(status.message());
-    if (status.code() == StatusCode::kUnimplemented) return Unavailable(kNoEnvironment);
-    if (status.code() == StatusCode::kCancelled)
-      return Unavailable("the stream was ended: " + status.message());
-    return status;
-  }
-
-  void OnReadDone(bool ok) override {
-    bool more = false;
-    {
-      const MutexLock lock(mu_);
-      if (ok && asked_ < 0) {
-        broken_ = "it answered without being asked (step " + std::to_string(reply_.step()) + ")";
-      } else if (ok && reply_.step() != asked_) {
-        broken_ = "it answered step " + std::to_string(reply_.step()) + " where step " +
-                  std::to_string(asked_) + " was asked";
-      } else if (ok) {
-        answer_ = std::move(reply_);
-        asked_ = -1;
-        more = true;
-      }
-      wake_.NotifyAll();
-    }
-    if (more) return StartRead(&reply_);
-    if (ok) context_.TryCancel();
-    Release();
-  }
-  void OnWriteDone(bool /*ok*/) override {  // where it is not, the read fails too
-    const MutexLock lock(mu_);
-    writing_ = false;
-    wake_.NotifyAll();
-  }
-  void OnDone(const grpc::Status& status) override {
-    std::shared_ptr<EpisodeStream> self;
-    const MutexLock lock(mu_);
-    status_ = status;
-    done_ = true;
-    self = std::move(self_);
-    wake_.NotifyAll();
-  }
-  void Release() {
-    {
-      const MutexLock lock(mu_);
-      if (std::exchange(released_, true)) return;
-    }
-    RemoveHold();  // OnDone may follow at once
-  }
-
-  grpc::ClientContext context_;  // waits: who asks has a deadline, and cancels
-  v1::PlayStep request_;
-  v1::Played reply_;
-  Mutex mu_;
-  Condition wake_;
-  int64_t asked_ TP_GUARDED_BY(mu_) = -1;  // step; -1: nothing
-  std::optional<v1::Played> answer_ TP_GUARDED_BY(mu_);
-  std::string broken_ TP_GUARDED_BY(mu_);
-  bool writing_ TP_GUARDED_BY(mu_) = false;
-  bool released_ TP_GUARDED_BY(mu_) = false, done_ TP_GUARDED_BY(mu_) = false;
-  grpc::Status status_ TP_GUARDED_BY(mu_);
-  std::shared_ptr<EpisodeStream> self_ TP_GUARDED_BY(mu_);
-};
 
 // What a policy reads of {"messages", "tools"}.
 std::string CharactersOf(const std::string& conversation) {
@@ -205,6 +57,11 @@ std::string CharactersOf(const std::string& conversation) {
 }
 
 }  // namespace
+
+std::string SpacesOf(int64_t observation_size, int64_t actions, bool continuous) {
+  return "observations of " + std::to_string(observation_size) + " numbers and actions of " +
+         std::to_string(actions) + (continuous ? " numbers" : " choices");
+}
 
 struct EnvironmentServices::Impl {
   // One service. Everything but its process is guarded by mu.
@@ -384,9 +241,19 @@ struct EnvironmentServices::Impl {
   // What it says of itself becomes what is known.
   Status Take(Site& site, const v1::Description& d) {
     const auto wrong = [](const std::string& what) { return InvalidArgument("describes itself " + what); };
-    if (d.kind() != v1::Description::TEXT)
+    if (d.kind() != (options.vector ? v1::Description::VECTOR : v1::Description::TEXT))
       return wrong("as of kind " + v1::Description::Kind_Name(d.kind()) +
-                   "; a language model plays environments of kind TEXT");
+                   (options.vector
+                        ? "; model.policy plays environments of kind VECTOR, a language model others"
+                        : "; a language model plays environments of kind TEXT, model.policy others"));
+    // As policy::CheckSpec has them.
+    if (options.vector && (d.observation_size() < 1 || d.observation_size() > 65536))
+      return wrong("with observation_size " + std::to_string(d.observation_size()) +
+                   "; expected 1 to 65536 numbers");
+    if (options.vector && (d.actions() < 1 || d.actions() > 4096))
+      return wrong("with actions " + std::to_string(d.actions()) + "; expected 1 to 4096 choices or numbers");
+    if (options.vector && !std::isfinite(d.solved_return()))
+      return wrong("with a solved_return that is no finite number");
     if (d.loss() != v1::Description::REPLAY && d.loss() != v1::Description::PINNED)
       return wrong("without a loss; expected REPLAY or PINNED");
     if (d.max_turns() <= 0)
@@ -398,12 +265,25 @@ struct EnvironmentServices::Impl {
                            .max_turns = d.max_turns(),
                            .instances = d.instances(),
                            .characters = d.characters(),
-                           .conversation = d.conversation()};
+                           .conversation = d.conversation(),
+                           .observation_size = d.observation_size(),
+                           .actions = d.actions(),
+                           .continuous = d.continuous(),
+                           .solved_return = d.solved_return()};
+    // The policy and the record of its run are of one size.
+    if (options.vector && config.observation_size > 0 &&
+        (now.observation_size != config.observation_size || now.actions != config.actions ||
+         now.continuous != config.continuous)) {
+      return wrong("with " + SpacesOf(now.observation_size, now.actions, now.continuous) +
+                   "; the job's policy is for " +
+                   SpacesOf(config.observation_size, config.actions, config.continuous));
+    }
     const MutexLock lock(mu);
     if (described && *described != now) {
       const auto words = [](const ServiceDescription& s) {
         return s.name + ", " + (s.replays ? "replay" : "pinned") + ", max_turns " +
-               std::to_string(s.max_turns) + ", instances " + std::to_string(s.instances);
+               std::to_string(s.max_turns) + ", instances " + std::to_string(s.instances) + ", " +
+               SpacesOf(s.observation_size, s.actions, s.continuous);
       };
       return wrong("otherwise than before: " + words(now) + "; it was " + words(*described));
     }
@@ -425,6 +305,7 @@ struct EnvironmentServices::Impl {
 
   // Too many of its instances are lost in games that did not answer.
   [[nodiscard]] bool Spent(const Site& site) const TP_REQUIRES(mu) {
+    if (options.vector && site.hung > 0) return true;  // all its instances stood still with it
     const int64_t most = site.most > 0 ? std::min(config.instances, site.most) : config.instances;
     return (site.hung > 0 && 4 * site.hung >= most) ||
            (site.open == 0 && site.full != Clock::time_point() && Clock::now() - site.full > kGivesBack);
@@ -474,10 +355,11 @@ struct EnvironmentServices::Impl {
   // --- the players' part ---
 
   class Game;
+  class Rows;
 
   // The site that has the fewest games of those that are up, one that has just not answered last. Null: `why`
   // there is none now.
-  std::shared_ptr<Site> Pick(std::string* why) TP_REQUIRES(mu) {
+  std::shared_ptr<Site> Pick(int64_t instances, std::string* why) TP_REQUIRES(mu) {
     const auto now = Clock::now();
     std::shared_ptr<Site> best;
     for (const auto& site : sites) {
@@ -485,7 +367,7 @@ struct EnvironmentServices::Impl {
         if (!site->cause.empty()) *why = site->cause;
         continue;
       }
-      if (site->most > 0 && site->open >= site->most) {
+      if (site->most > 0 && site->open + instances > site->most) {
         *why = "all of its " + std::to_string(site->most) + " instances are in use";
         continue;
       }
@@ -498,6 +380,28 @@ struct EnvironmentServices::Impl {
   // Services are there, and no game may begin in any of them now.
   [[nodiscard]] bool Full() const TP_REQUIRES(mu) {
     return std::ranges::any_of(sites, [](const auto& site) { return site->up; });
+  }
+
+  struct Found {
+    std::shared_ptr<Site> site;
+    std::shared_ptr<v1::Environment::Stub> stub;
+    int64_t life = 0;
+  };
+  // A site with room for so many instances, which are counted as open there. Waits for one.
+  StatusOr<Found> Take(int64_t instances, const PlayLimit& limit) TP_EXCLUDES(mu) {
+    const auto since = Clock::now();
+    const MutexLock lock(mu);
+    std::string why;
+    std::shared_ptr<Site> site;
+    while (failed.empty() && (site = Pick(instances, &why)) == nullptr) {
+      const auto left = limit.deadline - Clock::now();
+      if (!limit.waits_for_room && Full()) return ResourceExhausted(label + ": " + why);
+      if (left <= Clock::duration(0) || limit.stop.stop_requested()) return NoneInTime(since, why);
+      changed.WaitFor(mu, std::min<Clock::duration>(left, kLooksEvery));
+    }
+    if (site == nullptr) return Unavailable(failed);
+    site->open += instances;
+    return Found{site, site->stub, site->life};
   }
 
   Status NoneInTime(Clock::time_point since, const std::string& why) const TP_REQUIRES(mu) {
@@ -543,7 +447,8 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
         site_(std::move(site)),
         life_(life),
         conversation_(conversation),
-        stream_(EpisodeStream::Open(stub, of.token)) {}
+        stream_(Stream::Open([&](auto* context, auto* reactor) { stub.async()->Play(context, reactor); },
+                             of.token)) {}
   ~Game() override {
     stream_->Close();
     const MutexLock lock(of_.mu);
@@ -577,9 +482,12 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
   }
 
  private:
+  using Stream = ServiceStream<v1::PlayStep, v1::Played>;
+
   StatusOr<Told> Ask(v1::PlayStep request, const std::string& what, const PlayLimit& limit) {
     const auto begun = Clock::now();
-    StatusOr<v1::Played> answer = stream_->Ask(std::move(request), limit);
+    const Status sent = stream_->Ask(std::move(request), limit);
+    const StatusOr<v1::Played> answer = sent.ok() ? stream_->Answer(limit) : StatusOr<v1::Played>(sent);
     const std::string where = of_.Where(*site_) + ", " + what + ": ";
     if (!answer.ok()) {
       const Status& why = answer.status();
@@ -637,8 +545,68 @@ class EnvironmentServices::Impl::Game final : public environments::Playing {
   const int64_t life_;
   const bool conversation_;
   Json tools_;  // null: of none
-  const std::shared_ptr<EpisodeStream> stream_;
+  const std::shared_ptr<Stream> stream_;
   int64_t steps_ = 0;
+};
+
+// The instances of a stream, and their place at a site.
+class EnvironmentServices::Impl::Rows final : public VectorStream {
+ public:
+  Rows(Impl& of, std::shared_ptr<Site> site, int64_t life, v1::Environment::Stub& stub, int64_t instances)
+      : of_(of),
+        site_(std::move(site)),
+        life_(life),
+        instances_(instances),
+        stream_(Stream::Open(
+            [&](auto* context, auto* reactor) { stub.async()->PlayVector(context, reactor); }, of.token)) {}
+  ~Rows() override {
+    stream_->Close();
+    const MutexLock lock(of_.mu);
+    site_->open -= instances_;
+    of_.changed.NotifyAll();
+  }
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+
+  Status Ask(VectorMove move, const PlayLimit& limit) override {
+    v1::VectorStep request;
+    request.set_step(steps_++);
+    if (request.step() == 0) request.set_instances(instances_);
+    request.set_reset(move.reset);
+    request.set_which(std::move(move.which));
+    request.set_seeds(std::move(move.seeds));
+    request.set_actions(std::move(move.actions));
+    asked_ = Clock::now();
+    return Told(stream_->Ask(std::move(request), limit));
+  }
+  StatusOr<VectorMoved> Answer(const PlayLimit& limit) override {
+    StatusOr<v1::VectorPlayed> answer = stream_->Answer(limit);
+    if (!answer.ok()) return Told(answer.status());
+    of_.Answered(*site_, life_, steps_ > 1);
+    return VectorMoved{.observations = std::move(*answer->mutable_observations()),
+                       .rewards = std::move(*answer->mutable_rewards()),
+                       .flags = std::move(*answer->mutable_flags()),
+                       .final_observations = std::move(*answer->mutable_final_observations())};
+  }
+  [[nodiscard]] std::string where() const override { return of_.Where(*site_); }
+
+ private:
+  using Stream = ServiceStream<v1::VectorStep, v1::VectorPlayed>;
+
+  Status Told(const Status& came) {
+    if (came.ok()) return came;
+    of_.Lost(*site_, life_, came);
+    if (came.code() == StatusCode::kDeadlineExceeded)
+      return DeadlineExceeded(where() + ": no answer within " + SecondsTaken(Clock::now() - asked_));
+    return Status(came.code(), where() + ": " + came.message());
+  }
+
+  Impl& of_;
+  const std::shared_ptr<Site> site_;
+  const int64_t life_, instances_;
+  const std::shared_ptr<Stream> stream_;
+  int64_t steps_ = 0;
+  Clock::time_point asked_{};
 };
 
 EnvironmentServices::EnvironmentServices(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -651,7 +619,8 @@ std::shared_ptr<EnvironmentServices> EnvironmentServices::Start(const Environmen
   impl->options = options;
   // Not a key, because a config is written into the run's folder. What is started inherits it.
   if (const char* token = std::getenv("TIDEPOOL_ENVIRONMENT_TOKEN")) impl->token = token;
-  const size_t n = config.command.empty() ? config.addresses.size() : 1;
+  const size_t started = options.vector ? static_cast<size_t>(config.processes) : 1;
+  const size_t n = config.command.empty() ? config.addresses.size() : started;
   for (size_t i = 0; i < n; ++i) {
     auto site = std::make_shared<Impl::Site>();
     if (config.command.empty()) {
@@ -682,7 +651,7 @@ StatusOr<ServiceDescription> EnvironmentServices::Describe(const PlayLimit& limi
     const auto left = limit.deadline - Clock::now();
     if (left <= Clock::duration(0) || limit.stop.stop_requested()) {
       std::string why;
-      (void)impl_->Pick(&why);
+      (void)impl_->Pick(1, &why);
       return impl_->NoneInTime(since, why);
     }
     impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
@@ -696,26 +665,10 @@ StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t 
     return Aborted(
         impl_->label + ": the instance that played the " + std::to_string(replay) +
         " turns so far is lost, and the environment says that they cannot be played again (pinned)");
-  const auto since = Clock::now();
   milliseconds busy = kServiceFirstWait;
   for (;;) {
-    std::shared_ptr<Impl::Site> site;
-    std::shared_ptr<v1::Environment::Stub> stub;
-    int64_t life = 0;
-    {
-      const MutexLock lock(impl_->mu);
-      std::string why;
-      while (impl_->failed.empty() && (site = impl_->Pick(&why)) == nullptr) {
-        const auto left = limit.deadline - Clock::now();
-        if (!limit.waits_for_room && impl_->Full()) return ResourceExhausted(impl_->label + ": " + why);
-        if (left <= Clock::duration(0) || limit.stop.stop_requested()) return impl_->NoneInTime(since, why);
-        impl_->changed.WaitFor(impl_->mu, std::min<Clock::duration>(left, kLooksEvery));
-      }
-      if (site == nullptr) return Unavailable(impl_->failed);
-      ++site->open;
-      stub = site->stub;
-      life = site->life;
-    }
+    TP_ASSIGN_OR_RETURN(auto found, impl_->Take(1, limit));
+    auto& [site, stub, life] = found;
     auto game = std::make_unique<Impl::Game>(*impl_, site, life, *stub, described.conversation);
     StatusOr<Told> first = game->Reset(seed, held_out, limit);
     if (first.ok()) return Begun{std::move(game), *std::move(first)};
@@ -726,6 +679,15 @@ StatusOr<Begun> EnvironmentServices::Begin(int64_t seed, bool held_out, int64_t 
     impl_->Rest(std::exchange(busy, std::min(2 * busy, kServiceLongestWait)), limit.stop);
   }
 }
+
+StatusOr<std::unique_ptr<VectorStream>> EnvironmentServices::BeginVector(int64_t instances,
+                                                                         const PlayLimit& limit) {
+  TP_ASSIGN_OR_RETURN(auto found, impl_->Take(instances, limit));
+  return std::unique_ptr<VectorStream>(
+      std::make_unique<Impl::Rows>(*impl_, found.site, found.life, *found.stub, instances));
+}
+
+int64_t EnvironmentServices::sites() const { return static_cast<int64_t>(impl_->sites.size()); }
 
 bool EnvironmentServices::replays() const {
   const MutexLock lock(impl_->mu);
@@ -755,54 +717,118 @@ std::string EnvironmentServices::failed() const {
   return impl_->failed;
 }
 
-StatusOr<std::string> TryEnvironmentService(const JobConfig& config) {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+// The limits inside are kept there.
+constexpr Seconds kMore(30);
+
+PlayLimit WithinSeconds(double s) {
+  return PlayLimit{.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(s))};
+}
+
+// The first words of a game of each kind.
+StatusOr<std::string> TryWords(const JobConfig& config, const std::shared_ptr<EnvironmentServices>& services,
+                               const ChildNote& note) {
   const EnvironmentConfig& e = *config.environment();
-  // What comes back begins with one of these.
-  constexpr char kWrong = '!', kTried = '=';
+  const std::string label = "environment " + e.name;
+  TP_ASSIGN_OR_RETURN(const auto source, environments::EpisodeSource::Create(config, services));
+  std::string said;
+  for (const int32_t kind : {SampleId::kRowSample, SampleId::kEvalSample}) {
+    if (kind == SampleId::kEvalSample && e.held_out == 0) continue;
+    const SampleId tid{0, 0, kind};
+    std::array<std::string, 2> first;
+    bool begins_with_messages = false;
+    for (std::string& words : first) {
+      note(label + ", the reset of " + source.NameOf(tid), Seconds(e.reset_timeout_s) + kMore);
+      TP_ASSIGN_OR_RETURN(const auto begun, source.Begin(tid, 0, WithinSeconds(e.reset_timeout_s)));
+      words = begun.first.step.observation;
+      begins_with_messages = begun.first.step.conversation;
+      if (words.empty()) return InvalidArgument(label + ": Reset gave no text for the policy to read");
+    }
+    if (first[0] != first[1])
+      return InvalidArgument(label + ": two resets with the same seed say different things first (" +
+                             observe::LogValue(first[0], 100) + " and " + observe::LogValue(first[1], 100) +
+                             "); the first observation has to follow from the seed alone, for all samples "
+                             "of a group answer it");
+    said += begins_with_messages ? CharactersOf(first[0]) : first[0];
+  }
+  return said;
+}
+
+// Two instances of one seed begin alike, and a few steps are taken. That they are played again is up to the
+// host that plays them.
+Status TryRows(JobConfig config, const std::shared_ptr<EnvironmentServices>& services,
+               const ServiceDescription& described, const ChildNote& note) {
+  constexpr int64_t kSteps = 3;
+  EnvironmentConfig& e = std::get<RlJob>(config.job).environment;
+  const std::string label = "environment " + e.name;
+  e.observation_size = described.observation_size;
+  e.actions = described.actions;
+  e.continuous = described.continuous;
+  e.max_episode_steps = described.max_turns;
+  e.max_retries = 0;
+  ServedHost host(config, services, std::make_shared<KeptInstances>(0));
+  note(label + ", a reset of two instances", Seconds(e.start_timeout_s + e.reset_timeout_s) + kMore);
+  TP_ASSIGN_OR_RETURN(const std::vector<float> first, host.Open(1, {{.index = 0}, {.index = 0}}));
+  const auto half = static_cast<std::ptrdiff_t>(first.size() / 2);
+  if (!std::equal(first.begin(), first.begin() + half, first.begin() + half))
+    return InvalidArgument(label +
+                           ": two instances with the same seed begin with different observations; the "
+                           "first one has to follow from the seed alone");
+  const auto numbers = static_cast<size_t>(2 * (e.continuous ? e.actions : 1));
+  for (int64_t t = 0; t < kSteps; ++t) {
+    note(label + ", step " + std::to_string(t + 1) + " of two instances",
+         Seconds(e.start_timeout_s + e.reset_timeout_s + e.step_timeout_s) + kMore);
+    TP_ASSIGN_OR_RETURN(const auto moved,
+                        host.Step({{.session = 1, .actions = std::vector<float>(numbers)}}));
+    TP_RETURN_IF_ERROR(moved.front().status);
+  }
+  return OkStatus();
+}
+
+// What comes back of a child begins with one of these.
+constexpr char kWrong = '!', kTried = '=';
+
+}  // namespace
+
+StatusOr<config::ServiceSays> TryEnvironmentService(const JobConfig& config) {
+  const EnvironmentConfig& e = *config.environment();
+  const bool vector = config.model.is_policy();
   const auto played = InChild([&](const ChildNote& note) -> std::string {
-    using Seconds = std::chrono::duration<double>;
-    const auto within = [](double s) {
-      return PlayLimit{.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(s))};
-    };
     const std::string label = "environment " + e.name;
-    const Seconds more(30);  // the limits inside are kept there
-    note(label + ", its start", kMostStarts * (Seconds(e.start_timeout_s) + more));
+    note(label + ", its start", kMostStarts * (Seconds(e.start_timeout_s) + kMore));
     const int nothing = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
-    const auto services = EnvironmentServices::Start(e, {.output = nothing});
+    const auto services = EnvironmentServices::Start(e, {.output = nothing, .vector = vector});
     // Addresses are there already.
-    const auto described = services->Describe(within(
+    const auto described = services->Describe(WithinSeconds(
         e.command.empty() ? std::min(e.start_timeout_s, 10.0) : kMostStarts * (e.start_timeout_s + 10)));
     if (!described.ok()) return kWrong + described.status().message();
-    if (const std::string why = services->unusable(within(std::min(e.start_timeout_s, 10.0))); !why.empty())
+    if (const std::string why = services->unusable(WithinSeconds(std::min(e.start_timeout_s, 10.0)));
+        !why.empty())
       return kWrong + why;
-    auto source = environments::EpisodeSource::Create(config, services);
-    if (!source.ok()) return kWrong + source.status().message();
-    std::string said = described->characters;
-    for (const int32_t kind : {SampleId::kRowSample, SampleId::kEvalSample}) {
-      if (kind == SampleId::kEvalSample && e.held_out == 0) continue;
-      const SampleId tid{0, 0, kind};
-      std::array<std::string, 2> first;
-      bool begins_with_messages = false;
-      for (std::string& words : first) {
-        note(label + ", the reset of " + source->NameOf(tid), Seconds(e.reset_timeout_s) + more);
-        const auto begun = source->Begin(tid, 0, within(e.reset_timeout_s));
-        if (!begun.ok()) return kWrong + begun.status().message();
-        words = begun->first.step.observation;
-        begins_with_messages = begun->first.step.conversation;
-        if (words.empty()) return kWrong + label + ": Reset gave no text for the policy to read";
-      }
-      if (first[0] != first[1])
-        return kWrong + label + ": two resets with the same seed say different things first (" +
-               observe::LogValue(first[0], 100) + " and " + observe::LogValue(first[1], 100) +
-               "); the first observation has to follow from the seed alone, for all samples of a group "
-               "answer it";
-      said += begins_with_messages ? CharactersOf(first[0]) : first[0];
+    const nlohmann::json spaces = {{"observation_size", described->observation_size},
+                                   {"actions", described->actions},
+                                   {"continuous", described->continuous},
+                                   {"max_episode_steps", described->max_turns},
+                                   {"solved_return", described->solved_return}};
+    if (vector) {
+      const Status tried = TryRows(config, services, *described, note);
+      return tried.ok() ? kTried + spaces.dump() : kWrong + tried.message();
     }
-    return kTried + said;
+    const auto said = TryWords(config, services, note);
+    return said.ok() ? kTried + described->characters + *said : kWrong + said.status().message();
   });
   if (!played.ok()) return played.status();
   if (played->front() == kWrong) return InvalidArgument(played->substr(1));
-  return played->substr(1);
+  if (!vector) return config::ServiceSays{.characters = played->substr(1)};
+  const auto spaces = nlohmann::json::parse(played->substr(1));
+  return config::ServiceSays{.characters = {},
+                             .observation_size = spaces.at("observation_size"),
+                             .actions = spaces.at("actions"),
+                             .max_episode_steps = spaces.at("max_episode_steps"),
+                             .continuous = spaces.at("continuous"),
+                             .solved_return = spaces.at("solved_return")};
 }
 
 }  // namespace tidepool::workers

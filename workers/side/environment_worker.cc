@@ -27,6 +27,7 @@
 #include "workers/side/agent_sessions.h"
 #include "workers/side/environment_services.h"
 #include "workers/side/logged_turns.h"
+#include "workers/side/served_vectors.h"
 #include "workers/side/turn_queue.h"
 #include "workers/side/vector_service.h"
 
@@ -70,7 +71,7 @@ class EnvironmentWorker : public SideWorker {
         judge_ = std::make_unique<FragmentJudge>(std::move(judge));
         StartCaller([this](const std::stop_token& stop) { Judge(stop); });
       }
-      return vector_->Serve(policy::EnvironmentOfJob(config_), config_.environment()->step_timeout_s);
+      return ServeVectors();
     }
     const EnvironmentConfig& e = *config_.environment();
     if (e.is_endpoint()) return AwaitAgents(welcome);
@@ -124,6 +125,7 @@ class EnvironmentWorker : public SideWorker {
     agents_.reset();
     asked_.clear();
     host_.reset();
+    if (services_ != nullptr && vector_ != nullptr) vector_->Serve(VectorServer::MakeHost());  // nobody new
     services_.reset();
     // waits: Await ends the process for an exchange that does not come back
     if (vector_ != nullptr && ending()) Await(std::async(std::launch::async, [this] { vector_->Stop(); }));
@@ -135,6 +137,21 @@ class EnvironmentWorker : public SideWorker {
   }
 
  private:
+  Status ServeVectors() {
+    const EnvironmentConfig& e = *config_.environment();
+    const environments::VectorOptions environment = policy::EnvironmentOfJob(config_);
+    if (!e.is_service()) return vector_->Serve(environment, e.step_timeout_s);
+    TP_ASSIGN_OR_RETURN(const environments::VectorSpec spec,
+                        environments::FindVectorEnvironment(environment));
+    label_ = environments::LabelOf(spec);
+    services_ = EnvironmentServices::Start(e, {.vector = true});
+    vector_->Serve(
+        [job = config_, services = services_, kept = std::make_shared<KeptInstances>(PartsToKeep(config_))] {
+          return std::make_unique<ServedHost>(job, services, kept);
+        });
+    return OkStatus();
+  }
+
   struct Asked {
     down::EnvStep step;
     Clock::time_point at;

@@ -26,7 +26,7 @@ namespace tidepool::workers {
 
 struct EnvironmentWorkerOptions : SideWorkerOptions {
   bool vector = false;  // hosts the vectorised environments of a control task for device workers
-                        // (workers/side/vector_service.h)
+                        // (workers/side/vector_service.h), in this process or in services (served_vectors.h)
   OpenAgentSessions open_agents = {};  // of a run with rollout.endpoint, whose episodes programs outside play
 };
 

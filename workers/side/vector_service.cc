@@ -46,30 +46,32 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> steps{0};
   Mutex mu;
-  std::optional<environments::VectorOptions> environment TP_GUARDED_BY(mu);
-  PluginCall exchange TP_GUARDED_BY(mu);
+  MakeHost make TP_GUARDED_BY(mu);
+  std::optional<PluginCall> exchange TP_GUARDED_BY(mu);  // none: the host limits its calls itself
   CallWatch watch;
 
-  using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
+  // One caller's.
+  struct Played {
+    std::unique_ptr<policy::EnvironmentHost> host;  // of the first session that is opened
+    std::map<int64_t, size_t> open;                 // sessions, with their instances
+  };
 
   grpc::Status Play(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::PlayReply, v1::PlayRequest>* stream) override {
     if (const Status s = listener->Admit(*context, "Play", options.token); !s.ok()) return ToGrpc(s);
-    Sessions sessions;
+    Played played;
     v1::PlayRequest request;
     v1::PlayReply reply;
     while (stream->Read(&request)) {
       reply.Clear();
       auto call = Watched();
+      std::vector<std::pair<policy::EnvironmentHost::Action, v1::SessionReply*>> steps_asked;
       for (const v1::SessionRequest& wanted : request.sessions()) {
         v1::SessionReply& answer = *reply.add_sessions();
         answer.set_session(wanted.session());
-        const Status done = Answer(wanted, sessions, answer);
-        if (!done.ok()) {
-          answer.set_code(static_cast<int32_t>(done.code()));
-          answer.set_error(done.message());
-        }
+        Tell(Answer(wanted, played, answer, steps_asked), answer);
       }
+      if (!steps_asked.empty()) Step(played, steps_asked);
       call.reset();
       if (!stream->Write(reply)) break;
     }
@@ -78,49 +80,69 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
   std::unique_ptr<CallWatch::Call> Watched() {
     const MutexLock lock(mu);
-    return std::make_unique<CallWatch::Call>(watch, exchange);
+    return exchange ? std::make_unique<CallWatch::Call>(watch, *exchange) : nullptr;
   }
 
-  Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
+  static void Tell(const Status& done, v1::SessionReply& answer) {
+    if (done.ok()) return;
+    answer.set_code(static_cast<int32_t>(done.code()));
+    answer.set_error(done.message());
+  }
+
+  // A step is left for the call that moves all sessions.
+  Status Answer(const v1::SessionRequest& wanted, Played& played, v1::SessionReply& answer,
+                auto& steps_asked) {
     if (wanted.what_case() == v1::SessionRequest::kOpen) {
-      TP_ASSIGN_OR_RETURN(auto states, policy::DecodeStates(wanted.open()));
+      TP_ASSIGN_OR_RETURN(const auto states, policy::DecodeStates(wanted.open()));
       if (states.empty() || states.size() > kMaxInstances)
         return InvalidArgument("environments: a session has 1 to 65536 instances");
-      if (!sessions.contains(wanted.session()) &&
-          static_cast<int64_t>(sessions.size()) >= options.max_sessions) {
+      if (!played.open.contains(wanted.session()) &&
+          static_cast<int64_t>(played.open.size()) >= options.max_sessions) {
         return ResourceExhausted("environments: " + std::to_string(options.max_sessions) +
                                  " sessions are open on this stream");
       }
-      std::optional<environments::VectorOptions> now;
-      {
+      if (played.host == nullptr) {
         const MutexLock lock(mu);
-        now = environment;
+        if (!make) return Unavailable("environments: this worker has not been told its job yet");
+        played.host = make();
       }
-      if (!now) return Unavailable("environments: this worker has not been told its job yet");
-      TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(*now, std::move(states)));
-      TP_ASSIGN_OR_RETURN(const std::vector<float> first, set->Observations());
+      TP_ASSIGN_OR_RETURN(const std::vector<float> first, played.host->Open(wanted.session(), states));
       answer.set_observations(Pack(first));
-      sessions[wanted.session()] = std::move(set);
+      played.open[wanted.session()] = states.size();
       return OkStatus();
     }
-    const auto it = sessions.find(wanted.session());
-    if (it == sessions.end())
+    if (!played.open.contains(wanted.session()))
       return NotFound("environments: session " + std::to_string(wanted.session()) + " is not open");
     if (wanted.what_case() == v1::SessionRequest::kClose) {
-      answer.set_states(policy::EncodeStates(it->second->states()));
-      sessions.erase(it);
+      played.open.erase(wanted.session());
+      TP_ASSIGN_OR_RETURN(const auto states, played.host->Close(wanted.session()));
+      answer.set_states(policy::EncodeStates(states));
       return OkStatus();
     }
-    TP_ASSIGN_OR_RETURN(const std::vector<float> actions, Unpack<float>(wanted.step()));
-    environments::VectorStep step;
-    TP_RETURN_IF_ERROR(it->second->Step(actions, step));
-    steps += static_cast<int64_t>(step.rewards.size());
-    answer.set_observations(Pack(step.observations));
-    answer.set_rewards(Pack(step.rewards));
-    answer.set_flags(Pack(step.flags));
-    answer.set_final_observations(Pack(step.final_observations));
-    answer.set_scores(Pack(step.scores));
+    TP_ASSIGN_OR_RETURN(std::vector<float> actions, Unpack<float>(wanted.step()));
+    steps_asked.push_back({{wanted.session(), std::move(actions)}, &answer});
     return OkStatus();
+  }
+
+  void Step(Played& played, auto& steps_asked) {
+    std::vector<policy::EnvironmentHost::Action> actions;
+    for (auto& [action, answer] : steps_asked) actions.push_back(std::move(action));
+    const auto moved = played.host->Step(actions);
+    for (size_t i = 0; i < steps_asked.size(); ++i) {
+      v1::SessionReply& answer = *steps_asked[i].second;
+      const Status done = moved.ok() ? (*moved)[i].status : moved.status();
+      if (!done.ok()) {
+        Tell(done, answer);
+        continue;
+      }
+      const environments::VectorStep& step = (*moved)[i].step;
+      steps += static_cast<int64_t>(step.rewards.size());
+      answer.set_observations(Pack(step.observations));
+      answer.set_rewards(Pack(step.rewards));
+      answer.set_flags(Pack(step.flags));
+      answer.set_final_observations(Pack(step.final_observations));
+      answer.set_scores(Pack(step.scores));
+    }
   }
 };
 
@@ -141,8 +163,14 @@ Status VectorServer::Serve(const environments::VectorOptions& environment, doubl
                      .on = "a start or a step of its instances",
                      .limit_s = step_timeout_s,
                      .key = "environment.step_timeout_s"};
-  impl_->environment = environment;
+  impl_->make = [environment] { return std::make_unique<policy::LocalHost>(environment); };
   return OkStatus();
+}
+
+void VectorServer::Serve(MakeHost make) {
+  const MutexLock lock(impl_->mu);
+  impl_->exchange.reset();
+  impl_->make = std::move(make);
 }
 
 StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOptions& options) {
@@ -285,8 +313,9 @@ StatusOr<std::vector<policy::EnvironmentHost::Moved>> RemoteHost::Step(const std
     environments::VectorStep& s = out[i].step;
     out[i].session = r.session();
     out[i].status = Impl::Of(r);
-    // Of the task itself, which would do so again; all else is of the worker.
-    if (out[i].status.code() != StatusCode::kDataLoss && out[i].status.code() != StatusCode::kInvalidArgument)
+    // Of the task itself, or of a service of its own (kAborted); all else is of the worker.
+    const StatusCode code = out[i].status.code();
+    if (code != StatusCode::kDataLoss && code != StatusCode::kInvalidArgument && code != StatusCode::kAborted)
       TP_RETURN_IF_ERROR(out[i].status);
     TP_ASSIGN_OR_RETURN(s.observations, Unpack<float>(r.observations()));
     TP_ASSIGN_OR_RETURN(s.rewards, Unpack<float>(r.rewards()));

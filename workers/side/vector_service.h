@@ -4,6 +4,7 @@
 // device.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +29,12 @@ class VectorServer {
   // it listens before it is told which job it is for.
   static StatusOr<std::unique_ptr<VectorServer>> Start(const VectorServerOptions& options);
   ~VectorServer();
-  // Any thread. Errors of FindVectorEnvironment.
+  // Where the sessions of one stream live; called once for each stream.
+  using MakeHost = std::function<std::unique_ptr<policy::EnvironmentHost>()>;
+  // Tasks of this process. Any thread. Errors of FindVectorEnvironment.
   Status Serve(const environments::VectorOptions& environment, double step_timeout_s = 60);
+  // Others, which limit their calls themselves. Streams that are open go on where they were. Any thread.
+  void Serve(MakeHost make);
   // The exchanges under way, each limited by `step_timeout_s`.
   [[nodiscard]] CallWatch& watch();
   // No exchange is under way afterwards. Waits for those that are.
@@ -47,7 +52,7 @@ class VectorServer {
 // are gone and the next call connects anew.
 class RemoteHost : public policy::EnvironmentHost {
  public:
-  // `step_timeout_s`: of one exchange. An answer that is late ends the stream.
+  // `step_timeout_s`: of one exchange, whatever it is. An answer that is late ends the stream.
   RemoteHost(std::string address, std::string token, double step_timeout_s,
              int64_t max_message_bytes = 4 << 20);
   ~RemoteHost() override;

@@ -17,11 +17,12 @@
         serve(guess)
 
 Models that call tools: tidepool_env.tools, tidepool_env.mcp and tidepool_env.sandbox (docs/tools.md of Tidepool).
-
+@vector makes one of numbers for a small policy (vector.py), gymnasium_environment one of any of Gymnasium's (gymnasium.py).
 `tidepool-env check FILE` tells whether it keeps the rules.
 """
 
 from .definition import BadEpisode, Call, Environment, Message, Said, Step, environment
 from .service import serve
+from .vector import VectorEnvironment, vector
 
-__all__ = ["BadEpisode", "Call", "Environment", "Message", "Said", "Step", "environment", "serve"]
+__all__ = ["BadEpisode", "Call", "Environment", "Message", "Said", "Step", "VectorEnvironment", "environment", "serve", "vector"]

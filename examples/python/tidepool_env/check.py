@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Callable, List, Tuple
+from typing import Any, Callable, List, Tuple, TypeVar
 
 from .definition import BadEpisode, Call, Environment, Said, Step
 from .sandbox import SandboxRefused, require
@@ -14,6 +14,7 @@ ODD = ("", "\n", "?", "0", "-1", "yes", "\N{SUPERSCRIPT TWO}", "\N{SNOWMAN}", "9
 ODD_CALLS = (Said("<tool_call>{", "<tool_call>{", (), "<tool_call>{"), Said("calls", "", [Call("no_such_tool", {}), Call("", {"a": None})]))
 
 Played = List[Step]
+Came = TypeVar("Came")
 
 
 class Fault(Exception):
@@ -74,9 +75,9 @@ def play_beside_another(environment: Environment, seed: int, actions: List[str])
         ours.close()
 
 
-def _within(limit_s: float, what: str, go: Callable[[], Played]) -> Played:
+def within(limit_s: float, what: str, go: Callable[[], Came]) -> Came:
     """What go returns; it is left behind in its thread where it does not."""
-    came: List[Played] = []
+    came: List[Any] = []
     failed: List[BaseException] = []
 
     def run() -> None:
@@ -89,7 +90,8 @@ def _within(limit_s: float, what: str, go: Callable[[], Played]) -> Played:
     thread.start()
     thread.join(limit_s)
     if came:
-        return came[0]
+        returned: Came = came[0]
+        return returned
     if not failed:
         raise Hangs(f"{what}: is not over after {limit_s:g} s (--timeout)")
     if isinstance(failed[0], BadEpisode):
@@ -97,24 +99,32 @@ def _within(limit_s: float, what: str, go: Callable[[], Played]) -> Played:
     raise Fault(f"{what}: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
 
 
-def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List[Tuple[str, str]]:
+class Tests:
     """Each test with what is wrong; empty: it is passed. Ends with the first episode that takes longer than limit_s."""
-    out: List[Tuple[str, str]] = []
-    hangs = False
 
-    def _guarded(what: str, go: Callable[[], Played]) -> Played:
-        return _within(limit_s, what, go)
+    def __init__(self, limit_s: float) -> None:
+        self.out: List[Tuple[str, str]] = []
+        self._limit_s = limit_s
+        self._hangs = False
 
-    def test(name: str, go: Callable[[], None]) -> None:
-        nonlocal hangs
-        if hangs:
+    def guarded(self, what: str, go: Callable[[], Came]) -> Came:
+        return within(self._limit_s, what, go)
+
+    def test(self, name: str, go: Callable[[], None]) -> None:
+        if self._hangs:
             return
         try:
             go()
-            out.append((name, ""))
+            self.out.append((name, ""))
         except Fault as fault:
-            hangs = isinstance(fault, Hangs)
-            out.append((name, str(fault)))
+            self._hangs = isinstance(fault, Hangs)
+            self.out.append((name, str(fault)))
+
+
+def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List[Tuple[str, str]]:
+    """What Tests says."""
+    tests = Tests(limit_s)
+    test, _guarded, out = tests.test, tests.guarded, tests.out
 
     def begins() -> None:
         for seed in range(seeds):

@@ -1,7 +1,8 @@
-"""An environment as a service: proto/environment.proto, one thread an open episode."""
+"""An environment as a service: proto/environment.proto, one thread an open episode, or a set of instances."""
 
 from __future__ import annotations
 
+import array
 import hmac
 import json
 import os
@@ -9,12 +10,15 @@ import sys
 import threading
 import traceback
 from concurrent import futures
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Sequence, Union
 
 import grpc
 
 from .definition import BadEpisode, Call, Environment, Episode, Said, Step
 from .sandbox import SandboxRefused, require
+from .vector import Instances, VectorEnvironment
+
+Served = Union[Environment, VectorEnvironment]
 
 # Threads that answer Describe while all others are in an episode.
 _SPARE = 4
@@ -37,8 +41,15 @@ def _said(request: Any) -> str:
     return Said(request.action, request.words, [Call(call.name, json.loads(call.arguments)) for call in request.calls], request.broken_call)
 
 
+def _numbers(code: str, wire: bytes) -> Sequence[int]:
+    numbers = array.array(code, wire)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
 class _Servicer:
-    def __init__(self, environment: Environment, token: str) -> None:
+    def __init__(self, environment: Served, token: str) -> None:
         self._environment = environment
         self._token = token
         self._most = environment.instances or _MOST
@@ -57,22 +68,77 @@ class _Servicer:
 
         self._admit(context)
         e, d = self._environment, messages.Description
-        return d(name=e.name, kind=d.TEXT, loss=d.PINNED if e.loss == "pinned" else d.REPLAY, max_turns=e.max_turns,
+        loss = d.PINNED if e.loss == "pinned" else d.REPLAY
+        if isinstance(e, VectorEnvironment):
+            return d(name=e.name, kind=d.VECTOR, loss=loss, max_turns=e.max_episode_steps, instances=e.instances,
+                     observation_size=e.observation_size, actions=e.actions, continuous=e.continuous, solved_return=e.solved_return)
+        return d(name=e.name, kind=d.TEXT, loss=loss, max_turns=e.max_turns,
                  instances=e.instances, characters=e.characters, conversation=e.conversation)
+
+    def _take(self, count: int, context: Any) -> None:
+        with self._lock:
+            full = self._open + count > self._most
+            self._open += 0 if full else count
+        if full:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self._most} instances are in use")
+
+    def _give_back(self, count: int, made: Any) -> None:
+        with self._lock:
+            self._open -= count
+        if made is not None:
+            try:
+                made.close()
+            except Exception:  # it is over all the same
+                traceback.print_exc()
+
+    def PlayVector(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        from .wire import messages
+
+        self._admit(context)
+        e = self._environment
+        if not isinstance(e, VectorEnvironment):
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{e.name} is played in words")
+            return
+        count = 0
+        made: Optional[Instances] = None
+        try:
+            for request in requests:
+                if made is None:
+                    self._take(request.instances, context)
+                    count = request.instances
+                try:
+                    if made is None:
+                        made = e.open(count)
+                    which = _numbers("I", request.which) if request.which else range(count)
+                    seeds = _numbers("i", request.seeds)
+                    if request.reset:
+                        reply = messages.VectorPlayed(step=request.step, observations=made.reset(which, seeds))
+                    else:
+                        observations, rewards, flags, finals = made.step(which, seeds, e.read_actions(request.actions))
+                        reply = messages.VectorPlayed(step=request.step, observations=observations, rewards=rewards, flags=flags,
+                                                      final_observations=finals)
+                except BadEpisode as problem:
+                    context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
+                except Exception as problem:  # which tells Tidepool to try again
+                    traceback.print_exc()
+                    context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
+                yield reply
+        finally:
+            self._give_back(count, made)
 
     def Play(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         self._admit(context)
-        with self._lock:
-            full = self._open >= self._most
-            self._open += 0 if full else 1
-        if full:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self._most} instances are in use")
+        e = self._environment
+        if not isinstance(e, Environment):
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{e.name} is played in numbers")
+            return
+        self._take(1, context)
         episode: Optional[Episode] = None
         try:
             for request in requests:  # ends, or raises, when the caller is gone
                 try:
                     if episode is None:
-                        episode = self._environment.open()
+                        episode = e.open()
                     if request.step == 0:
                         step = episode.reset(request.seed, request.held_out)
                     else:
@@ -85,16 +151,10 @@ class _Servicer:
                     context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
                 yield reply
         finally:
-            with self._lock:
-                self._open -= 1
-            if episode is not None:
-                try:
-                    episode.close()
-                except Exception:  # it is over all the same
-                    traceback.print_exc()
+            self._give_back(1, episode)
 
 
-def start(environment: Environment, address: str, token: str = "") -> "tuple[grpc.Server, int]":
+def start(environment: Served, address: str, token: str = "") -> "tuple[grpc.Server, int]":
     """Serves in threads of its own; returns the server and its port (0 for a unix socket)."""
     from .wire import services
 
@@ -111,7 +171,7 @@ def start(environment: Environment, address: str, token: str = "") -> "tuple[grp
     return server, port
 
 
-def serve(environment: Environment, address: str = "", token: str = "") -> None:
+def serve(environment: Served, address: str = "", token: str = "") -> None:
     """Serves until the process is ended.
 
     address  host:port or unix:/path; left out: where Tidepool says that started this (TIDEPOOL_ENVIRONMENT_ADDRESS), else

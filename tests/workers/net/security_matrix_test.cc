@@ -69,6 +69,7 @@ const std::map<std::string, Row> kRows = {
     {"tidepool.v1.VectorEnvironments.Play", {Door::kLoopback, {}}},
     {"tidepool.v1.Environment.Describe", {Door::kElsewhere, {}}},
     {"tidepool.v1.Environment.Play", {Door::kElsewhere, {}}},
+    {"tidepool.v1.Environment.PlayVector", {Door::kElsewhere, {}}},
     {"tidepool.v1.Reward.Score", {Door::kElsewhere, {}}},
     {"tidepool.v1.Reward.ScoreBatch", {Door::kElsewhere, {}}},
 };
