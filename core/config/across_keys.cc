@@ -358,6 +358,9 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
          "drops whichever samples come last, and deterministic promises the same ones; write 0, or "
          "deterministic: "
          "false");
+  b.Rule("rollout.redundancy", {"rollout.group_size"}, c.rollout.redundancy > 0 && c.rollout.group_size < 2,
+         "is begun beside the samples of a group, and rollout.group_size is 1; write 0, or a group_size of 2 "
+         "or more");
   b.Rule("rollout.redundancy", {"algorithm.advantage", "algorithm.name"},
          uses(algorithms::Provision::kGreedy) && c.rollout.redundancy > 0,
          "may drop any sample of a group, and the first one is the baseline of " + advantage +

@@ -86,6 +86,9 @@ class EpisodesTest(RunTest):
         dropped = sum(r["kind"] == "DROP" and r["reason"] == "overflow_policy" for r in self.journal())
         self.assertGreaterEqual(dropped, 6 * 16)
         self.assertEqual(self.metrics()[6]["drop/overflow_policy"], 16)
+        self.assert_done(self.train("configs/test/rl_split.yaml", "train.steps=40", "rollout.redundancy=4", run="split"))
+        self.assert_checked("split")
+        self.assertEqual(self.status("split")["in_flight"], 0, "the end of a chunk that nobody wants any more counts")
 
     def test_what_is_said_and_heard_lies_in_files_of_its_workers(self):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=0")

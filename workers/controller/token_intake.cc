@@ -19,11 +19,11 @@ using scheduler::event::ChunkProgress;
 void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
   const SlotRef on{worker, step.slot};
   for (up::ChunkDelta& c : step.chunks) {
-    // Not expected: taken back from this worker, and its tokens would come twice.
+    // Not expected: taken back from this worker, and its tokens would come twice. Its end is told all the same:
+    // the scheduler counts what each worker is at.
     const bool expected = ends_.expects(on, c.tid, c.att);
     // Of a group that this controller has adopted whole, nobody has asked for the row yet.
-    if (expected ? !ends_.have_row(c.tid) : samples_.FindRow(c.tid) == nullptr) continue;
-    if (expected && !Continues(on, c)) continue;
+    if (expected && (!ends_.have_row(c.tid) || !Continues(on, c))) continue;
     const int64_t n = expected ? c.tokens.size() : 0;
     if (n > 0) {
       StoredSample& record = samples_.Get(c.tid, c.att);

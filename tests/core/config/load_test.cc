@@ -740,7 +740,7 @@ TEST(LoadConfigTest, DamagedTextsNeverDie) {
 
 // Who looks at a run is not to play its games.
 TEST(LoadConfigTest, GamesArePlayedForWhoAsksAlone) {
-  const auto loaded = LoadConfigText(
+  auto loaded = LoadConfigText(
       "name: x\nmodel: {init: {max_position: 128, alphabet: \"abc\"}}\nenvironment: {name: tally}\n"
       "rollout: {max_new_tokens: 64}\n",
       "x.yaml");
@@ -753,7 +753,7 @@ TEST(LoadConfigTest, GamesArePlayedForWhoAsksAlone) {
 }
 
 TEST(LoadConfigTest, GamesThatThisMachineHasNoProcessForWereNotTriedAndAreNotAtFault) {
-  const auto loaded = LoadConfigText(
+  auto loaded = LoadConfigText(
       "name: x\nmodel: {init: {max_position: 128, alphabet: \"abc\"}}\nenvironment: {name: tally}\n"
       "rollout: {max_new_tokens: 64}\n",
       "x.yaml");

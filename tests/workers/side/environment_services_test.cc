@@ -435,7 +435,7 @@ TEST_F(EnvironmentServicesTest, WhatBreaksTheRulesIsDataAndWhatFailsIsNot) {
     return grpc::Status::OK;
   });
   EXPECT_EQ(ended.code(), StatusCode::kInternal);
-  EXPECT_THAT(ended.message(), HasSubstr("ended the episode's stream without an answer"));
+  EXPECT_THAT(ended.message(), HasSubstr("ended the stream without an answer"));
   const Status silent = stream(
       [](PlayStream& play, v1::PlayStep& asked) {
         play.Read(&asked);
