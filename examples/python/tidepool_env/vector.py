@@ -12,7 +12,7 @@ import struct
 import sys
 from array import array
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union, overload
+from typing import Any, Callable, ClassVar, List, Optional, Sequence, Tuple, Union, overload
 
 from .definition import BadEpisode
 
@@ -137,6 +137,7 @@ class VectorEnvironment:
     loss: str = "replay"
     instances: int = 0
     batch: bool = False
+    sandboxed: ClassVar[bool] = False  # it calls no tools
 
     def __post_init__(self) -> None:
         if self.loss not in ("replay", "pinned"):
