@@ -29,8 +29,8 @@ std::optional<TurnQueue::Turn> TurnQueue::Take(milliseconds patience) {
   const MutexLock lock(mu_);
   for (;;) {
     const auto now = Clock::now();
-    auto again =
-        std::ranges::find_if(without_room_, [&](const Turn& t) { return t.again <= now || !Wanted(t); });
+    auto again = std::ranges::find_if(
+        without_room_, [&](const Turn& t) TP_REQUIRES(mu_) { return t.again <= now || !Wanted(t); });
     std::deque<Turn>& from = again != without_room_.end() ? without_room_ : turns_;
     if (!from.empty()) {
       const auto next = again != without_room_.end() ? again : turns_.begin();
