@@ -54,6 +54,17 @@ void Episodes::Remove(const SampleId& tid) {
   episodes_.erase(it);
 }
 
+void Episodes::Drop(const SampleId& tid, int32_t att) {
+  Remove(tid);
+  if (!options_.holds_rows || tid.is_eval()) return;
+  for (const auto& [worker, w] : workers_) {
+    const command::EndEpisode end{w.ref, tid, att};
+    if (ended_.empty() || ended_.back().worker != end.worker || ended_.back().tid != tid ||
+        ended_.back().att != att)
+      ended_.push_back(end);
+  }
+}
+
 // What is held for a row is the first thing that a sample of its group plays.
 void Episodes::EndAtHome(const SampleId& tid, const Episode& e) {
   const auto w = workers_.find(e.home.worker);
@@ -67,7 +78,9 @@ Duration Episodes::LimitOf(const Episode& e, bool elsewhere) const {
   Duration replay = options_.episode_timeout;
   if (e.turn > 0) {
     const auto turns = static_cast<double>(e.turn);
-    replay = std::min(replay, options_.reset_timeout + FromSeconds(turns * Seconds(options_.step_timeout)));
+    // As seconds: many turns of a time-out that is meant to be none are more than a Duration holds.
+    const double all = Seconds(options_.reset_timeout) + turns * Seconds(options_.step_timeout);
+    replay = FromSeconds(std::min(Seconds(replay), all));
   }
   return std::max(replay, options_.step_timeout);
 }

@@ -33,6 +33,8 @@ namespace tidepool::scheduler {
 struct EpisodeOptions {
   int64_t max_retries = 2;
   Duration reset_timeout{FromSeconds(600)}, step_timeout{FromSeconds(60)}, episode_timeout{FromSeconds(3000)};
+  // Workers hold something of a sample from its row on, before its first turn is theirs.
+  bool holds_rows = false;
 };
 
 class Episodes {
@@ -42,6 +44,9 @@ class Episodes {
   // The turn is to be played; one at a time for each sample.
   void Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now);
   void Remove(const SampleId& tid);  // the episode is not wanted any more; a late result is refused
+  // As Remove, of a sample that the run has done with: where workers hold something of samples that they were
+  // given no turn of, all are told.
+  void Drop(const SampleId& tid, int32_t att);
   void AddWorker(const WorkerRef& ref);
   void RemoveWorker(WorkerId worker);  // its turns return to the head of the queue
   // The worker died by itself; RemoveWorker is to follow. Its turns are suspects from now on, and a worker is

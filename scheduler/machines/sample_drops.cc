@@ -15,6 +15,16 @@ void SampleFlow::Withdraw(const SampleId& tid) {
   finishing_.erase(tid);
 }
 
+// Without what follows for its group.
+void SampleFlow::DropOne(const SampleId& tid, int32_t att, DropReason reason) {
+  episodes_.Drop(tid, att);
+  Withdraw(tid);
+  lost_.erase(tid);
+  out_.Record(record::Drop{tid, reason});
+  tokens_kept_.erase(tid);
+  out_.Do(command::DiscardTokens{tid, att});
+}
+
 void SampleFlow::DropPoison(const SampleId& tid, const std::string& why) {
   const std::string reason = "two workers died while they worked on it; the last: " + why;
   if (tid.sample == SampleId::kRowSample) {
@@ -42,11 +52,7 @@ void SampleFlow::DropSample(const SampleId& tid, DropReason reason) {
   const Sample* s = state_.ledger().Find(tid);
   const int32_t att = s->att;
   const GroupId gid = state_.ledger().Find(KeyOf(tid))->gid;
-  Withdraw(tid);
-  lost_.erase(tid);
-  out_.Record(record::Drop{tid, reason});
-  tokens_kept_.erase(tid);
-  out_.Do(command::DiscardTokens{tid, att});
+  DropOne(tid, att, reason);
   all_.rollouts.ForgetIfDone(gid);
   CheckGroup(KeyOf(tid), reason);
 }
@@ -57,11 +63,7 @@ void SampleFlow::DropGroup(const GroupKey& key, DropReason reason) {
   const Group g = *found;
   for (size_t k = 0; k < g.samples.size(); ++k) {
     if (g.samples[k].phase == SamplePhase::kDropped || g.samples[k].phase == SamplePhase::kMissing) continue;
-    Withdraw(g.Tid(k));
-    lost_.erase(g.Tid(k));
-    out_.Record(record::Drop{g.Tid(k), reason});
-    tokens_kept_.erase(g.Tid(k));
-    out_.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});
+    DropOne(g.Tid(k), g.samples[k].att, reason);
   }
   if (preparing_.Take(key)) episodes_.Remove({key.ordinal, key.issue, SampleId::kRowSample});
   all_.rollouts.ForgetGroup(g.gid);
@@ -99,11 +101,7 @@ void SampleFlow::DropRedundant(const GroupKey& key) {
     const Request* r = all_.rollouts.requests().Find(g.Tid(k));
     ++redundant_.samples;
     redundant_.tokens += r != nullptr ? r->generated : g.samples[k].enq.response_len;
-    Withdraw(g.Tid(k));
-    lost_.erase(g.Tid(k));
-    out_.Record(record::Drop{g.Tid(k), DropReason::kOverflowPolicy});
-    tokens_kept_.erase(g.Tid(k));
-    out_.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});
+    DropOne(g.Tid(k), g.samples[k].att, DropReason::kOverflowPolicy);
   }
   all_.rollouts.ForgetIfDone(g.gid);
 }

@@ -117,6 +117,7 @@ class SampleFlow : public Machine {
   void PrepareRow(const GroupKey& key, GroupId gid);
   void Restart(const SampleId& tid);  // as its next attempt
   void AddRequest(const Group& g, size_t k);
+  void DropOne(const SampleId& tid, int32_t att, DropReason reason);
   void DropRow(const GroupKey& key, DropReason reason, const std::string& why);
   void RowStored(const event::PayloadStored& e);
   void RowStepped(const event::EnvStepped& e);

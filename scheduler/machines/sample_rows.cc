@@ -15,7 +15,8 @@ EpisodeOptions EpisodesOf(const EnvironmentOptions& e) {
   return {.max_retries = e.max_retries,
           .reset_timeout = FromSeconds(e.reset_timeout_s),
           .step_timeout = FromSeconds(e.step_timeout_s),
-          .episode_timeout = FromSeconds(e.episode_timeout_s)};
+          .episode_timeout = FromSeconds(e.episode_timeout_s),
+          .holds_rows = e.holds_rows};
 }
 
 }  // namespace
@@ -95,8 +96,17 @@ void SampleFlow::On(const event::RowReady& e) {
   }
   const Group* g = state_.ledger().Find(key);
   if (g == nullptr) return;  // dropped meanwhile
+  if (row.again && e.prompt_len != g->prompt_len) {
+    out_.Warn("row_changed",
+              "group " + std::to_string(key.ordinal) + "." + std::to_string(key.issue) +
+                  " is dropped: its row, read again, has a prompt of " + std::to_string(e.prompt_len) +
+                  " tokens, and had one of " + std::to_string(g->prompt_len),
+              {{"row", std::to_string(key.ordinal)}});
+    return DropGroup(key, facts_.environment ? DropReason::kEnvInfra : DropReason::kDataInvalid);
+  }
   for (size_t k = 0; k < g->samples.size(); ++k) {
     const Sample& s = g->samples[k];
+    if (s.phase != SamplePhase::kRunning) episodes_.Drop(g->Tid(k), s.att);  // of an earlier life
     if (s.phase != SamplePhase::kRunning || all_.rollouts.requests().Find(g->Tid(k)) != nullptr ||
         finishing_.contains(g->Tid(k)))
       continue;

@@ -175,6 +175,27 @@ TEST_F(EpisodesTest, AWorkerIsToldOfWhatItHoldsThatNobodyPlaysAnyMore) {
   EXPECT_TRUE(episodes_.TakeEnded().empty()) << "who held it is gone";
 }
 
+TEST(EpisodesOfRows, AllWorkersAreToldOfADroppedSampleThatNonePlayedATurnOf) {
+  Episodes episodes({.holds_rows = true});
+  const SampleId tid{3, 0, 1};
+  episodes.Drop(tid, 2);
+  EXPECT_TRUE(episodes.TakeEnded().empty()) << "nobody is there";
+  const WorkerRef one{{1}, {5}}, two{{2}, {6}};
+  episodes.AddWorker(one);
+  episodes.AddWorker(two);
+  episodes.Drop(tid, 2);
+  const auto told = episodes.TakeEnded();
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0].worker, one);
+  EXPECT_EQ(told[1].worker, two);
+  EXPECT_EQ(told[0].tid, tid);
+  EXPECT_EQ(told[0].att, 2);
+  Episodes others({});
+  others.AddWorker(one);
+  others.Drop(tid, 2);
+  EXPECT_TRUE(others.TakeEnded().empty()) << "they hold what they play alone";
+}
+
 TEST_F(EpisodesTest, ATurnWithoutRoomWaitsUntilTheEpisodesOwnDeadline) {
   episodes_.Add(Tid(1), 0, 0, T(0));
   for (int i = 0; i < 10; ++i) {  // more often than a failure is forgiven

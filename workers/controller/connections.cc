@@ -180,7 +180,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    if (!b.unread && controller_->ExpectsTurn(worker, b.tid, b.att, b.turn))
                      metrics_->OnEnvironment(b);
                    logged_->Note(worker, b.logged);
-                   if (!logged_->Again(worker, b, *turns_)) Feed(turns_->Take(worker, std::move(b)));
+                   if (!logged_->Again(worker, b, *turns_)) OnTurn(worker, std::move(b));
                  },
                  [&](up::Granted& b) {
                    const auto& granted = places_->places().at(place).granted;

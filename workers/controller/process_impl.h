@@ -170,6 +170,7 @@ class ControllerProcess {
   [[nodiscard]] StatusOr<sample::Trajectory> InMemory(const SampleId& tid);
   void Do(const cmd::Grade& c);
   void GradeHere(const cmd::Grade& c, bool unread = false);
+  void OnTurn(const WorkerRef& worker, up::EnvStepped reply);
   void Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded);
   [[nodiscard]] down::Grade Message(const cmd::Grade& c, const std::vector<int32_t>& ids, bool ended) const;
   void Do(const cmd::EnvStep& c);

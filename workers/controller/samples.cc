@@ -172,6 +172,29 @@ void ControllerProcess::Do(const cmd::EnvStep& c) {
   });
 }
 
+// A first observation that programs outside have said is said anew in each life of the run; what was stored
+// of the group in an earlier one has to have the same prompt.
+void ControllerProcess::OnTurn(const WorkerRef& worker, up::EnvStepped reply) {
+  const record::Enq* before = nullptr;
+  const EnvironmentConfig* e = config_.environment();
+  if (e != nullptr && e->is_endpoint() && reply.turn == 0 && reply.outcome == GradeOutcome::kOk) {
+    for (int32_t k = 0; k < SamplesPerRow(config_) && before == nullptr; ++k)
+      before = controller_->FindPayload({reply.tid.ordinal, reply.tid.issue, k});
+  }
+  if (before == nullptr) return Feed(turns_->Take(worker, std::move(reply)));
+  recorded_->Read(std::vector{*before}, [this, worker, reply](const Trajectories& read) mutable {
+    const StatusOr<sample::Trajectory>& t = read.front();
+    const bool same = t.ok() && t->prompt != nullptr && t->prompt->ids == reply.observation_ids;
+    if (!same) {
+      reply.outcome = GradeOutcome::kInfra;
+      reply.why = t.ok() ? "its first request is another one than that of the samples of its group that were "
+                           "played before the run was resumed"
+                         : "what was played of its group before cannot be read: " + t.status().message();
+    }
+    Feed(turns_->Take(worker, std::move(reply)));
+  });
+}
+
 void ControllerProcess::Do(const cmd::AppendObservation& c) { turns_->Append(c); }
 
 // --- samples whose tokens are in token logs

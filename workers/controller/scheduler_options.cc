@@ -130,6 +130,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
       constexpr double kEver = 1e8;
       o.environment.reset_timeout_s = o.environment.step_timeout_s = o.environment.episode_timeout_s = kEver;
       o.environment.max_retries = 0;
+      o.environment.holds_rows = true;
     }
   }
   const int64_t rows = c.eval.samples > 0 ? std::min(c.eval.samples, held_out) : held_out;
