@@ -233,6 +233,90 @@ class EndpointTest(RunTest):
             return refused.status == 404
         return False
 
+    def test_who_waits_for_a_sample_that_is_not_needed_is_told(self):
+        # Of each group half is dropped, where it ends later than the others: mostly in its first and only turn.
+        process = self.begin("rollout.redundancy=4", "environment.max_turn_tokens=60", "train.steps=4", "environment.episode_timeout_s=600")
+        self.play(self.endpoint(process), process, turns=1, threads=12)
+        self.finish(process)
+        self.assert_checked()
+
+    def resumed(self, text):
+        """Of the one group of a run two samples begin with "a"; what is left after a resume, with `text`. How many were played then, and dropped."""
+        process = self.begin("train={groups_per_step: 1, steps: 1, learning_rate: 0.001, micro_batch_tokens: 1024}", "scheduler.infra_drop_stop=0.9")
+        for session in self.more(self.endpoint(process), process, 2):
+            session.ask("a")
+            session.reward(len(session.seen[0][1]))
+        self.wait_for(lambda: sum(r["kind"] == "GRADED" for r in self.journal()) == 2, 20, "two grades", process)
+        process.send_signal(signal.SIGINT)
+        self.finish(process)
+        process = self.start(str(self.path()), "--resume")
+        endpoint, played = self.endpoint(process), 0
+        while session := self.take(endpoint, process):
+            try:
+                session.ask(text)
+                session.reward(len(session.seen[0][1]))
+                played += 1
+            except (Refused, OSError, http.client.HTTPException) as error:
+                self.assertIn(getattr(error, "status", 410), (404, 410))
+        self.finish(process)
+        self.assert_checked()
+        trained = [json.loads(line) for path in self.path("samples").iterdir() for line in path.read_text().splitlines()]
+        self.assertEqual(len(trained), 4)
+        self.assertEqual(len({row["prompt"] for row in trained}), 1)
+        return played, [r["reason"] for r in self.journal() if r["kind"] == "DROP"]
+
+    def test_after_a_resume_a_group_goes_on_with_its_prompt(self):
+        self.assertEqual(self.resumed("a"), (2, []))
+
+    def test_after_a_resume_a_group_of_another_prompt_is_dropped(self):
+        self.assertEqual(self.resumed("b"), (4, ["env_infra"] * 4))
+
+    def test_who_has_gone_gets_no_sample(self):
+        process = self.begin()
+        endpoint = self.endpoint(process)
+        sessions = self.more(endpoint, process, 8)
+        for _ in range(8):
+            gone = http.client.HTTPConnection(endpoint["url"].split("/")[2])
+            gone.request("POST", "/sessions", "{}", {"Authorization": f"Bearer {endpoint['key']}"})
+            gone.sock.close()
+        for session in sessions:
+            session.ask("go")
+            session.reward(len(session.seen[0][1]))
+        self.more(endpoint, process, 8)  # all of the next step
+
+    def test_an_unasked_session_is_taken_by_another_program_without_loss(self):
+        process = self.begin("environment.step_timeout_s=1", "train.steps=1")
+        endpoint = self.endpoint(process)
+        self.more(endpoint, process, 8)  # and nothing more of them
+        self.play(endpoint, process, turns=1)
+        self.finish(process)
+        self.assertEqual([r for r in self.journal() if r["kind"] == "DROP"], [])
+
+    def changed(self, refusals, *args):
+        process = self.begin("train.steps=2", "scheduler.infra_drop_stop=0.9", *args)
+        endpoint = self.endpoint(process)
+        sessions = self.more(endpoint, process, 8)
+        groups = {s.group: s for s in sessions}
+        for first in groups.values():
+            first.ask("old")
+            first.reward(1)
+        rest = [s for s in sessions if s not in groups.values()]
+        for session in rest:
+            for _ in range(refusals):
+                session.messages.clear()
+                self.refused(409, lambda s=session: s.ask("new"), "answers to one prompt")
+        self.wait_for(lambda: all(self.gone(s) for s in rest), 20, "the end of the sessions", process)
+        self.play(endpoint, process, turns=1)
+        self.finish(process)
+        self.assert_checked()
+        self.assertEqual([r["reason"] for r in self.journal() if r["kind"] == "DROP"].count("env_infra"), 8)  # of a group one alone is left
+
+    def test_an_agent_that_was_changed_in_mid_run_does_not_hold_it_up(self):
+        self.changed(6)
+
+    def test_nor_does_one_that_is_refused_more_seldom(self):
+        self.changed(1, "environment.step_timeout_s=3")
+
     def test_where_all_samples_are_taken_a_program_is_told_to_come_again(self):
         process = self.begin()
         endpoint = self.endpoint(process)

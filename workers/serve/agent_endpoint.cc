@@ -43,7 +43,10 @@ class AgentEndpoint final : public AgentSessions {
   explicit AgentEndpoint(std::unique_ptr<AgentEpisodes> episodes) : episodes_(std::move(episodes)) {}
   ~AgentEndpoint() override {
     server_.reset();
-    if (!file_.empty()) (void)RealFileSystem().RemoveFile(file_);  // what is left leads nowhere
+    // What is left leads nowhere; another one's, that came meanwhile, stays.
+    if (file_.empty()) return;
+    RealFileSystem files;
+    if (const auto text = files.ReadFile(file_); text.ok() && *text == text_) (void)files.RemoveFile(file_);
   }
 
   Status Open(const AgentSessionsOptions& options) {
@@ -68,7 +71,8 @@ class AgentEndpoint final : public AgentSessions {
                      }));
     url_ = server_->Url();
     const Json text = {{"url", url_}, {"key", key}, {"model", episodes_->model().name}};
-    TP_RETURN_IF_ERROR(WriteSecretFile(file, text.dump() + "\n"));
+    text_ = text.dump() + "\n";
+    TP_RETURN_IF_ERROR(WriteSecretFile(file, text_));
     file_ = file;
     return OkStatus();
   }
@@ -102,6 +106,7 @@ class AgentEndpoint final : public AgentSessions {
     if (path == "/healthz") return reply->Answer({.body = "ok\n"});
     if (path == "/metrics") return reply->Answer(Metrics());
     if (models) {
+      episodes_->Touch(session->first);
       const ServedModel& model = episodes_->model();
       const Json card = {{"id", model.name},
                          {"object", "model"},
@@ -150,7 +155,7 @@ class AgentEndpoint final : public AgentSessions {
   }
 
   const std::unique_ptr<AgentEpisodes> episodes_;
-  std::string url_, file_;
+  std::string url_, file_, text_;  // text_: what `file_` has
   std::unique_ptr<HttpServer> server_;  // its threads call the above
 };
 

@@ -20,6 +20,10 @@ using std::chrono::duration;
 using std::chrono::duration_cast;
 
 constexpr std::chrono::milliseconds kTakePatience{1000};  // for a sample to come
+constexpr std::chrono::seconds kUnasked{60};              // until the first request of a session
+// First requests of a group that are refused in a row, for each of its samples; then those of its samples
+// that no session has are given up.
+constexpr int64_t kRefusedMost = 4;
 constexpr size_t kSessionsMost = 4096, kTakersMost = 1024, kGroupsMost = 4096, kEndedMost = 4096;
 
 std::string Trimmed(const std::string& text) {
@@ -130,6 +134,10 @@ void AgentEpisodes::Play(AgentTurn turn) {
   }
   const auto group = groups_.find(key);
   if (group != groups_.end()) group->second.over.erase(turn.tid.sample);
+  if (turn.turn == 1 && group != groups_.end() && !group->second.given_up.empty()) {
+    SayLost(turn.tid, turn.att, turn.turn, group->second.given_up, false);
+    return SampleOver(turn.tid);
+  }
   if (turn.turn != 1 || group == groups_.end() || !group->second.known)
     return SayLost(turn.tid, turn.att, turn.turn, "its session ended with the worker that had it", false);
   std::erase_if(group->second.waiting, [&](const AgentTurn& w) { return w.tid == turn.tid; });
@@ -158,7 +166,7 @@ void AgentEpisodes::SayOf(Session& session, up::EnvStepped what) {
 }
 
 int64_t AgentEpisodes::Free(const Group& group) const {
-  if (!group.asked && !group.known) return 0;
+  if ((!group.asked && !group.known) || !group.given_up.empty()) return 0;
   return SamplesPerRow(config_) - group.open - static_cast<int64_t>(group.over.size());
 }
 
@@ -182,11 +190,47 @@ void AgentEpisodes::End(const SampleId& tid, int32_t att) {
     Close(at, "the run has dropped its sample");
     return SampleOver(tid);
   }
-  const auto group = groups_.find({tid.ordinal, tid.issue});
+  const GroupKey key{tid.ordinal, tid.issue};
+  const auto group = groups_.find(key);
   if (group == groups_.end()) return;
-  const auto gone =
-      std::erase_if(group->second.waiting, [&](const AgentTurn& w) { return w.tid == tid && w.att == att; });
-  if (gone > 0) SampleOver(tid);
+  std::erase_if(group->second.waiting, [&](const AgentTurn& w) { return w.tid == tid && w.att == att; });
+  group->second.over.insert(tid.sample);
+  CloseSurplus(key, "the run has dropped its sample");
+  SampleOver(tid);
+}
+
+// Where the programs have changed in mid-run, nobody says any more what the group began with.
+void AgentEpisodes::GiveUpRest(const GroupKey& key) {
+  Group& group = groups_.at(key);
+  group.given_up = "sessions of its group begin otherwise than the first of them did, " +
+                   std::to_string(group.refused) +
+                   " requests in a row; what a session begins with has to follow from its row alone";
+  for (auto at = sessions_.begin(); at != sessions_.end();) {
+    const bool rest = at->second.group == key && at->second.stage == Stage::kNew;
+    counts_.lost += rest ? 1 : 0;
+    at = rest ? Close(at, group.given_up) : std::next(at);
+  }
+  for (const AgentTurn& turn : std::exchange(group.waiting, {})) {
+    SayLost(turn.tid, turn.att, turn.turn, group.given_up, false);
+    group.over.insert(turn.tid.sample);
+  }
+  if (group.open == 0 && static_cast<int64_t>(group.over.size()) >= SamplesPerRow(config_))
+    groups_.erase(key);
+}
+
+// A session that has no sample yet is for any of its group: more of them than samples are left lead nowhere.
+void AgentEpisodes::CloseSurplus(const GroupKey& key, const std::string& why) {
+  for (const Stage stage : {Stage::kNew, Stage::kFirst}) {  // who waits for an answer goes last
+    for (auto at = sessions_.begin(); at != sessions_.end();) {
+      if (Free(groups_.at(key)) >= 0) return;
+      if (at->second.group == key && at->second.stage == stage) {
+        ++counts_.lost;
+        at = Close(at, why);
+      } else {
+        ++at;
+      }
+    }
+  }
 }
 
 AgentEpisodes::Sessions::iterator AgentEpisodes::Close(Sessions::iterator at, const std::string& why) {
@@ -233,14 +277,27 @@ void AgentEpisodes::Tick(Clock::time_point now) {
   const MutexLock lock(mu_);
   for (auto at = sessions_.begin(); at != sessions_.end();) {
     const Session& s = at->second;
-    const bool silent = (s.stage == Stage::kNew || s.stage == Stage::kIdle) && now - s.touched > idle_;
-    if (silent) {
+    const auto untouched = now - s.touched;
+    if (s.stage == Stage::kNew && untouched > std::min<Clock::duration>(idle_, kUnasked)) {
+      at = GiveUp(at, "nothing was asked in it for " +
+                          std::to_string(duration_cast<std::chrono::seconds>(untouched).count()) + " s");
+    } else if (s.stage == Stage::kIdle && untouched > idle_) {
       at = GiveUp(at, "nobody has touched it for environment.step_timeout_s");
     } else if (now - s.begun > longest_) {
       at = GiveUp(at, "it has taken longer than environment.episode_timeout_s");
     } else {
       ++at;
     }
+  }
+  for (auto at = groups_.begin(); at != groups_.end();) {
+    const GroupKey key = at->first;
+    const Group& group = (at++)->second;
+    if (group.refused == 0 || !group.given_up.empty()) continue;
+    const bool awaited = std::ranges::any_of(
+        sessions_, [&](const auto& s) { return s.second.group == key && s.second.stage == Stage::kFirst; });
+    if (!awaited &&
+        (group.refused >= kRefusedMost * SamplesPerRow(config_) || now - group.refused_since > idle_))
+      GiveUpRest(key);
   }
   Give();
   std::erase_if(takers_, [&](const Taker& taker) TP_REQUIRES(mu_) {
@@ -255,15 +312,29 @@ void AgentEpisodes::Tick(Clock::time_point now) {
 // --- the programs' side
 
 void AgentEpisodes::Take(const std::string& url, std::shared_ptr<HttpReply> reply) {
-  const MutexLock lock(mu_);
-  if (sessions_.size() >= kSessionsMost || takers_.size() >= kTakersMost) {
-    ++counts_.none_left;
-    return reply->Answer(
-        ToResponse({429, std::to_string(sessions_.size()) + " sessions are open, and " +
-                             std::to_string(takers_.size()) + " programs wait for one; try again"}));
+  int64_t number = 0;
+  {
+    const MutexLock lock(mu_);
+    if (sessions_.size() >= kSessionsMost || takers_.size() >= kTakersMost) {
+      ++counts_.none_left;
+      return reply->Answer(
+          ToResponse({429, std::to_string(sessions_.size()) + " sessions are open, and " +
+                               std::to_string(takers_.size()) + " programs wait for one; try again"}));
+    }
+    number = ++asked_to_take_;
+    takers_.push_back({number, url, reply, Clock::now() + kTakePatience});
+    Give();
   }
-  takers_.push_back({url, std::move(reply), Clock::now() + kTakePatience});
-  Give();
+  // Not under the lock: it may be called at once.
+  reply->OnGone([this, number] {
+    const MutexLock lock(mu_);
+    std::erase_if(takers_, [&](const Taker& taker) { return taker.number == number; });
+  });
+}
+
+void AgentEpisodes::Touch(const std::string& id) {
+  const MutexLock lock(mu_);
+  if (const auto at = sessions_.find(id); at != sessions_.end()) at->second.touched = Clock::now();
 }
 
 void AgentEpisodes::Give() {
@@ -437,15 +508,18 @@ void AgentEpisodes::Ask(const std::string& id, AskedTurn asked, std::shared_ptr<
       say_(group.row);
     } else if (group.history != canonical || group.setting != setting || group.text != asked.text) {
       ++counts_.histories_refused;
+      if (group.refused++ == 0) group.refused_since = Clock::now();
       const std::string differs = chat ? Difference(group.history, canonical) : "";
-      return reply->Answer(
+      reply->Answer(
           ErrorOf(form, Conflict("the sessions of group " + std::to_string(session.group.first) + "." +
                                      std::to_string(session.group.second) +
                                      " are answers to one prompt, and another one of them began otherwise" +
                                      (differs.empty() ? "" : ": " + differs) +
                                      "; let what a session begins with follow from its row alone",
                                  history)));
+      return;
     }
+    group.refused = 0;
     session.stage = Stage::kFirst;
     session.setting = setting;
     session.history = group.history;

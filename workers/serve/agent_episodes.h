@@ -9,8 +9,8 @@
 // tokenised again.
 //
 // A session ends with its reward, or when nobody touches it for environment.step_timeout_s, or after
-// environment.episode_timeout_s: then its sample is lost to infrastructure, never a reward of 0. Knows
-// nothing of paths and sockets. Thread-safe.
+// environment.episode_timeout_s: then its sample is lost to infrastructure, never a reward of 0. One in which
+// nothing was asked for a minute goes back to wait. Knows nothing of paths and sockets. Thread-safe.
 
 #include <chrono>
 #include <cstdint>
@@ -59,6 +59,7 @@ class AgentEpisodes {
 
   // --- the programs' side; each answers through its reply, at once or later
   void Take(const std::string& url, std::shared_ptr<HttpReply> reply);  // POST /sessions
+  void Touch(const std::string& session);                               // its program is there
   void Ask(const std::string& session, AskedTurn asked, std::shared_ptr<HttpReply> reply);
   // `reward` finite.
   [[nodiscard]] HttpResponse Reward(const std::string& session, double reward, bool solved);
@@ -107,8 +108,12 @@ class AgentEpisodes {
     int64_t open = 0;                // sessions, each for one of its samples
     std::set<int32_t> over;          // samples that are done with
     std::vector<AgentTurn> waiting;  // first actions that no session has
+    int64_t refused = 0;             // first requests, for another prompt, since one had this one
+    Clock::time_point refused_since;
+    std::string given_up;  // why no session is given any more of its samples
   };
   struct Taker {
+    int64_t number = 0;
     std::string url;
     std::shared_ptr<HttpReply> reply;
     Clock::time_point until;
@@ -129,6 +134,9 @@ class AgentEpisodes {
   Sessions::iterator Close(Sessions::iterator at, const std::string& why) TP_REQUIRES(mu_);
   Sessions::iterator GiveUp(Sessions::iterator at, const std::string& why) TP_REQUIRES(mu_);
   void SampleOver(const SampleId& tid) TP_REQUIRES(mu_);
+  // Its samples that no session has are lost.
+  void GiveUpRest(const GroupKey& key) TP_REQUIRES(mu_);
+  void CloseSurplus(const GroupKey& key, const std::string& why) TP_REQUIRES(mu_);
   // Its samples that a program may take, or will when they come.
   [[nodiscard]] int64_t Free(const Group& group) const;
   void ForgetGroup(const GroupKey& key, const std::string& why) TP_REQUIRES(mu_);
@@ -154,6 +162,7 @@ class AgentEpisodes {
   std::map<std::string, std::string> ended_ TP_GUARDED_BY(mu_);  // sessions, and what became of them
   std::vector<std::string> ended_order_ TP_GUARDED_BY(mu_);
   std::vector<Taker> takers_ TP_GUARDED_BY(mu_);
+  int64_t asked_to_take_ TP_GUARDED_BY(mu_) = 0;
   AgentCounts counts_ TP_GUARDED_BY(mu_);
   int64_t answers_ TP_GUARDED_BY(mu_) = 0;
 };

@@ -207,7 +207,8 @@ class EnvironmentWorker : public SideWorker {
       action = std::move(said.action);
     }
     AgentTurn turn{.tid = step.tid, .att = step.att, .turn = step.turn, .action = std::move(action)};
-    asked_[step.tid] = {std::move(step), std::move(said)};
+    const SampleId tid = step.tid;
+    if (tid.sample != SampleId::kRowSample) asked_[tid] = {std::move(step), std::move(said)};
     agents_->Play(std::move(turn));
   }
 
