@@ -1,5 +1,6 @@
 """Thinks of a number from 1 to 8, asks a model until it is found, and says how good that was: an agent of a run with rollout.endpoint."""
 import concurrent.futures
+import http.client
 import json
 import pathlib
 import random
@@ -34,7 +35,7 @@ def agent(file, rewards):
             reward = play(session["base_url"], session["key"], random.Random(session["ordinal"]).randint(1, 8))
             post(session["base_url"][:-3] + "/reward", session["key"], {"reward": reward})
             rewards.append(reward)
-        except (OSError, ValueError):  # no sample waits (429), the run begins or ends: the next one
+        except (OSError, ValueError, http.client.HTTPException):  # no sample waits (429), the run begins or ends: the next one
             time.sleep(0.1)
 
 
