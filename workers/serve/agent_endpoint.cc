@@ -155,7 +155,7 @@ class AgentEndpoint final : public AgentSessions {
   }
 
   const std::unique_ptr<AgentEpisodes> episodes_;
-  std::string url_, file_, text_;  // text_: what `file_` has
+  std::string url_, file_, text_;       // text_: what `file_` has
   std::unique_ptr<HttpServer> server_;  // its threads call the above
 };
 
