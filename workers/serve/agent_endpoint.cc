@@ -85,7 +85,8 @@ class AgentEndpoint final : public AgentSessions {
   void Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
     const auto session = SessionOf(request.path);
     const std::string& path = session ? session->second : request.path;
-    const auto form = session ? FormOf(path) : std::nullopt;
+    std::optional<AnswerForm> form;
+    if (session) form = FormOf(path);
     const bool asks = form && *form != AnswerForm::kTokens;
     const bool rewards = session && path == "/reward", models = session && path == "/v1/models";
     const bool takes = !session && path == "/sessions";
