@@ -1,6 +1,7 @@
 """Models that call tools: tidepool_env.tools, .mcp and .sandbox, and a whole run of an environment that says messages.
 
 Needs what environment_service_test.py needs; the sandbox needs bubblewrap and user namespaces, without which its tests skip."""
+import errno
 import json
 import os
 import signal
@@ -245,6 +246,45 @@ say(out)''')
         self.assertLessEqual(set(descriptors[1].split()), {"0", "1", "2", "3"})
         self.assertNotIn("\n0\n", "\n" + namespaces[1])
         self.assertEqual(folders[1].count("cannot access"), 4, folders)
+
+    def test_sockets_that_no_network_namespace_divides_and_calls_that_no_tool_needs_are_refused(self):
+        try:  # a listener of the host, where it has vsock
+            listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+            listener.bind((socket.VMADDR_CID_ANY, socket.VMADDR_PORT_ANY))
+            listener.listen()
+            self.addCleanup(listener.close)
+        except OSError:
+            pass
+        script = r'''
+import ctypes, errno, os, socket
+def name(go):
+    try:
+        go()
+    except OSError as problem:
+        return errno.errorcode[problem.errno]
+    return ""
+pairs = [name(lambda: make(family, kind)) for make in (socket.socket, socket.socketpair) for family, kind in ((40, 1), (17, 3), (31, 3), (38, 5))]
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = {"x86_64": (250, 248, 249, 321, 298, 323, 425, 39 + (1 << 30)), "aarch64": (219, 217, 218, 280, 241, 282, 425)}[os.uname().machine]
+print(set(pairs), [name(lambda: socket.socket(family, 3 if family == 16 else 1)) for family in (1, 2, 10, 16)], {(libc.syscall(n, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in numbers}, len(socket.socketpair()))
+'''
+        said = self.says(self.BEGIN + "say(run(['/usr/bin/python3', '-c', sys.argv[1]]))", script)
+        self.assertEqual(said[1], f"{{'EAFNOSUPPORT'}} ['', '', '', ''] {{(-1, {errno.EPERM})}} 2\n")
+
+    def test_variables_of_a_program_are_on_no_command_line(self):
+        said = self.says(self.BEGIN + r'''
+import subprocess
+process = box.start(["/bin/sh", "-c", "echo $KEY; read x"], {"KEY": "a secret"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+heard = process.stdout.readline()
+def line(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline").read()
+    except OSError:  # it has ended
+        return ""
+lines = [line(pid) for pid in os.listdir("/proc") if pid.isdigit()]
+process.communicate("")
+say([heard, sum("a secret" in line for line in lines if "box.start" not in line)])''')
+        self.assertEqual(said, ["a secret\n", 0])
 
     def test_no_bound_is_passed(self):
         begin = time.monotonic()

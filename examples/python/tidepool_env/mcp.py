@@ -36,8 +36,7 @@ class McpServer:
         streams: Dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         try:
             if sandbox is not None:
-                variables = [f"{key}={value}" for key, value in (environment or {}).items()]
-                self._process = sandbox.start(["/usr/bin/env", *variables, *command], **streams)
+                self._process = sandbox.start(command, environment, **streams)
             else:
                 path = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
                 self._process = subprocess.Popen(list(command), start_new_session=True, env={**path, **(environment or {})}, **streams)
