@@ -108,7 +108,7 @@ say([json.loads(first.tools), [[m.role, m.content] for m in first.messages], hea
                                          "x" * 60 + "... (30 characters more)", "6 m2"]):
             self.assertTrue(found.startswith(wanted[:60]), (found, wanted))
         self.assertEqual(heard[9], [["tool", "error: there is no tool 'volume'; there is area", ""], ["tool", "error: this is no call: <tool_call>{", ""]])
-        self.assertEqual([len(heard[10]), heard[10][-1][1], heard[11]], [18, "error: a turn may have 16 calls", [["user", "6, sure?", ""]]])
+        self.assertEqual([len(heard[10]), heard[10][-1][1], heard[11]], [17, "error: a turn may have 16 calls; the last 2 are not answered", [["user", "6, sure?", ""]]])
         self.assertEqual([reward, terminated, solved], [1.0, True, True])
 
     def test_an_episode_that_never_answers_is_graded_at_its_last_turn(self):
@@ -127,6 +127,24 @@ steps = [episode.step(call("nothing")).checked() for _ in range(2)]
 say([[m.content for m in steps[0].messages], steps[1].reward, steps[1].over, steps[1].is_solved])
 ''')
         self.assertEqual(said, [["(no output)"], 0.5, True, True])
+
+    def test_the_calls_of_a_turn_have_a_time_together(self):
+        said = self.says(r'''
+from tidepool_env import Call, Said
+from tidepool_env.tools import tool, tool_environment
+@tool
+def slow() -> str:
+    time.sleep(0.3)
+    return "done"
+@tool_environment(tools=[slow], max_turns=2, turn_seconds=0.4)
+def waits(seed):
+    yield "?"
+    return 1.0
+episode = waits.open()
+episode.reset(1, False)
+say([[m.content, m.name] for m in episode.step(Said("", "", [Call("slow", {})] * 4)).messages])
+''')
+        self.assertEqual(said, [["done", "slow"]] * 2 + [["error: this turn's time is over", "slow"]] * 2)
 
     def test_a_function_without_types_is_no_tool(self):
         for arguments, words in [("a", "the argument a has no type"), ("a: set", "str, int, float"), ("*a: int", "cannot be given by its name")]:
@@ -314,6 +332,25 @@ say([heard, sum("a secret" in line for line in lines if "box.start" not in line)
             service.send_signal(how)
             service.wait(10)
             self.wait_for(lambda: not left(), 5, f"the end of all after {how.name}")
+
+    def test_a_folder_that_a_policy_has_closed_or_filled_is_no_failure_of_the_sandbox(self):
+        said = self.says(self.BEGIN + r'''
+from tidepool_env.sandbox import CannotWrite, SandboxBroken
+def outcome(go):
+    try:
+        return go()
+    except (CannotWrite, SandboxBroken) as why:
+        return type(why).__name__
+out = []
+run("head -c 9000000 /dev/zero > full")
+out += [outcome(lambda: box.write("a", "x" * 100000))]
+run("rm full; chmod 000 /work")
+out += [outcome(lambda: box.write("a", "x")), outcome(lambda: box.read("a"))]
+box._keeper.kill()
+box._keeper.wait()
+out += [outcome(lambda: box.write("a", "x")), outcome(lambda: box.read("a"))]
+say(out)''')
+        self.assertEqual(said, ["CannotWrite", "CannotWrite", None, "SandboxBroken", "SandboxBroken"])
 
     def test_where_there_are_no_user_namespaces_untrusted_tools_are_refused_by_name(self):
         bare = ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--", "env", f"PYTHONPATH={PACKAGE}", PYTHON]

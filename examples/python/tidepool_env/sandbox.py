@@ -32,6 +32,10 @@ class SandboxBroken(Exception):
     """It is gone, or cannot be made now: a failure of the environment (env_infra), not of the policy."""
 
 
+class CannotWrite(Exception):
+    """The work folder takes no such file, as commands have left it: full, or closed to its owner."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Of one command; work_bytes of the folder, which outlives it."""
@@ -316,14 +320,18 @@ class Sandbox:
                 stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """A file of the work folder; folders on the way are made."""
+        """A file of the work folder; folders on the way are made. CannotWrite where it takes none."""
         made = self.run(["/bin/sh", "-c", 'mkdir -p "$(dirname -- "$1")" && cat > "$1"', "sh", path], input=text)
+        if self._keeper.poll() is not None:
+            raise SandboxBroken("the sandbox is gone")
         if made.status != 0 or made.killed:
-            raise SandboxBroken(f"{path} cannot be written: {made.killed or made.output}")
+            raise CannotWrite(f"{path} cannot be written: {made.killed or made.output}")
 
     def read(self, path: str) -> Optional[str]:
         """None: there is no such file that can be read, or it is longer than 1 MiB."""
         made = self.run(["/bin/cat", "--", path], output_bytes=_MOST_READ)
+        if self._keeper.poll() is not None:
+            raise SandboxBroken("the sandbox is gone")
         return None if made.status != 0 or made.killed or made.cut else made.output
 
     def close(self) -> None:

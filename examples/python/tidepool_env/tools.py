@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Sequence
 
@@ -27,7 +28,7 @@ from . import schema
 from .definition import BadEpisode, Call, Environment, Episode, Message, Said, Step, _with_info
 from .sandbox import Sandbox, SandboxBroken
 
-MOST_CALLS = 16  # of one turn; further ones get an error
+MOST_CALLS = 16  # of one turn; further ones get one error together
 
 
 class ToolBroken(Exception):
@@ -94,6 +95,7 @@ class _Rules:
     tools: Sequence[Tool]
     max_turns: int
     result_chars: int
+    turn_seconds: float
     announce: bool
 
 
@@ -130,7 +132,12 @@ class _WithTools(Episode):
         self._turns += 1
         if not said.calls and not said.broken:
             return self._answered(said.words)
-        results = [self._result(one, i) for i, one in enumerate(said.calls)]
+        until, results = time.monotonic() + self._rules.turn_seconds, []
+        for one in said.calls[:MOST_CALLS]:
+            in_time = time.monotonic() < until
+            results.append(self._result(one) if in_time else Message("tool", "error: this turn's time is over", self._known(one)))
+        if len(said.calls) > MOST_CALLS:
+            results.append(Message("tool", f"error: a turn may have {MOST_CALLS} calls; the last {len(said.calls) - MOST_CALLS} are not answered"))
         if said.broken:
             results.append(Message("tool", self._cut(f"error: this is no call: {said.broken}")))
         if self._turns < self._rules.max_turns:
@@ -143,9 +150,10 @@ class _WithTools(Episode):
         most = self._rules.result_chars
         return text if len(text) <= most else text[:most] + f"... ({len(text) - most} characters more)"
 
-    def _result(self, one: Call, i: int) -> Message:
-        if i >= MOST_CALLS:
-            return Message("tool", f"error: a turn may have {MOST_CALLS} calls", one.name)
+    def _known(self, one: Call) -> str:
+        return one.name if one.name in self._tools else ""
+
+    def _result(self, one: Call) -> Message:
         found = self._tools.get(one.name)
         if found is None:
             return Message("tool", self._cut(f"error: there is no tool {one.name!r}; there is {', '.join(self._tools) or 'none'}"))
@@ -173,19 +181,21 @@ class _ToolEnvironment(Environment):
         return _WithTools(self.made_of, self.rules)
 
 
-def tool_environment(*, tools: Iterable[Tool] = (), max_turns: int = 8, result_chars: int = 4000, announce: bool = True, sandboxed: bool = False,
-                     loss: str = "replay", name: str = "", instances: int = 0, characters: str = "",
+def tool_environment(*, tools: Iterable[Tool] = (), max_turns: int = 8, result_chars: int = 4000, turn_seconds: float = 25, announce: bool = True,
+                     sandboxed: bool = False, loss: str = "replay", name: str = "", instances: int = 0, characters: str = "",
                      actions: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Environment]:
     """Makes an environment of a generator function of a seed: it yields a task (a text, or Task), is sent the answer, and returns
     the reward. At the last turn an answer that is not there is "".
 
     tools         of every episode; Task(..., tools=...) adds those of one, as a shell in a sandbox of its own
     result_chars  of one result; the rest is left out, and the model is told so
+    turn_seconds  of all calls of a turn: when they are over, what is left of them gets an error. The call that is running then is not
+                  ended, so this and the longest call together stay below environment.step_timeout_s (60)
     announce      the model is told of its tools, in the form of its chat template; False: it was taught them
     sandboxed     its tools need a sandbox: where there is none, it is refused before it serves
     others        of tidepool_env.environment; loss="pinned" where what a tool says follows from more than seed and calls
     """
-    rules = _Rules(tuple(tools), max_turns, result_chars, announce)
+    rules = _Rules(tuple(tools), max_turns, result_chars, turn_seconds, announce)
 
     def made(of: Callable[..., Any]) -> Environment:
         environment = _ToolEnvironment(of, name or of.__name__, max_turns, loss, instances, characters, tuple(actions), conversation=True, sandboxed=sandboxed)
