@@ -166,6 +166,7 @@ class RowSource {
   std::string before_turn_,
       after_turn_;  // what a chat template writes around a later user message, after the end token
   text::ToolFormat shown_tools_ = text::ToolFormat::kNone;
+  bool takes_system_ = true;  // the template shows a system message
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
