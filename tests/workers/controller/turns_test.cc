@@ -214,6 +214,22 @@ TEST_F(TurnsTest, ATemplateThatShowsToolsAndRefusesTheirResultsReadsThemAsText) 
   EXPECT_THAT(Text(*heard), testing::EndsWith("<bos>user:42<eos><bos>assistant:"));
 }
 
+TEST_F(TurnsTest, AFormOfCallsThatIsNotReadIsAskedForInJson) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  std::ofstream(dir_ + "/chat_template.jinja")
+      << "{% if tools %}{{ tools | tojson }}<tool_call><function=f></function></tool_call>{% endif %}"
+         "{% for m in messages %}<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
+         "{% if add_generation_prompt %}<bos>assistant:{% endif %}";
+  Open();
+  EXPECT_EQ(rows_->tool_format(), text::ToolFormat::kTagged);
+  const auto row = rows_->EncodeFirst(
+      {R"({"messages":[{"role":"user","content":"6*7="}],"tools":[{"type":"function","function":{"name":"mul"}}]})",
+       true});
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  EXPECT_THAT(Text(row->prompt), testing::StartsWith("<bos>user:You may call these tools"));
+}
+
 // Where tokens are in the workers' logs, the record has outlines and places.
 TEST_F(TurnsTest, ALoggedRecordGrowsByPlaces) {
   Open();
