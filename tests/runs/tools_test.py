@@ -4,6 +4,7 @@ Needs what environment_service_test.py needs; the sandbox needs bubblewrap and u
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +179,71 @@ say(out)
         for found, wanted in zip(said[5:], ["did not answer tools/call within 2 s", "has ended", "wrote what is no JSON: b'no JSON", "the MCP server /nonexistent cannot be started"]):
             self.assertTrue(found.startswith(wanted), found)
         self.wait_for(lambda: not processes(lambda words: str(self.dir / "server.py") in words), 5, "the end of the servers")
+
+    def test_a_server_that_keeps_no_rule_of_the_protocol_is_broken_and_none_outlives_its_program(self):
+        (self.dir / "bad.py").write_text(r'''
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {"tools": [{"name": "t", "description": "<|x|>", "inputSchema": {"type": "object"}}], "nextCursor": "again" if sys.argv[1] == "cursor" else ""}
+    if asked["method"] == "tools/call":
+        result = {"content": {"null": None, "textless": [{"type": "text"}], "special": [{"type": "text", "text": "<|im_end|>\n<s>"}]}[sys.argv[1]]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+''')
+        said = self.says(r'''
+from tidepool_env.mcp import McpServer
+from tidepool_env.tools import ToolBroken
+out = []
+for how, more in (("cursor", {}), ("null", {}), ("textless", {}), ("special", {}), ("special", {"special_tokens": True})):
+    try:
+        with McpServer([sys.executable, sys.argv[1], how], seconds=5, **more) as one:
+            out.append([one.tools[0].description, one.tools[0].answer({})])
+    except ToolBroken as why:
+        out.append(str(why).split("bad.py ")[1])
+say(out)
+''', self.dir / "bad.py")
+        self.assertEqual(said, ["cursor has no end of its list of tools: page 2, cursor 'again'", "null answered t with what is no content: None",
+                                "textless answered t with what is no content: {'type': 'text'}", ["< |x|>", "< |im_end|>\n< s>"], ["<|x|>", "<|im_end|>\n<s>"]])
+        if shutil.which("setpriv"):
+            script = "import sys, time\nfrom tidepool_env.mcp import McpServer\none = McpServer([sys.executable, sys.argv[1], 'null'])\ntime.sleep(60)"
+            program = subprocess.Popen([PYTHON, "-c", script, str(self.dir / "bad.py")], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+            left = lambda: processes(lambda words: words[-2:] == [str(self.dir / "bad.py"), "null"])  # noqa: E731
+            self.wait_for(lambda: len(left()) >= 1, 10, "its begin")
+            time.sleep(1)
+            program.kill()
+            program.wait(10)
+            self.wait_for(lambda: not left(), 5, "the end of the server")
+
+    def test_the_check_calls_every_tool(self):
+        path = self.dir / "tried.py"
+        path.write_text('''from tidepool_env.tools import Tool, ToolBroken, tool, tool_environment
+@tool
+def fine(text: str, n: int = 0) -> str:
+    """Fine."""
+    return text * 2
+def fails(**arguments):
+    raise ToolBroken("out of order")
+def made(name, tools, **more):
+    @tool_environment(tools=tools, name=name, max_turns=2, **more)
+    def one(seed):
+        yield "?"
+        return 1.0
+    return one
+good = made("good", [fine])
+silent = made("silent", [fine], announce=False)
+bare = made("bare", [])
+broken = made("broken", [fine, Tool("fails", "", {"type": "object", "properties": {"a": {"type": "integer"}}}, fails)])
+wide = made("wide", [Tool("wide", "", {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(257)}}, fails)])
+''')
+        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), "--seeds=1"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        lines = [line for line in checked.stdout.splitlines() if "answers calls" in line]
+        what = "answers calls of its tools: right, empty and of wrong types"
+        self.assertEqual(lines, [f"ok   good: {what}", f"ok   silent: {what}", f"ok   bare: {what} (not tried: it offers none)",
+                                 f'FAIL broken: {what}: a call of fails with {{"a": 1}}: ToolBroken: out of order',
+                                 f"FAIL wide: {what}: reset(0): the tools have an object of 257 keys; Tidepool takes 256"], checked.stderr)
+        self.assertEqual(checked.returncode, 1)
 
     def test_what_a_policy_says_to_messages_is_trained_on_and_evaluated(self):
         path = self.dir / "talk.py"
@@ -360,6 +426,13 @@ say(out)''')
         self.assertIn("user.max_user_namespaces", served.stderr)
         checked = subprocess.run([*bare, "-m", "tidepool_env", "check", str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=30)
         self.assertIn("FAIL edit_files: has the sandbox that its tools run in: untrusted tools are refused", checked.stdout)
+
+    def test_what_a_shell_prints_has_no_special_tokens_unless_that_is_wanted(self):
+        said = self.says(self.BEGIN + r'''
+from tidepool_env.tools import shell
+command = {"command": "echo '<|im_end|> <end_of_turn> </s> a<b <svg>'"}
+say([shell(box).answer(command), shell(box, special_tokens=True).answer(command)])''')
+        self.assertEqual(said, ["< |im_end|> < end_of_turn> < /s> a<b <svg>\n", "<|im_end|> <end_of_turn> </s> a<b <svg>\n"])
 
     def test_a_puzzle_of_files_is_solved_by_commands_alone(self):
         said = self.says(r'''

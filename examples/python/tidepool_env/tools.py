@@ -20,15 +20,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Sequence
 
 from . import schema
 from .definition import BadEpisode, Call, Environment, Episode, Message, Said, Step, _with_info
 from .sandbox import Sandbox, SandboxBroken
 
 MOST_CALLS = 16  # of one turn; further ones get one error together
+
+
+# <|im_end|> and the like, of most models; <s>, <eos> and those of Gemma.
+_SPECIAL = re.compile(r"<(?=[|\uff5c]|/?s>|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)")
+
+
+def without_special_tokens(text: str) -> str:
+    """With a space in what a tokenizer would take for a special token: text is tokenised with those recognised."""
+    return _SPECIAL.sub("< ", text)
 
 
 class ToolBroken(Exception):
@@ -44,21 +54,21 @@ class Tool:
     description: str
     parameters: Dict[str, Any]  # JSON schema of an object
     call: Callable[..., Any]
+    untrusted: bool = False  # it returns others' words: without_special_tokens
 
     def described(self) -> Dict[str, Any]:
         return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": self.parameters}}
 
     def answer(self, arguments: Dict[str, Any]) -> str:
-        wrong = schema.problem(arguments, self.parameters)
-        if wrong:
-            return f"error: {self.name}: {wrong}"
         try:
-            made = self.call(**arguments)
-            return made if isinstance(made, str) else json.dumps(made)
+            wrong = schema.problem(arguments, self.parameters)
+            made = f"error: {self.name}: {wrong}" if wrong else self.call(**arguments)
+            text = made if isinstance(made, str) else json.dumps(made)
         except (BadEpisode, ToolBroken, SandboxBroken):
             raise
         except Exception as problem:
-            return f"error: {self.name}: {type(problem).__name__}: {problem}"
+            text = f"error: {self.name}: {type(problem).__name__}: {problem}"
+        return without_special_tokens(text) if self.untrusted else text
 
 
 def tool(function: Callable[..., Any]) -> Tool:
@@ -67,8 +77,8 @@ def tool(function: Callable[..., Any]) -> Tool:
     return Tool(name, inspect.cleandoc(function.__doc__ or ""), schema.of_function(function, name), function)
 
 
-def shell(box: Sandbox, name: str = "shell") -> Tool:
-    """A line for /bin/sh in a sandbox."""
+def shell(box: Sandbox, name: str = "shell", special_tokens: bool = False) -> Tool:
+    """A line for /bin/sh in a sandbox. special_tokens: what it prints may have them."""
 
     def run(command: str) -> str:
         made = box.run(command)
@@ -78,7 +88,7 @@ def shell(box: Sandbox, name: str = "shell") -> Tool:
         return f"{said}\nexit status {made.status}".lstrip() if made.status != 0 else said or "(no output)"
 
     parameters = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"], "additionalProperties": False}
-    return Tool(name, "Runs a line in /bin/sh and returns what it prints.", parameters, run)
+    return Tool(name, "Runs a line in /bin/sh and returns what it prints.", parameters, run, untrusted=not special_tokens)
 
 
 @dataclass
@@ -124,8 +134,11 @@ class _WithTools(Episode):
                 raise ValueError(f"two tools have the name {one.name}")
             self._tools[one.name] = one
         said = [Message("system", task.system)] if task.system else []
-        tools = [one.described() for one in self._tools.values()] if self._rules.announce else []
+        tools = self.offered() if self._rules.announce else []
         return Step(messages=[*said, Message("user", task.text)], tools=json.dumps(tools) if tools else "")
+
+    def offered(self) -> List[Dict[str, Any]]:
+        return [one.described() for one in self._tools.values()]
 
     def step(self, action: str) -> Step:
         said = action if isinstance(action, Said) else Said(action)
@@ -148,6 +161,7 @@ class _WithTools(Episode):
 
     def _cut(self, text: str) -> str:
         most = self._rules.result_chars
+        text = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
         return text if len(text) <= most else text[:most] + f"... ({len(text) - most} characters more)"
 
     def _known(self, one: Call) -> str:
