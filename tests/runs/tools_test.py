@@ -235,6 +235,7 @@ good = made("good", [fine])
 silent = made("silent", [fine], announce=False)
 bare = made("bare", [])
 broken = made("broken", [fine, Tool("fails", "", {"type": "object", "properties": {"a": {"type": "integer"}}}, fails)])
+odd = made("odd", [Tool("odd", "", {"type": "object", "required": 5}, fails)])
 wide = made("wide", [Tool("wide", "", {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(257)}}, fails)])
 ''')
         checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), "--seeds=1"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
@@ -242,6 +243,7 @@ wide = made("wide", [Tool("wide", "", {"type": "object", "properties": {f"k{i}":
         what = "answers calls of its tools: right, empty and of wrong types"
         self.assertEqual(lines, [f"ok   good: {what}", f"ok   silent: {what}", f"ok   bare: {what} (not tried: it offers none)",
                                  f'FAIL broken: {what}: a call of fails with {{"a": 1}}: ToolBroken: out of order',
+                                 f"FAIL odd: {what}: the schema of odd: TypeError: 'int' object is not iterable",
                                  f"FAIL wide: {what}: reset(0): the tools have an object of 257 keys; Tidepool takes 256"], checked.stderr)
         self.assertEqual(checked.returncode, 1)
 

@@ -206,7 +206,7 @@ def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List
 
     def answers_calls() -> None:
         for function in _guarded("reset(0)", lambda: offered(environment)):
-            for arguments in _odd_arguments(function.get("parameters")):
+            for arguments in _guarded(f"the schema of {function['name']}", lambda: _odd_arguments(function.get("parameters"))):
                 called = Call(function["name"], arguments)
                 _guarded(f"a call of {function['name']} with {json.dumps(arguments)[:80]}", lambda: play(environment, 0, False, [Said("", "", [called])]))
 
