@@ -34,7 +34,10 @@ ToolFormat ToolFormatOf(const ChatTemplate& chat) {
                                   {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}}});
   const auto with = chat.Render(messages, options);
   if (!with.ok() || (without.ok() && *without == *with)) return ToolFormat::kNone;
-  if (with->find(kOpen) != std::string::npos) return ToolFormat::kTagged;
+  // Qwen3-Coder and GLM write no JSON within the tags.
+  const bool json =
+      with->find("<function=") == std::string::npos && with->find("<arg_key>") == std::string::npos;
+  if (json && with->find(kOpen) != std::string::npos) return ToolFormat::kTagged;
   // "Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}."
   if (with->find("\"name\": function name, \"parameters\"") != std::string::npos) return ToolFormat::kJson;
   return ToolFormat::kNone;

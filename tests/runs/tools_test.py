@@ -1,8 +1,10 @@
 """Models that call tools: tidepool_env.tools, .mcp and .sandbox, and a whole run of an environment that says messages.
 
 Needs what environment_service_test.py needs; the sandbox needs bubblewrap and user namespaces, without which its tests skip."""
+import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,7 +109,7 @@ say([json.loads(first.tools), [[m.role, m.content] for m in first.messages], hea
                                          "x" * 60 + "... (30 characters more)", "6 m2"]):
             self.assertTrue(found.startswith(wanted[:60]), (found, wanted))
         self.assertEqual(heard[9], [["tool", "error: there is no tool 'volume'; there is area", ""], ["tool", "error: this is no call: <tool_call>{", ""]])
-        self.assertEqual([len(heard[10]), heard[10][-1][1], heard[11]], [18, "error: a turn may have 16 calls", [["user", "6, sure?", ""]]])
+        self.assertEqual([len(heard[10]), heard[10][-1][1], heard[11]], [17, "error: a turn may have 16 calls; the last 2 are not answered", [["user", "6, sure?", ""]]])
         self.assertEqual([reward, terminated, solved], [1.0, True, True])
 
     def test_an_episode_that_never_answers_is_graded_at_its_last_turn(self):
@@ -126,6 +128,24 @@ steps = [episode.step(call("nothing")).checked() for _ in range(2)]
 say([[m.content for m in steps[0].messages], steps[1].reward, steps[1].over, steps[1].is_solved])
 ''')
         self.assertEqual(said, [["(no output)"], 0.5, True, True])
+
+    def test_the_calls_of_a_turn_have_a_time_together(self):
+        said = self.says(r'''
+from tidepool_env import Call, Said
+from tidepool_env.tools import tool, tool_environment
+@tool
+def slow() -> str:
+    time.sleep(0.3)
+    return "done"
+@tool_environment(tools=[slow], max_turns=2, turn_seconds=0.4)
+def waits(seed):
+    yield "?"
+    return 1.0
+episode = waits.open()
+episode.reset(1, False)
+say([[m.content, m.name] for m in episode.step(Said("", "", [Call("slow", {})] * 4)).messages])
+''')
+        self.assertEqual(said, [["done", "slow"]] * 2 + [["error: this turn's time is over", "slow"]] * 2)
 
     def test_a_function_without_types_is_no_tool(self):
         for arguments, words in [("a", "the argument a has no type"), ("a: set", "str, int, float"), ("*a: int", "cannot be given by its name")]:
@@ -159,6 +179,73 @@ say(out)
         for found, wanted in zip(said[5:], ["did not answer tools/call within 2 s", "has ended", "wrote what is no JSON: b'no JSON", "the MCP server /nonexistent cannot be started"]):
             self.assertTrue(found.startswith(wanted), found)
         self.wait_for(lambda: not processes(lambda words: str(self.dir / "server.py") in words), 5, "the end of the servers")
+
+    def test_a_server_that_keeps_no_rule_of_the_protocol_is_broken_and_none_outlives_its_program(self):
+        (self.dir / "bad.py").write_text(r'''
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {"tools": [{"name": "t", "description": "<|x|>", "inputSchema": {"type": "object"}}], "nextCursor": "again" if sys.argv[1] == "cursor" else ""}
+    if asked["method"] == "tools/call":
+        result = {"content": {"null": None, "textless": [{"type": "text"}], "special": [{"type": "text", "text": "<|im_end|>\n<s>"}]}[sys.argv[1]]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+''')
+        said = self.says(r'''
+from tidepool_env.mcp import McpServer
+from tidepool_env.tools import ToolBroken
+out = []
+for how, more in (("cursor", {}), ("null", {}), ("textless", {}), ("special", {}), ("special", {"special_tokens": True})):
+    try:
+        with McpServer([sys.executable, sys.argv[1], how], seconds=5, **more) as one:
+            out.append([one.tools[0].description, one.tools[0].answer({})])
+    except ToolBroken as why:
+        out.append(str(why).split("bad.py ")[1])
+say(out)
+''', self.dir / "bad.py")
+        self.assertEqual(said, ["cursor has no end of its list of tools: page 2, cursor 'again'", "null answered t with what is no content: None",
+                                "textless answered t with what is no content: {'type': 'text'}", ["< |x|>", "< |im_end|>\n< s>"], ["<|x|>", "<|im_end|>\n<s>"]])
+        if shutil.which("setpriv"):
+            script = "import sys, time\nfrom tidepool_env.mcp import McpServer\none = McpServer([sys.executable, sys.argv[1], 'null'])\ntime.sleep(60)"
+            program = subprocess.Popen([PYTHON, "-c", script, str(self.dir / "bad.py")], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+            left = lambda: processes(lambda words: words[-2:] == [str(self.dir / "bad.py"), "null"])  # noqa: E731
+            self.wait_for(lambda: len(left()) >= 1, 10, "its begin")
+            time.sleep(1)
+            program.kill()
+            program.wait(10)
+            self.wait_for(lambda: not left(), 5, "the end of the server")
+
+    def test_the_check_calls_every_tool(self):
+        path = self.dir / "tried.py"
+        path.write_text('''from tidepool_env.tools import Tool, ToolBroken, tool, tool_environment
+@tool
+def fine(text: str, n: int = 0) -> str:
+    """Fine."""
+    return text * 2
+def fails(**arguments):
+    raise ToolBroken("out of order")
+def made(name, tools, **more):
+    @tool_environment(tools=tools, name=name, max_turns=2, **more)
+    def one(seed):
+        yield "?"
+        return 1.0
+    return one
+good = made("good", [fine])
+silent = made("silent", [fine], announce=False)
+bare = made("bare", [])
+broken = made("broken", [fine, Tool("fails", "", {"type": "object", "properties": {"a": {"type": "integer"}}}, fails)])
+odd = made("odd", [Tool("odd", "", {"type": "object", "required": 5}, fails)])
+wide = made("wide", [Tool("wide", "", {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(257)}}, fails)])
+''')
+        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), "--seeds=1"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        lines = [line for line in checked.stdout.splitlines() if "answers calls" in line]
+        what = "answers calls of its tools: right, empty and of wrong types"
+        self.assertEqual(lines, [f"ok   good: {what}", f"ok   silent: {what}", f"ok   bare: {what} (not tried: it offers none)",
+                                 f'FAIL broken: {what}: a call of fails with {{"a": 1}}: ToolBroken: out of order',
+                                 f"FAIL odd: {what}: the schema of odd: TypeError: 'int' object is not iterable",
+                                 f"FAIL wide: {what}: reset(0): the tools have an object of 257 keys; Tidepool takes 256"], checked.stderr)
+        self.assertEqual(checked.returncode, 1)
 
     def test_what_a_policy_says_to_messages_is_trained_on_and_evaluated(self):
         path = self.dir / "talk.py"
@@ -246,6 +333,45 @@ say(out)''')
         self.assertNotIn("\n0\n", "\n" + namespaces[1])
         self.assertEqual(folders[1].count("cannot access"), 4, folders)
 
+    def test_sockets_that_no_network_namespace_divides_and_calls_that_no_tool_needs_are_refused(self):
+        try:  # a listener of the host, where it has vsock
+            listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+            listener.bind((socket.VMADDR_CID_ANY, socket.VMADDR_PORT_ANY))
+            listener.listen()
+            self.addCleanup(listener.close)
+        except OSError:
+            pass
+        script = r'''
+import ctypes, errno, os, socket
+def name(go):
+    try:
+        go()
+    except OSError as problem:
+        return errno.errorcode[problem.errno]
+    return ""
+pairs = [name(lambda: make(family, kind)) for make in (socket.socket, socket.socketpair) for family, kind in ((40, 1), (17, 3), (31, 3), (38, 5))]
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = {"x86_64": (250, 248, 249, 321, 298, 323, 425, 39 + (1 << 30)), "aarch64": (219, 217, 218, 280, 241, 282, 425)}[os.uname().machine]
+print(set(pairs), [name(lambda: socket.socket(family, 3 if family == 16 else 1)) for family in (1, 2, 10, 16)], {(libc.syscall(n, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in numbers}, len(socket.socketpair()))
+'''
+        said = self.says(self.BEGIN + "say(run(['/usr/bin/python3', '-c', sys.argv[1]]))", script)
+        self.assertEqual(said[1], f"{{'EAFNOSUPPORT'}} ['', '', '', ''] {{(-1, {errno.EPERM})}} 2\n")
+
+    def test_variables_of_a_program_are_on_no_command_line(self):
+        said = self.says(self.BEGIN + r'''
+import subprocess
+process = box.start(["/bin/sh", "-c", "echo $KEY; read x"], {"KEY": "a secret"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+heard = process.stdout.readline()
+def line(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline").read()
+    except OSError:  # it has ended
+        return ""
+lines = [line(pid) for pid in os.listdir("/proc") if pid.isdigit()]
+process.communicate("")
+say([heard, sum("a secret" in line for line in lines if "box.start" not in line)])''')
+        self.assertEqual(said, ["a secret\n", 0])
+
     def test_no_bound_is_passed(self):
         begin = time.monotonic()
         bomb, much, hangs, kills, memory, many, work, shared, files = self.box(
@@ -275,6 +401,25 @@ say(out)''')
             service.wait(10)
             self.wait_for(lambda: not left(), 5, f"the end of all after {how.name}")
 
+    def test_a_folder_that_a_policy_has_closed_or_filled_is_no_failure_of_the_sandbox(self):
+        said = self.says(self.BEGIN + r'''
+from tidepool_env.sandbox import CannotWrite, SandboxBroken
+def outcome(go):
+    try:
+        return go()
+    except (CannotWrite, SandboxBroken) as why:
+        return type(why).__name__
+out = []
+run("head -c 9000000 /dev/zero > full")
+out += [outcome(lambda: box.write("a", "x" * 100000))]
+run("rm full; chmod 000 /work")
+out += [outcome(lambda: box.write("a", "x")), outcome(lambda: box.read("a"))]
+box._keeper.kill()
+box._keeper.wait()
+out += [outcome(lambda: box.write("a", "x")), outcome(lambda: box.read("a"))]
+say(out)''')
+        self.assertEqual(said, ["CannotWrite", "CannotWrite", None, "SandboxBroken", "SandboxBroken"])
+
     def test_where_there_are_no_user_namespaces_untrusted_tools_are_refused_by_name(self):
         bare = ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--", "env", f"PYTHONPATH={PACKAGE}", PYTHON]
         served = subprocess.run([*bare, str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=30)
@@ -283,6 +428,13 @@ say(out)''')
         self.assertIn("user.max_user_namespaces", served.stderr)
         checked = subprocess.run([*bare, "-m", "tidepool_env", "check", str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=30)
         self.assertIn("FAIL edit_files: has the sandbox that its tools run in: untrusted tools are refused", checked.stdout)
+
+    def test_what_a_shell_prints_has_no_special_tokens_unless_that_is_wanted(self):
+        said = self.says(self.BEGIN + r'''
+from tidepool_env.tools import shell
+command = {"command": "echo '<|im_end|> <end_of_turn> </s> a<b <svg>'"}
+say([shell(box).answer(command), shell(box, special_tokens=True).answer(command)])''')
+        self.assertEqual(said, ["< |im_end|> < end_of_turn> < /s> a<b <svg>\n", "<|im_end|> <end_of_turn> </s> a<b <svg>\n"])
 
     def test_a_puzzle_of_files_is_solved_by_commands_alone(self):
         said = self.says(r'''

@@ -148,6 +148,19 @@ Status RowSource::LearnTurns() {
   }
   before_turn_ = after.substr(0, heard);
   after_turn_ = after.substr(heard + words.size());
+  // What a template refuses or passes over is said as a user's words.
+  text::ChatOptions options;
+  options.unix_time_s = template_time_s_;
+  const auto begins = template_->Render(
+      {{{"role", "system"}, {"content", words}}, {{"role", "user"}, {"content", "?"}}}, options);
+  takes_system_ = begins.ok() && begins->find(words) != std::string::npos;
+  if (shown_tools_ != text::ToolFormat::kNone) {
+    const auto result = [](const std::string& text) {
+      return nlohmann::ordered_json{{"role", "tool"}, {"content", text}, {"name", "tidepool"}};
+    };
+    const auto two = AfterTurn({result("?"), result(words)}, nullptr);
+    if (!two.ok() || two->find(words) == std::string::npos) shown_tools_ = text::ToolFormat::kNone;
+  }
   return OkStatus();
 }
 
@@ -156,10 +169,22 @@ StatusOr<nlohmann::ordered_json> RowSource::ReadConversation(const std::string& 
   auto& messages = said["messages"];
   said.emplace("tools", nullptr);  // where there is none
   if (!messages.is_array() || messages.empty()) return InvalidArgument("there are no messages");
-  if (shown_tools_ != text::ToolFormat::kNone) return said;
+  const bool takes_tools = shown_tools_ != text::ToolFormat::kNone;
+  if (template_ == nullptr || (takes_tools && takes_system_)) return said;
+  // A template may ask for turns that alternate, so neighbours become one.
+  auto joined = nlohmann::ordered_json::array();
   for (auto& message : messages) {
-    if (message["role"] == "tool") message["role"] = "user";
+    const bool spoken = message["role"] == "user" || (message["role"] == "tool" && !takes_tools) ||
+                        (message["role"] == "system" && !takes_system_);
+    if (spoken) message["role"] = "user";
+    if (spoken && !joined.empty() && joined.back()["role"] == "user") {
+      joined.back()["content"] =
+          joined.back()["content"].get<std::string>() + "\n\n" + message["content"].get<std::string>();
+    } else {
+      joined.push_back(std::move(message));
+    }
   }
+  messages = std::move(joined);
   return said;
 }
 

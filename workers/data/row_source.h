@@ -116,8 +116,9 @@ class RowSource {
   // `ended`: the policy closed its turn with an end token; else one is put before. kInvalidArgument: the
   // template cannot be cut between turns, or refuses the messages.
   [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeObservation(const Heard& heard, bool ended) const;
-  // That the model of a job with an environment writes calls of tools in: its template's. One that shows none
-  // reads tools as a text that asks for the tagged form, and what they answer as a user's words.
+  // That the model of a job with an environment writes calls of tools in: its template's. One that shows
+  // none, or takes no results in a row, has them as a text that asks for the tagged form, and results as a
+  // user's.
   [[nodiscard]] text::ToolFormat tool_format() const {
     return shown_tools_ == text::ToolFormat::kNone ? text::ToolFormat::kTagged : shown_tools_;
   }
@@ -166,6 +167,7 @@ class RowSource {
   std::string before_turn_,
       after_turn_;  // what a chat template writes around a later user message, after the end token
   text::ToolFormat shown_tools_ = text::ToolFormat::kNone;
+  bool takes_system_ = true;     // the template shows a system message
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
-from typing import Any, Callable, List, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Tuple, TypeVar
 
+from . import schema
 from .definition import BadEpisode, Call, Environment, Said, Step
 from .sandbox import SandboxRefused, require
 
 ODD = ("", "\n", "?", "0", "-1", "yes", "\N{SUPERSCRIPT TWO}", "\N{SNOWMAN}", "9" * 5000, "\x00")
 
 ODD_CALLS = (Said("<tool_call>{", "<tool_call>{", (), "<tool_call>{"), Said("calls", "", [Call("no_such_tool", {}), Call("", {"a": None})]))
+
+# Of a list of tools, as Tidepool takes it.
+MOST_KEYS, MOST_DEPTH = 256, 127
 
 Played = List[Step]
 Came = TypeVar("Came")
@@ -54,6 +59,40 @@ def _drawn(environment: Environment, seed: int, odd: bool) -> List[str]:
     return [draw() for _ in range(environment.max_turns)]
 
 
+def _within_bounds(value: Any, depth: int = 0) -> None:
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if len(inside) > MOST_KEYS and isinstance(value, dict):
+        raise Fault(f"the tools have an object of {len(inside)} keys; Tidepool takes {MOST_KEYS}")
+    if isinstance(value, (dict, list)) and depth >= MOST_DEPTH:
+        raise Fault(f"the tools are nested deeper than {MOST_DEPTH}, which is what Tidepool takes")
+    for one in inside:
+        _within_bounds(one, depth + 1)
+
+
+def offered(environment: Environment) -> List[Dict[str, Any]]:
+    """Functions that an episode offers as tools. Fault: Tidepool would not take them."""
+    episode = environment.open()
+    try:
+        first = episode.reset(0, False).checked(first=True)
+        tools = json.loads(first.tools) if first.tools else episode.offered()
+    finally:
+        episode.close()
+    if not isinstance(tools, list):
+        raise Fault(f"the tools are {str(tools)[:80]}; expected a JSON list")
+    _within_bounds(tools)
+    for one in tools:
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Fault(f"{str(one)[:80]} is no tool; expected {{'type': 'function', 'function': {{'name': ...}}}}")
+    return [one["function"] for one in tools]
+
+
+def _odd_arguments(parameters: Any) -> List[Dict[str, Any]]:
+    right = schema.example(parameters)
+    wrong = {name: [{"odd": None}] for name in (right if isinstance(right, dict) else {"x": 0})}
+    return [right if isinstance(right, dict) else {}, {}, wrong, {name: None for name in wrong}]
+
+
 def play_beside_another(environment: Environment, seed: int, actions: List[str]) -> Played:
     """The same, while another instance plays."""
     ours = environment.open()
@@ -94,7 +133,7 @@ def within(limit_s: float, what: str, go: Callable[[], Came]) -> Came:
         return returned
     if not failed:
         raise Hangs(f"{what}: is not over after {limit_s:g} s (--timeout)")
-    if isinstance(failed[0], BadEpisode):
+    if isinstance(failed[0], (BadEpisode, Fault)):
         raise Fault(f"{what}: {failed[0]}")
     raise Fault(f"{what}: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
 
@@ -165,6 +204,12 @@ def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List
                 if lacks:
                     raise Fault(f"seed {seed}: it says {''.join(lacks)!r}, which its characters do not have")
 
+    def answers_calls() -> None:
+        for function in _guarded("reset(0)", lambda: offered(environment)):
+            for arguments in _guarded(f"the schema of {function['name']}", lambda: _odd_arguments(function.get("parameters"))):
+                called = Call(function["name"], arguments)
+                _guarded(f"a call of {function['name']} with {json.dumps(arguments)[:80]}", lambda: play(environment, 0, False, [Said("", "", [called])]))
+
     def has_a_sandbox() -> None:
         try:
             require()
@@ -178,6 +223,16 @@ def check(environment: Environment, seeds: int = 8, limit_s: float = 60) -> List
     test("begins with the same words for the same seed", begins)
     test("plays whole episodes: UTF-8, finite rewards, a text to read unless it is over", lambda: plays(odd=False))
     test("takes whatever a policy says", lambda: plays(odd=True))
+    if environment.conversation:
+        what = "answers calls of its tools: right, empty and of wrong types"
+        try:
+            any_tools = bool(_guarded("reset(0)", lambda: offered(environment)))
+        except Fault:  # which the test says
+            any_tools = True
+        if any_tools:
+            test(what, answers_calls)
+        else:
+            out.append((f"{what} (not tried: it offers none)", ""))
     if environment.loss == "replay":
         test("follows from its seed and its actions (loss: replay)", repeats)
         if environment.instances == 1:

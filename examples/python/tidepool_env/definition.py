@@ -122,6 +122,10 @@ class Episode:
     def close(self) -> None:
         """Whatever happened, exactly once."""
 
+    def offered(self) -> List[Dict[str, Any]]:
+        """Its tools, where a player is not told of them (Step.tools)."""
+        return []
+
 
 class _OfClass(Episode):
     def __init__(self, made: Any) -> None:

@@ -16,6 +16,7 @@ import random
 import selectors
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -29,6 +30,10 @@ class SandboxRefused(Exception):
 
 class SandboxBroken(Exception):
     """It is gone, or cannot be made now: a failure of the environment (env_infra), not of the policy."""
+
+
+class CannotWrite(Exception):
+    """The work folder takes no such file, as commands have left it: full, or closed to its owner."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,40 @@ class Ran:
     output: str  # standard output and error, as they came
     cut: bool = False  # there was more
     killed: str = ""  # why, where it was: "10 s are over"
+
+
+# Of an architecture: the kernel's name of it (AUDIT_ARCH_*), socket and socketpair, and what is refused whole: keyctl, add_key, request_key,
+# bpf, perf_event_open, userfaultfd and io_uring_setup, which namespaces do not divide or which have more of the kernel behind them
+# than a tool needs.
+_CALLS = {
+    "x86_64": (0xC000003E, (41, 53), (250, 248, 249, 321, 298, 323, 425)),
+    "aarch64": (0xC00000B7, (198, 199), (219, 217, 218, 280, 241, 282, 425)),
+}
+_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; others (AF_VSOCK) are not of a network namespace
+
+
+def _filter() -> bytes:
+    """Of system calls, for seccomp: instructions of BPF (code, jump if so, jump if not, operand) that read struct seccomp_data."""
+    arch, sockets, refused = _CALLS[os.uname().machine]
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, RET|K
+    allow, no_permission, no_family = 0x7FFF0000, 0x00050001, 0x00050061  # ALLOW, ERRNO with EPERM, with EAFNOSUPPORT
+    lines = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, no_permission),  # calls of a second architecture (32 bits) have other numbers
+             (load, 0, 0, 0), (at_least, 0, 1, 1 << 30), (give, 0, 0, no_permission)]  # and so do those of x32
+    for number in refused:
+        lines += [(equal, 0, 1, number), (give, 0, 0, no_permission)]
+    lines += [(equal, 2, 0, sockets[0]), (equal, 1, 0, sockets[1]), (give, 0, 0, allow), (load, 0, 0, 16)]
+    for family in _FAMILIES:
+        lines += [(equal, 0, 1, family), (give, 0, 0, allow)]
+    lines += [(give, 0, 0, no_family)]
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _file(content: bytes) -> int:
+    """A descriptor that content is read from."""
+    made = os.memfd_create("tidepool_env")
+    os.write(made, content)
+    os.lseek(made, 0, os.SEEK_SET)
+    return made
 
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -110,13 +149,18 @@ def require() -> None:
         _need(program)
     if _works:
         return
+    if os.uname().machine not in _CALLS:
+        raise SandboxRefused(f"untrusted tools are refused: the filter of system calls knows {' and '.join(_CALLS)}, and this machine is {os.uname().machine}")
+    filters = _file(_filter())
     try:
-        made = subprocess.run([_need("bwrap"), *_view(()), "--proc", "/proc", "--dev", "/dev", "--die-with-parent", "--", "/usr/bin/env", "true"],
-                              capture_output=True, text=True, timeout=20, env=_environment(), **_user())
+        made = subprocess.run([_need("bwrap"), *_view(()), "--proc", "/proc", "--dev", "/dev", "--die-with-parent", "--seccomp", str(filters), "--", "/usr/bin/env", "true"],
+                              capture_output=True, text=True, timeout=20, env=_environment(), pass_fds=(filters,), **_user())
         said = made.stderr.strip() or f"exit status {made.returncode}"
         ok = made.returncode == 0
     except (OSError, subprocess.SubprocessError) as problem:
         ok, said = False, str(problem)
+    finally:
+        os.close(filters)
     if not ok:
         raise SandboxRefused(
             f"untrusted tools are refused: bubblewrap gets no user namespace here ({said}); as root: sysctl -w user.max_user_namespaces=15000, and where "
@@ -191,20 +235,31 @@ class Sandbox:
                 raise OSError("no answer")
         return int(json.loads(os.read(told, 4096))["child-pid"])
 
-    def words(self, command: Sequence[str]) -> List[str]:
-        """The command line that runs a command in here, for those who start it themselves."""
+    def _words(self, command: Sequence[str], filters: int, arguments: int) -> List[str]:
+        """The command line that runs a command in here; what is passed as descriptors is the filter and further arguments."""
         one, most = self._limits, str(self._limits.work_bytes)
         limits = [f"--{name}={value}:{value}" for name, value in (("cpu", one.cpu_seconds), ("as", one.memory_bytes), ("nproc", one.processes),
                                                                    ("fsize", one.file_bytes), ("nofile", one.open_files), ("core", 0))]
         return [_need("nsenter"), "-t", str(self._pid), "-U", "-m", "-p", "--preserve-credentials", "--", _need("bwrap"), *_view(self._read_only),
                 "--uid", "1000", "--gid", "1000", "--disable-userns", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--size", most, "--tmpfs", "/dev/shm", "--size", most, "--tmpfs", "/tmp",
-                "--bind", "/work", "/work", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work", "--", _need("prlimit"), *limits, "--", *command]
+                "--bind", "/work", "/work", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work",
+                "--seccomp", str(filters), "--args", str(arguments), "--", _need("prlimit"), *limits, "--", *command]
 
-    def start(self, command: Sequence[str], **more: Any) -> subprocess.Popen:
-        """Runs it beside what runs here; who asks for it ends it."""
+    def start(self, command: Sequence[str], environment: Optional[Dict[str, str]] = None, **more: Any) -> subprocess.Popen:
+        """Runs it beside what runs here, with further variables; who asks for it ends it, and looks at its memory."""
         if self._keeper.poll() is not None:
             raise SandboxBroken("the sandbox is gone")
-        return subprocess.Popen(self.words(command), cwd="/", env=_environment(), start_new_session=True, **self._user, **more)
+        named = [word for key, value in (environment or {}).items() for word in ("--setenv", key, value)]
+        if any("\0" in word for word in named):
+            raise ValueError("a variable cannot have the character NUL")
+        filters = _file(_filter())
+        arguments = _file("\0".join([*named, ""]).encode())  # everybody can read a command line, and a variable may be a secret
+        try:
+            return subprocess.Popen(self._words(command, filters, arguments), cwd="/", env=_environment(), start_new_session=True,
+                                    pass_fds=(filters, arguments), **self._user, **more)
+        finally:
+            os.close(filters)
+            os.close(arguments)
 
     def run(self, command: Union[str, Sequence[str]], input: str = "", output_bytes: int = 0) -> Ran:
         """A line for the shell, or a program with its arguments; ended, with all that it has started, when it returns."""
@@ -265,14 +320,18 @@ class Sandbox:
                 stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """A file of the work folder; folders on the way are made."""
+        """A file of the work folder; folders on the way are made. CannotWrite where it takes none."""
         made = self.run(["/bin/sh", "-c", 'mkdir -p "$(dirname -- "$1")" && cat > "$1"', "sh", path], input=text)
+        if self._keeper.poll() is not None:
+            raise SandboxBroken("the sandbox is gone")
         if made.status != 0 or made.killed:
-            raise SandboxBroken(f"{path} cannot be written: {made.killed or made.output}")
+            raise CannotWrite(f"{path} cannot be written: {made.killed or made.output}")
 
     def read(self, path: str) -> Optional[str]:
         """None: there is no such file that can be read, or it is longer than 1 MiB."""
         made = self.run(["/bin/cat", "--", path], output_bytes=_MOST_READ)
+        if self._keeper.poll() is not None:
+            raise SandboxBroken("the sandbox is gone")
         return None if made.status != 0 or made.killed or made.cut else made.output
 
     def close(self) -> None:

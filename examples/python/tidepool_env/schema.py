@@ -42,6 +42,26 @@ def of_function(function: Callable[..., Any], name: str) -> Dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
+def example(schema: Any, depth: int = 8) -> Any:
+    """A value that keeps to it, as far as `problem` reads it."""
+    if not isinstance(schema, dict) or depth == 0:
+        return "x"
+    if schema.get("enum"):
+        return schema["enum"][0]
+    if schema.get("anyOf"):
+        return example(schema["anyOf"][0], depth - 1)
+    names = schema.get("type", "string")
+    name = names if isinstance(names, str) else names[0]
+    if name == "object":
+        known = schema.get("properties", {})
+        return {one: example(known.get(one), depth - 1) for one in schema.get("required", known)}
+    if name == "array":
+        return [example(schema.get("items"), depth - 1)]
+    if name in ("integer", "number"):
+        return schema.get("minimum", min(1, schema.get("maximum", 1)))
+    return {"boolean": True, "null": None}.get(name, "x" * max(1, schema.get("minLength", 1)))
+
+
 def _is(value: Any, name: str) -> bool:
     if name in ("integer", "number"):
         return isinstance(value, (int, float) if name == "number" else int) and not isinstance(value, bool)

@@ -20,14 +20,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Sequence
 
 from . import schema
 from .definition import BadEpisode, Call, Environment, Episode, Message, Said, Step, _with_info
 from .sandbox import Sandbox, SandboxBroken
 
-MOST_CALLS = 16  # of one turn; further ones get an error
+MOST_CALLS = 16  # of one turn; further ones get one error together
+
+
+# <|im_end|> and the like, of most models; <s>, <eos> and those of Gemma.
+_SPECIAL = re.compile(r"<(?=[|\uff5c]|/?s>|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)")
+
+
+def without_special_tokens(text: str) -> str:
+    """With a space in what a tokenizer would take for a special token: text is tokenised with those recognised."""
+    return _SPECIAL.sub("< ", text)
 
 
 class ToolBroken(Exception):
@@ -43,21 +54,21 @@ class Tool:
     description: str
     parameters: Dict[str, Any]  # JSON schema of an object
     call: Callable[..., Any]
+    untrusted: bool = False  # it returns others' words: without_special_tokens
 
     def described(self) -> Dict[str, Any]:
         return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": self.parameters}}
 
     def answer(self, arguments: Dict[str, Any]) -> str:
-        wrong = schema.problem(arguments, self.parameters)
-        if wrong:
-            return f"error: {self.name}: {wrong}"
         try:
-            made = self.call(**arguments)
-            return made if isinstance(made, str) else json.dumps(made)
+            wrong = schema.problem(arguments, self.parameters)
+            made = f"error: {self.name}: {wrong}" if wrong else self.call(**arguments)
+            text = made if isinstance(made, str) else json.dumps(made)
         except (BadEpisode, ToolBroken, SandboxBroken):
             raise
         except Exception as problem:
-            return f"error: {self.name}: {type(problem).__name__}: {problem}"
+            text = f"error: {self.name}: {type(problem).__name__}: {problem}"
+        return without_special_tokens(text) if self.untrusted else text
 
 
 def tool(function: Callable[..., Any]) -> Tool:
@@ -66,8 +77,8 @@ def tool(function: Callable[..., Any]) -> Tool:
     return Tool(name, inspect.cleandoc(function.__doc__ or ""), schema.of_function(function, name), function)
 
 
-def shell(box: Sandbox, name: str = "shell") -> Tool:
-    """A line for /bin/sh in a sandbox."""
+def shell(box: Sandbox, name: str = "shell", special_tokens: bool = False) -> Tool:
+    """A line for /bin/sh in a sandbox. special_tokens: what it prints may have them."""
 
     def run(command: str) -> str:
         made = box.run(command)
@@ -77,7 +88,7 @@ def shell(box: Sandbox, name: str = "shell") -> Tool:
         return f"{said}\nexit status {made.status}".lstrip() if made.status != 0 else said or "(no output)"
 
     parameters = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"], "additionalProperties": False}
-    return Tool(name, "Runs a line in /bin/sh and returns what it prints.", parameters, run)
+    return Tool(name, "Runs a line in /bin/sh and returns what it prints.", parameters, run, untrusted=not special_tokens)
 
 
 @dataclass
@@ -94,6 +105,7 @@ class _Rules:
     tools: Sequence[Tool]
     max_turns: int
     result_chars: int
+    turn_seconds: float
     announce: bool
 
 
@@ -122,15 +134,23 @@ class _WithTools(Episode):
                 raise ValueError(f"two tools have the name {one.name}")
             self._tools[one.name] = one
         said = [Message("system", task.system)] if task.system else []
-        tools = [one.described() for one in self._tools.values()] if self._rules.announce else []
+        tools = self.offered() if self._rules.announce else []
         return Step(messages=[*said, Message("user", task.text)], tools=json.dumps(tools) if tools else "")
+
+    def offered(self) -> List[Dict[str, Any]]:
+        return [one.described() for one in self._tools.values()]
 
     def step(self, action: str) -> Step:
         said = action if isinstance(action, Said) else Said(action)
         self._turns += 1
         if not said.calls and not said.broken:
             return self._answered(said.words)
-        results = [self._result(one, i) for i, one in enumerate(said.calls)]
+        until, results = time.monotonic() + self._rules.turn_seconds, []
+        for one in said.calls[:MOST_CALLS]:
+            in_time = time.monotonic() < until
+            results.append(self._result(one) if in_time else Message("tool", "error: this turn's time is over", self._known(one)))
+        if len(said.calls) > MOST_CALLS:
+            results.append(Message("tool", f"error: a turn may have {MOST_CALLS} calls; the last {len(said.calls) - MOST_CALLS} are not answered"))
         if said.broken:
             results.append(Message("tool", self._cut(f"error: this is no call: {said.broken}")))
         if self._turns < self._rules.max_turns:
@@ -141,11 +161,13 @@ class _WithTools(Episode):
 
     def _cut(self, text: str) -> str:
         most = self._rules.result_chars
+        text = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
         return text if len(text) <= most else text[:most] + f"... ({len(text) - most} characters more)"
 
-    def _result(self, one: Call, i: int) -> Message:
-        if i >= MOST_CALLS:
-            return Message("tool", f"error: a turn may have {MOST_CALLS} calls", one.name)
+    def _known(self, one: Call) -> str:
+        return one.name if one.name in self._tools else ""
+
+    def _result(self, one: Call) -> Message:
         found = self._tools.get(one.name)
         if found is None:
             return Message("tool", self._cut(f"error: there is no tool {one.name!r}; there is {', '.join(self._tools) or 'none'}"))
@@ -173,19 +195,21 @@ class _ToolEnvironment(Environment):
         return _WithTools(self.made_of, self.rules)
 
 
-def tool_environment(*, tools: Iterable[Tool] = (), max_turns: int = 8, result_chars: int = 4000, announce: bool = True, sandboxed: bool = False,
-                     loss: str = "replay", name: str = "", instances: int = 0, characters: str = "",
+def tool_environment(*, tools: Iterable[Tool] = (), max_turns: int = 8, result_chars: int = 4000, turn_seconds: float = 25, announce: bool = True,
+                     sandboxed: bool = False, loss: str = "replay", name: str = "", instances: int = 0, characters: str = "",
                      actions: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Environment]:
     """Makes an environment of a generator function of a seed: it yields a task (a text, or Task), is sent the answer, and returns
     the reward. At the last turn an answer that is not there is "".
 
     tools         of every episode; Task(..., tools=...) adds those of one, as a shell in a sandbox of its own
     result_chars  of one result; the rest is left out, and the model is told so
+    turn_seconds  of all calls of a turn: when they are over, what is left of them gets an error. The call that is running then is not
+                  ended, so this and the longest call together stay below environment.step_timeout_s (60)
     announce      the model is told of its tools, in the form of its chat template; False: it was taught them
     sandboxed     its tools need a sandbox: where there is none, it is refused before it serves
     others        of tidepool_env.environment; loss="pinned" where what a tool says follows from more than seed and calls
     """
-    rules = _Rules(tuple(tools), max_turns, result_chars, announce)
+    rules = _Rules(tuple(tools), max_turns, result_chars, turn_seconds, announce)
 
     def made(of: Callable[..., Any]) -> Environment:
         environment = _ToolEnvironment(of, name or of.__name__, max_turns, loss, instances, characters, tuple(actions), conversation=True, sandboxed=sandboxed)

@@ -168,6 +168,68 @@ TEST_F(TurnsTest, AModelWhoseTemplateShowsNoToolsReadsThemAsText) {
   EXPECT_THAT(rows_->EncodeFirst({nothing, true}).status().message(), HasSubstr("there are no messages"));
 }
 
+// A template may refuse what does not alternate, and a system message (Gemma, Llama 2, Mistral).
+TEST_F(TurnsTest, WhereTurnsHaveToAlternateNeighboursAreOneMessage) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  std::ofstream(dir_ + "/chat_template.jinja")
+      << "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+         "{% for m in messages %}"
+         "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif "
+         "%}"
+         "<bos>{{ m['role'] }}:{{ m['content'] | trim }}<eos>{% endfor %}"
+         "{% if add_generation_prompt %}<bos>assistant:{% endif %}";
+  Open();
+  const auto row = rows_->EncodeFirst(
+      {R"({"messages":[{"role":"system","content":"short"},{"role":"user","content":"6*7="}],)"
+       R"("tools":[{"type":"function","function":{"name":"mul"}}]})",
+       true});
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  EXPECT_THAT(Text(row->prompt),
+              testing::AllOf(testing::StartsWith("<bos>user:You may call these tools"),
+                             testing::EndsWith("</tool_call>\n\nshort\n\n6*7=<eos><bos>assistant:")));
+  const auto heard = rows_->EncodeObservation(
+      {R"({"messages":[{"role":"tool","content":"42","name":"mul"},{"role":"tool","content":"43"}],"tools":null})",
+       true},
+      /*ended=*/true);
+  ASSERT_TRUE(heard.ok()) << heard.status().message();
+  EXPECT_EQ(Text(*heard), "<bos>user:42\n\n43<eos><bos>assistant:");
+}
+
+// One that shows tools and takes no results of two calls is treated as one that shows none.
+TEST_F(TurnsTest, ATemplateThatShowsToolsAndRefusesTheirResultsReadsThemAsText) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  std::ofstream(dir_ + "/chat_template.jinja")
+      << "{% if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif %}{% for m in messages %}"
+         "{% if m['role'] == 'tool' %}{{ raise_exception('no results') }}{% endif %}"
+         "<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
+         "{% if add_generation_prompt %}<bos>assistant:{% endif %}";
+  Open();
+  const auto heard = rows_->EncodeObservation(
+      {R"({"messages":[{"role":"tool","content":"42"}],"tools":[{"type":"function","function":{"name":"mul"}}]})",
+       true},
+      /*ended=*/true);
+  ASSERT_TRUE(heard.ok()) << heard.status().message();
+  EXPECT_THAT(Text(*heard), testing::EndsWith("<bos>user:42<eos><bos>assistant:"));
+}
+
+TEST_F(TurnsTest, AFormOfCallsThatIsNotReadIsAskedForInJson) {
+  config_.model.init->alphabet = kPrintable;
+  ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
+  std::ofstream(dir_ + "/chat_template.jinja")
+      << "{% if tools %}{{ tools | tojson }}<tool_call><function=f></function></tool_call>{% endif %}"
+         "{% for m in messages %}<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
+         "{% if add_generation_prompt %}<bos>assistant:{% endif %}";
+  Open();
+  EXPECT_EQ(rows_->tool_format(), text::ToolFormat::kTagged);
+  const auto row = rows_->EncodeFirst(
+      {R"({"messages":[{"role":"user","content":"6*7="}],"tools":[{"type":"function","function":{"name":"mul"}}]})",
+       true});
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  EXPECT_THAT(Text(row->prompt), testing::StartsWith("<bos>user:You may call these tools"));
+}
+
 // Where tokens are in the workers' logs, the record has outlines and places.
 TEST_F(TurnsTest, ALoggedRecordGrowsByPlaces) {
   Open();
