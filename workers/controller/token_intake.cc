@@ -19,8 +19,8 @@ using scheduler::event::ChunkProgress;
 void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
   const SlotRef on{worker, step.slot};
   for (up::ChunkDelta& c : step.chunks) {
-    // Not expected: taken back from this worker, and its tokens would come twice. Its end is told all the same:
-    // the scheduler counts what each worker is at.
+    // Not expected: taken back from this worker, and its tokens would come twice. Its end is told all the
+    // same: the scheduler counts what each worker is at.
     const bool expected = ends_.expects(on, c.tid, c.att);
     // Of a group that this controller has adopted whole, nobody has asked for the row yet.
     if (expected && (!ends_.have_row(c.tid) || !Continues(on, c))) continue;
