@@ -46,6 +46,7 @@ struct FleetOptions {
   double heartbeat_s = 0.5;
   double start_timeout_s = 600.0;  // of a start, a load, a checkpoint
   double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+  double quiet_s = 0;              // a worker may make none for so long, whatever is usual
 };
 
 // Which samples make a step, and how old they may be.

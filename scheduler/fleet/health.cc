@@ -151,7 +151,8 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
     const Duration silent = now - p.heard;
     double step_s = 0;  // of its slowest engine
     for (const SlotId slot : w.slots()) step_s = std::max(step_s, fleet_.devices.at(slot).pace().step_s);
-    const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * step_s));
+    const Duration slow =
+        FromSeconds(std::max({kSlowSeconds, kSlowSteps * step_s, options_.quiet_s / kHungFactor}));
     const Duration stuck = p.busy ? now - p.progress : Duration{0};
     if (silent > dead_after()) {
       verdicts.push_back({Verdict::kDead, worker, "no sign of life for " + SecondsText(silent)});

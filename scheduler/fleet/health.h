@@ -32,6 +32,7 @@ struct HealthOptions {
   double heartbeat_s = 0.5, start_timeout_s = 600;
   uint64_t seed = 1;      // of the jitter
   bool launch = true;     // false: workers are started by hand, nothing is restarted
+  double quiet_s = 0;     // a worker may make no progress for so long: it waits for others
   bool may_lack = false;  // devices may stay away (cluster.min_slots)
 };
 

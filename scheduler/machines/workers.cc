@@ -14,6 +14,7 @@ HealthOptions HealthOf(const ControllerOptions& c) {
           .start_timeout_s = c.fleet.start_timeout_s,
           .seed = c.seed,
           .launch = c.fleet.launch_workers,
+          .quiet_s = c.fleet.quiet_s,
           .may_lack = c.fleet.min_slots > 0};
 }
 

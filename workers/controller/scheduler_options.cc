@@ -77,6 +77,11 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .heartbeat_s = c.cluster.heartbeat_s,
              .start_timeout_s = c.cluster.start_timeout_s,
              .stall_timeout_s = c.cluster.stall_timeout_s};
+  // A device worker whose control task is a program of its own waits for that in each step.
+  if (const EnvironmentConfig* e = c.environment(); e != nullptr && c.model.is_policy() && e->is_service()) {
+    o.fleet.quiet_s = 2 * (e->start_timeout_s + e->reset_timeout_s + e->step_timeout_s) + 60;
+    o.fleet.stall_timeout_s = std::max(o.fleet.stall_timeout_s, o.fleet.quiet_s);
+  }
   o.batch = {.groups_per_step = c.train.groups_per_step,
              .group_size = SamplesPerRow(c),
              .redundancy = c.rl() != nullptr ? c.rollout.redundancy : 0,

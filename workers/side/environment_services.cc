@@ -260,6 +260,9 @@ struct EnvironmentServices::Impl {
       return wrong("with max_turns " + std::to_string(d.max_turns()) + "; expected 1 or more");
     if (d.instances() < 0)
       return wrong("with instances " + std::to_string(d.instances()) + "; expected 0 or more");
+    if (options.vector && d.instances() > 0)
+      return wrong("with instances " + std::to_string(d.instances()) +
+                   "; of a control task there are as many as the job asks for: leave it out");
     ServiceDescription now{.name = Bounded(d.name(), 100),
                            .replays = d.loss() == v1::Description::REPLAY,
                            .max_turns = d.max_turns(),

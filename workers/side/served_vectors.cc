@@ -209,8 +209,19 @@ struct ServedHost::Impl {
     return OkStatus();
   }
 
-  // Fresh instances, brought to where the states say.
+  // Fresh instances, brought to where the states say; of a failure the states are as they were.
   Status Begin(Session& s, Part& p, const PlayLimit& whole) const {
+    const std::span<InstanceState> states = s.StatesOf(p);
+    std::vector<uint64_t> before;
+    for (const InstanceState& state : states) before.push_back(state.digest);
+    const Status begun = PlayAgain(s, p, before, whole);
+    for (size_t i = 0; i < p.count; ++i) {
+      if (!begun.ok() && states[i].steps > 0) states[i].digest = before[i];
+    }
+    return begun;
+  }
+  // `before`: digests of the states.
+  Status PlayAgain(Session& s, Part& p, const std::vector<uint64_t>& before, const PlayLimit& whole) const {
     p.held = {};
     TP_ASSIGN_OR_RETURN(const ServiceDescription described, services->Describe(whole));
     const std::span<InstanceState> states = s.StatesOf(p);
@@ -229,12 +240,8 @@ struct ServedHost::Impl {
     const auto width = static_cast<size_t>(spec.observation_size),
                action = static_cast<size_t>(spec.action_size());
     std::vector<float> observations(p.count * width);
-    std::vector<uint64_t> before;
     std::vector<uint32_t> rows(p.count);
-    for (size_t i = 0; i < p.count; ++i) {
-      rows[i] = static_cast<uint32_t>(i);
-      before.push_back(states[i].digest);
-    }
+    for (size_t i = 0; i < p.count; ++i) rows[i] = static_cast<uint32_t>(i);
     TP_RETURN_IF_ERROR(Reset(*stream, rows, states, observations, Sooner(whole, config.reset_timeout_s)));
     for (int64_t t = 0; t < longest; ++t) {
       std::vector<float> actions;

@@ -24,7 +24,7 @@ class _Instance:
         self._made.close()
 
 
-def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "replay", instances: int = 0, **options: Any) -> VectorEnvironment:
+def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "replay", **options: Any) -> VectorEnvironment:
     """`options` go to gymnasium.make. max_episode_steps: 0: its own limit.
 
     Observations of any space become one row of float32; a Box keeps its order, Discrete is one-hot, a Dict or a Tuple is put in a
@@ -53,7 +53,7 @@ def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "repl
         low, high, shape, dtype = acted.low, acted.high, acted.shape, acted.dtype
 
         def act(a: Any) -> Any:
-            return numpy.clip(numpy.asarray(a, dtype=dtype).reshape(shape), low, high)
+            return numpy.clip(numpy.asarray(a, dtype=float).reshape(shape), low, high).astype(dtype)
 
         actions, continuous = int(numpy.prod(shape)), True
     else:
@@ -62,4 +62,4 @@ def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "repl
     threshold = spec.reward_threshold if spec is not None else None
     return VectorEnvironment(made_of=lambda: _Instance(make(), act, see), name=id, observation_size=int(numpy.prod(flat.shape)),
                              actions=actions, continuous=continuous, max_episode_steps=int(limit),
-                             solved_return=0.0 if threshold is None else float(threshold), loss=loss, instances=instances)
+                             solved_return=0.0 if threshold is None else float(threshold), loss=loss)

@@ -52,7 +52,7 @@ class _Servicer:
     def __init__(self, environment: Served, token: str) -> None:
         self._environment = environment
         self._token = token
-        self._most = environment.instances or _MOST
+        self._most = environment.instances or (_MOST if isinstance(environment, Environment) else sys.maxsize)
         self._open = 0
         self._lock = threading.Lock()
 

@@ -135,8 +135,8 @@ class VectorEnvironment:
     max_episode_steps: int
     solved_return: float = 0.0
     loss: str = "replay"
-    instances: int = 0
     batch: bool = False
+    instances: ClassVar[int] = 0  # as many as the job asks for
     sandboxed: ClassVar[bool] = False  # it calls no tools
 
     def __post_init__(self) -> None:
@@ -145,8 +145,8 @@ class VectorEnvironment:
         if not 1 <= self.observation_size <= 65536 or not 1 <= self.actions <= 4096:
             raise ValueError(f"{self.name}: {self.observation_size} numbers are seen, and actions are {self.actions}; expected 1 to 65536, and 1 "
                              "to 4096")
-        if self.max_episode_steps < 1 or self.instances < 0:
-            raise ValueError("max_episode_steps is 1 or more, instances 0 (any number) or more")
+        if self.max_episode_steps < 1:
+            raise ValueError("max_episode_steps is 1 or more")
 
     def open(self, count: int) -> Instances:
         made = _Batch if self.batch else _Singles
@@ -167,12 +167,12 @@ class VectorEnvironment:
 def vector(made_of: Callable[..., Any]) -> VectorEnvironment: ...
 @overload
 def vector(*, observations: int, choices: int = ..., numbers: int = ..., max_episode_steps: int = ..., solved_return: float = ...,
-           loss: str = ..., name: str = ..., instances: int = ...,
+           loss: str = ..., name: str = ...,
            batch: bool = ...) -> Callable[[Callable[..., Any]], VectorEnvironment]: ...
 
 
 def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 0, choices: int = 0, numbers: int = 0,
-           max_episode_steps: int = 1000, solved_return: float = 0.0, loss: str = "replay", name: str = "", instances: int = 0,
+           max_episode_steps: int = 1000, solved_return: float = 0.0, loss: str = "replay", name: str = "",
            batch: bool = False) -> Union[VectorEnvironment, Callable[[Callable[..., Any]], VectorEnvironment]]:
     """Makes an environment of numbers of a class with reset(seed) and step(action).
 
@@ -182,7 +182,6 @@ def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 
     solved_return      episodes of this return or more count as solved in an evaluation
     loss               "replay": an episode follows from its seed and its actions, so one whose instance is lost is played
                        again in a fresh one; "pinned": it cannot be had again
-    instances          that may be there at once; 0: as many as are asked for
     batch              the class is made once, with the number of its instances, and has reset(which, seeds) and
                        step(which, actions) for those of them that `which` names
     """
@@ -193,6 +192,6 @@ def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 
         if not inspect.isclass(of):
             raise TypeError(f"{of!r} is no class with reset and step")
         return VectorEnvironment(of, name or of.__name__, observations, choices or numbers, numbers > 0, max_episode_steps, solved_return,
-                                 loss, instances, batch)
+                                 loss, batch)
 
     return made

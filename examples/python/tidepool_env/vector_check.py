@@ -105,10 +105,7 @@ def check_vector(environment: VectorEnvironment, seeds: int = 8, limit_s: float 
         tests.test("takes numbers that are far out of bounds", takes_far_numbers)
     if environment.loss == "replay":
         tests.test("follows from its seed and its actions (loss: replay)", repeats)
-        if environment.instances == 1:
-            tests.out.append(("shares nothing between instances (not tried: instances=1)", ""))
-        else:
-            tests.test("shares nothing between instances", stands_alone)
+        tests.test("shares nothing between instances", stands_alone)
     return tests.out
 
 

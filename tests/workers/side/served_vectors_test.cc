@@ -158,6 +158,8 @@ class ServedVectorsTest : public ::testing::Test {
 TEST_F(ServedVectorsTest, EpisodesTerminateAtTheServicesWordAndAreTruncatedAtTheLimit) {
   const Sums a, b;
   const auto host = Host({&a, &b});
+  (void)services_->unusable(
+      {.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20)});  // until both were asked
   const auto first = host->Open(1, Starts(3));
   ASSERT_TRUE(first.ok()) << first.status().message();
   EXPECT_THAT(*first, ElementsAre(SeedOf(0, 0), 0, SeedOf(1, 0), 0, SeedOf(2, 0), 0));
