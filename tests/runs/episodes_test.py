@@ -86,9 +86,14 @@ class EpisodesTest(RunTest):
         dropped = sum(r["kind"] == "DROP" and r["reason"] == "overflow_policy" for r in self.journal())
         self.assertGreaterEqual(dropped, 6 * 16)
         self.assertEqual(self.metrics()[6]["drop/overflow_policy"], 16)
-        self.assert_done(self.train("configs/test/rl_split.yaml", "train.steps=40", "rollout.redundancy=4", run="split"))
-        self.assert_checked("split")
-        self.assertEqual(self.status("split")["in_flight"], 0, "the end of a chunk that nobody wants any more counts")
+
+    def test_a_worker_whose_chunks_nobody_wants_any_more_is_not_busy(self):
+        run = self.start("configs/test/rl_split.yaml", "train.steps=100000", "checkpoint.every_steps=0", "rollout.redundancy=4")
+        self.wait_step(150, run)
+        self.wait_for(lambda: self.status().get("in_flight") == 0, 60, "a moment in which it generates nothing", run)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.assert_checked()
 
     def test_what_is_said_and_heard_lies_in_files_of_its_workers(self):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=0")
