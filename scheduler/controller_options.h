@@ -97,7 +97,7 @@ struct EnvironmentOptions {
   int64_t max_turn_tokens = 0;  // of the policy in one turn; 0: what rollout.max_new_tokens leaves
   int64_t max_retries = 2;
   double reset_timeout_s = 600.0, step_timeout_s = 60.0, episode_timeout_s = 3000.0;
-  bool holds_rows = false;  // EpisodeOptions
+  bool holds_rows = false, slow_replays = false;  // EpisodeOptions
 };
 
 struct EvalOptions {

@@ -74,7 +74,7 @@ void Episodes::EndAtHome(const SampleId& tid, const Episode& e) {
 
 Duration Episodes::LimitOf(const Episode& e, bool elsewhere) const {
   if (e.turn == 0) return options_.reset_timeout;
-  if (e.turn > 0 && !elsewhere && e.attempt == 0) return options_.step_timeout;
+  if (!options_.slow_replays || (e.turn > 0 && !elsewhere && e.attempt == 0)) return options_.step_timeout;
   Duration replay = options_.episode_timeout;
   if (e.turn > 0) {
     const auto turns = static_cast<double>(e.turn);

@@ -13,7 +13,8 @@
 // of a turn begins anew when the first answer overtakes it, and no later answer moves it.
 //
 // A turn that is known to be a replay (of what another worker played, after a failure, of a whole episode)
-// has the time of all its turns. A worker that holds an episode that is not played there any more is told so.
+// has the time of all its turns where that takes time. A worker that holds an episode that is not played
+// there any more is told so.
 //
 // Pure; not thread-safe.
 
@@ -35,6 +36,7 @@ struct EpisodeOptions {
   Duration reset_timeout{FromSeconds(600)}, step_timeout{FromSeconds(60)}, episode_timeout{FromSeconds(3000)};
   // Workers hold something of a sample from its row on, before its first turn is theirs.
   bool holds_rows = false;
+  bool slow_replays = false;  // a replay takes as long as its turns did; else it is computed at once
 };
 
 class Episodes {

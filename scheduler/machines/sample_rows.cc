@@ -16,7 +16,8 @@ EpisodeOptions EpisodesOf(const EnvironmentOptions& e) {
           .reset_timeout = FromSeconds(e.reset_timeout_s),
           .step_timeout = FromSeconds(e.step_timeout_s),
           .episode_timeout = FromSeconds(e.episode_timeout_s),
-          .holds_rows = e.holds_rows};
+          .holds_rows = e.holds_rows,
+          .slow_replays = e.slow_replays};
 }
 
 }  // namespace

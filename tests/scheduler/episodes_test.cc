@@ -37,7 +37,8 @@ class EpisodesTest : public testing::Test {
   Episodes episodes_{EpisodeOptions{.max_retries = 2,
                                     .reset_timeout = FromSeconds(50),
                                     .step_timeout = FromSeconds(5),
-                                    .episode_timeout = FromSeconds(100)}};
+                                    .episode_timeout = FromSeconds(100),
+                                    .slow_replays = true}};
   WorkerRef a_{{4}, {1}}, b_{{5}, {2}};
 };
 
@@ -140,6 +141,16 @@ TEST_F(EpisodesTest, AReplayHasTheTimeOfAllItsTurns) {
   episodes_.Remove(Tid(3));
   EXPECT_EQ(limit(), FromSeconds(100));
   EXPECT_TRUE(home.inc.valid());
+}
+
+TEST_F(EpisodesTest, AReplayThatIsComputedAtOnceHasTheTimeOfATurn) {
+  Episodes episodes({.reset_timeout = FromSeconds(50), .step_timeout = FromSeconds(5)});
+  episodes.AddWorker(a_);
+  for (const int64_t turn : {int64_t{3}, command::kWholeEpisode}) {
+    episodes.Add(Tid(1), 0, turn, T(0));
+    EXPECT_EQ(episodes.Assign(T(0)).at(0).timeout, FromSeconds(5));
+    episodes.Remove(Tid(1));
+  }
 }
 
 TEST_F(EpisodesTest, AWorkerIsToldOfWhatItHoldsThatNobodyPlaysAnyMore) {

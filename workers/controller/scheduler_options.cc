@@ -128,7 +128,8 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
                      .max_retries = e->max_retries,
                      .reset_timeout_s = e->reset_timeout_s,
                      .step_timeout_s = e->step_timeout_s,
-                     .episode_timeout_s = e->episode_timeout_s};
+                     .episode_timeout_s = e->episode_timeout_s,
+                     .slow_replays = e->is_service()};
     // A sample waits until a program takes it, which is nobody's failure. How long a session may take is
     // its worker's to see to, who ends it; it cannot be played by another one.
     if (e->is_endpoint()) {
