@@ -96,7 +96,7 @@ struct EnvStep {
   int64_t turn = 0;
   Duration timeout{0};
 };
-// EndEpisode: the worker has played turns of this attempt, and none will follow: what it holds of it is free.
+// Nobody plays this attempt there any more: what the worker holds of it is free.
 struct EndEpisode {
   WorkerRef worker;
   SampleId tid;

@@ -30,6 +30,7 @@
 #include "workers/net/http_server.h"
 #include "workers/serve/endpoint.h"
 #include "workers/serve/generator.h"
+#include "workers/serve/request_reading.h"
 #include "workers/serve/served_model.h"
 
 namespace tidepool::workers {
@@ -37,9 +38,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A conversation is text: what a model of a million positions reads has a few megabytes.
-constexpr int64_t kBodyBytesMax = int64_t{8} << 20;
-constexpr int64_t kConnectionsMax = 1024;
 // Who reads a stream sees no steps so short, and a message costs a tenth of a millisecond.
 constexpr int64_t kTogetherMs = 20;
 
@@ -197,9 +195,9 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
                             .key_digest = Sha256Hex(key.text),
                             .open_paths = {"/healthz"},
                             .identity = identity,
-                            .connections_max = kConnectionsMax,
-                            .body_bytes_max = kBodyBytesMax,
-                            .bodies_bytes_max = 16 * kBodyBytesMax};
+                            .connections_max = kConnectionsMost,
+                            .body_bytes_max = kBodyBytesMost,
+                            .bodies_bytes_max = kBodiesBytesMost};
   options.refusal = [](int status, const std::string& why) { return ToResponse({status, why}); };
   options.where_key = "It is in " + key.file + " on the server's machine.";
   TP_ASSIGN_OR_RETURN(const auto server,

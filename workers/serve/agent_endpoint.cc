@@ -24,8 +24,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kBodyMost = int64_t{8} << 20;
-constexpr int64_t kConnectionsMost = 1024;
 constexpr double kRewardMost = 1e9;
 constexpr const char* kSessions = "/sessions/";
 
@@ -55,8 +53,8 @@ class AgentEndpoint final : public AgentSessions {
                            .key_digest = Sha256Hex(key),
                            .open_paths = {"/healthz"},
                            .connections_max = kConnectionsMost,
-                           .body_bytes_max = kBodyMost,
-                           .bodies_bytes_max = 16 * kBodyMost};
+                           .body_bytes_max = kBodyBytesMost,
+                           .bodies_bytes_max = kBodiesBytesMost};
     http.digest_of = [this](const std::string& path) -> StatusOr<std::string> {
       const auto session = SessionOf(path);
       return session ? episodes_->DigestOf(session->first) : StatusOr<std::string>("");

@@ -18,6 +18,10 @@ inline constexpr int64_t kChoicesMost = 128;      // of one request
 inline constexpr int64_t kCompletionTokens = 16;  // where max_tokens is missing, as OpenAI and vLLM have it
 inline constexpr int64_t kStopsMost = 64;
 inline constexpr double kTemperatureMost = 100;
+// Of a server of requests. A conversation is text: what a model of a million positions reads has a few
+// megabytes.
+inline constexpr int64_t kBodyBytesMost = int64_t{8} << 20, kBodiesBytesMost = 16 * kBodyBytesMost;
+inline constexpr int64_t kConnectionsMost = 1024;
 inline constexpr int64_t kKeysMost = 256;  // of one object: 8 MiB of such objects are read in a second or so
 
 // The object that the text is, which a caller wrote.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import hmac
 import json
 import os
@@ -106,7 +107,7 @@ class _Servicer:
                 if made is None:
                     self._take(request.instances, context)
                     count = request.instances
-                try:
+                with _told(context):
                     if made is None:
                         made = e.open(count)
                     which = _numbers("I", request.which) if request.which else range(count)
@@ -117,11 +118,6 @@ class _Servicer:
                         observations, rewards, flags, finals = made.step(which, seeds, e.read_actions(request.actions))
                         reply = messages.VectorPlayed(step=request.step, observations=observations, rewards=rewards, flags=flags,
                                                       final_observations=finals)
-                except BadEpisode as problem:
-                    context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
-                except Exception as problem:  # which tells Tidepool to try again
-                    traceback.print_exc()
-                    context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
                 yield reply
         finally:
             self._give_back(count, made)
@@ -136,7 +132,7 @@ class _Servicer:
         episode: Optional[Episode] = None
         try:
             for request in requests:  # ends, or raises, when the caller is gone
-                try:
+                with _told(context):
                     if episode is None:
                         episode = e.open()
                     if request.step == 0:
@@ -144,14 +140,21 @@ class _Servicer:
                     else:
                         step = episode.step(_said(request))
                     reply = _played(request.step, step)
-                except BadEpisode as problem:
-                    context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
-                except Exception as problem:  # which tells Tidepool to try again
-                    traceback.print_exc()
-                    context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
                 yield reply
         finally:
             self._give_back(1, episode)
+
+
+@contextlib.contextmanager
+def _told(context: Any) -> Iterator[None]:
+    """What the environment raises ends the stream with a code that says whose fault it is."""
+    try:
+        yield
+    except BadEpisode as problem:
+        context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
+    except Exception as problem:  # which tells Tidepool to try again
+        traceback.print_exc()
+        context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
 
 
 def start(environment: Served, address: str, token: str = "") -> "tuple[grpc.Server, int]":
