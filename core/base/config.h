@@ -3,6 +3,7 @@
 // checked whole by core/config (which knows file and line), const from then on. Plain data.
 // Units: `_s` seconds, `_bytes`, `_tokens`; counts are int64_t. Empty optional: not set.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -65,6 +66,16 @@ struct RewardFunction {
   std::string endpoint;  // of a server (core/tasks/reward_endpoint.h)
   double weight = 1.0;
   double timeout_s = 15.0;  // of one call; and how long a server may be unreachable
+  // Of functions that grade by a model of their own (workers/side/model_reward.h).
+  std::string path;  // Hugging Face folder
+  DType dtype = DType::kFloat32;
+  int64_t max_tokens = 2048;  // of what the model is given, and of what a judge answers, together
+  // Of a judge (core/tasks/judge.h).
+  std::string prompt;                        // with {question}, {response}, {answer}; empty: the usual one
+  std::string score_pattern;                 // of the number in its answer; empty: the first number
+  double score_min = 0.0, score_max = 10.0;  // what is worth 0 and 1
+  int64_t max_new_tokens = 32;
+  [[nodiscard]] bool by_model() const { return !path.empty(); }
 };
 // What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the
 // zero-variance filter see the task's own reward.
@@ -87,6 +98,13 @@ struct RewardConfig {
   int64_t concurrency = 4;  // calls that a worker has under way at once
   int64_t batch = 1;        // samples in one call of a server, at most
   int64_t max_retries = 2;  // of infrastructure failures, on any worker
+  // Of workers that compute with models.
+  int64_t threads = 1;
+  double load_timeout_s = 300.0;  // until they have all of them
+  [[nodiscard]] bool by_model() const {
+    return std::any_of(functions.begin(), functions.end(),
+                       [](const RewardFunction& f) { return f.by_model(); });
+  }
 };
 
 // `environment`: episodes of several turns (core/environments/text_game.h) in place of data and rewards.

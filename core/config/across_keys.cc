@@ -25,6 +25,7 @@
 #include "core/environments/trial.h"
 #include "core/environments/vector.h"
 #include "core/model/hugging_face.h"
+#include "core/tasks/judge.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/reward_endpoint.h"
 #include "core/tasks/task.h"
@@ -283,6 +284,16 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
       "every try; lower it");
 }
 
+void CheckModelReward(Binder& b, const RewardFunction& f, const std::string& key) {
+  const tasks::RewardInfo* info = tasks::FindReward(f.name);
+  if (info == nullptr || !info->by_model()) return;  // its path is one key too many
+  if (info->name != "judge") return;
+  const Status judge = tasks::Judge::Create(f).status();
+  if (judge.ok()) return;
+  const size_t colon = judge.message().find(": ");
+  b.Complain(key + "." + judge.message().substr(0, colon), judge.message().substr(colon + 2));
+}
+
 void CheckReward(Binder& b, const JobConfig& c) {
   if (!b.Good("reward.functions")) return;
   if (c.reward.functions.empty()) {
@@ -299,9 +310,22 @@ void CheckReward(Binder& b, const JobConfig& c) {
       b.Complain(key + ".name", "is missing; `tidepool rewards` lists them");
       continue;
     }
+    for (const Key& k : Keys()) {
+      if (!k.path.starts_with("reward.functions[].")) continue;
+      const std::string name = k.path.substr(k.path.rfind('.') + 1);
+      if (!b.Written(key + "." + name) || tasks::Reads(f, name)) continue;
+      std::string readers;
+      for (const tasks::RewardInfo& info : tasks::ListRewards()) {
+        if (std::ranges::count(info.keys, name) > 0) readers += (readers.empty() ? "" : " and ") + info.name;
+      }
+      b.Complain(key + "." + name, "is a key of " + readers + ", and this is " + f.name +
+                                       (f.endpoint.empty() ? "" : " at an endpoint") + "; remove it");
+    }
     if (!names.insert(f.name).second)
       b.Complain(key + ".name", "'" + f.name + "' is there twice; add the weights up instead");
-    if (f.endpoint.empty()) {
+    if (f.endpoint.empty() && f.by_model()) {
+      CheckModelReward(b, f, key);
+    } else if (f.endpoint.empty()) {
       const auto reward = tasks::MakeReward(f.name);
       if (!reward.ok()) b.Complain(key + ".name", reward.status().message());
     } else if (const auto endpoint = tasks::ParseRewardEndpoint(f.endpoint); !endpoint.ok()) {

@@ -302,7 +302,7 @@ void Binder::BindFunctions(const Node& node) {
       continue;
     }
     if (item.kind != Node::Kind::kMap) {
-      Fail(item.place, shown, "found " + item.Describe() + "; expected {name, weight, endpoint, timeout_s}");
+      Fail(item.place, shown, "found " + item.Describe() + "; expected {name, weight, ...}");
       continue;
     }
     sections_[shown] = item.place;

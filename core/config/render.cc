@@ -55,6 +55,7 @@ void AppendFunctions(const LoadedConfig& loaded, JobConfig& config, std::string&
     for (const Key& key : Keys()) {
       if (!key.path.starts_with("reward.functions[].")) continue;
       const std::string name = LastName(key.path);
+      if (!tasks::Reads(config.reward.functions[i], name)) continue;
       out += WithComment((first ? "    - " : "      ") + name + ": " + ValueText(key.field(config, i)),
                          Comment(loaded.OriginOf("reward.functions[" + std::to_string(i) + "]." + name)));
       first = false;

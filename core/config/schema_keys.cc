@@ -77,6 +77,27 @@ std::vector<Key> DataKeys() {
                   "for one call; a server that cannot be reached is tried again for as long, from when it "
                   "was last reached; a function in C++ that takes longer ends its reward worker",
                   Within(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
+      TP_ITEM_KEY(path,
+                  "of reward_model and judge: the folder of the model that grades, which each reward worker "
+                  "loads and computes with on the CPU; reward_model: one with a value head, as job: "
+                  "reward_model leaves it in final/",
+                  JobKind::kRl, kPath),
+      TP_ITEM_KEY(dtype, "of the model of path", JobKind::kRl),
+      TP_ITEM_KEY(max_tokens,
+                  "of question and response together, and of a judge's answer, in the tokens of the model of "
+                  "path; a longer sample cannot be graded (outcome data). As many are computed together",
+                  Between(2, kMany), Unit{"tokens"}, JobKind::kRl),
+      TP_ITEM_KEY(prompt,
+                  "of judge: what it is asked, with {question}, {response} and {answer} in their places; "
+                  "empty: for a number from 0 to 10 (docs/adding_a_reward.md)",
+                  JobKind::kRl),
+      TP_ITEM_KEY(score_pattern,
+                  "of judge: regular expression whose group 1, or all of it, is the number in its answer; "
+                  "empty: the first number",
+                  JobKind::kRl),
+      TP_ITEM_KEY(score_min, "of judge: the number that is worth 0", JobKind::kRl),
+      TP_ITEM_KEY(score_max, "of judge: the number that is worth 1", JobKind::kRl),
+      TP_ITEM_KEY(max_new_tokens, "of judge: of its answer", Between(1, kMany), Unit{"tokens"}, JobKind::kRl),
       TP_KEY(reward.workers, "reward processes", Between(1, 4096), JobKind::kRl, kFree),
       TP_KEY(reward.concurrency,
              "calls that each reward worker has under way at once; what a judge of some seconds is to be "
@@ -88,6 +109,14 @@ std::vector<Key> DataKeys() {
              Between(1, 1024), Unit{"samples"}, JobKind::kRl, kFree),
       TP_KEY(reward.max_retries, "of infrastructure failures, on any worker", Between(0, 100), JobKind::kRl,
              kFree),
+      TP_KEY(reward.threads,
+             "of each reward worker that computes with models (path in reward.functions), beside those of "
+             "the slots",
+             Between(1, 1024), JobKind::kRl, kFree),
+      TP_KEY(reward.load_timeout_s,
+             "that a reward worker may take to load the models of reward.functions; one that takes longer "
+             "ends",
+             Within(0, 86400), Unit{"s"}, JobKind::kRl, kFree),
   };
 }
 

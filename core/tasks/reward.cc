@@ -14,24 +14,38 @@
 namespace tidepool::tasks {
 
 // core/base/plugin_check.h.
-std::string FaultOf(const RewardPlugin& plugin) { return plugin.make == nullptr ? "has no .make" : ""; }
+std::string FaultOf(const RewardPlugin& plugin) {
+  return plugin.make == nullptr && plugin.keys.empty() ? "has no .make" : "";
+}
 
 const std::vector<RewardInfo>& ListRewards() {
   static const std::vector<RewardInfo> infos = [] {
     std::vector<RewardInfo> all;
     for (const auto& [name, make, file] : RewardPlugins()) {
       const RewardPlugin plugin = make();
-      all.push_back({name, plugin.argument, plugin.doc, file});
+      all.push_back({name, plugin.argument, plugin.doc, file, plugin.keys});
     }
     return all;
   }();
   return infos;
 }
 
+const RewardInfo* FindReward(std::string_view spec) {
+  const auto info = std::ranges::find(ListRewards(), spec.substr(0, spec.find(':')), &RewardInfo::name);
+  return info == ListRewards().end() ? nullptr : &*info;
+}
+
+bool Reads(const RewardFunction& function, std::string_view key) {
+  const auto has = [key](const RewardInfo& info) { return std::ranges::count(info.keys, key) > 0; };
+  if (std::ranges::none_of(ListRewards(), has)) return true;
+  const RewardInfo* info = function.endpoint.empty() ? FindReward(function.name) : nullptr;
+  return info != nullptr && has(*info);
+}
+
 std::string RewardLabel(std::string_view spec) {
   const std::string name(spec.substr(0, spec.find(':')));
-  const auto info = std::ranges::find(ListRewards(), name, &RewardInfo::name);
-  return "reward " + name + (info == ListRewards().end() ? "" : " (" + info->file + ")");
+  const RewardInfo* info = FindReward(name);
+  return "reward " + name + (info == nullptr ? "" : " (" + info->file + ")");
 }
 
 StatusOr<Reward> MakeReward(std::string_view spec) {
@@ -46,6 +60,8 @@ StatusOr<Reward> MakeReward(std::string_view spec) {
     if (!argument.empty() && plugin.argument.empty()) {
       return InvalidArgument(name + ": takes no argument; found '" + argument + "'");
     }
+    if (!plugin.keys.empty())
+      return InvalidArgument(name + ": grades by a model, and none is named; add `path: FOLDER` beside it");
     const std::string label = name + " (" + file + ")";
     TP_ASSIGN_OR_RETURN(Reward reward,
                         Made({.label = "reward " + label}, [&] { return plugin.make(argument); }));

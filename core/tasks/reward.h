@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/base/call_watch.h"
+#include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/tasks/task.h"
 
@@ -65,8 +66,16 @@ struct RewardInfo {
   std::string argument;  // what may stand after the colon; empty: nothing
   std::string doc;
   std::string file;  // that defines it
+  // Keys of reward.functions that it reads and others do not. Some: it grades by the model of its `path`, in
+  // workers of the program that computes (workers/side/model_reward.h), and MakeReward makes none.
+  std::vector<std::string> keys;
+  [[nodiscard]] bool by_model() const { return !keys.empty(); }
 };
 const std::vector<RewardInfo>& ListRewards();
+// Of a `spec`; null: no reward is named so.
+const RewardInfo* FindReward(std::string_view spec);
+// Whether this function reads the key of its own ("path", "score_min"); those that all read are of no reward.
+bool Reads(const RewardFunction& function, std::string_view key);
 
 // "reward NAME (FILE)" of a `spec` that is known, for messages.
 std::string RewardLabel(std::string_view spec);

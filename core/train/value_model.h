@@ -33,6 +33,14 @@ struct ValueModelOptions {
   bool share_gradients = false;            // with a shard: its interval's alone
 };
 
+// [row][response token]: value of the state before the token; rows not among `places` stay empty. What a
+// reward model makes of a row is the value of the state after its last token: that of one token more.
+// requires a value head in the weights, which are the decoder's
+StatusOr<std::vector<std::vector<float>>> ValuesOf(const model::Weights& weights, model::Decoder& decoder,
+                                                   int64_t micro_batch_tokens, std::span<const Row> rows,
+                                                   std::span<const int64_t> places,
+                                                   const ScoringProgress& progress = nullptr);
+
 class ValueModel {
  public:
   // `weights` has spec().value_head and outlives this. The optimizer updates them where the device has them,
@@ -40,7 +48,7 @@ class ValueModel {
   static StatusOr<std::unique_ptr<ValueModel>> Create(model::Weights& weights,
                                                       const ValueModelOptions& options);
 
-  // [row][response token]: value of the state before the token; rows not among `places` stay empty.
+  // ValuesOf the present weights.
   StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows, std::span<const int64_t> places,
                                                    const ScoringProgress& progress = nullptr);
 
@@ -67,8 +75,6 @@ class ValueModel {
  private:
   ValueModel(model::Weights& weights, const ValueModelOptions& options);
   std::unique_ptr<model::GradientKeeper> Keeper();
-  [[nodiscard]] std::vector<float> ScoreWeights();  // [hidden]
-  [[nodiscard]] std::vector<double> HeadOf(std::span<const float> hidden, std::span<const int32_t> sources);
 
   model::Weights& weights_;
   const ValueModelOptions options_;

@@ -183,6 +183,11 @@ StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config) {
                                 ", which eval does not ask; name rewards of this build with --reward "
                                 "(`tidepool rewards`)");
     }
+    if (f.by_model()) {
+      return FailedPrecondition("the run's reward " + f.name + " is the model " + f.path +
+                                ", which eval does not ask; name rewards of this build with --reward "
+                                "(`tidepool rewards`)");
+    }
     TP_ASSIGN_OR_RETURN(tasks::Reward grade, tasks::MakeReward(f.name));
     rewards.push_back({f.name, std::move(grade), f.weight, f.timeout_s});
   }

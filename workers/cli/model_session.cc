@@ -147,12 +147,7 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
 
 StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o) {
   TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
-  JobConfig config;
-  config.data = o.job.data;
-  config.seed = o.job.seed;
-  config.train.micro_batch_tokens = int64_t{1} << 40;
-  config.data.max_prompt_tokens = int64_t{1} << 20;
-  return RowSource::Create(config, o.job.model.path);
+  return RowSource::OfFolder(o.job.model.path, o.job.data.template_date);
 }
 
 int ModelExitCode(const Status& status) {

@@ -233,13 +233,17 @@ void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
 void ShowRewards(CommandContext& context, const RegistryOptions& o) {
   std::vector<Line> lines;
   for (const tasks::RewardInfo& info : tasks::ListRewards()) {
-    const std::string spec = info.name + (info.argument.empty() ? "" : ":" + info.argument);
-    lines.push_back({info.name,
-                     info.doc,
-                     info.name + ": " + info.doc + "\n  argument  " +
-                         (info.argument.empty() ? "none" : info.argument) +
-                         "\n  in a config  reward: {functions: [{name: \"" + spec + "\", weight: 1.0}]}\n",
-                     {{"name", info.name}, {"argument", info.argument}, {"doc", info.doc}}});
+    std::string spec = info.name + (info.argument.empty() ? "" : ":" + info.argument);
+    std::string keys;
+    for (const std::string& key : info.keys) keys += (keys.empty() ? "" : ", ") + key;
+    if (info.by_model()) spec = info.name + "\", path: \"FOLDER";
+    lines.push_back(
+        {info.name,
+         info.doc,
+         info.name + ": " + info.doc + "\n  argument  " + (info.argument.empty() ? "none" : info.argument) +
+             (keys.empty() ? "" : "\n  keys      " + keys) +
+             "\n  in a config  reward: {functions: [{name: \"" + spec + "\", weight: 1.0}]}\n",
+         {{"name", info.name}, {"argument", info.argument}, {"doc", info.doc}, {"keys", info.keys}}});
   }
   Show(context, o, "reward", lines);
 }

@@ -32,7 +32,8 @@ void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
     command->callback([options, environment, &context] {
       BeginWorker(options->by);
       options->open_agents = OpenAgentEndpoint;
-      context.exit_code = environment ? RunEnvironmentWorker(*options) : RunRewardWorker(*options);
+      context.exit_code = environment ? RunEnvironmentWorker(*options)
+                                      : RunRewardWorker({static_cast<const SideWorkerOptions&>(*options)});
     });
   }
   struct Guarded {

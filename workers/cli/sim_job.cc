@@ -157,7 +157,8 @@ StatusOr<SimJob> SimJobOf(const JobConfig& config, const SimJobOptions& o) {
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;
   // Functions of this program take microseconds; those of servers as the simulator has it.
-  if (std::ranges::all_of(config.reward.functions, [](const auto& f) { return f.endpoint.empty(); }))
+  if (std::ranges::all_of(config.reward.functions,
+                          [](const auto& f) { return f.endpoint.empty() && !f.by_model(); }))
     s.reward_s = 0.001;
   s.lengths.mean_tokens =
       o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);

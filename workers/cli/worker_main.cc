@@ -1,5 +1,5 @@
-// tidepool-worker: a process that owns one device. Started by `tidepool train`, or by hand to join a run; and
-// by `tidepool eval` to play a policy.
+// tidepool-worker: a process that owns one device. Started by `tidepool train`, or by hand to join a run; for
+// rewards that are models, a process that grades; and by `tidepool eval` to play a policy.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
@@ -10,6 +10,8 @@
 #include "workers/device/device_worker.h"
 #include "workers/device/gpus.h"
 #include "workers/device/play_policy.h"
+#include "workers/side/judge_model.h"
+#include "workers/side/reward_worker.h"
 
 int main(int argc, char** argv) {
   using namespace tidepool::workers;
@@ -32,6 +34,14 @@ int main(int argc, char** argv) {
   run->footer(
       "Example: tidepool-worker run --connect 127.0.0.1:40123 --token-file runs/x/security/device.token "
       "--run-id x");
+  RewardWorkerOptions reward_options;
+  reward_options.open_model = OpenModelRewardHere;
+  CLI::App* reward = app.add_subcommand("reward", "Attach to a run as a worker: reward")->group("");
+  reward->add_option("--connect", reward_options.address)->required();
+  reward->add_option("--token-file", reward_options.token_file)->required();
+  reward->add_option("--run-id", reward_options.run_id)->required();
+  reward->add_option("--place", reward_options.place);
+  reward->add_option("--control-file", reward_options.control_file);
   PlayOptions play_options;
   CLI::App* play =
       app.add_subcommand("play", "Play episodes of a control task with a policy (`tidepool eval`)");
@@ -48,7 +58,7 @@ int main(int argc, char** argv) {
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");
   play->add_option("--out", play_options.out, "JSONL to write")->required();
   CLI::App* gpus = app.add_subcommand("gpus", "Say as JSON which GPUs a job can use (`tidepool` asks)");
-  for (CLI::App* command : {run, play}) {
+  for (CLI::App* command : {run, reward, play}) {
     command->add_option("--parent", by.parent, "Process whose death ends this one; 0: none");
     command->add_option("--report", by.report,
                         "Open file for the plug-in that ends this process; negative: none");
@@ -68,5 +78,5 @@ int main(int argc, char** argv) {
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
     return status.ok() ? 0 : status.code() == tidepool::StatusCode::kUnavailable ? 3 : 2;
   }
-  return RunDeviceWorker(options);
+  return reward->parsed() ? RunRewardWorker(reward_options) : RunDeviceWorker(options);
 }

@@ -38,6 +38,7 @@
 #include "workers/device/file_plan.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/hub.h"
+#include "workers/side/model_reward.h"
 
 namespace tidepool::workers {
 namespace {
@@ -614,6 +615,14 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   }
   for (const auto& [key, dir] : further) {
     if (!dir.empty()) folder(key, dir);
+  }
+  for (size_t i = 0; i < config.reward.functions.size(); ++i) {
+    const RewardFunction& f = config.reward.functions[i];
+    const std::string item = "reward.functions[" + std::to_string(i) + "].";
+    const Status status = f.by_model() ? CheckModelReward(f) : OkStatus();
+    if (!status.ok())
+      look((item + status.message().substr(0, status.message().find(':'))).c_str(),
+           Status(status.code(), item + status.message()));
   }
   if (config.model.init && !config.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(config));

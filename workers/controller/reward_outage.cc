@@ -64,8 +64,9 @@ std::string FailingText(const JobConfig& config, const std::string& why, bool an
   const int64_t most = any_graded ? budget.Most() : std::min(budget.Most(), budget.MostAlone());
   const std::string end = "a grading failed: " + why + ". If all fail from now on, the run ends once " +
                           std::to_string(most) + " samples are lost (scheduler.infra_drop_stop)";
-  double timeout_s = 0;  // of one try: servers are asked one after the other
-  for (const RewardFunction& f : config.reward.functions) timeout_s += f.endpoint.empty() ? 0 : f.timeout_s;
+  double timeout_s = 0;  // of one try: servers and models are asked one after the other
+  for (const RewardFunction& f : config.reward.functions)
+    timeout_s += f.endpoint.empty() && !f.by_model() ? 0 : f.timeout_s;
   if (timeout_s == 0) return end;  // functions of this build alone: a call takes no time worth telling
   const int64_t tries = config.reward.max_retries + 1;
   const int64_t calls = config.reward.workers * config.reward.concurrency;  // at a time

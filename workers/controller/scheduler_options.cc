@@ -29,9 +29,9 @@ bool NeedsColumns(const JobConfig& c) {
   return a.ok() && (FurtherModels(c) > 0 || a->needs_old_first() || c.train.epochs * c.train.minibatches > 1);
 }
 
-// Reward functions judge a sample one after the other.
+// Reward functions judge a sample one after the other; models are loaded at the same time.
 double SecondsOfRewards(const RewardConfig& c) {
-  double sum = 0;
+  double sum = c.by_model() ? c.load_timeout_s : 0;
   for (const RewardFunction& f : c.functions) sum += f.timeout_s;
   return sum > 0 ? sum : scheduler::RewardOptions().timeout_s;
 }

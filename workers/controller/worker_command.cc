@@ -14,6 +14,8 @@ std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig&
   std::vector<std::string> argv;
   if (device) {
     argv = {run.worker_path, "run"};
+  } else if (side == "reward" && config.reward.by_model()) {
+    argv = {run.worker_path, "reward"};
   } else {
     argv = {run.self_path, side + "-worker"};
     if (config.model.is_policy()) argv.push_back("--vector");

@@ -57,7 +57,7 @@ StatusOr<std::vector<TriedReward>> TryRewards(const JobConfig& config, const Row
       rows.Place(*which) + ", answered by " + (input.answer.empty() ? "0" : "its own answer");
   for (size_t i = 0; i < config.reward.functions.size(); ++i) {
     const RewardFunction& f = config.reward.functions[i];
-    if (!f.endpoint.empty()) continue;
+    if (!f.endpoint.empty() || f.by_model()) continue;
     const std::string key = "reward.functions[" + std::to_string(i) + "]: ";
     PluginCall limited = tasks::RewardCall(f.name, f.timeout_s);
     limited.on = on;

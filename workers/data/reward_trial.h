@@ -22,9 +22,10 @@ struct TriedReward {
 };
 TP_FIELDS(TriedReward, reward, on, verdict, not_tried)
 
-// Nothing of jobs other than rl, of those with an environment, and of rewards behind an endpoint; nothing
-// where no row can be used. kInvalidArgument: a reward cannot be made, is killed, ends its process, does not
-// come back within its timeout_s, throws, or cannot grade; the message names key, plug-in, file and row.
+// Nothing of jobs other than rl, of those with an environment, of rewards behind an endpoint and of models;
+// nothing where no row can be used. kInvalidArgument: a reward cannot be made, is killed, ends its process,
+// does not come back within its timeout_s, throws, or cannot grade; the message names key, plug-in, file and
+// row.
 StatusOr<std::vector<TriedReward>> TryRewards(const JobConfig& config, const RowSource& rows);
 
 }  // namespace tidepool::workers

@@ -22,7 +22,7 @@ StatusOr<RowsWithoutAnswer> CountRowsWithoutAnswer(const JobConfig& config, cons
   };
   std::vector<Asked> rewards;
   for (const RewardFunction& f : config.reward.functions) {
-    if (!f.endpoint.empty()) continue;
+    if (!f.endpoint.empty() || f.by_model()) continue;
     TP_ASSIGN_OR_RETURN(tasks::Reward reward, tasks::MakeReward(f.name));
     rewards.push_back({f.name, std::move(reward), tasks::RewardCall(f.name, f.timeout_s)});
   }

@@ -18,8 +18,8 @@ struct RowsWithoutAnswer {
   std::string first;              // "train.jsonl:12"
   std::string reward;             // that lacks it there
 };
-// Nothing of jobs other than rl and of those without rows of data. Rewards behind an endpoint are not asked.
-// kNotFound, kInvalidArgument: a reward cannot be made.
+// Nothing of jobs other than rl and of those without rows of data. Rewards behind an endpoint and models are
+// not asked. kNotFound, kInvalidArgument: a reward cannot be made.
 StatusOr<RowsWithoutAnswer> CountRowsWithoutAnswer(const JobConfig& config, const RowSource& rows);
 // kInvalidArgument: there is no row to train on that could be graded.
 Status CheckAnswers(const RowsWithoutAnswer& without);

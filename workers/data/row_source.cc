@@ -44,6 +44,17 @@ Status Fits(const std::string& what, size_t tokens, const std::string& key, int6
 
 }  // namespace
 
+StatusOr<std::unique_ptr<RowSource>> RowSource::OfFolder(const std::string& model_dir,
+                                                         const std::string& template_date) {
+  JobConfig config;
+  config.data.task = "products";  // some data have to be there
+  config.data.held_out = 0;
+  config.data.template_date = template_date;
+  config.data.max_prompt_tokens = int64_t{1} << 20;
+  config.train.micro_batch_tokens = int64_t{1} << 40;
+  return Create(config, model_dir);
+}
+
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
                                                        const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
@@ -261,6 +272,16 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks
 StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt) const {
   if (template_ != nullptr) return EncodeMessages({{"user", prompt}});
   return EncodeText(prompt, true);
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeAnswered(const tasks::RewardInput& input) const {
+  const bool plain = input.messages.empty() || (template_ == nullptr && input.messages.size() == 1);
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                      plain ? EncodePrompt(input.prompt) : EncodeMessages(input.messages));
+  TP_ASSIGN_OR_RETURN(const std::vector<int32_t> answer, EncodeText(input.text, false));
+  ids.insert(ids.end(), answer.begin(), answer.end());
+  if (input.ended) ids.push_back(end_token_);
+  return CheckedIds(std::move(ids));
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeText(const std::string& text, bool special) const {

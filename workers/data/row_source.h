@@ -37,6 +37,9 @@ class RowSource {
  public:
   // `model_dir`: Hugging Face folder with the tokenizer. Errors name file and key.
   static StatusOr<std::unique_ptr<RowSource>> Create(const JobConfig& config, const std::string& model_dir);
+  // The text side of a model folder, without any data. `template_date`: data.template_date
+  static StatusOr<std::unique_ptr<RowSource>> OfFolder(const std::string& model_dir,
+                                                       const std::string& template_date);
 
   // The questions of a job with data; a job with an environment has none, but those that rollout.endpoint
   // hands out.
@@ -91,6 +94,10 @@ class RowSource {
   StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
   // Ids of a text as it stands. kNotFound: a character has no token.  `special`: with those around a text
   [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, bool special) const;
+  // Question and response in this model's own tokens, as an answer of a pair stands in `job: reward_model`:
+  // the end token behind it, where it ended by itself. kInvalidArgument: more than one message, and no chat
+  // template; an id outside the vocabulary. kNotFound: a character has no token.
+  [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeAnswered(const tasks::RewardInput& input) const;
   // Text of a response, special tokens left out.
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
   // Text that the model read: special tokens as they are written.

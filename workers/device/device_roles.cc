@@ -485,8 +485,10 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
     if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
-    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir, kShardBytes,
-                                              HasTensors(models_.model_dir()) ? models_.model_dir() : ""));
+    // A reward model begins with a head that the base model does not have.
+    const bool of_source = HasTensors(models_.model_dir()) && config_.kind() != JobKind::kRewardModel;
+    TP_RETURN_IF_ERROR(
+        model::SaveHuggingFace(*weights_, dir, kShardBytes, of_source ? models_.model_dir() : ""));
     return CopyTextFiles(models_.model_dir(), dir);
   });
 }

@@ -18,6 +18,7 @@
 #include "core/policy/memory_use.h"
 #include "core/sharding/intervals.h"
 #include "workers/device/disk_plan.h"
+#include "workers/side/model_reward.h"
 
 namespace tidepool::workers {
 namespace {
@@ -180,6 +181,22 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
       "critic", model::WeightBytes(critic, dtype) + (OnGpu(c) ? 0 : model::LaidOutBytes(critic, dtype)) +
                     ShareOf(c, model::OptimizerBytes(critic, dtype), model::LayoutElements(critic)));
   p.host_weights += model::WeightBytes(critic, dtype);
+}
+
+// Of a reward worker whose functions grade by models: weights, and what computing with them takes.
+void AddModels(const JobConfig& c, ProcessMemory& p) {
+  if (c.reward.by_model()) p.process = kDeviceProcess;
+  for (const RewardFunction& f : c.reward.functions) {
+    const auto spec = f.by_model() ? SpecOf({.path = f.path}) : NotFound("");
+    if (!spec.ok()) continue;
+    const int64_t tokens = MostTokens(f, *spec);
+    const model::GenerationSizes sizes{.kv_tokens = IsJudge(f) ? JudgeKvTokens(f, c.reward, *spec) : tokens,
+                                       .rows = std::max(tokens, c.reward.concurrency * c.reward.batch),
+                                       .keys = tokens,
+                                       .threads = c.reward.threads};
+    p.further.emplace_back(
+        f.name, model::WeightBytes(*spec, f.dtype) + model::GenerationMemory(*spec, f.dtype, sizes).total());
+  }
 }
 
 // Of the roles of a policy of control tasks.
@@ -383,6 +400,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
                                 .process = kRewardProcess,
                                 .rollout = {},
                                 .actor = {}});
+      if (environment == nullptr) AddModels(c, plan.processes.back());
     }
   }
   plan.processes.push_back({.name = "controller",

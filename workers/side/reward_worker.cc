@@ -25,16 +25,18 @@ using Clock = std::chrono::steady_clock;
 struct Graders::Impl {
   struct Function {
     RewardFunction config;
-    tasks::Reward builtin;  // or
-    std::unique_ptr<PatientServer> server;
+    tasks::Reward builtin;                  // or
+    std::unique_ptr<PatientServer> server;  // or
+    std::unique_ptr<ModelReward> model;
     PluginCall call;  // of a builtin; on: each time anew
   };
+  CallWatch watch;  // of what is called in this process; models use it
   std::vector<Function> functions;
   int64_t batch = 1;
-  CallWatch watch;  // of what is called in this process
 
   Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
     if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
+    if (f.model != nullptr) return f.model->Ask(inputs, stop);
     Verdicts verdicts;
     for (const tasks::RewardInput* input : inputs) {
       PluginCall named = f.call;
@@ -49,13 +51,21 @@ struct Graders::Impl {
 Graders::Graders() : impl_(std::make_unique<Impl>()) {}
 Graders::~Graders() = default;
 
-StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
+StatusOr<std::unique_ptr<Graders>> Graders::Create(const JobConfig& job, const OpenModelReward& open_model) {
+  const RewardConfig& config = job.reward;
   std::unique_ptr<Graders> graders(new Graders());
   graders->impl_->batch = config.batch;
   for (const RewardFunction& f : config.functions) {
     Impl::Function function;
     function.config = f;
-    if (f.endpoint.empty()) {
+    if (f.by_model()) {
+      if (!open_model) {
+        return FailedPrecondition(f.name +
+                                  " grades by a model, which this program does not compute; a reward "
+                                  "worker of such a job is `tidepool-worker reward`");
+      }
+      function.model = open_model(f, job, graders->impl_->watch);
+    } else if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
       function.call = tasks::RewardCall(f.name, f.timeout_s);
     } else {
@@ -74,6 +84,15 @@ int64_t Graders::most() const {
 }
 
 CallWatch& Graders::watch() const { return impl_->watch; }
+
+std::optional<std::pair<std::string, std::string>> Graders::failure() const {
+  for (const Impl::Function& f : impl_->functions) {
+    if (f.model == nullptr) continue;
+    if (auto why = f.model->failure())
+      return std::pair("reward " + f.config.name + " (" + f.config.path + ")", *std::move(why));
+  }
+  return std::nullopt;
+}
 
 std::vector<up::Unreachable> Graders::waits_for() const {
   std::vector<up::Unreachable> away;
@@ -133,9 +152,12 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
 namespace {
 
 class RewardWorker : public SideWorker {
+ public:
+  explicit RewardWorker(OpenModelReward open_model) : open_model_(std::move(open_model)) {}
+
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
-    TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
+    TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config, open_model_));
     responses_.reset();
     // Without a tokenizer here the controller sends the text.
     auto opened = OpenWithin("read of the model's folder", [welcome] {
@@ -159,6 +181,11 @@ class RewardWorker : public SideWorker {
   }
   [[nodiscard]] bool SeesRun() const override { return responses_ != nullptr; }
   CallWatch* Watch() override { return graders_ == nullptr ? nullptr : &graders_->watch(); }
+  std::optional<PluginFailure> Failed() override {
+    const auto failed = graders_ == nullptr ? std::nullopt : graders_->failure();
+    if (!failed) return std::nullopt;
+    return PluginFailure{failed->first, failed->first + ": " + failed->second};
+  }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";
     if (graders_ != nullptr) beat.waits_for = graders_->waits_for();
@@ -200,6 +227,7 @@ class RewardWorker : public SideWorker {
     return responses_->Fill(grade);
   }
 
+  const OpenModelReward open_model_;
   std::unique_ptr<StoredResponses> responses_;  // null: they come with what is to be graded
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;
@@ -208,8 +236,8 @@ class RewardWorker : public SideWorker {
 
 }  // namespace
 
-int RunRewardWorker(const SideWorkerOptions& options) {
-  RewardWorker worker;
+int RunRewardWorker(const RewardWorkerOptions& options) {
+  RewardWorker worker(options.open_model);
   return worker.Run(options, scheduler::WorkerKind::kReward);
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/plugin.h"
 #include "core/tasks/reward.h"
@@ -12,8 +13,9 @@
 namespace tidepool::tasks {
 
 struct RewardPlugin {
-  std::string argument = {};  // what may stand after the colon, for people; empty: nothing
-  std::string doc;            // one line
+  std::string argument = {};           // what may stand after the colon, for people; empty: nothing
+  std::string doc;                     // one line
+  std::vector<std::string> keys = {};  // RewardInfo::keys; some: there is no `make`
   // The reward for an argument, "" where none is given. kInvalidArgument: "NAME: what; what to do".
   StatusOr<Reward> (*make)(const std::string& argument) = nullptr;
 };

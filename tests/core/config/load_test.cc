@@ -374,6 +374,23 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_THAT(
       With("reward.functions=[{name: mine, endpoint: \"https://judge/\"}]"),
       HasSubstr("reward.functions[0].endpoint: found 'https://judge/'; expected http://HOST:PORT/PATH"));
+  EXPECT_EQ(With("reward.functions=[{name: reward_model, path: /tmp}, {name: \"judge:tone\", path: /tmp, "
+                 "score_max: 5}, {name: judge, endpoint: \"localhost:1\"}]"),
+            "no error");
+  EXPECT_THAT(
+      With("reward.functions=[reward_model]"),
+      HasSubstr("reward.functions[0].name: reward_model: grades by a model, and none is named; add `path: "
+                "FOLDER` beside it"));
+  EXPECT_THAT(
+      With("reward.functions=[{name: exact_answer, path: /tmp}]"),
+      HasSubstr("reward.functions[0].path: is a key of judge and reward_model, and this is exact_answer; "
+                "remove it"));
+  EXPECT_THAT(With("reward.functions=[{name: mine, endpoint: \"localhost:1\", max_tokens: 8}]"),
+              HasSubstr("and this is mine at an endpoint; remove it"));
+  EXPECT_THAT(With("reward.functions=[{name: reward_model, path: /tmp, score_max: 5}]"),
+              HasSubstr("reward.functions[0].score_max: is a key of judge, and this is reward_model"));
+  EXPECT_THAT(With("reward.functions=[{name: judge, path: /tmp, score_pattern: \"(\"}]"),
+              HasSubstr("reward.functions[0].score_pattern: bad regular expression"));
   EXPECT_EQ(With("reward.functions=[\"format:^a+$\"]"), "no error");
   EXPECT_THAT(With("reward.functions=[\"format:(\"]"), HasSubstr("bad regular expression"));
   EXPECT_EQ(With("algorithm.kl.coef=0.1"), "no error");

@@ -88,9 +88,10 @@ TEST(ExactAnswerTest, MalformedRowsAreNoZeros) {
 TEST(RewardTest, AllAreRegisteredWithADoc) {
   for (const RewardInfo& info : ListRewards()) {
     EXPECT_FALSE(info.doc.empty());
-    EXPECT_TRUE(MakeReward(info.name).ok()) << info.name;
+    EXPECT_EQ(MakeReward(info.name).ok(), !info.by_model()) << info.name;
   }
   EXPECT_THAT(MakeReward("exact_anser").status().message(), HasSubstr("did you mean 'exact_answer'?"));
+  EXPECT_THAT(MakeReward("judge:tone").status().message(), HasSubstr("add `path: FOLDER`"));
   EXPECT_THAT(MakeReward("exact_answer:x").status().message(), HasSubstr("takes no argument"));
 }
 

@@ -71,7 +71,7 @@ std::unique_ptr<Graders> MakeGraders(const std::string& endpoint, double timeout
   RewardConfig config;
   config.batch = batch;
   config.functions.push_back({.name = "remote", .endpoint = endpoint, .timeout_s = timeout_s});
-  auto graders = Graders::Create(config);
+  auto graders = Graders::Create({.reward = config});
   TP_CHECK(graders.ok()) << graders.status().ToString();
   return *std::move(graders);
 }
@@ -381,7 +381,7 @@ TEST(HttpRewardTest, ASampleThatTheServerCannotTakeFailsAlone) {
 TEST(GradersTest, AFunctionOfThisProcessThatDoesNotReturnIsNamedWithItsFileAndTheSample) {
   RewardConfig config;
   config.functions.push_back({.name = "exact_answer", .timeout_s = 2});
-  const auto graders = std::move(*Graders::Create(config));
+  const auto graders = std::move(*Graders::Create({.reward = config}));
   // Its end is looked for in all of it, so that most of the time it is in there.
   const down::Grade sample = Sample(std::string(4 << 20, ' '));
   std::jthread grader([&](const std::stop_token& stop) {  // waits: asked to stop at the end of this test

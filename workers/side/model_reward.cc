@@ -1,0 +1,48 @@
+#include "workers/side/model_reward.h"
+
+#include <algorithm>
+
+#include "core/model/hugging_face.h"
+#include "core/model/memory_use.h"
+#include "workers/data/model_folder.h"
+
+namespace tidepool::workers {
+
+bool IsJudge(const RewardFunction& f) { return f.name.substr(0, f.name.find(':')) == "judge"; }
+
+Status CheckModelReward(const RewardFunction& f) {
+  TP_RETURN_IF_ERROR(CheckModelFolder(f.path, "path"));
+  TP_RETURN_IF_ERROR(model::CheckHuggingFace(f.path).At("path"));
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(f.path));
+  if (IsJudge(f) && spec.value_head) {
+    return InvalidArgument("path: " + f.path +
+                           " has a value head and writes no text, so it cannot be a judge; take it as "
+                           "name: reward_model, or give the folder of a language model");
+  }
+  if (!IsJudge(f) && !spec.value_head) {
+    return InvalidArgument("path: " + f.path +
+                           " has no value head (architectures: ...ForSequenceClassification with one label), "
+                           "so it is no reward model; train one with job: reward_model, or ask it as "
+                           "name: judge");
+  }
+  const int64_t most = MostTokens(f, spec);
+  if (IsJudge(f) && f.max_new_tokens >= most) {
+    return InvalidArgument("max_new_tokens: is " + std::to_string(f.max_new_tokens) + ", and question and " +
+                           "answer together have " + std::to_string(most) +
+                           " tokens (max_tokens, or the model's positions); lower it");
+  }
+  return RowSource::OfFolder(f.path, DataConfig().template_date).status().At("path");
+}
+
+int64_t MostTokens(const RewardFunction& f, const model::ModelSpec& spec) {
+  return std::min(f.max_tokens, spec.max_position);
+}
+
+int64_t JudgeKvTokens(const RewardFunction& f, const RewardConfig& reward, const model::ModelSpec& spec) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  // A block more of each: the engine promises whole ones.
+  const int64_t one = MostTokens(f, spec) + 2 * 16, all = one * reward.concurrency * reward.batch;
+  return std::max(one, std::min(all, kBytes / std::max<int64_t>(1, model::KvTokenBytes(spec, f.dtype))));
+}
+
+}  // namespace tidepool::workers
