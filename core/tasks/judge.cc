@@ -11,8 +11,9 @@
 namespace tidepool::tasks {
 namespace {
 
-constexpr const char* kPrompt =
-    "Grade a response to a question.\n\nQuestion:\n{question}\n\nReference answer:\n{answer}\n\n"
+constexpr const char* kBegin = "Grade a response to a question.\n\nQuestion:\n{question}\n\n";
+constexpr const char* kReference = "Reference answer:\n{answer}\n\n";
+constexpr const char* kEnd =
     "Response:\n{response}\n\nHow good is the response, from 0 (useless) to 10 (perfect)? Answer with the "
     "number alone.";
 constexpr const char* kNumber = R"([-+]?\d+(?:\.\d+)?)";
@@ -36,7 +37,9 @@ std::string Quoted(std::string_view answer) {
 
 StatusOr<Judge> Judge::Create(const RewardFunction& function) {
   Judge judge;
-  judge.prompt_ = function.prompt.empty() ? kPrompt : function.prompt;
+  const bool usual = function.prompt.empty();
+  judge.prompt_ = usual ? std::string(kBegin) + kReference + kEnd : function.prompt;
+  judge.without_answer_ = usual ? std::string(kBegin) + kEnd : function.prompt;
   if (judge.prompt_.find("{response}") == std::string::npos)
     return InvalidArgument("prompt: has no {response}, so every response would get the same grade; add it");
   auto pattern = Pattern::Compile(function.score_pattern.empty() ? kNumber : function.score_pattern);
@@ -51,14 +54,15 @@ StatusOr<Judge> Judge::Create(const RewardFunction& function) {
 
 std::string Judge::Ask(const RewardInput& input) const {
   const std::string* const texts[] = {&input.prompt, &input.text, &input.answer};
+  const std::string& prompt = input.answer.empty() ? without_answer_ : prompt_;
   std::string asked;
-  for (size_t at = 0; at < prompt_.size();) {
+  for (size_t at = 0; at < prompt.size();) {
     size_t next = std::string::npos, which = 0;
     for (size_t i = 0; i < std::size(kPlaces); ++i) {
-      const size_t found = prompt_.find(kPlaces[i], at);
+      const size_t found = prompt.find(kPlaces[i], at);
       if (found < next) next = found, which = i;
     }
-    asked += prompt_.substr(at, next - at);
+    asked += prompt.substr(at, next - at);
     if (next == std::string::npos) break;
     asked += *texts[which];
     at = next + kPlaces[which].size();

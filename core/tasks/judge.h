@@ -28,7 +28,7 @@ class Judge {
 
  private:
   Judge() = default;
-  std::string prompt_;
+  std::string prompt_, without_answer_;  // what rows without an answer are asked by
   std::shared_ptr<const Pattern> pattern_;
   double min_ = 0, max_ = 1;
 };

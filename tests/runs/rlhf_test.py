@@ -5,7 +5,7 @@ import re
 import subprocess
 import unittest
 
-from harness import ROOT, RunTest, kill
+from harness import ROOT, TIDEPOOL, RunTest, kill
 
 
 class RlhfTest(RunTest):
@@ -45,6 +45,12 @@ class RlhfTest(RunTest):
         self.assertGreater(truth["after"], 0.7, truth)
         self.assertGreater(rows[60]["reward/reward_model/mean"], rows[1]["reward/reward_model/mean"] + 1)
         self.assertIn("eval/reward/reward_model/mean", rows[60])
+        asked = self.command("eval", "--model", str(self.path()), "--json")
+        self.assert_done(asked)
+        said = json.loads(asked.stdout)
+        self.assertEqual(said["reward_names"], ["format:^([^a]*a){6}", "reward_model"])
+        self.assertAlmostEqual(said["total"]["reward/reward_model"]["value"], rows[60]["eval/reward/reward_model/mean"], places=9)
+        self.assertEqual(said["total"]["accuracy"]["value"], truth["after"])
 
     def test_a_grader_that_is_killed_loads_its_model_again_and_changes_no_bit(self):
         args = ["deterministic=true", "train.steps=12", "eval.every_steps=6", "algorithm.keep_groups=[reward_model >= -3]"]
@@ -64,6 +70,18 @@ class RlhfTest(RunTest):
         self.kill_controller(run, run="resumed")
         self.assert_done(self.train(*self.policy(*args), "--resume", run="resumed"))
         self.assertEqual(self.digests("resumed"), self.digests("whole"))
+
+    def test_a_host_that_joins_grades_by_models_too(self):
+        run = self.start(*self.policy("cluster.launch_workers=false", "security.tls=true", "security.newcomers=true", "train.steps=2", "eval.every_steps=0"))
+        self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
+        token = self.dir / "join.json"
+        self.assert_done(self.command("join-token", str(self.path()), str(token), "--place", "0", "--place", "1"))
+        host = subprocess.Popen([TIDEPOOL, "host", str(self.dir / "host"), "--join", str(token)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(host)
+        self.finish(run)
+        _, said = host.communicate(timeout=60)
+        self.assertEqual(host.returncode, 0, said)
+        self.assertIn("reward/reward_model/mean", self.metrics()[2])
 
     def test_a_judge_is_asked_and_its_number_is_the_reward(self):
         rng = random.Random(1)

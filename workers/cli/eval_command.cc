@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,11 +19,14 @@
 #include "workers/cli/command.h"
 #include "workers/cli/eval_sets.h"
 #include "workers/cli/game_eval.h"
+#include "workers/cli/grading_session.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/ordered_lines.h"
 #include "workers/cli/plugin_calls.h"
 #include "workers/cli/policy_eval.h"
+#include "workers/controller/job.h"
 #include "workers/data/model_folder.h"
+#include "workers/side/model_reward.h"
 
 namespace tidepool::workers {
 namespace {
@@ -276,12 +280,51 @@ void TakeLimitsOfRun(const CLI::App& command, EvalOptions& o) {
   if (!given("--max-prompt-tokens")) o.max_prompt_tokens = run.data.max_prompt_tokens;
 }
 
+// All answers of a set, each with what it is worth by `on_grade`.
+Status GradeBySession(GradingSession& grader, const std::vector<Completion>& answers,
+                      const std::function<tasks::RewardInput(size_t, const Completion&)>& input_of,
+                      const std::function<void(size_t, const Completion&, const Grade&)>& on_grade) {
+  std::vector<tasks::RewardInput> inputs;
+  std::vector<size_t> asked;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i].error.empty()) {
+      on_grade(i, answers[i], GradeAnswer({}, {}, answers[i].error));
+      continue;
+    }
+    inputs.push_back(input_of(i, answers[i]));
+    asked.push_back(i);
+  }
+  TP_ASSIGN_OR_RETURN(const std::vector<up::Graded> verdicts, grader.Grade(std::move(inputs)));
+  for (size_t k = 0; k < asked.size(); ++k) on_grade(asked[k], answers[asked[k]], GradeOf(verdicts[k]));
+  return OkStatus();
+}
+
 Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& o) {
-  TP_ASSIGN_OR_RETURN(std::vector<NamedReward> rewards, !o.rewards.empty() ? MakeRewards(o.rewards)
-                                                        : o.AsksRun() && !o.run->reward.functions.empty()
-                                                            ? RewardsOfRun(*o.run)
-                                                            : MakeRewards({"exact_answer"}));
+  const bool by_run = o.rewards.empty() && o.AsksRun() && !o.run->reward.functions.empty();
+  // What is no function of this program is asked as the run asks it.
+  std::unique_ptr<GradingSession> grader;
+  if (by_run && std::ranges::any_of(o.run->reward.functions, [](const RewardFunction& f) {
+        return !f.endpoint.empty() || f.by_model();
+      })) {
+    for (const RewardFunction& f : o.run->reward.functions) {
+      if (f.by_model()) TP_RETURN_IF_ERROR(CheckModelReward(f).At("the run's reward " + f.name));
+    }
+    TP_ASSIGN_OR_RETURN(const std::string worker_path, FindWorker({}, context.self_path));
+    TP_ASSIGN_OR_RETURN(grader, GradingSession::Start({.job = *o.run,
+                                                       .self_path = context.self_path,
+                                                       .worker_path = worker_path,
+                                                       .stop = StopOnSignal()}));
+  }
+  std::vector<NamedReward> rewards;
   std::vector<std::string> names;
+  if (grader != nullptr) {
+    for (const RewardFunction& f : o.run->reward.functions) names.push_back(f.name);
+  } else {
+    TP_ASSIGN_OR_RETURN(
+        rewards, by_run
+                     ? RewardsOfRun(*o.run)
+                     : MakeRewards(o.rewards.empty() ? std::vector<std::string>{"exact_answer"} : o.rewards));
+  }
   o.calls = std::make_unique<PluginCalls>(StopOnSignal());
   PluginCalls& calls = *o.calls;
   for (NamedReward& reward : rewards) {
@@ -307,6 +350,7 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, answers));
   AnswerProgress progress(answers, 0);
   Outcome outcome(names);
+  Status grader_lost;
   size_t before = 0;  // answers of the sets before
   for (const EvalSet& set : sets) {
     // A set at a time: its answers are those that it has alone.
@@ -319,15 +363,17 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
     }
     EvalTally tally(names);
     for (EvalTally* t : {&tally, &outcome.total}) t->AddRows(static_cast<int64_t>(set.rows.size()));
-    const auto on_done = [&](size_t i, const Completion& answer) {
-      progress.OnAnswer();
+    const auto input_of = [&](size_t i, const Completion& answer) {
       const auto row = static_cast<size_t>(requests[i].ordinal);
-      const std::string said = text->ResponseText(answer.tokens.ids);
       tasks::RewardInput input = text->InputOf({requests[i].ordinal, 0, requests[i].sample}, set.rows[row],
                                                answer.tokens.ids, answer.ended);
       input.max_new_tokens = o.job.rollout.max_new_tokens;
       input.held_out = true;
-      const Grade grade = GradeAnswer(rewards, input, answer.error);
+      return input;
+    };
+    const auto on_grade = [&](size_t i, const Completion& answer, const Grade& grade) {
+      const auto row = static_cast<size_t>(requests[i].ordinal);
+      const std::string said = text->ResponseText(answer.tokens.ids);
       for (EvalTally* t : {&tally, &outcome.total})
         t->Add(requests[i].ordinal, grade, answer.tokens.size(), answer.ended);
       if (!grade.error.empty()) {
@@ -340,15 +386,26 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
                                   .dump(-1, ' ', false, json::error_handler_t::replace));
       }
     };
+    const auto on_done = [&](size_t i, const Completion& answer) {
+      progress.OnAnswer();
+      if (grader == nullptr) on_grade(i, answer, GradeAnswer(rewards, input_of(i, answer), answer.error));
+    };
     const auto done = session->Complete(
         requests,
-        [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); },
-        [&] { return !calls.lost().ok() || (dump != nullptr && !dump->ok()); }, on_done);
+        [&](size_t, const std::vector<int32_t>& ids) {
+          progress.OnTokens(static_cast<int64_t>(ids.size()));
+          if (grader != nullptr && grader_lost.ok()) grader_lost = grader->Renew();
+        },
+        [&] { return !grader_lost.ok() || !calls.lost().ok() || (dump != nullptr && !dump->ok()); }, on_done);
     before += requests.size();
     if (!done.ok() || !calls.lost().ok()) progress.Finish();
     TP_RETURN_IF_ERROR(calls.lost());
     if (dump != nullptr && !dump->ok()) return NotWritten(o, "; is the disk full?");
+    TP_RETURN_IF_ERROR(grader_lost);
     TP_RETURN_IF_ERROR(done.status());
+    if (grader != nullptr) {
+      TP_RETURN_IF_ERROR(GradeBySession(*grader, *done, input_of, on_grade));
+    }
     outcome.sets.emplace_back(set.name, std::move(tally));
   }
   progress.Finish();

@@ -178,20 +178,24 @@ StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& n
 StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config) {
   std::vector<NamedReward> rewards;
   for (const RewardFunction& f : config.reward.functions) {
-    if (!f.endpoint.empty()) {
-      return FailedPrecondition("the run's reward " + f.name + " is a server at " + f.endpoint +
-                                ", which eval does not ask; name rewards of this build with --reward "
-                                "(`tidepool rewards`)");
-    }
-    if (f.by_model()) {
-      return FailedPrecondition("the run's reward " + f.name + " is the model " + f.path +
-                                ", which eval does not ask; name rewards of this build with --reward "
-                                "(`tidepool rewards`)");
-    }
     TP_ASSIGN_OR_RETURN(tasks::Reward grade, tasks::MakeReward(f.name));
     rewards.push_back({f.name, std::move(grade), f.weight, f.timeout_s});
   }
   return rewards;
+}
+
+Grade GradeOf(const up::Graded& verdict) {
+  Grade grade;
+  if (verdict.outcome != GradeOutcome::kOk) {
+    grade.error = verdict.why.empty() ? "could not score the answer" : verdict.why;
+    grade.of_data = verdict.outcome == GradeOutcome::kData;
+    return grade;
+  }
+  grade.rewards = {verdict.rewards.begin(), verdict.rewards.end()};
+  grade.details = verdict.details;
+  if (!verdict.rewards.empty()) grade.first = verdict.rewards.front().second;
+  grade.sum = verdict.reward;
+  return grade;
 }
 
 Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardInput& input,

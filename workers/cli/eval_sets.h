@@ -13,6 +13,7 @@
 #include "workers/cli/answer_statistics.h"
 #include "workers/cli/inference.h"
 #include "workers/data/row_source.h"
+#include "workers/net/messages.h"
 
 namespace tidepool::workers {
 
@@ -60,7 +61,7 @@ struct NamedReward {
 };
 // kInvalidArgument, kNotFound: "--reward: ...".
 StatusOr<std::vector<NamedReward>> MakeRewards(const std::vector<std::string>& names);
-// Those that the run's evaluations grade by. kFailedPrecondition: one is a server, which only a run asks.
+// Those that the run's evaluations grade by.  requires functions of this program: no servers, no models
 StatusOr<std::vector<NamedReward>> RewardsOfRun(const JobConfig& config);
 
 // What one answer is worth.
@@ -74,6 +75,8 @@ struct Grade {
 // `input`: the answer as a judge sees it (RowSource::InputOf). `failed`: not empty: why there is no answer.
 Grade GradeAnswer(const std::vector<NamedReward>& rewards, const tasks::RewardInput& input,
                   const std::string& failed);
+
+Grade GradeOf(const up::Graded& verdict);  // of a GradingSession
 
 // Counts the answers to a set, or to several.
 class EvalTally {

@@ -311,6 +311,7 @@ Status MakeToken(const JoinOptions& o) {
     token.name = PlaceName(loaded.config, place);
     token.shared_memory = text("shared_memory");
     token.vector = place >= devices && loaded.config.model.is_policy();
+    token.models = token.scope.role == CallerRole::kReward && loaded.config.reward.by_model();
     token.store = KeysOf(loaded.config, place) == Keys::kOfStore;
     TP_ASSIGN_OR_RETURN(token, MakeJoinToken(paths.security(), token));
     names += (names.empty() ? "" : ", ") + token.name;
@@ -335,7 +336,8 @@ Status JoinRun(const JoinOptions& o) {
   const JoinedHost joined{token.run_id, token.controller, "", {}};
   std::string line;
   for (const std::string& word : WorkerCommand(
-           joined, {token.scope.place, Name(token.scope.role), token.name, token.vector, token.store},
+           joined,
+           {token.scope.place, Name(token.scope.role), token.name, token.vector, token.store, token.models},
            "tidepool", "tidepool-worker", fs::absolute(o.dir).lexically_normal().string()))
     line += (line.empty() ? "" : " ") + word;
   std::puts(line.c_str());

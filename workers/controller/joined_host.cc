@@ -49,7 +49,7 @@ Status JoinHost(const std::string& file, const std::string& dir) {
       TP_RETURN_IF_ERROR(disk.WriteFile(came_by, token.id));
     }
     std::erase_if(joined.places, [&](const JoinedPlace& p) { return p.place == token.scope.place; });
-    joined.places.push_back({token.scope.place, role, token.name, token.vector, token.store});
+    joined.places.push_back({token.scope.place, role, token.name, token.vector, token.store, token.models});
     TP_RETURN_IF_ERROR(disk.WriteFile(File(dir), JsonOf<nlohmann::ordered_json>(joined).dump(2) + "\n"));
   }
   return disk.RemoveFile(file);  // it is of no use to anybody any more
@@ -76,6 +76,8 @@ std::vector<std::string> WorkerCommand(const JoinedHost& joined, const JoinedPla
   std::vector<std::string> argv;
   if (place.role == Name(CallerRole::kDevice)) {
     argv = {worker_path, "run"};
+  } else if (place.models) {
+    argv = {worker_path, place.role};
   } else {
     argv = {self_path, place.role + "-worker"};
     if (place.vector) argv.emplace_back("--vector");

@@ -18,8 +18,9 @@ struct JoinedPlace {
   std::string role, name;  // "device", "device-1"
   bool vector = false;     // it serves a policy's environments
   bool store = false;      // it needs the keys of the run's object store
+  bool models = false;     // it grades by models
 };
-TP_FIELDS(JoinedPlace, place, role, name, vector, store)
+TP_FIELDS(JoinedPlace, place, role, name, vector, store, models)
 
 struct JoinedHost {
   std::string run_id, address, shared_memory;  // of the run, its controller, and its folder in /dev/shm

@@ -96,7 +96,8 @@ Status WriteJoinTokens(const std::string& file, const std::vector<JoinToken>& to
                  {"name", token.name},
                  {"shared_memory", token.shared_memory},
                  {"vector", token.vector},
-                 {"store", token.store}});
+                 {"store", token.store},
+                 {"models", token.models}});
     all.push_back(std::move(json));
   }
   return WriteSecretFile(file, all.dump(2) + "\n");
@@ -120,7 +121,8 @@ StatusOr<std::vector<JoinToken>> ReadJoinTokens(const std::string& file) {
                     Text(json, "name"),
                     Text(json, "shared_memory"),
                     json.value("vector", Json()) == Json(true),
-                    json.value("store", Json()) == Json(true)};
+                    json.value("store", Json()) == Json(true),
+                    json.value("models", Json()) == Json(true)};
     if (token.join.empty() || token.controller.empty() || token.run_id.empty() || token.authority.empty() ||
         !IsId(token.id) || token.secret.size() != 64)
       break;

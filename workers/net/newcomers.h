@@ -47,6 +47,7 @@ struct JoinToken {
   std::string shared_memory = {};  // folder of the run in /dev/shm
   bool vector = false;             // the worker serves a policy's environments
   bool store = false;              // the worker needs the keys of the run's object store
+  bool models = false;             // the worker grades by models
 };
 // Adds id and secret, and what the controller has to know to `security`.
 StatusOr<JoinToken> MakeJoinToken(const std::string& security, JoinToken begun);

@@ -111,7 +111,7 @@ void ModelThread::Run(const std::stop_token& stop) {
 
 Status ModelThread::Work(const std::stop_token& stop) {
   SetTorchThreads(threads_);
-  const std::string label = tasks::RewardLabel(function_.name);
+  const std::string label = "reward " + function_.name + " (" + function_.path + ")";
   {
     const CallWatch::Call loading(watch_, {.what = label,
                                            .on = "the load of " + function_.path,
@@ -131,9 +131,11 @@ Status ModelThread::Work(const std::stop_token& stop) {
     constexpr size_t kMost = 4096;
     std::vector<AskedSample> asked = inbox_.Take(busy ? milliseconds(0) : milliseconds(100), kMost);
     if (asked.empty() && !busy) continue;
-    PluginCall call = tasks::RewardCall(function_.name, function_.timeout_s);
-    call.on = asked.empty() ? "the samples that it has" : tasks::NameOf(asked.front().input);
-    const CallWatch::Call computing(watch_, std::move(call));
+    const CallWatch::Call computing(
+        watch_, {.what = label,
+                 .on = asked.empty() ? "the samples that it has" : tasks::NameOf(asked.front().input),
+                 .limit_s = function_.timeout_s,
+                 .key = "its timeout_s"});
     if (!asked.empty()) model_->Begin(std::move(asked));
     TP_ASSIGN_OR_RETURN(busy, model_->Step());
   }

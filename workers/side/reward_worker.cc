@@ -157,6 +157,7 @@ class RewardWorker : public SideWorker {
 
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
+    graders_.reset();  // or two copies of its models would be here
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config, open_model_));
     responses_.reset();
     // Without a tokenizer here the controller sends the text.

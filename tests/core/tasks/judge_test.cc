@@ -7,6 +7,7 @@ namespace tidepool::tasks {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using Outcome = Verdict::Outcome;
 
 Judge Make(const RewardFunction& function) {
@@ -26,6 +27,8 @@ TEST(JudgeTest, TheUsualPromptAsksForTheUsualScale) {
   const std::string asked = judge.Ask({.prompt = "6 * 7?", .answer = "42", .text = "41"});
   for (const char* said : {"6 * 7?", "42", "41", "0 (useless) to 10 (perfect)"})
     EXPECT_THAT(asked, HasSubstr(said));
+  EXPECT_THAT(asked, HasSubstr("Reference answer"));
+  EXPECT_THAT(judge.Ask({.prompt = "6 * 7?", .text = "41"}), Not(HasSubstr("Reference answer")));
   EXPECT_EQ(judge.Read("7").score, 0.7);
   EXPECT_EQ(judge.Read("I would say 7/10.").score, 0.7);
   EXPECT_EQ(judge.Read("2.5").score, 0.25);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "core/device/cpu/cpu_device.h"
@@ -26,7 +27,7 @@ using Outcome = tasks::Verdict::Outcome;
 // A folder with a tiny model that knows nothing, and goes with this.
 class Folder {
  public:
-  Folder(bool value_head, const std::string& alphabet) {
+  Folder(bool value_head, const std::string& alphabet, float score = 0.1F) {
     char made[] = "/tmp/tidepool-model-reward-XXXXXX";
     TP_CHECK(mkdtemp(made) != nullptr);
     path_ = made;
@@ -47,7 +48,7 @@ class Folder {
     for (const model::Parameter& p : weights->layout()) {  // a head begins as zeros
       auto* values = reinterpret_cast<float*>(weights->bytes().data()) + p.offset;
       for (int64_t i = 0; p.name == "score" && i < spec.hidden_size; ++i)
-        values[i] = 0.1F * static_cast<float>(i % 7 - 3);
+        values[i] = score * static_cast<float>(i % 7 - 3);
     }
     TP_CHECK(model::SaveHuggingFace(*weights, path_).ok());
   }
@@ -157,6 +158,14 @@ TEST_F(ModelRewardTest, CallersThatWaitAreAnsweredEachByItsOwn) {
       callers.emplace_back([&, i] { at_once[i] = Ask({Sample(texts[i])}).front().score; });
   }
   EXPECT_EQ(at_once, alone);
+}
+
+TEST_F(ModelRewardTest, AScoreThatIsNoNumberIsNotTheRowsFault) {
+  const Folder folder(/*value_head=*/true, kLetters, std::numeric_limits<float>::quiet_NaN());
+  Open({.name = "reward_model", .path = folder.path()});
+  const tasks::Verdict verdict = Ask({Sample("ab")}).front();
+  EXPECT_EQ(verdict.outcome, Outcome::kInfra);
+  EXPECT_THAT(verdict.detail, HasSubstr("nan, which is no finite number"));
 }
 
 TEST_F(ModelRewardTest, AModelThatCannotBeLoadedIsSaidAndGradesNothing) {
