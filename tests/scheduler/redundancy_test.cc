@@ -68,10 +68,10 @@ TEST(RedundancyTest, ADropBeforeEnoughAreGradedIsAViolation) {
   EXPECT_TRUE(Check(good).ok) << Check(good).why;
 
   std::vector<JournalEntry> fewer = good;
-  std::get<record::Config>(fewer[0].record).r->redundancy = 1;
+  std::get<record::Config>(fewer[0].record)->redundancy = 1;
   EXPECT_EQ(Check(fewer).predicate, "Q13");
   std::vector<JournalEntry> none = good;
-  std::get<record::Config>(none[0].record).r->redundancy = 0;
+  std::get<record::Config>(none[0].record)->redundancy = 0;
   EXPECT_EQ(Check(none).predicate, "Q13");
 
   // The reason of a sample that was graded.

@@ -53,7 +53,7 @@ StatusOr<std::string> ProfileFile(const std::string& name, const std::string& se
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return InvalidArgument("--hardware: found '" + name + "', which is neither a file nor a profile; " +
-                  DidYouMean(name, names));
+                         DidYouMean(name, names));
 }
 
 // All token counts of a paced job are those of the job that it stands for.
