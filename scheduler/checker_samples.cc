@@ -202,6 +202,17 @@ bool Checker::State::On(const record::Drop& x) {
   if (row->where == Where::kTrained) return Violation("Q2", ToString(x.tid) + " was trained and is dropped");
   if (row->where == Where::kDropped) return Violation("Q1", ToString(x.tid) + " is dropped twice");
   if (row->where == Where::kLeased) return Violation("Q1", ToString(x.tid) + " is leased and dropped");
+  if (x.reason == DropReason::kOverflowPolicy) {
+    int64_t ready = 0;
+    for (const SampleId& tid : groups.at(row->gid).tids) {
+      const Where where = rows.at(tid).where;
+      ready += where == Where::kQueued || where == Where::kLeased ? 1 : 0;
+    }
+    const int64_t enough = config->group_size - config->redundancy;
+    if (config->redundancy == 0 || row->where == Where::kQueued || ready < enough)
+      return Violation("Q13", ToString(x.tid) + " is dropped as redundant, and " + std::to_string(ready) +
+                                  " of its group are graded; " + std::to_string(enough) + " have to be");
+  }
   // By choice of the ledger, of samples that were complete: must not prefer a length.
   if (row->enqueued && x.reason == DropReason::kStale)  // redundant ones come late by the config's own wish
     fairness.Dropped(row->length);

@@ -70,6 +70,7 @@ struct RunTerms {
   int64_t rollout_floor = 0, stall_ms = 0, checkpoint_steps = 0;
   int32_t row_digests = 0;  // 1: STEP_COMMIT says of every row what the trainer was given
   int64_t min_slots = 0;    // nothing is granted before so many have a worker; 0: it does not wait
+  int64_t redundancy = 0;   // of group_size samples so many may be dropped when the others are graded
 };
 // First record of a run, again after a resume that changed it. Boxed: all others are less than half as large.
 struct Config : Boxed<RunTerms> {
@@ -348,7 +349,8 @@ void Since(V& v, uint32_t format, const char* name, T& field) {
 }
 TP_FIELDS(RunTerms, run_id, job, digest, groups_per_step, group_size, max_lag_versions, on_stale, oversample,
           min_step_batch_fraction, max_reissues, steps, data_size, slots, recovery_steps, deterministic,
-          oversample_mode, pin_version, rollout_floor, stall_ms, checkpoint_steps, row_digests, min_slots)
+          oversample_mode, pin_version, rollout_floor, stall_ms, checkpoint_steps, row_digests, min_slots,
+          redundancy)
 TP_FIELDS_BY(Config, VisitFields(*r, v);)
 TP_FIELDS(Issue, tid, gid, att, prompt_len, max_new)
 TP_FIELDS(Start, tid, att, worker, wv, slot)

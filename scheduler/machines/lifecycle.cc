@@ -41,7 +41,8 @@ void Lifecycle::On(const event::Started&) {
       .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),
       .checkpoint_steps = c.checkpoint.every_steps,
       .row_digests = 1,
-      .min_slots = all_.workers.min_slots()};
+      .min_slots = all_.workers.min_slots(),
+      .redundancy = c.batch.redundancy};
   if (state_.empty()) {
     out_.Record(record::Config(terms));
   } else {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <vector>
 
 #include "scheduler/checker.h"
 #include "tests/scheduler/sim_cluster.h"
@@ -56,6 +58,34 @@ TEST(RedundancyTest, WhatIsLostOnTheWayIsMadeUpForAndTheJournalIsProven) {
     const CheckResult check = Check(cluster.journal());
     EXPECT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
   }
+}
+
+// What is dropped too early, or of a run that promised to wait for all, is found.
+TEST(RedundancyTest, ADropBeforeEnoughAreGradedIsAViolation) {
+  SimCluster cluster(Redundant(2));
+  ASSERT_EQ(cluster.Run().code, 0);
+  const std::vector<JournalEntry> good = cluster.journal();
+  EXPECT_TRUE(Check(good).ok) << Check(good).why;
+
+  std::vector<JournalEntry> fewer = good;
+  std::get<record::Config>(fewer[0].record)->redundancy = 1;
+  EXPECT_EQ(Check(fewer).predicate, "Q13");
+  std::vector<JournalEntry> none = good;
+  std::get<record::Config>(none[0].record)->redundancy = 0;
+  EXPECT_EQ(Check(none).predicate, "Q13");
+
+  // The reason of a sample that was graded.
+  std::vector<JournalEntry> graded = good;
+  const auto first = std::find_if(graded.begin(), graded.end(), [&](const JournalEntry& e) {
+    return std::holds_alternative<record::Graded>(e.record);
+  });
+  ASSERT_NE(first, graded.end());
+  const SampleId tid = std::get<record::Graded>(first->record).tid;
+  JournalEntry drop = *first;
+  drop.record = record::Drop{tid, DropReason::kOverflowPolicy};
+  graded.insert(first + 1, drop);
+  for (size_t i = 0; i < graded.size(); ++i) graded[i].lsn = {static_cast<int64_t>(i)};
+  EXPECT_EQ(Check(graded).predicate, "Q13");
 }
 
 }  // namespace

@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/loopback.h"
+#include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
@@ -30,18 +33,27 @@ namespace {
 constexpr int64_t kFlushBytes = 1 << 20;
 
 // A profile by its name: of the current folder, else of the checkout or the package that the program is from.
-std::string ProfileFile(const std::string& name, const std::string& self_path) {
+StatusOr<std::string> ProfileFile(const std::string& name, const std::string& self_path) {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::path file = fs::path("hardware") / (name + ".yaml");
-  if (fs::exists(name, error) || fs::exists("configs" / file, error)) return name;
+  if (fs::is_regular_file(name, error)) return name;
+  std::vector<fs::path> folders = {fs::path("configs") / "hardware"};
   fs::path folder = fs::path(self_path).parent_path();
   for (int up = 0; up < 6 && folder.has_relative_path(); ++up, folder = folder.parent_path()) {
-    for (const char* configs : {"configs", "share/tidepool/configs"}) {
-      if (fs::exists(folder / configs / file, error)) return (folder / configs / file).string();
-    }
+    for (const char* configs : {"configs", "share/tidepool/configs"})
+      folders.push_back(folder / configs / "hardware");
   }
-  return name;
+  std::vector<std::string> names;
+  for (const fs::path& of : folders) {
+    const fs::path file = of / (name + ".yaml");
+    if (fs::is_regular_file(file, error)) return file.string();
+    for (const auto& entry : fs::directory_iterator(of, error))
+      if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
+  }
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return InvalidArgument("--hardware: found '" + name + "', which is neither a file nor a profile; " +
+                         DidYouMean(name, names));
 }
 
 // All token counts of a paced job are those of the job that it stands for.
@@ -144,6 +156,10 @@ StatusOr<SimJob> SimJobOf(const JobConfig& config, const SimJobOptions& o) {
   if (config.rl() == nullptr)
     return InvalidArgument(std::string("job is ") + Name(config.kind()) +
                            "; what is simulated generates (job: rl)");
+  if (config.model.is_policy())
+    return InvalidArgument(std::string("model.policy is ") + Name(config.model.policy) +
+                           "; what is simulated generates tokens with a language model (model.path or "
+                           "model.init), and of a control task there is no cost model");
   if (config.rollout.mesh.tp > 1)
     return InvalidArgument("rollout.mesh.tp is " + std::to_string(config.rollout.mesh.tp) +
                            ", and how fast engines of several slots are is not known here; write 1");
@@ -170,7 +186,8 @@ StatusOr<SimJob> SimJobOf(const JobConfig& config, const SimJobOptions& o) {
   std::optional<config::Pace> paced;
   if (pace.empty()) {
     const char* usual = config.cluster.device == DeviceKind::kCuda ? "h100" : "cpu_slot";
-    const std::string profile = ProfileFile(o.hardware.empty() ? usual : o.hardware, o.self_path);
+    TP_ASSIGN_OR_RETURN(const std::string profile,
+                        ProfileFile(o.hardware.empty() ? usual : o.hardware, o.self_path));
     TP_ASSIGN_OR_RETURN(s.hardware, config::LoadHardware(profile));
     TP_ASSIGN_OR_RETURN(const model::ModelSpec m, SpecOf(config.model));
     const auto parameters = static_cast<double>(model::ParameterCount(m));

@@ -28,7 +28,8 @@ def play(base_url, key, number, turns=6):
 
 
 def agent(file, rewards):
-    while file.exists() or not rewards:  # the run has its endpoint as long as it goes on
+    begins = time.monotonic() + 120  # at the latest
+    while file.exists() or (not rewards and time.monotonic() < begins):  # the run has its endpoint as long as it goes on
         try:
             run = json.loads(file.read_text())
             session = post(run["url"] + "/sessions", run["key"], {})
@@ -44,5 +45,7 @@ if __name__ == "__main__":
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(8):
             pool.submit(agent, pathlib.Path(sys.argv[1], "endpoint.json"), rewards)
+    if not rewards:
+        sys.exit(f"nothing was played: is a run with rollout.endpoint going on in {sys.argv[1]}?")
     some = max(1, len(rewards) // 10)
     print(f"{len(rewards)} episodes; mean reward of the first tenth {sum(rewards[:some]) / some:.3f}, of the last {sum(rewards[-some:]) / some:.3f}")

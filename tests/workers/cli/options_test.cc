@@ -37,6 +37,19 @@ TEST(SimulateOptionsTest, ThoseOfWorkloadsAreNotForJobConfigs) {
   EXPECT_NE(r.out.find("\"hardware\":\"NVIDIA H100"), std::string::npos) << r.out;
 }
 
+TEST(SimulateOptionsTest, AnUnknownProfileIsToldFromThoseThatThereAre) {
+  for (const char* command : {"simulate", "plan"}) {
+    ExpectRefused({command, "configs/test/rl_colocated.yaml", "--hardware", "tpu"},
+                  "--hardware: found 'tpu', which is neither a file nor a profile; there are a100, ");
+    ExpectRefused({command, "configs/test/rl_colocated.yaml", "--hardware", "h10"}, "did you mean 'h100'?");
+  }
+}
+
+TEST(SimulateOptionsTest, ControlTasksAreRefusedByName) {
+  ExpectRefused({"simulate", "configs/control/cartpole.yaml"},
+                "model.policy is mlp; what is simulated generates tokens with a language model");
+}
+
 TEST(SimulateOptionsTest, APaceFileHasItsOwnHardware) {
   const std::string pace = "configs/pace/small_cpu.yaml";
   ExpectRefused({"simulate", "configs/test/rl_colocated.yaml", "--hardware", "h100", "--pace", pace},
