@@ -1,7 +1,7 @@
 #pragma once
 // Proves from a journal alone that nothing was lost, trained twice, trained too old or served unverified.
 //
-// The predicates G1-G9, Q1-Q10, Q12, Q13, W1-W7, C1-C8, L3 and L5, each at every
+// The predicates G1-G9, Q1-Q10, Q12-Q14, W1-W7, C1-C8, L3 and L5, each at every
 // prefix unless it is one of the end. docs/journal.md has the table: what each says, at which records it is
 // looked at, and where the others (Q11, C4, L1, L2, L4: no journal can show them) are asserted.
 //

@@ -118,10 +118,12 @@ bool Checker::State::On(const record::Restore& x) {
       if (g.open_rows++ == 0) ++open_groups;
     }
   }
-  const std::vector<uint64_t>& old = path[x.old_lineage];
-  path[x.new_lineage] = {
-      old.begin(),
-      old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
+  for (auto* of_steps : {&path, &replays}) {
+    const std::vector<uint64_t>& old = (*of_steps)[x.old_lineage];
+    (*of_steps)[x.new_lineage] = {
+        old.begin(),
+        old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
+  }
   checkpoint_distance = config->checkpoint_steps;
   r.undone += current.number - x.step.value;
   r.steps -= current.number - x.step.value;

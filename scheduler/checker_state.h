@@ -86,6 +86,8 @@ struct Checker::State {
   std::set<int64_t> step_slots;  // of its members
   Version current{0, 0};
   std::map<int32_t, std::vector<uint64_t>> path;  // lineage -> digest of each number, inherited ones too
+  // Q14: lineage -> what a replay store had taken in by each step, inherited ones too; 0: there is none.
+  std::map<int32_t, std::vector<uint64_t>> replays;
   std::set<Version> published;
   std::map<int32_t, int64_t> last_published;
   std::map<Version, uint64_t> committed;  // STEP_COMMIT and what RESTORE carried over
@@ -145,7 +147,7 @@ struct Checker::State {
   bool CloseRow(Row& row);
   bool On(const record::Drop& x);
 
-  // --- checker_steps.cc, Q1, Q2, Q4, Q7, Q8, Q12, G2, G8
+  // --- checker_steps.cc, Q1, Q2, Q4, Q7, Q8, Q12, Q14, G2, G8
   bool On(const record::Lease& x);
   void Return();
   bool On(const record::Unlease& x);
@@ -154,6 +156,7 @@ struct Checker::State {
   bool On(const record::StepCommit& x);
   bool RightAge(const record::TrainedRow& t, const Row& row);
   bool RightMask(const record::TrainedRow& t, const Row& row);
+  bool RightReplay(const record::StepCommit& x);  // Q14
 
   // --- checker_weights.cc, W1-W5, W7
   bool On(const record::Publish& x);

@@ -1,5 +1,6 @@
 // The checker on steps: leased, trained, returned; how old what is trained may be.
 
+#include "core/base/replay_digest.h"
 #include "scheduler/checker_state.h"
 
 namespace tidepool::scheduler {
@@ -118,6 +119,7 @@ bool Checker::State::On(const record::StepCommit& x) {
     if (config->group_size >= 2 && count < 2)
       return Violation("Q7", "group " + std::to_string(gid) + " is trained with one sample");
   }
+  if (!RightReplay(x)) return false;
   lease.reset();
   step.reset();
   current = x.v;
@@ -126,6 +128,23 @@ bool Checker::State::On(const record::StepCommit& x) {
   SetPath(x.v, x.digest);
   ++r.steps;
   return true;
+}
+
+// A store takes in every row that is trained, once, when it is; in a step in the order of their names.
+bool Checker::State::RightReplay(const record::StepCommit& x) {
+  std::vector<uint64_t>& had = replays[current.lineage];
+  had.resize(static_cast<size_t>(current.number) + 1, 0);
+  uint64_t taken = current.number == 0 ? kEmptyReplay : had.back();
+  had.push_back(x.replay);
+  if (x.replay == 0 && (current.number == 0 || taken == 0)) return true;  // there is none
+  std::set<SampleId> rows;
+  for (const record::TrainedRow& t : x.rows) {
+    if (t.oldest.valid()) rows.insert(t.tid);  // else no part of it has a loss
+  }
+  for (const SampleId& tid : rows) taken = ReplayDigest(taken, tid);
+  if (x.replay == taken) return true;
+  return Violation("Q14", "the replay store of step " + std::to_string(x.step.value) +
+                              " is not made of the rows that were trained, each once");
 }
 
 // Tokens that are too old have no loss, all others have it.

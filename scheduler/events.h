@@ -48,6 +48,7 @@ struct TrainDone {
   double seconds = 0;
   std::vector<GivenRow> rows;
   std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
+  uint64_t replay = 0;                                        // the same
 };
 // What a slot of a returning worker holds. `holds`: the weights in its memory, with the digest that the
 // worker verified when it had loaded them; invalid when there are none, or when a load was under way (its

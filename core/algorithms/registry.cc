@@ -27,6 +27,10 @@ StatusOr<Parts> PartsOf(const AlgorithmConfig& c) {
   Parts p;
   p.preset = FindAlgorithm(c.name);
   if (p.preset == nullptr) return Wrong("name", "found '" + c.name + "'; there are " + Names(Algorithms()));
+  if (!p.preset->off_policy.empty())
+    return Wrong("name", "is " + c.name +
+                             ", which trains policies of control tasks from a replay store, and this job has "
+                             "none; write model: {policy: mlp}, or take another one");
   const std::string advantage = c.advantage.empty() ? p.preset->advantage.name : c.advantage;
   p.advantage = FindAdvantage(advantage);
   if (p.advantage == nullptr)
@@ -141,6 +145,7 @@ bool ResolvedAlgorithm::needs_old_first() const {
 
 // core/base/plugin_check.h.
 std::string FaultOf(const AlgorithmPlugin& plugin) {
+  if (!plugin.off_policy.empty()) return "";
   if (FindAdvantage(plugin.advantage.name) == nullptr)
     return ".advantage is '" + plugin.advantage.name + "'; there are " + Names(AdvantageEstimators());
   if (FindLoss(plugin.loss.name) == nullptr)
@@ -322,6 +327,11 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   return out;
 }
 
+bool UsesReplay(const AlgorithmConfig& config) {
+  const AlgorithmEntry* preset = FindAlgorithm(config.name);
+  return preset != nullptr && !preset->off_policy.empty();
+}
+
 std::string FilterOf(const AlgorithmConfig& config) {
   if (!config.filter.empty()) return config.filter;
   const AlgorithmEntry* preset = FindAlgorithm(config.name);
@@ -331,6 +341,11 @@ std::string FilterOf(const AlgorithmConfig& config) {
 ResolvedAlgorithm DefaultAlgorithm() { return Resolve(AlgorithmConfig{}, 1).value(); }
 
 std::string DescribeAlgorithm(const AlgorithmEntry& e) {
+  if (!e.off_policy.empty())
+    return e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  formulas     " + e.off_policy +
+           "\n  needs        model.policy, and an environment whose actions are numbers with bounds\n"
+           "  options      algorithm.replay, algorithm." +
+           e.name + " (`tidepool config reference`)\n";
   const AdvantageEntry& advantage = *FindAdvantage(e.advantage.name);
   const LossEntry& loss = *FindLoss(e.loss.name);
   std::string text = e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  advantage    " +
@@ -386,6 +401,10 @@ std::string AlgorithmTable() {
   std::string t =
       "| name | paper | advantage | loss | aggregation | correction | |\n|---|---|---|---|---|---|---|\n";
   for (const AlgorithmEntry& e : Algorithms()) {
+    if (!e.off_policy.empty()) {
+      t += "| `" + e.name + "` | " + e.paper + " | - | - | - | - | " + Escaped(e.doc) + " |\n";
+      continue;
+    }
     t += "| `" + e.name + "` | " + e.paper + " | `" + e.advantage.name + "` | `" + e.loss.name + "` | " +
          (e.rules.aggregation.empty() ? FindLoss(e.loss.name)->aggregation : e.rules.aggregation) + " | " +
          e.rules.correction + " | " + Escaped(e.doc) + " |\n";

@@ -37,9 +37,11 @@ struct AlgorithmEntry {
   std::string name = {};  // the plug-in's
   std::string paper;
   std::string doc;  // one line
-  Part advantage;
-  Part loss;
+  Part advantage = {};
+  Part loss = {};
   Rules rules = {};
+  // Of one that trains policies from a replay store: its formulas, in a line. It has no parts.
+  std::string off_policy = {};
 };
 using AlgorithmPlugin = AlgorithmEntry;
 std::span<const Plugin<AlgorithmPlugin>> AlgorithmPlugins();  // the table that the build writes
@@ -84,6 +86,9 @@ struct ResolvedAlgorithm {
 // gae_env may be used; the caller computes it.
 StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens,
                                     bool environments = false);
+
+// It trains from a replay store (AlgorithmEntry::off_policy), and Resolve refuses it.
+bool UsesReplay(const AlgorithmConfig& config);
 
 // The filter of groups: as written, else the algorithm's; "none" for an unknown algorithm.
 std::string FilterOf(const AlgorithmConfig& config);

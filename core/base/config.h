@@ -127,6 +127,7 @@ struct EnvironmentConfig {
   int64_t observation_size = 0;
   int64_t actions = 0;
   bool continuous = false;
+  double action_low = 0, action_high = 0;  // of each number of an action; equal: no bounds that are known
   double solved_return = 0;
   int64_t size = 4096;    // distinct training episodes
   int64_t held_out = 64;  // episodes never trained on
@@ -174,6 +175,22 @@ struct CriticConfig {
   double clip = 0.5;  // values move at most this far from the old ones in a step; 0: no bound
 };
 
+// What an off-policy algorithm (sac) trains from: the newest transitions, drawn again and again.
+struct ReplayConfig {
+  int64_t capacity = 1'000'000;    // transitions that are kept
+  int64_t batch_size = 256;        // of a gradient step
+  int64_t learning_starts = 1000;  // transitions of uniform random actions before the first gradient step
+  int64_t gradient_steps = 0;      // in a step of the job; 0: one for each transition of the step
+};
+// algorithm.name: sac (core/algorithms/sac.h).
+struct SacConfig {
+  double gamma = 0.99;
+  double tau = 0.005;  // share of the critics that their targets take at each gradient step
+  std::optional<double> critic_learning_rate, alpha_learning_rate;  // empty: train.learning_rate
+  double initial_alpha = 1.0;
+  std::optional<double> target_entropy;  // nats; empty: minus the numbers of an action
+};
+
 struct AlgorithmConfig {
   std::string name = "grpo";  // in core/algorithms/registry.h: a preset of the parts below
   std::string advantage;      // estimator; empty: the algorithm's
@@ -197,8 +214,10 @@ struct AlgorithmConfig {
   std::optional<double> reject_low, reject_high;  // of the ratios
   double entropy_coef = 0.0;
   double value_coef = 0.5;  // model.policy: weight of the value loss beside the policy's
-  std::string correction;   // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour);
-                            // empty: the algorithm's
+  ReplayConfig replay;
+  SacConfig sac;
+  std::string correction;  // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour);
+                           // empty: the algorithm's
   double tis_max = 2.0;
   std::string filter;                    // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
   std::vector<std::string> keep_groups;  // conditions (core/base/group_condition.h)

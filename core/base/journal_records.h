@@ -160,12 +160,15 @@ struct TrainedRow {
 };
 // v: the new version. held_out: what the trainer said of held-out rows in this step, by names of
 // metrics.jsonl; of most steps nothing. Those that end in /before are of the weights before training.
+// replay: of a trainer with a replay store, what the store has taken in up to this step
+// (core/base/replay_digest.h); what is drawn from it follows from (seed, step, replay). 0: there is none.
 struct StepCommit {
   StepNumber step;
   Version v;
   uint64_t digest = 0;
   std::vector<TrainedRow> rows;
   std::vector<std::pair<std::string, double>> held_out = {};
+  uint64_t replay = 0;
 };
 struct StepAbort {
   StepNumber step;
@@ -367,7 +370,7 @@ TP_FIELDS(SlotPlan, slot, from, to, epoch)
 TP_FIELDS(StepBegin, step, v, members)
 TP_FIELDS_BY(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
              Since(v, 3, "masked", r.masked);)
-TP_FIELDS(StepCommit, step, v, digest, rows, held_out)
+TP_FIELDS(StepCommit, step, v, digest, rows, held_out, replay)
 TP_FIELDS(StepAbort, step, why)
 TP_FIELDS(Publish, v, digest)
 TP_FIELDS(Loaded, worker, v, digest, slot)

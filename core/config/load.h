@@ -90,6 +90,7 @@ struct ServiceSays {
   // Of a control task.
   int64_t observation_size = 0, actions = 0, max_episode_steps = 0;
   bool continuous = false;
+  double action_low = 0, action_high = 0;
   double solved_return = 0;
 };
 using AskService = std::function<StatusOr<ServiceSays>(const JobConfig& config)>;

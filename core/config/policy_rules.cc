@@ -23,9 +23,20 @@ constexpr std::array kPolicyKeys = {"model.hidden",
                                     "environment.observation_size",
                                     "environment.actions",
                                     "environment.continuous",
+                                    "environment.action_low",
+                                    "environment.action_high",
                                     "environment.solved_return",
                                     "rollout.steps_per_fragment",
-                                    "algorithm.value_coef"};
+                                    "algorithm.value_coef",
+                                    "algorithm.replay.",
+                                    "algorithm.sac."};
+// Of algorithms that have a policy loss, and of those that train from a replay store.
+constexpr std::array kOnPolicyKeys = {
+    "algorithm.advantage",  "algorithm.loss",       "algorithm.clip_low",     "algorithm.clip_high",
+    "algorithm.dual_clip",  "algorithm.value_coef", "algorithm.entropy_coef", "algorithm.correction",
+    "algorithm.tis_max",    "train.epochs",         "train.minibatches",      "model.shared",
+    "model.initial_log_std"};
+constexpr std::array kOffPolicyKeys = {"algorithm.replay.", "algorithm.sac."};
 // A key, or with a point at the end all keys below.
 constexpr std::array kTextKeys = {"model.path",
                                   "model.init.",
@@ -76,11 +87,45 @@ constexpr std::array kTextKeys = {"model.path",
                                   "cluster.pace",
                                   "cluster.pace_scale"};
 // Of a control task that is a service.
-constexpr std::array kServiceKeys = {"environment.command",          "environment.addresses",
-                                     "environment.start_timeout_s",  "environment.processes",
-                                     "environment.reset_timeout_s",  "environment.max_retries",
-                                     "environment.observation_size", "environment.actions",
-                                     "environment.continuous",       "environment.solved_return"};
+constexpr std::array kServiceKeys = {
+    "environment.command",          "environment.addresses",       "environment.start_timeout_s",
+    "environment.processes",        "environment.reset_timeout_s", "environment.max_retries",
+    "environment.observation_size", "environment.actions",         "environment.continuous",
+    "environment.solved_return",    "environment.action_low",      "environment.action_high"};
+
+// Among them, or below one that ends with a point.
+template <size_t n>
+bool Has(const std::array<const char*, n>& keys, std::string_view key) {
+  return std::ranges::any_of(
+      keys, [&](std::string_view k) { return k.ends_with('.') ? key.starts_with(k) : key == k; });
+}
+
+// The key is of another kind of algorithm than this one.
+bool BelongsToOthers(std::string_view key, const AlgorithmConfig& algorithm) {
+  return algorithms::UsesReplay(algorithm) ? Has(kOnPolicyKeys, key) : Has(kOffPolicyKeys, key);
+}
+
+// An off-policy algorithm acts inside bounds.
+void CheckOffPolicy(Binder& b, const JobConfig& c, const RlJob& rl, const environments::VectorSpec& e) {
+  const std::string name = rl.algorithm.name;
+  if (!e.continuous)
+    return b.Complain("algorithm.name", "is " + name + ", which acts by numbers, but " + e.name + " has " +
+                                            std::to_string(e.actions) + " choices as actions; write ppo");
+  b.Rule(
+      {"algorithm.name"}, !(e.low < e.high),
+      "is " + name + ", which acts inside bounds, but " + e.name +
+          " does not say one range of all numbers of an action (action_low, action_high); write ppo, or have "
+          "it say them");
+  b.Rule("algorithm.replay.batch_size", {"algorithm.replay.capacity"},
+         rl.algorithm.replay.batch_size > rl.algorithm.replay.capacity,
+         "is " + std::to_string(rl.algorithm.replay.batch_size) + ", more than algorithm.replay.capacity (" +
+             std::to_string(rl.algorithm.replay.capacity) + ")");
+  const int64_t cells = c.rollout.max_new_tokens * c.train.groups_per_step;
+  b.Rule("algorithm.replay.capacity", {"rollout.steps_per_fragment", "environment.instances"},
+         rl.algorithm.replay.capacity < cells,
+         "is " + std::to_string(rl.algorithm.replay.capacity) + ", less than the " + std::to_string(cells) +
+             " environment steps of one step; raise it");
+}
 
 // What the control task says of itself, and the parts of the algorithm.
 void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
@@ -100,6 +145,9 @@ void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
   b.Rule({"model.initial_log_std"}, !environment->continuous && c.model.initial_log_std != 0,
          "is of a Gaussian policy, but " + e.name + " has " + std::to_string(environment->actions) +
              " choices as actions; remove it");
+  const bool off_policy = algorithms::UsesReplay(rl.algorithm);
+  if (off_policy) CheckOffPolicy(b, c, rl, *environment);
+  if (off_policy && !(environment->continuous && environment->low < environment->high)) return;
   if (b.Good("model.hidden")) {
     if (const auto spec = policy::SpecOfJob(c); !spec.ok())
       return b.Complain("model.hidden", spec.status().message());
@@ -116,7 +164,7 @@ void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
                std::to_string(c.security.max_control_bytes) +
                "); lower them and raise train.groups_per_step");
   }
-  if (!b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss"})) return;
+  if (off_policy || !b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss"})) return;
   const auto resolved = algorithms::Resolve(rl.algorithm, c.rollout.max_new_tokens, /*environments=*/true);
   if (!resolved.ok()) {
     return b.ComplainOf("", resolved.status());
@@ -133,14 +181,14 @@ void AskPlugins(Binder& b, const JobConfig& c, const RlJob& rl) {
 bool BelongsToPolicies(std::string_view key, const JobConfig& config) {
   const bool of_service =
       key == "environment.instances" && config.environment() != nullptr && config.environment()->is_service();
-  return !config.model.is_policy() && !of_service && std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end();
+  return !config.model.is_policy() && !of_service && Has(kPolicyKeys, key);
 }
 
 bool BelongsToText(std::string_view key, const JobConfig& config) {
   const bool service = config.environment() != nullptr && config.environment()->is_service();
-  if (!service && std::ranges::find(kServiceKeys, key) != kServiceKeys.end()) return true;
-  return std::ranges::any_of(
-      kTextKeys, [&](std::string_view k) { return k.ends_with('.') ? key.starts_with(k) : key == k; });
+  if (!service && Has(kServiceKeys, key)) return true;
+  if (Has(kTextKeys, key)) return true;
+  return config.rl() != nullptr && BelongsToOthers(key, config.rl()->algorithm);
 }
 
 void CheckPolicy(Binder& b, LoadedConfig& loaded) {
@@ -153,8 +201,11 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
     if (BelongsToText(key, c) || key == "model.init" || key == "reward.functions") {
-      b.Complain(key, std::string("means nothing to a policy of control tasks (model.policy: ") +
-                          Name(c.model.policy) + "); remove it (null takes an inherited one away)");
+      const bool of_others = BelongsToOthers(key, rl->algorithm);
+      b.Complain(key, (of_others ? "means nothing to algorithm.name: " + rl->algorithm.name
+                                 : std::string("means nothing to a policy of control tasks (model.policy: ") +
+                                       Name(c.model.policy) + ")") +
+                          "; remove it (null takes an inherited one away)");
     }
   }
   if (!b.Good("environment.name")) return;

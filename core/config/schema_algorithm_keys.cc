@@ -31,6 +31,33 @@ std::vector<Key> AlgorithmKeys() {
                  "bound on the ratio where the advantage is negative; not set: none", Above(1)),
       TP_JOB_KEY(RlJob, algorithm.value_coef,
                  "weight of the value loss beside the policy's, for model.policy", Between(0, 1e6)),
+      TP_JOB_KEY(RlJob, algorithm.replay.capacity, "sac: the newest transitions are kept, as many as this",
+                 Between(1, 1e9), Unit{"environment steps"}),
+      TP_JOB_KEY(RlJob, algorithm.replay.batch_size, "sac: transitions that a gradient step draws",
+                 Between(1, 1e6), Unit{"environment steps"}),
+      TP_JOB_KEY(
+          RlJob, algorithm.replay.learning_starts,
+          "sac: the first actions, as many as this, are uniform random ones; gradient steps begin when "
+          "these have come",
+          Between(0, kMany), Unit{"environment steps"}),
+      TP_JOB_KEY(RlJob, algorithm.replay.gradient_steps,
+                 "sac: gradient steps of each step of the job; 0: one for each environment step of it",
+                 Between(0, kMany)),
+      TP_JOB_KEY(RlJob, algorithm.sac.gamma, "discount a step", Between(0, 1)),
+      TP_JOB_KEY(RlJob, algorithm.sac.tau,
+                 "share of the critics that their targets take at each gradient step", Within(0, 1)),
+      TP_JOB_KEY(RlJob, algorithm.sac.critic_learning_rate,
+                 "peak learning rate of the critics; not set: train.learning_rate", Between(0, 10), kFree),
+      TP_JOB_KEY(RlJob, algorithm.sac.alpha_learning_rate,
+                 "peak learning rate of the temperature's logarithm; 0: it stays at initial_alpha; not set: "
+                 "train.learning_rate",
+                 Between(0, 10), kFree),
+      TP_JOB_KEY(RlJob, algorithm.sac.initial_alpha, "temperature at the start: weight of the entropy",
+                 Positive()),
+      TP_JOB_KEY(RlJob, algorithm.sac.target_entropy,
+                 "entropy that the temperature aims at, of actions scaled to [-1, 1]; not set: minus the "
+                 "numbers of an action",
+                 Between(-1e6, 1e6), Unit{"nats"}),
       TP_JOB_KEY(RlJob, algorithm.entropy_coef, "weight of the entropy bonus", AtLeast(0)),
       TP_JOB_KEY(
           RlJob, algorithm.correction,

@@ -146,6 +146,13 @@ std::vector<Key> EnvironmentKeys() {
                  Between(0, 4096)),
       TP_JOB_KEY(RlJob, environment.continuous,
                  "of a service that model.policy plays: an action is numbers, else a choice; it is asked"),
+      TP_JOB_KEY(RlJob, environment.action_low,
+                 "of a service that model.policy plays: the least that a number of an action can be; it is "
+                 "asked",
+                 Between(-1e6, 1e6)),
+      TP_JOB_KEY(RlJob, environment.action_high,
+                 "the largest; the same as action_low: it does not say, and algorithm sac cannot play it",
+                 Between(-1e6, 1e6)),
       TP_JOB_KEY(RlJob, environment.solved_return,
                  "of a service that model.policy plays: return of a solved episode, in place of what it says",
                  kFree),

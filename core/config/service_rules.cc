@@ -59,6 +59,8 @@ StatusOr<std::string> AskSpaces(LoadedConfig& loaded, const AskService& ask_serv
   Adjust(loaded, "environment.observation_size", e.observation_size, said->observation_size, why);
   Adjust(loaded, "environment.actions", e.actions, said->actions, why);
   Adjust(loaded, "environment.continuous", e.continuous, said->continuous, why);
+  Adjust(loaded, "environment.action_low", e.action_low, said->action_low, why);
+  Adjust(loaded, "environment.action_high", e.action_high, said->action_high, why);
   if (e.max_episode_steps == 0 || e.max_episode_steps > said->max_episode_steps)
     Adjust(loaded, "environment.max_episode_steps", e.max_episode_steps, said->max_episode_steps, why);
   if (loaded.OriginOf("environment.solved_return").kind == Origin::Kind::kDefault)
@@ -68,6 +70,8 @@ StatusOr<std::string> AskSpaces(LoadedConfig& loaded, const AskService& ask_serv
   filled.push_back("environment.observation_size=" + std::to_string(e.observation_size));
   filled.push_back("environment.actions=" + std::to_string(e.actions));
   filled.push_back(std::string("environment.continuous=") + (e.continuous ? "true" : "false"));
+  filled.push_back("environment.action_low=" + std::to_string(e.action_low));
+  filled.push_back("environment.action_high=" + std::to_string(e.action_high));
   filled.push_back("environment.max_episode_steps=" + std::to_string(e.max_episode_steps));
   TP_RETURN_IF_ERROR(LoadConfig(loaded.files.front(), filled).status());
   return std::string();

@@ -3,13 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "core/base/rng.h"
+#include "core/policy/squashed.h"
 
 namespace tidepool::policy {
 namespace {
 
-constexpr double kHalfLogTwoPi = 0.91893853320467274178;
+// Box-Muller by draws 2 i and 2 i + 1; 1 - u is never 0.
+double Noise(uint64_t seed, uint64_t uid, uint32_t position, size_t i) {
+  const auto uniform = [&](size_t draw) {
+    return static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(draw)));
+  };
+  const double radius = std::sqrt(-2 * std::log(1 - uniform(2 * i)));
+  return radius * std::cos(2 * std::numbers::pi * uniform(2 * i + 1));
+}
 
 double LogSumExp(std::span<const float> z) {
   const double top = *std::ranges::max_element(z);
@@ -23,6 +32,7 @@ double LogSumExp(std::span<const float> z) {
 ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
                      std::span<const float> action) {
   ActionTerms out;
+  if (spec.squashed) return {.logp = SquashedLogProb(spec, head, action)};
   if (!spec.continuous) {
     const double norm = LogSumExp(head);
     out.logp = static_cast<double>(head[static_cast<size_t>(action[0])]) - norm;
@@ -82,20 +92,24 @@ void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const
     action[0] = static_cast<float>(chosen);
     return;
   }
+  if (spec.squashed) {
+    std::vector<double> noise(action.size());
+    for (size_t i = 0; i < noise.size() && !greedy; ++i) noise[i] = Noise(seed, uid, position, i);
+    const SquashedDraw drawn = DrawSquashed(head, noise);
+    for (size_t i = 0; i < action.size(); ++i) action[i] = ToBounds(spec, drawn.action[i]);
+    return;
+  }
   for (size_t i = 0; i < head.size(); ++i) {
-    double noise = 0;
-    if (!greedy) {
-      // Box-Muller; 1 - u is never 0.
-      const double radius =
-          std::sqrt(-2 * std::log(1 - static_cast<double>(
-                                          SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i)))));
-      noise =
-          radius *
-          std::cos(2 * std::numbers::pi *
-                   static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i + 1))));
-    }
+    const double noise = greedy ? 0 : Noise(seed, uid, position, i);
     action[i] = static_cast<float>(head[i] + std::exp(static_cast<double>(log_std[i])) * noise);
   }
+}
+
+double SampleUniformly(const PolicySpec& spec, uint64_t seed, uint64_t uid, uint32_t position,
+                       std::span<float> action) {
+  for (size_t i = 0; i < action.size(); ++i)
+    action[i] = ToBounds(spec, 2 * SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i)) - 1);
+  return -static_cast<double>(action.size()) * std::numbers::ln2;
 }
 
 }  // namespace tidepool::policy

@@ -7,6 +7,7 @@
 //                log p = sum -((a - mu)/s)^2/2 - log s - log(2 pi)/2
 //                d / d mu = (a - mu)/s^2,  d / d log s = ((a - mu)/s)^2 - 1
 //                H = sum log s + (1 + log 2 pi)/2
+//   squashed     squashed.h; its entropy has no formula (0 here), and its derivatives are there
 
 #include <cstdint>
 #include <span>
@@ -18,11 +19,12 @@ namespace tidepool::policy {
 struct ActionTerms {
   double logp = 0, entropy = 0;
 };
-// head: [actions] logits or means; log_std: [actions] (Gaussian); action: [action_size].
+// head: [head_size]; log_std: [actions] where it is a parameter; action: [action_size], in the environment's
+// bounds.
 ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
                      std::span<const float> action);
 // d_head [actions] is overwritten, d_log_std [actions] is added to, for the derivatives by logp and entropy
-// given.
+// given. requires that it is not squashed.
 void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
                   std::span<const float> action, double d_logp, double d_entropy, std::span<float> d_head,
                   std::span<double> d_log_std);
@@ -31,5 +33,9 @@ void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span
 // (the first of equals), the mean.
 void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
             uint64_t seed, uint64_t uid, uint32_t position, bool greedy, std::span<float> action);
+// The same draw of an action that no weights have a part in: uniform inside the bounds. Returns its
+// log-probability as Evaluate measures it. requires a squashed policy
+double SampleUniformly(const PolicySpec& spec, uint64_t seed, uint64_t uid, uint32_t position,
+                       std::span<float> action);
 
 }  // namespace tidepool::policy

@@ -80,7 +80,7 @@ Status CheckFragment(const Fragment& f, const PolicySpec& spec) {
     return wrong("observations or actions are not those of the policy");
   const auto cells = static_cast<size_t>(f.cells()), rows = cells + static_cast<size_t>(f.instances),
              o = static_cast<size_t>(f.observation_size);
-  if (f.observations.size() != rows * o || f.values.size() != rows ||
+  if (f.observations.size() != rows * o || f.values.size() != (spec.squashed ? 0 : rows) ||
       f.actions.size() != cells * static_cast<size_t>(f.action_size) || f.log_probs.size() != cells ||
       f.rewards.size() != cells || f.flags.size() != cells ||
       f.ends.size() != static_cast<size_t>(f.instances)) {

@@ -25,7 +25,7 @@ struct Fragment {
       observations;            // [steps + 1, instances, observation_size]; the last row follows the last step
   std::vector<float> actions;  // [steps, instances, action_size]
   std::vector<float> log_probs;  // [steps, instances] under the weights that acted
-  std::vector<float> values;     // [steps + 1, instances]
+  std::vector<float> values;     // [steps + 1, instances]; of a squashed policy none
   std::vector<float> rewards;    // [steps, instances]
   std::vector<uint8_t> flags;    // [steps, instances] 0, kTerminated or kTruncated of the step's end
   std::vector<float>

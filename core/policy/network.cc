@@ -8,15 +8,10 @@
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
+#include "core/policy/every_cpu.h"
 
 namespace tidepool::policy {
 namespace {
-
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define TP_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else  // the dynamic linker resolves clones before a sanitizer's run time is ready
-#define TP_EVERY_CPU
-#endif
 
 constexpr int64_t kLane = 16;   // outputs are padded to whole vectors
 constexpr int64_t kBlock = 64;  // rows whose gradients are summed together
@@ -134,6 +129,7 @@ void Orthogonal(int64_t rows, int64_t columns, double gain, Rng rng, float* out)
 }  // namespace
 
 void InitializePolicy(const PolicySpec& spec, uint64_t seed, model::Weights& weights) {
+  if (spec.squashed) return InitializeLinear(seed, weights);
   const Rng root = Rng(seed).Fork("policy");
   auto* base = reinterpret_cast<float*>(weights.bytes().data());
   std::memset(base, 0, weights.bytes().size());
@@ -151,6 +147,12 @@ void InitializePolicy(const PolicySpec& spec, uint64_t seed, model::Weights& wei
 
 Network::Network(const PolicySpec& spec, const model::Weights& weights) : spec_(spec), weights_(weights) {
   TP_CHECK(weights.dtype() == model::DType::kFloat32);
+  if (spec_.squashed) {
+    device_ = std::make_unique<device::CpuDevice>();
+    actor_weights_ = std::make_unique<MlpWeights>(*device_, weights, "actor.", "policy_head");
+    squashed_ = std::make_unique<Mlp>(*actor_weights_);
+    return;
+  }
   const auto find = [&](const std::string& name) -> const model::Parameter& {
     const auto it = std::ranges::find(weights.layout(), name, &model::Parameter::name);
     TP_CHECK(it != weights.layout().end()) << name;
@@ -177,6 +179,7 @@ Network::Network(const PolicySpec& spec, const model::Weights& weights) : spec_(
 }
 
 std::span<const float> Network::log_std() const {
+  if (log_std_ < 0) return {};
   return {reinterpret_cast<const float*>(weights_.bytes().data()) + log_std_,
           static_cast<size_t>(spec_.actions)};
 }
@@ -212,6 +215,15 @@ void Network::Run(const Dense& d, const float* in, int64_t stride, int64_t rows,
 
 void Network::Forward(std::span<const float> observations, std::vector<float>& heads,
                       std::vector<float>& values) {
+  if (squashed_ != nullptr) {
+    const std::span<const float> out = squashed_->Forward(observations);
+    const int64_t width = spec_.head_size(), stride = squashed_->stride();
+    rows_ = static_cast<int64_t>(out.size()) / stride;
+    heads.resize(static_cast<size_t>(rows_ * width));
+    values.clear();
+    for (int64_t r = 0; r < rows_; ++r) std::copy_n(out.data() + r * stride, width, heads.data() + r * width);
+    return;
+  }
   if (stale_) Arrange();
   const int64_t width = spec_.observation_size;
   TP_CHECK(static_cast<int64_t>(observations.size()) % width == 0);

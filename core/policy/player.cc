@@ -63,11 +63,13 @@ void Player::Lose(const Status& why, std::vector<PlayedFragment>& out) {
 
 Status Player::Finish(Running& r) {
   Fragment& f = r.fragment;
-  std::vector<float> heads, last;
-  network_.Forward(
-      std::span(f.observations).subspan(static_cast<size_t>(f.steps * f.instances * f.observation_size)),
-      heads, last);
-  f.values.insert(f.values.end(), last.begin(), last.end());
+  if (!spec_.squashed) {
+    std::vector<float> heads, last;
+    network_.Forward(
+        std::span(f.observations).subspan(static_cast<size_t>(f.steps * f.instances * f.observation_size)),
+        heads, last);
+    f.values.insert(f.values.end(), last.begin(), last.end());
+  }
   TP_ASSIGN_OR_RETURN(f.ends, host_.Close(r.session));
   r.open = false;
   return OkStatus();
@@ -111,8 +113,8 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
                         r.fragment.observations.end());
   }
   network_.Forward(observations, heads, values);
-  const std::span<const float> log_std = spec_.continuous ? network_.log_std() : std::span<const float>();
-  const auto width = static_cast<size_t>(spec_.actions), step = static_cast<size_t>(spec_.action_size());
+  const std::span<const float> log_std = network_.log_std();
+  const auto width = static_cast<size_t>(spec_.head_size()), step = static_cast<size_t>(spec_.action_size());
   std::vector<EnvironmentHost::Action> actions;
   size_t at = 0;
   for (Running& r : running_) {
@@ -123,10 +125,16 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
     for (int64_t i = 0; i < f.instances; ++i, ++at) {
       const std::span<const float> head = std::span(heads).subspan(at * width, width);
       const std::span<float> action = std::span(a.actions).subspan(static_cast<size_t>(i) * step, step);
-      Sample(spec_, head, log_std, seed_, r.uid, static_cast<uint32_t>(f.steps * f.instances + i),
-             r.request.greedy, action);
-      f.log_probs.push_back(static_cast<float>(Evaluate(spec_, head, log_std, action).logp));
-      f.values.push_back(values[at]);
+      const auto position = static_cast<uint32_t>(f.steps * f.instances + i);
+      double logp = 0;
+      if (r.request.uniform) {
+        logp = SampleUniformly(spec_, seed_, r.uid, position, action);
+      } else {
+        Sample(spec_, head, log_std, seed_, r.uid, position, r.request.greedy, action);
+        logp = Evaluate(spec_, head, log_std, action).logp;
+      }
+      f.log_probs.push_back(static_cast<float>(logp));
+      if (!spec_.squashed) f.values.push_back(values[at]);
     }
     f.actions.insert(f.actions.end(), a.actions.begin(), a.actions.end());
   }

@@ -27,6 +27,7 @@ struct FragmentRequest {
   int32_t att = 0;
   int64_t steps = 0;  // to play; a whole episode, at most as many, where `episode`
   bool greedy = false;
+  bool uniform = false;  // actions are uniform inside the bounds: what an off-policy algorithm begins with
   bool episode = false;  // ends with the first episode of its (one) instance: evaluation
   std::vector<environments::InstanceState> starts;
 };

@@ -25,7 +25,7 @@
 #include "core/comm/collective.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/memory_use.h"
-#include "core/policy/fragment.h"
+#include "core/policy/fragment_rows.h"
 #include "core/policy/network.h"
 #include "core/train/optimizer.h"
 #include "core/train/schedule.h"
@@ -48,14 +48,6 @@ struct PolicyTrainerOptions {
 };
 // From a checked job; errors name the key.
 StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job);
-
-struct FragmentRow {
-  SampleId tid;
-  Version version;      // weights that acted
-  bool masked = false;  // too old: no loss
-  bool mine = true;     // this rank has the fragment and computes its gradients
-  Fragment fragment;    // empty, where it is another rank's
-};
 
 // Advantages and returns of one fragment [steps, instances]. values: [steps + 1, instances]; final_values: of
 // final_observations. The environment form of GAE with the bootstrap put into the rewards.

@@ -1,7 +1,9 @@
 #include "core/policy/spec.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/algorithms/registry.h"
 #include "core/files/mapped_file.h"
 #include "core/model/config_reader.h"
 
@@ -14,6 +16,28 @@ Status Range(const char* what, int64_t value, int64_t high) {
                          ", expected 1 to " + std::to_string(high));
 }
 
+// Parameters behind each other, each from a multiple of 64 elements on.
+struct LayoutWriter {
+  std::vector<model::Parameter> parameters = {};
+  int64_t at = 0;
+
+  void Add(const std::string& name, std::vector<int64_t> shape) {
+    model::Parameter p{name, at, std::move(shape)};
+    at += (p.numel() + 63) / 64 * 64;
+    parameters.push_back(std::move(p));
+  }
+  void AddLayer(const std::string& name, int64_t out, int64_t in) {
+    Add(name + ".weight", {out, in});
+    Add(name + ".bias", {out});
+  }
+  void AddHidden(const std::string& prefix, int64_t in, const std::vector<int64_t>& widths) {
+    for (size_t k = 0; k < widths.size(); ++k) {
+      AddLayer(prefix + std::to_string(k), widths[k], in);
+      in = widths[k];
+    }
+  }
+};
+
 }  // namespace
 
 Status CheckSpec(const PolicySpec& spec) {
@@ -21,35 +45,32 @@ Status CheckSpec(const PolicySpec& spec) {
   TP_RETURN_IF_ERROR(Range("the number of actions", spec.actions, 4096));
   TP_RETURN_IF_ERROR(Range("the number of hidden layers", static_cast<int64_t>(spec.hidden.size()), 8));
   for (const int64_t width : spec.hidden) TP_RETURN_IF_ERROR(Range("a hidden layer", width, 4096));
+  if (spec.squashed && !(spec.continuous && !spec.shared && std::isfinite(spec.low) &&
+                         std::isfinite(spec.high) && spec.low < spec.high))
+    return InvalidArgument("policy: a squashed one acts by numbers between finite bounds");
   if (!(spec.initial_log_std >= -10 && spec.initial_log_std <= 4))
     return InvalidArgument("policy: initial_log_std is outside [-10, 4]");
   return OkStatus();
 }
 
 std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec) {
-  std::vector<model::Parameter> layout;
-  int64_t at = 0;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
-    model::Parameter p{name, at, std::move(shape)};
-    at += (p.numel() + 63) / 64 * 64;
-    layout.push_back(std::move(p));
-  };
-  const auto trunk = [&](const std::string& prefix) {
-    int64_t in = spec.observation_size;
-    for (size_t k = 0; k < spec.hidden.size(); ++k) {
-      add(prefix + std::to_string(k) + ".weight", {spec.hidden[k], in});
-      add(prefix + std::to_string(k) + ".bias", {spec.hidden[k]});
-      in = spec.hidden[k];
-    }
-  };
-  trunk("actor.");
-  if (!spec.shared) trunk("critic.");
-  add("policy_head.weight", {spec.actions, spec.hidden.back()});
-  add("policy_head.bias", {spec.actions});
-  if (spec.continuous) add("log_std", {spec.actions});
-  add("value_head.weight", {1, spec.hidden.back()});
-  add("value_head.bias", {1});
-  return layout;
+  LayoutWriter layout;
+  layout.AddHidden("actor.", spec.observation_size, spec.hidden);
+  if (!spec.squashed && !spec.shared) layout.AddHidden("critic.", spec.observation_size, spec.hidden);
+  layout.AddLayer("policy_head", spec.head_size(), spec.hidden.back());
+  if (spec.squashed) return layout.parameters;
+  if (spec.continuous) layout.Add("log_std", {spec.actions});
+  layout.AddLayer("value_head", 1, spec.hidden.back());
+  return layout.parameters;
+}
+
+std::vector<model::Parameter> SoftCriticLayout(const PolicySpec& spec) {
+  LayoutWriter layout;
+  for (const std::string name : {"q1", "q2"}) {
+    layout.AddHidden(name + ".", spec.observation_size + spec.actions, spec.hidden);
+    layout.AddLayer(name + "_head", 1, spec.hidden.back());
+  }
+  return layout.parameters;
 }
 
 environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
@@ -61,6 +82,8 @@ environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
                                         .continuous = e.continuous,
                                         .observation_size = e.observation_size,
                                         .actions = e.actions,
+                                        .low = e.action_low,
+                                        .high = e.action_high,
                                         .max_episode_steps = e.max_episode_steps,
                                         .solved_return = e.solved_return,
                                         .served = true};
@@ -83,6 +106,11 @@ StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
   spec.shared = job.model.shared;
   spec.initial_log_std = job.model.initial_log_std;
   spec.environment = environment.name;
+  if (job.rl() != nullptr && algorithms::UsesReplay(job.rl()->algorithm)) {
+    spec.squashed = true;
+    spec.low = environment.low;
+    spec.high = environment.high;
+  }
   TP_RETURN_IF_ERROR(CheckSpec(spec));
   return spec;
 }
@@ -116,6 +144,9 @@ StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   TP_RETURN_IF_ERROR(r.Bool("continuous", false, spec.continuous));
   TP_RETURN_IF_ERROR(r.Bool("shared", false, spec.shared));
   TP_RETURN_IF_ERROR(r.Number("initial_log_std", spec.initial_log_std, spec.initial_log_std));
+  TP_RETURN_IF_ERROR(r.Bool("squashed", false, spec.squashed));
+  TP_RETURN_IF_ERROR(r.Number("action_low", spec.low, spec.low));
+  TP_RETURN_IF_ERROR(r.Number("action_high", spec.high, spec.high));
   TP_RETURN_IF_ERROR(r.Text("environment", spec.environment, spec.environment));
   spec.hidden.clear();
   if (const nlohmann::json* widths = r.Find("hidden"); widths != nullptr) {
@@ -131,14 +162,19 @@ StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
 }
 
 Status WritePolicySpec(const PolicySpec& spec, const std::string& folder) {
-  const nlohmann::json j = {{"model_type", "mlp_policy"},
-                            {"observation_size", spec.observation_size},
-                            {"actions", spec.actions},
-                            {"continuous", spec.continuous},
-                            {"hidden", spec.hidden},
-                            {"shared", spec.shared},
-                            {"initial_log_std", spec.initial_log_std},
-                            {"environment", spec.environment}};
+  nlohmann::json j = {{"model_type", "mlp_policy"},
+                      {"observation_size", spec.observation_size},
+                      {"actions", spec.actions},
+                      {"continuous", spec.continuous},
+                      {"hidden", spec.hidden},
+                      {"shared", spec.shared},
+                      {"initial_log_std", spec.initial_log_std},
+                      {"environment", spec.environment}};
+  if (spec.squashed) {
+    j["squashed"] = true;
+    j["action_low"] = spec.low;
+    j["action_high"] = spec.high;
+  }
   return files::WriteSmallFile(folder + "/config.json", j.dump(2) + "\n");
 }
 

@@ -120,6 +120,7 @@ struct StepResult {
   uint64_t digest = 0;  // Weights::Digest() after the step
   std::map<std::string, double> metrics;  // names of docs (actor/pg_loss, ...)
   Scored scored;                          // by this rank within the step
+  uint64_t replay = 0;                    // as record::StepCommit has it
 };
 
 struct StepProgress {

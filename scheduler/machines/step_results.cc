@@ -49,7 +49,8 @@ void Steps::Commit() {
   const uint64_t digest = t.done.begin()->second.weights_digest;
   auto held_out = std::move(t.done.begin()->second.held_out);
   const bool judged = !held_out.empty();
-  out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows), std::move(held_out)});
+  out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows), std::move(held_out),
+                                 t.done.begin()->second.replay});
   if (judged) all_.checkpoints.KeepBest();
   all_.trainer.Committed(t.step, digest, t.members);
   out_.Do(std::move(t.report));

@@ -95,7 +95,8 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
         "workers/controller/outputs.cc", "workers/controller/process.cc", "workers/controller/samples.cc",
         "workers/controller/steps.cc", "workers/controller/turns.cc", "core/observe/held_out.cc",
         "core/train/columns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc",
-        "core/train/pair_step.cc", "core/policy/policy_trainer.cc", "workers/device/text_actor.cc"}) {
+        "core/train/pair_step.cc", "core/policy/policy_trainer.cc", "core/policy/fragment_rows.cc",
+        "core/policy/sac_trainer.cc", "workers/device/text_actor.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it)
       written.insert((*it)[1]);

@@ -187,6 +187,9 @@ class ControlServiceTest(RunTest):
             self.assert_done(made)
             self.assert_done(self.train(CONFIG, command, f"environment.name={task}", "train.steps=2", run=task))
             self.assertEqual(self.drops(task), [])
+        # Its Box says what an off-policy algorithm has to know.
+        self.assert_done(self.train("configs/test/control_sac.yaml", command, f"environment.name={task}", "train.steps=4", run="sac"))
+        self.assertIn('"action_low": -2.0', self.path("final", "config.json", run="sac").read_text())
 
 
 if __name__ == "__main__":

@@ -145,5 +145,65 @@ class ControlTest(RunTest):
         self.refused("model.policy=null", words=["model.policy"])
 
 
+class SacTest(RunTest):
+    CONFIG = "configs/test/control_sac.yaml"
+
+    def test_pendulum_is_solved_in_few_thousand_steps(self):
+        self.assert_done(self.train("configs/control/pendulum_sac.yaml", "algorithm.replay.capacity=4000"))
+        self.assert_checked()
+        before, last = (self.summary()["held_out"][when]["value"] for when in ("before", "last"))
+        self.assertLess(before, -800)
+        self.assertGreater(last, -300)
+        rows = self.metrics()
+        self.assertEqual([rows[s]["actor/updates"] for s in (1, 9, 10, 50)], [0, 0, 100, 100])
+        self.assertEqual(rows[50]["replay/size"], 4000)
+        self.assertLess(rows[50]["actor/alpha"], rows[10]["actor/alpha"])
+
+    def test_the_same_weights_with_and_without_kills(self):
+        """Of workers, which take the store from a recovery copy or a checkpoint, and of the controller."""
+        self.assert_done(self.train(self.CONFIG, "train.steps=40", run="quiet"))
+        self.assert_checked("quiet")
+        killed = self.start(self.CONFIG, "train.steps=40", run="killed")
+        self.wait_step(8, killed, run="killed")
+        self.assertTrue(kill(self.worker_pid(0, killed, run="killed")))  # device
+        self.wait_step(16, killed, run="killed")
+        killed.kill()
+        killed.communicate()
+        self.assert_done(self.train(self.CONFIG, "train.steps=40", "--resume", run="killed"))
+        self.assert_checked("killed")
+        self.assertEqual(self.digests("quiet"), self.digests("killed"))
+
+        def replays(run):
+            return {r["step"]: r["replay"] for r in self.journal(run) if r["kind"] == "STEP_COMMIT"}
+
+        self.assertEqual(len(set(replays("quiet").values())), 40)
+        self.assertEqual(replays("quiet"), replays("killed"))
+
+    def test_ranks_train_alike_and_every_placement_goes(self):
+        for placement, slots in [("split", 2), ("multiplexed", 2), ("colocated", 2)]:
+            with self.subTest(placement=placement):
+                self.assert_done(self.train(self.CONFIG, f"scheduler.placement={placement}", f"cluster.slots={slots}", "scheduler.max_lag_versions=1",
+                                            "train.groups_per_step=2", run=placement))
+                self.assert_checked(placement)
+
+    def test_what_means_nothing_to_it_is_refused(self):
+        for words, *overrides in [
+                (["algorithm.name", "acts by numbers", "choices"], "environment.name=cartpole"),
+                (["algorithm.clip_low", "means nothing to algorithm.name: sac"], "algorithm.clip_low=0.1"),
+                (["train.epochs", "means nothing to algorithm.name: sac"], "train.epochs=3"),
+                (["algorithm.replay.capacity", "environment steps of one step"], "algorithm.replay.capacity=39"),
+                (["algorithm.replay.batch_size", "algorithm.replay.capacity"], "algorithm.replay.batch_size=401"),
+                (["algorithm.sac.tau"], "algorithm.sac.tau=0"),
+                (["algorithm.replay.capacity", "means nothing to algorithm.name: ppo"], "algorithm.name=ppo", "algorithm.advantage=gae_env")]:
+            with self.subTest(words):
+                result = self.command("train", self.CONFIG, "--dry-run", *overrides)
+                self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+                for word in words:
+                    self.assertIn(word, result.stderr)
+        result = self.command("train", "configs/quickstart.yaml", "--dry-run", "algorithm.name=sac")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("model: {policy: mlp}", result.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <set>
 
+#include "core/base/replay_digest.h"
 #include "scheduler/length_fairness.h"
 #include "tests/scheduler/sim_cluster.h"
 
@@ -124,6 +127,43 @@ TEST(CheckerTest, AgeIsCountedFromTheTokensAndBounded) {
             }),
             "Q4");
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record)->max_lag_versions = 0; }), "Q5");
+}
+
+// The journal of a trainer with a replay store, which has taken in what every step trained.
+void TakeIn(Journal& j) {
+  std::map<int64_t, uint64_t> by_step = {{0, kEmptyReplay}};
+  for (JournalEntry& e : j) {
+    auto* commit = std::get_if<record::StepCommit>(&e.record);
+    if (commit == nullptr) continue;
+    std::set<SampleId> rows;
+    for (const record::TrainedRow& row : commit->rows) rows.insert(row.tid);
+    uint64_t taken = by_step.at(commit->step.value - 1);
+    for (const SampleId& tid : rows) taken = ReplayDigest(taken, tid);
+    by_step[commit->step.value] = commit->replay = taken;
+  }
+}
+
+TEST(CheckerTest, AReplayStoreTakesInWhatIsTrainedOnce) {
+  EXPECT_EQ(Predicate(TakeIn), "ok");  // with undone steps
+  const auto commit = [](Journal& j, int64_t nth) -> record::StepCommit& {
+    return std::get<record::StepCommit>(j[Find<record::StepCommit>(j, nth)].record);
+  };
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              TakeIn(j);
+              record::StepCommit& c = commit(j, 2);
+              c.replay = ReplayDigest(c.replay, c.rows[0].tid);  // a row twice
+            }),
+            "Q14");
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              TakeIn(j);
+              commit(j, 2).replay = commit(j, 1).replay;  // nothing entered
+            }),
+            "Q14");
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              TakeIn(j);
+              commit(j, 2).replay = 0;  // it was lost
+            }),
+            "Q14");
 }
 
 // The journal with one row of the nth step changed to be of several versions; `change` gets what its ENQ and

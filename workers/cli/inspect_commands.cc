@@ -68,7 +68,7 @@ void Report(CommandContext& context, const InspectOptions& options) {
 // --- check ---
 
 // What scheduler/checker.h proves; docs/journal.md says each in a sentence.
-constexpr const char* kPredicates = "Q1-Q10, Q12, Q13, G1-G9, W1-W7, C1-C3, C5-C8, L3, L5";
+constexpr const char* kPredicates = "Q1-Q10, Q12-Q14, G1-G9, W1-W7, C1-C3, C5-C8, L3, L5";
 
 // One journal folder. `readable`: the predicates could be tried at all.
 struct JournalVerdict {

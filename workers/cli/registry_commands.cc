@@ -213,6 +213,13 @@ void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
   }
   std::vector<Line> lines;
   for (const algorithms::AlgorithmEntry& e : algorithms::Algorithms()) {
+    if (!e.off_policy.empty()) {
+      lines.push_back({e.name,
+                       e.doc,
+                       algorithms::DescribeAlgorithm(e),
+                       {{"name", e.name}, {"paper", e.paper}, {"doc", e.doc}, {"formulas", e.off_policy}}});
+      continue;
+    }
     lines.push_back(
         {e.name,
          e.doc,

@@ -1,7 +1,7 @@
 #pragma once
-// What a device does in the actor role: one interface, two trainers behind it. TextActor
-// (workers/device/text_actor.h) trains a language model with core/train, PolicyActor
-// (workers/device/policy_actor.h) a policy of control tasks with core/policy. Steps, state and digests are
+// What a device does in the actor role: one interface, and trainers behind it. TextActor
+// (workers/device/text_actor.h) trains a language model with core/train, PolicyActor and SacActor
+// (workers/device/policy_actor.h) policies of control tasks with core/policy. Steps, state and digests are
 // the same to everybody else, as rollouts are (workers/device/rollout.h).
 //
 // Owned by the device thread, except State, which a checkpoint may read on another thread while no step runs.
@@ -45,8 +45,9 @@ class Actor {
   virtual void WeightsChanged() {}  // that bytes of weights were written from outside, State's too
   // Of the state; `weights`: the digest of its weights.
   [[nodiscard]] virtual uint64_t Digest(uint64_t weights) const = 0;
-  [[nodiscard]] virtual int64_t updates() const = 0;  // optimizer updates ever made
-  virtual void ReleaseScratch() {}                    // gradients, activations, logits
+  // How often the state has ever changed: optimizer updates, and what came into a replay store.
+  [[nodiscard]] virtual int64_t updates() const = 0;
+  virtual void ReleaseScratch() {}  // gradients, activations, logits
   [[nodiscard]] virtual model::MemoryUse held() const { return {}; }
   [[nodiscard]] virtual int64_t further_bytes() const { return 0; }  // reference, teacher, critic
 };

@@ -93,8 +93,9 @@ Status DeviceRoles::MakeActor() {
   if (actor_ != nullptr) return OkStatus();
   if (!trains_) return FailedPrecondition("this slot generates only: it keeps no state of training");
   TP_RETURN_IF_ERROR(Caught("trainer", [&]() -> Status {
-    TP_ASSIGN_OR_RETURN(actor_, policy_ ? PolicyActor::Create(config_, *weights_)
-                                        : TextActor::Create(config_, *weights_, models_, shard_));
+    TP_ASSIGN_OR_RETURN(actor_, !policy_            ? TextActor::Create(config_, *weights_, models_, shard_)
+                                : policy_->squashed ? SacActor::Create(config_, *weights_)
+                                                    : PolicyActor::Create(config_, *weights_));
     return OkStatus();
   }));
   if (!parked_.holds()) return OkStatus();
@@ -416,8 +417,11 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
   } else if (updates() != before) {
     owns_state_ = false;  // the step is not kept, and some of its updates were made
   }
-  return TrainOutcome{
-      result->finite, result->digest, {result->metrics.begin(), result->metrics.end()}, result->scored};
+  return TrainOutcome{result->finite,
+                      result->digest,
+                      {result->metrics.begin(), result->metrics.end()},
+                      result->scored,
+                      result->replay};
 }
 
 Status DeviceRoles::Preview(std::vector<BatchRow> rows, const Version& version) {

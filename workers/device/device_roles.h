@@ -37,6 +37,7 @@ struct TrainOutcome {
   uint64_t weights_digest = 0;
   std::vector<std::pair<std::string, double>> metrics;
   train::Scored scored;
+  uint64_t replay = 0;
 };
 
 class DeviceRoles {

@@ -207,7 +207,9 @@ StatusOr<PolicyMemory> PolicyMemoryOf(const JobConfig& c) {
   TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(c));
   policy::MemorySizes sizes{.fragment_cells = c.rollout.max_new_tokens,
                             .fragments = c.train.groups_per_step,
-                            .minibatches = c.train.minibatches};
+                            .minibatches = c.train.minibatches,
+                            .replay_capacity = c.rl()->algorithm.replay.capacity,
+                            .replay_batch = c.rl()->algorithm.replay.batch_size};
   PolicyMemory use;
   use.actor = policy::TrainingMemory(spec, sizes);
   sizes.fragments *= c.scheduler.max_lag_versions + 1;

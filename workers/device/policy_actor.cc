@@ -6,15 +6,10 @@
 
 namespace tidepool::workers {
 
-StatusOr<std::unique_ptr<Actor>> PolicyActor::Create(const JobConfig& config, model::Weights& weights) {
-  TP_ASSIGN_OR_RETURN(const policy::PolicyTrainerOptions options, policy::OptionsFromJob(config));
-  TP_ASSIGN_OR_RETURN(auto trainer, policy::PolicyTrainer::Create(weights, options));
-  return std::unique_ptr<Actor>(new PolicyActor(std::move(trainer)));
-}
+namespace {
 
-StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                              const TrainProgress& progress, const comm::RankGroups& groups,
-                                              std::vector<BadRow>& bad) {
+// Of `rows`; what is no fragment goes to `bad`.
+std::vector<policy::FragmentRow> FragmentsOf(const std::vector<BatchRow>& rows, std::vector<BadRow>& bad) {
   std::vector<policy::FragmentRow> batch;
   for (const BatchRow& in : rows) {
     policy::FragmentRow& row = batch.emplace_back();
@@ -35,12 +30,39 @@ StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, 
     if (!played->versions.empty()) row.version = played->versions.front().first;  // it is of one version
     row.masked = in.trajectory.LossMask(in.without_loss).front() == 0;
   }
-  return trainer_->Step(
-      step, version, batch,
-      [&](const train::StepProgress& p) {
-        return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
-      },
-      groups.data, &bad);
+  return batch;
+}
+
+train::ProgressCallback Telling(const TrainProgress& progress) {
+  return [&progress](const train::StepProgress& p) {
+    return progress.trains("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+  };
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Actor>> PolicyActor::Create(const JobConfig& config, model::Weights& weights) {
+  TP_ASSIGN_OR_RETURN(const policy::PolicyTrainerOptions options, policy::OptionsFromJob(config));
+  TP_ASSIGN_OR_RETURN(auto trainer, policy::PolicyTrainer::Create(weights, options));
+  return std::unique_ptr<Actor>(new PolicyActor(std::move(trainer)));
+}
+
+StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                              const TrainProgress& progress, const comm::RankGroups& groups,
+                                              std::vector<BadRow>& bad) {
+  return trainer_->Step(step, version, FragmentsOf(rows, bad), Telling(progress), groups.data, &bad);
+}
+
+StatusOr<std::unique_ptr<Actor>> SacActor::Create(const JobConfig& config, model::Weights& weights) {
+  TP_ASSIGN_OR_RETURN(const policy::SacTrainerOptions options, policy::SacOptionsFromJob(config));
+  TP_ASSIGN_OR_RETURN(auto trainer, policy::SacTrainer::Create(weights, options));
+  return std::unique_ptr<Actor>(new SacActor(std::move(trainer)));
+}
+
+StatusOr<train::StepResult> SacActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                           const TrainProgress& progress, const comm::RankGroups& groups,
+                                           std::vector<BadRow>& bad) {
+  return trainer_->Step(step, version, FragmentsOf(rows, bad), Telling(progress), groups.data, &bad);
 }
 
 }  // namespace tidepool::workers

@@ -67,6 +67,11 @@ Status PolicyRollout::Add(down::StartChunk c) {
   request.att = c.att;
   request.greedy = c.greedy;
   request.episode = c.tid.is_eval();
+  // Fragments are counted by their places in the order of the job, so that one that is played again is the
+  // same.
+  request.uniform =
+      spec_.squashed && !request.episode &&
+      c.tid.ordinal * config_.rollout.max_new_tokens < config_.rl()->algorithm.replay.learning_starts;
   request.steps = request.episode ? episode_steps_ : c.chunk_tokens / static_cast<int64_t>(starts.size());
   request.starts = std::move(starts);
   TP_RETURN_IF_ERROR(site.player->Add(std::move(request)));

@@ -380,6 +380,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                   {"seconds", done.change.seconds}});
   done.finite = outcome->finite;
   done.weights_digest = outcome->weights_digest;
+  done.replay = outcome->replay;
   done.metrics = std::move(outcome->metrics);
   if (early_s_ > 0) done.metrics.emplace_back(up::kColumnsEarly, std::exchange(early_s_, 0));
   done.seconds = SecondsSince(start);

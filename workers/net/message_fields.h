@@ -44,7 +44,7 @@ TP_FIELDS_BY(GroupFormed, TP_EACH(slot, group_epoch) v("error", r.error, kWords)
 TP_FIELDS_BY(EngineLost, v("slot", r.slot); v("why", r.why, kWords);)
 TP_FIELDS(StepAborted, slot, lease, step, weights_digest, shard)
 TP_FIELDS(GivenRow, tid, digest, masked)
-TP_FIELDS(TrainDone, slot, step, lease, finite, weights_digest, seconds, rows)
+TP_FIELDS(TrainDone, slot, step, lease, finite, weights_digest, seconds, rows, replay)
 TP_FIELDS(OfferedSlot, slot, holds, holds_digest, state_step, state_digest, state_shard, done)
 TP_FIELDS_BY(TrainFailed, TP_EACH(slot, step, lease) v("why", r.why, kWords);
              TP_EACH(data, torn) v("bad", r.bad, kNames);)

@@ -254,6 +254,9 @@ struct EnvironmentServices::Impl {
       return wrong("with actions " + std::to_string(d.actions()) + "; expected 1 to 4096 choices or numbers");
     if (options.vector && !std::isfinite(d.solved_return()))
       return wrong("with a solved_return that is no finite number");
+    if (!std::isfinite(d.action_low()) || !std::isfinite(d.action_high()) || d.action_low() > d.action_high())
+      return wrong("with action_low " + std::to_string(d.action_low()) + " and action_high " +
+                   std::to_string(d.action_high()) + "; expected finite numbers in this order");
     if (d.loss() != v1::Description::REPLAY && d.loss() != v1::Description::PINNED)
       return wrong("without a loss; expected REPLAY or PINNED");
     if (d.max_turns() <= 0)
@@ -272,6 +275,8 @@ struct EnvironmentServices::Impl {
                            .observation_size = d.observation_size(),
                            .actions = d.actions(),
                            .continuous = d.continuous(),
+                           .action_low = d.action_low(),
+                           .action_high = d.action_high(),
                            .solved_return = d.solved_return()};
     // The policy and the record of its run are of one size.
     if (options.vector && config.observation_size > 0 &&
@@ -813,6 +818,8 @@ StatusOr<config::ServiceSays> TryEnvironmentService(const JobConfig& config) {
     const nlohmann::json spaces = {{"observation_size", described->observation_size},
                                    {"actions", described->actions},
                                    {"continuous", described->continuous},
+                                   {"action_low", described->action_low},
+                                   {"action_high", described->action_high},
                                    {"max_episode_steps", described->max_turns},
                                    {"solved_return", described->solved_return}};
     if (vector) {
@@ -831,6 +838,8 @@ StatusOr<config::ServiceSays> TryEnvironmentService(const JobConfig& config) {
                              .actions = spaces.at("actions"),
                              .max_episode_steps = spaces.at("max_episode_steps"),
                              .continuous = spaces.at("continuous"),
+                             .action_low = spaces.at("action_low"),
+                             .action_high = spaces.at("action_high"),
                              .solved_return = spaces.at("solved_return")};
 }
 

@@ -30,6 +30,7 @@ struct ServiceDescription {
   // Of kind VECTOR.
   int64_t observation_size = 0, actions = 0;
   bool continuous = false;
+  double action_low = 0, action_high = 0;  // equal: no bounds that are known
   double solved_return = 0;
   friend bool operator==(const ServiceDescription&, const ServiceDescription&) = default;
 };

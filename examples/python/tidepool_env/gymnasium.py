@@ -48,7 +48,7 @@ def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "repl
     act: Callable[[Any], Any]
     if isinstance(acted, spaces.Discrete):
         first = int(acted.start)
-        act, actions, continuous = (lambda a: a + first), int(acted.n), False
+        act, actions, continuous, bounds = (lambda a: a + first), int(acted.n), False, (0.0, 0.0)
     elif isinstance(acted, spaces.Box):
         low, high, shape, dtype = acted.low, acted.high, acted.shape, acted.dtype
 
@@ -56,10 +56,13 @@ def gymnasium_environment(id: str, max_episode_steps: int = 0, loss: str = "repl
             return numpy.clip(numpy.asarray(a, dtype=float).reshape(shape), low, high).astype(dtype)
 
         actions, continuous = int(numpy.prod(shape)), True
+        one = bool((abs(low) <= 1e6).all() and (abs(high) <= 1e6).all() and (low == low.flat[0]).all() and (high == high.flat[0]).all())
+        bounds = (float(low.flat[0]), float(high.flat[0])) if one else (0.0, 0.0)
     else:
         raise TypeError(f"{id}: actions are {acted}; a policy takes Discrete or Box")
     limit = max_episode_steps or (spec.max_episode_steps if spec is not None else None) or _NO_LIMIT
     threshold = spec.reward_threshold if spec is not None else None
     return VectorEnvironment(made_of=lambda: _Instance(make(), act, see), name=id, observation_size=int(numpy.prod(flat.shape)),
                              actions=actions, continuous=continuous, max_episode_steps=int(limit),
-                             solved_return=0.0 if threshold is None else float(threshold), loss=loss)
+                             solved_return=0.0 if threshold is None else float(threshold), loss=loss,
+                             action_low=bounds[0], action_high=bounds[1])

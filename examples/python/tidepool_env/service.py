@@ -72,7 +72,8 @@ class _Servicer:
         loss = d.PINNED if e.loss == "pinned" else d.REPLAY
         if isinstance(e, VectorEnvironment):
             return d(name=e.name, kind=d.VECTOR, loss=loss, max_turns=e.max_episode_steps, instances=e.instances,
-                     observation_size=e.observation_size, actions=e.actions, continuous=e.continuous, solved_return=e.solved_return)
+                     observation_size=e.observation_size, actions=e.actions, continuous=e.continuous, action_low=e.action_low,
+                     action_high=e.action_high, solved_return=e.solved_return)
         return d(name=e.name, kind=d.TEXT, loss=loss, max_turns=e.max_turns,
                  instances=e.instances, characters=e.characters, conversation=e.conversation)
 

@@ -136,6 +136,8 @@ class VectorEnvironment:
     solved_return: float = 0.0
     loss: str = "replay"
     batch: bool = False
+    action_low: float = 0.0  # of each number of an action; equal: no bounds that are known
+    action_high: float = 0.0
     instances: ClassVar[int] = 0  # as many as the job asks for
     sandboxed: ClassVar[bool] = False  # it calls no tools
 
@@ -145,6 +147,8 @@ class VectorEnvironment:
         if not 1 <= self.observation_size <= 65536 or not 1 <= self.actions <= 4096:
             raise ValueError(f"{self.name}: {self.observation_size} numbers are seen, and actions are {self.actions}; expected 1 to 65536, and 1 "
                              "to 4096")
+        if not -1e6 <= self.action_low <= self.action_high <= 1e6:
+            raise ValueError(f"{self.name}: actions are from {self.action_low} to {self.action_high}; expected two numbers of at most a million, in this order")
         if self.max_episode_steps < 1:
             raise ValueError("max_episode_steps is 1 or more")
 
@@ -167,13 +171,13 @@ class VectorEnvironment:
 def vector(made_of: Callable[..., Any]) -> VectorEnvironment: ...
 @overload
 def vector(*, observations: int, choices: int = ..., numbers: int = ..., max_episode_steps: int = ..., solved_return: float = ...,
-           loss: str = ..., name: str = ...,
-           batch: bool = ...) -> Callable[[Callable[..., Any]], VectorEnvironment]: ...
+           loss: str = ..., name: str = ..., batch: bool = ...,
+           bounds: Tuple[float, float] = ...) -> Callable[[Callable[..., Any]], VectorEnvironment]: ...
 
 
 def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 0, choices: int = 0, numbers: int = 0,
            max_episode_steps: int = 1000, solved_return: float = 0.0, loss: str = "replay", name: str = "",
-           batch: bool = False) -> Union[VectorEnvironment, Callable[[Callable[..., Any]], VectorEnvironment]]:
+           batch: bool = False, bounds: Tuple[float, float] = (0.0, 0.0)) -> Union[VectorEnvironment, Callable[[Callable[..., Any]], VectorEnvironment]]:
     """Makes an environment of numbers of a class with reset(seed) and step(action).
 
     observations       numbers of an observation
@@ -184,6 +188,7 @@ def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 
                        again in a fresh one; "pinned": it cannot be had again
     batch              the class is made once, with the number of its instances, and has reset(which, seeds) and
                        step(which, actions) for those of them that `which` names
+    bounds             of `numbers`: the least and the largest that each of them can be; off-policy algorithms ask for them
     """
     if made_of is not None or (choices > 0) == (numbers > 0):
         raise TypeError("@vector takes observations=, and choices= or numbers=")
@@ -192,6 +197,6 @@ def vector(made_of: Optional[Callable[..., Any]] = None, *, observations: int = 
         if not inspect.isclass(of):
             raise TypeError(f"{of!r} is no class with reset and step")
         return VectorEnvironment(of, name or of.__name__, observations, choices or numbers, numbers > 0, max_episode_steps, solved_return,
-                                 loss, batch)
+                                 loss, batch, *bounds)
 
     return made

@@ -25,6 +25,12 @@ TEST(RegistryTest, EveryPresetResolves) {
   for (const AlgorithmEntry& e : Algorithms()) {
     AlgorithmConfig c;
     c.name = e.name;
+    EXPECT_EQ(UsesReplay(c), !e.off_policy.empty());
+    if (UsesReplay(c)) {
+      EXPECT_NE(Resolve(c, 16).status().message().find("model: {policy: mlp}"), std::string::npos);
+      EXPECT_FALSE(DescribeAlgorithm(e).empty());
+      continue;
+    }
     if (FindAdvantage(e.advantage.name)->Uses(Provision::kTeacher)) c.teacher = "a folder";
     const auto resolved = Resolve(c, 16);
     ASSERT_TRUE(resolved.ok()) << e.name << ": " << resolved.status().ToString();

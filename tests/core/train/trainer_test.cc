@@ -120,8 +120,8 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
   }
   for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
     SCOPED_TRACE(entry.name);
-    // Those with further models: tests/core/train/companions_test.cc.
-    if (entry.advantage.name == "gae" || entry.advantage.name == "gae_vapo" ||
+    // Those with further models: tests/core/train/companions_test.cc; of policies: tests/core/policy.
+    if (!entry.off_policy.empty() || entry.advantage.name == "gae" || entry.advantage.name == "gae_vapo" ||
         entry.advantage.name == "on_policy_distill")
       continue;
     AlgorithmConfig c;
