@@ -354,7 +354,7 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
   for (const RewardFunction& f : c.reward.functions) values.push_back(f.name);
   if (!rl.environment.name.empty()) values.insert(values.end(), {"solved", rl.environment.name});
   for (const std::string& text : rl.algorithm.keep_groups) {
-    const std::string& name = ParseGroupCondition(text)->value;  // Resolve has read it
+    const std::string name = ParseGroupCondition(text)->value;  // Resolve has read it
     if (std::ranges::find(values, name) == values.end())
       b.Complain("algorithm.keep_groups",
                  "'" + text + "': nothing here gives " + name + "; " + DidYouMean(name, values));
