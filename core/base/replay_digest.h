@@ -1,9 +1,9 @@
 #pragma once
 // What a replay store has taken in, as one number: the names of the fragments, in the order in which they
-// came. With what each of them is (record::Enq::digest), a store of a given capacity follows from it, and what
-// is drawn from it in a step from (seed, step, this). So whoever reads a run's journal knows what a trainer's
-// store had, without seeing it. Bytes are not part of it: a fragment that is played again after a loss is the
-// same, but of a version of another lineage. Pure.
+// came. With what each of them is (record::Enq::digest), a store of a given capacity follows from it, and
+// what is drawn from it in a step from (seed, step, this). So whoever reads a run's journal knows what a
+// trainer's store had, without seeing it. Bytes are not part of it: a fragment that is played again after a
+// loss is the same, but of a version of another lineage. Pure.
 
 #include <cstdint>
 

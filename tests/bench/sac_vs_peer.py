@@ -7,7 +7,7 @@ environment, journal, checkpoints; `seconds` is from the command's start to its 
 peer steps once and updates once; ours plays a fragment, and then makes as many updates. One JSON object a line on standard output,
 conditions and a table on standard error.
 
-usage: sac_vs_peer.py ENV --steps N [--config configs/control/halfcheetah_sac.yaml] [--in-tree] [--build build] [--seeds 3] [--peer PYTHON]
+usage: sac_vs_peer.py ENV --steps N [--config configs/control/halfcheetah_sac.yaml] [--in-tree] [--build build] [--seeds 3] [--peer PYTHON] [a.b=c ...]
 """
 
 import argparse
@@ -73,7 +73,9 @@ def theirs(args, seed, config):
         "episodes": args.episodes,
         "total_steps": args.steps // args.fragment * args.fragment,
     }
-    done = subprocess.run([args.peer, str(ROOT / "tests/bench/peers/sb3_sac.py"), json.dumps(options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as folder:  # MuJoCo leaves a log where it runs
+        done = subprocess.run([args.peer, str(ROOT / "tests/bench/peers/sb3_sac.py"), json.dumps(options)], cwd=folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"seed {seed}: the peer failed\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -92,7 +94,7 @@ def main():
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     args.build = args.build.resolve()
     load = os.getloadavg()[0]
     print(f"{args.env}, {args.steps} steps, {args.seeds} seeds, {args.threads} threads each, {processor()[0]}, load before {load:.1f}, {args.config} {' '.join(args.overrides)}",

@@ -366,8 +366,7 @@ TEST(ReplayStoreTest, KeepsTheNewestAndWhatFollowsThem) {
 }
 
 FragmentRow Row(const PolicySpec& spec, int64_t ordinal) {
-  return {.tid = {ordinal, 0, 0},
-          .fragment = RandomFragment(spec, 8, 2, static_cast<uint64_t>(ordinal))};
+  return {.tid = {ordinal, 0, 0}, .fragment = RandomFragment(spec, 8, 2, static_cast<uint64_t>(ordinal))};
 }
 
 std::vector<std::byte> Bytes(SacTrainer& trainer) {
