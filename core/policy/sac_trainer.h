@@ -68,7 +68,10 @@ class SacTrainer {
   static StatusOr<std::unique_ptr<SacTrainer>> Create(model::Weights& weights,
                                                       const SacTrainerOptions& options);
 
-  // Errors as of PolicyTrainer::Step. Masked rows do not enter.
+  ~SacTrainer();
+
+  // Errors as of PolicyTrainer::Step. Masked rows do not enter. Of a step that is stopped between two
+  // gradient steps (kAborted) the state is that of none.
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::span<const FragmentRow> rows,
                                    const train::ProgressCallback& progress = nullptr,
                                    comm::Collective* group = nullptr, std::vector<BadRow>* bad = nullptr);
@@ -111,10 +114,6 @@ class SacTrainer {
   Status Take(std::span<const FragmentRow> rows, comm::Collective* group, int64_t& cells);
   double UpdateAlpha(std::span<const double> logp, double rate, Losses& losses);
 
- public:
-  ~SacTrainer();
-
- private:
   const SacTrainerOptions options_;
   const std::shared_ptr<device::CpuDevice> device_ = std::make_shared<device::CpuDevice>();
   ReplayStore replay_;
