@@ -33,16 +33,29 @@ struct ModelInit {
   std::string warm_start;  // path of an sft config that is run first, relative to this file; empty: none
 };
 
+// `model.lora`: an adapter (core/model/adapter.h) is trained, and the model that it changes is frozen.
+struct LoraConfig {
+  int64_t rank = 0;             // 0: no adapter, the whole model is trained
+  std::optional<double> alpha;  // empty: twice the rank
+  std::vector<std::string> targets = {"q", "k", "v", "o", "gate", "up", "down"};
+  AdapterInit init = AdapterInit::kKaiming;
+  bool rslora = false;
+  double dropout = 0;  // none is implemented: the same forward generates and trains
+  std::string path;    // folder of an adapter (core/model/adapter_files.h) to start from; empty: a new one
+};
+
 struct ModelConfig {
   std::string path;               // Hugging Face folder; or
   std::optional<ModelInit> init;  // made from the config
   DType dtype = DType::kFloat32;
+  LoraConfig lora;
   // Or a small policy for a control task (core/policy/spec.h), made for `environment`.
   PolicyKind policy = PolicyKind::kNone;  // kNone: a language model
   std::vector<int64_t> hidden = {64, 64};
   bool shared = false;           // actor and critic share their hidden layers
   double initial_log_std = 0.0;  // of a Gaussian policy
   [[nodiscard]] bool is_policy() const { return policy != PolicyKind::kNone; }
+  [[nodiscard]] bool trains_adapter() const { return lora.rank > 0; }
 };
 
 // `data`: a generated task (core/tasks) or a JSONL file.

@@ -374,6 +374,12 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
          c.train.mesh.tp > 1 && r.needs_critic(),
          "is " + Text(c.train.mesh.tp) + ", but the critic of advantage " + r.advantage->name +
              " cannot be cut; write 1, or an advantage without a critic");
+  b.Rule("model.lora.rank", {"model.lora.rank", "algorithm.name", "algorithm.advantage"},
+         c.model.trains_adapter() && r.needs_critic(),
+         "is " + Text(c.model.lora.rank) + ", so an adapter is trained, and the critic of advantage " +
+             r.advantage->name +
+             " is a model of its own, which none is trained for; write 0, or an advantage "
+             "without a critic");
   const auto uses = [&](algorithms::Provision provision) { return r.advantage->Uses(provision); };
   const RewardShapingConfig& shaping = c.reward.shaping;
   const std::string advantage = "advantage " + r.advantage->name,
@@ -719,6 +725,39 @@ void CheckExperts(Binder& b, const JobConfig& c) {
          is + "which are not put aside yet; write 1, or remove train.offload_optimizer");
 }
 
+// What cannot be trained by an adapter yet. What the model has is asked where it is read
+// (workers/controller).
+void CheckLora(Binder& b, const JobConfig& c) {
+  constexpr const char* key = "model.lora.rank";
+  if (!b.Good(key) || !c.model.trains_adapter() || c.model.is_policy()) return;
+  const std::vector<std::string>& targets = c.model.lora.targets;
+  if (b.Good("model.lora.targets")) {
+    if (targets.empty()) b.Complain("model.lora.targets", "is empty, so nothing would be trained; name some");
+    for (const std::string& target : targets) {
+      if (!FromWord<AdapterTarget>(target))
+        b.Complain("model.lora.targets", "'" + target + "' is no matrix of a block; there are " +
+                                             Listed(kWords<AdapterTarget>) +
+                                             " (experts, embeddings and the head are not adapted yet)");
+      if (std::ranges::count(targets, target) > 1)
+        return b.Complain("model.lora.targets", "names '" + target + "' twice");
+    }
+  }
+  const std::string is = "is " + Text(c.model.lora.rank) + ", so an adapter is trained, ";
+  b.Rule(key, {key, "job"}, c.kind() == JobKind::kRewardModel,
+         is + "and a reward model's head, which is new, would be frozen; write 0");
+  b.Rule(
+      key, {key, "deterministic", "cluster.device"}, c.deterministic && c.cluster.device == DeviceKind::kCuda,
+      is + "and on a GPU its products do not give a row the same bits in every batch yet, as deterministic "
+           "promises; write 0, or deterministic: false");
+  b.Rule("train.zero", {key, "train.zero"}, c.train.zero > 0,
+         "is " + Text(c.train.zero) + ", but an adapter (model.lora) is too small to be shared; remove it");
+  for (const auto& [mesh, parts] : {std::pair("train.mesh.tp", c.train.mesh.tp),
+                                    {"train.mesh.ep", c.train.mesh.ep},
+                                    {"rollout.mesh.tp", c.rollout.mesh.tp}})
+    b.Rule(mesh, {key, mesh}, parts > 1,
+           "is " + Text(parts) + ", but a model with an adapter (model.lora) is not cut yet; write 1");
+}
+
 // Engines that several slots are.
 void CheckEngines(Binder& b, const JobConfig& c) {
   constexpr const char* key = "rollout.mesh.tp";
@@ -872,6 +911,9 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
     return b.Complain(key, c.model.init->warm_start + " is a job: " + Name(w.kind()) + "; expected job: sft");
   if (!w.model.init)
     return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
+  if (w.model.trains_adapter())
+    b.Complain(key, c.model.init->warm_start +
+                        " has model.lora, and a warm start makes the model itself; remove it there");
   // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number. A job
   // with an environment has no task.
   if (c.environment() == nullptr && c.data.task == w.data.task &&
@@ -883,7 +925,8 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
   JobConfig mine = c;
   JobConfig theirs = w;
   for (const Key& k : Keys()) {
-    if (!k.path.starts_with("model.") || k.path == key) continue;
+    // The warm start trains the model itself, and an adapter is then trained on that.
+    if (!k.path.starts_with("model.") || k.path.starts_with("model.lora.") || k.path == key) continue;
     const std::string here = ValueText(k.field(mine, 0));
     const std::string there = ValueText(k.field(theirs, 0));
     if (here != there)
@@ -941,6 +984,9 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
   idle({"model.policy"}, c.model.is_policy(), {"rollout.admission", "train.router_aux_coef"},
        std::string("means nothing to a policy of control tasks (model.policy: ") + Name(c.model.policy) +
            "); ");
+  idle({"model.lora.rank"}, !c.model.trains_adapter(),
+       {"model.lora.alpha", "model.lora.targets", "model.lora.init", "model.lora.rslora", "model.lora.path"},
+       "no adapter is trained; write model.lora.rank, or ");
   idle({"rollout.pin_version"}, !c.rollout.pin_version, {"rollout.repack_s"},
        "it moves pinned samples; write rollout.pin_version: true, or ");
   // tail_rounds also gives groups a round that were overtaken because samples may be of older weights.
@@ -1075,6 +1121,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckZero(b, c);
   CheckMesh(b, c);
   CheckExperts(b, c);
+  CheckLora(b, c);
   CheckEngines(b, c);
   CheckStore(b, c);
   CheckBest(b, c);

@@ -40,6 +40,7 @@ constexpr std::array kOffPolicyKeys = {"algorithm.replay.", "algorithm.sac."};
 // A key, or with a point at the end all keys below.
 constexpr std::array kTextKeys = {"model.path",
                                   "model.init.",
+                                  "model.lora.",
                                   "data.",
                                   "reward.",
                                   "environment.size",

@@ -22,6 +22,24 @@ std::vector<Key> RootKeys() {
           "refused where its rows do; on one instruction set: --resume refuses one that rounds otherwise"),
       TP_KEY(model.path, "Hugging Face folder to start from; or model.init", kPath),
       TP_KEY(model.dtype, "weights that compute; master weights are float32"),
+      TP_KEY(
+          model.lora.rank,
+          "of an adapter, which is trained while the model is frozen (LoRA, arXiv:2106.09685); 0: the whole "
+          "model is trained",
+          Between(0, 4096)),
+      TP_KEY(model.lora.alpha, "what the adapter adds is multiplied by alpha / rank; default twice the rank",
+             Positive()),
+      TP_KEY(model.lora.targets, "matrices of each block that it changes: q, k, v, o, gate, up, down"),
+      TP_KEY(model.lora.init,
+             "what A starts as: kaiming (uniform within 1 / sqrt(width)) or gaussian (deviation 1 / rank); B "
+             "starts as zeros"),
+      TP_KEY(model.lora.rslora, "multiplied by alpha / sqrt(rank) instead (arXiv:2312.03732)"),
+      TP_KEY(model.lora.dropout, "the forward that generates is the one that trains, so there is none",
+             Between(0, 0)),
+      TP_KEY(model.lora.path,
+             "folder of an adapter in PEFT's layout to start from, of this rank, alpha and targets; empty: a "
+             "new one",
+             kPath),
       TP_KEY(model.policy,
              "a small policy for a control task of environment.name, in place of a language model"),
       TP_KEY(model.hidden, "widths of the policy's hidden layers (tanh), for actor and critic each",

@@ -69,7 +69,7 @@ struct RmsNormBackwardArgs {
   const T* dout = nullptr;      // [rows, d]
   float* dx = nullptr;          // [rows, d]
   T* dx_copy = nullptr;         // [rows, d] or null
-  float* dweight = nullptr;     // [d]
+  float* dweight = nullptr;     // [d]; null: of a weight that is frozen
   template <typename V>
   void Fields(V& v) {
     v.In(x, rows * d);
@@ -78,7 +78,7 @@ struct RmsNormBackwardArgs {
     v.In(dout, rows * d);
     v.InOut(dx, rows * d);
     v.MaybeOut(dx_copy, rows * d);
-    v.InOut(dweight, d);
+    v.MaybeInOut(dweight, d);
   }
 };
 
@@ -471,6 +471,57 @@ struct MultiplyBackWeightArgs {
   }
 };
 
+// --- Low-rank adapters (core/model/adapter.h): matrices b of `rank` rows, each of a band of y's columns.
+// Band i has columns [first[i], first[i] + n[i]) of y, and columns [i * rank, (i + 1) * rank) of t. Bands do
+// not overlap. Where the device says so (Device::batch_invariant), a row of t and of y has the same bits in
+// every batch. ---
+struct LowRankShape {
+  static constexpr int kMost = 3;
+  int64_t rows = 0, width = 0, rank = 0, bands = 0;  // width: of y
+  float scale = 1;
+  int64_t first[kMost] = {}, n[kMost] = {};
+  [[nodiscard]] int64_t t_width() const { return bands * rank; }
+};
+// t = scale y b^T, band by band
+template <typename T>
+struct LowRankArgs : LowRankShape {
+  const T* y = nullptr;    // [rows, width]
+  const T* b[kMost] = {};  // [rank, n[i]]
+  T* t = nullptr;          // [rows, bands * rank]
+  template <typename V>
+  void Fields(V& v) {
+    v.In(y, rows * width);
+    for (int64_t i = 0; i < bands; ++i) v.In(b[i], rank * n[i]);
+    v.Out(t, rows * t_width());
+  }
+};
+// y += scale t b, summed in float32, rounded once
+template <typename T>
+struct AddLowRankArgs : LowRankShape {
+  const T* t = nullptr;
+  const T* b[kMost] = {};
+  T* y = nullptr;
+  template <typename V>
+  void Fields(V& v) {
+    v.In(t, rows * t_width());
+    for (int64_t i = 0; i < bands; ++i) v.In(b[i], rank * n[i]);
+    v.InOut(y, rows * width);
+  }
+};
+// db += scale t^T y
+template <typename T>
+struct LowRankBackWeightArgs : LowRankShape {
+  const T* t = nullptr;
+  const T* y = nullptr;
+  float* db[kMost] = {};  // [rank, n[i]]
+  template <typename V>
+  void Fields(V& v) {
+    v.In(t, rows * t_width());
+    v.In(y, rows * width);
+    for (int64_t i = 0; i < bands; ++i) v.InOut(db[i], rank * n[i]);
+  }
+};
+
 // --- Mixture of experts. The (row, choice) pairs of one expert stand together, "gathered", expert after
 // expert, in their order: rows * k of them. ---
 
@@ -778,7 +829,7 @@ struct SaltedSumsArgs {
   K(ColumnSum) K(GatherRows) K(ScatterAddRows) K(Widen) K(Narrow) K(Multiply) K(MultiplyBack) \
   K(MultiplyBackWeight) K(Router) K(GroupedMultiply) K(GroupedMultiplyBack) \
   K(GroupedMultiplyBackWeight) K(CombineExperts) K(CombineExpertsBackward) K(GateBackward) \
-  K(SumExperts) K(AdamW)
+  K(SumExperts) K(LowRank) K(AddLowRank) K(LowRankBackWeight) K(AdamW)
 // Those without a type T.
 #define TIDEPOOL_PLAIN_KERNELS(K) \
   K(Route) K(GroupRows) K(Sigmoid) K(RouteBackward) K(AddProbs) K(SquareSum) K(SaltedSums)

@@ -151,7 +151,7 @@ struct TorchDevice::Impl {
   void RmsNormBackward(const RmsNormBackwardArgs<T>& a) const {
     const Tensor x = Wide(a.x, {a.rows, a.d}), rstd = Wide(a.rstd, {a.rows, 1}),
                  dout = Wide(a.dout, {a.rows, a.d});
-    Add(a.dweight, (dout * x * rstd).sum(0));
+    if (a.dweight != nullptr) Add(a.dweight, (dout * x * rstd).sum(0));
     Add(a.dx, NormBackward(x, Wide(a.weight, {a.d}), rstd, dout));
     if (a.dx_copy != nullptr) Store(a.dx_copy, Raw(a.dx, {a.rows, a.d}));
   }
@@ -438,6 +438,31 @@ struct TorchDevice::Impl {
     } else {  // LibTorch has that product on GPUs alone
       dw.addmm_(dy.to(at::kFloat), x.to(at::kFloat));
     }
+  }
+  // Calls body(band, its columns of y, its columns of t).
+  template <typename Args, typename F>
+  void EachBand(const Args& a, F body) const {
+    const Tensor y = Raw(a.y, {a.rows, a.width}), t = Raw(a.t, {a.rows, a.t_width()});
+    for (int64_t i = 0; i < a.bands; ++i)
+      body(i, y.narrow(1, a.first[i], a.n[i]), t.narrow(1, i * a.rank, a.rank));
+  }
+  template <typename T>
+  void LowRank(const LowRankArgs<T>& a) const {
+    EachBand(a, [&](int64_t i, const Tensor& y, Tensor t) {
+      t.copy_(at::mm(y.to(at::kFloat), Wide(a.b[i], {a.rank, a.n[i]}).t()) * a.scale);
+    });
+  }
+  template <typename T>
+  void AddLowRank(const AddLowRankArgs<T>& a) const {
+    EachBand(a, [&](int64_t i, Tensor y, const Tensor& t) {
+      y.copy_(y.to(at::kFloat) + at::mm(t.to(at::kFloat), Wide(a.b[i], {a.rank, a.n[i]})) * a.scale);
+    });
+  }
+  template <typename T>
+  void LowRankBackWeight(const LowRankBackWeightArgs<T>& a) const {
+    EachBand(a, [&](int64_t i, const Tensor& y, const Tensor& t) {
+      Add(a.db[i], at::mm(t.to(at::kFloat).t(), y.to(at::kFloat)) * a.scale);
+    });
   }
   template <typename T>
   void Router(const RouterArgs<T>& a) const {

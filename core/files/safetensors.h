@@ -53,7 +53,11 @@ enum class DType {
 };
 std::string_view DTypeName(DType dtype);  // "BF16"
 std::optional<DType> ParseDType(std::string_view name);
-int64_t DTypeBits(DType dtype);  // 16; some formats are narrower than a byte
+int64_t DTypeBits(DType dtype);                            // 16; some formats are narrower than a byte
+bool IsFloating(DType dtype);                              // F32, BF16, F16 or F64
+std::string ShapeText(const std::vector<int64_t>& shape);  // "[64, 9]"
+// Rounds or widens `n` values. requires IsFloating(from), and `to` F32 or BF16. Neither need be aligned.
+void ConvertFloats(DType from, const std::byte* in, int64_t n, DType to, std::byte* out);
 
 inline constexpr int64_t kSafetensorsHeaderBytesMax = 100'000'000;
 
@@ -137,9 +141,11 @@ TensorSource SourceOf(std::string name, DType dtype, std::vector<int64_t> shape,
                       std::span<const std::byte> bytes);
 
 // Writes the tensors in the given order, with `__metadata__ {"format": "pt"}` as transformers asks
-// for. The file appears under its name only when complete and synced. kInvalidArgument: duplicate or
-// reserved name, bad shape, or a source that produced another number of bytes than its shape says.
-Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors);
+// for, and what `metadata` adds. The file appears under its name only when complete and synced.
+// kInvalidArgument: duplicate or reserved name, bad shape, or a source that produced another number of bytes
+// than its shape says.
+Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors,
+                        const std::map<std::string, std::string>& metadata = {});
 
 // model.safetensors in `folder`, or, above max_shard_bytes, shards filled in order and an index file.
 // A tensor larger than the limit gets a shard of its own. requires max_shard_bytes > 0.

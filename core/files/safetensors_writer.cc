@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "core/files/safetensors.h"
 
@@ -28,9 +31,11 @@ TensorSource SourceOf(std::string name, DType dtype, std::vector<int64_t> shape,
           [bytes](const WriteBytes& write) { return write(bytes); }};
 }
 
-Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors) {
+Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors,
+                        const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header["__metadata__"] = {{"format", "pt"}};
+  for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
   std::set<std::string> names = {"__metadata__"};
   std::vector<int64_t> sizes;
   int64_t offset = 0;

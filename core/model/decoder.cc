@@ -21,8 +21,9 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
       device(*shared_device),
       dtype(w.dtype()),
       cuts(whole, part, device.sums_in_tiles()),
-      shared_weights(w.On(shared_device, own)),
+      shared_weights((w.base() == nullptr ? w : *w.base()).On(shared_device, own)),
       on_device(*shared_weights),
+      adapter(w.base() == nullptr ? nullptr : w.On(shared_device, own)),
       scratch(device) {
   const std::vector<Parameter>& layout = on_device.layout();
   std::unordered_map<std::string_view, int64_t> by_name;
@@ -34,26 +35,27 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
   int64_t sparse = 0;
   for (int64_t l = 0; l < spec.layers; ++l) {
     const std::string at = "layers." + std::to_string(l) + ".";
-    layers.push_back({.attention_norm = find(at + "attention_norm"),
-                      .qkv = find(at + "qkv"),
-                      .qkv_bias = find(at + "qkv_bias"),
-                      .q_norm = find(at + "q_norm"),
-                      .k_norm = find(at + "k_norm"),
-                      .o = find(at + "o"),
-                      .o_bias = find(at + "o_bias"),
-                      .mlp_norm = find(at + "mlp_norm"),
-                      .gate_up = find(at + "gate_up"),
-                      .gate_up_bias = find(at + "gate_up_bias"),
-                      .down = find(at + "down"),
-                      .down_bias = find(at + "down_bias"),
-                      .router = find(at + "router"),
-                      .experts_gate_up = find(at + "experts_gate_up"),
-                      .experts_down = find(at + "experts_down"),
-                      .shared_gate_up = find(at + "shared_gate_up"),
-                      .shared_down = find(at + "shared_down"),
-                      .shared_gate = find(at + "shared_gate"),
-                      .sparse = spec.IsSparse(l) ? sparse++ : -1});
+    layers.push_back(LayerWeights{.attention_norm = find(at + "attention_norm"),
+                                  .qkv = find(at + "qkv"),
+                                  .qkv_bias = find(at + "qkv_bias"),
+                                  .q_norm = find(at + "q_norm"),
+                                  .k_norm = find(at + "k_norm"),
+                                  .o = find(at + "o"),
+                                  .o_bias = find(at + "o_bias"),
+                                  .mlp_norm = find(at + "mlp_norm"),
+                                  .gate_up = find(at + "gate_up"),
+                                  .gate_up_bias = find(at + "gate_up_bias"),
+                                  .down = find(at + "down"),
+                                  .down_bias = find(at + "down_bias"),
+                                  .router = find(at + "router"),
+                                  .experts_gate_up = find(at + "experts_gate_up"),
+                                  .experts_down = find(at + "experts_down"),
+                                  .shared_gate_up = find(at + "shared_gate_up"),
+                                  .shared_down = find(at + "shared_down"),
+                                  .shared_gate = find(at + "shared_gate"),
+                                  .sparse = spec.IsSparse(l) ? sparse++ : -1});
   }
+  if (adapter != nullptr) FindAdapter(*w.adapter());
   embedding = find("embedding");
   final_norm = find("final_norm");
   head = spec.tie_embeddings || spec.value_head ? embedding : find("head");
@@ -222,6 +224,7 @@ BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, bool
   }
   b.q = arena.Take(rows, q, dtype);
   b.a = arena.Take(rows, q, dtype);
+  TakeNarrow(arena, rows, training, b);
   const int64_t sparse = spec.sparse_layers();
   if (layer < 0 ? sparse < spec.layers : !spec.IsSparse(layer))
     b.gate_up = arena.Take(rows, 2 * spec.intermediate_size, dtype);
@@ -348,7 +351,9 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
 
   // A backward reads what lies between the kernels. Without one they may be one kernel, where the residual
   // stream goes from one array to another, so that all of its readers find it.
-  const bool together = !b.rstd1 && (add == nullptr || norm1.x != norm1.x_out) && norm2.x != norm2.x_out;
+  // So does an adapter.
+  const bool together =
+      !b.rstd1 && !adapter && (add == nullptr || norm1.x != norm1.x_out) && norm2.x != norm2.x_out;
   if (together) {
     device.FusedMultiply(
         device::FusedMultiplyArgs<T>{.norm = norm1, .multiply = Product<T>(b.qkv, b.norm, w.qkv)});
@@ -356,12 +361,14 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   } else {
     device.RmsNorm(norm1);
     Multiply<T>(b.qkv, b.norm, w.qkv);
+    Adapt<T>(w.adapter[kQkv], b.norm, b.narrow[kQkv], b.qkv);
     device.Rotary(rotary);
     device.Attention(attention);
   }
   Multiply<T>(b.out, b.a, w.o, over_heads, b.sums, "attention");
+  Adapt<T>(w.adapter[kO], b.a, b.narrow[kO], b.out);
   AddBias<T>(w.o_bias, b.out);
-  const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0;
+  const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0 && w.adapter[kGateUp].a < 0;
   if (!together || !gated) device.RmsNorm(norm2);
   if (w.sparse >= 0) return Experts<T>(layer, batch, b);
   const device::MultiplyArgs<T> gate_up = Product<T>(b.gate_up, b.norm, w.gate_up);
@@ -370,11 +377,13 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
         .norm = together ? norm2 : device::RmsNormArgs<T>{}, .multiply = gate_up, .glu = glu});
   } else {
     device.Multiply(gate_up);
+    Adapt<T>(w.adapter[kGateUp], b.norm, b.narrow[kGateUp], b.gate_up);
     AddBias<T>(w.gate_up_bias, b.gate_up);
     device.SwiGlu(glu);
   }
-  if (for_backward) return;
+  if (for_backward) return ToNarrow<T>(w.adapter[kDown], b.act, b.narrow[kDown]);
   Multiply<T>(b.out, b.act, w.down, over_inner, b.sums, "feed-forward");
+  Adapt<T>(w.adapter[kDown], b.act, b.narrow[kDown], b.out);
   AddBias<T>(w.down_bias, b.out);
 }
 
@@ -531,8 +540,8 @@ int64_t Decoder::first_token() const { return impl_->first_token; }
 const device::SumTiles& Decoder::vocabulary() const { return impl_->vocabulary; }
 device::Device& Decoder::device() const { return impl_->device; }
 
-void Decoder::WeightsChanged() { impl_->on_device.Upload(); }
-DeviceWeights& Decoder::weights() { return impl_->on_device; }
+void Decoder::WeightsChanged() { weights().Upload(); }
+DeviceWeights& Decoder::weights() { return impl_->adapter ? *impl_->adapter : impl_->on_device; }
 
 Array Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
   impl_->CheckBatch(batch);

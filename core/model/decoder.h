@@ -58,14 +58,14 @@ using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
 
 class Decoder {
  public:
-  // `weights` are the host's and outlive the decoder. A device that cannot read them where they stand gets a
-  // copy, one for all decoders of these weights on it: what an optimizer writes there, all of them compute
-  // with. Their bytes may change between calls (new versions), never during one; then WeightsChanged().
-  // `part`: of the model (cut.h); everything that it computes then needs the other ranks (UsePeers), which
-  // compute the same rows. On devices that sum in tiles the results of two, three and four ranks have the
-  // bits of the whole model's, but where they cut the inner width into odd parts (sum_cuts.h). Where experts
-  // are divided each rank has rows of its own, and every forward and backward of one of them is made by all,
-  // by Serve where they have no rows for it.
+  // `weights` are the host's and outlive the decoder. Of an adapter: what its base computes, changed by it. A
+  // device that cannot read them where they stand gets a copy, one for all decoders of these weights on it:
+  // what an optimizer writes there, all of them compute with. Their bytes may change between calls (new
+  // versions), never during one; then WeightsChanged(). `part`: of the model (cut.h); everything that it
+  // computes then needs the other ranks (UsePeers), which compute the same rows. On devices that sum in tiles
+  // the results of two, three and four ranks have the bits of the whole model's, but where they cut the inner
+  // width into odd parts (sum_cuts.h). Where experts are divided each rank has rows of its own, and every
+  // forward and backward of one of them is made by all, by Serve where they have no rows for it.
   Decoder(const Weights& weights, std::shared_ptr<device::Device> device, const Part& part = {});
   ~Decoder();
 
@@ -78,7 +78,7 @@ class Decoder {
   [[nodiscard]] const ModelSpec& spec() const;  // of the part
   [[nodiscard]] device::Device& device() const;
   void WeightsChanged();
-  [[nodiscard]] DeviceWeights& weights();  // that it computes with
+  [[nodiscard]] DeviceWeights& weights();  // that are trained: of an adapter, it alone
 
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
   device::Array Forward(const RaggedBatch& batch, const KvMemory& kv) const;
@@ -102,7 +102,8 @@ class Decoder {
   // inputs). The KV memory is the batch itself: slots must be 0..rows-1 in order.
   std::pair<device::Array, SavedPtr> ForwardTraining(const RaggedBatch& batch, bool recompute) const;
 
-  // Adds the gradient of every parameter to `grads` (same flat index as the weights, float32) given
+  // Adds the gradient of every parameter (of an adapter, of its own alone) to `grads` (same flat index as the
+  // weights, float32) given
   // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`. With experts, adds the gradient of
   // balance_scale * LoadBalanceLoss(saved).
   void Backward(SavedPtr saved, const device::View& grad_hidden, Gradients& grads,

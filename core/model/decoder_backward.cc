@@ -57,17 +57,18 @@ void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const View& w, 
 
 template <typename T>
 void Decoder::Impl::MultiplyBackWeight(float* dw, const View& dy, const View& x) const {
+  if (dw == nullptr) return;
   device.MultiplyBackWeight(device::MultiplyBackWeightArgs<T>{
       .rows = dy.rows, .n = dy.cols, .k = x.cols, .dy = dy.As<T>(), .x = x.As<T>(), .dw = dw});
 }
 
 float* Decoder::Impl::Gradient(int64_t index, Gradients& grads) const {
-  return index < 0 ? nullptr : grads.At(on_device.layout()[static_cast<size_t>(index)].offset);
+  return index < 0 || adapter ? nullptr : grads.At(on_device.layout()[static_cast<size_t>(index)].offset);
 }
 
 template <typename T>
 void Decoder::Impl::AddBiasGradient(int64_t index, const View& dy, Gradients& grads) const {
-  if (index < 0) return;
+  if (index < 0 || adapter) return;
   device.ColumnSum(device::ColumnSumArgs<T>{
       .rows = dy.rows, .n = dy.cols, .x = dy.As<T>(), .out = Gradient(index, grads)});
 }
@@ -75,12 +76,17 @@ void Decoder::Impl::AddBiasGradient(int64_t index, const View& dy, Gradients& gr
 template <typename T>
 void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& gate_up, const View& act,
                                 const View& x, const View& dy, const View& dx, const View& sums,
-                                Gradients& grads) {
+                                Gradients& grads, const View* narrow) {
+  const AdapterMatrix none, &adapt_up = shared ? none : w.adapter[kGateUp],
+                            &adapt_down = shared ? none : w.adapter[kDown];
   const int64_t up = shared ? w.shared_gate_up : w.gate_up, down = shared ? w.shared_down : w.down;
   device.SwiGlu(device::SwiGluArgs<T>{
       .rows = act.rows, .ff = act.cols, .gate_up = gate_up.As<T>(), .act = act.As<T>()});
   MultiplyBackWeight<T>(Gradient(down, grads), dy, act);
+  const View of_down =
+      AdaptGradients<T>(adapt_down, act, narrow == nullptr ? View() : narrow[kDown], dy, grads);
   MultiplyBack<T>(act, dy, parameter(down));
+  AdaptBack<T>(adapt_down, of_down, act);
   device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = act.rows,
                                                       .ff = act.cols,
                                                       .gate_up = gate_up.As<T>(),
@@ -88,14 +94,17 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
                                                       .dgate_up = gate_up.As<T>()});
   MultiplyBackWeight<T>(Gradient(up, grads), gate_up, x);
   if (shared) return MultiplyBack<T>(dx, gate_up, parameter(up));
+  const View of_up =
+      AdaptGradients<T>(adapt_up, x, narrow == nullptr ? View() : narrow[kGateUp], gate_up, grads);
   MultiplyBack<T>(dx, gate_up, parameter(up), over_gate_up, sums, "feed-forward, backward");
+  AdaptBack<T>(adapt_up, of_up, dx);
 }
 
 // The experts' backward is in another file.
 #define TIDEPOOL_INSTANTIATE(T)                                                                    \
   template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&, \
                                               const View&, const View&, const View&, const View&,  \
-                                              Gradients&);                                         \
+                                              Gradients&, const View*);                            \
   template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const View&) const;       \
   template void Decoder::Impl::MultiplyBackWeight<T>(float*, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
@@ -133,7 +142,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
     ExpertsBackward<T>(layer, saved, b, dx_narrow, balance_scale, grads);
   } else {
     AddBiasGradient<T>(w.down_bias, dx_narrow, grads);
-    MlpBackward<T>(w, /*shared=*/false, b.gate_up, b.act, norm, dx_narrow, dnorm, b.sums, grads);
+    MlpBackward<T>(w, /*shared=*/false, b.gate_up, b.act, norm, dx_narrow, dnorm, b.sums, grads, b.narrow);
     AddBiasGradient<T>(w.gate_up_bias, b.gate_up, grads);
   }
   norm_backward(b.x_mid, b.rstd2, w.mlp_norm);
@@ -141,8 +150,10 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   // Attention. x_mid = x + a · o^T
   AddBiasGradient<T>(w.o_bias, dx_narrow, grads);
   MultiplyBackWeight<T>(Gradient(w.o, grads), dx_narrow, b.a);
+  const View of_o = AdaptGradients<T>(w.adapter[kO], b.a, b.narrow[kO], dx_narrow, grads);
   const View da = scratch.Take(rows, spec.heads * spec.head_size, dtype);
   MultiplyBack<T>(da, dx_narrow, parameter(w.o));
+  AdaptBack<T>(w.adapter[kO], of_o, da);
   const View dqkv = scratch.Take(rows, qkv_width(), dtype);
   device.AttentionBackward(device::AttentionBackwardArgs<T>{.heads = spec.heads,
                                                             .kv_heads = spec.kv_heads,
@@ -162,7 +173,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
                                                             .work = saved.backward.get()});
   if (spec.qk_norm) {
     const int64_t tiles = head_tiles.tiles;
-    const bool alone = part.whole() && tiles == 1;
+    const bool alone = part.whole() && tiles == 1 && !adapter;
     const View dq_norm = alone ? View{} : scratch.Take(tiles, spec.head_size, DType::kFloat32),
                dk_norm = alone ? View{} : scratch.Take(tiles, spec.head_size, DType::kFloat32);
     for (const View& of : {dq_norm, dk_norm})
@@ -181,12 +192,15 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
                                         .dq_norm = alone ? Gradient(w.q_norm, grads) : dq_norm.As<float>(),
                                         .dk_norm = alone ? Gradient(w.k_norm, grads) : dk_norm.As<float>(),
                                         .tiles = tiles > 1 ? &head_tiles : nullptr});
-    if (!alone) AddHeadNorms(w, dq_norm, dk_norm, grads);
+    if (!alone && !adapter) AddHeadNorms(w, dq_norm, dk_norm, grads);
   }
   AddBiasGradient<T>(w.qkv_bias, dqkv, grads);
   renorm(b.x, w.attention_norm);
   MultiplyBackWeight<T>(Gradient(w.qkv, grads), dqkv, norm);
+  const View of_qkv = AdaptGradients<T>(w.adapter[kQkv], norm, b.narrow[kQkv], dqkv, grads);
+  if (adapter && layer == 0) return;  // nothing before it is trained
   MultiplyBack<T>(dnorm, dqkv, parameter(w.qkv), over_qkv, b.sums, "attention, backward");
+  AdaptBack<T>(w.adapter[kQkv], of_qkv, dnorm);
   norm_backward(b.x, b.rstd1, w.attention_norm);
 }
 
@@ -250,9 +264,11 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
                                                         .dx_copy = dx_narrow.As<T>(),
                                                         .dweight = Gradient(final_norm, grads)});
   // Elements from `final` on have all of their gradients.
-  const auto begin_of = [&](int64_t index) { return on_device.layout()[static_cast<size_t>(index)].offset; };
-  int64_t final = begin_of(final_norm);
-  grads.Final(final, on_device.elements());
+  const auto begin_of = [&](int64_t index) {
+    return (adapter ? *adapter : on_device).layout()[static_cast<size_t>(index)].offset;
+  };
+  int64_t final = adapter ? adapter->elements() : begin_of(final_norm);
+  if (!adapter) grads.Final(final, on_device.elements());
   const ActivationArena::Mark mark = scratch.mark();
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
     scratch.Rewind(mark);
@@ -266,9 +282,11 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
       Block<T>(l, saved.batch, b, b.x.As<T>(), nullptr, b.k.As<T>(), b.v.As<T>(), /*for_backward=*/true);
     }
     BlockBackward<T>(l, saved, b, dx, dx_narrow, balance_scale, grads);
-    const int64_t begin = begin_of(layers[static_cast<size_t>(l)].attention_norm);
+    const LayerWeights& w = layers[static_cast<size_t>(l)];
+    const int64_t begin = begin_of(adapter ? w.first_adapted() : w.attention_norm);
     grads.Final(begin, std::exchange(final, begin));
   }
+  if (adapter) return;
   device.ScatterAddRows(device::ScatterAddRowsArgs<float>{.rows = rows,
                                                           .d = d,
                                                           .table_rows = spec.vocab_size,

@@ -1,6 +1,7 @@
 #pragma once
 // Inside of Decoder, shared by the decode*.cc of this folder and parted_head.cc. Not for others.
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -75,24 +76,34 @@ struct MoeBuffers {
 // (Device::FusedMultiply): the residual stream then needs two arrays.
 constexpr int64_t kRowsTogether = 32;
 
+// The matrices of a block that an adapter may change.
+enum Adapted : uint8_t { kQkv, kO, kGateUp, kDown, kAdapted };
+// What an adapter has of one of them: indices of its layout.
+struct AdapterMatrix {
+  int64_t a = -1;  // -1: nothing
+  int64_t b[device::LowRankShape::kMost] = {-1, -1, -1};
+  device::LowRankShape shape;  // of b, but for the rows
+};
+
 // What one block computes. With everything saved each block has buffers of its own; in inference
 // and while recomputing they are shared by all blocks.
 struct BlockBuffers {
-  View x;          // [P, d] block input
-  View norm;       // [P, d] normed input of qkv, then of gate_up; never saved
-  View rstd1;      // [P] float32, training only
-  View qkv;        // [P, (Hq + 2 Hkv) D]; saved only with head norms
-  View q;          // [P, Hq D] rotated
-  View k, v;       // [P, Hkv D], training only: the batch is its own KV memory
-  View a;          // [P, Hq D] attention output
-  View lse;        // [P, Hq] float32, training only
-  View x_mid;      // [P, d] after attention; may be x in inference
-  View rstd2;      // [P] float32, training only
-  View gate_up;    // [P, 2 ff]
-  View act;        // [P, ff]; never saved
-  View out;        // [P, d] product results on their way to the residual; never saved
-  View sums;       // [nodes * P, d] float32, of a part: those of `out` that this rank has; never saved
-  MoeBuffers moe;  // sparse blocks
+  View x;                 // [P, d] block input
+  View norm;              // [P, d] normed input of qkv, then of gate_up; never saved
+  View rstd1;             // [P] float32, training only
+  View qkv;               // [P, (Hq + 2 Hkv) D]; saved only with head norms
+  View q;                 // [P, Hq D] rotated
+  View k, v;              // [P, Hkv D], training only: the batch is its own KV memory
+  View a;                 // [P, Hq D] attention output
+  View lse;               // [P, Hq] float32, training only
+  View x_mid;             // [P, d] after attention; may be x in inference
+  View rstd2;             // [P] float32, training only
+  View gate_up;           // [P, 2 ff]
+  View act;               // [P, ff]; never saved
+  View out;               // [P, d] product results on their way to the residual; never saved
+  View sums;              // [nodes * P, d] float32, of a part: those of `out` that this rank has; never saved
+  View narrow[kAdapted];  // [P, rank * targets] of an adapter: rows by its A; in inference one for all
+  MoeBuffers moe;         // sparse blocks
 
   // Takes over the buffers that are never saved.
   void LendUnsaved(const BlockBuffers& from) {
@@ -131,6 +142,12 @@ struct LayerWeights {
       down_bias;
   int64_t router, experts_gate_up, experts_down, shared_gate_up, shared_down, shared_gate;
   int64_t sparse;  // number among the sparse layers
+  std::array<AdapterMatrix, kAdapted> adapter;
+  [[nodiscard]] int64_t first_adapted() const {
+    for (const AdapterMatrix& m : adapter)
+      if (m.a >= 0) return m.a;
+    return -1;
+  }
 };
 
 struct Decoder::Impl {
@@ -156,6 +173,7 @@ struct Decoder::Impl {
   std::vector<std::pair<int64_t, int64_t>> logits_tiles;  // [first, end) of this part's own
   const std::shared_ptr<DeviceWeights> shared_weights;  // with other decoders of these weights on the device
   DeviceWeights& on_device;
+  const std::shared_ptr<DeviceWeights> adapter;  // null: none, and the model itself is trained
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin
@@ -289,13 +307,27 @@ struct Decoder::Impl {
   template <typename T>
   void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const View& dx,
                      const View& dx_narrow, double balance_scale, Gradients& grads);
-  // Of parameter `index`, on the device; null for -1.
+  // Of parameter `index`, on the device; null for -1, and where an adapter is trained in its place.
   [[nodiscard]] float* Gradient(int64_t index, Gradients& grads) const;
+  // low_rank.cc. Nothing where the adapter has none of the matrix, or there is no adapter.
+  void FindAdapter(const AdapterSpec& of);
+  void TakeNarrow(ActivationArena& arena, int64_t rows, bool training, BlockBuffers& b) const;
+  template <typename T>
+  void ToNarrow(const AdapterMatrix& m, const View& x, const View& narrow) const;  // narrow = x a^T
+  template <typename T>
+  void Adapt(const AdapterMatrix& m, const View& x, const View& narrow, const View& y) const;  // y += its
+  // Adds the gradients of a and b; returns that of `narrow`, for AdaptBack.
+  template <typename T>
+  View AdaptGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,
+                      Gradients& grads);
+  template <typename T>
+  void AdaptBack(const AdapterMatrix& m, const View& dnarrow, const View& dx) const;  // dx += its
   // Of down(swiglu(gate_up x)): gate_up [P, 2m] and act [P, m] become gradients, those of the weights are
   // added to, and dx gets the input's. It may be dy.
   template <typename T>
   void MlpBackward(const LayerWeights& w, bool shared, const View& gate_up, const View& act, const View& x,
-                   const View& dy, const View& dx, const View& sums, Gradients& grads);
+                   const View& dy, const View& dx, const View& sums, Gradients& grads,
+                   const View* narrow = nullptr);
   // Gradients of norms of q's and k's heads, which all ranks have: those of this part's heads, in tiles
   // [head_tiles.tiles, head_size] each, are added up over all and added to `grads`.
   void AddHeadNorms(const LayerWeights& w, const View& dq_norm, const View& dk_norm, Gradients& grads) const;

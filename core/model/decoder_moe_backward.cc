@@ -59,6 +59,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     device.GroupedMultiplyBack(a);
   };
   const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {
+    if (adapter) return;
     auto a = OfExperts<device::GroupedMultiplyBackWeightArgs<T>>(moe, pairs, dout.cols, x.cols);
     a.dy = dout.As<T>(), a.x = x.As<T>(), a.dw = Gradient(matrix, grads);
     device.GroupedMultiplyBackWeight(a);

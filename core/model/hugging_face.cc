@@ -9,46 +9,18 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "core/base/json_text.h"
-#include "core/files/float_formats.h"
 #include "core/files/mapped_file.h"
 #include "core/files/safetensors.h"
+#include "core/model/adapter_files.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
 namespace {
 
 constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
-
-// Rounds or widens `n` stored values to the arena's dtype.
-void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::byte* out) {
-  if ((from == files::DType::kBF16 && to == DType::kBFloat16) ||
-      (from == files::DType::kF32 && to == DType::kFloat32)) {
-    std::memcpy(out, in, static_cast<size_t>(n * Bytes(to)));
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    float value = 0;
-    if (from == files::DType::kF32) {
-      std::memcpy(&value, in + i * 4, 4);
-    } else if (from == files::DType::kF64) {
-      double wide = 0;
-      std::memcpy(&wide, in + i * 8, 8);
-      value = static_cast<float>(wide);
-    } else {
-      uint16_t bits = 0;
-      std::memcpy(&bits, in + i * 2, 2);
-      value = from == files::DType::kBF16 ? files::Bf16ToFloat(bits) : files::Fp16ToFloat(bits);
-    }
-    if (to == DType::kFloat32) {
-      std::memcpy(out + i * 4, &value, 4);
-    } else {
-      const uint16_t bits = files::FloatToBf16(value);
-      std::memcpy(out + i * 2, &bits, 2);
-    }
-  }
-}
 
 }  // namespace
 
@@ -72,10 +44,21 @@ StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std:
     std::byte* out = weights->bytes().data() + (p.offset + t.row * row) * Bytes(dtype);
     const int64_t in_bytes = files::DTypeBits(entry->info->dtype) / 8;
     at::parallel_for(0, n, 1 << 18, [&](int64_t begin, int64_t end) {
-      Convert(entry->info->dtype, in + begin * in_bytes, end - begin, dtype, out + begin * Bytes(dtype));
+      files::ConvertFloats(entry->info->dtype, in + begin * in_bytes, end - begin, StoredType(dtype),
+                           out + begin * Bytes(dtype));
     });
     entry->file->Discard(*entry->info);  // or the mapped file would stand beside the weights until the end
   }
+  return weights;
+}
+
+StatusOr<std::unique_ptr<Weights>> LoadAdapter(const std::string& folder, std::shared_ptr<const Weights> base,
+                                               const AdapterSpec& wanted) {
+  TP_ASSIGN_OR_RETURN(const AdapterFolder stored, AdapterFolder::Open(folder));
+  TP_RETURN_IF_ERROR(stored.CheckSpec(wanted));
+  TP_RETURN_IF_ERROR(stored.CheckShapes(base->spec()));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<Weights> weights, Weights::Adapt(std::move(base), wanted));
+  stored.Read(weights->spec(), weights->dtype(), weights->bytes());
   return weights;
 }
 
@@ -88,7 +71,8 @@ bool HasValues(const files::SafetensorsFolder::Entry& stored, DType dtype, std::
   const int64_t in_bytes = files::DTypeBits(stored.info->dtype) / 8, n = stored.info->numel();
   for (int64_t from = 0; from < n; from += kPiece) {
     const int64_t count = std::min(kPiece, n - from);
-    Convert(stored.info->dtype, stored.bytes().data() + from * in_bytes, count, dtype, converted.data());
+    files::ConvertFloats(stored.info->dtype, stored.bytes().data() + from * in_bytes, count,
+                         StoredType(dtype), converted.data());
     if (std::memcmp(converted.data(), bytes.data() + from * Bytes(dtype),
                     static_cast<size_t>(count * Bytes(dtype))) != 0)
       return false;
@@ -144,9 +128,7 @@ Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_
       }
     }
     untrained = false;
-    sources.push_back(
-        files::SourceOf(t.name, weights.dtype() == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16,
-                        t.shape, bytes));
+    sources.push_back(files::SourceOf(t.name, StoredType(weights.dtype()), t.shape, bytes));
   }
   if (untrained) {
     for (const auto& [name, entry] : stored->tensors()) {

@@ -12,6 +12,11 @@
 
 namespace tidepool::model {
 
+// As which a tensor of this type is stored.
+inline files::DType StoredType(DType dtype) {
+  return dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16;
+}
+
 // config.json and generation_config.json. Errors name file and key; what is legal but not implemented is
 // kUnimplemented.
 StatusOr<ModelSpec> ReadSpec(const std::string& folder);

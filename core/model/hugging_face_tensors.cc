@@ -11,32 +11,21 @@
 namespace tidepool::model {
 namespace {
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
-bool Floating(files::DType t) {
-  return t == files::DType::kF32 || t == files::DType::kF16 || t == files::DType::kBF16 ||
-         t == files::DType::kF64;
-}
-
 Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t,
                    const files::SafetensorsFolder& stored) {
   const auto entry = stored.Find(t.name);
   if (!entry.has_value()) {
-    return InvalidArgument(folder + ": the tensor " + t.name + " " + ShapeText(t.shape) +
+    return InvalidArgument(folder + ": the tensor " + t.name + " " + files::ShapeText(t.shape) +
                            " is missing from the safetensors");
   }
   const std::string where = entry->file->path() + ": " + t.name;
-  if (!Floating(entry->info->dtype)) {
+  if (!files::IsFloating(entry->info->dtype)) {
     return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) +
                            ", expected F32, BF16, F16 or F64");
   }
   if (entry->info->shape != t.shape) {
-    return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " +
-                           ShapeText(t.shape) + " by config.json");
+    return InvalidArgument(where + ": shape " + files::ShapeText(entry->info->shape) + ", expected " +
+                           files::ShapeText(t.shape) + " by config.json");
   }
   return OkStatus();
 }

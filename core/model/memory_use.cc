@@ -75,8 +75,14 @@ int64_t ParameterCount(const ModelSpec& spec) {
   return sum;
 }
 int64_t WeightBytes(const ModelSpec& spec, DType dtype) { return Bytes(dtype) * LayoutElements(spec); }
+int64_t TrainedElements(const ModelSpec& spec, const std::optional<AdapterSpec>& adapter) {
+  return adapter ? AdapterElements(spec, *adapter) : LayoutElements(spec);
+}
+int64_t OptimizerBytes(int64_t elements, DType dtype) {
+  return (8 + (dtype == DType::kBFloat16 ? 2 : 0)) * elements;
+}
 int64_t OptimizerBytes(const ModelSpec& spec, DType dtype) {
-  return (8 + (dtype == DType::kBFloat16 ? 2 : 0)) * LayoutElements(spec);
+  return OptimizerBytes(LayoutElements(spec), dtype);
 }
 
 int64_t SharedGradientBytes(const ModelSpec& s, int64_t owned) {
@@ -122,11 +128,27 @@ int64_t LaidOutPartBytes(const ModelSpec& s, DType dtype) {
   return most * Bytes(dtype);
 }
 
+namespace {
+
+// Of a block, for one token: what an adapter's A give.
+int64_t NarrowWidth(const ModelSpec& s, const std::optional<AdapterSpec>& adapter) {
+  if (!adapter) return 0;
+  int64_t width = 0;
+  for (const Parameter& p : AdapterLayout(s, *adapter))
+    if (p.name.starts_with("layers.0.") && p.name.ends_with(".a")) width += p.shape[0];
+  return width;
+}
+
+}  // namespace
+
 MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& sizes) {
   const int64_t w = Bytes(dtype), d = s.hidden_size, sparse = s.sparse_layers();
+  const int64_t trained = TrainedElements(s, sizes.adapter);
   MemoryUse use{.weights = WeightBytes(s, dtype) + (sizes.gpu ? 0 : LaidOutBytes(s, dtype)),
-                .optimizer = OptimizerBytes(s, dtype),
-                .gradients = 4 * LayoutElements(s)};
+                .optimizer = OptimizerBytes(trained, dtype),
+                .gradients = 4 * trained};
+  const int64_t narrow = w * NarrowWidth(s, sizes.adapter);  // of a block
+  if (sizes.adapter) use.weights = trained * w + (sizes.gpu ? WeightBytes(s, dtype) : 0);
   const int64_t attention = AttentionActivationBytes(s, dtype), block = attention + LargestMlpBytes(s, w);
   const int64_t blocks =
       s.layers * attention + sparse * MlpBytes(s, w, true) + (s.layers - sparse) * MlpBytes(s, w, false);
@@ -137,7 +159,8 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   backward += 4 * (s.heads + 2 * s.kv_heads) * ((s.head_size + 15) / 16 * 16);
   // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
-  const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;
+  const int64_t kept = sizes.recompute ? s.layers * w * d + block + narrow : blocks + s.layers * narrow;
+  backward += narrow;
   use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
   use.workspace = s.value_head ? 0 : std::min(kHeadRows, sizes.tokens) * s.vocab_size * w;
   if (sizes.gpu) {  // two sums a row and head for attention's backward, or the parts of short rows

@@ -10,6 +10,8 @@
 //                + w P                      where the CPU trains it: laid out for products, for both roles
 //                + LaidOutPartBytes         in its place, of ranks that share the weights
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
+//                where an adapter of P' elements is trained: P' in place of P, here, below and on the CPU
+//                above, where the model stands in shared memory (workers/data/host_base.h); a GPU has it, too
 //   gradients    4 P                        float32
 //                SharedGradientBytes        of ranks that share them
 //   activations  T (L A + S)                A: what a training forward keeps of a block,
@@ -24,7 +26,9 @@
 //                and the experts that were chosen where they are recorded
 
 #include <cstdint>
+#include <optional>
 
+#include "core/model/adapter.h"
 #include "core/model/spec.h"
 
 namespace tidepool::model {
@@ -47,6 +51,9 @@ int64_t LaidOutBytes(const ModelSpec& spec, DType dtype);
 // Of it the most that one part has (layout.h GradientParts): all there is with Weights::LayOutByParts.
 int64_t LaidOutPartBytes(const ModelSpec& spec, DType dtype);
 int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
+// Of what is trained of a model: an adapter, or all of it.
+int64_t TrainedElements(const ModelSpec& spec, const std::optional<AdapterSpec>& adapter);
+int64_t OptimizerBytes(int64_t elements, DType dtype);
 // Of a rank that keeps the gradients of `owned` elements alone, at most: these, the part of the model that a
 // backward is at, the part before it, and the embedding where it is the head, too (layout.h GradientParts).
 int64_t SharedGradientBytes(const ModelSpec& spec, int64_t owned);
@@ -65,6 +72,7 @@ struct TrainingSizes {
   int64_t threads = 1;  // of the CPU
   bool gpu = false;
   int64_t decoded_keys = 256;  // of the rows that a GPU decodes: of a few, or with deterministic of all
+  std::optional<AdapterSpec> adapter = {};
 };
 // Of the trained model: weights, optimizer, gradients, activations, workspace.
 MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes& sizes);

@@ -21,6 +21,8 @@
 
 namespace tidepool::model {
 struct Weights::Impl {
+  std::shared_ptr<const Weights> base;
+  std::optional<AdapterSpec> adapter;
   ModelSpec spec;
   Part part;
   DType dtype = DType::kFloat32;
@@ -32,6 +34,7 @@ struct Weights::Impl {
   uint64_t digest = 0;          // before it was
   int64_t overwritten = 0;      // times
   bool by_parts = false;        // what is laid out beside it
+  std::span<std::byte> strips;  // that stand elsewhere (UseStrips); empty: none
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
@@ -89,6 +92,19 @@ StatusOr<std::unique_ptr<Weights>> Weights::FromLayout(std::vector<Parameter> la
   return w;
 }
 
+StatusOr<std::unique_ptr<Weights>> Weights::Adapt(std::shared_ptr<const Weights> base,
+                                                  const AdapterSpec& adapter) {
+  TP_CHECK(base->part().whole() && base->base() == nullptr) << "an adapter on a part, or on an adapter";
+  TP_RETURN_IF_ERROR(CheckAdapter(base->spec(), adapter));
+  TP_ASSIGN_OR_RETURN(auto weights, FromLayout(AdapterLayout(base->spec(), adapter), base->dtype()));
+  weights->impl_->spec = base->spec();
+  weights->impl_->adapter = adapter;
+  weights->impl_->base = std::move(base);
+  return weights;
+}
+
+const std::shared_ptr<const Weights>& Weights::base() const { return impl_->base; }
+const AdapterSpec* Weights::adapter() const { return impl_->adapter ? &*impl_->adapter : nullptr; }
 const ModelSpec& Weights::spec() const { return impl_->spec; }
 const Part& Weights::part() const { return impl_->part; }
 DType Weights::dtype() const { return impl_->dtype; }
@@ -153,8 +169,14 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       continue;
     }
     if (p.name.ends_with("_bias") || p.name == "score") continue;  // zero
+    const bool low_rank = impl_->adapter.has_value();
+    if (low_rank && p.name.ends_with(".b")) continue;
+    const bool uniform = low_rank && impl_->adapter->init == AdapterInit::kKaiming;
     const bool to_residual = p.name.ends_with(".o") || p.name.ends_with("down");
-    const double std = init_std * (to_residual ? residual : 1.0);
+    // Of an adapter as the reference library does: A of rank r within 1 / sqrt(width), or Normal(0, 1 / r).
+    const double std = uniform    ? 1.0 / std::sqrt(static_cast<double>(p.shape[1]))
+                       : low_rank ? 1.0 / static_cast<double>(impl_->adapter->rank)
+                                  : init_std * (to_residual ? residual : 1.0);
     const Rng stream = root.Fork(p.name);
     constexpr int64_t kBlock =
         65536;  // each block has a stream of its own, so that blocks can be drawn in parallel
@@ -164,7 +186,8 @@ void Weights::Initialize(uint64_t seed, double init_std) {
         Rng rng = stream.Fork(static_cast<uint64_t>(b));
         const int64_t stop = std::min(p.numel(), (b + 1) * kBlock);
         std::vector<float> values(static_cast<size_t>(stop - b * kBlock));
-        for (float& v : values) v = static_cast<float>(std * rng.Normal());
+        for (float& v : values)
+          v = static_cast<float>(std * (uniform ? 2.0 * rng.Uniform() - 1.0 : rng.Normal()));
         put(b * kBlock, values);
       }
     });
@@ -246,6 +269,17 @@ void Weights::LayOutFor(device::Device& device, std::optional<uint64_t> digest) 
   m.in_strips = std::move(in_strips);
 }
 bool Weights::laid_out() const { return !impl_->in_strips.empty(); }
+void Weights::UseStrips(device::Device& device, std::span<std::byte> strips, bool made) {
+  Impl& m = *impl_;
+  TP_CHECK(device.host_memory() && static_cast<int64_t>(strips.size()) == size())
+      << "strips of other weights";
+  m.strips = strips;
+  for (const Parameter& p : m.layout) {
+    if (!made && LaysOut(device, p, m.dtype))
+      device.LayOut(Matrix(m.arena.data(), p, m.dtype), Matrix(strips.data(), p, m.dtype).data);
+  }
+}
+bool Weights::owns_arena() const { return !impl_->owned.bytes().empty(); }
 void Weights::LayOutByParts() { impl_->by_parts = true; }
 int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
 int64_t Weights::strips_bytes() const {
@@ -327,6 +361,7 @@ DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const Parameter& p = layout_[index];
   if (!cut() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
+  if (!host_.impl_->strips.empty() && !cut()) return {In(host_.impl_->strips.data(), p), true};
   if (host_.impl_->by_parts) return ProductOfPart(p);
   if (made_of_ != host_.impl_->overwritten) MakeStrips();
   return {In(strips_->data(), p), true};

@@ -19,6 +19,7 @@
 #include "core/base/status.h"
 #include "core/device/byte_store.h"
 #include "core/device/device.h"
+#include "core/model/adapter.h"
 #include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/model/layout.h"
@@ -39,9 +40,16 @@ class Weights {
   // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are
   // multiples of 64. spec() is empty then, and the folder functions below do not apply.
   static StatusOr<std::unique_ptr<Weights>> FromLayout(std::vector<Parameter> layout, DType dtype);
+  // An adapter (adapter.h) on `base`, which is frozen: zeros, with AdapterLayout. Decoders compute with both;
+  // what trains, publishes or saves these weights sees the adapter alone. Errors of CheckAdapter.
+  static StatusOr<std::unique_ptr<Weights>> Adapt(std::shared_ptr<const Weights> base,
+                                                  const AdapterSpec& adapter);
   ~Weights();
 
-  [[nodiscard]] const ModelSpec& spec() const;  // of the whole model
+  // The model that these weights are an adapter on, and its spec; null: they are a model.
+  [[nodiscard]] const std::shared_ptr<const Weights>& base() const;
+  [[nodiscard]] const AdapterSpec* adapter() const;
+  [[nodiscard]] const ModelSpec& spec() const;  // of the whole model; of an adapter: its base's
   [[nodiscard]] const Part& part() const;       // that the arena has
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;  // of the arena
@@ -61,6 +69,11 @@ class Weights {
   // they are, or that has memory of its own. `digest`: Digest(), where it is known.
   void LayOutFor(device::Device& device, std::optional<uint64_t> digest = std::nullopt);
   [[nodiscard]] bool laid_out() const;
+  // For weights that nobody writes any more: what decoders on devices that lay out as this one read beside
+  // the arena stands in `strips` (size() bytes, 64-byte aligned, outlives this), for all processes that map
+  // it. Makes it there, unless it was `made`. requires a device with the host's memory
+  void UseStrips(device::Device& device, std::span<std::byte> strips, bool made);
+  [[nodiscard]] bool owns_arena() const;  // in memory of this process alone
   // For weights that are trained and read a part at a time (layout.h GradientParts): what decoders lay out
   // beside the arena is that of the part that they are at, made when they come to it. As much less memory,
   // and once more work for each forward.
@@ -78,7 +91,7 @@ class Weights {
   [[nodiscard]] int64_t strips_bytes() const;  // that are laid out, or cut out, beside it for decoders
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
-  // 1/sqrt(2 L). A pure function of (spec, seed, std).
+  // 1/sqrt(2 L). A pure function of (spec, seed, std). Of an adapter: A as its spec says, B zeros.
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
   // digest.
@@ -213,6 +226,10 @@ StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DT
 // The same for a spec that was read before, and perhaps changed (its end tokens). requires CheckSpec(spec).
 StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
                                                std::span<std::byte> arena = {});
+// The adapter in a folder (adapter_files.h) on `base`, in its type. kInvalidArgument also where it has not
+// the form that is `wanted`, or does not fit the base.
+StatusOr<std::unique_ptr<Weights>> LoadAdapter(const std::string& folder, std::shared_ptr<const Weights> base,
+                                               const AdapterSpec& wanted);
 // Writes config.json, generation_config.json and model.safetensors (sharded above max_shard_bytes)
 // into `folder`; tokenizer files are copied by the caller. `source`: the folder that the weights were read
 // from, or empty. What still has its values is written as it stands there, so names, shapes, types (float16,

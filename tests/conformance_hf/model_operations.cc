@@ -7,6 +7,7 @@
 
 #include "core/device/cpu/cpu_device.h"
 #include "core/engine/engine.h"
+#include "core/model/adapter_files.h"
 #include "core/model/row_operations.h"
 #include "core/text/tokenizer.h"
 
@@ -116,6 +117,13 @@ Status Prefill(const model::Weights& weights, const model::Decoder& decoder, con
   return OkStatus();
 }
 
+// Folder of an adapter of the model; empty: none.
+StatusOr<std::string> AdapterOf(const Json& request) {
+  if (!request.contains("adapter")) return std::string();
+  if (!request["adapter"].is_string()) return InvalidArgument("\"adapter\" is no string");
+  return request["adapter"].get<std::string>();
+}
+
 }  // namespace
 
 ModelOperations::ModelOperations() = default;
@@ -123,8 +131,9 @@ ModelOperations::~ModelOperations() = default;
 
 StatusOr<ModelOperations::Loaded*> ModelOperations::Load(const Json& request, model::DType dtype) {
   TP_ASSIGN_OR_RETURN(const std::string folder, FolderOf(request));
+  TP_ASSIGN_OR_RETURN(const std::string adapter, AdapterOf(request));
   for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-    if (it->folder != folder || it->dtype != dtype) continue;
+    if (it->folder != folder || it->adapter != adapter || it->dtype != dtype) continue;
     kept_.splice(kept_.begin(), kept_, it);
     return &kept_.front();
   }
@@ -135,8 +144,15 @@ StatusOr<ModelOperations::Loaded*> ModelOperations::Load(const Json& request, mo
   if (kept_.size() >= kKeptMax) kept_.pop_back();
   Loaded loaded;
   loaded.folder = folder;
+  loaded.adapter = adapter;
   loaded.dtype = dtype;
   TP_ASSIGN_OR_RETURN(loaded.weights, model::LoadTensors(spec, folder, dtype));
+  if (!adapter.empty()) {
+    TP_ASSIGN_OR_RETURN(const auto stored, model::AdapterFolder::Open(adapter));
+    TP_RETURN_IF_ERROR(stored.CheckBase(folder));
+    TP_ASSIGN_OR_RETURN(loaded.weights,
+                        model::LoadAdapter(adapter, std::move(loaded.weights), stored.spec()));
+  }
   loaded.decoder = std::make_unique<model::Decoder>(*loaded.weights, std::make_shared<device::CpuDevice>());
   kept_.push_front(std::move(loaded));
   return &kept_.front();
@@ -255,6 +271,18 @@ StatusOr<Json> ModelOperations::Save(const Json& request) {
   return Json{{"ok", true}};
 }
 
+StatusOr<Json> ModelOperations::SaveAdapter(const Json& request) {
+  TP_ASSIGN_OR_RETURN(const std::string adapter, AdapterOf(request));
+  if (adapter.empty() || !request.contains("out") || !request["out"].is_string())
+    return InvalidArgument("the request has no strings \"adapter\" and \"out\"");
+  TP_ASSIGN_OR_RETURN(const Loaded* loaded, Load(request, model::DType::kFloat32));
+  const model::Weights& weights = *loaded->weights;
+  TP_RETURN_IF_ERROR(
+      model::SaveAdapter({weights.spec(), *weights.adapter(), weights.dtype(), weights.bytes()},
+                         loaded->folder, request["out"].get<std::string>()));
+  return Json{{"ok", true}};
+}
+
 StatusOr<Json> ModelOperations::Check(const Json& request) {
   TP_ASSIGN_OR_RETURN(const std::string folder, FolderOf(request));
   TP_RETURN_IF_ERROR(model::CheckHuggingFace(folder));
@@ -271,6 +299,7 @@ std::optional<StatusOr<Json>> ModelOperations::Run(const Json& request) {
   if (op == "model.greedy") return Greedy(request);
   if (op == "model.check") return Check(request);
   if (op == "model.save") return Save(request);
+  if (op == "adapter.save") return SaveAdapter(request);
   return std::nullopt;
 }
 

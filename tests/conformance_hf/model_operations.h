@@ -1,9 +1,10 @@
 #pragma once
 // The operations of the conformance protocol that need tensors: model.logits, model.logprobs, model.greedy,
 // model.check (docs/conformance_hf.md), and, for our own checks,
-// model.save {model, out, dtype, max_shard_bytes}: loads a folder and writes it again. Folders do not change
-// while the program runs, so the last models are kept. Not thread-safe. Throws what LibTorch throws (memory);
-// the caller stops it.
+// model.save {model, out, dtype, max_shard_bytes}: loads a folder and writes it again; and
+// adapter.save {model, adapter, out}, the same of an adapter. Of the first three `adapter` may name a folder,
+// too, whose adapter then changes the model. Folders do not change while the program runs, so the last models
+// are kept. Not thread-safe. Throws what LibTorch throws (memory); the caller stops it.
 
 #include <cstdint>
 #include <list>
@@ -28,7 +29,7 @@ class ModelOperations {
 
  private:
   struct Loaded {
-    std::string folder;
+    std::string folder, adapter;
     model::DType dtype = model::DType::kFloat32;
     std::unique_ptr<model::Weights> weights;
     std::unique_ptr<model::Decoder> decoder;
@@ -38,6 +39,7 @@ class ModelOperations {
   StatusOr<nlohmann::ordered_json> LogProbs(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> Greedy(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> Save(const nlohmann::ordered_json& request);
+  StatusOr<nlohmann::ordered_json> SaveAdapter(const nlohmann::ordered_json& request);
   static StatusOr<nlohmann::ordered_json> Check(const nlohmann::ordered_json& request);
 
   std::list<Loaded> kept_;  // the last used in front

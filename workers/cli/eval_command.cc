@@ -214,6 +214,7 @@ Status Report(const EvalOptions& o, const Outcome& outcome) {
                 {"seed", o.job.seed},
                 {"reward_names", total.names()},
                 {"total", ToJson("total", total, pass_at)}};
+    if (!o.job.model.lora.path.empty()) out["adapter"] = o.job.model.lora.path;
     for (const auto& [name, tally] : outcome.sets) out["sets"].push_back(ToJson(name, tally, pass_at));
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();

@@ -171,6 +171,7 @@ struct InferenceSession::Impl {
     welcome.run_dir = dir;
     welcome.run_id = run_id;
     welcome.model_dir = options.job.model.path;
+    welcome.shared_memory = options.shared_memory;
     if (!attachments->Welcome(0, process, std::move(welcome)))
       return Unavailable("the worker process is gone: " + Log());
     Send(down::InitState{.slot = kSlot});

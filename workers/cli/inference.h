@@ -21,7 +21,9 @@ struct InferenceOptions {
   int64_t max_position = 0;  // of the model: an answer ends there
   std::string worker_path;   // tidepool-worker
   double start_timeout_s = 300;
-  int64_t together_ms = 100;   // tokens are told so late at most; often costs throughput
+  int64_t together_ms = 100;  // tokens are told so late at most; often costs throughput
+  // Folder in memory that several sessions have: the model below their adapters is there once. Empty: none.
+  std::string shared_memory = {};
   std::function<bool()> stop;  // asked often; true: what goes on ends with kAborted
 };
 

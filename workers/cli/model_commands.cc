@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "core/base/real_file_system.h"
+#include "core/model/adapter_files.h"
 #include "core/model/gguf_import.h"
 #include "workers/cli/answer_progress.h"
 #include "workers/cli/command.h"
 #include "workers/cli/model_lookup.h"
 #include "workers/cli/model_session.h"
 #include "workers/cli/ordered_lines.h"
+#include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
 namespace {
@@ -163,16 +165,33 @@ Status Generate(const CommandContext& context, GenerateOptions& o) {
 
 // --- export: the model of a run, or of one of its checkpoints ---
 
-Status Export(const std::string& what, const std::string& out) {
-  TP_ASSIGN_OR_RETURN(const FoundModel from, FindModel(what, "export"));
+struct ExportOptions {
+  std::string from, base, out;
+  bool merge = false;
+};
+
+Status Export(const ExportOptions& o) {
+  TP_ASSIGN_OR_RETURN(const FoundModel from,
+                      o.base.empty() ? FindModel(o.from, "export") : FindAdapted(o.base, o.from, "export"));
+  if (o.merge && from.adapter.empty())
+    return InvalidArgument("--merge: " + from.dir + " is a whole model already; leave it out");
   RealFileSystem real;
-  TP_RETURN_IF_ERROR(real.MakeDirectories(out));
-  TP_ASSIGN_OR_RETURN(const auto there, real.List(out));
-  if (!there.empty()) return AlreadyExists("--out: " + out + " is not empty");
+  TP_RETURN_IF_ERROR(real.MakeDirectories(o.out));
+  TP_ASSIGN_OR_RETURN(const auto there, real.List(o.out));
+  if (!there.empty()) return AlreadyExists("--out: " + o.out + " is not empty");
+  if (o.merge) {
+    TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(from.adapter));
+    TP_RETURN_IF_ERROR(model::MergeAdapter(adapter, from.dir, o.out));
+    TP_RETURN_IF_ERROR(CopyTextFiles(from.dir, o.out));
+    std::printf("%s, merged -> %s\n", DescribeModel(from).c_str(), o.out.c_str());
+    return OkStatus();
+  }
+  if (!from.adapter.empty()) TP_RETURN_IF_ERROR(CopyTextFiles(from.dir, o.out));
   std::error_code error;
-  fs::copy(from.dir, out, fs::copy_options::recursive, error);
-  if (error) return Unavailable(out + ": cannot be written (" + error.message() + ")");
-  std::printf("%s -> %s\n", DescribeModel(from).c_str(), out.c_str());
+  fs::copy(from.adapter.empty() ? from.dir : from.adapter, o.out,
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
+  if (error) return Unavailable(o.out + ": cannot be written (" + error.message() + ")");
+  std::printf("%s -> %s\n", DescribeModel(from).c_str(), o.out.c_str());
   return OkStatus();
 }
 
@@ -211,18 +230,22 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
     std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
   });
 
-  auto exported = std::make_shared<Paths>();
+  auto exported = std::make_shared<ExportOptions>();
   CLI::App* x = app.add_subcommand(
       "export", "Copy the model of a run, of one of its checkpoints (RUN:STEP), or the best one (RUN:best)");
   x->add_option(
        "run", exported->from,
        "Run (its folder, or the beginning of its name under runs/): final/ is taken, else its newest "
-       "checkpoint; RUN:STEP names one, RUN:best what checkpoint.keep_best kept")
+       "checkpoint; RUN:STEP names one, RUN:best what checkpoint.keep_best kept. Or the folder of an "
+       "adapter")
       ->required();
-  x->add_option("--out", exported->to, "Folder to make")->required();
+  x->add_option("--out", exported->out, "Folder to make")->required();
+  x->add_flag("--merge", exported->merge,
+              "Of an adapter: a whole model, with the adapter's change added to its matrices");
+  x->add_option("--model", exported->base, "Of an adapter: its model, in place of the folder that it names");
   x->footer("Example: tidepool export runs/quickstart-20260101T120000Z:20 --out models/quickstart");
   x->callback([exported, &context] {
-    const Status status = Export(exported->from, exported->to);
+    const Status status = Export(*exported);
     if (!status.ok()) Fail(context, status);
   });
 }

@@ -10,6 +10,7 @@
 
 #include "core/base/names.h"
 #include "core/base/real_file_system.h"
+#include "core/model/adapter_files.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
@@ -32,7 +33,16 @@ bool PathThere(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-bool HoldsModel(const fs::path& dir) { return PathThere(dir / "config.json"); }
+// Files of which a folder with a model has one: a whole one's, an adapter's.
+constexpr const char* kModelConfigFile = "config.json";
+bool HoldsModel(const fs::path& dir) {
+  return PathThere(dir / kModelConfigFile) || PathThere(dir / model::kAdapterConfigFile);
+}
+// Folders of adapters may have a config.json of their model, too, but no tensors of it.
+bool HoldsAdapter(const fs::path& dir) {
+  return PathThere(dir / model::kAdapterConfigFile) && !PathThere(dir / "model.safetensors") &&
+         !PathThere(dir / "model.safetensors.index.json");
+}
 
 std::string ArchitectureOf(const std::string& dir) {
   std::ifstream in(dir + "/config.json");
@@ -80,7 +90,7 @@ StatusOr<std::string> FolderOfModel(FileSystem& files, const std::string& dir) {
 StatusOr<FoundModel> ModelOfCheckpoint(FileSystem& files, const std::string& dir, const std::string& run,
                                        StepNumber step) {
   TP_ASSIGN_OR_RETURN(const std::string model, FolderOfModel(files, dir));
-  return FoundModel{.dir = model, .run = run, .step = step, .architecture = ArchitectureOf(model)};
+  return FoundModel{.dir = model, .run = run, .step = step};
 }
 
 std::string StepsText(const std::vector<StepNumber>& steps) {
@@ -98,7 +108,8 @@ StatusOr<std::vector<StepNumber>> ModelSteps(FileSystem& files, const std::strin
     if (!PathThere(fs::path(dir) / storage::kStorePlaceName)) return true;
     const auto manifest = storage::ReadManifest(files, dir, std::nullopt);
     return !manifest.ok() || std::ranges::none_of(manifest->files, [](const storage::ManifestFile& file) {
-      return file.path == std::string(kModelFolder) + "/config.json";
+      return file.path == std::string(kModelFolder) + "/" + kModelConfigFile ||
+             file.path == std::string(kModelFolder) + "/" + model::kAdapterConfigFile;
     });
   });
   return steps;
@@ -108,10 +119,7 @@ StatusOr<FoundModel> ModelOfRun(const std::string& run, std::optional<StepNumber
   RealFileSystem files;
   const storage::RunPaths paths(run);
   if (!step && HoldsModel(paths.final_model())) {
-    return FoundModel{.dir = paths.final_model(),
-                      .run = run,
-                      .step = std::nullopt,
-                      .architecture = ArchitectureOf(paths.final_model())};
+    return FoundModel{.dir = paths.final_model(), .run = run};
   }
   TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, ModelSteps(files, paths.checkpoints()));
   if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint of one yet");
@@ -148,15 +156,12 @@ std::string ModelsBeside() {
   return text;
 }
 
-}  // namespace
-
-StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, const std::string& root) {
+// FindModel without a look at what the folder holds.
+StatusOr<FoundModel> FindFolder(const std::string& name, const std::string& key, const std::string& root) {
   std::string clean = name;
   while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
   if (clean.empty()) return InvalidArgument(key + ": is empty; name a model folder or a run");
-  if (HoldsModel(clean))
-    return FoundModel{
-        .dir = clean, .run = RunAround(clean), .step = std::nullopt, .architecture = ArchitectureOf(clean)};
+  if (HoldsModel(clean)) return FoundModel{.dir = clean, .run = RunAround(clean)};
   const std::string folder = fs::path(clean).filename().string();
   if (PathThere(fs::path(clean) / storage::kManifestName) && folder.starts_with("step_") &&
       folder.size() < 24 && folder.size() > 5 &&
@@ -191,8 +196,7 @@ StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, 
   }
   if (best) {
     const std::string dir = storage::RunPaths(*run).best_model();
-    if (HoldsModel(dir))
-      return FoundModel{.dir = dir, .run = *run, .step = std::nullopt, .architecture = ArchitectureOf(dir)};
+    if (HoldsModel(dir)) return FoundModel{.dir = dir, .run = *run};
     return NotFound(key + ": " + *run +
                     ": has no best/; a run with checkpoint.keep_best has it after its "
                     "first evaluation");
@@ -201,10 +205,50 @@ StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, 
   return found.ok() ? std::move(found) : found.status().At(key);
 }
 
+// Sets the adapter apart from the model that it changes: `base`, or the one that it names.
+StatusOr<FoundModel> WithBase(FoundModel found, const std::string& key, const std::string& base) {
+  if (HoldsAdapter(found.dir)) {
+    found.adapter = found.dir;
+    TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
+    found.dir = base.empty() ? adapter.base() : base;
+    if (!PathThere(fs::path(found.dir) / kModelConfigFile))
+      return NotFound(key + ": " + found.adapter + " is an adapter of " +
+                      (found.dir.empty() ? "a model that it does not name"
+                                         : found.dir + ", which is no model folder here") +
+                      "; give the folder of that model with --model" +
+                      (key == "--model" ? ", and this with --adapter" : ""));
+    TP_RETURN_IF_ERROR(adapter.CheckBase(found.dir).At(key));
+  } else if (!base.empty()) {
+    return InvalidArgument(key + ": " + found.dir + " is a whole model, and no adapter of " + base +
+                           "; give it alone");
+  }
+  found.architecture = ArchitectureOf(found.dir);
+  return found;
+}
+
+}  // namespace
+
+StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, const std::string& root) {
+  TP_ASSIGN_OR_RETURN(FoundModel found, FindFolder(name, key, root));
+  return WithBase(std::move(found), key, "");
+}
+
+StatusOr<FoundModel> FindAdapted(const std::string& base, const std::string& adapter,
+                                 const std::string& key) {
+  TP_ASSIGN_OR_RETURN(const FoundModel model, FindModel(base, "--model"));
+  if (!model.adapter.empty())
+    return InvalidArgument("--model: " + base + " is an adapter itself, of " + model.dir +
+                           "; give that, or " + base + " alone");
+  TP_ASSIGN_OR_RETURN(FoundModel found, FindFolder(adapter, key, "runs"));
+  return WithBase(std::move(found), key, model.dir);
+}
+
 std::string DescribeModel(const FoundModel& model) {
-  if (!model.step) return model.dir;
+  const std::string& folder = model.adapter.empty() ? model.dir : model.adapter;
+  const std::string of = model.adapter.empty() ? "" : ", adapter of " + model.dir;
+  if (!model.step) return folder + of;
   const bool newest = !HoldsModel(storage::RunPaths(model.run).final_model());
-  return model.dir + " (step " + std::to_string(model.step->value) +
+  return folder + of + " (step " + std::to_string(model.step->value) +
          (newest ? "; the run has no final model)" : ")");
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/adapter_files.h"
 #include "core/model/hugging_face.h"
 #include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
@@ -32,6 +33,20 @@ std::string StoredDtype(const std::string& dir) {
   return "float32";
 }
 
+// The config of a job that begins with this adapter.
+Status TakeAdapter(const std::string& folder, LoraConfig& lora) {
+  TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(folder));
+  const model::AdapterSpec& spec = adapter.spec();
+  lora.path = std::filesystem::absolute(folder).string();
+  lora.rank = spec.rank;
+  lora.alpha = spec.alpha;
+  lora.rslora = spec.rslora;
+  lora.init = spec.init;
+  lora.targets.clear();
+  for (const AdapterTarget target : spec.targets) lora.targets.emplace_back(Name(target));
+  return OkStatus();
+}
+
 }  // namespace
 
 SamplingOptions::SamplingOptions() {
@@ -52,7 +67,8 @@ void AddModelOptions(CLI::App* command, SamplingOptions* o) {
   command
       ->add_option("model,--model", o->model,
                    "Model folder, or a run (its folder, or the beginning of its name under runs/): final/ is "
-                   "taken, else its newest checkpoint; RUN:STEP names one")
+                   "taken, else its newest checkpoint; RUN:STEP names one. An adapter's folder names its "
+                   "model")
       ->required();
   command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
@@ -75,6 +91,8 @@ void AddDeviceOptions(CLI::App* command, SamplingOptions* o) {
 void AddSampling(CLI::App* command, SamplingOptions* o) {
   RolloutConfig& r = o->job.rollout;
   AddModelOptions(command, o);
+  command->add_option("--adapter", o->adapter,
+                      "Folder of an adapter of the model (PEFT's LoRA), or a run that trained one");
   command
       ->add_option("--max-new-tokens", r.max_new_tokens,
                    "At most so many new tokens; an answer also ends where the model has no more positions")
@@ -88,8 +106,10 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
 }
 
 StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
-  TP_ASSIGN_OR_RETURN(FoundModel found, FindModel(o.model, "--model"));
+  TP_ASSIGN_OR_RETURN(FoundModel found, o.adapter.empty() ? FindModel(o.model, "--model")
+                                                          : FindAdapted(o.model, o.adapter, "--adapter"));
   o.job.model.path = found.dir;
+  if (!found.adapter.empty()) TP_RETURN_IF_ERROR(TakeAdapter(found.adapter, o.job.model.lora));
   if (found.dir != o.model) std::fprintf(stderr, "model: %s\n", DescribeModel(found).c_str());
   return found;
 }

@@ -19,7 +19,8 @@ namespace tidepool::workers {
 
 struct SamplingOptions : InferenceOptions {
   SamplingOptions();
-  std::string model;  // as it was named; job.model.path is where it is, after TakeModel
+  std::string model;    // as it was named; job.model.path is where it is, after TakeModel
+  std::string adapter;  // of it, as it was named; job.model.lora then says what it is
   std::string dtype;
 };
 // Of these, which model, and what computes it with which seed.
@@ -27,7 +28,8 @@ void AddModelOptions(CLI::App* command, SamplingOptions* options);
 void AddDeviceOptions(CLI::App* command, SamplingOptions* options);
 void AddSampling(CLI::App* command, SamplingOptions* options);
 
-// FindModel of --model. What was taken is said on standard error, where it is not what was named.
+// FindModel of --model, with --adapter where it is given. What was taken is said on standard error, where it
+// is not what was named.
 StatusOr<FoundModel> TakeModel(SamplingOptions& options);
 // The options fit together, and the model writes text. Reads no tensor.
 Status CheckSampling(const SamplingOptions& options);

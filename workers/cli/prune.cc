@@ -9,6 +9,7 @@
 
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
+#include "core/model/adapter_files.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/disk_use.h"
 #include "core/storage/journal.h"
@@ -68,7 +69,8 @@ class Planner {
         return FailedPrecondition(dir +
                                   ": it is not finished, --final-only would leave nothing to go on from; "
                                   "leave --final-only out");
-      if (!real_.Exists(JoinPath(paths.final_model(), "config.json")))
+      if (!real_.Exists(JoinPath(paths.final_model(), "config.json")) &&
+          !real_.Exists(JoinPath(paths.final_model(), model::kAdapterConfigFile)))
         return FailedPrecondition(dir +
                                   ": it has no final/, --final-only would leave no model of it; leave "
                                   "--final-only out");

@@ -13,6 +13,7 @@
 #include "core/environments/text_game.h"
 #include "core/environments/trial.h"
 #include "core/environments/vector.h"
+#include "core/model/adapter_files.h"
 #include "core/model/families/family.h"
 #include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
@@ -61,8 +62,42 @@ void Show(CommandContext& context, const RegistryOptions& o, const std::string& 
   for (const Line& line : lines) std::printf("%-*s %s\n", width, line.name.c_str(), line.text.c_str());
 }
 
+// An adapter's folder, and whether the model that it names is here and its own.
+Status DescribeAdapter(const std::string& folder, bool as_json) {
+  TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(folder));
+  const model::AdapterSpec& s = adapter.spec();
+  std::error_code error;
+  const bool here = std::filesystem::exists(adapter.base() + "/config.json", error);
+  if (here) TP_RETURN_IF_ERROR(adapter.CheckBase(adapter.base()));
+  std::vector<std::string> targets;
+  for (const AdapterTarget target : s.targets) targets.emplace_back(Name(target));
+  if (as_json) {
+    const Json out = {{"folder", folder},
+                      {"adapter_of", adapter.base()},
+                      {"base_fingerprint", adapter.fingerprint()},
+                      {"base_is_here", here},
+                      {"parameters", adapter.parameters()},
+                      {"rank", s.rank},
+                      {"alpha", s.alpha},
+                      {"rslora", s.rslora},
+                      {"targets", targets}};
+    std::printf("%s\n", out.dump().c_str());
+    return OkStatus();
+  }
+  std::printf("%s: adapter of %s%s, %.3f M parameters, rank %lld, alpha %g%s, of %s\n", folder.c_str(),
+              adapter.base().empty() ? "a model that it does not name" : adapter.base().c_str(),
+              here ? "" : " (no folder here)", static_cast<double>(adapter.parameters()) / 1e6,
+              static_cast<long long>(s.rank), s.alpha, s.rslora ? " (rslora)" : "",
+              tidepool::Listed(targets).c_str());
+  return OkStatus();
+}
+
 // A folder: what it is, or the reason why it cannot be used.
 Status DescribeFolder(const std::string& folder, bool as_json) {
+  std::error_code error;
+  if (std::filesystem::exists(folder + "/" + model::kAdapterConfigFile, error) &&
+      !std::filesystem::exists(folder + "/model.safetensors", error))
+    return DescribeAdapter(folder, as_json);
   TP_ASSIGN_OR_RETURN(const model::ModelSpec s, model::ReadSpec(folder));
   TP_RETURN_IF_ERROR(model::CheckHuggingFace(folder));
   int64_t parameters = 0;

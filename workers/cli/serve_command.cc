@@ -12,18 +12,22 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/hash.h"
 #include "core/base/loopback.h"
+#include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/model/hugging_face.h"
 #include "core/text/tool_calls.h"
 #include "workers/cli/command.h"
 #include "workers/cli/model_lookup.h"
 #include "workers/cli/model_session.h"
+#include "workers/cli/session_folder.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
@@ -44,6 +48,7 @@ constexpr int64_t kTogetherMs = 20;
 struct ServeOptions : SamplingOptions {
   std::string host = "127.0.0.1";
   int64_t port = 8000;
+  std::vector<std::string> adapters;  // [NAME=]DIR
   std::string name, key_file, tls_certificate, tls_key;
   int64_t max_waiting = 256;
   double request_timeout_s = 1800, end_within_s = 30;
@@ -113,22 +118,6 @@ StatusOr<std::optional<Identity>> TakeCertificate(const ServeOptions& o) {
   return std::optional<Identity>(std::move(identity));
 }
 
-// Until a signal, or until the worker is gone.
-Status AwaitEnd(const sigset_t& ends, const Generator& generator) {
-  bool said = false;
-  while (true) {
-    const StatusOr<bool> serves = generator.Serves();
-    if (!serves.ok()) return serves.status();
-    if (*serves && !said) {
-      std::printf("serves\n");
-      std::fflush(stdout);
-      said = true;
-    }
-    const timespec a_moment{.tv_sec = 0, .tv_nsec = 100'000'000};
-    if (::sigtimedwait(&ends, nullptr, &a_moment) > 0) return OkStatus();
-  }
-}
-
 // A second signal ends the process at once, and the key goes with it.
 void EndAtNextSignal(const sigset_t& ends) {
   struct sigaction action {};
@@ -141,28 +130,103 @@ void EndAtNextSignal(const sigset_t& ends) {
   ::pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);
 }
 
+// A model, or an adapter of it, under its name; each has a worker of its own.
+struct ServedOne {
+  SamplingOptions options;
+  FoundModel found;
+  std::unique_ptr<ServedModel> model;
+  std::unique_ptr<Generator> generator;
+};
+
+std::string LastName(const std::string& path) {
+  return fs::path(path).lexically_normal().filename().string();
+}
+
+// What --model and --adapter name, with a name each. Nothing is loaded.
+StatusOr<std::vector<ServedOne>> TakeServed(const ServeOptions& o) {
+  std::vector<ServedOne> all(std::max<size_t>(o.adapters.size(), 1));
+  std::set<std::string> names;
+  for (size_t i = 0; i < all.size(); ++i) {
+    ServedOne& one = all[i];
+    one.options = o;
+    one.model = std::make_unique<ServedModel>();
+    std::string& name = one.model->name;
+    if (i < o.adapters.size()) {
+      std::string& adapter = one.options.adapter;
+      adapter = o.adapters[i];
+      // NAME=DIR, unless that is a folder.
+      const size_t equals = adapter.find('=');
+      std::error_code error;
+      if (equals != std::string::npos && equals > 0 && !fs::exists(adapter, error)) {
+        name = adapter.substr(0, equals);
+        adapter.erase(0, equals + 1);
+      }
+    }
+    TP_ASSIGN_OR_RETURN(one.found, TakeModel(one.options));
+    const FoundModel& found = one.found;
+    if (found.is_policy())
+      return InvalidArgument("--model: " + found.dir +
+                             " is a policy of a control task, which writes no text");
+    if (name.empty() && all.size() == 1) name = o.name;
+    if (name.empty())
+      name = LastName(!found.run.empty() ? found.run : !found.adapter.empty() ? found.adapter : found.dir);
+    if (name.empty()) name = found.architecture;
+    if (!names.insert(name).second)
+      return InvalidArgument("--adapter: two have the name " + name + "; name them: --adapter NAME=DIR");
+  }
+  return all;
+}
+
+// Until a signal, or until a worker is gone.
+Status AwaitEnd(const sigset_t& ends, const std::vector<ServedOne>& all) {
+  bool said = false;
+  while (true) {
+    bool serve = true;
+    for (const ServedOne& one : all) {
+      const StatusOr<bool> serves = one.generator->Serves();
+      if (!serves.ok()) return serves.status();
+      serve = serve && *serves;
+    }
+    if (serve && !said) {
+      std::printf("serves\n");
+      std::fflush(stdout);
+      said = true;
+    }
+    const timespec a_moment{.tv_sec = 0, .tv_nsec = 100'000'000};
+    if (::sigtimedwait(&ends, nullptr, &a_moment) > 0) return OkStatus();
+  }
+}
+
 Status Serve(const CommandContext& context, ServeOptions& o) {
   if (o.port < 0 || o.port > 65535)
     return InvalidArgument("--port: " + std::to_string(o.port) +
                            "; a port is a number from 1 to 65535, 0: a free one");
-  TP_ASSIGN_OR_RETURN(const FoundModel found, TakeModel(o));
-  if (found.is_policy())
-    return InvalidArgument("--model: " + found.dir + " is a policy of a control task, which writes no text");
-  TP_RETURN_IF_ERROR(CheckModelFolder(found.dir, "--model"));
-  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(found.dir));
-  RolloutConfig& r = o.job.rollout;
-  // Where it is not given, the KV cache is planned for as many conversations of full length.
-  o.job.train.groups_per_step = r.max_concurrent;
-  o.job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
-  r.kv_cache_tokens = KvCacheTokens(o.job, spec);
-  if (r.kv_cache_tokens < r.block_tokens)
-    return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) + " or more are expected");
-  r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
-  o.job.data.max_prompt_tokens = 1;
-  if (o.name.empty())
-    o.name = fs::path(found.run.empty() ? found.dir : found.run).lexically_normal().filename().string();
-  if (o.name.empty()) o.name = found.architecture;
-  TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(found.dir, o.name, r.kv_cache_tokens));
+  if (!o.name.empty() && o.adapters.size() > 1)
+    return InvalidArgument("--name: is for one model; name adapters by --adapter NAME=DIR");
+  TP_ASSIGN_OR_RETURN(std::vector<ServedOne> all, TakeServed(o));
+  const std::string dir = all.front().found.dir;
+  TP_RETURN_IF_ERROR(CheckModelFolder(dir, "--model"));
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(dir));
+  for (ServedOne& one : all) {
+    JobConfig& job = one.options.job;
+    RolloutConfig& r = job.rollout;
+    const bool planned = r.kv_cache_tokens == 0;
+    // Where it is not given, the KV cache is planned for as many conversations of full length.
+    job.train.groups_per_step = r.max_concurrent;
+    job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
+    r.kv_cache_tokens = KvCacheTokens(job, spec);
+    if (planned && all.size() > 1) {  // they share the memory
+      r.kv_cache_tokens /= static_cast<int64_t>(all.size());
+      r.kv_cache_tokens -= r.kv_cache_tokens % r.block_tokens;
+    }
+    if (r.kv_cache_tokens < r.block_tokens)
+      return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) +
+                             " or more are expected");
+    r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
+    job.data.max_prompt_tokens = 1;
+    TP_ASSIGN_OR_RETURN(one.model, ServedModel::Load(dir, one.model->name, r.kv_cache_tokens));
+  }
+  const ServedModel* const model = all.front().model.get();
   if (model->template_text == nullptr) {
     std::fprintf(stderr, "note: the model has no chat template: prompts alone are taken, and no messages\n");
   } else if (model->tools == text::ToolFormat::kNone) {
@@ -179,17 +243,27 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ends, signal);
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads what is printed may go
-  o.together_ms = kTogetherMs;
   auto stopped = std::make_shared<std::atomic<bool>>(false);
-  o.stop = [stopped] { return stopped->load(); };
-  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
-  Generator generator(
-      std::move(session),
-      {.max_running = r.max_concurrent,
-       .max_waiting = o.max_waiting,
-       .kv_tokens = r.kv_cache_tokens,
-       .turn_timeout = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.request_timeout_s))});
-  Endpoint endpoint(*model, generator);
+  std::optional<SessionFolder> shared;  // where the model below several adapters is once
+  if (all.size() > 1) {
+    TP_ASSIGN_OR_RETURN(shared, SessionFolder::Make());
+  }
+  std::vector<Endpoint::Served> served;
+  for (ServedOne& one : all) {
+    one.options.together_ms = kTogetherMs;
+    one.options.stop = [stopped] { return stopped->load(); };
+    if (shared) one.options.shared_memory = shared->path() + "/shared";
+    TP_ASSIGN_OR_RETURN(auto session, StartSession(context, one.options));
+    const RolloutConfig& r = one.options.job.rollout;
+    one.generator = std::make_unique<Generator>(
+        std::move(session), GeneratorOptions{.max_running = r.max_concurrent,
+                                             .max_waiting = o.max_waiting,
+                                             .kv_tokens = r.kv_cache_tokens,
+                                             .turn_timeout = std::chrono::milliseconds(
+                                                 static_cast<int64_t>(1e3 * o.request_timeout_s))});
+    served.push_back({*one.model, *one.generator});
+  }
+  Endpoint endpoint(std::move(served));
   HttpServerOptions options{.host = o.host,
                             .port = static_cast<uint16_t>(o.port),
                             .key_digest = Sha256Hex(key.text),
@@ -205,17 +279,19 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
                                                                   const std::shared_ptr<HttpReply>& reply) {
                         endpoint.Answer(request, reply);
                       }));
-  std::printf("%s of %s at %s/v1, until Ctrl-C; key: %s\n", o.name.c_str(), found.dir.c_str(),
-              server->Url().c_str(), key.file.c_str());
+  const auto names = tidepool::Listed(all, [](const ServedOne& one) { return one.model->name; });
+  std::printf("%s of %s at %s/v1, until Ctrl-C; key: %s\n", names.c_str(), dir.c_str(), server->Url().c_str(),
+              key.file.c_str());
   std::fflush(stdout);
-  const Status ended = AwaitEnd(ends, generator);
+  const Status ended = AwaitEnd(ends, all);
   EndAtNextSignal(ends);
-  generator.Close("this server is ending");
+  for (const ServedOne& one : all) one.generator->Close("this server is ending");
   const auto patience = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.end_within_s));
-  if (ended.ok() && !server->AwaitAnswers(patience)) generator.EndAll(Unavailable("this server is ending"));
+  if (ended.ok() && !server->AwaitAnswers(patience))
+    for (const ServedOne& one : all) one.generator->EndAll(Unavailable("this server is ending"));
   (void)server->AwaitAnswers(std::chrono::seconds(2));  // who does not take its answer by then gets none
   *stopped = true;
-  generator.Stop();  // it answers through the server, which goes first
+  for (const ServedOne& one : all) one.generator->Stop();  // they answer through the server, which goes first
   if (ended.ok()) std::printf("ended\n");
   return ended;
 }
@@ -227,6 +303,9 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "serve", "An endpoint for programs that speak to OpenAI's: completions, chat, streams, tools");
   AddModelOptions(command, o.get());
+  command->add_option("--adapter", o->adapters,
+                      "Folder of an adapter of the model (PEFT's LoRA), or a run that trained one; several "
+                      "as NAME=DIR each, which requests choose by `model`");
   command->add_option("--host", o->host, "Address to listen on; another than loopback needs a certificate");
   command->add_option("--port", o->port, "Default: 8000; 0: a free one");
   command->add_option("--name", o->name,

@@ -135,7 +135,8 @@ class Host {
     launcher_.EndAll(Duration{0}, kEndPatience);
     // The weights that its workers shared go; a recovery copy stays for the worker that comes after a lost
     // one.
-    if (!shared_memory_.empty()) SharedBlock::Remove(shared_memory_, "weights");
+    if (shared_memory_.empty()) return OkStatus();
+    for (const char* block : {"weights", kBaseBlock}) SharedBlock::Remove(shared_memory_, block);
     return OkStatus();
   }
 

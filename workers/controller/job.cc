@@ -21,6 +21,8 @@
 #include "core/config/resume.h"
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/adapter.h"
+#include "core/model/adapter_files.h"
 #include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
@@ -390,7 +392,10 @@ class Job {
       }
     }
     const std::string trained = newest + "/model";
-    if (model_moved && fs_.Exists(trained + "/config.json")) {
+    if (model_moved && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
+      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(trained));
+      TP_RETURN_IF_ERROR(adapter.CheckBase(now.model.path).At("model.path"));
+    } else if (model_moved && fs_.Exists(trained + "/config.json")) {
       TP_ASSIGN_OR_RETURN(const model::ModelSpec was, model::ReadSpec(trained));
       TP_ASSIGN_OR_RETURN(const model::ModelSpec is, model::ReadSpec(now.model.path));
       const auto shape = [](const model::ModelSpec& m) {
@@ -549,11 +554,25 @@ StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main) {
                            Name(warm.config.kind()));
   }
   warm.config.model = main.model;
+  warm.config.model.lora = {};  // the model itself, which an adapter is then trained on
   warm.config.model.init->warm_start.clear();
   warm.config.cluster.device = main.cluster.device;
   warm.config.deterministic = main.deterministic;
   return warm;
 }
+
+namespace {
+
+// The adapter that training begins with.
+Status CheckFirstAdapter(const ModelConfig& model, const model::AdapterSpec& wanted) {
+  TP_ASSIGN_OR_RETURN(const auto first, model::AdapterFolder::Open(model.lora.path));
+  TP_RETURN_IF_ERROR(first.CheckSpec(wanted));
+  if (!model.init) return first.CheckBase(model.path);
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, SpecOf(model));
+  return first.CheckShapes(spec);
+}
+
+}  // namespace
 
 Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
@@ -592,6 +611,12 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     if (ranks == 1 || !model_there) continue;
     if (const auto spec = SpecOf(config.model); spec.ok())
       look(key, model::CheckCut(*spec, ranks, what).At(key));
+  }
+  if (const auto adapter = model::AdapterOf(config.model.lora); adapter && model_there) {
+    if (const auto spec = SpecOf(config.model); spec.ok())
+      look("model.lora.rank", model::CheckAdapter(*spec, *adapter).At("model.lora"));
+    if (!config.model.lora.path.empty())
+      look("model.lora.path", CheckFirstAdapter(config.model, *adapter).At("model.lora.path"));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.

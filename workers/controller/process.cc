@@ -249,11 +249,12 @@ Status ControllerProcess::Claim(StorageOptions storage) {
 
 Status ControllerProcess::Begin() {
   const storage::RunPaths paths(request_.run_dir);
-  const Checkpoints::Owner owner{request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(),
-                                 storage_->ctl_epoch(),
-                                 // A reward model begins with a head that the base model does not have.
-                                 config_.kind() == JobKind::kRewardModel ? "" : request_.model_dir,
-                                 config_.checkpoint.keep_best, StoreOf(config_)};
+  const Checkpoints::Owner owner{
+      request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(), storage_->ctl_epoch(),
+      // A reward model begins with a head that the base model does not have, and
+      // an adapter is none.
+      config_.kind() == JobKind::kRewardModel || config_.model.trains_adapter() ? "" : request_.model_dir,
+      config_.checkpoint.keep_best, StoreOf(config_)};
   checkpoints_ = std::make_unique<Checkpoints>(
       fs_, owner,
       Checkpoints::Ends{

@@ -10,6 +10,7 @@
 #include "core/base/json_text.h"
 #include "core/base/names.h"
 #include "core/files/mapped_file.h"
+#include "core/model/adapter_files.h"
 #include "core/storage/run_directory.h"
 #include "core/text/tokenizer.h"
 
@@ -60,12 +61,16 @@ std::string RunMeant(std::string dir) {
 
 // "is a run; ...": where its model is.
 std::string ModelOfRunText(const std::string& dir, const std::string& run) {
-  const std::string model = storage::RunPaths(run).final_model();
+  const std::string final_model = storage::RunPaths(run).final_model();
   const std::string name =
       fs::path(run).filename() == fs::path(dir).filename() ? "is a run" : "names a run, " + run + ",";
   std::error_code error;
-  if (fs::exists(model + "/config.json", error))
-    return name + " and no model folder; give the model that it ended with, " + model;
+  if (fs::exists(final_model + "/config.json", error))
+    return name + " and no model folder; give the model that it ended with, " + final_model;
+  if (fs::exists(final_model + "/" + model::kAdapterConfigFile, error))
+    return name + " that trained an adapter, " + final_model +
+           "; give the model that it is of here, and the " +
+           "adapter as model.lora.path, or merge them: tidepool export " + run + " --merge --out DIR";
   return name +
          " and no model folder, and it has no final/ yet, which is made when it finishes; a model of "
          "a checkpoint is in " +

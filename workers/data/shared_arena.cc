@@ -393,7 +393,7 @@ std::string SharedBlock::OfHost(const std::string& folder, const std::string& ho
 
 void SharedBlock::Remove(const std::string& folder, const std::string& name) {
   std::error_code error;
-  for (const char* end : {"-0", "-1"}) std::filesystem::remove(folder + "/" + name + end, error);
+  for (const char* end : {"-0", "-1", "-turn"}) std::filesystem::remove(folder + "/" + name + end, error);
   std::filesystem::remove(folder, error);  // if nothing else is there
   RemoveAround(folder);
 }

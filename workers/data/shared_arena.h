@@ -36,6 +36,9 @@ struct BlockTag {
   int64_t bytes = 0;
 };
 
+// The block of the model that adapters are on (host_base.h).
+inline constexpr const char* kBaseBlock = "base";
+
 class SharedBlock {
   struct Buffer;
 

@@ -6,6 +6,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
+#include "core/model/adapter_files.h"
 #include "core/model/layout.h"
 #include "core/model/routing.h"
 #include "core/policy/policy_files.h"
@@ -74,7 +75,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
                           train::SharedWeights::Create(model::LayoutElements(spec), model::Bytes(dtype)));
       arena = shared_->arena();
     }
-    if (read_tensors) {
+    if (read_tensors && !config_.model.trains_adapter()) {
       TP_ASSIGN_OR_RETURN(weights_, models_.Read("model.path", "", arena));
       if (scores && !spec.value_head) {
         TP_ASSIGN_OR_RETURN(weights_, model::WithValueHead(*weights_));
@@ -82,6 +83,20 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       return OkStatus();
     }
     spec.value_head = scores;
+    if (const auto adapter = model::AdapterOf(config_.model.lora)) {
+      TP_ASSIGN_OR_RETURN(auto base,
+                          base_ != nullptr ? StatusOr(base_) : models_.Base(shared_memory_, trains_));
+      base_ = std::move(base);
+      if (const std::string& start = config_.model.lora.path; read_tensors && !start.empty()) {
+        auto loaded = model::LoadAdapter(start, base_, *adapter);
+        if (!loaded.ok()) return loaded.status().At("model.lora.path");
+        weights_ = *std::move(loaded);
+        return OkStatus();
+      }
+      TP_ASSIGN_OR_RETURN(weights_, model::Weights::Adapt(base_, *adapter));
+      if (read_tensors) weights_->Initialize(config_.seed, /*init_std=*/0);
+      return OkStatus();
+    }
     // Where nothing trains, an engine's rank has its part alone.
     const model::Part part = ranks_ == nullptr || trains_ ? model::Part() : ranks_->part();
     TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype, arena, part));
@@ -140,7 +155,9 @@ Status DeviceRoles::Whole(uint64_t want, const std::string& what) {
 }
 
 void DeviceRoles::LayOut() {
-  if (!trains_ && !torn_ && engine_device_ != nullptr) weights_->LayOutFor(*engine_device_, digest_);
+  // An adapter is read as it is.
+  if (!trains_ && !torn_ && engine_device_ != nullptr && base_ == nullptr)
+    weights_->LayOutFor(*engine_device_, digest_);
 }
 
 void DeviceRoles::OwnState(StepNumber step) {
@@ -169,6 +186,13 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   TP_RETURN_IF_ERROR(MakeActor());
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
     if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
+    if (const model::AdapterSpec* adapter = weights_->adapter()) {
+      TP_ASSIGN_OR_RETURN(const auto folder, model::AdapterFolder::Open(dir + "/model"));
+      TP_RETURN_IF_ERROR(folder.CheckSpec(*adapter));
+      TP_RETURN_IF_ERROR(folder.CheckShapes(weights_->spec()));
+      folder.Read(weights_->spec(), weights_->dtype(), weights_->bytes());
+      return OkStatus();
+    }
     // Straight into the arena: a second copy of the weights would not fit beside a large model.
     return model::LoadHuggingFace(dir + "/model", weights_->dtype(), weights_->bytes()).status();
   }));
@@ -311,6 +335,12 @@ Status DeviceRoles::Park() {
   return OkStatus();
 }
 
+// Of what an adapter is on, what this process has for itself, or its GPU has.
+int64_t DeviceRoles::base_bytes() const {
+  const bool mapped = !base_->owns_arena() && config_.cluster.device == DeviceKind::kCpu;
+  return mapped ? 0 : base_->size() + base_->strips_bytes();
+}
+
 model::MemoryUse DeviceRoles::held() const {
   model::MemoryUse use;
   if (weights_ != nullptr) {
@@ -322,8 +352,9 @@ model::MemoryUse DeviceRoles::held() const {
                       ? sharding::Owned(weights_->elements(), {shard_.rank, shard_.world}).size() *
                                 model::Bytes(weights_->dtype()) +
                             model::LaidOutPartBytes(weights_->spec(), weights_->dtype())
-                      : weights_->size() + (twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
-                                                  : weights_->strips_bytes());
+                      : weights_->size() + (base_ != nullptr ? base_bytes()
+                                            : twice ? model::LaidOutBytes(weights_->spec(), weights_->dtype())
+                                                    : weights_->strips_bytes());
   }
   use += held(Role::kActor);
   use += held(Role::kRollout);
@@ -344,7 +375,9 @@ int64_t DeviceRoles::weight_bytes() const {
 }
 
 int64_t DeviceRoles::least_moved_bytes() const {
-  if (policy_ || (rollout_ == nullptr && follower_ == nullptr)) return 0;  // a policy is never divided
+  // A policy is never divided, and an adapter neither.
+  if (policy_ || (rollout_ == nullptr && follower_ == nullptr)) return 0;
+  if (base_ != nullptr) return shard_.rank == 0 && owns_state_ ? 0 : weights_->size();
   return LeastMoved(weights_->spec(), shard_, CutOfTraining(config_),
                     ranks_ == nullptr ? model::Part() : ranks_->part()) *
          device::SizeOf(weights_->dtype());
@@ -489,6 +522,15 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
     if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
+    if (const model::AdapterSpec* adapter = weights_->adapter()) {
+      const std::string& base = models_.model_dir();
+      // Made from the config: it is kept once, in the run's folder, for an adapter is nothing without it.
+      if (config_.model.init && !HasTensors(base))
+        TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_->base(), base, kShardBytes));
+      TP_RETURN_IF_ERROR(model::SaveAdapter(
+          {weights_->spec(), *adapter, weights_->dtype(), std::as_const(*weights_).bytes()}, base, dir));
+      return CopyTextFiles(base, dir);
+    }
     // A reward model begins with a head that the base model does not have.
     const bool of_source = HasTensors(models_.model_dir()) && config_.kind() != JobKind::kRewardModel;
     TP_RETURN_IF_ERROR(

@@ -136,6 +136,7 @@ class DeviceRoles {
 
  private:
   Status MakeWeights(bool read_tensors);
+  [[nodiscard]] int64_t base_bytes() const;  // requires base_
   StatusOr<engine::EngineOptions> OptionsOfEngine();
   StatusOr<uint64_t> LoadPart(Version version);
   // Another shard needs another trainer; its state is that of nothing then.
@@ -154,6 +155,7 @@ class DeviceRoles {
   ModelReader models_;
   const std::string shared_memory_;               // its folder
   std::unique_ptr<train::SharedWeights> shared_;  // where weights_ stand (train.zero: 3); null: in their own
+  std::shared_ptr<const model::Weights> base_;    // that weights_ are an adapter on (model.lora); null: none
   std::unique_ptr<model::Weights> weights_;
   std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
   const bool trains_;

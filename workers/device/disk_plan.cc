@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/config/load.h"
+#include "core/model/memory_use.h"
 #include "core/model/routing.h"
 #include "core/observe/samples_writer.h"
 #include "core/policy/spec.h"
@@ -113,7 +114,10 @@ StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
             (at_a_time > c.checkpoint.keep ? ", and the one being written)" : ")"),
         at_a_time * memory.checkpoint_bytes);
   }
-  add("the first weights", c.model.init ? memory.weights_bytes : 0);
+  const bool adapter = c.model.trains_adapter();
+  add("the first weights", !c.model.init ? 0
+                           : adapter     ? model::WeightBytes(memory.model, c.model.dtype)
+                                         : memory.weights_bytes);
   add("final/", c.checkpoint.save_final ? memory.weights_bytes : 0);
   // The one that is replaced stays until the new one is whole.
   add(written > 1 ? "best/ (checkpoint.keep_best) and the one that it replaces"

@@ -94,7 +94,8 @@ int64_t ShareOf(const JobConfig& c, int64_t optimizer, int64_t elements) {
 int64_t GradientsOf(const JobConfig& c, const model::ModelSpec& m, int64_t whole) {
   const int64_t world = config::TrainingSlots(c) / c.train.mesh.tp;
   if (world <= 1) return whole;
-  const int64_t owned = sharding::Owned(model::LayoutElements(m), {0, world}).size();
+  const int64_t trained = model::TrainedElements(m, model::AdapterOf(c.model.lora)),
+                owned = sharding::Owned(trained, {0, world}).size();
   if (c.train.zero >= 2) return model::SharedGradientBytes(m, owned);
   // Sums of earlier micro-batches (core/train/group_update.h).
   return whole + (c.deterministic ? 4 * owned : 0);
@@ -135,7 +136,8 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                    .recompute = c.train.recompute,
                                    .threads = c.cluster.threads_per_slot,
                                    .gpu = OnGpu(c),
-                                   .decoded_keys = c.deterministic ? RowTokens(c, m) : 256});
+                                   .decoded_keys = c.deterministic ? RowTokens(c, m) : 256,
+                                   .adapter = model::AdapterOf(c.model.lora)});
   p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
   p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
   // Its part of what stands in shared memory once, and what it lays out. Such a slot does not generate.
@@ -165,6 +167,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
   }
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
+    if (c.model.trains_adapter() && folder.empty()) continue;  // the model itself, without the adapter
     const StatusOr<model::ModelSpec> other =
         folder.empty() ? StatusOr<model::ModelSpec>(m) : SpecOf(ModelConfig{.path = folder});
     p.further.emplace_back(name, model::WeightBytes(other.ok() ? *other : m, dtype));
@@ -347,6 +350,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   const bool generates = Generates(c);
   const int64_t weights = policy ? of_policy.actor.weights : model::WeightBytes(m, dtype);
   if (generates && !policy) plan.kv_cache_tokens = KvCacheTokens(c, m);
+  const auto adapter = model::AdapterOf(c.model.lora);  // beside the model
+  const int64_t adapter_bytes = adapter ? model::AdapterElements(m, *adapter) * model::Bytes(dtype) : 0;
+  const bool mapped = adapter && use == SlotUse::kJob;  // the model stands in shared memory
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
     const bool actor = use == SlotUse::kJob && MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
@@ -355,12 +361,12 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
                              : actor          ? "actor"
                                               : "rollout",
                     .process = OnGpu(c) ? kGpuProcess : kDeviceProcess,
-                    .rollout = {.weights = weights},
+                    .rollout = {.weights = adapter_bytes + (mapped && !OnGpu(c) ? 0 : weights)},
                     .actor = {},
                     .offloads = c.train.offload_optimizer == Offload::kDisk,
                     .on_gpu = OnGpu(c),
                     .context = OnGpu(c) ? kGpuContext : 0,
-                    .host_weights = weights};
+                    .host_weights = adapter_bytes + (mapped ? 0 : weights)};
     if (policy) {
       if (actor) p.actor = of_policy.actor;
       if (rollout) p.rollout = of_policy.rollout;
@@ -412,19 +418,25 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
                             .actor = {}});
   // What every part of a model has is in the file of each.
   const model::Part trained = policy ? model::Part() : TrainedPart(c, m);
-  int64_t state = weights + (policy ? of_policy.actor.optimizer
-                                    : trained.of * model::OptimizerBytes(model::PartSpec(m, trained), dtype));
+  const int64_t published = policy ? weights : model::TrainedElements(m, adapter) * model::Bytes(dtype);
+  int64_t state =
+      published + (policy    ? of_policy.actor.optimizer
+                   : adapter ? model::OptimizerBytes(model::TrainedElements(m, adapter), dtype)
+                             : trained.of * model::OptimizerBytes(model::PartSpec(m, trained), dtype));
   if (!policy && FurtherModelsOf(c).critic) {
     const model::ModelSpec critic = WithValueHead(m);
     state += model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype);
   }
-  plan.weights_bytes = weights;
+  plan.weights_bytes = published;
   plan.checkpoint_bytes = state;
+  if (mapped)
+    plan.shared_memory.push_back({"the model below the adapter", "model.path",
+                                  weights + (OnGpu(c) ? 0 : model::LaidOutBytes(m, dtype))});
   // Two buffers each (workers/data/shared_arena.h).
   if (devices > 1)
     plan.shared_memory.push_back(
         {"published weights", "cluster.weight_transport: " + std::string(Name(c.cluster.weight_transport)),
-         2 * weights});
+         2 * published});
   if (const int64_t ranks = config::TrainingSlots(c); ranks > 1) {
     const int64_t tp = c.train.mesh.tp, dp = ranks / tp;  // as many groups of the other size
     const auto groups = [](int64_t of, int64_t n) {

@@ -1,12 +1,15 @@
 #include "workers/device/model_reader.h"
 
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
+#include "core/base/hash.h"
 #include "core/device/batch_invariance.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/forward_invariance.h"
 #include "core/model/products.h"
+#include "workers/data/host_base.h"
 
 namespace tidepool::workers {
 
@@ -38,6 +41,35 @@ StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& k
   TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> weights, model::Weights::Create(spec, dtype, arena));
   weights->Initialize(config_.seed, config_.model.init->init_std);
   return weights;
+}
+
+StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::string& shared_memory,
+                                                                  bool trains) const {
+  const std::shared_ptr<device::Device> device = NewDevice();
+  if (shared_memory.empty()) {
+    TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> alone, Read("model.path", ""));
+    if (!trains) alone->LayOutFor(*device);
+    return std::shared_ptr<const model::Weights>(std::move(alone));
+  }
+  TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
+  // A run has one base, but its files may be others when it goes on.
+  uint64_t identity = Hash64(model_dir_, config_.seed);
+  std::error_code error;
+  for (std::filesystem::directory_iterator file(model_dir_, error), end; !error && file != end;
+       file.increment(error)) {
+    const auto size = file->file_size(error);
+    const auto written = file->last_write_time(error).time_since_epoch().count();
+    identity += Hash64(file->path().filename().string(), Mix64(size) + static_cast<uint64_t>(written));
+  }
+  return MapBase(
+      shared_memory,
+      {.identity = identity,
+       .spec = std::move(spec),
+       .dtype = config_.model.dtype,
+       .read = [this](std::span<std::byte> arena) { return Read("model.path", "", arena).status(); }},
+      device->host_memory() ? device.get() : nullptr,
+      std::chrono::nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(config_.cluster.start_timeout_s))));
 }
 
 }  // namespace tidepool::workers

@@ -48,9 +48,13 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
   train::Companions companions;
   if (needed.reference) {
     const auto* dpo = std::get_if<DpoJob>(&actor->config_.job);
-    TP_ASSIGN_OR_RETURN(actor->reference_,
-                        models.Read(dpo != nullptr ? "preference.reference" : "algorithm.kl.reference",
-                                    dpo != nullptr ? dpo->preference.reference : rl->algorithm.kl.reference));
+    const std::string& folder = dpo != nullptr ? dpo->preference.reference : rl->algorithm.kl.reference;
+    // What the run starts from is there already, below an adapter.
+    if (folder.empty()) companions.reference = weights.base().get();
+    if (companions.reference == nullptr) {
+      const char* key = dpo != nullptr ? "preference.reference" : "algorithm.kl.reference";
+      TP_ASSIGN_OR_RETURN(actor->reference_, models.Read(key, folder));
+    }
   }
   if (needed.teacher) {
     const auto* distill = std::get_if<DistillJob>(&actor->config_.job);
@@ -81,8 +85,9 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
             .as_whole(weights.spec());
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
     if (frozen != nullptr) frozen->LayOutFor(*options.device);
-  companions = {
-      .reference = actor->reference_.get(), .teacher = actor->teacher_.get(), .critic = actor->critic_.get()};
+  if (actor->reference_ != nullptr) companions.reference = actor->reference_.get();
+  companions.teacher = actor->teacher_.get();
+  companions.critic = actor->critic_.get();
   TP_ASSIGN_OR_RETURN(actor->trainer_, train::Trainer::Create(weights, options, companions));
   return std::unique_ptr<Actor>(std::move(actor));
 }

@@ -1,11 +1,14 @@
 #include "workers/serve/endpoint.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
 #include <variant>
 
+#include "core/base/json_text.h"
+#include "core/base/names.h"
 #include "core/observe/exposition.h"
 #include "workers/build_info.h"
 #include "workers/serve/answer_writer.h"
@@ -17,10 +20,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json Card(const ServedModel& model) {
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", model.created_unix_s},
+          {"owned_by", "tidepool"},
+          {"max_model_len", model.max_tokens}};
+}
+
 }  // namespace
 
-Endpoint::Endpoint(const ServedModel& model, Generator& generator)
-    : model_(model), generator_(generator), prefix_([] {
+Endpoint::Endpoint(std::vector<Served> served)
+    : served_(std::move(served)), prefix_([] {
         const auto random = RandomHex();
         return random.ok() ? random->substr(0, 16) : std::string("answer");
       }()) {}
@@ -28,8 +39,10 @@ Endpoint::Endpoint(const ServedModel& model, Generator& generator)
 void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
   const std::string& path = request.path;
   const std::optional<AnswerForm> form = FormOf(path);
-  const bool one = path == "/v1/models/" + model_.name;
-  const bool known = form || one || path == "/healthz" || path == "/metrics" || path == "/v1/models";
+  const auto one = std::ranges::find_if(
+      served_, [&](const Served& served) { return path == "/v1/models/" + served.model.name; });
+  const bool known =
+      form || one != served_.end() || path == "/healthz" || path == "/metrics" || path == "/v1/models";
   if (!known)
     return reply->Answer(
         ToResponse({404, path + ": there are /v1/models, /v1/completions, /v1/chat/completions, "
@@ -44,41 +57,58 @@ void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpRepl
   if (form) return Ask(*form, request, reply);
   if (path == "/healthz") return reply->Answer(Health());
   if (path == "/metrics") return reply->Answer(Metrics());
-  reply->Answer(JsonResponse(one ? Card() : Json{{"object", "list"}, {"data", Json::array({Card()})}}));
+  if (one != served_.end()) return reply->Answer(JsonResponse(Card(one->model)));
+  Json list = Json::array();
+  for (const Served& served : served_) list.push_back(Card(served.model));
+  reply->Answer(JsonResponse(Json{{"object", "list"}, {"data", std::move(list)}}));
+}
+
+const Endpoint::Served* Endpoint::Named(const std::string& body) const {
+  if (served_.size() == 1) return &served_.front();
+  const auto json = ParseJsonObject<nlohmann::json>(body, "");
+  if (!json.ok()) return &served_.front();  // whoever reads it says what is wrong
+  const auto name = json->find("model");
+  if (name == json->end() || !name->is_string() || name->get_ref<const std::string&>().empty())
+    return &served_.front();
+  for (const Served& served : served_)
+    if (served.model.name == name->get_ref<const std::string&>()) return &served;
+  return nullptr;
 }
 
 void Endpoint::Ask(AnswerForm form, const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-  auto read = ReadRequest(form, request.body, model_);
+  const Served* const served = Named(request.body);
+  if (served == nullptr)
+    return reply->Answer(ErrorOf(
+        form,
+        {400, "this server has " + Listed(served_, [](const Served& s) { return s.model.name; }) + " alone",
+         "model"}));
+  const auto& [model, generator] = *served;
+  auto read = ReadRequest(form, request.body, model);
   if (const auto* error = std::get_if<ApiError>(&read)) return reply->Answer(ErrorOf(form, *error));
   auto& asked = std::get<AskedTurn>(read);
   const auto now =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
   const std::string id = prefix_ + "-" + std::to_string(++answers_);
-  auto conversation = std::make_shared<Conversation>(AnswerWriter::Make(model_, asked, id, now.count()), form,
+  auto conversation = std::make_shared<Conversation>(AnswerWriter::Make(model, asked, id, now.count()), form,
                                                      asked.style.stream, reply);
-  const auto turn = generator_.Begin(std::move(asked.turn),
-                                     [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
+  const auto turn = generator.Begin(std::move(asked.turn),
+                                    [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
   if (!turn.ok()) return reply->Answer(ErrorOf(form, ToApiError(turn.status())));
-  reply->OnGone([&generator = generator_, number = *turn] { generator.Cancel(number); });
-}
-
-Json Endpoint::Card() const {
-  return {{"id", model_.name},
-          {"object", "model"},
-          {"created", model_.created_unix_s},
-          {"owned_by", "tidepool"},
-          {"max_model_len", model_.max_tokens}};
+  reply->OnGone([&generator = served->generator, number = *turn] { generator.Cancel(number); });
 }
 
 HttpResponse Endpoint::Health() const {
-  const StatusOr<bool> serves = generator_.Serves();
-  if (!serves.ok()) return {.status = 503, .body = "the model is not served any more\n"};
-  if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
+  for (const Served& served : served_) {
+    const StatusOr<bool> serves = served.generator.Serves();
+    if (!serves.ok()) return {.status = 503, .body = "the model is not served any more\n"};
+    if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
+  }
   return {.body = "ok\n"};
 }
 
 HttpResponse Endpoint::Metrics() const {
-  const GeneratorCounts n = generator_.Counts();
+  GeneratorCounts n;
+  for (const Served& served : served_) n += served.generator.Counts();
   observe::Exposition out;
   out.Gauge("tidepool_build_info", 1, {{"version", BuildVersion()}, {"commit", BuildCommit()}});
   out.Gauge("tidepool_serve_running", static_cast<double>(n.running));

@@ -1,7 +1,8 @@
 #pragma once
-// The endpoint of a model: which path is what, over HTTP. A request is read (openai_request.h), becomes a
-// turn of whoever generates (generator.h), and its answer is written (answer_writer.h) as it comes: whole, or
-// as server-sent events. A caller that hangs up has its turn cancelled.
+// The endpoint of a model, or of several adapters on one: which path is what, over HTTP. A request is read
+// (openai_request.h), becomes a turn of whoever generates (generator.h), and its answer is written
+// (answer_writer.h) as it comes: whole, or as server-sent events. A caller that hangs up has its turn
+// cancelled.
 //
 //   GET  /healthz               without the key: 200 where the model serves, else 503 and why
 //   GET  /metrics               for Prometheus
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "workers/net/http_server.h"
 #include "workers/serve/generator.h"
@@ -22,7 +24,13 @@ namespace tidepool::workers {
 
 class Endpoint {
  public:
-  Endpoint(const ServedModel& model, Generator& generator);  // both outlive it
+  // Outlives the endpoint.
+  struct Served {
+    const ServedModel& model;
+    Generator& generator;
+  };
+  // One or more, of different names. A request that names none is the first one's.
+  explicit Endpoint(std::vector<Served> served);
   // Any thread. For HttpServer::StartLater.
   void Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
@@ -30,10 +38,10 @@ class Endpoint {
   void Ask(AnswerForm form, const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   [[nodiscard]] HttpResponse Health() const;
   [[nodiscard]] HttpResponse Metrics() const;
-  [[nodiscard]] nlohmann::ordered_json Card() const;
+  // That a request names; null: of several none has the name.
+  [[nodiscard]] const Served* Named(const std::string& body) const;
 
-  const ServedModel& model_;
-  Generator& generator_;
+  const std::vector<Served> served_;
   const std::string prefix_;  // of the names of answers: of this process
   std::atomic<int64_t> answers_ = 0;
 };

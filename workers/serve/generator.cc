@@ -313,6 +313,20 @@ struct Generator::Impl {
   }
 };
 
+GeneratorCounts& GeneratorCounts::operator+=(const GeneratorCounts& other) {
+  running += other.running;
+  waiting += other.waiting;
+  kv_usage = std::max(kv_usage, other.kv_usage);
+  prompt_tokens += other.prompt_tokens;
+  answer_tokens += other.answer_tokens;
+  turns += other.turns;
+  finished += other.finished;
+  cancelled += other.cancelled;
+  failed += other.failed;
+  refused += other.refused;
+  return *this;
+}
+
 Generator::Generator(std::unique_ptr<InferenceSession> session, const GeneratorOptions& options)
     : impl_(std::make_unique<Impl>(std::move(session), options)) {
   impl_->thread = std::jthread([impl = impl_.get()](const std::stop_token& stop) { impl->Run(stop); });

@@ -55,6 +55,12 @@ template <typename T>
 inline constexpr bool kHasKernel<device::MultiplyBackArgs<T>> = false;
 template <typename T>
 inline constexpr bool kHasKernel<device::MultiplyBackWeightArgs<T>> = false;
+template <typename T>
+inline constexpr bool kHasKernel<device::LowRankArgs<T>> = false;
+template <typename T>
+inline constexpr bool kHasKernel<device::AddLowRankArgs<T>> = false;
+template <typename T>
+inline constexpr bool kHasKernel<device::LowRankBackWeightArgs<T>> = false;
 
 // CUDA's words for what a function above returned; under the emulation what was wrong.
 std::string ErrorText(int code);

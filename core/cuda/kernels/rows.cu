@@ -108,8 +108,9 @@ int RmsNorm(const device::RmsNormArgs<T>& a, Launcher& launcher) {
 template <typename T>
 int RmsNormBackward(const device::RmsNormBackwardArgs<T>& a, Launcher& launcher) {
   if (a.rows == 0) return 0;
-  if (const int code = Launch(ColumnGrid("rms_norm_backward_weight", a.d), launcher.stream(),
-                              RmsNormBackwardWeightKernel<T>, a);
+  if (const int code = a.dweight == nullptr ? 0
+                                            : Launch(ColumnGrid("rms_norm_backward_weight", a.d),
+                                                     launcher.stream(), RmsNormBackwardWeightKernel<T>, a);
       code != 0) {
     return code;
   }

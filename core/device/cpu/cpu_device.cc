@@ -332,9 +332,10 @@ struct CpuDevice::Impl {
   }
   template <typename T>
   void RmsNormBackward(const RmsNormBackwardArgs<T>& a) {
-    Columns(a.d, 3 * a.rows, [&](int64_t begin, int64_t end) {
-      Kernels<T>().rms_norm_backward_weight(begin, end, a.rows, a.d, a.x, a.rstd, a.dout, a.dweight);
-    });
+    if (a.dweight != nullptr)
+      Columns(a.d, 3 * a.rows, [&](int64_t begin, int64_t end) {
+        Kernels<T>().rms_norm_backward_weight(begin, end, a.rows, a.d, a.x, a.rstd, a.dout, a.dweight);
+      });
     ParallelItems(a.rows, 8 * a.d, [&](int64_t begin, int64_t end) {
       Kernels<T>().rms_norm_backward(begin, end, a.d, a.x, a.weight, a.rstd, a.dout, a.dx, a.dx_copy);
     });
@@ -552,6 +553,32 @@ struct CpuDevice::Impl {
         Kernels<T>().narrow(0, a.d, sum.data(), a.out + r * a.d);
       }
     });
+  }
+  static int64_t BandColumns(const LowRankShape& a) {
+    return std::accumulate(a.n, a.n + a.bands, int64_t{0});
+  }
+  template <typename T>
+  void LowRank(const LowRankArgs<T>& a) {
+    ParallelItems((a.rows + kLowRankRows - 1) / kLowRankRows, 2 * kLowRankRows * a.rank * BandColumns(a),
+                  [&](int64_t begin, int64_t end) {
+                    Kernels<T>().low_rank(begin * kLowRankRows, std::min(a.rows, end * kLowRankRows), a);
+                  });
+  }
+  template <typename T>
+  void AddLowRank(const AddLowRankArgs<T>& a) {
+    ParallelItems((a.rows + kLowRankRows - 1) / kLowRankRows, 2 * kLowRankRows * a.rank * BandColumns(a),
+                  [&](int64_t begin, int64_t end) {
+                    Kernels<T>().add_low_rank(begin * kLowRankRows, std::min(a.rows, end * kLowRankRows), a);
+                  });
+  }
+  // A thread owns columns of a band: there are few rows.
+  template <typename T>
+  void LowRankBackWeight(const LowRankBackWeightArgs<T>& a) {
+    for (int64_t i = 0; i < a.bands; ++i)
+      ParallelProduct(a.n[i], /*unit=*/kBackColumns, a.rows * a.rank, MultiplyBackScratch(),
+                      /*pieces_each=*/1, [&](int64_t begin, int64_t end, float* s) {
+                        Kernels<T>().product.low_rank_back_weight(i, begin, end, a, s);
+                      });
   }
   template <typename T>
   void AdamW(const AdamWArgs<T>& a) {

@@ -78,6 +78,9 @@ struct ProductTable {
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch(tiles) floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
   void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);
+  // Columns [begin, end) of db of one band. scratch: MultiplyBackScratch() floats.
+  void (*low_rank_back_weight)(int64_t band, int64_t begin, int64_t end, const LowRankBackWeightArgs<T>&,
+                               float* scratch);
   // Rows in strips that a thread of several best takes at once, with all columns; `rows`: all, and some
   // columns.
   int64_t (*strip_rows)(int64_t rows, int64_t k, int64_t threads);
@@ -126,6 +129,8 @@ struct KernelTable {
   // table[ids[r], c] += x[r, c], columns [begin, end), rows in order.
   void (*scatter_add_rows)(int64_t begin, int64_t end, int64_t rows, int64_t d, const int32_t* ids,
                            const T* x, float* table);
+  void (*low_rank)(int64_t begin, int64_t end, const LowRankArgs<T>&);
+  void (*add_low_rank)(int64_t begin, int64_t end, const AddLowRankArgs<T>&);
   void (*accumulate)(int64_t begin, int64_t end, const T* x, float* sum);  // sum[i] += x[i]
   void (*widen)(int64_t begin, int64_t end, const T* x, float* out);
   void (*narrow)(int64_t begin, int64_t end, const float* x, T* out);  // nearest, ties to even
@@ -146,6 +151,8 @@ inline int64_t AttentionPartFloats(int64_t head_size) { return RoundUp(head_size
 inline int64_t AttentionBackwardScratch(int64_t head_size) {
   return (3 * kKeyBlock + 4 * kBackwardLanes) * RoundUp(head_size, 16) + (3 * kKeyBlock + 4) * kBackwardLanes;
 }
+
+inline constexpr int64_t kLowRankRows = 8;  // of a tile of low_rank and add_low_rank, at most
 
 // What tiles of a processor with AMX, or of a test, do in place of the kernels of AVX-512 with bfloat16.
 struct TileKernels {

@@ -181,6 +181,7 @@ struct Case<RmsNormBackwardArgs<T>> : Plain {
     RmsNormBackwardArgs<T> a{.rows = d.Size(70), .d = d.Size(300)};
     a.rstd = d.Between(a.rows, 0.5, 2);
     if (d.Some()) a.dx_copy = d.Wanted<T>();
+    if (d.Some()) a.dweight = d.Noise<float>(a.d);
     return a;
   }
 };
@@ -595,6 +596,36 @@ struct Case<SumExpertsArgs<T>> : Plain {
   }
 };
 
+// One band that is all of y, or up to three with columns of nobody between them.
+template <typename Args>
+Args BandSizes(Draws& d) {
+  Args a;
+  a.rows = d.Size(d.Some() ? 300 : 20), a.rank = d.Size(40), a.scale = d.Some() ? 1.0F : 0.75F;
+  a.bands = d.Some() ? 1 : d.rng.InRange(1, Args::kMost);
+  for (int64_t i = 0; i < a.bands; ++i) {
+    a.first[i] = a.width + (a.bands == 1 || d.Some() ? 0 : d.Size(20));
+    a.n[i] = d.Size(d.rng.Chance(0.2) ? 900 : 200);
+    a.width = a.first[i] + a.n[i];
+  }
+  if (a.bands > 1 && d.Some()) a.width += 7;
+  return a;
+}
+template <typename T>
+struct Case<LowRankArgs<T>> : Plain {
+  LowRankArgs<T> Make(Draws& d) { return BandSizes<LowRankArgs<T>>(d); }
+};
+template <typename T>
+struct Case<AddLowRankArgs<T>> : Plain {
+  AddLowRankArgs<T> Make(Draws& d) { return BandSizes<AddLowRankArgs<T>>(d); }
+};
+template <typename T>
+struct Case<LowRankBackWeightArgs<T>> : Plain {
+  LowRankBackWeightArgs<T> Make(Draws& d) {
+    tolerance.noise = kSummedProduct<T>;
+    return BandSizes<LowRankBackWeightArgs<T>>(d);
+  }
+};
+
 template <typename T>
 struct Case<AdamWArgs<T>> : Plain {
   AdamWArgs<T> Make(Draws& d) {
@@ -731,6 +762,10 @@ struct EachArray {
   template <typename V>
   void MaybeOut(V*& p, int64_t n) {
     if (p != nullptr) Out(p, n);
+  }
+  template <typename V>
+  void MaybeInOut(V*& p, int64_t n) {
+    if (p != nullptr) InOut(p, n);
   }
   Self& self() { return static_cast<Self&>(*this); }
 };

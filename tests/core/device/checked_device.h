@@ -99,6 +99,10 @@ class CheckedDevice : public Device {
     void MaybeOut(T*& p, int64_t n) {
       MaybeIn(p, n);
     }
+    template <typename T>
+    void MaybeInOut(T*& p, int64_t n) {
+      MaybeIn(p, n);
+    }
   };
   template <typename Args, typename Kernel>
   void Run(const char* name, Args args, const Kernel& kernel) {

@@ -95,6 +95,53 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
     }
   }
 }
+// The same of an adapter: of its parameters alone, and the model below it stays as it is.
+TEST_P(BackwardTest, OfAnAdapterEqualsFiniteDifferences) {
+  const ModelSpec s = TinySpec(GetParam());
+  auto base = std::move(Weights::Create(s, DType::kFloat32)).value();
+  Randomize(*base, 11, 0.2);
+  const uint64_t digest = base->Digest();
+  const std::unique_ptr<Weights> w = Adapted(std::move(base), 13);
+  const Decoder decoder(*w, AnyDevice());
+  Rng rng(12);
+  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size),
+                                                       RandomIds(rng, 4, s.vocab_size)};
+  const BatchArrays b = PackWhole(sequences);
+  const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+  for (const bool recompute : {false, true}) {
+    Gradients grads(*w, decoder.device());
+    Differentiate(decoder, b, loss, recompute, grads);
+    const std::vector<float> gradient = ValuesOf(decoder.device(), *w, grads);
+    Flat flat = FlatOf(*w);
+    const auto value = [&] {
+      const Flat merged = Merged(*w, flat);
+      double sum = 0;
+      size_t row = 0;
+      for (const auto& ids : sequences) {
+        for (const Flat& logits : ReferenceLogits(s, merged, ids)) {
+          sum += loss.weights[row] * ReferenceLogProb(logits, loss.targets[row]);
+          ++row;
+        }
+      }
+      return sum;
+    };
+    for (const Parameter& p : w->layout()) {
+      for (int i = 0; i < 3; ++i) {
+        const int64_t k = p.offset + rng.Below(p.numel());
+        double& x = flat[static_cast<size_t>(k)];
+        const double before = x, h = 1e-4;
+        x = before + h;
+        const double up = value();
+        x = before - h;
+        const double down = value();
+        x = before;
+        const double want = (up - down) / (2 * h), got = gradient[static_cast<size_t>(k)];
+        EXPECT_NEAR(got, want, 2e-4 * (1 + std::fabs(want))) << p.name << " element " << k - p.offset;
+      }
+    }
+  }
+  EXPECT_EQ(w->base()->Digest(), digest);
+}
 INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
                          testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",
                                          "qwen3_moe"));

@@ -71,6 +71,30 @@ TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   EXPECT_LT(std::sqrt(error / size), 0.02);  // bfloat16 has 8 bits; errors of ~10 roundings add up
 }
 
+// An adapter changes what the model computes as if its products were in the matrices. Beside it a decoder of
+// the model alone computes what it did.
+TEST_P(DecoderFamilyTest, AnAdapterIsAsItWereMerged) {
+  const ModelSpec s = TinySpec(GetParam());
+  Rng rng(1);
+  const std::vector<int32_t> ids = RandomIds(rng, 19, s.vocab_size);
+  const BatchArrays b = PackWhole({ids});
+  const auto device = AnyDevice();
+  for (const int64_t rank : {1, 3, 16}) {
+    const auto weights = Adapted(Make(s, DType::kFloat32), 9, rank);
+    const Decoder adapted(*weights, device), alone(*weights->base(), device);
+    for (const auto& [decoder, flat] :
+         {std::pair(&adapted, Merged(*weights, FlatOf(*weights))), {&alone, FlatOf(*weights->base())}}) {
+      const at::Tensor logits = LogitsTensor(*decoder, Prefill(*decoder, s, DType::kFloat32, b).view);
+      const std::vector<Flat> want = ReferenceLogits(s, flat, ids);
+      for (size_t t = 0; t < ids.size(); ++t) {
+        for (size_t v = 0; v < want[t].size(); ++v)
+          ASSERT_NEAR(logits.const_data_ptr<float>()[t * want[t].size() + v], want[t][v], 2e-5)
+              << "row " << t;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest,
                          testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",
                                          "qwen3_moe"));
@@ -107,8 +131,9 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 // Decoding one token at a time, with the slots of a sequence scattered over blocks of 16 and other
 // sequences in the batch, gives the bits of prefill and of training.
 // The prompt is `blocks` whole blocks of 16 and 5 tokens long.
-void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1) {
-  const auto weights = Make(s, dtype, 0.05);
+void ExpectOneForward(const ModelSpec& s, DType dtype, int32_t blocks = 1, bool adapter = false) {
+  auto made = Make(s, dtype, 0.05);
+  const auto weights = adapter ? Adapted(std::move(made), 9, 8) : std::move(made);
   const Decoder decoder(*weights, AnyDevice());
   Rng rng(3);
   const int32_t n = blocks * 16 + 5;
@@ -203,11 +228,20 @@ TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
     case 5:
       ExpectOneForward(TinySpec("qwen3_moe"), DType::kBFloat16);
       break;
+    case 6:
+      ExpectOneForward(Quickstart(), DType::kFloat32, /*blocks=*/9, /*adapter=*/true);
+      break;
+    case 7:
+      ExpectOneForward(Quickstart(), DType::kBFloat16, /*blocks=*/9, /*adapter=*/true);
+      break;
+    case 8:
+      ExpectOneForward(TinySpec("qwen3_moe"), DType::kBFloat16, /*blocks=*/1, /*adapter=*/true);
+      break;
   }
   at::set_num_threads(before);
 }
 INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest,
-                         testing::Combine(testing::Range(0, 6), testing::Values(1, 2)));
+                         testing::Combine(testing::Range(0, 9), testing::Values(1, 2)));
 
 TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   const ModelSpec s = Quickstart();

@@ -3,16 +3,21 @@
 // models and batches for tests.
 
 #include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/adapter.h"
 #include "core/model/decoder.h"
 #include "core/model/weights.h"
 #include "tests/core/model/on_device.h"
@@ -73,6 +78,47 @@ inline void Randomize(Weights& w, uint64_t seed, double std) {
     at::Tensor t = w.Get(static_cast<int64_t>(i));
     for (int64_t k = 0; k < t.numel(); ++k) t[k].fill_(base + 0.3 * rng.Normal());
   }
+}
+
+// An adapter with noise in A and B, of every target that the base may have.
+inline std::unique_ptr<Weights> Adapted(std::unique_ptr<Weights> base, uint64_t seed, int64_t rank = 3) {
+  AdapterSpec spec{.rank = rank, .alpha = 5, .targets = {}};
+  for (const AdapterTarget target : AllOf<AdapterTarget>())
+    if (target < AdapterTarget::kGate || base->spec().sparse_layers() == 0) spec.targets.push_back(target);
+  auto made = Weights::Adapt(std::move(base), spec);
+  EXPECT_TRUE(made.ok()) << made.status().ToString();
+  Rng rng(seed);
+  for (size_t i = 0; i < (*made)->layout().size(); ++i) {
+    at::Tensor t = (*made)->Get(static_cast<int64_t>(i)).flatten();
+    for (int64_t k = 0; k < t.numel(); ++k) t[k].fill_(0.15 * rng.Normal());
+  }
+  return std::move(made).value();
+}
+
+// The parameters of the base with those of the adapter, `low_rank`, put into its matrices.
+inline Flat Merged(const Weights& w, const Flat& low_rank) {
+  Flat flat = FlatOf(*w.base());
+  const auto find = [](const Weights& of, const std::string& name) -> const Parameter& {
+    return *std::ranges::find_if(of.layout(), [&](const Parameter& p) { return p.name == name; });
+  };
+  const int64_t rank = w.adapter()->rank;
+  for (int64_t l = 0; l < w.spec().layers; ++l) {
+    const std::string at = "layers." + std::to_string(l) + ".";
+    std::map<std::string, int64_t> bands;  // of the matrix, so far
+    for (const AdapterTarget target : w.adapter()->targets) {
+      const AdapterPlace place = PlaceOf(w.spec(), target);
+      const int64_t a = find(w, at + place.matrix + ".a").offset + bands[place.matrix]++ * rank * place.k,
+                    b = find(w, at + Name(target) + ".b").offset,
+                    matrix = find(*w.base(), at + place.matrix).offset + place.row * place.k;
+      for (int64_t i = 0; i < place.n; ++i)
+        for (int64_t j = 0; j < place.k; ++j)
+          for (int64_t r = 0; r < rank; ++r)
+            flat[static_cast<size_t>(matrix + i * place.k + j)] +=
+                w.adapter()->scale() * low_rank[static_cast<size_t>(b + r * place.n + i)] *
+                low_rank[static_cast<size_t>(a + r * place.k + j)];
+    }
+  }
+  return flat;
 }
 
 // Logits [n, vocab] of every position of one sequence.

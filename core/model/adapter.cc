@@ -1,0 +1,116 @@
+#include "core/model/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace tidepool::model {
+
+double AdapterSpec::scale() const {
+  const auto r = static_cast<double>(rank);
+  return alpha / (rslora ? std::sqrt(r) : r);
+}
+bool AdapterSpec::Has(AdapterTarget target) const {
+  return std::ranges::find(targets, target) != targets.end();
+}
+
+std::optional<AdapterSpec> AdapterOf(const LoraConfig& config) {
+  if (config.rank == 0) return std::nullopt;
+  AdapterSpec adapter{.rank = config.rank,
+                      .alpha = config.alpha.value_or(2.0 * static_cast<double>(config.rank)),
+                      .rslora = config.rslora,
+                      .targets = {},
+                      .init = config.init};
+  for (const AdapterTarget target : AllOf<AdapterTarget>()) {
+    if (std::ranges::find(config.targets, std::string_view(Name(target))) != config.targets.end())
+      adapter.targets.push_back(target);
+  }
+  return adapter;
+}
+
+AdapterPlace PlaceOf(const ModelSpec& s, AdapterTarget target) {
+  const int64_t d = s.hidden_size, q = s.heads * s.head_size, kv = s.kv_heads * s.head_size,
+                ff = s.intermediate_size;
+  switch (target) {
+    case AdapterTarget::kQ:
+      return {"qkv", 0, q, d};
+    case AdapterTarget::kK:
+      return {"qkv", q, kv, d};
+    case AdapterTarget::kV:
+      return {"qkv", q + kv, kv, d};
+    case AdapterTarget::kO:
+      return {"o", 0, d, q};
+    case AdapterTarget::kGate:
+      return {"gate_up", 0, ff, d};
+    case AdapterTarget::kUp:
+      return {"gate_up", ff, ff, d};
+    case AdapterTarget::kDown:
+      return {"down", 0, d, ff};
+  }
+  TP_CHECK(false) << "target " << static_cast<int>(target);
+  return {};
+}
+
+Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const auto& targets = adapter.targets;
+  if (targets.empty()) return InvalidArgument("adapter: no target; there are q, k, v, o, gate, up, down");
+  if (std::ranges::adjacent_find(targets, std::greater_equal<>()) != targets.end())
+    return InvalidArgument("adapter: its targets are out of order, or one is there twice");
+  if (adapter.rank < 1)
+    return InvalidArgument("adapter: rank " + std::to_string(adapter.rank) + ", expected 1 or more");
+  if (!std::isfinite(adapter.scale()) || adapter.scale() == 0)
+    return InvalidArgument("adapter: alpha " + std::to_string(adapter.alpha) + " with rank " +
+                           std::to_string(adapter.rank) + " is no scale");
+  if (spec.value_head)
+    return Unimplemented("adapter: of a model with a value head, whose head would have to be trained, too");
+  for (const AdapterTarget target : targets) {
+    const AdapterPlace place = PlaceOf(spec, target);
+    const bool feed_forward = target >= AdapterTarget::kGate;
+    if (feed_forward && spec.sparse_layers() > 0) {
+      int64_t layer = 0;
+      while (!spec.IsSparse(layer)) ++layer;
+      return Unimplemented(std::string("adapter: target ") + Name(target) + " is experts in layer " +
+                           std::to_string(layer) +
+                           ", and adapters of experts are not implemented; take targets among q, k, v, o");
+    }
+    if (const int64_t least = std::min(place.n, place.k); adapter.rank > least)
+      return InvalidArgument("adapter: rank " + std::to_string(adapter.rank) + " is above " +
+                             std::to_string(least) + ", the smaller side of target " + Name(target) + " [" +
+                             std::to_string(place.n) + ", " + std::to_string(place.k) +
+                             "]; train the model itself, or lower the rank");
+  }
+  return OkStatus();
+}
+
+std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& adapter) {
+  std::vector<Parameter> list;
+  int64_t offset = 0;
+  const auto add = [&](std::string name, int64_t rows, int64_t cols) {
+    list.push_back({std::move(name), offset, {rows, cols}});
+    offset += (rows * cols + 63) / 64 * 64;
+  };
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::string at = "layers." + std::to_string(layer) + ".";
+    for (size_t i = 0; i < adapter.targets.size();) {
+      const AdapterPlace first = PlaceOf(spec, adapter.targets[i]);
+      size_t end = i;
+      while (end < adapter.targets.size() &&
+             std::string_view(PlaceOf(spec, adapter.targets[end]).matrix) == first.matrix)
+        ++end;
+      add(at + first.matrix + ".a", adapter.rank * static_cast<int64_t>(end - i), first.k);
+      for (; i < end; ++i)
+        add(at + Name(adapter.targets[i]) + ".b", adapter.rank, PlaceOf(spec, adapter.targets[i]).n);
+    }
+  }
+  return list;
+}
+
+int64_t AdapterElements(const ModelSpec& spec, const AdapterSpec& adapter) {
+  const Parameter last = AdapterLayout(spec, adapter).back();
+  return last.offset + (last.numel() + 63) / 64 * 64;
+}
+
+}  // namespace tidepool::model

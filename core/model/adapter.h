@@ -1,0 +1,56 @@
+#pragma once
+// Low-rank adapters (LoRA, arXiv:2106.09685): what is trained in place of a frozen model's matrices. No
+// LibTorch.
+//
+// A target W [n, k] of a block computes y = x W^T + scale (x A^T) B^T, with A [rank, k] and B [n, rank].
+// Targets that read the same rows (q, k, v; gate, up) are one matrix of the model, and their A stand in one
+// matrix, too, in the order of the targets. B is stored as its transpose, [rank, n], so that every product
+// runs along rows. Names, in module order, of each layer what the targets need:
+//   layers.N.qkv.a [rank * targets among q, k, v; d], q.b [rank, Hq D], k.b, v.b [rank, Hkv D],
+//   o.a [rank, Hq D], o.b [rank, d], gate_up.a [rank * targets among gate, up; d], gate.b, up.b [rank, ff],
+//   down.a [rank, ff], down.b [rank, d]
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/choices.h"
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/model/layout.h"
+#include "core/model/spec.h"
+
+namespace tidepool::model {
+
+struct AdapterSpec {
+  int64_t rank = 0;
+  double alpha = 0;
+  bool rslora = false;                 // scale is alpha / sqrt(rank) (arXiv:2312.03732), else alpha / rank
+  std::vector<AdapterTarget> targets;  // ascending, each once
+  AdapterInit init = AdapterInit::kKaiming;
+  [[nodiscard]] double scale() const;
+  [[nodiscard]] bool Has(AdapterTarget target) const;
+  friend bool operator==(const AdapterSpec&, const AdapterSpec&) = default;
+};
+
+// Of a config that config::LoadConfig has accepted; empty: the job trains the whole model.
+std::optional<AdapterSpec> AdapterOf(const LoraConfig& config);
+
+// kInvalidArgument: a rank above the smaller side of a target, a scale that is not finite, no target, or
+// targets out of order. kUnimplemented: a target of a block whose feed-forward is experts; a value head.
+Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter);
+
+// Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down"), of which it has rows
+// [row, row + n).
+struct AdapterPlace {
+  const char* matrix;
+  int64_t row = 0, n = 0, k = 0;
+};
+AdapterPlace PlaceOf(const ModelSpec& spec, AdapterTarget target);
+
+// The parameters, a pure function: offsets ascend and are multiples of 64. requires CheckAdapter.
+std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& adapter);
+int64_t AdapterElements(const ModelSpec& spec, const AdapterSpec& adapter);  // size of the index space
+
+}  // namespace tidepool::model

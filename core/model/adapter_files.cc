@@ -1,0 +1,470 @@
+#include "core/model/adapter_files.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/base/names.h"
+#include "core/files/mapped_file.h"
+#include "core/model/config_reader.h"
+#include "core/model/hugging_face.h"
+
+namespace tidepool::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTensorPrefix = "base_model.model.";
+constexpr std::string_view kLayersPrefix = "model.layers.";
+constexpr const char* kFingerprintKey = "tidepool.base_fingerprint";
+constexpr int64_t kRankMost = 1 << 16, kLayersMost = 1 << 16;
+
+// Modules of a layer, as the reference library calls them.
+constexpr std::array<std::pair<AdapterTarget, std::string_view>, 7> kModules = {
+    {{AdapterTarget::kQ, "self_attn.q_proj"},
+     {AdapterTarget::kK, "self_attn.k_proj"},
+     {AdapterTarget::kV, "self_attn.v_proj"},
+     {AdapterTarget::kO, "self_attn.o_proj"},
+     {AdapterTarget::kGate, "mlp.gate_proj"},
+     {AdapterTarget::kUp, "mlp.up_proj"},
+     {AdapterTarget::kDown, "mlp.down_proj"}}};
+
+std::string ModuleName(int64_t layer, AdapterTarget target) {
+  const auto* module =
+      std::ranges::find(kModules, target, &std::pair<AdapterTarget, std::string_view>::first);
+  return std::string(kLayersPrefix) + std::to_string(layer) + "." + std::string(module->second);
+}
+std::string TensorName(int64_t layer, AdapterTarget target, const char* which) {
+  return std::string(kTensorPrefix) + ModuleName(layer, target) + ".lora_" + which + ".weight";
+}
+
+// One half of the change of one matrix.
+struct AdapterTensor {
+  int64_t layer = 0;
+  AdapterTarget target = AdapterTarget::kQ;
+  bool is_b = false;
+};
+std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
+  if (!name.starts_with(kTensorPrefix)) return std::nullopt;
+  name.remove_prefix(kTensorPrefix.size());
+  if (!name.starts_with(kLayersPrefix)) return std::nullopt;
+  name.remove_prefix(kLayersPrefix.size());
+  AdapterTensor tensor;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), tensor.layer);
+  if (error != std::errc() || tensor.layer < 0 || tensor.layer > kLayersMost ||
+      end == name.data() + name.size() || *end != '.')
+    return std::nullopt;
+  name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
+  for (const auto& [target, module] : kModules) {
+    if (!name.starts_with(module)) continue;
+    const std::string_view rest = name.substr(module.size());
+    if (rest != ".lora_A.weight" && rest != ".lora_B.weight") return std::nullopt;
+    tensor.target = target;
+    tensor.is_b = rest == ".lora_B.weight";
+    return tensor;
+  }
+  return std::nullopt;
+}
+
+bool SaysNothing(const nlohmann::json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+// Keys that say nothing of what the adapter computes, or that are read by name; every other one must say
+// nothing: it would change the result.
+bool KnownKey(const std::string& key) {
+  static const std::set<std::string, std::less<>> known = {
+      "auto_mapping",    "base_model_name_or_path", "bias",
+      "exclude_modules", "inference_mode",          "init_lora_weights",
+      "layers_pattern",  "layers_to_transform",     "lora_alpha",
+      "lora_dropout",    "megatron_core",           "peft_type",
+      "peft_version",    "qalora_group_size",       "r",
+      "revision",        "target_modules",          "task_type",
+      "use_rslora"};
+  return known.contains(key);
+}
+
+}  // namespace
+
+StatusOr<std::string> Fingerprint(const std::string& model_folder) {
+  constexpr int64_t kPieces = 16, kValues = 256;
+  TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
+  Sha256 hash;
+  std::array<std::byte, static_cast<size_t>(2 * kValues)> piece{};
+  for (const auto& [name, entry] : stored->tensors()) {
+    if (!files::IsFloating(entry.info->dtype)) continue;
+    hash.Update(name + files::ShapeText(entry.info->shape));
+    const int64_t n = entry.info->numel(), bytes = files::DTypeBits(entry.info->dtype) / 8;
+    for (int64_t i = 0; i < kPieces; ++i) {
+      const int64_t from = n / kPieces * i, count = std::min(kValues, n - from);
+      files::ConvertFloats(entry.info->dtype, entry.bytes().data() + from * bytes, count, files::DType::kBF16,
+                           piece.data());
+      hash.Update(std::span(piece).first(static_cast<size_t>(2 * count)));
+    }
+  }
+  return Hex(hash.Finish()).substr(0, 16);
+}
+
+StatusOr<AdapterFolder> AdapterFolder::Open(const std::string& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error))
+    return NotFound(folder + ": is no folder; give one that has " + kAdapterConfigFile);
+  const std::string tensors = folder + "/" + kAdapterTensorsFile;
+  if (!fs::exists(folder + "/" + kAdapterConfigFile, error))
+    return NotFound(folder + ": has no " + kAdapterConfigFile + ", so it is no adapter");
+  if (!fs::exists(tensors, error)) {
+    if (fs::exists(folder + "/adapter_model.bin", error))
+      return Unimplemented(folder +
+                           ": has its adapter as a pickled file only; pickles can run code, so they are not "
+                           "read: save it as safetensors");
+    return NotFound(folder + ": has no " + kAdapterTensorsFile);
+  }
+  TP_ASSIGN_OR_RETURN(auto file, files::SafetensorsFile::Open(tensors));
+  AdapterFolder adapter(folder, std::move(file));
+  TP_RETURN_IF_ERROR(adapter.ReadConfig());
+  return adapter;
+}
+
+Status AdapterFolder::ReadConfig() {
+  const std::string path = path_ + "/" + kAdapterConfigFile;
+  TP_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(path));
+  const ConfigReader config(path, json);
+  std::string type, bias, task;
+  TP_RETURN_IF_ERROR(config.Text("peft_type", "", type));
+  if (type != "LORA")
+    return type.empty() ? InvalidArgument(path + ": peft_type is missing; LORA is expected")
+                        : config.Missing("peft_type " + type);
+  TP_RETURN_IF_ERROR(config.Text("bias", "none", bias));
+  if (bias != "none") return config.Missing("bias " + bias);
+  TP_RETURN_IF_ERROR(config.Text("task_type", "CAUSAL_LM", task));
+  if (task != "CAUSAL_LM") return config.Missing("task_type " + task);
+  if (const auto* init = config.Find("init_lora_weights"); init != nullptr && !init->is_boolean()) {
+    // Others begin with a part of the model's matrices, which is taken out of them.
+    const std::string word = init->is_string() ? init->get<std::string>() : init->dump();
+    if (word != "gaussian" && word != "eva" && word != "orthogonal")
+      return config.Missing("init_lora_weights " + word.substr(0, 80) + ", which changes the model itself,");
+    if (word == "gaussian") spec_.init = AdapterInit::kGaussian;
+  }
+  for (const auto& [key, value] : json.items()) {
+    if (!KnownKey(key) && !SaysNothing(value))
+      return config.Missing(
+          key + " " + value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80));
+  }
+  TP_RETURN_IF_ERROR(config.Int("r", 8, spec_.rank));
+  if (spec_.rank < 1 || spec_.rank > kRankMost)
+    return config.Wrong("r", "1 to " + std::to_string(kRankMost), json["r"]);
+  TP_RETURN_IF_ERROR(config.Number("lora_alpha", 8, spec_.alpha));
+  TP_RETURN_IF_ERROR(config.Bool("use_rslora", false, spec_.rslora));
+  TP_RETURN_IF_ERROR(config.Text("base_model_name_or_path", "", base_));
+  const auto& metadata = file_->metadata();
+  if (const auto found = metadata.find(kFingerprintKey); found != metadata.end())
+    fingerprint_ = found->second;
+
+  std::map<std::pair<int64_t, AdapterTarget>, int> halves;  // 1: A, 2: B
+  for (const files::TensorInfo& tensor : file_->tensors()) {
+    const auto parsed = ParseTensorName(tensor.name);
+    if (!parsed)
+      return Unimplemented(file_->path() + ": the tensor " + tensor.name +
+                           " is neither lora_A nor lora_B of q_proj, k_proj, v_proj, o_proj, gate_proj, "
+                           "up_proj or down_proj of a layer; others are not implemented");
+    if (!files::IsFloating(tensor.dtype))
+      return InvalidArgument(file_->path() + ": " + tensor.name + ": dtype " +
+                             std::string(files::DTypeName(tensor.dtype)) +
+                             ", expected F32, BF16, F16 or F64");
+    if (tensor.shape.size() != 2 || tensor.shape[parsed->is_b ? 1 : 0] != spec_.rank)
+      return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
+                             files::ShapeText(tensor.shape) + ", expected " +
+                             (parsed->is_b ? "[rows, " + std::to_string(spec_.rank) + "]"
+                                           : "[" + std::to_string(spec_.rank) + ", columns]") +
+                             ", since " + kAdapterConfigFile + " says r " + std::to_string(spec_.rank));
+    halves[{parsed->layer, parsed->target}] |= parsed->is_b ? 2 : 1;
+    layers_ = std::max(layers_, parsed->layer + 1);
+    if (!spec_.Has(parsed->target)) spec_.targets.push_back(parsed->target);
+  }
+  if (halves.empty()) return InvalidArgument(file_->path() + ": has no tensors");
+  std::ranges::sort(spec_.targets);
+  for (const auto& [at, half] : halves) {
+    if (half != 3)
+      return InvalidArgument(file_->path() + ": the tensor " +
+                             TensorName(at.first, at.second, half == 1 ? "B" : "A") + " is missing");
+  }
+  // A list that names modules by their ends, for all layers, asks for all of them.
+  const auto* modules = config.Find("target_modules");
+  if (modules == nullptr || !modules->is_array() || config.Find("layers_to_transform") != nullptr ||
+      config.Find("exclude_modules") != nullptr)
+    return OkStatus();
+  for (const nlohmann::json& name : *modules) {
+    if (!name.is_string()) return config.Wrong("target_modules", "names", name);
+    for (const auto& [target, module] : kModules) {
+      const auto wanted = name.get<std::string>();
+      if (module != wanted && !module.ends_with("." + wanted)) continue;
+      for (int64_t layer = 0; layer < layers_; ++layer) {
+        if (!halves.contains({layer, target}))
+          return InvalidArgument(file_->path() + ": the tensor " + TensorName(layer, target, "A") +
+                                 " is missing, and target_modules of " + kAdapterConfigFile + " names " +
+                                 wanted);
+      }
+    }
+  }
+  return OkStatus();
+}
+
+int64_t AdapterFolder::parameters() const {
+  int64_t count = 0;
+  for (const files::TensorInfo& tensor : file_->tensors()) count += tensor.numel();
+  return count;
+}
+
+Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
+  if (layers_ > base.layers)
+    return InvalidArgument(file_->path() + ": changes layer " + std::to_string(layers_ - 1) +
+                           ", and the model has " + std::to_string(base.layers) +
+                           " layers: it is an adapter of another model");
+  TP_RETURN_IF_ERROR(CheckAdapter(base, spec_).At(path_));
+  for (const files::TensorInfo& tensor : file_->tensors()) {
+    const AdapterTensor at = *ParseTensorName(tensor.name);
+    const AdapterPlace place = PlaceOf(base, at.target);
+    const std::vector<int64_t> expected =
+        at.is_b ? std::vector{place.n, spec_.rank} : std::vector{spec_.rank, place.k};
+    if (tensor.shape != expected)
+      return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
+                             files::ShapeText(tensor.shape) + ", expected " + files::ShapeText(expected) +
+                             " by the model, whose matrix is [" + std::to_string(place.n) + ", " +
+                             std::to_string(place.k) + "]: it is an adapter of another model");
+  }
+  return OkStatus();
+}
+
+Status AdapterFolder::CheckBase(const std::string& model_folder) const {
+  TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
+  TP_RETURN_IF_ERROR(CheckShapes(spec).At(model_folder));
+  if (fingerprint_.empty()) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const std::string found, Fingerprint(model_folder));
+  if (found == fingerprint_) return OkStatus();
+  return InvalidArgument(
+      path_ + ": was trained on a model with the fingerprint " + fingerprint_ +
+      (base_.empty() ? "" : " (" + base_ + ")") + ", and that of " + model_folder + " is " + found +
+      ": its shapes are the same, its values are not; give the model that the adapter was trained on");
+}
+
+Status AdapterFolder::CheckSpec(const AdapterSpec& wanted) const {
+  const auto text = [](const AdapterSpec& s) {
+    char scale[64];
+    std::snprintf(scale, sizeof(scale), "%lld, alpha %g%s", static_cast<long long>(s.rank), s.alpha,
+                  s.rslora ? ", rslora" : "");
+    return "rank " + std::string(scale) + ", targets " +
+           Listed(s.targets, [](AdapterTarget target) { return std::string_view(Name(target)); });
+  };
+  AdapterSpec same = spec_;
+  same.init = wanted.init;  // of what is there already
+  if (same == wanted) return OkStatus();
+  return InvalidArgument(path_ + ": has " + text(spec_) + ", and the config says " + text(wanted) +
+                         "; an adapter keeps its form: write what the folder has");
+}
+
+namespace {
+
+// Where the two halves of the change of a matrix stand: offsets of elements in the layout of the adapter. A
+// is there as the folder has it, B is turned.
+struct Halves {
+  int64_t layer = 0;
+  AdapterTarget target = AdapterTarget::kQ;
+  int64_t a = 0, b = 0, n = 0, k = 0;
+};
+std::vector<Halves> HalvesOf(const ModelSpec& base, const AdapterSpec& adapter) {
+  std::map<std::string, int64_t> offsets;
+  for (const Parameter& p : AdapterLayout(base, adapter)) offsets[p.name] = p.offset;
+  std::vector<Halves> all;
+  for (int64_t layer = 0; layer < base.layers; ++layer) {
+    const std::string at = "layers." + std::to_string(layer) + ".";
+    std::map<std::string_view, int64_t> before;  // rows of A that targets of the same matrix have taken
+    for (const AdapterTarget target : adapter.targets) {
+      const AdapterPlace place = PlaceOf(base, target);
+      int64_t& row = before[place.matrix];
+      all.push_back({layer, target, offsets.at(at + place.matrix + ".a") + row * place.k,
+                     offsets.at(at + Name(target) + ".b"), place.n, place.k});
+      row += adapter.rank;
+    }
+  }
+  return all;
+}
+
+// [rows, columns] of elements of `size` bytes, turned. Neither need be aligned.
+void Turn(const std::byte* in, int64_t rows, int64_t columns, int64_t size, std::byte* out) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(out + (c * rows + r) * size, in + (r * columns + c) * size, static_cast<size_t>(size));
+}
+
+}  // namespace
+
+void AdapterFolder::Read(const ModelSpec& base, DType dtype, std::span<std::byte> arena) const {
+  const int64_t size = Bytes(dtype);
+  std::ranges::fill(arena, std::byte{0});  // as it is for layers that are not changed
+  std::vector<std::byte> columns;
+  for (const Halves& at : HalvesOf(base, spec_)) {
+    const files::TensorInfo* a = file_->Find(TensorName(at.layer, at.target, "A"));
+    if (a == nullptr) continue;
+    const files::TensorInfo* b = file_->Find(TensorName(at.layer, at.target, "B"));
+    files::ConvertFloats(a->dtype, file_->Bytes(*a).data(), a->numel(), StoredType(dtype),
+                         arena.data() + at.a * size);
+    columns.resize(static_cast<size_t>(b->numel() * size));
+    files::ConvertFloats(b->dtype, file_->Bytes(*b).data(), b->numel(), StoredType(dtype), columns.data());
+    Turn(columns.data(), at.n, spec_.rank, size, arena.data() + at.b * size);
+  }
+}
+
+Status SaveAdapter(const AdapterValues& values, const std::string& model_folder, const std::string& folder) {
+  const AdapterSpec& adapter = values.adapter;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return FailedPrecondition(folder + ": cannot be made: " + error.message());
+  const int64_t size = Bytes(values.dtype), rank = adapter.rank;
+  std::vector<files::TensorSource> tensors;
+  for (const Halves& at : HalvesOf(values.base, adapter)) {
+    const auto half = [&](int64_t offset, int64_t columns) {
+      return values.arena.subspan(static_cast<size_t>(offset * size),
+                                  static_cast<size_t>(rank * columns * size));
+    };
+    tensors.push_back(files::SourceOf(TensorName(at.layer, at.target, "A"), StoredType(values.dtype),
+                                      {rank, at.k}, half(at.a, at.k)));
+    tensors.push_back({TensorName(at.layer, at.target, "B"),
+                       StoredType(values.dtype),
+                       {at.n, rank},
+                       [b = half(at.b, at.n), n = at.n, rank, size](const files::WriteBytes& write) {
+                         std::vector<std::byte> turned(b.size());
+                         Turn(b.data(), rank, n, size, turned.data());
+                         return write(turned);
+                       }});
+  }
+  std::ranges::sort(tensors, {}, &files::TensorSource::name);
+  std::map<std::string, std::string> metadata;
+  if (!model_folder.empty()) {
+    TP_ASSIGN_OR_RETURN(metadata[kFingerprintKey], Fingerprint(model_folder));
+  }
+  TP_RETURN_IF_ERROR(files::WriteSafetensors(folder + "/" + kAdapterTensorsFile, tensors, metadata));
+
+  nlohmann::ordered_json config = {{"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}};
+  config["base_model_name_or_path"] = model_folder;
+  config["r"] = rank;
+  if (adapter.alpha == std::floor(adapter.alpha) && std::abs(adapter.alpha) < 1e15) {
+    config["lora_alpha"] = static_cast<int64_t>(adapter.alpha);  // as the reference library has it
+  } else {
+    config["lora_alpha"] = adapter.alpha;
+  }
+  config["use_rslora"] = adapter.rslora;
+  config["target_modules"] = nlohmann::ordered_json::array();
+  for (const auto& [target, module] : kModules) {
+    if (adapter.Has(target)) config["target_modules"].push_back(module.substr(module.find('.') + 1));
+  }
+  if (adapter.init == AdapterInit::kGaussian) {
+    config["init_lora_weights"] = "gaussian";
+  } else {
+    config["init_lora_weights"] = true;
+  }
+  config["bias"] = "none";
+  config["lora_dropout"] = 0.0;
+  config["fan_in_fan_out"] = config["use_dora"] = false;
+  config["inference_mode"] = true;
+  config["modules_to_save"] = config["layers_to_transform"] = nullptr;
+  config["rank_pattern"] = config["alpha_pattern"] = nlohmann::ordered_json::object();
+  return files::WriteSmallFile(folder + "/" + kAdapterConfigFile, config.dump(2) + "\n");
+}
+
+namespace {
+
+// W + scale B A of a matrix, some rows at a time.
+struct MergedMatrix {
+  files::SafetensorsFolder::Entry w;
+  files::DType to;          // F32 or BF16
+  std::vector<float> a, b;  // [rank, k], [n, rank]; b has the scale
+  int64_t n = 0, k = 0, rank = 0;
+
+  Status Write(const files::WriteBytes& write) const {
+    constexpr int64_t kRows = 64;
+    const int64_t in = files::DTypeBits(w.info->dtype) / 8, out = files::DTypeBits(to) / 8;
+    std::vector<float> rows(static_cast<size_t>(kRows * k));
+    std::vector<std::byte> stored(static_cast<size_t>(kRows * k * out));
+    for (int64_t row = 0; row < n; row += kRows) {
+      const int64_t count = std::min(kRows, n - row);
+      auto* values = reinterpret_cast<std::byte*>(rows.data());
+      files::ConvertFloats(w.info->dtype, w.bytes().data() + row * k * in, count * k, files::DType::kF32,
+                           values);
+      for (int64_t i = 0; i < count; ++i) {
+        float* sum = rows.data() + i * k;
+        for (int64_t r = 0; r < rank; ++r) {
+          const float factor = b[static_cast<size_t>((row + i) * rank + r)];
+          const float* from = a.data() + r * k;
+          for (int64_t c = 0; c < k; ++c) sum[c] += factor * from[c];
+        }
+      }
+      files::ConvertFloats(files::DType::kF32, values, count * k, to, stored.data());
+      TP_RETURN_IF_ERROR(write(std::span(stored).first(static_cast<size_t>(count * k * out))));
+    }
+    return OkStatus();
+  }
+};
+
+}  // namespace
+
+Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
+                    int64_t max_shard_bytes) {
+  TP_RETURN_IF_ERROR(adapter.CheckBase(model_folder));
+  TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
+  TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
+  TP_RETURN_IF_ERROR(FindTensors(model_folder, spec, *stored).status());
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return FailedPrecondition(folder + ": cannot be made: " + error.message());
+  std::vector<float> values(static_cast<size_t>(AdapterElements(spec, adapter.spec())));
+  adapter.Read(spec, DType::kFloat32, std::as_writable_bytes(std::span(values)));
+  const int64_t rank = adapter.spec().rank;
+  const auto scale = static_cast<float>(adapter.spec().scale());
+  std::map<std::string, Halves> changed;
+  for (const Halves& at : HalvesOf(spec, adapter.spec()))
+    changed[ModuleName(at.layer, at.target) + ".weight"] = at;
+  std::vector<files::TensorSource> tensors;
+  for (const auto& [name, entry] : stored->tensors()) {
+    const auto found = changed.find(name);
+    if (found == changed.end()) {
+      tensors.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
+      continue;
+    }
+    const auto to = entry.info->dtype == files::DType::kBF16 ? files::DType::kBF16 : files::DType::kF32;
+    tensors.push_back(
+        {name, to, entry.info->shape,
+         [&values, rank, scale, to, entry = entry, at = found->second](const files::WriteBytes& write) {
+           MergedMatrix matrix{.w = entry, .to = to, .a = {}, .b = {}, .n = at.n, .k = at.k, .rank = rank};
+           matrix.a.assign(values.begin() + at.a, values.begin() + at.a + rank * at.k);
+           matrix.b.resize(static_cast<size_t>(at.n * rank));
+           for (int64_t i = 0; i < at.n; ++i)
+             for (int64_t r = 0; r < rank; ++r)
+               matrix.b[static_cast<size_t>(i * rank + r)] =
+                   scale * values[static_cast<size_t>(at.b + r * at.n + i)];
+           return matrix.Write(write);
+         }});
+  }
+  TP_RETURN_IF_ERROR(files::WriteSafetensorsFolder(folder, tensors, max_shard_bytes));
+  // Last, so that a folder with a config.json is whole.
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    if (std::string_view(file) != "config.json" && !fs::exists(model_folder + "/" + file, error)) continue;
+    TP_ASSIGN_OR_RETURN(const std::string text,
+                        files::ReadSmallFile(model_folder + "/" + file, int64_t{16} << 20));
+    TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/" + file, text));
+  }
+  return OkStatus();
+}
+
+}  // namespace tidepool::model

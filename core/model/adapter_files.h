@@ -1,0 +1,87 @@
+#pragma once
+// Adapters as folders of PEFT's (github.com/huggingface/peft, LoRA): adapter_config.json, and
+// adapter_model.safetensors with lora_A [rank, k] and lora_B [n, rank] of each matrix that is changed. No
+// LibTorch. Any thread.
+//
+// What PEFT has for adapters and is not implemented is kUnimplemented with file and key: bias, DoRA, modules
+// that are saved whole, ranks or alphas of single modules, experts, embeddings and the head, and starts that
+// change the model (init_lora_weights: pissa and the like). Which modules are changed the tensors say; of
+// what target_modules names outright none may be missing, and a regex there is not evaluated.
+//
+// A folder written here also has, in the safetensors' metadata, the fingerprint of the model that the adapter
+// was trained on. Others know nothing of it, so an adapter without one is compared by shapes alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/files/safetensors.h"
+#include "core/model/adapter.h"
+#include "core/model/spec.h"
+
+namespace tidepool::model {
+
+inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+inline constexpr const char* kAdapterTensorsFile = "adapter_model.safetensors";
+
+// 16 hexadecimal digits of a model folder: names and shapes of its tensors, and 4096 values of each, from all
+// over it, as bfloat16 has them. So it is read in milliseconds, and of copies of a model in another floating
+// type or in other shards it is the same.
+StatusOr<std::string> Fingerprint(const std::string& model_folder);
+
+class AdapterFolder {
+ public:
+  // Reads the config and the tensors' names and shapes. Errors name file and key or tensor.
+  static StatusOr<AdapterFolder> Open(const std::string& folder);
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const AdapterSpec& spec() const { return spec_; }
+  [[nodiscard]] const std::string& base() const { return base_; }  // base_model_name_or_path; may be empty
+  [[nodiscard]] const std::string& fingerprint() const { return fingerprint_; }  // of its base; may be empty
+  [[nodiscard]] int64_t parameters() const;
+
+  // Whether it fits a model: every matrix that it changes is there, with its sides. kInvalidArgument,
+  // kUnimplemented.
+  [[nodiscard]] Status CheckShapes(const ModelSpec& base) const;
+  // The same, and that it was trained on this model, as far as it says so.
+  [[nodiscard]] Status CheckBase(const std::string& model_folder) const;
+  // Whether it is of this rank, alpha, targets and form of scale. kInvalidArgument.
+  [[nodiscard]] Status CheckSpec(const AdapterSpec& wanted) const;
+  // Its values in the order of AdapterLayout(base, spec()); `arena` is of AdapterElements * Bytes(dtype)
+  // bytes. requires CheckShapes(base)
+  void Read(const ModelSpec& base, DType dtype, std::span<std::byte> arena) const;
+
+ private:
+  AdapterFolder(std::string path, std::unique_ptr<files::SafetensorsFile> file)
+      : path_(std::move(path)), file_(std::move(file)) {}
+  Status ReadConfig();
+
+  std::string path_;
+  std::unique_ptr<files::SafetensorsFile> file_;
+  AdapterSpec spec_;
+  std::string base_, fingerprint_;
+  int64_t layers_ = 0;  // one more than the last that it changes
+};
+
+// An adapter's values as AdapterLayout(base, adapter) has them.
+struct AdapterValues {
+  const ModelSpec& base;
+  const AdapterSpec& adapter;
+  DType dtype = DType::kFloat32;
+  std::span<const std::byte> arena;
+};
+// `model_folder`: of the base, named in the config, with its fingerprint where it has tensors. The config
+// comes last, so that a folder that has one is whole.
+Status SaveAdapter(const AdapterValues& values, const std::string& model_folder, const std::string& folder);
+
+// A model folder with W + scale B A in place of each matrix W that the adapter changes, formed in float32 and
+// stored in W's type (float32 where that is neither float32 nor bfloat16); all else is the base's, byte for
+// byte. Config files are copied, tokenizer files are not. Errors of CheckBase and of writing.
+Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
+                    int64_t max_shard_bytes = int64_t{5} << 30);
+
+}  // namespace tidepool::model

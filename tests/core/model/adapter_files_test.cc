@@ -1,0 +1,222 @@
+#include "core/model/adapter_files.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/files/safetensors.h"
+#include "core/model/weights.h"
+#include "tests/core/model/reference.h"
+
+namespace tidepool::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+class AdapterFilesTest : public testing::Test {
+ protected:
+  AdapterFilesTest() {
+    root_ = fs::temp_directory_path() / ("tidepool_adapter_" + std::to_string(::getpid()) + "_" +
+                                         testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(root_);
+  }
+  ~AdapterFilesTest() override { fs::remove_all(root_); }
+  std::string Folder(const std::string& name) { return (root_ / name).string(); }
+
+  std::unique_ptr<Weights> Base(const std::string& name, uint64_t seed, const std::string& family = "llama",
+                                DType dtype = DType::kFloat32) {
+    auto w = std::move(Weights::Create(TinySpec(family), dtype)).value();
+    Randomize(*w, seed, 0.1);
+    EXPECT_EQ(SaveHuggingFace(*w, Folder(name)), OkStatus());
+    return w;
+  }
+  static AdapterSpec Spec(std::vector<AdapterTarget> targets, bool rslora = false) {
+    return {.rank = 3, .alpha = 6, .rslora = rslora, .targets = std::move(targets)};
+  }
+  static std::vector<float> Values(const ModelSpec& base, const AdapterSpec& adapter) {
+    std::vector<float> values(static_cast<size_t>(AdapterElements(base, adapter)));
+    Rng rng(7);
+    for (const Parameter& p : AdapterLayout(base, adapter))  // what is between parameters stays 0
+      for (int64_t i = 0; i < p.numel(); ++i)
+        values[static_cast<size_t>(p.offset + i)] = static_cast<float>(rng.Uniform() - 0.5);
+    return values;
+  }
+  Status Save(const std::vector<float>& values, const ModelSpec& base, const AdapterSpec& adapter,
+              const std::string& base_folder, const std::string& folder) {
+    return SaveAdapter({base, adapter, DType::kFloat32, std::as_bytes(std::span(values))}, base_folder,
+                       folder);
+  }
+  // The config of a folder with one key changed.
+  static void Change(const std::string& folder, const std::string& key, const nlohmann::json& value) {
+    const std::string path = folder + "/" + kAdapterConfigFile;
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
+    config[key] = value;
+    std::ofstream(path) << config;
+  }
+  fs::path root_;
+};
+
+TEST_F(AdapterFilesTest, ComesBackAsItWasSaved) {
+  using enum AdapterTarget;
+  const auto base = Base("base", 1);
+  for (const auto& targets :
+       {std::vector{kQ, kK, kV, kO, kGate, kUp, kDown}, {kQ, kV}, {kO}, {kK, kUp, kDown}}) {
+    const AdapterSpec adapter = Spec(targets, targets.size() == 2);
+    const std::vector<float> values = Values(base->spec(), adapter);
+    ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+    const auto opened = AdapterFolder::Open(Folder("adapter"));
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    EXPECT_EQ(opened->spec(), adapter);
+    EXPECT_EQ(opened->base(), Folder("base"));
+    EXPECT_EQ(opened->CheckBase(Folder("base")), OkStatus());
+    std::vector<float> back(values.size(), 9.0F);
+    opened->Read(base->spec(), DType::kFloat32, std::as_writable_bytes(std::span(back)));
+    EXPECT_EQ(back, values);
+  }
+}
+
+TEST_F(AdapterFilesTest, MergedMatricesAreThoseOfTheFormulaAndTheRestIsUntouched) {
+  using enum AdapterTarget;
+  const auto base = Base("base", 1);
+  const AdapterSpec adapter = Spec({kQ, kV, kDown});
+  const std::vector<float> values = Values(base->spec(), adapter);
+  ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+  const auto opened = AdapterFolder::Open(Folder("adapter"));
+  ASSERT_EQ(MergeAdapter(*opened, Folder("base"), Folder("merged")), OkStatus());
+  const auto before = files::SafetensorsFolder::Open(Folder("base")),
+             after = files::SafetensorsFolder::Open(Folder("merged"));
+  const auto stored = files::SafetensorsFile::Open(Folder("adapter") + "/" + kAdapterTensorsFile);
+  const auto value = [](std::span<const std::byte> bytes, int64_t i) {
+    float v = 0;
+    std::memcpy(&v, bytes.data() + i * 4, 4);
+    return v;
+  };
+  int64_t merged = 0;
+  for (const auto& [name, entry] : (*before)->tensors()) {
+    const auto now = (*after)->Find(name);
+    ASSERT_TRUE(now.has_value()) << name;
+    const std::string module = "base_model.model." + name.substr(0, name.size() - std::strlen(".weight"));
+    const auto* a = (*stored)->Find(module + ".lora_A.weight");
+    if (a == nullptr) {
+      EXPECT_EQ(std::memcmp(now->bytes().data(), entry.bytes().data(), entry.bytes().size()), 0) << name;
+      continue;
+    }
+    ++merged;
+    const auto* b = (*stored)->Find(module + ".lora_B.weight");
+    const int64_t n = entry.info->shape[0], k = entry.info->shape[1];
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t c = 0; c < k; ++c) {
+        double sum = value(entry.bytes(), i * k + c);
+        for (int64_t r = 0; r < 3; ++r)
+          sum += 2.0 * value((*stored)->Bytes(*b), i * 3 + r) * value((*stored)->Bytes(*a), r * k + c);
+        ASSERT_NEAR(value(now->bytes(), i * k + c), sum, 1e-6) << name;
+      }
+    }
+  }
+  EXPECT_EQ(merged, 3 * base->spec().layers);
+  EXPECT_EQ(CheckHuggingFace(Folder("merged")), OkStatus());
+}
+
+TEST_F(AdapterFilesTest, AnotherModelIsRefusedByShapeOrByFingerprint) {
+  const auto base = Base("base", 1);
+  Base("same_shapes", 2);
+  ASSERT_EQ(SaveHuggingFace(*std::move(LoadHuggingFace(Folder("base"), DType::kBFloat16)).value(),
+                            Folder("rounded")),
+            OkStatus());
+  ModelSpec narrow = base->spec();
+  narrow.intermediate_size += 8;
+  ASSERT_EQ(
+      SaveHuggingFace(*std::move(Weights::Create(narrow, DType::kFloat32)).value(), Folder("other_shapes")),
+      OkStatus());
+  const AdapterSpec adapter = Spec({AdapterTarget::kQ, AdapterTarget::kUp});
+  ASSERT_EQ(Save(Values(base->spec(), adapter), base->spec(), adapter, Folder("base"), Folder("adapter")),
+            OkStatus());
+  const auto opened = AdapterFolder::Open(Folder("adapter"));
+  EXPECT_EQ(opened->CheckBase(Folder("base")), OkStatus());
+  EXPECT_EQ(opened->CheckBase(Folder("rounded")), OkStatus());  // the same model in another type
+  const Status shapes = opened->CheckBase(Folder("other_shapes")),
+               values = opened->CheckBase(Folder("same_shapes"));
+  EXPECT_NE(shapes.message().find("up_proj.lora_B.weight: shape ["), std::string::npos) << shapes.message();
+  EXPECT_NE(values.message().find("fingerprint"), std::string::npos) << values.message();
+  EXPECT_NE(values.message().find(*Fingerprint(Folder("same_shapes"))), std::string::npos)
+      << values.message();
+}
+
+TEST_F(AdapterFilesTest, WhatIsNotImplementedIsNamedWithFileAndKey) {
+  const auto base = Base("base", 1);
+  const AdapterSpec adapter = Spec({AdapterTarget::kQ});
+  const std::vector<float> values = Values(base->spec(), adapter);
+  struct Case {
+    const char* key;
+    nlohmann::json value;
+    StatusCode code;
+  };
+  for (const Case& c :
+       {Case{"peft_type", "LOHA", StatusCode::kUnimplemented},
+        Case{"bias", "all", StatusCode::kUnimplemented}, Case{"use_dora", true, StatusCode::kUnimplemented},
+        Case{"rank_pattern", {{"q_proj", 4}}, StatusCode::kUnimplemented},
+        Case{"alpha_pattern", {{"q_proj", 4}}, StatusCode::kUnimplemented},
+        Case{"modules_to_save", {"lm_head"}, StatusCode::kUnimplemented},
+        Case{"init_lora_weights", "pissa", StatusCode::kUnimplemented},
+        Case{"task_type", "SEQ_CLS", StatusCode::kUnimplemented},
+        Case{"a_key_of_the_future", 3, StatusCode::kUnimplemented},
+        Case{"r", 4, StatusCode::kInvalidArgument}, Case{"r", "four", StatusCode::kInvalidArgument},
+        Case{"r", 0, StatusCode::kInvalidArgument},
+        Case{"target_modules", {"q_proj", "v_proj"}, StatusCode::kInvalidArgument}}) {
+    ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+    Change(Folder("adapter"), c.key, c.value);
+    const Status status = AdapterFolder::Open(Folder("adapter")).status();
+    EXPECT_EQ(status.code(), c.code) << c.key << ": " << status.message();
+    EXPECT_NE(status.message().find(Folder("adapter") + "/adapter_"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(c.key), std::string::npos) << status.message();
+  }
+  // What says nothing, or nothing of the result.
+  ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+  Change(Folder("adapter"), "target_modules", "model\\..*q_proj");
+  Change(Folder("adapter"), "lora_dropout", 0.1);
+  Change(Folder("adapter"), "eva_config", nullptr);
+  EXPECT_EQ(AdapterFolder::Open(Folder("adapter")).status(), OkStatus());
+  fs::remove(Folder("adapter") + "/" + kAdapterTensorsFile);
+  EXPECT_EQ(AdapterFolder::Open(Folder("adapter")).status().code(), StatusCode::kNotFound);
+}
+
+// An adapter of some layers leaves the others as they are.
+TEST_F(AdapterFilesTest, LayersThatAreNotThereAreNotChanged) {
+  const auto base = Base("base", 1);
+  ASSERT_GT(base->spec().layers, 1);
+  const std::string folder = Folder("adapter");
+  fs::create_directories(folder);
+  const int64_t d = base->spec().hidden_size, q = base->spec().heads * base->spec().head_size;
+  const std::vector<float> a(static_cast<size_t>(2 * d), 0.5F), b(static_cast<size_t>(2 * q), 0.25F);
+  const std::string module = "base_model.model.model.layers.1.self_attn.q_proj";
+  ASSERT_EQ(files::WriteSafetensors(folder + "/" + kAdapterTensorsFile,
+                                    {files::SourceOf(module + ".lora_A.weight", files::DType::kF32, {2, d},
+                                                     std::as_bytes(std::span(a))),
+                                     files::SourceOf(module + ".lora_B.weight", files::DType::kF32, {q, 2},
+                                                     std::as_bytes(std::span(b)))}),
+            OkStatus());
+  std::ofstream(folder + "/" + kAdapterConfigFile)
+      << R"({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], "layers_to_transform": [1]})";
+  const auto opened = AdapterFolder::Open(folder);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  EXPECT_EQ(opened->CheckBase(Folder("base")), OkStatus());
+  std::vector<float> values(static_cast<size_t>(AdapterElements(base->spec(), opened->spec())), 9.0F);
+  opened->Read(base->spec(), DType::kFloat32, std::as_writable_bytes(std::span(values)));
+  for (const Parameter& p : AdapterLayout(base->spec(), opened->spec())) {
+    const float expected = !p.name.starts_with("layers.1.") ? 0.0F : p.name.ends_with(".a") ? 0.5F : 0.25F;
+    for (int64_t i = 0; i < p.numel(); ++i)
+      ASSERT_EQ(values[static_cast<size_t>(p.offset + i)], expected) << p.name;
+  }
+  std::ofstream(folder + "/" + kAdapterConfigFile)
+      << R"({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]})";
+  EXPECT_EQ(AdapterFolder::Open(folder).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tidepool::model

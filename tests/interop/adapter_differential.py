@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Random LoRA adapters on random small models, made by `peft`, through `conformance-hf` and `tidepool export`.
+
+  tests/interop/adapter_differential.py --build build [--models 4] [--seed 1]
+
+Of every adapter: logits of the model with it, as we compute them, against PEFT's; the folder written again by us, loaded by
+PEFT, with the same tensors and logits; the model with the adapter merged by us, in transformers and here. Ranks, alphas,
+targets (all, some, a regex, single layers), rslora and stored types vary. Exit code 1 if a logit is further off than the
+limit below, of the largest one.
+"""
+import argparse
+import base64
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import numpy as np
+import peft
+import torch
+import transformers
+from safetensors.torch import load_file
+
+LIMIT = 1e-5  # relative, in float32
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Program:
+    def __init__(self, binary):
+        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps({"id": 1, **request}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def logits(self, ids, **request):
+        answer = self.ask(op="model.logits", ids=ids, positions=list(range(len(ids))), dtype="float32", **request)
+        if "logits" not in answer:
+            raise RuntimeError(f"model.logits says {answer}")
+        return np.frombuffer(base64.b64decode(answer["logits"]["b64"]), dtype="<f4").reshape(answer["logits"]["shape"])
+
+
+def random_model(family, rng):
+    kv = rng.choice([1, 2])
+    heads = kv * rng.choice([1, 2, 3])
+    head = rng.choice([8, 16, 24])
+    args = dict(vocab_size=rng.choice([97, 300]), hidden_size=heads * head, intermediate_size=rng.choice([33, 64, 150]), num_hidden_layers=rng.choice([1, 2, 3]),
+                num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=256, tie_word_embeddings=rng.random() < 0.5)
+    if family == "qwen3":
+        args["head_dim"] = head
+    if family == "llama":
+        args.update(attention_bias=rng.random() < 0.4, mlp_bias=rng.random() < 0.4)
+    if family == "mistral":
+        args["sliding_window"] = None
+    model = getattr(transformers, FAMILIES[family] + "ForCausalLM")(getattr(transformers, FAMILIES[family] + "Config")(**args)).float().eval()
+    for name, p in model.named_parameters():
+        if p.dim() == 1:
+            p.copy_((1.0 if "norm" in name else 0.0) + 0.3 * torch.randn_like(p))
+        else:
+            p.copy_(torch.randn_like(p) * (0.5 if "embed" in name else 1.2 / p.shape[-1] ** 0.5))
+    return model
+
+
+def random_adapter(base, rng):
+    """A PEFT model with an adapter of random values, and what was chosen."""
+    layers = base.config.num_hidden_layers
+    kind = rng.choice(["all", "all-linear", "some", "regex", "layers"])
+    config = dict(r=rng.choice([1, 2, 4, 7]), lora_alpha=rng.choice([1, 4, 16, 2.5]), use_rslora=rng.random() < 0.4, lora_dropout=rng.choice([0.0, 0.1]),
+                  task_type=rng.choice(["CAUSAL_LM", None]))
+    some = rng.sample(MODULES, rng.randint(1, 6))
+    config["target_modules"] = {"all": MODULES, "all-linear": "all-linear", "some": some, "regex": r".*\.(" + "|".join(some) + ")", "layers": some}[kind]
+    if kind == "layers":
+        config["layers_to_transform"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))
+    model = peft.get_peft_model(base, peft.LoraConfig(**config)).eval()
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.copy_(torch.randn_like(p) * (1 / p.shape[-1] ** 0.5 if "lora_A" in name else 0.2))
+    return model, f"{kind} {config}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--models", type=int, default=6, help="of each family")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    program = Program(args.build + "/bin/conformance-hf")
+    failures = []
+    for family in FAMILIES:
+        worst = {"with the adapter": 0.0, "merged": 0.0, "merged, in transformers": 0.0}
+        for index in range(args.models):
+            rng = random.Random(f"{args.seed} {family} {index}")
+            torch.manual_seed(rng.randrange(1 << 30))
+            with tempfile.TemporaryDirectory() as root:
+                folder = lambda name: str(pathlib.Path(root, name))
+                random_model(family, rng).save_pretrained(folder("base"))
+                load = lambda name: transformers.AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float32, attn_implementation="eager").eval()
+                model, what = random_adapter(load("base"), rng)
+                if rng.random() < 0.3:
+                    model = model.to(torch.bfloat16).float()  # values that bfloat16 has; the base's too
+                model.save_pretrained(folder("adapter"))
+                where = f"{family} {index} ({what})"
+                model = peft.PeftModel.from_pretrained(load("base"), folder("adapter")).eval()
+                ids = [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(2, 60))]
+                batch = torch.tensor([ids])
+                # The reference in float64, so that what is measured is our error.
+                want = model.double()(batch).logits[0].numpy()
+                plain = load("base").double()(batch).logits[0].numpy()
+                if np.abs(want - plain).max() < 0.01 * np.abs(want).max():
+                    failures.append(f"{where}: the adapter changes nothing, so nothing is compared")
+
+                def compare(name, got):
+                    error = float(np.abs(got - want).max() / np.abs(want).max())
+                    worst[name] = max(worst[name], error)
+                    if not error < LIMIT:
+                        failures.append(f"{where}: logits {name} differ by {error:.1e}")
+
+                try:
+                    compare("with the adapter", program.logits(ids, model=folder("base"), adapter=folder("adapter")))
+                    merge = subprocess.run([args.build + "/bin/tidepool", "export", folder("adapter"), "--merge", "--model", folder("base"), "--out", folder("merged")],
+                                           capture_output=True, text=True)
+                    if merge.returncode != 0:
+                        raise RuntimeError(f"tidepool export says {merge.stderr}")
+                    compare("merged", program.logits(ids, model=folder("merged")))
+                    compare("merged, in transformers", load("merged")(batch).logits[0].numpy())
+                    saved = program.ask(op="adapter.save", model=folder("base"), adapter=folder("adapter"), out=folder("again"))
+                    if not saved.get("ok"):
+                        raise RuntimeError(f"adapter.save says {saved}")
+                    before, after = (load_file(folder(name) + "/adapter_model.safetensors") for name in ("adapter", "again"))
+                    for name, tensor in after.items():  # layers that it leaves alone have zeros
+                        if not torch.equal(tensor, before.get(name, torch.zeros_like(tensor)).float()):
+                            failures.append(f"{where}: {name} is another when it is written again")
+                    if before.keys() - after.keys():
+                        failures.append(f"{where}: written again it has no {sorted(before.keys() - after.keys())[0]}")
+                    again = peft.PeftModel.from_pretrained(load("base"), folder("again")).eval()
+                    if np.abs(again.double()(batch).logits[0].numpy() - want).max() > 1e-12 * np.abs(want).max():
+                        failures.append(f"{where}: PEFT has other logits with the folder that was written here")
+                except RuntimeError as error:
+                    failures.append(f"{where}: {error}")
+        print(f"{family}: {args.models} adapters, largest error of a logit, of the largest one: " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items()))
+    for failure in failures:
+        print(f"FAILED {failure}")
+    print(f"peft {peft.__version__}: {len(failures)} failures")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

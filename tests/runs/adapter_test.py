@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Adapters from the command line: folders of PEFT's layout in and out, merged, named by a run, refused."""
+import json
+import random
+import shutil
+import struct
+import unittest
+
+from byte_model import write_byte_model
+from harness import RunTest
+from serve_test import Server
+
+SIZES = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64), "gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
+
+
+def module(layer, name):
+    return f"base_model.model.model.layers.{layer}.{'self_attn' if name in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{name}"
+
+
+def write_adapter(folder, base, targets=("q_proj", "v_proj", "down_proj"), rank=4, seed=3, **config):
+    """An adapter of random values for a model of byte_model.py, as PEFT would have saved it."""
+    folder.mkdir(parents=True)
+    folder.joinpath("adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": rank, "lora_alpha": 32, "target_modules": list(targets),
+         "bias": "none", "lora_dropout": 0.05, "use_rslora": False, "rank_pattern": {}, "modules_to_save": None, "peft_version": "0.21.2", **config}))
+    rng, header, data = random.Random(seed), {}, bytearray()
+    for layer in range(2):
+        for name in targets:
+            n, k = SIZES[name]
+            for half, shape in (("A", [rank, k]), ("B", [n, rank])):
+                count = shape[0] * shape[1]
+                header[module(layer, name) + f".lora_{half}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
+                data += struct.pack(f"<{count}f", *(rng.gauss(0, 0.3) for _ in range(count)))
+    text = json.dumps(header).encode()
+    folder.joinpath("adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class AdapterTest(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.base, self.adapter = self.dir / "base", self.dir / "adapter"
+        write_byte_model(self.base)
+        write_adapter(self.adapter, self.base)
+
+    def generate(self, *args):
+        result = self.command("generate", "--prompt", "What is this?", "--max-new-tokens", "24", "--threads", "1", *map(str, args))
+        self.assert_done(result)
+        return result.stdout
+
+    def refused(self, *args, words=()):
+        result = self.command(*map(str, args))
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        for word in words:
+            self.assertIn(str(word), result.stderr)
+        return result.stderr
+
+    def test_generates_as_the_merged_model_does(self):
+        plain = self.generate("--model", self.base)
+        adapted = self.generate("--model", self.base, "--adapter", self.adapter)
+        self.assertNotEqual(plain, adapted)
+        self.assertEqual(self.generate("--model", self.adapter), adapted)  # it names its model
+        self.assert_done(self.command("export", str(self.adapter), "--merge", "--out", str(self.dir / "merged")))
+        self.assertEqual(self.generate("--model", self.dir / "merged"), adapted)
+        self.assertTrue((self.dir / "merged" / "tokenizer.json").exists())
+        self.assert_done(self.command("export", str(self.adapter), "--out", str(self.dir / "copy")))
+        self.assertEqual(self.generate("--model", self.dir / "copy"), adapted)
+        self.assertEqual((self.dir / "copy" / "adapter_model.safetensors").read_bytes(), (self.adapter / "adapter_model.safetensors").read_bytes())
+
+    def test_models_shows_an_adapter(self):
+        result = self.command("models", str(self.adapter))
+        self.assert_done(result)
+        self.assertIn("rank 4, alpha 32, of q, v, down", result.stdout)
+        shown = json.loads(self.command("models", str(self.adapter), "--json").stdout)
+        self.assertEqual((shown["rank"], shown["targets"], shown["adapter_of"], shown["base_is_here"]), (4, ["q", "v", "down"], str(self.base), True))
+
+    def test_serves_and_evaluates_with_an_adapter(self):
+        server = Server(self.base, "--adapter", str(self.adapter), "--name", "adapted")
+        self.started.append(server.process)
+        server.name = "adapted"
+        answer = server.ask("/v1/completions", prompt="What is this?", max_tokens=24, temperature=0)
+        self.assertEqual(answer["choices"][0]["text"], self.generate("--model", self.adapter).rstrip("\n"))
+        rows = self.dir / "rows.jsonl"
+        rows.write_text(json.dumps({"prompt": "What is this?", "answer": answer["choices"][0]["text"].strip()}) + "\n")
+        out = self.command("eval", "--model", str(self.base), "--adapter", str(self.adapter), "--data", str(rows), "--max-new-tokens", "24", "--json")
+        self.assert_done(out)
+
+    def test_serves_several_adapters_by_name(self):
+        write_adapter(self.dir / "second", self.base, targets=["o_proj", "up_proj"], seed=5)
+        server = Server(self.base, "--adapter", f"one={self.adapter}", "--adapter", str(self.dir / "second"))
+        self.started.append(server.process)
+        status, models, _ = server.call("/v1/models")
+        self.assertEqual((status, [m["id"] for m in models["data"]]), (200, ["one", "second"]))
+        answers = {}
+        for name, folder in (("one", self.adapter), ("second", self.dir / "second")):
+            server.name = name
+            answers[name] = server.ask("/v1/completions", prompt="What is this?", max_tokens=24, temperature=0)["choices"][0]["text"]
+            self.assertEqual(answers[name], self.generate("--model", folder).rstrip("\n"))
+        self.assertNotEqual(answers["one"], answers["second"])
+        status, answer, _ = server.call("/v1/completions", {"model": "third", "prompt": "x"})
+        self.assertEqual((status, answer["error"]["param"]), (400, "model"))
+        self.assertIn("one, second", answer["error"]["message"])
+        self.refused("serve", "--model", self.base, "--adapter", f"a={self.adapter}", "--adapter", f"a={self.dir / 'second'}", words=["--adapter", "the name a"])
+
+    def test_bad_input_is_refused_before_anything_starts(self):
+        generate = ("generate", "--prompt", "x", "--model")
+        wide = self.dir / "wide"
+        write_byte_model(wide, intermediate=192)
+        self.refused(*generate, wide, "--adapter", self.adapter, words=["--adapter", "mlp.down_proj.lora_A.weight", "[4, 128]", "[4, 192]", "another model"])
+        tall = self.dir / "tall"
+        write_byte_model(tall, layers=1)
+        self.refused(*generate, tall, "--adapter", self.adapter, words=["changes layer 1", "1 layers"])
+        self.refused(*generate, self.base, "--adapter", self.base, words=["--adapter", "whole model"])
+        self.refused(*generate, self.adapter, "--adapter", self.adapter, words=["--model", "adapter itself"])
+        self.refused(*generate, self.base, "--adapter", self.dir / "none", words=["--adapter", "none"])
+        self.refused("export", self.base, "--merge", "--out", self.dir / "out", words=["--merge", "whole model"])
+        self.refused("train", "configs/test/sft.yaml", "--run-dir", self.dir / "run", "model.lora.rank=2", f"model.lora.path={self.dir / 'none'}", words=["model.lora.path", "none"])
+        for name, change, words in (("rank", {"r": 5}, ["adapter_model.safetensors", "[4, 64]", "r 5"]), ("dora", {"use_dora": True}, ["adapter_config.json", "use_dora"]),
+                                    ("loha", {"peft_type": "LOHA"}, ["peft_type LOHA"]), ("nameless", {"base_model_name_or_path": "some/where"}, ["some/where", "--model"])):
+            folder = self.dir / name
+            write_adapter(folder, self.base)
+            config = json.loads((folder / "adapter_config.json").read_text())
+            (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+            self.refused(*generate, folder, words=words)
+        large = self.dir / "large"
+        write_adapter(large, self.base, targets=["k_proj"], rank=33)
+        self.refused(*generate, large, words=["rank 33", "32", "target k"])
+        shutil.copytree(self.adapter, self.dir / "half")
+        (self.dir / "half" / "adapter_model.safetensors").unlink()
+        self.refused(*generate, self.dir / "half", words=["adapter_model.safetensors"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,99 @@
+#include "workers/data/host_base.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/model/memory_use.h"
+#include "workers/data/shared_arena.h"
+
+namespace tidepool::workers {
+namespace {
+
+// The turn to read it, which ends with the process.
+class Turn {
+ public:
+  static StatusOr<std::unique_ptr<Turn>> Ask(const std::string& folder) {
+    std::unique_ptr<Turn> turn(new Turn());
+    const std::string path = folder + "/" + kBaseBlock + "-turn";
+    turn->fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (turn->fd_ < 0) return Unavailable(path + ": cannot be opened (" + std::strerror(errno) + ")");
+    return turn;
+  }
+  ~Turn() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  bool Take() { return flock(fd_, LOCK_EX | LOCK_NB) == 0; }
+
+ private:
+  Turn() = default;
+  int fd_ = -1;
+};
+
+struct Mapped {
+  std::shared_ptr<const SharedBlock::View> view;
+  std::unique_ptr<model::Weights> weights;
+};
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folder, const BaseModel& model,
+                                                        device::Device* lays_out,
+                                                        std::chrono::nanoseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  const int64_t arena = model::WeightBytes(model.spec, model.dtype),
+                bytes = arena + (lays_out == nullptr ? 0 : model::LaidOutBytes(model.spec, model.dtype));
+  const BlockTag tag{.number = static_cast<int64_t>(model.identity >> 1), .bytes = bytes};
+  // Halves of a whole: the arena, and what is laid out beside it.
+  const auto over = [&](std::span<std::byte> all, bool made) -> StatusOr<std::unique_ptr<model::Weights>> {
+    TP_ASSIGN_OR_RETURN(
+        auto weights, model::Weights::Create(model.spec, model.dtype, all.first(static_cast<size_t>(arena))));
+    if (bytes > arena) weights->UseStrips(*lays_out, all.subspan(static_cast<size_t>(arena)), made);
+    return weights;
+  };
+  TP_RETURN_IF_ERROR(SharedBlock::MakeFolderOf(folder));
+  SharedBlock block(folder, kBaseBlock);
+  const auto there = [&]() -> StatusOr<std::shared_ptr<const model::Weights>> {
+    TP_ASSIGN_OR_RETURN(auto view, block.Open(tag.number, tag.lineage));
+    if (view->tag().bytes != bytes) return NotFound("the frozen model is there for another device");
+    auto mapped = std::make_shared<Mapped>();
+    auto* base = const_cast<std::byte*>(view->bytes().data());  // mapped to be read; so are const weights
+    TP_ASSIGN_OR_RETURN(mapped->weights, over({base, static_cast<size_t>(bytes)}, /*made=*/true));
+    mapped->view = std::move(view);
+    const model::Weights* weights = mapped->weights.get();
+    return std::shared_ptr<const model::Weights>(std::move(mapped), weights);
+  };
+  TP_ASSIGN_OR_RETURN(const auto turn, Turn::Ask(folder));
+  const auto deadline = Clock::now() + patience;
+  while (!turn->Take()) {
+    if (auto found = there(); found.ok()) return found;
+    if (Clock::now() >= deadline)
+      return DeadlineExceeded("another worker of this host was reading the model into " + folder +
+                              " and has not ended");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  if (auto found = there(); found.ok()) return found;
+  {
+    auto filling = block.Begin(tag);
+    if (filling.status().code() == StatusCode::kResourceExhausted) {
+      TP_ASSIGN_OR_RETURN(auto alone, model::Weights::Create(model.spec, model.dtype));
+      TP_RETURN_IF_ERROR(model.read(alone->bytes()));
+      return std::shared_ptr<const model::Weights>(std::move(alone));
+    }
+    TP_RETURN_IF_ERROR(filling.status());
+    TP_RETURN_IF_ERROR(model.read(filling->bytes().first(static_cast<size_t>(arena))));
+    TP_RETURN_IF_ERROR(over(filling->bytes(), /*made=*/false).status());
+    filling->Complete();
+  }
+  return there();
+}
+
+}  // namespace tidepool::workers
