@@ -31,7 +31,7 @@ void Steps::On(const event::TrainDone& e) {
     NotFinite(e);
     return;
   }
-  nonfinite_ = 0;
+  if (e.step >= nonfinite_at_) nonfinite_ = 0;
   if (SameRows(e.step)) Commit();
 }
 
@@ -96,6 +96,7 @@ void Steps::NotFinite(const event::TrainDone& e) {
                 " is not kept: its loss or gradient is not finite; its groups are dropped: " + ids,
             {{"step", std::to_string(step.value)}, {"groups", ids}});
   SetAside(keys, DropReason::kPoison);
+  nonfinite_at_ = std::max(nonfinite_at_, step);
   if (++nonfinite_ >= std::max<int64_t>(options_.max_nonfinite_steps, 1)) {
     all_.life.Fail("nonfinite", e.worker,
                    std::to_string(nonfinite_) +

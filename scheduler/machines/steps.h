@@ -97,6 +97,8 @@ class Steps : public Machine {
   int64_t group_checked_ = -1;  // changes of the pool that PrepareGroup has seen
   std::optional<Open> open_;
   int64_t nonfinite_ = 0, train_failures_ = 0, bad_batches_ = 0;  // in a row
+  // The furthest step that was not finite. Those that a restore undid before it, made again, end no row.
+  StepNumber nonfinite_at_{0};
   double train_s_ = 0;
 };
 

@@ -1359,5 +1359,26 @@ TEST(ControllerSimTest, SlotsThatAreSlowToDrainTogetherAreNotLost) {
   ExpectProven(cluster);
 }
 
+// The step that is made again after one that was not finite fails, so the run goes back to its checkpoint;
+// the steps from there to the one that is never finite say nothing about it.
+TEST(ControllerSimTest, AStepThatIsNeverFiniteEndsTheRunHoweverOftenItGoesBackBeforeIt) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 11, .faults = {}};
+  o.controller.steps = 6;
+  o.controller.checkpoint.every_steps = 100;
+  o.controller.checkpoint.recovery_every_steps = 0;
+  o.breaks_at_step = 3;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_NE(r.code, 0);
+  EXPECT_NE(r.why.find("3 steps in a row had a loss or gradient that is not finite"), std::string::npos)
+      << r.why;
+  int64_t restores = 0;
+  for (const JournalEntry& e : cluster.journal())
+    restores += std::holds_alternative<record::Restore>(e.record);
+  EXPECT_EQ(restores, 2);
+  const CheckResult check = Check(cluster.journal());
+  EXPECT_TRUE(check.ok) << check.predicate << " " << check.why;
+}
+
 }  // namespace
 }  // namespace tidepool::scheduler

@@ -61,6 +61,9 @@ struct SimOptions {
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
   bool blames_a_batch = false;         // the first step: its data are at fault, and no sample of it is named
+  // No try of this step is finite, and after each that was not one fails half-way and loses the state; -1:
+  // none. Of a job with one trainer.
+  int64_t breaks_at_step = -1;
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
   int64_t rank_of_other_rows = -1, rank_of_other_mask = -1, rank_of_row_left_out = -1, rank_of_row_twice = -1;
   int64_t hosts = 1;          // worker i is on host i % hosts
@@ -284,6 +287,7 @@ class SimCluster {
   std::map<StepNumber, uint64_t> recovery_;  // shared memory: survives a worker
   std::map<int64_t, Step> steps_;            // by lease
   int64_t asks_ = 0;
+  int64_t broken_tries_ = 0;                     // of breaks_at_step
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
   record::Lease lease_;                          // the newest
   std::map<Version, uint64_t> published_;        // bytes by version, at the trainer

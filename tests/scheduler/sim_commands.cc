@@ -339,12 +339,14 @@ struct SimCluster::Do {
       if (!s.options_.deterministic_training)
         step.weights = Mix64(step.weights ^ static_cast<uint64_t>(s.seq_));
     }
-    if (s.Chance(s.options_.faults.train_fails / static_cast<double>(c.world))) {
-      s.At(FromSeconds(s.Delay(0.3)), [&s = s, id, c] {
+    const bool breaks = c.step.value == s.options_.breaks_at_step;
+    const bool half_way = breaks && s.broken_tries_++ % 2 == 1;
+    if (half_way || s.Chance(s.options_.faults.train_fails / static_cast<double>(c.world))) {
+      s.At(FromSeconds(s.Delay(0.3)), [&s = s, id, c, half_way] {
         Device* q = s.Find(id);
         if (q == nullptr || q->in_step != c.lease) return;
         s.LeaveStep(*q);
-        const bool torn = c.lease % 2 == 0;  // every second one fails between its updates
+        const bool torn = half_way || c.lease % 2 == 0;  // every second one fails between its updates
         if (torn) q->LoseState();
         s.Out(*q, event::TrainFailed{c.worker, c.slot, c.step, c.lease, "sim", false, torn});
       });
@@ -353,7 +355,7 @@ struct SimCluster::Do {
     if (static_cast<int64_t>(step.devices.size()) < c.world) return;
     // All are in: the last collective of the step, unless somebody has left by then.
     const double seconds = s.Delay(0.3);
-    const bool nonfinite = s.Chance(s.options_.faults.nonfinite);
+    const bool nonfinite = s.Chance(s.options_.faults.nonfinite) || breaks;
     const int64_t lease = c.lease, life = s.life_;
     s.At(FromSeconds(seconds), [&s = s, lease, life, seconds, nonfinite] {
       Step& step = s.steps_.at(lease);
