@@ -33,6 +33,18 @@ constexpr float Fp16ToFloat(uint16_t value) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
+// Above 65504 infinity, as rounding has it. A NaN stays one.
+constexpr uint16_t FloatToFp16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFU;
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
+  const auto with = [sign](uint32_t rest) { return static_cast<uint16_t>(sign | rest); };
+  if (magnitude > 0x7F800000U) return with(0x7E00U | ((magnitude >> 13) & 0x3FFU));
+  if (magnitude >= 0x477FF000U) return with(0x7C00U);  // 65520
+  if (magnitude < 0x38800000U)  // below 2^-14: the sum has a bit for each 2^-24, and is rounded to it
+    return with(std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U);
+  return with((magnitude + 0xFFFU + ((magnitude >> 13) & 1U) - 0x38000000U) >> 13);
+}
+
 // requires out.size() == in.size()
 void FloatsToBf16(std::span<const float> in, std::span<uint16_t> out);
 

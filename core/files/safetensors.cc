@@ -37,8 +37,11 @@ void ConvertFloats(DType from, const std::byte* in, int64_t n, DType to, std::by
     }
     if (to == DType::kF32) {
       std::memcpy(out + i * 4, &value, 4);
+    } else if (to == DType::kF64) {
+      const double wide = value;
+      std::memcpy(out + i * 8, &wide, 8);
     } else {
-      const uint16_t bits = FloatToBf16(value);
+      const uint16_t bits = to == DType::kBF16 ? FloatToBf16(value) : FloatToFp16(value);
       std::memcpy(out + i * 2, &bits, 2);
     }
   }

@@ -56,7 +56,7 @@ std::optional<DType> ParseDType(std::string_view name);
 int64_t DTypeBits(DType dtype);                            // 16; some formats are narrower than a byte
 bool IsFloating(DType dtype);                              // F32, BF16, F16 or F64
 std::string ShapeText(const std::vector<int64_t>& shape);  // "[64, 9]"
-// Rounds or widens `n` values. requires IsFloating(from), and `to` F32 or BF16. Neither need be aligned.
+// Rounds or widens `n` values, by way of F32. requires both IsFloating. Neither need be aligned.
 void ConvertFloats(DType from, const std::byte* in, int64_t n, DType to, std::byte* out);
 
 inline constexpr int64_t kSafetensorsHeaderBytesMax = 100'000'000;

@@ -181,6 +181,24 @@ TEST(FloatFormatsTest, Bf16RoundsToNearestTiesToEven) {
   }
 }
 
+TEST(FloatFormatsTest, Fp16RoundsToNearestTiesToEven) {
+  for (uint32_t bits = 0; bits <= 0xFFFF; ++bits) {
+    const auto value = static_cast<uint16_t>(bits);
+    if (!std::isnan(Fp16ToFloat(value))) EXPECT_EQ(FloatToFp16(Fp16ToFloat(value)), value);
+  }
+  for (uint32_t bits = 0; bits < 0x7BFF; ++bits) {  // between two that follow each other
+    const auto low = static_cast<uint16_t>(bits), high = static_cast<uint16_t>(bits + 1);
+    const float middle = (Fp16ToFloat(low) + Fp16ToFloat(high)) / 2;
+    EXPECT_EQ(FloatToFp16(middle), bits % 2 == 0 ? low : high);
+    EXPECT_EQ(FloatToFp16(std::nextafter(middle, 0.0F)), low);
+    EXPECT_EQ(FloatToFp16(-std::nextafter(middle, 1e9F)), high | 0x8000);
+  }
+  EXPECT_EQ(FloatToFp16(65519.996F), 0x7BFF);
+  EXPECT_EQ(FloatToFp16(65520.0F), 0x7C00);
+  EXPECT_EQ(FloatToFp16(-std::numeric_limits<float>::infinity()), 0xFC00);
+  EXPECT_TRUE(std::isnan(Fp16ToFloat(FloatToFp16(std::numeric_limits<float>::quiet_NaN()))));
+}
+
 TEST(FloatFormatsTest, Fp16EqualsItsDefinition) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const int exponent = static_cast<int>(bits >> 10) & 31;
