@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/config/schema_parts.h"
+#include "core/model/adapter_files.h"
 #include "core/model/spec.h"
 
 namespace tidepool::config {
@@ -26,7 +27,7 @@ std::vector<Key> RootKeys() {
           model.lora.rank,
           "of an adapter, which is trained while the model is frozen (LoRA, arXiv:2106.09685); 0: the whole "
           "model is trained",
-          Between(0, 4096)),
+          Between(0, model::kAdapterRankMost)),
       TP_KEY(model.lora.alpha, "what the adapter adds is multiplied by alpha / rank; default twice the rank",
              Positive()),
       TP_KEY(model.lora.targets, "matrices of each block that it changes: q, k, v, o, gate, up, down"),

@@ -17,6 +17,7 @@
 #include "core/base/hash.h"
 #include "core/base/names.h"
 #include "core/files/mapped_file.h"
+#include "core/model/adapter_modules.h"
 #include "core/model/config_reader.h"
 #include "core/model/hugging_face.h"
 
@@ -26,25 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kTensorPrefix = "base_model.model.";
-constexpr std::string_view kLayersPrefix = "model.layers.";
 constexpr const char* kFingerprintKey = "tidepool.base_fingerprint";
-constexpr int64_t kRankMost = 1 << 16, kLayersMost = 1 << 16;
+constexpr int64_t kLayersMost = 1 << 16;
 
-// Modules of a layer, as the reference library calls them.
-constexpr std::array<std::pair<AdapterTarget, std::string_view>, 7> kModules = {
-    {{AdapterTarget::kQ, "self_attn.q_proj"},
-     {AdapterTarget::kK, "self_attn.k_proj"},
-     {AdapterTarget::kV, "self_attn.v_proj"},
-     {AdapterTarget::kO, "self_attn.o_proj"},
-     {AdapterTarget::kGate, "mlp.gate_proj"},
-     {AdapterTarget::kUp, "mlp.up_proj"},
-     {AdapterTarget::kDown, "mlp.down_proj"}}};
-
-std::string ModuleName(int64_t layer, AdapterTarget target) {
-  const auto* module =
-      std::ranges::find(kModules, target, &std::pair<AdapterTarget, std::string_view>::first);
-  return std::string(kLayersPrefix) + std::to_string(layer) + "." + std::string(module->second);
-}
 std::string TensorName(int64_t layer, AdapterTarget target, const char* which) {
   return std::string(kTensorPrefix) + ModuleName(layer, target) + ".lora_" + which + ".weight";
 }
@@ -56,6 +41,7 @@ struct AdapterTensor {
   bool is_b = false;
 };
 std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
+  const std::string_view whole = name;
   if (!name.starts_with(kTensorPrefix)) return std::nullopt;
   name.remove_prefix(kTensorPrefix.size());
   if (!name.starts_with(kLayersPrefix)) return std::nullopt;
@@ -66,12 +52,13 @@ std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
       end == name.data() + name.size() || *end != '.')
     return std::nullopt;
   name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
-  for (const auto& [target, module] : kModules) {
+  for (const auto& [target, module] : kAdapterModules) {
     if (!name.starts_with(module)) continue;
     const std::string_view rest = name.substr(module.size());
     if (rest != ".lora_A.weight" && rest != ".lora_B.weight") return std::nullopt;
     tensor.target = target;
     tensor.is_b = rest == ".lora_B.weight";
+    if (TensorName(tensor.layer, target, tensor.is_b ? "B" : "A") != whole) return std::nullopt;  // layer 00
     return tensor;
   }
   return std::nullopt;
@@ -163,9 +150,10 @@ Status AdapterFolder::ReadConfig() {
           key + " " + value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80));
   }
   TP_RETURN_IF_ERROR(config.Int("r", 8, spec_.rank));
-  if (spec_.rank < 1 || spec_.rank > kRankMost)
-    return config.Wrong("r", "1 to " + std::to_string(kRankMost), json["r"]);
+  if (spec_.rank < 1 || spec_.rank > kAdapterRankMost)
+    return config.Wrong("r", "1 to " + std::to_string(kAdapterRankMost), json["r"]);
   TP_RETURN_IF_ERROR(config.Number("lora_alpha", 8, spec_.alpha));
+  if (spec_.alpha <= 0) return config.Wrong("lora_alpha", "a number above 0", json["lora_alpha"]);
   TP_RETURN_IF_ERROR(config.Bool("use_rslora", false, spec_.rslora));
   TP_RETURN_IF_ERROR(config.Text("base_model_name_or_path", "", base_));
   const auto& metadata = file_->metadata();
@@ -200,22 +188,24 @@ Status AdapterFolder::ReadConfig() {
       return InvalidArgument(file_->path() + ": the tensor " +
                              TensorName(at.first, at.second, half == 1 ? "B" : "A") + " is missing");
   }
-  // A list that names modules by their ends, for all layers, asks for all of them.
-  const auto* modules = config.Find("target_modules");
-  if (modules == nullptr || !modules->is_array() || config.Find("layers_to_transform") != nullptr ||
-      config.Find("exclude_modules") != nullptr)
-    return OkStatus();
-  for (const nlohmann::json& name : *modules) {
-    if (!name.is_string()) return config.Wrong("target_modules", "names", name);
-    for (const auto& [target, module] : kModules) {
-      const auto wanted = name.get<std::string>();
-      if (module != wanted && !module.ends_with("." + wanted)) continue;
-      for (int64_t layer = 0; layer < layers_; ++layer) {
-        if (!halves.contains({layer, target}))
-          return InvalidArgument(file_->path() + ": the tensor " + TensorName(layer, target, "A") +
-                                 " is missing, and target_modules of " + kAdapterConfigFile + " names " +
-                                 wanted);
-      }
+  TP_ASSIGN_OR_RETURN(auto chosen, ChosenModules::Read(config, layers_));
+  chosen_ = std::make_shared<const ChosenModules>(std::move(chosen));
+  return CheckChosen(layers_);
+}
+
+Status AdapterFolder::CheckChosen(int64_t layers) const {
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    for (const auto& [target, module] : kAdapterModules) {
+      const std::string tensor = TensorName(layer, target, "A");
+      const bool there = file_->Find(tensor) != nullptr;
+      const auto chosen = chosen_->Has(layer, target);
+      if (!chosen.ok()) return chosen.status().At(path_ + "/" + kAdapterConfigFile + ": target_modules");
+      if (there == *chosen) continue;
+      return InvalidArgument(
+          file_->path() + ": the tensor " + tensor +
+          (there ? " is there, and target_modules of " : " is missing, and target_modules of ") +
+          kAdapterConfigFile + " (with exclude_modules and layers_to_transform) " +
+          (there ? "does not choose " : "chooses ") + ModuleName(layer, target));
     }
   }
   return OkStatus();
@@ -233,6 +223,7 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
                            ", and the model has " + std::to_string(base.layers) +
                            " layers: it is an adapter of another model");
   TP_RETURN_IF_ERROR(CheckAdapter(base, spec_).At(path_));
+  TP_RETURN_IF_ERROR(CheckChosen(base.layers));
   for (const files::TensorInfo& tensor : file_->tensors()) {
     const AdapterTensor at = *ParseTensorName(tensor.name);
     const AdapterPlace place = PlaceOf(base, at.target);
@@ -366,7 +357,7 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   }
   config["use_rslora"] = adapter.rslora;
   config["target_modules"] = nlohmann::ordered_json::array();
-  for (const auto& [target, module] : kModules) {
+  for (const auto& [target, module] : kAdapterModules) {
     if (adapter.Has(target)) config["target_modules"].push_back(module.substr(module.find('.') + 1));
   }
   if (adapter.init == AdapterInit::kGaussian) {
@@ -388,19 +379,18 @@ namespace {
 // W + scale B A of a matrix, some rows at a time.
 struct MergedMatrix {
   files::SafetensorsFolder::Entry w;
-  files::DType to;          // F32 or BF16
   std::vector<float> a, b;  // [rank, k], [n, rank]; b has the scale
   int64_t n = 0, k = 0, rank = 0;
 
   Status Write(const files::WriteBytes& write) const {
     constexpr int64_t kRows = 64;
-    const int64_t in = files::DTypeBits(w.info->dtype) / 8, out = files::DTypeBits(to) / 8;
+    const int64_t size = files::DTypeBits(w.info->dtype) / 8;
     std::vector<float> rows(static_cast<size_t>(kRows * k));
-    std::vector<std::byte> stored(static_cast<size_t>(kRows * k * out));
+    std::vector<std::byte> stored(static_cast<size_t>(kRows * k * size));
     for (int64_t row = 0; row < n; row += kRows) {
       const int64_t count = std::min(kRows, n - row);
       auto* values = reinterpret_cast<std::byte*>(rows.data());
-      files::ConvertFloats(w.info->dtype, w.bytes().data() + row * k * in, count * k, files::DType::kF32,
+      files::ConvertFloats(w.info->dtype, w.bytes().data() + row * k * size, count * k, files::DType::kF32,
                            values);
       for (int64_t i = 0; i < count; ++i) {
         float* sum = rows.data() + i * k;
@@ -410,8 +400,8 @@ struct MergedMatrix {
           for (int64_t c = 0; c < k; ++c) sum[c] += factor * from[c];
         }
       }
-      files::ConvertFloats(files::DType::kF32, values, count * k, to, stored.data());
-      TP_RETURN_IF_ERROR(write(std::span(stored).first(static_cast<size_t>(count * k * out))));
+      files::ConvertFloats(files::DType::kF32, values, count * k, w.info->dtype, stored.data());
+      TP_RETURN_IF_ERROR(write(std::span(stored).first(static_cast<size_t>(count * k * size))));
     }
     return OkStatus();
   }
@@ -442,11 +432,10 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
       tensors.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
       continue;
     }
-    const auto to = entry.info->dtype == files::DType::kBF16 ? files::DType::kBF16 : files::DType::kF32;
     tensors.push_back(
-        {name, to, entry.info->shape,
-         [&values, rank, scale, to, entry = entry, at = found->second](const files::WriteBytes& write) {
-           MergedMatrix matrix{.w = entry, .to = to, .a = {}, .b = {}, .n = at.n, .k = at.k, .rank = rank};
+        {name, entry.info->dtype, entry.info->shape,
+         [&values, rank, scale, entry = entry, at = found->second](const files::WriteBytes& write) {
+           MergedMatrix matrix{.w = entry, .a = {}, .b = {}, .n = at.n, .k = at.k, .rank = rank};
            matrix.a.assign(values.begin() + at.a, values.begin() + at.a + rank * at.k);
            matrix.b.resize(static_cast<size_t>(at.n * rank));
            for (int64_t i = 0; i < at.n; ++i)

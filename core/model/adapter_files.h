@@ -5,8 +5,8 @@
 //
 // What PEFT has for adapters and is not implemented is kUnimplemented with file and key: bias, DoRA, modules
 // that are saved whole, ranks or alphas of single modules, experts, embeddings and the head, and starts that
-// change the model (init_lora_weights: pissa and the like). Which modules are changed the tensors say; of
-// what target_modules names outright none may be missing, and a regex there is not evaluated.
+// change the model (init_lora_weights: pissa and the like). There are tensors of the modules that the config
+// chooses (target_modules, exclude_modules, layers_to_transform), and of no others.
 //
 // A folder written here also has, in the safetensors' metadata, the fingerprint of the model that the adapter
 // was trained on. Others know nothing of it, so an adapter without one is compared by shapes alone.
@@ -25,8 +25,11 @@
 
 namespace tidepool::model {
 
+class ChosenModules;
+
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
 inline constexpr const char* kAdapterTensorsFile = "adapter_model.safetensors";
+inline constexpr int64_t kAdapterRankMost = 4096;
 
 // 16 hexadecimal digits of a model folder: names and shapes of its tensors, and 4096 values of each, from all
 // over it, as bfloat16 has them. So it is read in milliseconds, and of copies of a model in another floating
@@ -59,9 +62,12 @@ class AdapterFolder {
   AdapterFolder(std::string path, std::unique_ptr<files::SafetensorsFile> file)
       : path_(std::move(path)), file_(std::move(file)) {}
   Status ReadConfig();
+  // Of so many layers the chosen modules have tensors, and no others.
+  [[nodiscard]] Status CheckChosen(int64_t layers) const;
 
   std::string path_;
   std::unique_ptr<files::SafetensorsFile> file_;
+  std::shared_ptr<const ChosenModules> chosen_;
   AdapterSpec spec_;
   std::string base_, fingerprint_;
   int64_t layers_ = 0;  // one more than the last that it changes
@@ -79,7 +85,7 @@ struct AdapterValues {
 Status SaveAdapter(const AdapterValues& values, const std::string& model_folder, const std::string& folder);
 
 // A model folder with W + scale B A in place of each matrix W that the adapter changes, formed in float32 and
-// stored in W's type (float32 where that is neither float32 nor bfloat16); all else is the base's, byte for
+// stored in W's type; all else is the base's, byte for
 // byte. Config files are copied, tokenizer files are not. Errors of CheckBase and of writing.
 Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
                     int64_t max_shard_bytes = int64_t{5} << 30);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -123,6 +124,40 @@ TEST_F(AdapterFilesTest, MergedMatricesAreThoseOfTheFormulaAndTheRestIsUntouched
   EXPECT_EQ(CheckHuggingFace(Folder("merged")), OkStatus());
 }
 
+// As config.json says, whatever it is.
+TEST_F(AdapterFilesTest, MergedMatricesHaveTheTypeThatTheFolderHas) {
+  const auto base = Base("base", 1);
+  const auto stored = std::move(files::SafetensorsFolder::Open(Folder("base"))).value();
+  for (const auto type : {files::DType::kF16, files::DType::kF64, files::DType::kBF16}) {
+    const std::string name(files::DTypeName(type));
+    std::map<std::string, std::vector<std::byte>> values;
+    std::vector<files::TensorSource> tensors;
+    for (const auto& [tensor, entry] : stored->tensors()) {
+      auto& bytes = values[tensor];
+      bytes.resize(static_cast<size_t>(entry.info->numel() * files::DTypeBits(type) / 8));
+      files::ConvertFloats(entry.info->dtype, entry.bytes().data(), entry.info->numel(), type, bytes.data());
+      tensors.push_back(files::SourceOf(tensor, type, entry.info->shape, bytes));
+    }
+    fs::create_directories(Folder(name));
+    ASSERT_EQ(files::WriteSafetensorsFolder(Folder(name), tensors, int64_t{1} << 30), OkStatus());
+    fs::copy(Folder("base") + "/config.json", Folder(name) + "/config.json");
+    const AdapterSpec adapter = Spec({AdapterTarget::kQ});
+    ASSERT_EQ(
+        Save(Values(base->spec(), adapter), base->spec(), adapter, Folder(name), Folder(name + "_adapter")),
+        OkStatus());
+    const auto opened = AdapterFolder::Open(Folder(name + "_adapter"));
+    ASSERT_EQ(MergeAdapter(*opened, Folder(name), Folder(name + "_merged")), OkStatus());
+    const auto merged = std::move(files::SafetensorsFolder::Open(Folder(name + "_merged"))).value();
+    int changed = 0;
+    for (const auto& [tensor, entry] : merged->tensors()) {
+      EXPECT_EQ(entry.info->dtype, type) << tensor;
+      changed += std::memcmp(entry.bytes().data(), values[tensor].data(), values[tensor].size()) != 0 ? 1 : 0;
+    }
+    EXPECT_EQ(changed, base->spec().layers);
+    EXPECT_EQ(CheckHuggingFace(Folder(name + "_merged")), OkStatus());
+  }
+}
+
 TEST_F(AdapterFilesTest, AnotherModelIsRefusedByShapeOrByFingerprint) {
   const auto base = Base("base", 1);
   Base("same_shapes", 2);
@@ -167,7 +202,9 @@ TEST_F(AdapterFilesTest, WhatIsNotImplementedIsNamedWithFileAndKey) {
         Case{"task_type", "SEQ_CLS", StatusCode::kUnimplemented},
         Case{"a_key_of_the_future", 3, StatusCode::kUnimplemented},
         Case{"r", 4, StatusCode::kInvalidArgument}, Case{"r", "four", StatusCode::kInvalidArgument},
-        Case{"r", 0, StatusCode::kInvalidArgument},
+        Case{"r", 0, StatusCode::kInvalidArgument}, Case{"r", 4097, StatusCode::kInvalidArgument},
+        Case{"lora_alpha", -2, StatusCode::kInvalidArgument},
+        Case{"lora_alpha", 0, StatusCode::kInvalidArgument},
         Case{"target_modules", {"q_proj", "v_proj"}, StatusCode::kInvalidArgument}}) {
     ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
     Change(Folder("adapter"), c.key, c.value);
@@ -175,6 +212,40 @@ TEST_F(AdapterFilesTest, WhatIsNotImplementedIsNamedWithFileAndKey) {
     EXPECT_EQ(status.code(), c.code) << c.key << ": " << status.message();
     EXPECT_NE(status.message().find(Folder("adapter") + "/adapter_"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find(c.key), std::string::npos) << status.message();
+  }
+  // What the config chooses is what has tensors; there are those of q_proj in all layers.
+  for (const auto& [config, word] : std::vector<std::pair<nlohmann::json, const char*>>{
+           {{{"target_modules", {"q_proj", "lm_head"}}}, "lm_head"},
+           {{{"target_modules", {"q_proj", "v_proj"}}, {"layers_to_transform", {0, 1}}},
+            "0.self_attn.v_proj"},
+           {{{"layers_to_transform", {0}}}, "1.self_attn.q_proj"},
+           {{{"layers_to_transform", 0}}, "1.self_attn.q_proj"},
+           {{{"exclude_modules", {"layers.1.self_attn.q_proj"}}}, "1.self_attn.q_proj"},
+           {{{"exclude_modules", ".*\\.0\\..*"}}, "0.self_attn.q_proj"},
+           {{{"target_modules", {"v_proj"}}}, "self_attn"},
+           {{{"target_modules", ".*\\.0\\..*q_proj"}}, "1.self_attn.q_proj"},
+           {{{"target_modules", "q_proj"}}, "0.self_attn.q_proj"},
+           {{{"target_modules", ".*(q|k)_proj"}}, "0.self_attn.k_proj"},
+           {{{"target_modules", "all-linear"}}, "0.self_attn.k_proj"},
+           {{{"target_modules", ".*(q_proj"}}, "bad regular expression"},
+           {{{"target_modules", nullptr}}, "is missing"},
+           {{{"layers_pattern", "blocks"}}, "layers_pattern"},
+           {{{"layers_to_transform", {"a"}}}, "layers_to_transform"}}) {
+    ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+    for (const auto& [key, value] : config.items()) Change(Folder("adapter"), key, value);
+    const Status status = AdapterFolder::Open(Folder("adapter")).status();
+    EXPECT_FALSE(status.ok()) << config;
+    EXPECT_NE(status.message().find(word), std::string::npos) << config << ": " << status.message();
+  }
+  for (const nlohmann::json& config : std::vector<nlohmann::json>{
+           {{"layers_to_transform", {0, 1}}},
+           {{"target_modules", {"self_attn.q_proj"}}},
+           {{"target_modules", {"model.layers.0.self_attn.q_proj", "1.self_attn.q_proj"}}},
+           {{"target_modules", {"q_proj", "v_proj"}}, {"exclude_modules", {"v_proj"}}},
+           {{"target_modules", "all-linear"}, {"exclude_modules", ".*((k|v|o)_proj|mlp.*)"}}}) {
+    ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+    for (const auto& [key, value] : config.items()) Change(Folder("adapter"), key, value);
+    EXPECT_EQ(AdapterFolder::Open(Folder("adapter")).status(), OkStatus()) << config;
   }
   // What says nothing, or nothing of the result.
   ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
@@ -213,6 +284,19 @@ TEST_F(AdapterFilesTest, LayersThatAreNotThereAreNotChanged) {
     for (int64_t i = 0; i < p.numel(); ++i)
       ASSERT_EQ(values[static_cast<size_t>(p.offset + i)], expected) << p.name;
   }
+  const std::string padded = "base_model.model.model.layers.01.self_attn.q_proj";
+  ASSERT_EQ(files::WriteSafetensors(Folder("adapter") + "/padded.safetensors",
+                                    {files::SourceOf(padded + ".lora_A.weight", files::DType::kF32, {2, d},
+                                                     std::as_bytes(std::span(a))),
+                                     files::SourceOf(padded + ".lora_B.weight", files::DType::kF32, {q, 2},
+                                                     std::as_bytes(std::span(b)))}),
+            OkStatus());
+  fs::copy(folder, Folder("named_otherwise"));
+  fs::rename(Folder("named_otherwise") + "/padded.safetensors",
+             Folder("named_otherwise") + "/" + kAdapterTensorsFile);
+  const Status otherwise = AdapterFolder::Open(Folder("named_otherwise")).status();
+  EXPECT_EQ(otherwise.code(), StatusCode::kUnimplemented);
+  EXPECT_NE(otherwise.message().find("layers.01."), std::string::npos) << otherwise.message();
   std::ofstream(folder + "/" + kAdapterConfigFile)
       << R"({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]})";
   EXPECT_EQ(AdapterFolder::Open(folder).status().code(), StatusCode::kInvalidArgument);
