@@ -148,7 +148,9 @@ void DescribeDisk(const TrainOptions& options, const JobConfig& config) {
 }
 
 void DryRun(CommandContext& context, const TrainOptions& options, const config::LoadedConfig& loaded) {
-  if (const Status inputs = CheckInputs(loaded); !inputs.ok()) return Fail(context, inputs);
+  if (const Status inputs = CheckInputs(loaded, options.resume && HasCheckpoint(options.run_dir));
+      !inputs.ok())
+    return Fail(context, inputs);
   const std::string before = storage::RunPaths(options.run_dir).config();
   std::error_code error;
   if (options.resume && fs::exists(before, error)) {

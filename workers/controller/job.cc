@@ -112,7 +112,8 @@ class Job {
     TP_RETURN_IF_ERROR(CheckFileLimit(config));
     TP_RETURN_IF_ERROR(CheckMemory(request_.loaded));
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
-    TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
+    TP_RETURN_IF_ERROR(CheckInputs(
+        request_.loaded, request_.resume && !request_.run_dir.empty() && HasCheckpoint(request_.run_dir)));
     TP_RETURN_IF_ERROR(CheckGpus(request_.loaded, worker_path_));
     if (config.model.init && !config.model.init->warm_start.empty()) {
       TP_ASSIGN_OR_RETURN(warm_, WarmStartOf(request_.loaded.config));
@@ -574,7 +575,13 @@ Status CheckFirstAdapter(const ModelConfig& model, const model::AdapterSpec& wan
 
 }  // namespace
 
-Status CheckInputs(const config::LoadedConfig& loaded) {
+bool HasCheckpoint(const std::string& run_dir) {
+  RealFileSystem files;
+  const auto steps = storage::ListCheckpoints(files, storage::RunPaths(run_dir).checkpoints());
+  return steps.ok() && !steps->empty();
+}
+
+Status CheckInputs(const config::LoadedConfig& loaded, bool goes_on) {
   const JobConfig& config = loaded.config;
   const UsualLimitFor limit(config::UsualLimitOf(loaded));
   const auto at = [&](const char* key, const Status& status) {
@@ -615,7 +622,7 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   if (const auto adapter = model::AdapterOf(config.model.lora); adapter && model_there) {
     if (const auto spec = SpecOf(config.model); spec.ok())
       look("model.lora.rank", model::CheckAdapter(*spec, *adapter).At("model.lora"));
-    if (!config.model.lora.path.empty())
+    if (!config.model.lora.path.empty() && !goes_on)
       look("model.lora.path", CheckFirstAdapter(config.model, *adapter).At("model.lora.path"));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {

@@ -46,8 +46,11 @@ StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main);
 // The scheduler has the policy that the job names, and what the job reads is there and can be used: model
 // folders and data, those of its warm start too. The
 // message says all that is wrong, a line each that begins with the file and line of the key. kNotFound,
-// kInvalidArgument, kUnimplemented (pickled weights).
-Status CheckInputs(const config::LoadedConfig& loaded);
+// kInvalidArgument, kUnimplemented (pickled weights). goes_on: from a checkpoint, which has the adapter of
+// model.lora.path as it was trained since; that is not looked at.
+Status CheckInputs(const config::LoadedConfig& loaded, bool goes_on = false);
+// A run of this folder would go on from a checkpoint.
+bool HasCheckpoint(const std::string& run_dir);
 
 // Where tidepool-worker is: cluster.worker_dir, else beside `self_path`. kNotFound.
 StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string& self_path);
