@@ -210,18 +210,19 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   for (ServedOne& one : all) {
     JobConfig& job = one.options.job;
     RolloutConfig& r = job.rollout;
-    const bool planned = r.kv_cache_tokens == 0;
     // Where it is not given, the KV cache is planned for as many conversations of full length.
     job.train.groups_per_step = r.max_concurrent;
     job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
     r.kv_cache_tokens = KvCacheTokens(job, spec);
-    if (planned && all.size() > 1) {  // they share the memory
-      r.kv_cache_tokens /= static_cast<int64_t>(all.size());
+    if (all.size() > 1) {  // they share the memory and the cores
+      const auto parts = static_cast<int64_t>(all.size());
+      r.kv_cache_tokens /= parts;
       r.kv_cache_tokens -= r.kv_cache_tokens % r.block_tokens;
+      job.cluster.threads_per_slot = std::max<int64_t>(1, job.cluster.threads_per_slot / parts);
     }
     if (r.kv_cache_tokens < r.block_tokens)
       return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) +
-                             " or more are expected");
+                             " or more are expected" + (all.size() > 1 ? " for each adapter" : ""));
     r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
     job.data.max_prompt_tokens = 1;
     TP_ASSIGN_OR_RETURN(one.model, ServedModel::Load(dir, one.model->name, r.kv_cache_tokens));
@@ -320,8 +321,10 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--max-waiting", o->max_waiting, "Answers that may wait beside them; more: 429")
       ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--kv-cache-tokens", o->job.rollout.kv_cache_tokens,
-                      "Tokens that the KV cache holds; default: by --max-running, bounded by memory");
+  command->add_option(
+      "--kv-cache-tokens", o->job.rollout.kv_cache_tokens,
+      "Tokens that the KV cache holds, in equal parts for each adapter; default: by --max-running, "
+      "bounded by memory");
   command->add_option("--request-timeout", o->request_timeout_s, "Seconds from a request to its whole answer")
       ->check(CLI::Range(0.1, 1e6));
   command->add_option("--end-within", o->end_within_s, "Seconds that running requests have at Ctrl-C")

@@ -71,7 +71,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
       plan_ = plan->processes[static_cast<size_t>(welcome.place)];
       shared_memory_ = plan->shared_memory_bytes();
     }
-    // `generate` and the like have none.
+    // `generate` and the like have none, but a `serve` with several adapters.
     if (!welcome.shared_memory.empty()) shared_folder_ = SharedBlock::OfHost(welcome.shared_memory, host_);
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, shared_folder_,
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
