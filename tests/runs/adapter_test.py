@@ -99,7 +99,34 @@ class AdapterTest(RunTest):
         status, answer, _ = server.call("/v1/completions", {"model": "third", "prompt": "x"})
         self.assertEqual((status, answer["error"]["param"]), (400, "model"))
         self.assertIn("one, second", answer["error"]["message"])
+        first = server.call("/v1/completions", {"prompt": "What is this?", "max_tokens": 24, "temperature": 0})[1]
+        self.assertEqual((first["model"], first["choices"][0]["text"]), ("one", answers["one"]))
+        for name in (3, ["one"], {"one": 1}, True):
+            status, answer, _ = server.call("/v1/completions", {"model": name, "prompt": "x"})
+            self.assertEqual((status, answer["error"]["param"]), (400, "model"), name)
+        self.refused("serve", "--model", self.base, "--adapter", f"one={self.adapter}", "--adapter", str(self.dir / "second"), "--kv-cache-tokens", "17",
+                     words=["--kv-cache-tokens", "for each adapter"])
         self.refused("serve", "--model", self.base, "--adapter", f"a={self.adapter}", "--adapter", f"a={self.dir / 'second'}", words=["--adapter", "the name a"])
+
+    def test_a_run_that_was_moved_has_its_model(self):
+        self.assert_done(self.train("configs/test/sft.yaml", "model.lora.rank=2", "train.steps=2", "checkpoint.every_steps=1"))
+        self.dir.joinpath("run").rename(self.dir / "moved")
+        with_it = self.generate("--model", self.dir / "moved")
+        self.assertEqual(self.generate("--model", self.dir / "moved" / "model", "--adapter", self.dir / "moved"), with_it)
+        self.assertEqual(self.generate("--model", f"{self.dir / 'moved'}:2"), with_it)
+        self.assert_done(self.command("export", str(self.dir / "moved"), "--merge", "--out", str(self.dir / "merged")))
+        (self.dir / "moved" / "model").rename(self.dir / "elsewhere")
+        self.refused("generate", "--prompt", "x", "--model", self.dir / "moved", words=["no model folder here", "--model"])
+
+    def test_the_first_adapter_is_needed_until_there_is_a_checkpoint(self):
+        args = ("configs/test/sft.yaml", f"model.path={self.base}", "model.init=null", "model.lora.rank=4", "model.lora.alpha=32", "model.lora.targets=[q, v, down]",
+                f"model.lora.path={self.adapter}", "checkpoint.every_steps=1")
+        self.assert_done(self.train(*args, "train.steps=2"))
+        shutil.rmtree(self.adapter)
+        self.assert_done(self.train(*args, "train.steps=3", "--resume"))
+        result = self.train(*args, "train.steps=3", run="new")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("model.lora.path", result.stderr)
 
     def test_bad_input_is_refused_before_anything_starts(self):
         generate = ("generate", "--prompt", "x", "--model")
