@@ -42,7 +42,7 @@ std::vector<Key> AlgorithmKeys() {
           Between(0, kMany), Unit{"environment steps"}),
       TP_JOB_KEY(RlJob, algorithm.replay.gradient_steps,
                  "sac: gradient steps of each step of the job; 0: one for each environment step of it",
-                 Between(0, kMany)),
+                 Between(0, 1000000)),
       TP_JOB_KEY(RlJob, algorithm.sac.gamma, "discount a step", Between(0, 1)),
       TP_JOB_KEY(RlJob, algorithm.sac.tau,
                  "share of the critics that their targets take at each gradient step", Within(0, 1)),
@@ -53,7 +53,7 @@ std::vector<Key> AlgorithmKeys() {
                  "train.learning_rate",
                  Between(0, 10), kFree),
       TP_JOB_KEY(RlJob, algorithm.sac.initial_alpha, "temperature at the start: weight of the entropy",
-                 Positive()),
+                 Within(0, 1e4)),
       TP_JOB_KEY(RlJob, algorithm.sac.target_entropy,
                  "entropy that the temperature aims at, of actions scaled to [-1, 1]; not set: minus the "
                  "numbers of an action",

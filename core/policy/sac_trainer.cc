@@ -302,7 +302,10 @@ StatusOr<train::StepResult> SacTrainer::Step(StepNumber step, Version /*version*
   Rng drawn_rows = root.Fork("rows"), noise = root.Fork("noise");
   Rates rates;
   rates.actor = train::LearningRate(options_.schedule, step.value);
-  const double share = options_.schedule.peak > 0 ? rates.actor / options_.schedule.peak : 0;
+  // Of the peak, at this step: of a rate of 1, for the actor's own may be 0 (frozen).
+  train::ScheduleOptions of_one = options_.schedule;
+  of_one.peak = 1;
+  const double share = train::LearningRate(of_one, step.value);
   rates.critic = options_.sac.critic_learning_rate.value_or(options_.schedule.peak) * share;
   rates.alpha = options_.sac.alpha_learning_rate.value_or(options_.schedule.peak) * share;
   Losses sum;

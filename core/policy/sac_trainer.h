@@ -83,7 +83,8 @@ class SacTrainer {
 
   // Weights, moments, targets, alpha and the store.
   std::vector<train::NamedBytes> State();
-  [[nodiscard]] uint64_t Digest(uint64_t weights) const;  // of all of it; `weights`: of the actor
+  [[nodiscard]] uint64_t Digest(uint64_t weights) const;  // of weights, targets, alpha and the store;
+                                                          // `weights`: of the actor
   // How often the state has changed: optimizer updates, and fragments that entered the store.
   [[nodiscard]] int64_t changes() const;
   void ReleaseScratch();

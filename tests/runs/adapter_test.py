@@ -127,6 +127,12 @@ class AdapterTest(RunTest):
         result = self.train(*args, "train.steps=3", run="new")
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("model.lora.path", result.stderr)
+        # Another model lies where the run's was.
+        shutil.rmtree(self.base)
+        write_byte_model(self.base, seed=8)
+        result = self.train(*args, "train.steps=4", "--resume")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertRegex(result.stderr, "model.path: .*its shapes are the same, its values are not")
 
     def test_bad_input_is_refused_before_anything_starts(self):
         generate = ("generate", "--prompt", "x", "--model")

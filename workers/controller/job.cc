@@ -375,7 +375,10 @@ class Job {
     };
     const bool rows_moved = differs("data.path") || differs("data.eval_path"),
                model_moved = differs("model.path");
-    if (!rows_moved && !model_moved) return OkStatus();
+    // An adapter says which model it was trained on: it is asked though the path is the same, for other
+    // weights may lie there by now.
+    const bool adapts = now.model.trains_adapter() && !now.model.path.empty();
+    if (!rows_moved && !model_moved && !adapts) return OkStatus();
     const std::string checkpoints = storage::RunPaths(run_dir).checkpoints();
     TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(fs_, checkpoints));
     if (steps.empty()) return OkStatus();  // nothing was trained
@@ -393,7 +396,7 @@ class Job {
       }
     }
     const std::string trained = newest + "/model";
-    if (model_moved && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
+    if ((model_moved || adapts) && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
       TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(trained));
       TP_RETURN_IF_ERROR(adapter.CheckBase(now.model.path).At("model.path"));
     } else if (model_moved && fs_.Exists(trained + "/config.json")) {
