@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/base/utf8.h"
 #include "core/tasks/rewards/reward_plugin.h"
 
 namespace tidepool::tasks {
@@ -28,9 +29,10 @@ std::string Text(double value) {
 // For a line of a message.
 std::string Quoted(std::string_view answer) {
   constexpr size_t kMost = 100;
-  std::string text(answer.substr(0, kMost));
+  const bool cut = answer.size() > kMost;
+  std::string text(answer.substr(0, cut ? CharacterStart(answer, kMost) : kMost));
   for (char& c : text) c = c == '\n' || c == '\r' ? ' ' : c;
-  return "'" + text + (answer.size() > kMost ? "'..." : "'");
+  return "'" + text + (cut ? "'..." : "'");
 }
 
 }  // namespace

@@ -7,10 +7,12 @@
 #include "core/base/loopback.h"
 #include "core/observe/log.h"
 #include "core/storage/run_directory.h"
+#include "core/text/unicode.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/worker_command.h"
 #include "workers/device/memory_plan.h"
+#include "workers/net/bounded_text.h"
 
 namespace tidepool::workers {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 // What a worker says of a failure goes into logs and messages: no more of it than people read.
 void Shorten(std::string& why) {
   constexpr size_t kMost = 4000;
-  if (why.size() > kMost) why = why.substr(0, kMost) + " ... (" + std::to_string(why.size()) + " bytes)";
+  why = Bounded(text::ReplaceInvalidUtf8(why), kMost);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ void ControllerProcess::OnVerdict(up::Graded& verdict) {
     return std::ranges::none_of(config_.reward.functions,
                                 [&](const auto& function) { return function.name == detail.first; });
   });
-  for (auto& [function, text] : verdict.details) text = Bounded(std::move(text));
+  for (auto& [function, text] : verdict.details) text = Clean(text);
   samples_.PutDetails(verdict.tid, verdict.grader, std::move(verdict.details));
 }
 

@@ -3,8 +3,10 @@
 // they get.
 
 #include <string>
+#include <string_view>
 
 #include "core/base/utf8.h"
+#include "core/text/unicode.h"
 
 namespace tidepool::workers {
 
@@ -19,5 +21,8 @@ inline std::string Bounded(std::string text, size_t most = kTextBytes) {
   text.resize(end);
   return text + cut;
 }
+
+// The same of bytes that may be no UTF-8: what is none becomes U+FFFD. JSON and protobuf refuse it.
+inline std::string Clean(std::string_view bytes) { return Bounded(text::ReplaceInvalidUtf8(bytes)); }
 
 }  // namespace tidepool::workers

@@ -126,11 +126,11 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
         out.reward = 0;
         out.rewards.clear();
         out.details.clear();
-        out.why = verdict.detail;
+        out.why = Clean(verdict.detail);
         continue;
       }
       out.rewards.emplace_back(f.config.name, verdict.score);
-      if (!verdict.detail.empty()) out.details.emplace(f.config.name, Bounded(verdict.detail));
+      if (!verdict.detail.empty()) out.details.emplace(f.config.name, Clean(verdict.detail));
       out.reward += f.config.weight * verdict.score;
     }
   };

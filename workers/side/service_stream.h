@@ -38,7 +38,7 @@ inline std::string SecondsTaken(std::chrono::steady_clock::duration d) {
 
 inline Status FromService(const grpc::Status& status) {
   const Status plain = FromGrpc(status);
-  return {plain.code(), Bounded(text::ReplaceInvalidUtf8(plain.message()))};
+  return {plain.code(), Clean(plain.message())};
 }
 
 // It owns itself until gRPC is done with it.

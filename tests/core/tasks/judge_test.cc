@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 namespace tidepool::tasks {
 namespace {
 
@@ -59,6 +61,18 @@ TEST(JudgeTest, AnAnswerWithoutAScoreIsNoScore) {
   const Judge word = Make({.score_pattern = "good|bad"});
   EXPECT_THAT(word.Read("bad").detail, HasSubstr("is no number: 'bad'"));
   EXPECT_EQ(Make({.score_pattern = "(nan)"}).Read("nan").outcome, Outcome::kData);
+}
+
+TEST(JudgeTest, AnAnswerIsQuotedUpToACharacter) {
+  const Judge judge = Make({});
+  for (size_t before = 0; before < 4; ++before) {  // 98 to 101 bytes, and the 100th is any of a character's
+    for (const size_t bytes : {98, 99, 100, 101}) {
+      std::string answer(before, 'x');
+      while (answer.size() < bytes) answer += "\xe4\xbd\xa0";
+      for (const std::string& said : {judge.Read(answer).detail, judge.Read("7" + answer).detail})
+        EXPECT_NO_THROW((void)nlohmann::json(said).dump()) << said;
+    }
+  }
 }
 
 TEST(JudgeTest, WhatCannotGradeIsRefused) {
