@@ -7,10 +7,13 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "core/base/hash.h"
 #include "core/model/memory_use.h"
+#include "core/observe/log.h"
 #include "workers/data/shared_arena.h"
 
 namespace tidepool::workers {
@@ -51,7 +54,10 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
   using Clock = std::chrono::steady_clock;
   const int64_t arena = model::WeightBytes(model.spec, model.dtype),
                 bytes = arena + (lays_out == nullptr ? 0 : model::LaidOutBytes(model.spec, model.dtype));
-  const BlockTag tag{.number = static_cast<int64_t>(model.identity >> 1), .bytes = bytes};
+  // What is laid out beside it is read by processes that lay out alike, and is of one type.
+  uint64_t identity = Hash64(Name(model.dtype), model.identity);
+  if (lays_out != nullptr) identity = Hash64(lays_out->name(), identity);
+  const BlockTag tag{.number = static_cast<int64_t>(identity >> 1), .bytes = bytes};
   // Halves of a whole: the arena, and what is laid out beside it.
   const auto over = [&](std::span<std::byte> all, bool made) -> StatusOr<std::unique_ptr<model::Weights>> {
     TP_ASSIGN_OR_RETURN(
@@ -83,7 +89,15 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
   if (auto found = there(); found.ok()) return found;
   {
     auto filling = block.Begin(tag);
-    if (filling.status().code() == StatusCode::kResourceExhausted) {
+    // No room, or both of its places are mapped by workers that have models of before.
+    if (filling.status().code() == StatusCode::kResourceExhausted ||
+        filling.status().code() == StatusCode::kUnavailable) {
+      observe::Log(LogLevel::kWarn, "base_alone",
+                   {{"bytes", std::to_string(arena)},
+                    {"text",
+                     "this worker has the frozen model for itself, which the plan of the memory does "
+                     "not count: " +
+                         filling.status().message()}});
       TP_ASSIGN_OR_RETURN(auto alone, model::Weights::Create(model.spec, model.dtype));
       TP_RETURN_IF_ERROR(model.read(alone->bytes()));
       return std::shared_ptr<const model::Weights>(std::move(alone));

@@ -52,14 +52,18 @@ StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::str
     return std::shared_ptr<const model::Weights>(std::move(alone));
   }
   TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
-  // A run has one base, but its files may be others when it goes on.
+  // A run has one base, but its files may be others when it goes on. One that is made from the config is the
+  // same before and after somebody has saved it.
   uint64_t identity = Hash64(model_dir_, config_.seed);
   std::error_code error;
-  for (std::filesystem::directory_iterator file(model_dir_, error), end; !error && file != end;
+  const bool made = config_.model.init && config_.model.init->warm_start.empty();
+  for (std::filesystem::directory_iterator file(model_dir_, error), end; !error && file != end && !made;
        file.increment(error)) {
+    const std::string name = file->path().filename().string();
+    if (!name.ends_with(".safetensors") && !name.ends_with(".json")) continue;  // notes beside it are not it
     const auto size = file->file_size(error);
     const auto written = file->last_write_time(error).time_since_epoch().count();
-    identity += Hash64(file->path().filename().string(), Mix64(size) + static_cast<uint64_t>(written));
+    identity += Hash64(name, Mix64(size) + static_cast<uint64_t>(written));
   }
   return MapBase(
       shared_memory,
