@@ -42,8 +42,8 @@ class AdapterTest(RunTest):
         write_byte_model(self.base)
         write_adapter(self.adapter, self.base)
 
-    def generate(self, *args):
-        result = self.command("generate", "--prompt", "What is this?", "--max-new-tokens", "24", "--threads", "1", *map(str, args))
+    def generate(self, *args, prompt="What is this?"):
+        result = self.command("generate", "--prompt", prompt, "--max-new-tokens", "24", "--threads", "1", *map(str, args))
         self.assert_done(result)
         return result.stdout
 
@@ -97,7 +97,7 @@ class AdapterTest(RunTest):
             self.assertEqual(answers[name], self.generate("--model", folder).rstrip("\n"))
         self.assertNotEqual(answers["one"], answers["second"])
         status, answer, _ = server.call("/v1/completions", {"model": "third", "prompt": "x"})
-        self.assertEqual((status, answer["error"]["param"]), (400, "model"))
+        self.assertEqual((status, answer["error"]["param"]), (404, "model"))
         self.assertIn("one, second", answer["error"]["message"])
         first = server.call("/v1/completions", {"prompt": "What is this?", "max_tokens": 24, "temperature": 0})[1]
         self.assertEqual((first["model"], first["choices"][0]["text"]), ("one", answers["one"]))
@@ -111,9 +111,9 @@ class AdapterTest(RunTest):
     def test_a_run_that_was_moved_has_its_model(self):
         self.assert_done(self.train("configs/test/sft.yaml", "model.lora.rank=2", "train.steps=2", "checkpoint.every_steps=1"))
         self.dir.joinpath("run").rename(self.dir / "moved")
-        with_it = self.generate("--model", self.dir / "moved")
-        self.assertEqual(self.generate("--model", self.dir / "moved" / "model", "--adapter", self.dir / "moved"), with_it)
-        self.assertEqual(self.generate("--model", f"{self.dir / 'moved'}:2"), with_it)
+        with_it = self.generate("--model", self.dir / "moved", prompt="rev abc=")
+        self.assertEqual(self.generate("--model", self.dir / "moved" / "model", "--adapter", self.dir / "moved", prompt="rev abc="), with_it)
+        self.assertEqual(self.generate("--model", f"{self.dir / 'moved'}:2", prompt="rev abc="), with_it)
         self.assert_done(self.command("export", str(self.dir / "moved"), "--merge", "--out", str(self.dir / "merged")))
         (self.dir / "moved" / "model").rename(self.dir / "elsewhere")
         self.refused("generate", "--prompt", "x", "--model", self.dir / "moved", words=["no model folder here", "--model"])

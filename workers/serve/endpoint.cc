@@ -80,7 +80,7 @@ void Endpoint::Ask(AnswerForm form, const HttpRequest& request, const std::share
   if (served == nullptr)
     return reply->Answer(ErrorOf(
         form,
-        {400, "this server has " + Listed(served_, [](const Served& s) { return s.model.name; }) + " alone",
+        {404, "this server has " + Listed(served_, [](const Served& s) { return s.model.name; }) + " alone",
          "model"}));
   const auto& [model, generator] = *served;
   auto read = ReadRequest(form, request.body, model);

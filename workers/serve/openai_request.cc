@@ -332,7 +332,8 @@ std::variant<AskedTurn, ApiError> ReadRequest(AnswerForm form, std::string_view 
   }
   fields.Finish();
   if (!error) return asked;
-  if (error->param == "model") error->status = 404;
+  if (error->param == "model" && json->find("model")->is_string())
+    error->status = 404;  // one that is not here
   return *error;
 }
 
