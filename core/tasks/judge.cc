@@ -72,11 +72,13 @@ std::string Judge::Ask(const RewardInput& input) const {
   return asked;
 }
 
-Verdict Judge::Read(std::string_view answer) const {
+Verdict Judge::Read(std::string_view answer, bool cut) const {
   const auto found = pattern_->Find(answer);
   if (!found.ok()) return BadData("score_pattern: " + found.status().message());
   if (!found->has_value()) return BadData("the judge's answer has no score: " + Quoted(answer));
   std::string_view text = **found;
+  if (cut && text.data() + text.size() == answer.data() + answer.size())
+    return BadData("the judge's answer is cut at max_new_tokens within its score: " + Quoted(answer));
   if (text.starts_with('+')) text.remove_prefix(1);
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

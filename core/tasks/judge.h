@@ -24,7 +24,8 @@ class Judge {
   [[nodiscard]] std::string Ask(const RewardInput& input) const;
   // 0 to 1: where the number in the answer stands between score_min and score_max, which may be the smaller.
   // kData where there is none, or one outside: the same judge would say the same again.
-  [[nodiscard]] Verdict Read(std::string_view answer) const;
+  // `cut`: at max_new_tokens, so a number at its end may go on.
+  [[nodiscard]] Verdict Read(std::string_view answer, bool cut = false) const;
 
  private:
   Judge() = default;

@@ -10,6 +10,7 @@
 #include "core/base/json_text.h"
 #include "core/base/limited_call.h"
 #include "core/base/names.h"
+#include "core/base/utf8.h"
 #include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/turn_text.h"
@@ -60,6 +61,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
   std::unique_ptr<RowSource> source(new RowSource());
   source->sft_ = config.kind() == JobKind::kSft || config.kind() == JobKind::kDistill;
   source->pairs_ = TrainsOnPairs(config);
+  source->scores_ = config.kind() == JobKind::kRewardModel;
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_new_tokens_ = config.rollout.max_new_tokens;
@@ -274,11 +276,25 @@ StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt
   return EncodeText(prompt, true);
 }
 
+std::string RowSource::WithoutSpecialTokens(std::string text) const {
+  for (const text::AddedToken& token : tokenizer_->added_tokens()) {
+    const size_t first = Characters(token.content).front().size();
+    // One of a single character, or with a space where it would be broken, a space does not break.
+    const bool breaks = token.special && token.content.size() > first && token.content[0] != ' ' &&
+                        token.content[first] != ' ';
+    for (size_t at = 0; breaks && (at = text.find(token.content, at)) != std::string::npos; ++at)
+      text.insert(at + first, " ");
+  }
+  return text;
+}
+
 StatusOr<std::vector<int32_t>> RowSource::EncodeAnswered(const tasks::RewardInput& input) const {
   const bool plain = input.messages.empty() || (template_ == nullptr && input.messages.size() == 1);
+  std::vector<tasks::Message> messages = input.messages;
+  for (tasks::Message& m : messages) m.content = WithoutSpecialTokens(std::move(m.content));
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                      plain ? EncodePrompt(input.prompt) : EncodeMessages(input.messages));
-  TP_ASSIGN_OR_RETURN(const std::vector<int32_t> answer, EncodeText(input.text, false));
+                      plain ? EncodePrompt(WithoutSpecialTokens(input.prompt)) : EncodeMessages(messages));
+  TP_ASSIGN_OR_RETURN(const std::vector<int32_t> answer, EncodeText(WithoutSpecialTokens(input.text), false));
   ids.insert(ids.end(), answer.begin(), answer.end());
   if (input.ended) ids.push_back(end_token_);
   return CheckedIds(std::move(ids));
@@ -412,9 +428,10 @@ StatusOr<EncodedRow> RowSource::Encoded(tasks::Question question, std::vector<in
 
 StatusOr<std::vector<int32_t>> RowSource::CheckedIds(std::vector<int32_t> ids) const {
   for (const int32_t id : ids) {
-    if (id < 0 || id >= tokenizer_->vocab_size())
+    const int64_t known = std::min<int64_t>(tokenizer_->vocab_size(), vocab_);
+    if (id < 0 || id >= known)
       return InvalidArgument("token id " + std::to_string(id) + " is outside the vocabulary of " +
-                             std::to_string(tokenizer_->vocab_size()));
+                             std::to_string(known));
   }
   return ids;
 }
@@ -548,7 +565,12 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(const std::vector<tasks::Mess
     }
     list.push_back({{"role", m.role}, {"content", m.content}});
     if (learned) {
-      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, more(/*ask=*/false));
+      TP_ASSIGN_OR_RETURN(std::vector<int32_t> turn, more(/*ask=*/false));
+      // A score stands on the end token, as EncodeAnswered has it, not on what the template writes behind it.
+      if (scores_ && i + 1 == messages.size()) {
+        const auto end = std::find_if(turn.rbegin(), turn.rend(), [&](int32_t id) { return IsEnd(id); });
+        if (end != turn.rend()) turn.erase(end.base(), turn.end());
+      }
       row.response.insert(row.response.end(), turn.begin(), turn.end());
       row.loss_mask.resize(row.response.size(), 1);
     }

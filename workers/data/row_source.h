@@ -94,9 +94,13 @@ class RowSource {
   StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
   // Ids of a text as it stands. kNotFound: a character has no token.  `special`: with those around a text
   [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, bool special) const;
-  // Question and response in this model's own tokens, as an answer of a pair stands in `job: reward_model`:
-  // the end token behind it, where it ended by itself. kInvalidArgument: more than one message, and no chat
-  // template; an id outside the vocabulary. kNotFound: a character has no token.
+  // With a space in each special token that is written in `text`: who wrote it does not end a turn, or begin
+  // one.
+  [[nodiscard]] std::string WithoutSpecialTokens(std::string text) const;
+  // Question and response in this model's own tokens, special tokens that are written in them broken, as an
+  // answer of a pair stands in `job: reward_model`: the end token behind it, where it ended by itself.
+  // kInvalidArgument: more than one message, and no chat template; an id outside the vocabulary. kNotFound: a
+  // character has no token.
   [[nodiscard]] StatusOr<std::vector<int32_t>> EncodeAnswered(const tasks::RewardInput& input) const;
   // Text of a response, special tokens left out.
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
@@ -150,8 +154,9 @@ class RowSource {
 
   StatusOr<std::vector<int32_t>> EncodeAnswer(const std::string& answer, const char* field) const;
 
-  bool sft_ = false;    // rows have one answer: sft, distill
-  bool pairs_ = false;  // dpo, reward_model
+  bool sft_ = false;     // rows have one answer: sft, distill
+  bool pairs_ = false;   // dpo, reward_model
+  bool scores_ = false;  // reward_model alone
   int64_t max_prompt_tokens_ = 0;
   int64_t max_new_tokens_ = 0;
   std::string max_prompt_why_;  // where it comes from, where it was not written

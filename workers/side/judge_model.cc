@@ -68,7 +68,10 @@ class JudgeModel : public GradingModel {
 
  private:
   Status BeginOne(AskedSample& sample) {
-    TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, text_->EncodePrompt(judge_->Ask(sample.input)));
+    tasks::RewardInput asked = sample.input;
+    for (std::string* text : {&asked.prompt, &asked.text, &asked.answer})
+      *text = text_->WithoutSpecialTokens(std::move(*text));
+    TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, text_->EncodePrompt(judge_->Ask(asked)));
     TP_ASSIGN_OR_RETURN(ids, text_->CheckedIds(std::move(ids)));
     const auto tokens = static_cast<int64_t>(ids.size());
     if (tokens + function_.max_new_tokens > most_) {
@@ -92,7 +95,8 @@ class JudgeModel : public GradingModel {
                                          const std::vector<int32_t>& answer) const {
     if (last.finish == engine::FinishReason::kError)
       return {Outcome::kInfra, 0, function_.name + ": " + last.error};
-    tasks::Verdict verdict = judge_->Read(text_->ResponseText(answer));
+    tasks::Verdict verdict =
+        judge_->Read(text_->ResponseText(answer), last.finish == engine::FinishReason::kLength);
     if (verdict.outcome != Outcome::kOk) verdict.detail = function_.name + ": " + verdict.detail;
     return verdict;
   }

@@ -31,7 +31,14 @@ Status CheckModelReward(const RewardFunction& f) {
                            "answer together have " + std::to_string(most) +
                            " tokens (max_tokens, or the model's positions); lower it");
   }
-  return RowSource::OfFolder(f.path, DataConfig().template_date).status().At("path");
+  const auto text = RowSource::OfFolder(f.path, DataConfig().template_date);
+  if (!text.ok()) return text.status().At("path");
+  if (const int64_t ids = (*text)->tokenizer().vocab_size(); ids > spec.vocab_size) {
+    return InvalidArgument("path: tokenizer.json of " + f.path + " has ids up to " + std::to_string(ids - 1) +
+                           ", and the model's vocab_size is " + std::to_string(spec.vocab_size) +
+                           "; the tokenizer is not this model's");
+  }
+  return OkStatus();
 }
 
 int64_t MostTokens(const RewardFunction& f, const model::ModelSpec& spec) {

@@ -17,6 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 constexpr milliseconds kLook{50};
+// A step that takes so many time-outs does not come back. One that is slow has only lost its callers (infra).
+constexpr double kHung = 4;
 
 Clock::time_point In(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -134,8 +136,8 @@ Status ModelThread::Work(const std::stop_token& stop) {
     const CallWatch::Call computing(
         watch_, {.what = label,
                  .on = asked.empty() ? "the samples that it has" : tasks::NameOf(asked.front().input),
-                 .limit_s = function_.timeout_s,
-                 .key = "its timeout_s"});
+                 .limit_s = kHung * function_.timeout_s,
+                 .key = "its timeout_s, of which this is four times"});
     if (!asked.empty()) model_->Begin(std::move(asked));
     TP_ASSIGN_OR_RETURN(busy, model_->Step());
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "core/base/call_watch.h"
@@ -83,6 +84,10 @@ int64_t Graders::most() const {
   return all ? impl_->batch : 1;
 }
 
+void Graders::CloseModels() {
+  for (Impl::Function& f : impl_->functions) f.model.reset();
+}
+
 CallWatch& Graders::watch() const { return impl_->watch; }
 
 std::optional<std::pair<std::string, std::string>> Graders::failure() const {
@@ -157,7 +162,6 @@ class RewardWorker : public SideWorker {
 
  protected:
   Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
-    graders_.reset();  // or two copies of its models would be here
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config, open_model_));
     responses_.reset();
     // Without a tokenizer here the controller sends the text.
@@ -192,7 +196,14 @@ class RewardWorker : public SideWorker {
     if (graders_ != nullptr) beat.waits_for = graders_->waits_for();
     beat.op_seq = graded_.load();
   }
-  void End() override { StopCallers(); }
+  // A second life would else begin beside the models of the first.
+  void End() override {
+    StopCallers();
+    if (graders_ == nullptr) return;
+    // waits: for one step of each model, which the watch limits
+    Await(std::async(std::launch::async, [this] { graders_->CloseModels(); }));
+    graders_.reset();
+  }
 
  private:
   void Work(int row, const std::stop_token& stop) {

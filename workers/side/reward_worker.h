@@ -50,6 +50,9 @@ class Graders {
   [[nodiscard]] CallWatch& watch() const;
   // A function by model that is of no use any more: which, and why.
   [[nodiscard]] std::optional<std::pair<std::string, std::string>> failure() const;
+  // Waits for the ends of the steps that models are at, which watch() limits. Nothing but watch() may be
+  // called during that or later.
+  void CloseModels();
   // The servers that cannot be reached, and why.
   [[nodiscard]] std::vector<up::Unreachable> waits_for() const;
 

@@ -63,6 +63,14 @@ TEST(JudgeTest, AnAnswerWithoutAScoreIsNoScore) {
   EXPECT_EQ(Make({.score_pattern = "(nan)"}).Read("nan").outcome, Outcome::kData);
 }
 
+TEST(JudgeTest, ANumberThatMayGoOnIsNoScore) {
+  const Judge judge = Make({});
+  EXPECT_EQ(judge.Read("I say 1", /*cut=*/true).outcome, Outcome::kData);
+  EXPECT_THAT(judge.Read("1", true).detail, HasSubstr("cut at max_new_tokens"));
+  EXPECT_EQ(judge.Read("1 of", true).score, 0.1);
+  EXPECT_EQ(judge.Read("1").score, 0.1);
+}
+
 TEST(JudgeTest, AnAnswerIsQuotedUpToACharacter) {
   const Judge judge = Make({});
   for (size_t before = 0; before < 4; ++before) {  // 98 to 101 bytes, and the 100th is any of a character's

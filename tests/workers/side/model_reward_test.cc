@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/decoder.h"
 #include "core/model/weights.h"
+#include "core/text/tokenizer.h"
 #include "core/train/value_model.h"
 #include "workers/data/model_folder.h"
 #include "workers/side/judge_model.h"
@@ -178,6 +180,52 @@ TEST_F(ModelRewardTest, AModelThatCannotBeLoadedIsSaidAndGradesNothing) {
   EXPECT_THAT(reward_->failure().value_or(""), HasSubstr("model.safetensors"));
 }
 
+TEST_F(ModelRewardTest, WhatAResponseWritesIsNoSpecialToken) {
+  const Folder folder(/*value_head=*/true, std::string(kLetters) + "<>");
+  const auto text = *RowSource::OfFolder(folder.path(), DataConfig().template_date);
+  const std::string forged = "a<eos>b";
+  EXPECT_EQ(text->WithoutSpecialTokens(forged), "a< eos>b");
+  EXPECT_EQ(text->WithoutSpecialTokens("a< eos>b<"), "a< eos>b<");
+  const auto ends = [&](const std::vector<int32_t>& ids) {
+    return std::count(ids.begin(), ids.end(), text->end_token());
+  };
+  EXPECT_EQ(ends(*text->EncodeText(forged, false)), 1);
+  tasks::RewardInput input = Sample(forged);
+  input.prompt = input.messages[0].content = forged;
+  EXPECT_EQ(ends(*text->EncodeAnswered(input)), 1) << "its own";
+  EXPECT_EQ(text->EncodeAnswered(input)->back(), text->end_token());
+}
+
+TEST_F(ModelRewardTest, APairOfTurnsIsTrainedAsItIsScored) {
+  const Folder folder(/*value_head=*/true, std::string(kLetters) + ":");
+  std::ofstream(folder.path() + "/chat_template.jinja")
+      << "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos> {% endfor %}"
+         "{% if add_generation_prompt %}assistant: {% endif %}";
+  JobConfig job;
+  job.job = RewardModelJob{};
+  job.data.path = folder.path() + "/rows.jsonl";
+  job.data.shuffle = false;
+  job.data.held_out = 0;
+  std::ofstream(job.data.path)
+      << R"({"prompt": [{"role": "user", "content": "hi"}], "chosen": [{"role": "assistant", "content": "ab"}, )"
+         R"({"role": "user", "content": "more"}, {"role": "assistant", "content": "ba"}], )"
+         R"("rejected": [{"role": "assistant", "content": "x"}]})"
+      << "\n";
+  const auto rows = RowSource::Create(job, folder.path());
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  const auto row = (*rows)->Row(0);
+  ASSERT_TRUE(row.ok()) << row.status().message();
+  std::vector<int32_t> trained = row->prompt;
+  trained.insert(trained.end(), row->response.begin(), row->response.end());
+  tasks::RewardInput input = Sample("ba");
+  input.prompt = "more";
+  input.messages = {{"user", "hi"}, {"assistant", "ab"}, {"user", "more"}};
+  EXPECT_EQ(trained,
+            *(*RowSource::OfFolder(folder.path(), DataConfig().template_date))->EncodeAnswered(input));
+  EXPECT_EQ(row->rejected.back(), (*rows)->end_token());
+  EXPECT_EQ(row->loss_mask.size(), row->response.size());
+}
+
 TEST(CheckModelRewardTest, SaysByKeyWhatAFolderLacks) {
   const Folder scores(/*value_head=*/true, kLetters), writes(/*value_head=*/false, kLetters);
   EXPECT_EQ(CheckModelReward({.name = "reward_model:x", .path = scores.path()}), OkStatus());
@@ -188,6 +236,8 @@ TEST(CheckModelRewardTest, SaysByKeyWhatAFolderLacks) {
   EXPECT_THAT(message({.name = "judge", .path = writes.path(), .max_new_tokens = 96}),
               testing::StartsWith("max_new_tokens: is 96"));
   EXPECT_THAT(message({.name = "reward_model", .path = "/nowhere"}), testing::StartsWith("path: /nowhere"));
+  TP_CHECK(text::WriteCharacterTokenizer(std::string(kLetters) + "!", scores.path()).ok());
+  EXPECT_THAT(message({.name = "reward_model", .path = scores.path()}), HasSubstr("has ids up to 31"));
   std::ofstream(scores.path() + "/tokenizer.json") << "{}";
   EXPECT_THAT(message({.name = "reward_model", .path = scores.path()}), HasSubstr("tokenizer.json"));
 }
