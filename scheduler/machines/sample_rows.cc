@@ -191,8 +191,11 @@ void SampleFlow::Resume() {
   for (const auto& [key, g] : std::map(ledger.groups())) {
     DropReason last = DropReason::kDataInvalid;
     for (const Sample& sample : g.samples) {
-      if (sample.phase == SamplePhase::kDropped) last = sample.reason;
+      // That a sample was not awaited leaves no group too small.
+      if (sample.phase == SamplePhase::kDropped && sample.reason != DropReason::kOverflowPolicy)
+        last = sample.reason;
     }
+    DropRedundant(key);
     CheckGroup(key, last);
   }
 }

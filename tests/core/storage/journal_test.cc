@@ -131,7 +131,7 @@ TEST(JournalCodecTest, JsonNamesEveryField) {
       JournalEntryToJson(commit).dump(),
       R"({"lsn":7,"ctl_epoch":2,"mono_ns":1234567890123,"kind":"STEP_COMMIT","step":3,"v":{"lineage":0,"number":3},)"
       R"("digest":"0x000000000000feed","rows":[{"tid":{"ordinal":5,"issue":0,"sample":1},"oldest":{"lineage":0,"number":2},"digest":"0x000000000000beef","masked":4},)"
-      R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}],"held_out":{"eval/loss":0.5}})");
+      R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}],"held_out":{"eval/loss":0.5},"replay":"0x0000000000000000"})");
   const JournalEntry fault{
       .record = record::Fault{
           .kind = "oom", .actor = "actor/0", .inc = {4}, .what = "say \"no\"\n\xff", .worker = {2}}};
