@@ -2,21 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <optional>
-#include <sstream>
 #include <utility>
 
 #include "core/config/load.h"
 #include "core/config/render.h"
-#include "workers/cli/session_folder.h"
-#include "workers/controller/launcher.h"
-#include "workers/net/auth.h"
-#include "workers/net/hub.h"
-#include "workers/net/mailbox.h"
+#include "workers/cli/driven_worker.h"
 
 namespace tidepool::workers {
 namespace {
@@ -25,91 +16,30 @@ using Clock = std::chrono::steady_clock;
 constexpr SlotId kSlot{0};
 constexpr SlotEpoch kEpoch{1};
 constexpr Version kVersion{0, 0};
-constexpr double kPermitSeconds = 30;
 constexpr auto kSilence = std::chrono::seconds(120);
 
 }  // namespace
 
 struct InferenceSession::Impl {
   InferenceOptions options;
-  std::unique_ptr<SessionFolder> folder;  // token files and the worker's log
-  std::string dir;                        // its path
-  std::string config_yaml;
-  std::string run_id;
-  Mailbox<std::optional<HubEvent>> inbox;  // nothing: Wake
-  Launcher launcher{false};
-  std::unique_ptr<Hub> hub;
-  std::unique_ptr<Attachments> attachments;
-  std::deque<FromWorkerBody> pending;
+  std::unique_ptr<DrivenWorker> worker;
   bool serving = false;
-  Status lost = OkStatus();  // the worker: seen once
-  uint64_t process = 0;      // the worker's
-  Clock::time_point started, renew;
+  Clock::time_point started;
 
-  ~Impl() {
-    if (attachments != nullptr) attachments->Send(0, down::Shutdown{"done"});
-    launcher.EndAll(Duration{0}, std::chrono::seconds(1));
-    if (hub != nullptr) hub->Stop();
-  }
-
-  std::string Log() const {
-    std::ifstream in(dir + "/worker.log");
-    std::stringstream text;
-    text << in.rdbuf();
-    std::string all = text.str();
-    return all.size() > 2000 ? all.substr(all.size() - 2000) : all;
-  }
-
-  template <typename Body>
-  void Send(Body body) {
-    attachments->Send(0, std::move(body));
-  }
-
-  // Takes into `pending` what has come; waits for something so long at most, and not at all for long.
-  Status Listen(Clock::duration patience) {
-    if (options.stop && options.stop()) return Aborted("stopped");
-    TP_RETURN_IF_ERROR(lost);
-    const TimePoint now{Clock::now() - started};
-    if (Clock::now() >= renew) {
-      Attachments::Snapshot taken;
-      attachments->Taken(taken);
-      attachments->Acknowledge(taken);
-      attachments->Renew();
-      renew = Clock::now() + std::chrono::milliseconds(300);
-    }
-    std::vector<Attachments::Event> events = attachments->Tick(now);
-    for (std::optional<HubEvent>& event :
-         inbox.TakeAll(std::min<Clock::duration>(patience, std::chrono::milliseconds(50)))) {
-      if (!event) continue;
-      for (auto& e : attachments->On(*std::move(event), now)) events.push_back(std::move(e));
-    }
-    for (Attachments::Event& event : events) {
-      if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
-        process = arrived->hello.process;
-        pending.emplace_back(std::move(arrived->offer));
-      } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
-        if (!std::holds_alternative<up::Heartbeat>(message->body))
-          pending.push_back(std::move(message->body));
-      } else {
-        return lost = Unavailable("the worker process is gone: " + Log());
-      }
-    }
-    if (!launcher.Reap().empty()) return lost = Unavailable("the worker process ended: " + Log());
-    return OkStatus();
-  }
+  void Send(ToWorkerBody body) const { worker->Send(std::move(body)); }
 
   // Next message of the worker; waits with a deadline.
   StatusOr<FromWorkerBody> Receive(Clock::duration patience, const std::function<void()>& meanwhile) {
     const auto until = Clock::now() + patience;
     if (options.stop && options.stop()) return Aborted("stopped");
-    while (pending.empty()) {
+    while (worker->come.empty()) {
       if (meanwhile) meanwhile();
-      TP_RETURN_IF_ERROR(Listen(patience));
-      if (pending.empty() && Clock::now() > until)
-        return DeadlineExceeded("the worker did not answer in time: " + Log());
+      TP_RETURN_IF_ERROR(worker->Listen(patience));
+      if (worker->come.empty() && Clock::now() > until)
+        return DeadlineExceeded("the worker did not answer in time: " + worker->Log());
     }
-    FromWorkerBody body = std::move(pending.front());
-    pending.pop_front();
+    FromWorkerBody body = std::move(worker->come.front());
+    worker->come.pop_front();
     return body;
   }
 
@@ -122,35 +52,14 @@ struct InferenceSession::Impl {
   }
 
   Status Start() {
-    TP_ASSIGN_OR_RETURN(SessionFolder made, SessionFolder::Make());
-    folder = std::make_unique<SessionFolder>(std::move(made));
-    dir = folder->path();
     config::LoadedConfig loaded;
     loaded.config = options.job;
-    config_yaml = config::ResolvedYaml(loaded);
-    TP_RETURN_IF_ERROR(config::LoadConfigText(config_yaml, "generate").status());
-    TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(dir + "/security"));
-    HubOptions hub_options;
-    hub_options.run_id = std::filesystem::path(dir).filename().string();
-    TP_ASSIGN_OR_RETURN(hub, Hub::Start(
-                                 hub_options, tokens, [this](HubEvent e) { inbox.Put(std::move(e)); },
-                                 [](int64_t, StepNumber, Incarnation,
-                                    int64_t) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-                                   return NotFound("no batches here");
-                                 }));
-    attachments = std::make_unique<Attachments>(
-        AttachmentOptions{.ctl_epoch = 1,
-                          .device_places = 1,
-                          .side_places = 0,
-                          .lost_after = FromSeconds(LostAfterSeconds(kPermitSeconds))},
-        hub.get());
-    TP_RETURN_IF_ERROR(launcher.Start(
-        0,
-        {options.worker_path, "run", "--connect=" + hub->address(),
-         "--token-file=" + dir + "/security/device.token", "--run-id=" + hub_options.run_id, "--place=0"},
-        dir + "/worker.log"));
+    TP_RETURN_IF_ERROR(config::LoadConfigText(config::ResolvedYaml(loaded), "generate").status());
     started = Clock::now();
-    run_id = hub_options.run_id;
+    TP_ASSIGN_OR_RETURN(worker, DrivenWorker::Start({.kind = DrivenWorker::Kind::kDevice,
+                                                     .argv = {options.worker_path, "run"},
+                                                     .job = options.job,
+                                                     .stop = options.stop}));
     return OkStatus();
   }
 
@@ -162,18 +71,13 @@ struct InferenceSession::Impl {
                           Clock::now();
     TP_RETURN_IF_ERROR(Expect<up::Offer>(patience, meanwhile).status());
     down::Welcome welcome;
-    welcome.inc = {0};
     welcome.slots = {kSlot};
     welcome.trains = false;
     welcome.together_ms = options.together_ms;
-    welcome.permit_s = kPermitSeconds;
-    welcome.config_yaml = config_yaml;
-    welcome.run_dir = dir;
-    welcome.run_id = run_id;
     welcome.model_dir = options.job.model.path;
     welcome.shared_memory = options.shared_memory;
-    if (!attachments->Welcome(0, process, std::move(welcome)))
-      return Unavailable("the worker process is gone: " + Log());
+    if (!worker->Welcome(std::move(welcome)))
+      return Unavailable("the worker process is gone: " + worker->Log());
     Send(down::InitState{.slot = kSlot});
     TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience, meanwhile));
     if (!ready.error.empty()) return InvalidArgument(ready.error);
@@ -212,17 +116,17 @@ void InferenceSession::Drop(const SampleId& tid, int32_t att) {
 }
 
 StatusOr<std::vector<up::StepTokens>> InferenceSession::Wait(std::chrono::milliseconds patience) {
-  TP_RETURN_IF_ERROR(impl_->Listen(patience));
+  TP_RETURN_IF_ERROR(impl_->worker->Listen(patience));
   std::vector<up::StepTokens> out;
-  for (FromWorkerBody& body : std::exchange(impl_->pending, {})) {
+  for (FromWorkerBody& body : std::exchange(impl_->worker->come, {})) {
     if (auto* step = std::get_if<up::StepTokens>(&body)) out.push_back(std::move(*step));
   }
   return out;
 }
 
-Status InferenceSession::Renew() { return impl_->Listen(std::chrono::milliseconds(0)); }
+Status InferenceSession::Renew() { return impl_->worker->Listen(std::chrono::milliseconds(0)); }
 
-void InferenceSession::Wake() { impl_->inbox.Put(std::nullopt); }
+void InferenceSession::Wake() { impl_->worker->Wake(); }
 
 StatusOr<std::vector<Completion>> InferenceSession::Complete(
     const std::vector<Request>& requests,
