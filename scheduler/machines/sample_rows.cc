@@ -107,7 +107,9 @@ void SampleFlow::On(const event::RowReady& e) {
   }
   for (size_t k = 0; k < g->samples.size(); ++k) {
     const Sample& s = g->samples[k];
-    if (s.phase != SamplePhase::kRunning) episodes_.Drop(g->Tid(k), s.att);  // of an earlier life
+    // Of an earlier life. One that awaits its verdict is being played once more for it.
+    if (s.phase != SamplePhase::kRunning && s.phase != SamplePhase::kAwaiting)
+      episodes_.Drop(g->Tid(k), s.att);
     if (s.phase != SamplePhase::kRunning || all_.rollouts.requests().Find(g->Tid(k)) != nullptr ||
         finishing_.contains(g->Tid(k)))
       continue;

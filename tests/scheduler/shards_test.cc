@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <variant>
+#include <vector>
+#include <vector>
 
 #include "scheduler/checker.h"
 #include "tests/scheduler/sim_cluster.h"
@@ -133,7 +136,12 @@ TEST(ShardsTest, AControllerThatIsStartedAgainTakesThePartsAsTheyAre) {
 
 TEST(ShardsTest, ManyFaultsLoseNoPartWithoutGoingBack) {
   int64_t faults = 0;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  std::vector<uint64_t> seeds(60);
+  std::iota(seeds.begin(), seeds.end(), uint64_t{0});
+  // Found by a longer swarm: a row that is read again while a sample of its group is played again for its
+  // verdict.
+  seeds.push_back(7497);
+  for (const uint64_t seed : seeds) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const SimOptions o = SwarmOfShards(seed);
     SimCluster cluster(o);
