@@ -11,7 +11,6 @@
 #include <string>
 #include <variant>
 #include <vector>
-#include <vector>
 
 #include "scheduler/checker.h"
 #include "tests/scheduler/sim_cluster.h"
