@@ -1,7 +1,6 @@
 // A grader or an environment of a real run that means ill: it has its role's token, and answers with other
 // ids, twice, for others' samples, with numbers that are none, with a megabyte, with bytes that are no
-// message, as another role, or never; and it comes again when it is thrown out. faulty_plugins_test.py starts
-// it.
+// message, as another role, or never; and it comes again when it is thrown out. hostile_test.py starts it.
 //
 //   hostile_worker reward|environment RUN PLACE SEED
 //
@@ -130,6 +129,7 @@ class Hostile {
         Link::Connect(options_, [&](std::vector<LinkEvent> events) { inbox.PutAll(std::move(events)); });
     if (!link.ok()) return Say("not let in: " + link.status().message());
     link_ = link->get();
+    silent_ = false;
     const auto until = system_clock::now() + at_most;
     for (bool over = false; !over && system_clock::now() < until;) {
       link_->Send(up::Heartbeat{.op = "ill", .op_seq = ++beats_});
@@ -146,6 +146,7 @@ class Hostile {
   }
 
   void On(Command& command) {
+    if (silent_) return;
     if (std::holds_alternative<down::Attached>(command.body)) {
       link_->Begin(command.ctl_epoch);
       link_->Send(up::Offer{.last = true});
@@ -213,6 +214,9 @@ class Hostile {
         }
         return Give("more than was asked for", answer);
       case 9:
+        // Nothing else in this life: what comes next would have it thrown out before the deadline that the
+        // test waits for.
+        silent_ = true;
         return Say("never: " + ToString(honest));
       case 10:
         answer.outcome = GradeOutcome::kInfra;
@@ -261,6 +265,7 @@ class Hostile {
   Rng rng_;
   LinkOptions options_;
   Link* link_ = nullptr;
+  bool silent_ = false;
   int64_t beats_ = 0, answers_ = 0;
   std::vector<SampleId> seen_;
 };
