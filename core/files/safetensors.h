@@ -117,6 +117,9 @@ class SafetensorsFolder {
 
   [[nodiscard]] std::optional<Entry> Find(std::string_view name) const;
   [[nodiscard]] const std::map<std::string, Entry, std::less<>>& tensors() const { return entries_; }
+  // Of names, types, shapes and all bytes, 16 hex digits; how they are cut into files does not count. Reads
+  // all of it.
+  [[nodiscard]] std::string Digest() const;
 
  private:
   SafetensorsFolder() = default;

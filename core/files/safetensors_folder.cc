@@ -1,6 +1,9 @@
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/hash.h"
 #include "core/base/json_text.h"
 #include "core/files/safetensors.h"
 
@@ -66,6 +69,18 @@ std::optional<SafetensorsFolder::Entry> SafetensorsFolder::Find(std::string_view
   const auto found = entries_.find(name);
   if (found == entries_.end()) return std::nullopt;
   return found->second;
+}
+
+std::string SafetensorsFolder::Digest() const {
+  uint64_t digest = 0;
+  for (const auto& [name, entry] : entries_) {
+    const uint64_t salt =
+        Hash64(name + " " + std::string(DTypeName(entry.info->dtype)) + ShapeText(entry.info->shape));
+    digest = Mix64(digest ^ salt) + SaltedSum(entry.bytes(), salt);
+  }
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, digest);
+  return text;
 }
 
 }  // namespace tidepool::files

@@ -34,6 +34,7 @@ struct RunPaths {
   [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }
   [[nodiscard]] std::string prometheus_targets() const { return JoinPath(dir, "prometheus_targets.json"); }
   [[nodiscard]] std::string model() const { return JoinPath(dir, "model"); }
+  [[nodiscard]] std::string base() const { return JoinPath(dir, "base.json"); }
   [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }
   [[nodiscard]] std::string best_model() const { return JoinPath(dir, "best"); }
   [[nodiscard]] std::string checkpoints() const { return JoinPath(dir, "checkpoints"); }

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Adapters from the command line: folders of PEFT's layout in and out, merged, named by a run, refused."""
 import json
+import pathlib
 import random
 import shutil
 import struct
 import unittest
 
 from byte_model import write_byte_model
-from harness import RunTest
+from harness import RunTest, kill
 from serve_test import Server
 
 SIZES = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64), "gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
@@ -132,7 +133,29 @@ class AdapterTest(RunTest):
         write_byte_model(self.base, seed=8)
         result = self.train(*args, "train.steps=4", "--resume")
         self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertRegex(result.stderr, "model.path: .*its shapes are the same, its values are not")
+        self.assertRegex(result.stderr, "model.path: .*holds other weights than when the run began")
+
+    def test_a_worker_that_reads_another_model_in_mid_run_does_not_serve(self):
+        """Though it differs in one value, which no sample of it has."""
+        args = ("configs/test/rl_colocated.yaml", "model.init=null", f"model.path={self.base}", "model.lora.rank=4", "train.steps=100000", "checkpoint.every_steps=5")
+        run = self.start(*args)
+        self.wait_step(2, run)
+        weights = self.base / "model.safetensors"
+        bytes_before = weights.read_bytes()
+        weights.write_bytes(bytes_before[:-1] + bytes([bytes_before[-1] ^ 1]))
+        # What the host has in memory is good still.
+        self.assertTrue(kill(self.worker_pid(0, run)))
+        before = max(self.metrics())
+        self.wait_step(before + 10, run)
+        for block in pathlib.Path(json.loads(self.path("control.json").read_text())["shared_memory"]).rglob("base-[01]"):
+            block.unlink()
+        self.assertTrue(kill(self.worker_pid(0, run)))
+        out, err = self.finish(run, 3)
+        self.assertRegex(out + err, "holds other weights than when the run began")
+        self.assertRegex(self.train(*args, "--resume").stderr, "model.path: .*holds other weights than when the run began")
+        weights.write_bytes(bytes_before)
+        self.assert_done(self.train(*args[:-2], f"train.steps={max(self.metrics()) + 2}", "--resume"))
+        self.assert_checked()
 
     def test_bad_input_is_refused_before_anything_starts(self):
         generate = ("generate", "--prompt", "x", "--model")

@@ -97,6 +97,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;
   w.model_dir = request_.model_dir;
+  w.base_digest = request_.base_digest;
   w.shared_memory = shared_memory_;
   w.run_clock_ns = Now().since_start.count();
   w.operator_digest = operator_digest_;

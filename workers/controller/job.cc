@@ -15,12 +15,14 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/json_text.h"
 #include "core/base/limited_call.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
 #include "core/config/resume.h"
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
+#include "core/files/safetensors.h"
 #include "core/model/adapter.h"
 #include "core/model/adapter_files.h"
 #include "core/model/cut.h"
@@ -375,10 +377,7 @@ class Job {
     };
     const bool rows_moved = differs("data.path") || differs("data.eval_path"),
                model_moved = differs("model.path");
-    // An adapter says which model it was trained on: it is asked though the path is the same, for other
-    // weights may lie there by now.
-    const bool adapts = now.model.trains_adapter() && !now.model.path.empty();
-    if (!rows_moved && !model_moved && !adapts) return OkStatus();
+    if (!rows_moved && !model_moved) return OkStatus();
     const std::string checkpoints = storage::RunPaths(run_dir).checkpoints();
     TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(fs_, checkpoints));
     if (steps.empty()) return OkStatus();  // nothing was trained
@@ -396,10 +395,8 @@ class Job {
       }
     }
     const std::string trained = newest + "/model";
-    if ((model_moved || adapts) && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
-      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(trained));
-      TP_RETURN_IF_ERROR(adapter.CheckBase(now.model.path).At("model.path"));
-    } else if (model_moved && fs_.Exists(trained + "/config.json")) {
+    // The model below an adapter is compared before the run goes on, wherever it is (BaseDigest).
+    if (model_moved && fs_.Exists(trained + "/config.json")) {
       TP_ASSIGN_OR_RETURN(const model::ModelSpec was, model::ReadSpec(trained));
       TP_ASSIGN_OR_RETURN(const model::ModelSpec is, model::ReadSpec(now.model.path));
       const auto shape = [](const model::ModelSpec& m) {
@@ -485,6 +482,28 @@ class Job {
     return false;
   }
 
+  // Of the weights below an adapter, which stay as they were when the run began: whoever reads them later
+  // compares them. Empty: they are made from the config.
+  StatusOr<std::string> BaseDigest(const std::string& run_dir, const std::string& model_dir) {
+    constexpr const char* kDigest = "digest";
+    const std::string path = storage::RunPaths(run_dir).base();
+    if (fs_.Exists(path)) {
+      TP_ASSIGN_OR_RETURN(const std::string text, fs_.ReadFile(path));
+      TP_ASSIGN_OR_RETURN(const nlohmann::json base, ParseJsonObject<nlohmann::json>(text, path));
+      if (const auto noted = base.find(kDigest); noted == base.end() || !noted->is_string())
+        return DataLoss(path + ": has no \"" + kDigest + "\"; it is written by this program alone");
+      const std::string begun_with = base[kDigest];
+      TP_RETURN_IF_ERROR(CheckWeightsDigest(model_dir, begun_with).At("model.path"));
+      return begun_with;
+    }
+    if (!HasTensors(model_dir)) return std::string();
+    TP_ASSIGN_OR_RETURN(const auto weights, files::SafetensorsFolder::Open(model_dir));
+    const std::string digest = weights->Digest();
+    TP_RETURN_IF_ERROR(
+        fs_.WriteFile(path, nlohmann::json{{"model", model_dir}, {kDigest, digest}}.dump(1) + "\n"));
+    return digest;
+  }
+
   StatusOr<RunResult> Start(const std::string& phase, const config::LoadedConfig& loaded,
                             const std::string& run_dir, const std::string& model_dir) {
     outcome_.part_dir = run_dir;
@@ -495,6 +514,9 @@ class Job {
     run.run_dir = fs::absolute(run_dir).string();
     TP_ASSIGN_OR_RETURN(run.run_id, RunId(fs_, run_dir));
     run.model_dir = fs::absolute(model_dir).string();
+    if (loaded.config.model.trains_adapter()) {
+      TP_ASSIGN_OR_RETURN(run.base_digest, BaseDigest(run_dir, run.model_dir));
+    }
     run.self_path = request_.self_path;
     run.certificates = request_.certificates;
     run.worker_path = worker_path_;

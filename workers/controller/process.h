@@ -31,6 +31,7 @@ struct RunRequest {
   std::string run_dir;  // exists; holds or will hold the journal
   std::string run_id;
   std::string model_dir;                                        // Hugging Face folder of the start
+  std::string base_digest;                                      // down::Welcome's
   std::string self_path;                                        // program for reward workers (this one)
   std::string certificates;                                     // JobRequest::certificates
   std::string worker_path;                                      // program for device workers

@@ -10,6 +10,7 @@
 #include "core/base/json_text.h"
 #include "core/base/names.h"
 #include "core/files/mapped_file.h"
+#include "core/files/safetensors.h"
 #include "core/model/adapter_files.h"
 #include "core/storage/run_directory.h"
 #include "core/text/tokenizer.h"
@@ -78,6 +79,22 @@ std::string ModelOfRunText(const std::string& dir, const std::string& run) {
 }
 
 }  // namespace
+
+bool HasTensors(const std::string& dir) {
+  std::error_code error;  // what cannot be looked at is not there for us
+  return fs::exists(dir + "/model.safetensors", error) ||
+         fs::exists(dir + "/model.safetensors.index.json", error);
+}
+
+Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with) {
+  TP_ASSIGN_OR_RETURN(const auto weights, files::SafetensorsFolder::Open(dir));
+  const std::string found = weights->Digest();
+  if (found == begun_with) return OkStatus();
+  return FailedPrecondition(dir + ": holds other weights than when the run began (their digest is " + found +
+                            ", and was " + begun_with +
+                            "), and an adapter is good for the model that it was trained " +
+                            "on alone; bring that one back, or start a new run");
+}
 
 std::string WhereToGetModel(const std::string& dir) {
   std::string name = fs::path(dir).filename().string();

@@ -1,6 +1,6 @@
 #pragma once
-// Hugging Face folders as the controller needs them: it never reads a tensor. Files: config.json,
-// generation_config.json, tokenizer files.
+// Hugging Face folders as the controller needs them: it reads no tensor, but for their digest. Files:
+// config.json, generation_config.json, tokenizer files, safetensors.
 
 #include <cstdint>
 #include <string>
@@ -16,6 +16,11 @@ namespace tidepool::workers {
 // kNotFound names what is missing, or the model of the run that `dir` is; kUnimplemented: only pickled
 // weights (.bin, .pt) are there.
 Status CheckModelFolder(const std::string& dir, const std::string& key = "model.path");
+
+bool HasTensors(const std::string& dir);  // whether the folder has weights
+// kFailedPrecondition: the weights in `dir` have another digest (files::SafetensorsFolder::Digest) than when
+// the run began. Reads all of them.
+Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with);
 
 // What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.
 std::string WhereToGetModel(const std::string& dir);

@@ -41,15 +41,24 @@ StatusOr<engine::TokenBytes> TokenBytesOf(const std::string& model_dir) {
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-                         std::string offload_dir, DeviceMaker make_device, bool trains)
+                         std::string offload_dir, DeviceMaker make_device, bool trains,
+                         std::string base_digest)
     : config_(std::move(config)),
-      models_(config_, std::move(model_dir), std::move(make_device)),
+      models_(config_, std::move(model_dir), std::move(make_device), std::move(base_digest)),
       shared_memory_(shared_memory),
       trains_(trains),
       published_(std::make_shared<HostWeights>(shared_memory, device::SizeOf(config_.model.dtype))),
       recovery_(shared_memory, "recovery"),
       parked_(std::move(offload_dir)) {}
 DeviceRoles::~DeviceRoles() = default;
+
+Status DeviceRoles::FindBase() {
+  if (base_ != nullptr || !config_.model.trains_adapter()) return OkStatus();
+  return Caught("model", [&]() -> Status {
+    TP_ASSIGN_OR_RETURN(base_, models_.Base(shared_memory_, trains_));
+    return OkStatus();
+  });
+}
 
 Status DeviceRoles::MakeWeights(bool read_tensors) {
   return Caught("model", [&]() -> Status {
@@ -84,9 +93,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     }
     spec.value_head = scores;
     if (const auto adapter = model::AdapterOf(config_.model.lora)) {
-      TP_ASSIGN_OR_RETURN(auto base,
-                          base_ != nullptr ? StatusOr(base_) : models_.Base(shared_memory_, trains_));
-      base_ = std::move(base);
+      TP_RETURN_IF_ERROR(FindBase());
       if (const std::string& start = config_.model.lora.path; read_tensors && !start.empty()) {
         auto loaded = model::LoadAdapter(start, base_, *adapter);
         if (!loaded.ok()) return loaded.status().At("model.lora.path");

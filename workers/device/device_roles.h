@@ -43,11 +43,14 @@ struct TrainOutcome {
 class DeviceRoles {
  public:
   // `shared_memory`: SharedBlock::FolderOf the run. `offload_dir`: where Park writes, this object's alone.
-  // `trains`: whether it may ever hold the actor's role.
+  // `trains`: whether it may ever hold the actor's role. `base_digest`: ModelReader's.
   DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
-              std::string offload_dir, DeviceMaker make_device = MakeCpuDevice, bool trains = true);
+              std::string offload_dir, DeviceMaker make_device = MakeCpuDevice, bool trains = true,
+              std::string base_digest = "");
   ~DeviceRoles();
 
+  // The model below an adapter, without which nothing works; nothing elsewhere. Errors of ModelReader::Base.
+  Status FindBase();
   // Weights of the start: read from the model folder, or made from its config with the job's seed.
   // `shard`: what of the optimizer's state is here from then on.
   Status InitState(const Shard& shard = {});

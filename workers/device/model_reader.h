@@ -15,17 +15,20 @@
 
 namespace tidepool::workers {
 
-bool HasTensors(const std::string& dir);  // whether the folder has weights
-
 // What computes for one role.
 using DeviceMaker = std::function<std::shared_ptr<device::Device>()>;
 std::shared_ptr<device::Device> MakeCpuDevice();
 
 class ModelReader {
  public:
-  // `config` outlives this. `model_dir`: the folder that the run starts from.
-  ModelReader(const JobConfig& config, std::string model_dir, DeviceMaker make_device)
-      : config_(config), model_dir_(std::move(model_dir)), make_device_(std::move(make_device)) {}
+  // `config` outlives this. `model_dir`: the folder that the run starts from. `base_digest`: what Base has to
+  // find there (files::SafetensorsFolder::Digest); empty: anything.
+  ModelReader(const JobConfig& config, std::string model_dir, DeviceMaker make_device,
+              std::string base_digest = "")
+      : config_(config),
+        model_dir_(std::move(model_dir)),
+        make_device_(std::move(make_device)),
+        base_digest_(std::move(base_digest)) {}
 
   // A model of its own from `folder`; "" is what the run starts from, made from the config with the job's
   // seed where the folder has no weights. `key` begins the error. `arena`: as of model::Weights::Create.
@@ -45,9 +48,14 @@ class ModelReader {
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
 
  private:
+  // What Read gives of the start, if it is what the run began with: compared after it was read, so what was
+  // changed meanwhile is found, too.
+  [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> ReadBase(std::span<std::byte> arena = {}) const;
+
   const JobConfig& config_;
   const std::string model_dir_;
   const DeviceMaker make_device_;
+  const std::string base_digest_;
 };
 
 }  // namespace tidepool::workers

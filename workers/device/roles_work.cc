@@ -77,7 +77,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
-                                           device_.make, welcome.trains);
+                                           device_.make, welcome.trains, welcome.base_digest);
+    if (const Status base = roles_->FindBase(); !base.ok()) return Told("base", base);
     stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),
                                            storage::RunPaths(welcome.run_dir).payload());
     OpenLog(welcome);

@@ -115,7 +115,8 @@ namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
-                     operator_digest, token_proof, tokenizer, tool_format, sync_payload, together_ms))
+                     operator_digest, token_proof, tokenizer, tool_format, sync_payload, together_ms,
+                     base_digest))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(ChunkSampling, given, temperature, top_k, top_p, min_p, stop, stop_token_ids)

@@ -240,6 +240,7 @@ struct Welcome {
   int32_t tool_format = 0;      // text::ToolFormat that a policy writes calls in
   bool sync_payload = true;     // a payload is on the disk before it is said to be stored
   int64_t together_ms = 100;    // tokens of steps are said together for so long
+  std::string base_digest;      // SafetensorsFolder::Digest of model_dir, below an adapter; empty: not known
 };
 struct Refuse {
   std::string why;

@@ -177,6 +177,28 @@ TEST(SafetensorsFolderTest, ShardsReadAsOneFolder) {
   EXPECT_FALSE((*opened)->Find("t7").has_value());
 }
 
+TEST(SafetensorsFolderTest, DigestIsOfEveryByteAndShapeAndNotOfTheFiles) {
+  std::vector<uint8_t> bytes(30, 1);
+  const auto digest = [&](std::vector<int64_t> shape, const std::string& second, int64_t shard_bytes) {
+    TestFolder folder;
+    const auto all = std::as_bytes(std::span(bytes));
+    const std::vector<TensorSource> sources = {SourceOf("a", DType::kU8, std::move(shape), all.first(20)),
+                                               SourceOf(second, DType::kU8, {10}, all.last(10))};
+    EXPECT_TRUE(WriteSafetensorsFolder(folder.path(), sources, shard_bytes).ok());
+    const auto opened = SafetensorsFolder::Open(folder.path());
+    return opened.ok() ? (*opened)->Digest() : opened.status().message();
+  };
+  const std::string whole = digest({20}, "b", 1000);
+  EXPECT_EQ(digest({20}, "b", 25), whole);
+  EXPECT_NE(digest({2, 10}, "b", 1000), whole);
+  EXPECT_NE(digest({20}, "c", 1000), whole);
+  for (const size_t at : {size_t{0}, size_t{19}, size_t{20}, size_t{29}}) {
+    bytes[at] ^= 1;
+    EXPECT_NE(digest({20}, "b", 1000), whole) << at;
+    bytes[at] ^= 1;
+  }
+}
+
 TEST(SafetensorsFolderTest, ShardNamesCannotLeadOutOfTheFolder) {
   for (const std::string name : {"../x.safetensors", "/etc/passwd", "a/b", "..", "", "a\\\\b", "a\\u0000b"}) {
     TestFolder folder;
