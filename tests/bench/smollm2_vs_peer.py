@@ -3,6 +3,7 @@
 
     make bench-peers                                       # does all set-up, then this
     .deps/peers-venv/bin/python tests/bench/smollm2_vs_peer.py --model models/smollm2-135m-instruct --build build
+    .deps/peers-venv/bin/python tests/bench/smollm2_vs_peer.py --lora-rank 16    # an adapter on both sides, the peer's by PEFT
 
 1. Short runs of Tidepool and of each TRL variant, {float32 + bf16 autocast, bfloat16 weights} x micro-batch {8, 64},
    one after another in turn (A B A C A D A E): the TRL variant with the fewest seconds a step is "the peer".
@@ -105,7 +106,8 @@ def run_ours(args, seed, steps, folder, *settings):
     run_dir = folder / "run"
     evaluate = steps == args.steps
     command = [args.tidepool, "train", args.config, "--run-dir", run_dir, f"seed={seed}", f"train.steps={steps}",
-               f"model.path={args.model}", f"cluster.threads_per_slot={args.threads}"]
+               f"model.path={args.model}", f"cluster.threads_per_slot={args.threads}", f"train.learning_rate={args.learning_rate}",
+               f"model.lora.rank={args.lora_rank}"]
     if not evaluate:  # a short run for timing alone
         command += ["eval.before_train=false", "eval.after_train=false", "checkpoint.save_final=false"]
     seconds, peak = run(list(map(str, [*command, *args.override, *settings])), folder / "log")
@@ -124,7 +126,8 @@ def run_ours(args, seed, steps, folder, *settings):
 def run_peer(args, seed, steps, folder, weights, micro_batch):
     out = folder / "steps.jsonl"
     command = [sys.executable, HERE / "peers" / "trl_products.py", "--model", args.model, "--out", out, "--weights", weights,
-               "--micro-batch", micro_batch, "--steps", steps, "--seed", seed, "--threads", args.threads]
+               "--micro-batch", micro_batch, "--steps", steps, "--seed", seed, "--threads", args.threads, "--learning-rate", args.learning_rate,
+               "--lora-rank", args.lora_rank]
     if steps == args.steps:
         command.append("--evaluate")
     seconds, peak = run(list(map(str, command)), folder / "log")
@@ -151,6 +154,8 @@ def main():
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
     parser.add_argument("--build", default="build")
     parser.add_argument("--config", default="configs/smollm2_products.yaml")
+    parser.add_argument("--lora-rank", type=int, default=0, help="of an adapter in place of the whole model; 0: the whole model")
+    parser.add_argument("--learning-rate", type=float, help="default: 2e-5, with an adapter 2e-4")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--probe-steps", type=int, default=3, help="of the short runs; 0 skips them and takes --peer")
     parser.add_argument("--deterministic-steps", type=int, default=6, help="of the runs with and without deterministic: true; 0: none")
@@ -161,6 +166,8 @@ def main():
     parser.add_argument("--keep", help="folder for logs and runs (default: a temporary one, removed at the end)")
     parser.add_argument("override", nargs="*", help="a.b=c for Tidepool's config")
     args = parser.parse_args()
+    if args.learning_rate is None:
+        args.learning_rate = 2e-4 if args.lora_rank > 0 else 2e-5
     args.tidepool = ROOT / args.build / "bin" / "tidepool"
     args.model = str((ROOT / args.model).resolve())
     if not args.tidepool.exists():
@@ -181,18 +188,20 @@ def main():
     sets = instruction_sets()
     machine = f"{processor()[0]}, {os.cpu_count()} cores"
     kept = Goals(sets, args.goals)
-    step_goal = kept.pick(10, 8)
+    step_goal = 8 if args.lora_rank > 0 else kept.pick(10, 8)
     say(f"machine: {machine} ({', '.join(sets)}); threads: {args.threads}; commit: {commit()}")
     best = (args.peer.split(":")[0], int(args.peer.split(":")[1]))
     lines = []
 
     def emit(case, value, unit, better, baseline, baseline_value, repeats, spread, goal=None, **config):
+        case += f", adapter of rank {args.lora_rank}" if args.lora_rank > 0 else ""
         ratio = None
         if baseline_value:
             ratio = baseline_value / value if better == "lower" else value / baseline_value
         line = {"bench": "smollm2_vs_peer", "case": case, "value": value, "unit": unit, "better": better, "baseline": baseline,
                 "baseline_value": baseline_value, "ratio": ratio, "goal": goal, "repeats": repeats, "spread": spread, "machine": machine,
-                "instruction_sets": sets, "commit": commit(), "config": {"threads": args.threads, "steps": args.steps, "seeds": args.seeds, **config}}
+                "instruction_sets": sets, "commit": commit(), "config": {"threads": args.threads, "steps": args.steps, "seeds": args.seeds, "lora_rank": args.lora_rank,
+                           "learning_rate": args.learning_rate, **config}}
         lines.append(line)
         print(json.dumps(line), flush=True)
 
@@ -208,7 +217,7 @@ def main():
         for variant, times in peers.items():
             emit(f"probe seconds per step, trl {variant[0]} micro-batch {variant[1]}", statistics.median(ours), "s", "lower", "trl",
                  statistics.median(times), len(times), [min(times), max(times)])
-    name = f"trl {best[0]}{' + bf16 autocast' if best[0] == 'float32' else ''}, micro-batch {best[1]}"
+    name = f"trl{' with peft' if args.lora_rank > 0 else ''} {best[0]}{' + bf16 autocast' if best[0] == 'float32' else ''}, micro-batch {best[1]}"
 
     say(f"\nwhole runs, in turn; peer: {name}")
     ours, peer = [], []
