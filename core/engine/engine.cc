@@ -68,6 +68,8 @@ Status Engine::Add(ChunkRequest request) {
   const std::string who = "chunk of " + ToString(request.tid);
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const auto generated = static_cast<int64_t>(request.generated.size());
+  if (!im.adapters.contains(request.adapter))
+    return InvalidArgument(who + ": the engine has no adapter " + std::to_string(request.adapter));
   if (prompt == 0) return InvalidArgument(who + ": the prompt is empty, expected at least one token");
   for (const auto* ids : {&request.prompt, &request.generated}) {
     for (const int32_t id : *ids) {
@@ -107,7 +109,7 @@ Status Engine::Add(ChunkRequest request) {
                              " new ones), but the whole cache has " + std::to_string(im.blocks) +
                              "; raise rollout.kv_cache_tokens or lower rollout.chunk_tokens");
   }
-  if (!im.known.emplace(request.tid, request.attempt).second) {
+  if (!im.known.insert({request.adapter, request.tid, request.attempt}).second) {
     return AlreadyExists(who + ", attempt " + std::to_string(request.attempt) +
                          ": it is in the engine already");
   }
@@ -115,6 +117,7 @@ Status Engine::Add(ChunkRequest request) {
   auto s = std::make_unique<Sequence>();
   s->tid = request.tid;
   s->attempt = request.attempt;
+  s->adapter = request.adapter;
   s->gid = request.gid;
   s->uid = SampleUid(request.tid);
   s->sampling = std::move(request.sampling);
@@ -156,10 +159,33 @@ void Engine::Impl::Unplace() {
   kv_blocks.Clear();
 }
 
-bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
+void Engine::Impl::Unplace(int32_t adapter) {
+  BackToWaiting(Which([&](const Sequence& s) { return s.adapter == adapter; }));
+  kv_blocks.Clear(adapter);
+}
+
+int32_t Engine::AddAdapter(const model::Weights& adapter, Version version, uint64_t seed) {
+  TP_CHECK(impl_->options.ranks == nullptr) << "an adapter on a part of a model";
+  const int32_t id = impl_->decoder.AddAdapter(adapter);
+  impl_->adapters[id] = {.version = version, .seed = seed};
+  return id;
+}
+
+void Engine::RemoveAdapter(int32_t adapter) {
   Impl& im = *impl_;
-  if (im.known.erase({tid, attempt}) == 0) return false;
-  const auto is_it = [&](const Impl::Owned& s) { return s->tid == tid && s->attempt == attempt; };
+  TP_CHECK(adapter != kOwnWeights && im.adapters.erase(adapter) == 1) << "adapter " << adapter;
+  im.Unplace(adapter);
+  std::erase_if(im.waiting, [&](const Impl::Owned& s) { return s->adapter == adapter; });
+  std::erase_if(im.known, [&](const Impl::Attempt& a) { return a.adapter == adapter; });
+  im.decoder.RemoveAdapter(adapter);
+}
+
+bool Engine::Cancel(const SampleId& tid, int32_t attempt, int32_t adapter) {
+  Impl& im = *impl_;
+  if (im.known.erase({adapter, tid, attempt}) == 0) return false;
+  const auto is_it = [&](const Impl::Owned& s) {
+    return s->adapter == adapter && s->tid == tid && s->attempt == attempt;
+  };
   if (const auto it = std::ranges::find_if(im.waiting, is_it); it != im.waiting.end()) {
     im.waiting.erase(it);
   } else {
@@ -168,51 +194,60 @@ bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
     const Impl::Owned gone = std::move(*at);
     im.running.erase(at);
     im.kv_blocks.Release(*gone, /*keep=*/false);
-    std::vector<bool> orphans;
-    for (const Impl::Owned& s : im.running) orphans.push_back(s->leader == gone.get());
-    im.BackToWaiting(orphans);
+    im.BackToWaiting(im.Which([&](const Sequence& s) { return s.leader == gone.get(); }));
   }
-  im.kv_blocks.Forget(tid);
+  im.kv_blocks.Forget(tid, adapter);
   return true;
 }
 
 bool Engine::HasWork() const {
   return impl_->arena.allocated() && !(impl_->running.empty() && impl_->waiting.empty());
 }
-void Engine::ForgetGroup(GroupId gid) { impl_->kv_blocks.ForgetGroup(gid); }
+void Engine::ForgetGroup(GroupId gid, int32_t adapter) { impl_->kv_blocks.ForgetGroup(gid, adapter); }
 
 std::vector<Delta> Engine::Drain() {
-  Impl& im = *impl_;
   std::vector<Delta> deltas;
-  const auto end = [&](const Sequence& s) {
-    deltas.push_back(im.DeltaFor(s));
-    deltas.back().finish = FinishReason::kCancelled;
-  };
-  for (const Impl::Owned& s : im.running) {
-    im.kv_blocks.Release(*s, /*keep=*/true);
-    end(*s);
-  }
-  for (const Impl::Owned& s : im.waiting) end(*s);
-  im.running.clear();
-  im.waiting.clear();
-  im.known.clear();
+  for (const auto& [adapter, of] : impl_->adapters)
+    std::ranges::move(Drain(adapter), std::back_inserter(deltas));
   return deltas;
 }
 
-void Engine::SetVersion(Version version, KvOnUpdate kv) {
-  if (version == impl_->options.version) return;
+std::vector<Delta> Engine::Drain(int32_t adapter) {
+  Impl& im = *impl_;
+  std::vector<Delta> deltas;
+  const auto ends = [&](const Impl::Owned& s) {
+    if (s->adapter != adapter) return false;
+    deltas.push_back(im.DeltaFor(*s));
+    deltas.back().finish = FinishReason::kCancelled;
+    return true;
+  };
+  for (const Impl::Owned& s : im.running)
+    if (s->adapter == adapter) im.kv_blocks.Release(*s, /*keep=*/true);
+  std::erase_if(im.running, ends);
+  std::erase_if(im.waiting, ends);
+  std::erase_if(im.known, [&](const Impl::Attempt& a) { return a.adapter == adapter; });
+  return deltas;
+}
+
+void Engine::SetVersion(int32_t adapter, Version version, KvOnUpdate kv) {
+  Impl& im = *impl_;
+  Version& current = im.adapters.at(adapter).version;
+  if (version == current) return;
+  TP_CHECK(adapter != kOwnWeights || im.weights.base() != nullptr || im.adapters.size() == 1)
+      << "a model has changed below " << im.adapters.size() - 1 << " adapters";
   if (kv == KvOnUpdate::kKeep) {
     // Who has not got through its prompt, or waits for another's, has little to lose.
-    std::vector<bool> again;
-    for (const Impl::Owned& s : impl_->running)
-      again.push_back(s->leader != nullptr || s->computed < s->prompt_tokens);
-    impl_->BackToWaiting(again);
-    impl_->kv_blocks.TurnStale(impl_->Running());
+    im.BackToWaiting(im.Which([&](const Sequence& s) {
+      return s.adapter == adapter && (s.leader != nullptr || s.computed < s.prompt_tokens);
+    }));
+    std::vector<Sequence*> go_on = im.Running();
+    std::erase_if(go_on, [&](const Sequence* s) { return s->adapter != adapter; });
+    im.kv_blocks.TurnStale(go_on, adapter);
   } else {
-    impl_->Unplace();
+    im.Unplace(adapter);
   }
-  impl_->options.version = version;
-  impl_->decoder.WeightsChanged();
+  current = version;
+  im.decoder.WeightsChanged(adapter);
 }
 
 int64_t Engine::ReleaseMemory() {

@@ -34,7 +34,7 @@ namespace tidepool::engine {
 class Ranks;
 
 struct EngineOptions {
-  uint64_t seed = 0;                                 // of the run: key of the sampling noise
+  uint64_t seed = 0;                                 // of the run: key of its own weights' sampling noise
   std::shared_ptr<device::Device> device = nullptr;  // null: the CPU
   int64_t block_tokens = 16;                         // 1..1024
   int64_t kv_cache_tokens = 0;                       // capacity, >= block_tokens; rounded down to blocks
@@ -51,19 +51,28 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // `weights` outlives the engine; its bytes change only between steps, followed by SetVersion().
+  // `weights`, a model or an adapter on one, outlives the engine; its bytes change only between steps,
+  // followed by SetVersion().
   // kInvalidArgument: an option is out of range; kResourceExhausted: the KV cache cannot be allocated.
   static StatusOr<std::unique_ptr<Engine>> Create(const model::Weights& weights, EngineOptions options);
   ~Engine();
 
-  // kInvalidArgument: the request is wrong (empty prompt, id outside the vocabulary, limits, positions
-  // beyond the model's, sampling); kAlreadyExists: this attempt is here; kResourceExhausted: its chunk
-  // can never fit into the KV cache (with the numbers).
+  // Another adapter on the same model, whose requests name what this gives: they share the batches and the KV
+  // cache with all others, but no KV, no names and no noise. Numbers are not used again. `adapter` as
+  // Create's; it outlives its requests. `seed` as the options'. requires an engine that is whole
+  int32_t AddAdapter(const model::Weights& adapter, Version version, uint64_t seed);
+  // Its requests end without a delta (Drain() gives those), and nothing of it is left. requires that it was
+  // added
+  void RemoveAdapter(int32_t adapter);
+
+  // kInvalidArgument: the request is wrong (unknown adapter, empty prompt, id outside the vocabulary, limits,
+  // positions beyond the model's, sampling); kAlreadyExists: this attempt is here; kResourceExhausted: its
+  // chunk can never fit into the KV cache (with the numbers).
   Status Add(ChunkRequest request);
   // In the place of EngineOptions::token_bytes.
   void SetTokenBytes(TokenBytes bytes);
   // Ends a request without a delta and drops its own KV. False: it is not here.
-  bool Cancel(const SampleId& tid, int32_t attempt);
+  bool Cancel(const SampleId& tid, int32_t attempt, int32_t adapter = kOwnWeights);
   // One step. A request that fails (a value that is not finite) ends with kError. Throws
   // c10::OutOfMemoryError where the device has no memory for it, and model::PeersFailed where other ranks are
   // lost; nothing but the destructor may be called then.
@@ -73,18 +82,22 @@ class Engine {
 
   // Drops KV that was kept of this group's prompt and its samples. What running requests use stays until they
   // end.
-  void ForgetGroup(GroupId gid);
+  void ForgetGroup(GroupId gid, int32_t adapter = kOwnWeights);
 
-  // Ends all requests between steps; a kCancelled delta each, without tokens (Step() has handed them
-  // out). Their KV stays, as after a chunk.
+  // Ends all requests between steps, or those of an adapter; a kCancelled delta each, without tokens (Step()
+  // has handed them out). Their KV stays, as after a chunk.
   std::vector<Delta> Drain();
+  std::vector<Delta> Drain(int32_t adapter);
 
-  // The weights were changed in place and are now `version`. Running requests keep their tokens.
-  // kRecompute: KV of the old weights is dropped and computed again, so every token from now on has the
-  // log-probability of a clean forward of `version`. kKeep: requests go on with the KV that they have
+  // The weights of an adapter were changed in place and are now `version`. Its running requests keep their
+  // tokens. kRecompute: KV of the old weights is dropped and computed again, so every token from now on has
+  // the log-probability of a clean forward of `version`. kKeep: requests go on with the KV that they have
   // (cheaper; the trainer's recomputation then differs by what the old KV changes), which serves nobody
-  // else. No effect if it is the current version.
-  void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
+  // else. No effect if it is the current version. A model on which there are adapters stays as it is.
+  void SetVersion(int32_t adapter, Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
+  void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute) {
+    SetVersion(kOwnWeights, version, kv);
+  }
 
   // Frees the KV cache and the scratch of steps (requests keep their tokens and wait); returns the bytes
   // freed.

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -53,6 +55,7 @@ struct Engine::Impl {
         kv_blocks(blocks, options.block_tokens,
                   [this](int64_t from, int64_t to, int64_t count) { Copy(from, to, count); }) {
     if (options.ranks != nullptr) decoder.UsePeers(&options.ranks->peers());
+    adapters[kOwnWeights] = {.version = options.version, .seed = options.seed};
   }
 
   using Owned = std::unique_ptr<Sequence>;
@@ -69,11 +72,13 @@ struct Engine::Impl {
   std::string TakeRouting(Sequence& s);              // of the rows that were not handed out yet
   void BackToWaiting(const std::vector<bool>& which);
   void Unplace();
+  void Unplace(int32_t adapter);  // the requests of one
   Delta DeltaFor(const Sequence& s) const {
     Delta delta;
     delta.tid = s.tid;
     delta.attempt = s.attempt;
-    delta.version = options.version;
+    delta.adapter = s.adapter;
+    delta.version = adapters.at(s.adapter).version;
     return delta;
   }
   [[nodiscard]] std::vector<Sequence*> Running() const {
@@ -81,6 +86,12 @@ struct Engine::Impl {
     out.reserve(running.size());
     for (const Owned& s : running) out.push_back(s.get());
     return out;
+  }
+  // By running request.
+  [[nodiscard]] std::vector<bool> Which(const std::function<bool(const Sequence&)>& wanted) const {
+    std::vector<bool> which;
+    for (const Owned& s : running) which.push_back(wanted(*s));
+    return which;
   }
 
   const model::Weights& weights;
@@ -94,8 +105,19 @@ struct Engine::Impl {
   KvBlocks kv_blocks;
   std::vector<Owned> running;  // in order of admission
   std::deque<Owned> waiting;
-  std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them
-  std::vector<SlotCopy> untold;                  // since the last forward, for the other ranks
+  struct Attempt {
+    int32_t adapter = kOwnWeights;
+    SampleId tid;
+    int32_t attempt = 0;
+    friend auto operator<=>(const Attempt&, const Attempt&) = default;
+  };
+  std::set<Attempt> known;  // of all of them
+  struct Adapter {
+    Version version;
+    uint64_t seed = 0;
+  };
+  std::map<int32_t, Adapter> adapters;  // kOwnWeights, too
+  std::vector<SlotCopy> untold;         // since the last forward, for the other ranks
   RowBatch batch;
   device::Array hidden;         // [rows, hidden] of the current step
   std::vector<int32_t> routed;  // experts of its rows, [sparse layers, rows, K]

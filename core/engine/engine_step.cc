@@ -179,8 +179,8 @@ void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
   for (const Pick& pick : picks) {
     const Sequence& s = *pick.s;
     source.push_back(pick.source);
-    how.push_back(
-        SampleRowOf(s.sampling, SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
+    how.push_back(SampleRowOf(
+        s.sampling, SampleUniform(adapters.at(s.adapter).seed, s.uid, static_cast<uint32_t>(s.size()), 0)));
   }
   const std::vector<model::Drawn> drawn =
       model::DrawTokens(*device, logits.view, source, how, decoder.vocabulary());
@@ -265,7 +265,7 @@ StepOutput Engine::Step() {
       if (pick.id < 0) {
         finish = FinishReason::kError;
         delta.error = "logits after token " + std::to_string(s.size()) + " of " + ToString(s.tid) +
-                      " hold a value that is not finite (weights " + ToString(im.options.version) +
+                      " hold a value that is not finite (weights " + ToString(out.deltas.back().version) +
                       "); the model has diverged or its files are damaged";
       } else {
         delta.ids.push_back(pick.id);
@@ -283,8 +283,8 @@ StepOutput Engine::Step() {
     out.deltas.back().finish = finish;
     const bool more = finish == FinishReason::kChunk || (s.turn && EndsSample(finish));
     im.kv_blocks.Release(s, /*keep=*/more);
-    if (!more) im.kv_blocks.tree().Forget(s.tid);
-    im.known.erase({s.tid, s.attempt});
+    if (!more) im.kv_blocks.tree().Forget(s.tid, s.adapter);
+    im.known.erase({s.adapter, s.tid, s.attempt});
   }
   im.running = std::move(still);
   if (!error.empty()) im.kv_blocks.Clear();  // a failed step may have left KV half-written

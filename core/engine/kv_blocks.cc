@@ -26,7 +26,9 @@ void KvBlocks::FindLeader(const Sequence& s, const std::vector<Sequence*>& runni
   *leader = nullptr;
   *follow_tokens = matched;
   for (Sequence* other : running) {
-    if (other == &s || other->leader != nullptr || other->computed >= other->prompt_tokens) continue;
+    if (other == &s || other->adapter != s.adapter || other->leader != nullptr ||
+        other->computed >= other->prompt_tokens)
+      continue;
     const int64_t most = std::min(s.size(), other->prompt_tokens);
     const auto end = std::mismatch(s.tokens.begin(), s.tokens.begin() + most, other->tokens.begin()).first;
     const int64_t common = end - s.tokens.begin();
@@ -40,18 +42,18 @@ void KvBlocks::FindLeader(const Sequence& s, const std::vector<Sequence*>& runni
   }
 }
 
-void KvBlocks::Keep(const SampleId& tid, Kept kept) {
+void KvBlocks::Keep(const KeptMap::key_type& of, Kept kept) {
   kept.order = ++kept_order_;
-  if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
-  kept_.emplace(tid, std::move(kept));
+  if (const auto it = kept_.find(of); it != kept_.end()) Drop(it);
+  kept_.emplace(of, std::move(kept));
 }
 
-void KvBlocks::Drop(std::map<SampleId, Kept>::iterator it) {
+KvBlocks::KeptMap::iterator KvBlocks::Drop(KeptMap::iterator it) {
   for (const int32_t block : it->second.blocks) pool_.Unref(block);
-  kept_.erase(it);
+  return kept_.erase(it);
 }
 
-bool KvBlocks::MakeRoom(int64_t need, const SampleId& but) {
+bool KvBlocks::MakeRoom(int64_t need, const KeptMap::key_type& but) {
   while (need > pool_.Available()) {
     auto oldest = kept_.end();
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
@@ -65,12 +67,12 @@ bool KvBlocks::MakeRoom(int64_t need, const SampleId& but) {
 
 // The next chunk of a sample whose KV is of older weights goes on with it.
 bool KvBlocks::PlaceKept(Sequence& s) {
-  const auto it = kept_.find(s.tid);
+  const auto it = kept_.find({s.adapter, s.tid});
   Kept& kept = it->second;
   const int64_t computed = std::min(static_cast<int64_t>(kept.tokens.size()), s.size() - 1);
   const int64_t need =
       std::max<int64_t>(0, BlocksFor(s.chunk_end - 1) - static_cast<int64_t>(kept.blocks.size()));
-  if (!MakeRoom(need, s.tid)) return false;
+  if (!MakeRoom(need, {s.adapter, s.tid})) return false;
   pool_.Promise(need);
   s.promised = need;
   s.blocks = std::move(kept.blocks);
@@ -82,14 +84,15 @@ bool KvBlocks::PlaceKept(Sequence& s) {
   return true;
 }
 
-void KvBlocks::TurnStale(const std::vector<Sequence*>& running) {
-  for (PrefixTree::Chain& chain : tree_.Chains()) {
+void KvBlocks::TurnStale(const std::vector<Sequence*>& running, int32_t adapter) {
+  for (PrefixTree::Chain& chain : tree_.Chains(adapter)) {
     const bool placed = std::ranges::any_of(running, [&](const Sequence* s) { return s->tid == chain.tid; });
     if (placed) continue;
     for (const int32_t block : chain.blocks) pool_.Ref(block);
-    Keep(chain.tid, {.gid = chain.gid, .blocks = std::move(chain.blocks), .tokens = std::move(chain.tokens)});
+    Keep({adapter, chain.tid},
+         {.gid = chain.gid, .blocks = std::move(chain.blocks), .tokens = std::move(chain.tokens)});
   }
-  tree_.Clear();
+  tree_.Clear(adapter);
   for (Sequence* s : running) {
     TP_CHECK(s->leader == nullptr && s->computed >= s->prompt_tokens && !s->tail_lent) << ToString(s->tid);
     s->stale = true;
@@ -98,18 +101,15 @@ void KvBlocks::TurnStale(const std::vector<Sequence*>& running) {
   }
 }
 
-void KvBlocks::Forget(const SampleId& tid) {
-  tree_.Forget(tid);
-  if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
+void KvBlocks::Forget(const SampleId& tid, int32_t adapter) {
+  tree_.Forget(tid, adapter);
+  if (const auto it = kept_.find({adapter, tid}); it != kept_.end()) Drop(it);
 }
 
-void KvBlocks::ForgetGroup(GroupId gid) {
-  tree_.ForgetGroup(gid);
-  for (auto it = kept_.begin(); it != kept_.end();) {
-    const auto next = std::next(it);
-    if (it->second.gid == gid) Drop(it);
-    it = next;
-  }
+void KvBlocks::ForgetGroup(GroupId gid, int32_t adapter) {
+  tree_.ForgetGroup(gid, adapter);
+  for (auto it = kept_.begin(); it != kept_.end();)
+    it = it->first.first == adapter && it->second.gid == gid ? Drop(it) : std::next(it);
 }
 
 void KvBlocks::Clear() {
@@ -117,9 +117,15 @@ void KvBlocks::Clear() {
   tree_.Clear();
 }
 
+void KvBlocks::Clear(int32_t adapter) {
+  for (auto it = kept_.begin(); it != kept_.end();)
+    it = it->first.first == adapter ? Drop(it) : std::next(it);
+  tree_.Clear(adapter);
+}
+
 bool KvBlocks::Place(Sequence& s, const std::vector<Sequence*>& running) {
   TP_CHECK(s.blocks.empty() && s.promised == 0 && s.leader == nullptr) << ToString(s.tid) << " is placed";
-  if (const auto it = kept_.find(s.tid); it != kept_.end()) {
+  if (const auto it = kept_.find({s.adapter, s.tid}); it != kept_.end()) {
     const std::vector<int32_t>& tokens = it->second.tokens;
     const auto n = static_cast<ptrdiff_t>(std::min(tokens.size(), s.tokens.size()));
     if (tokens.size() <= s.tokens.size() && std::equal(tokens.begin(), tokens.begin() + n, s.tokens.begin()))
@@ -127,14 +133,14 @@ bool KvBlocks::Place(Sequence& s, const std::vector<Sequence*>& running) {
     Drop(it);  // of another attempt
   }
   const int64_t total = BlocksFor(s.chunk_end - 1);
-  PrefixTree::Match match = tree_.Find(s.tokens);
+  PrefixTree::Match match = tree_.Find(s.tokens, s.adapter);
 
   Sequence* leader = nullptr;
   int64_t follow_tokens = 0;
   FindLeader(s, running, match.tokens(block_tokens_), &leader, &follow_tokens);
   if (leader != nullptr) {
     const int64_t need = total - follow_tokens / block_tokens_;
-    if (!MakeRoom(need, s.tid)) return false;
+    if (!MakeRoom(need, {s.adapter, s.tid})) return false;
     pool_.Promise(need);
     s.promised = need;
     s.leader = leader;
@@ -148,7 +154,7 @@ bool KvBlocks::Place(Sequence& s, const std::vector<Sequence*>& running) {
   for (const int32_t block : match.full) woken += idle(block);
   const bool take = match.tail >= 0 && idle(match.tail) == 1 && tree_.owner(match.tail).tid == s.tid;
   const int64_t need = total - static_cast<int64_t>(match.full.size()) - (take ? 1 : 0);
-  if (!MakeRoom(need + woken + (take ? 1 : 0), s.tid)) return false;
+  if (!MakeRoom(need + woken + (take ? 1 : 0), {s.adapter, s.tid})) return false;
   if (match.tail >= 0 && !take && need + woken + idle(match.tail) > pool_.Available()) {
     match.tail = -1;  // no room to hold the original while it is copied: compute these tokens again
     match.tail_tokens = 0;
@@ -205,9 +211,9 @@ void KvBlocks::Exchange(int32_t node, int32_t& mine) {
 void KvBlocks::Publish(Sequence& s, int64_t before, std::span<const std::byte> prompt_state) {
   if (s.stale) return;
   const auto parent = [&](int64_t i) {
-    return i == 0 ? PrefixTree::kRoot : s.blocks[static_cast<size_t>(i - 1)];
+    return i == 0 ? PrefixTree::RootOf(s.adapter) : s.blocks[static_cast<size_t>(i - 1)];
   };
-  const PrefixTree::Owner owner{.gid = s.gid, .tid = std::nullopt};
+  const PrefixTree::Owner owner{.gid = s.gid, .tid = std::nullopt, .adapter = s.adapter};
   const int64_t known = std::min(s.computed, s.prompt_tokens);
   for (; (s.prompt_blocks_shared + 1) * block_tokens_ <= known; ++s.prompt_blocks_shared) {
     const int64_t i = s.prompt_blocks_shared;
@@ -255,10 +261,10 @@ void KvBlocks::Release(Sequence& s, bool keep) {
               .blocks = {s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered)},
               .tokens = {s.tokens.begin(), s.tokens.begin() + static_cast<ptrdiff_t>(s.computed)}};
     s.blocks.erase(s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered));
-    Keep(s.tid, std::move(kept));
+    Keep({s.adapter, s.tid}, std::move(kept));
   } else if (keep && s.computed >= s.prompt_tokens) {
-    const PrefixTree::Owner owner{.gid = s.gid, .tid = s.tid};
-    int32_t parent = s.prompt_blocks_shared == 0 ? PrefixTree::kRoot
+    const PrefixTree::Owner owner{.gid = s.gid, .tid = s.tid, .adapter = s.adapter};
+    int32_t parent = s.prompt_blocks_shared == 0 ? PrefixTree::RootOf(s.adapter)
                                                  : s.blocks[static_cast<size_t>(s.prompt_blocks_shared - 1)];
     for (int64_t i = s.prompt_blocks_shared; i * block_tokens_ < s.computed; ++i) {
       const int64_t count = std::min(block_tokens_, s.computed - i * block_tokens_);

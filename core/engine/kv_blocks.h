@@ -3,6 +3,7 @@
 //
 // Rules:
 //  - A request is promised every block to the end of its chunk before it starts.
+//  - Nothing of one adapter (Sequence::adapter) serves another.
 //  - Full blocks that are known are shared. A known tail (partly filled block) is taken over where it is
 //    the request's own from an earlier chunk, else copied: no block that others may read is written.
 //  - A request that begins like one whose prompt is still being computed follows it (Sequence::leader)
@@ -14,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/engine/block_pool.h"
@@ -55,16 +57,18 @@ class KvBlocks {
   // Gives back everything. `keep`: computed blocks stay findable for the sample's next chunk.
   void Release(Sequence& s, bool keep);
 
-  // The weights have changed and KV of before goes on serving the requests that it was made for: those of
-  // `running` (none follows a leader, all have their prompt computed) and the next chunks of samples that
-  // wait between two. It is theirs alone from now on; the tree is empty, so new requests start with clean KV.
-  void TurnStale(const std::vector<Sequence*>& running);
+  // An adapter's weights have changed and KV of before goes on serving the requests that it was made for:
+  // those of `running`, all of them of it (none follows a leader, all have their prompt computed) and the
+  // next chunks of samples that wait between two. It is theirs alone from now on; the tree has nothing of it,
+  // so new requests start with clean KV.
+  void TurnStale(const std::vector<Sequence*>& running, int32_t adapter = kOwnWeights);
 
-  void Forget(const SampleId& tid);
-  void ForgetGroup(GroupId gid);
+  void Forget(const SampleId& tid, int32_t adapter = kOwnWeights);
+  void ForgetGroup(GroupId gid, int32_t adapter = kOwnWeights);
   void Tick() { pool_.Tick(); }
-  // Nothing cached any more. requires that no request is placed.
+  // Nothing cached any more, of any or of one adapter. requires that no request is placed, or none of it.
   void Clear();
+  void Clear(int32_t adapter);
 
  private:
   void FindLeader(const Sequence& s, const std::vector<Sequence*>& running, int64_t matched,
@@ -81,16 +85,17 @@ class KvBlocks {
     std::vector<int32_t> tokens;  // that the blocks cover
     uint64_t order = 0;
   };
-  void Keep(const SampleId& tid, Kept kept);
-  void Drop(std::map<SampleId, Kept>::iterator it);
+  using KeptMap = std::map<std::pair<int32_t, SampleId>, Kept>;  // by the adapter, too
+  void Keep(const KeptMap::key_type& of, Kept kept);
+  KeptMap::iterator Drop(KeptMap::iterator it);  // returns the next
   // Gives up kept KV, oldest first and not that of `but`, until `need` blocks are available. False: they are
   // not.
-  bool MakeRoom(int64_t need, const SampleId& but);
+  bool MakeRoom(int64_t need, const KeptMap::key_type& but);
   bool PlaceKept(Sequence& s);
 
   const int64_t block_tokens_;
   CopySlots copy_;
-  std::map<SampleId, Kept> kept_;
+  KeptMap kept_;
   uint64_t kept_order_ = 0;
   BlockPool pool_;
   PrefixTree tree_;

@@ -1,6 +1,7 @@
 #include "core/engine/prefix_tree.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "core/base/check.h"
@@ -12,7 +13,8 @@ PrefixTree::PrefixTree(BlockPool& pool, int64_t block_tokens)
     : pool_(pool), block_tokens_(block_tokens), nodes_(static_cast<size_t>(pool.total())) {}
 
 uint64_t PrefixTree::KeyOf(int32_t parent, std::span<const int32_t> tokens) const {
-  const uint64_t chain = parent == kRoot ? 0 : nodes_[static_cast<size_t>(parent)].key;
+  const uint64_t chain = parent < 0 ? static_cast<uint64_t>(RootOf(kOwnWeights) - parent)
+                                    : nodes_[static_cast<size_t>(parent)].key;
   return Hash64(std::as_bytes(tokens), Mix64(chain ^ tokens.size()));
 }
 
@@ -25,10 +27,10 @@ int32_t PrefixTree::Child(int32_t parent, std::span<const int32_t> tokens) const
   return -1;
 }
 
-PrefixTree::Match PrefixTree::Find(std::span<const int32_t> tokens) const {
+PrefixTree::Match PrefixTree::Find(std::span<const int32_t> tokens, int32_t adapter) const {
   Match match;
   const auto n = static_cast<int64_t>(tokens.size());
-  int32_t parent = kRoot;
+  int32_t parent = RootOf(adapter);
   int64_t at = 0;
   while (at + block_tokens_ <= n) {
     const int32_t child =
@@ -59,8 +61,9 @@ int32_t PrefixTree::Insert(int32_t parent, std::span<const int32_t> tokens, int3
                            const Owner& owner) {
   const auto count = static_cast<int64_t>(tokens.size());
   TP_CHECK(count > 0 && count <= block_tokens_) << count << " tokens in a block of " << block_tokens_;
-  TP_CHECK(parent == kRoot ||
-           (Contains(parent) &&
+  TP_CHECK(parent == RootOf(owner.adapter) ||
+           (parent >= 0 && nodes_[static_cast<size_t>(parent)].owner.adapter == owner.adapter &&
+            Contains(parent) &&
             static_cast<int64_t>(nodes_[static_cast<size_t>(parent)].tokens.size()) == block_tokens_))
       << "block " << parent << " cannot be a parent";
   if (const int32_t known = Child(parent, tokens); known >= 0) return known;
@@ -70,7 +73,7 @@ int32_t PrefixTree::Insert(int32_t parent, std::span<const int32_t> tokens, int3
   node.parent = parent;
   node.children = 0;
   node.depth = 0;
-  if (parent != kRoot) {
+  if (parent >= 0) {
     Node& up = nodes_[static_cast<size_t>(parent)];
     ++up.children;
     node.depth = up.depth + 1;
@@ -80,8 +83,8 @@ int32_t PrefixTree::Insert(int32_t parent, std::span<const int32_t> tokens, int3
   node.tokens.assign(tokens.begin(), tokens.end());
   node.state.clear();
   by_key_.emplace(node.key, block);
-  by_group_[owner.gid].insert(block);
-  if (owner.tid) by_sample_[*owner.tid].insert(block);
+  by_group_[{owner.adapter, owner.gid}].insert(block);
+  if (owner.tid) by_sample_[{owner.adapter, *owner.tid}].insert(block);
   pool_.SetCached(block, true, node.depth);
   return block;
 }
@@ -98,7 +101,7 @@ std::span<const std::byte> PrefixTree::state(int32_t block) const {
 
 namespace {
 template <typename K>
-void EraseFrom(std::map<K, std::set<int32_t>>& index, const K& key, int32_t block) {
+void EraseFrom(std::map<K, std::set<int32_t>>& index, const std::type_identity_t<K>& key, int32_t block) {
   const auto it = index.find(key);
   if (it == index.end()) return;
   it->second.erase(block);
@@ -106,20 +109,21 @@ void EraseFrom(std::map<K, std::set<int32_t>>& index, const K& key, int32_t bloc
 }
 }  // namespace
 
+void PrefixTree::EraseKey(int32_t block) {
+  const auto [begin, end] = by_key_.equal_range(nodes_[static_cast<size_t>(block)].key);
+  const auto it = std::find_if(begin, end, [&](const auto& entry) { return entry.second == block; });
+  if (it != end) by_key_.erase(it);
+}
+
 void PrefixTree::Remove(int32_t block) {
   Node& node = nodes_[static_cast<size_t>(block)];
   TP_CHECK(node.present && node.children == 0)
       << "block " << block << " has " << node.children << " children";
-  if (node.parent != kRoot) --nodes_[static_cast<size_t>(node.parent)].children;
-  const auto [begin, end] = by_key_.equal_range(node.key);
-  for (auto it = begin; it != end; ++it) {
-    if (it->second == block) {
-      by_key_.erase(it);
-      break;
-    }
-  }
-  EraseFrom(by_group_, node.owner.gid, block);
-  if (node.owner.tid) EraseFrom(by_sample_, *node.owner.tid, block);
+  if (node.parent >= 0) --nodes_[static_cast<size_t>(node.parent)].children;
+  EraseKey(block);
+  const Owner& owner = node.owner;
+  EraseFrom(by_group_, {owner.adapter, owner.gid}, block);
+  if (owner.tid) EraseFrom(by_sample_, {owner.adapter, *owner.tid}, block);
   node = Node{};
   pool_.SetCached(block, false);
 }
@@ -136,15 +140,17 @@ void PrefixTree::ForgetBlocks(const std::set<int32_t>& kept) {
   }
 }
 
-std::vector<PrefixTree::Chain> PrefixTree::Chains() const {
+std::vector<PrefixTree::Chain> PrefixTree::Chains(int32_t adapter) const {
   std::vector<Chain> chains;
-  for (const auto& [tid, blocks] : by_sample_) {
+  for (const auto& [key, blocks] : by_sample_) {
+    if (key.first != adapter) continue;
     const auto deepest =
         std::ranges::max_element(blocks, {}, [&](int32_t b) { return nodes_[static_cast<size_t>(b)].depth; });
-    Chain chain{
-        .tid = tid, .gid = nodes_[static_cast<size_t>(*deepest)].owner.gid, .blocks = {}, .tokens = {}};
-    for (int32_t b = *deepest; b != kRoot; b = nodes_[static_cast<size_t>(b)].parent)
-      chain.blocks.push_back(b);
+    Chain chain{.tid = key.second,
+                .gid = nodes_[static_cast<size_t>(*deepest)].owner.gid,
+                .blocks = {},
+                .tokens = {}};
+    for (int32_t b = *deepest; b >= 0; b = nodes_[static_cast<size_t>(b)].parent) chain.blocks.push_back(b);
     std::ranges::reverse(chain.blocks);
     for (const int32_t b : chain.blocks) {
       const std::vector<int32_t>& tokens = nodes_[static_cast<size_t>(b)].tokens;
@@ -155,13 +161,13 @@ std::vector<PrefixTree::Chain> PrefixTree::Chains() const {
   return chains;
 }
 
-void PrefixTree::Forget(const SampleId& tid) {
-  const auto it = by_sample_.find(tid);
+void PrefixTree::Forget(const SampleId& tid, int32_t adapter) {
+  const auto it = by_sample_.find({adapter, tid});
   if (it != by_sample_.end()) ForgetBlocks(it->second);
 }
 
-void PrefixTree::ForgetGroup(GroupId gid) {
-  const auto it = by_group_.find(gid);
+void PrefixTree::ForgetGroup(GroupId gid, int32_t adapter) {
+  const auto it = by_group_.find({adapter, gid});
   if (it != by_group_.end()) ForgetBlocks(it->second);
 }
 
@@ -174,6 +180,18 @@ void PrefixTree::Clear() {
   by_key_.clear();
   by_sample_.clear();
   by_group_.clear();
+}
+
+void PrefixTree::Clear(int32_t adapter) {
+  const auto of = [adapter](const auto& entry) { return entry.first.first == adapter; };
+  std::erase_if(by_sample_, of);
+  std::erase_if(by_group_, of);
+  for (size_t b = 0; b < nodes_.size(); ++b) {
+    if (!nodes_[b].present || nodes_[b].owner.adapter != adapter) continue;
+    EraseKey(static_cast<int32_t>(b));
+    nodes_[b] = Node{};
+    pool_.SetCached(static_cast<int32_t>(b), false);
+  }
 }
 
 }  // namespace tidepool::engine

@@ -3,8 +3,9 @@
 //
 // A node is one block of the pool that holds the KV of some tokens behind its parent's: exactly
 // block_tokens of them, or fewer (a tail, which never has children). It is found by a hash chain over
-// (parent, token ids) and then compared token by token, so a collision cannot lend wrong KV. All nodes
-// belong to one version of the weights: a new version clears the tree. KV of a running request is in
+// (parent, token ids) and then compared token by token, so a collision cannot lend wrong KV. Each adapter
+// (request.h) has a root of its own, and all that stands behind it belongs to one version of its weights: a
+// new version clears it. KV of a running request is in
 // the tree from the moment a prompt block is full; a request that ends leaves its own blocks behind
 // only where a later chunk may need them. Nodes are protected by references of the pool; a node
 // without any is evictable. Not thread-safe.
@@ -16,21 +17,25 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/own_weights.h"
 #include "core/engine/block_pool.h"
 
 namespace tidepool::engine {
 
 class PrefixTree {
  public:
-  static constexpr int32_t kRoot = -1;
+  // In the place of a parent's block, which is >= 0.
+  static constexpr int32_t RootOf(int32_t adapter) { return kOwnWeights - 1 - (adapter - kOwnWeights); }
 
   // Whom a node is kept for: a group's prompt, or the tokens of one of its samples.
   struct Owner {
     GroupId gid;
     std::optional<SampleId> tid;  // empty: the prompt
+    int32_t adapter = kOwnWeights;
   };
 
   // The longest known prefix of some tokens.
@@ -42,17 +47,18 @@ class PrefixTree {
     [[nodiscard]] int64_t tokens(int64_t block_tokens) const {
       return static_cast<int64_t>(full.size()) * block_tokens + tail_tokens;
     }
-    [[nodiscard]] int32_t last() const { return tail >= 0 ? tail : full.empty() ? kRoot : full.back(); }
+    [[nodiscard]] int32_t last() const { return tail >= 0 ? tail : full.empty() ? -1 : full.back(); }
   };
 
   PrefixTree(BlockPool& pool, int64_t block_tokens);
 
   // Covers at most tokens.size() - 1 tokens (the last one must be fed to get logits), unless the state
   // behind the last one is known. Takes no references.
-  [[nodiscard]] Match Find(std::span<const int32_t> tokens) const;
+  [[nodiscard]] Match Find(std::span<const int32_t> tokens, int32_t adapter = kOwnWeights) const;
 
-  // Puts `block` (refs > 0) behind `parent`. Returns the node's block: `block`, or that of an equal node
-  // that was there before (then nothing changed). requires 1..block_tokens tokens and a full parent.
+  // Puts `block` (refs > 0) behind `parent`, a block or the root of the owner's adapter. Returns the node's
+  // block: `block`, or that of an equal node that was there before (then nothing changed).
+  // requires 1..block_tokens tokens and a full parent.
   int32_t Insert(int32_t parent, std::span<const int32_t> tokens, int32_t block, const Owner& owner);
 
   // Final hidden state (bytes) behind the last token of a node: what the LM head needs for the token
@@ -66,26 +72,28 @@ class PrefixTree {
   // Takes a node out; its block is freed if nobody holds it. requires IsLeaf(block).
   void Remove(int32_t block);
 
-  // What is kept for each sample: its blocks from the root on, the prompt's included, and their tokens.
+  // What is kept for each sample of an adapter: its blocks from the root on, the prompt's included, and their
+  // tokens.
   struct Chain {
     SampleId tid;
     GroupId gid;
     std::vector<int32_t> blocks;
     std::vector<int32_t> tokens;
   };
-  [[nodiscard]] std::vector<Chain> Chains() const;
+  [[nodiscard]] std::vector<Chain> Chains(int32_t adapter = kOwnWeights) const;
 
   // Takes out every node that is kept for this sample (or for this group and its samples), that nobody
   // holds and nothing stands behind.
-  void Forget(const SampleId& tid);
-  void ForgetGroup(GroupId gid);
-  // Takes out all nodes; blocks that requests hold stay theirs.
+  void Forget(const SampleId& tid, int32_t adapter = kOwnWeights);
+  void ForgetGroup(GroupId gid, int32_t adapter = kOwnWeights);
+  // Takes out all nodes, or those of an adapter; blocks that requests hold stay theirs.
   void Clear();
+  void Clear(int32_t adapter);
 
  private:
   struct Node {
     bool present = false;
-    int32_t parent = kRoot;
+    int32_t parent = -1;
     int32_t children = 0;
     int32_t depth = 0;
     uint64_t key = 0;
@@ -95,14 +103,15 @@ class PrefixTree {
   };
   [[nodiscard]] uint64_t KeyOf(int32_t parent, std::span<const int32_t> tokens) const;
   [[nodiscard]] int32_t Child(int32_t parent, std::span<const int32_t> tokens) const;  // -1: none
+  void EraseKey(int32_t block);                                                        // from by_key_
   void ForgetBlocks(const std::set<int32_t>& kept);
 
   BlockPool& pool_;
   const int64_t block_tokens_;
-  std::vector<Node> nodes_;                            // by block
-  std::unordered_multimap<uint64_t, int32_t> by_key_;  // only looked up, never walked
-  std::map<SampleId, std::set<int32_t>> by_sample_;
-  std::map<GroupId, std::set<int32_t>> by_group_;
+  std::vector<Node> nodes_;                                              // by block
+  std::unordered_multimap<uint64_t, int32_t> by_key_;                    // only looked up, never walked
+  std::map<std::pair<int32_t, SampleId>, std::set<int32_t>> by_sample_;  // by the adapter, too
+  std::map<std::pair<int32_t, GroupId>, std::set<int32_t>> by_group_;
 };
 
 }  // namespace tidepool::engine

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/own_weights.h"
 #include "core/base/words.h"
 
 namespace tidepool::engine {
@@ -37,6 +38,8 @@ struct ChunkRequest {
   SamplingParams sampling = {};
   bool turn = false;   // of an episode: more may be asked for after its end, so its KV stays as after a chunk
   int64_t routed = 0;  // of `generated`, from the first on: tokens whose routing is recorded already
+  // What Engine::AddAdapter gave. Samples and groups are named anew for each.
+  int32_t adapter = kOwnWeights;
 };
 
 enum class FinishReason {
@@ -63,6 +66,7 @@ inline bool EndsSample(FinishReason r) {
 struct Delta {
   SampleId tid;
   int32_t attempt = 0;
+  int32_t adapter = kOwnWeights;
   std::vector<int32_t> ids;  // new tokens, in order
   // Log-probability of each token under softmax(logits / temperature), nothing cut (temperature 1
   // where it is greedy): the bits that the trainer's model::TokenLogProbs has of equal logits.

@@ -23,6 +23,7 @@ std::vector<Sequence*> AssignRows(const std::vector<Sequence*>& running, int64_t
     left -= s->rows;
     chosen.push_back(s);
   }
+  std::ranges::stable_sort(chosen, {}, [](const Sequence* s) { return s->adapter; });
   return chosen;
 }
 
@@ -33,6 +34,7 @@ void RowBatch::Clear() {
   first_run_.clear();
   lengths_.clear();
   runs_.clear();
+  adapters_.clear();
 }
 
 void RowBatch::Add(Sequence& s, int64_t block_tokens) {
@@ -50,6 +52,8 @@ void RowBatch::Add(Sequence& s, int64_t block_tokens) {
     }
   }
   s.first_row = rows();
+  if (adapters_.empty() || adapters_.back().adapter != s.adapter) adapters_.push_back({.adapter = s.adapter});
+  adapters_.back().rows += s.rows;
   for (int64_t t = s.computed; t < end; ++t) {
     ids_.push_back(s.tokens[static_cast<size_t>(t)]);
     positions_.push_back(static_cast<int32_t>(t));

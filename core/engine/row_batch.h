@@ -12,7 +12,8 @@ namespace tidepool::engine {
 
 // Rows per request for one step. Requests that miss one token (decoding) come first, one row each; then
 // the others get pieces in order of admission, until `max_rows` rows are used. Followers get none.
-// Sets Sequence::rows; returns the requests that got any, in the order of their rows.
+// Sets Sequence::rows; returns the requests that got any, in the order of their rows: those of one adapter
+// together, else as they got them.
 std::vector<Sequence*> AssignRows(const std::vector<Sequence*>& running, int64_t max_rows);
 
 class RowBatch {
@@ -28,7 +29,8 @@ class RowBatch {
             .slots = slots_,
             .first_run = first_run_,
             .lengths = lengths_,
-            .runs = runs_};
+            .runs = runs_,
+            .adapters = adapters_};
   }
 
  private:
@@ -38,6 +40,7 @@ class RowBatch {
   std::vector<int32_t> first_run_;
   std::vector<int32_t> lengths_;
   std::vector<device::KvRun> runs_;
+  std::vector<model::AdapterRows> adapters_;
 };
 
 }  // namespace tidepool::engine

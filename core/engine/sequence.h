@@ -14,6 +14,7 @@ struct Sequence {
   // What was asked for.
   SampleId tid;
   int32_t attempt = 0;
+  int32_t adapter = kOwnWeights;
   GroupId gid;
   uint64_t uid = 0;  // SampleUid(tid)
   SamplingParams sampling;

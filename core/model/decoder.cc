@@ -23,6 +23,7 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
       cuts(whole, part, device.sums_in_tiles()),
       shared_weights((w.base() == nullptr ? w : *w.base()).On(shared_device, own)),
       on_device(*shared_weights),
+      base(w.base() == nullptr ? &w : w.base().get()),
       adapter(w.base() == nullptr ? nullptr : w.On(shared_device, own)),
       scratch(device) {
   const std::vector<Parameter>& layout = on_device.layout();
@@ -55,7 +56,10 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
                                   .shared_gate = find(at + "shared_gate"),
                                   .sparse = spec.IsSparse(l) ? sparse++ : -1});
   }
-  if (adapter != nullptr) FindAdapter(*w.adapter());
+  if (adapter != nullptr) {
+    const AdapterOnModel& trained = adapters.emplace(kOwnWeights, FindAdapter(w)).first->second;
+    for (size_t l = 0; l < layers.size(); ++l) layers[l].adapter = trained.layers[l];
+  }
   embedding = find("embedding");
   final_norm = find("final_norm");
   head = spec.tie_embeddings || spec.value_head ? embedding : find("head");
@@ -189,6 +193,7 @@ DeviceBatch Decoder::Impl::Upload(const RaggedBatch& given, int64_t slot_count) 
   std::shared_ptr<device::Buffer> memory = device.Put(std::span<const int32_t>(Pack(b)));
   DeviceBatch to = BatchAt(b, static_cast<const int32_t*>(memory->data()), slot_count);
   to.memory = std::move(memory);
+  to.adapted = AdaptedRowsOf(given);
   return to;
 }
 
@@ -352,8 +357,8 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   // A backward reads what lies between the kernels. Without one they may be one kernel, where the residual
   // stream goes from one array to another, so that all of its readers find it.
   // So does an adapter.
-  const bool together =
-      !b.rstd1 && !adapter && (add == nullptr || norm1.x != norm1.x_out) && norm2.x != norm2.x_out;
+  const bool together = !b.rstd1 && batch.adapted.empty() && (add == nullptr || norm1.x != norm1.x_out) &&
+                        norm2.x != norm2.x_out;
   if (together) {
     device.FusedMultiply(
         device::FusedMultiplyArgs<T>{.norm = norm1, .multiply = Product<T>(b.qkv, b.norm, w.qkv)});
@@ -361,14 +366,17 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   } else {
     device.RmsNorm(norm1);
     Multiply<T>(b.qkv, b.norm, w.qkv);
-    Adapt<T>(w.adapter[kQkv], b.norm, b.narrow[kQkv], b.qkv);
+    Adapt<T>(layer, kQkv, batch, b.norm, b.narrow[kQkv], b.qkv);
     device.Rotary(rotary);
     device.Attention(attention);
   }
   Multiply<T>(b.out, b.a, w.o, over_heads, b.sums, "attention");
-  Adapt<T>(w.adapter[kO], b.a, b.narrow[kO], b.out);
+  Adapt<T>(layer, kO, batch, b.a, b.narrow[kO], b.out);
   AddBias<T>(w.o_bias, b.out);
-  const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0 && w.adapter[kGateUp].a < 0;
+  const bool adapted = std::ranges::any_of(batch.adapted, [&](const AdaptedRows& rows) {
+    return rows.adapter->layers[static_cast<size_t>(layer)][kGateUp].a >= 0;
+  });
+  const bool gated = !b.rstd1 && w.sparse < 0 && w.gate_up_bias < 0 && !adapted;
   if (!together || !gated) device.RmsNorm(norm2);
   if (w.sparse >= 0) return Experts<T>(layer, batch, b);
   const device::MultiplyArgs<T> gate_up = Product<T>(b.gate_up, b.norm, w.gate_up);
@@ -377,13 +385,13 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
         .norm = together ? norm2 : device::RmsNormArgs<T>{}, .multiply = gate_up, .glu = glu});
   } else {
     device.Multiply(gate_up);
-    Adapt<T>(w.adapter[kGateUp], b.norm, b.narrow[kGateUp], b.gate_up);
+    Adapt<T>(layer, kGateUp, batch, b.norm, b.narrow[kGateUp], b.gate_up);
     AddBias<T>(w.gate_up_bias, b.gate_up);
     device.SwiGlu(glu);
   }
   if (for_backward) return ToNarrow<T>(w.adapter[kDown], b.act, b.narrow[kDown]);
   Multiply<T>(b.out, b.act, w.down, over_inner, b.sums, "feed-forward");
-  Adapt<T>(w.adapter[kDown], b.act, b.narrow[kDown], b.out);
+  Adapt<T>(layer, kDown, batch, b.act, b.narrow[kDown], b.out);
   AddBias<T>(w.down_bias, b.out);
 }
 
@@ -540,7 +548,19 @@ int64_t Decoder::first_token() const { return impl_->first_token; }
 const device::SumTiles& Decoder::vocabulary() const { return impl_->vocabulary; }
 device::Device& Decoder::device() const { return impl_->device; }
 
-void Decoder::WeightsChanged() { weights().Upload(); }
+int32_t Decoder::AddAdapter(const Weights& adapter) {
+  Impl& m = *impl_;
+  TP_CHECK(adapter.base().get() == m.base && m.own.whole()) << "an adapter of another model, or on a part";
+  const int32_t id = m.next_adapter++;
+  m.adapters.emplace(id, m.FindAdapter(adapter));
+  return id;
+}
+void Decoder::RemoveAdapter(int32_t adapter) {
+  TP_CHECK(adapter != kOwnWeights && impl_->adapters.erase(adapter) == 1) << "adapter " << adapter;
+}
+void Decoder::WeightsChanged(int32_t adapter) {
+  adapter == kOwnWeights ? weights().Upload() : impl_->adapters.at(adapter).weights->Upload();
+}
 DeviceWeights& Decoder::weights() { return impl_->adapter ? *impl_->adapter : impl_->on_device; }
 
 Array Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
@@ -567,6 +587,7 @@ Array Decoder::Logits(const View& hidden) const {
 std::pair<Array, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batch, bool recompute) const {
   Impl& m = *impl_;
   m.CheckBatch(batch);
+  TP_CHECK(batch.adapters.empty()) << "training: rows of several adapters";
   for (size_t i = 0; i < batch.slots.size(); ++i) {
     TP_CHECK(batch.slots[i] == static_cast<int32_t>(i))
         << "training: slot " << batch.slots[i] << " in row " << i;

@@ -16,12 +16,19 @@
 #include <span>
 #include <vector>
 
+#include "core/base/own_weights.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
 #include "core/model/spec.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
+
+// Rows that follow each other and are computed with one adapter.
+struct AdapterRows {
+  int32_t adapter = kOwnWeights;  // or what Decoder::AddAdapter gave
+  int64_t rows = 0;
+};
 
 // What a packed set of rows attends to. All arrays outlive the call.
 struct RaggedBatch {
@@ -38,6 +45,8 @@ struct RaggedBatch {
   // `routed`: gets what was used; may be null.
   std::span<const int32_t> experts = {};
   std::vector<int32_t>* routed = nullptr;
+  // Of all rows, in their order; empty: all are of the decoder's own weights, as in training.
+  std::span<const AdapterRows> adapters = {};
   // The first of kFillRowsMax slots (graph_rows.h) that are no token's. Where it is named and the device has
   // graphs, rows that are sequences of their own run as one, filled up with rows in these slots, and the
   // result stands until the next forward. -1: no graphs.
@@ -75,9 +84,16 @@ class Decoder {
   // up in the order of the ranks, as ranks that each have all experts add theirs up. Takes the place of a sum
   // over all rows.
   void SumEachRankApart();
+  // An adapter on this decoder's model (where that is an adapter's: on its base) for rows that name it
+  // (RaggedBatch::adapters). It outlives the decoder, or is removed before; its bytes may change as those of
+  // the weights. The model's products are of all rows of a batch at once, and what a row gets of its adapter
+  // depends on that row and the adapter alone. Numbers are not used again. requires the whole model
+  int32_t AddAdapter(const Weights& adapter);
+  void RemoveAdapter(int32_t adapter);  // requires one that was added
+
   [[nodiscard]] const ModelSpec& spec() const;  // of the part
   [[nodiscard]] device::Device& device() const;
-  void WeightsChanged();
+  void WeightsChanged(int32_t adapter = kOwnWeights);
   [[nodiscard]] DeviceWeights& weights();  // that are trained: of an adapter, it alone
 
   // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,13 @@ using device::Array;
 using device::BF16;
 using device::View;
 
+struct AdapterOnModel;
+// Rows [first, first + count) of a batch.
+struct AdaptedRows {
+  const AdapterOnModel* adapter = nullptr;
+  int64_t first = 0, count = 0;
+};
+
 // A batch on the device.
 struct DeviceBatch {
   std::shared_ptr<device::Buffer> memory;
@@ -30,6 +38,7 @@ struct DeviceBatch {
   device::RowRuns keys;
   const int32_t* experts = nullptr;  // [sparse layers, rows, K] to be taken; null: the router chooses
   const device::AttentionWork* attention = nullptr;
+  std::vector<AdaptedRows> adapted;  // rows that have an adapter, in their order
 };
 // The numbers of a batch behind each other, and that batch where they were uploaded.
 std::vector<int32_t> Pack(const RaggedBatch& batch);
@@ -80,9 +89,17 @@ constexpr int64_t kRowsTogether = 32;
 enum Adapted : uint8_t { kQkv, kO, kGateUp, kDown, kAdapted };
 // What an adapter has of one of them: indices of its layout.
 struct AdapterMatrix {
-  int64_t a = -1;  // -1: nothing
+  const DeviceWeights* weights = nullptr;  // its own
+  int64_t a = -1;                          // -1: nothing
   int64_t b[device::LowRankShape::kMost] = {-1, -1, -1};
   device::LowRankShape shape;  // of b, but for the rows
+};
+
+using AdaptedBlock = std::array<AdapterMatrix, kAdapted>;
+inline const AdaptedBlock kNotAdapted;
+struct AdapterOnModel {
+  std::shared_ptr<DeviceWeights> weights;
+  std::vector<AdaptedBlock> layers;
 };
 
 // What one block computes. With everything saved each block has buffers of its own; in inference
@@ -102,7 +119,8 @@ struct BlockBuffers {
   View act;               // [P, ff]; never saved
   View out;               // [P, d] product results on their way to the residual; never saved
   View sums;              // [nodes * P, d] float32, of a part: those of `out` that this rank has; never saved
-  View narrow[kAdapted];  // [P, rank * targets] of an adapter: rows by its A; in inference one for all
+  View narrow[kAdapted];  // [P, rank * targets] of an adapter: rows by its A; in inference one for all, as
+                          // wide as the widest
   MoeBuffers moe;         // sparse blocks
 
   // Takes over the buffers that are never saved.
@@ -141,8 +159,8 @@ struct LayerWeights {
   int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down,
       down_bias;
   int64_t router, experts_gate_up, experts_down, shared_gate_up, shared_down, shared_gate;
-  int64_t sparse;  // number among the sparse layers
-  std::array<AdapterMatrix, kAdapted> adapter;
+  int64_t sparse;                                        // number among the sparse layers
+  std::span<const AdapterMatrix> adapter = kNotAdapted;  // by Adapted, of the one that is trained
   [[nodiscard]] int64_t first_adapted() const {
     for (const AdapterMatrix& m : adapter)
       if (m.a >= 0) return m.a;
@@ -173,7 +191,10 @@ struct Decoder::Impl {
   std::vector<std::pair<int64_t, int64_t>> logits_tiles;  // [first, end) of this part's own
   const std::shared_ptr<DeviceWeights> shared_weights;  // with other decoders of these weights on the device
   DeviceWeights& on_device;
-  const std::shared_ptr<DeviceWeights> adapter;  // null: none, and the model itself is trained
+  const Weights* const base;                     // the model's
+  const std::shared_ptr<DeviceWeights> adapter;  // that is trained; null: none, the model itself is
+  std::map<int32_t, AdapterOnModel> adapters;    // that rows may have; kOwnWeights: the one that is trained
+  int32_t next_adapter = 0;
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin
@@ -310,12 +331,15 @@ struct Decoder::Impl {
   // Of parameter `index`, on the device; null for -1, and where an adapter is trained in its place.
   [[nodiscard]] float* Gradient(int64_t index, Gradients& grads) const;
   // low_rank.cc. Nothing where the adapter has none of the matrix, or there is no adapter.
-  void FindAdapter(const AdapterSpec& of);
+  [[nodiscard]] AdapterOnModel FindAdapter(const Weights& of) const;
+  [[nodiscard]] std::vector<AdaptedRows> AdaptedRowsOf(const RaggedBatch& batch) const;
   void TakeNarrow(ActivationArena& arena, int64_t rows, bool training, BlockBuffers& b) const;
   template <typename T>
   void ToNarrow(const AdapterMatrix& m, const View& x, const View& narrow) const;  // narrow = x a^T
+  // y += of each row its adapter's.
   template <typename T>
-  void Adapt(const AdapterMatrix& m, const View& x, const View& narrow, const View& y) const;  // y += its
+  void Adapt(int64_t layer, Adapted which, const DeviceBatch& batch, const View& x, const View& narrow,
+             const View& y) const;
   // Adds the gradients of a and b; returns that of `narrow`, for AdaptBack.
   template <typename T>
   View AdaptGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,

@@ -9,17 +9,21 @@
 
 namespace tidepool::model {
 
-void Decoder::Impl::FindAdapter(const AdapterSpec& of) {
+AdapterOnModel Decoder::Impl::FindAdapter(const Weights& weights) const {
+  AdapterOnModel found{.weights = weights.On(shared_device, own), .layers = {}};
+  found.layers.resize(layers.size());
+  const AdapterSpec& of = *weights.adapter();
+  const std::vector<Parameter>& layout = found.weights->layout();
   std::unordered_map<std::string_view, int64_t> by_name;
-  for (size_t i = 0; i < adapter->layout().size(); ++i)
-    by_name.emplace(adapter->layout()[i].name, static_cast<int64_t>(i));
+  for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
   constexpr std::string_view kMatrices[kAdapted] = {"qkv", "o", "gate_up", "down"};
   for (size_t l = 0; l < layers.size(); ++l) {
     const std::string at = "layers." + std::to_string(l) + ".";
     for (const AdapterTarget target : of.targets) {
       const AdapterPlace place = PlaceOf(spec, target);
       const auto which = std::ranges::find(kMatrices, std::string_view(place.matrix)) - kMatrices;
-      AdapterMatrix& m = layers[l].adapter[which];
+      AdapterMatrix& m = found.layers[l][static_cast<size_t>(which)];
+      m.weights = found.weights.get();
       m.a = by_name.at(at + place.matrix + ".a");
       m.b[m.shape.bands] = by_name.at(at + Name(target) + ".b");
       m.shape.first[m.shape.bands] = place.row;
@@ -29,19 +33,39 @@ void Decoder::Impl::FindAdapter(const AdapterSpec& of) {
       m.shape.scale = static_cast<float>(of.scale());
     }
   }
+  return found;
+}
+
+std::vector<AdaptedRows> Decoder::Impl::AdaptedRowsOf(const RaggedBatch& batch) const {
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  const AdapterRows all{.adapter = kOwnWeights, .rows = rows};
+  std::vector<AdaptedRows> adapted;
+  int64_t first = 0;
+  for (const AdapterRows& run : batch.adapters.empty() ? std::span(&all, 1) : batch.adapters) {
+    const auto it = adapters.find(run.adapter);
+    TP_CHECK(run.rows >= 0 && (run.adapter == kOwnWeights || it != adapters.end()))
+        << run.rows << " rows of adapter " << run.adapter << ", which is not here";
+    if (it != adapters.end() && run.rows > 0)
+      adapted.push_back({.adapter = &it->second, .first = first, .count = run.rows});
+    first += run.rows;
+  }
+  TP_CHECK(first == rows) << "a batch of " << rows << " rows names adapters of " << first;
+  return adapted;
 }
 
 void Decoder::Impl::TakeNarrow(ActivationArena& arena, int64_t rows, bool training, BlockBuffers& b) const {
-  if (!adapter) return;
-  const auto& matrices = layers[0].adapter;  // all layers are alike
-  int64_t most = 0;
-  for (const AdapterMatrix& m : matrices) most = std::max(most, m.shape.t_width());
-  const View shared = training ? View() : arena.Take(rows, most, dtype);
-  for (int which = 0; which < kAdapted; ++which) {
-    const int64_t width = matrices[which].shape.t_width();
-    if (width > 0)
-      b.narrow[which] = training ? arena.Take(rows, width, dtype) : View{shared.data, rows, width, dtype};
+  if (training) {
+    if (!adapter) return;
+    for (size_t which = 0; which < kAdapted; ++which) {
+      const int64_t width = layers[0].adapter[which].shape.t_width();  // all layers are alike
+      if (width > 0) b.narrow[which] = arena.Take(rows, width, dtype);
+    }
+    return;
   }
+  int64_t most = 0;
+  for (const auto& [id, of] : adapters)
+    for (const AdapterMatrix& m : of.layers[0]) most = std::max(most, m.shape.t_width());
+  if (most > 0) std::ranges::fill(b.narrow, arena.Take(rows, most, dtype));
 }
 
 namespace {
@@ -67,18 +91,24 @@ template <typename T>
 void Decoder::Impl::ToNarrow(const AdapterMatrix& m, const View& x, const View& narrow) const {
   if (m.a < 0) return;
   auto args = WithA<device::LowRankArgs<T>>(m, x);
-  args.y = x.As<T>(), args.b[0] = adapter->parameter(m.a).As<T>(), args.t = narrow.As<T>();
+  args.y = x.As<T>(), args.b[0] = m.weights->parameter(m.a).As<T>(), args.t = narrow.As<T>();
   device.LowRank(args);
 }
 
 template <typename T>
-void Decoder::Impl::Adapt(const AdapterMatrix& m, const View& x, const View& narrow, const View& y) const {
-  if (m.a < 0) return;
-  ToNarrow<T>(m, x, narrow);
-  auto args = WithB<device::AddLowRankArgs<T>>(m, y);
-  args.t = narrow.As<T>(), args.y = y.As<T>();
-  for (int64_t i = 0; i < args.bands; ++i) args.b[i] = adapter->parameter(m.b[i]).As<T>();
-  device.AddLowRank(args);
+void Decoder::Impl::Adapt(int64_t layer, Adapted which, const DeviceBatch& batch, const View& x,
+                          const View& narrow, const View& y) const {
+  for (const AdaptedRows& rows : batch.adapted) {
+    const AdapterMatrix& m = rows.adapter->layers[static_cast<size_t>(layer)][which];
+    if (m.a < 0) continue;
+    const View of_y = y.Rows(rows.first, rows.count),
+               t{narrow.data, rows.count, m.shape.t_width(), narrow.dtype};
+    ToNarrow<T>(m, x.Rows(rows.first, rows.count), t);
+    auto args = WithB<device::AddLowRankArgs<T>>(m, of_y);
+    args.t = t.As<T>(), args.y = of_y.As<T>();
+    for (int64_t i = 0; i < args.bands; ++i) args.b[i] = m.weights->parameter(m.b[i]).As<T>();
+    device.AddLowRank(args);
+  }
 }
 
 template <typename T>
@@ -93,7 +123,7 @@ View Decoder::Impl::AdaptGradients(const AdapterMatrix& m, const View& x, const 
   auto of_b = WithB<device::LowRankBackWeightArgs<T>>(m, dy);
   back.y = of_b.y = dy.As<T>(), back.t = dnarrow.As<T>(), of_b.t = narrow.As<T>();
   for (int64_t i = 0; i < back.bands; ++i) {
-    back.b[i] = adapter->parameter(m.b[i]).As<T>();
+    back.b[i] = m.weights->parameter(m.b[i]).As<T>();
     of_b.db[i] = gradient(m.b[i]);
   }
   device.LowRank(back);
@@ -108,15 +138,16 @@ template <typename T>
 void Decoder::Impl::AdaptBack(const AdapterMatrix& m, const View& dnarrow, const View& dx) const {
   if (m.a < 0) return;
   auto args = WithA<device::AddLowRankArgs<T>>(m, dx);
-  args.t = dnarrow.As<T>(), args.b[0] = adapter->parameter(m.a).As<T>(), args.y = dx.As<T>();
+  args.t = dnarrow.As<T>(), args.b[0] = m.weights->parameter(m.a).As<T>(), args.y = dx.As<T>();
   device.AddLowRank(args);
 }
 
-#define TIDEPOOL_INSTANTIATE(T)                                                                             \
-  template void Decoder::Impl::ToNarrow<T>(const AdapterMatrix&, const View&, const View&) const;           \
-  template void Decoder::Impl::Adapt<T>(const AdapterMatrix&, const View&, const View&, const View&) const; \
-  template View Decoder::Impl::AdaptGradients<T>(const AdapterMatrix&, const View&, const View&,            \
-                                                 const View&, Gradients&);                                  \
+#define TIDEPOOL_INSTANTIATE(T)                                                                         \
+  template void Decoder::Impl::ToNarrow<T>(const AdapterMatrix&, const View&, const View&) const;       \
+  template void Decoder::Impl::Adapt<T>(int64_t, Adapted, const DeviceBatch&, const View&, const View&, \
+                                        const View&) const;                                             \
+  template View Decoder::Impl::AdaptGradients<T>(const AdapterMatrix&, const View&, const View&,        \
+                                                 const View&, Gradients&);                              \
   template void Decoder::Impl::AdaptBack<T>(const AdapterMatrix&, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)

@@ -20,7 +20,7 @@ class PrefixTreeTest : public testing::Test {
   // Puts the blocks of `tokens` into the tree and lets go of them; returns them.
   std::vector<int32_t> Put(const std::vector<int32_t>& tokens, const PrefixTree::Owner& owner) {
     std::vector<int32_t> blocks;
-    int32_t parent = PrefixTree::kRoot;
+    int32_t parent = PrefixTree::RootOf(owner.adapter);
     const std::span<const int32_t> all(tokens);
     for (size_t at = 0; at < tokens.size(); at += 4) {
       const int32_t mine = pool_.Allocate();

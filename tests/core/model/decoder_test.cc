@@ -95,6 +95,63 @@ TEST_P(DecoderFamilyTest, AnAdapterIsAsItWereMerged) {
   }
 }
 
+// Rows of several adapters of unlike ranks, targets and scales, and of the model alone, in any order: each
+// gets what a decoder of its weights alone gives.
+TEST_P(DecoderFamilyTest, RowsOfSeveralAdaptersAreThoseOfEachAlone) {
+  const ModelSpec s = TinySpec(GetParam());
+  const auto device = AnyDevice();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const std::shared_ptr<const Weights> base = Make(s, dtype);
+    std::vector<std::unique_ptr<Weights>> adapters;
+    adapters.push_back(Adapted(base, 9, 8));
+    adapters.push_back(Adapted(base, 10, 3, 1, {AdapterTarget::kQ, AdapterTarget::kV}));
+    adapters.push_back(Adapted(base, 11, 5, 40, {AdapterTarget::kK, AdapterTarget::kO}));
+    // What a decoder was made with, too: the model, or an adapter beside which others are put.
+    for (const Weights* own : {base.get(), static_cast<const Weights*>(adapters[2].get())}) {
+      Decoder mixed(*own, device);
+      std::map<int32_t, const Weights*> of{{kOwnWeights, own}};
+      for (const auto& adapter : adapters) of[mixed.AddAdapter(*adapter)] = adapter.get();
+      mixed.RemoveAdapter(1);
+      of.erase(1);
+      of[mixed.AddAdapter(*adapters[1])] = adapters[1].get();
+      EXPECT_TRUE(of.contains(3)) << "a number was used again";
+      Rng rng(4);
+      for (int round = 0; round < 4; ++round) {
+        std::vector<std::vector<int32_t>> sequences;
+        std::vector<AdapterRows> rows;
+        for (int i = 0; i < 6; ++i) {
+          sequences.push_back(RandomIds(rng, rng.InRange(1, 20), s.vocab_size));
+          const int32_t adapter = std::next(of.begin(), rng.Below(static_cast<int64_t>(of.size())))->first;
+          rows.push_back({adapter, static_cast<int64_t>(sequences.back().size())});
+        }
+        const BatchArrays b = PackWhole(sequences);
+        RaggedBatch batch = b.view();
+        batch.adapters = rows;
+        const KvOnDevice memory(*device, s, dtype, static_cast<int64_t>(b.ids.size()));
+        const at::Tensor got = Tensor(*device, mixed.Forward(batch, memory.view()).view);
+        int64_t at = 0;
+        for (size_t i = 0; i < sequences.size(); ++i) {
+          const Decoder alone(*of.at(rows[i].adapter), device);
+          const at::Tensor want = PrefillTensor(alone, s, dtype, PackWhole({sequences[i]})),
+                           mine = got.slice(0, at, at + rows[i].rows);
+          at += rows[i].rows;
+          if (device->batch_invariant(dtype)) {
+            EXPECT_TRUE(mine.equal(want)) << "sequence " << i << " of adapter " << rows[i].adapter;
+          } else {
+            const at::Tensor x = mine.to(at::kFloat).contiguous(), y = want.to(at::kFloat).contiguous();
+            double error = 0, size = 0;
+            for (int64_t k = 0; k < y.numel(); ++k) {
+              const double one = y.const_data_ptr<float>()[k], e = x.const_data_ptr<float>()[k] - one;
+              error += e * e, size += one * one;
+            }
+            EXPECT_LT(std::sqrt(error / size), dtype == DType::kFloat32 ? 1e-5 : 0.02) << rows[i].adapter;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest,
                          testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",
                                          "qwen3_moe"));

@@ -80,11 +80,13 @@ inline void Randomize(Weights& w, uint64_t seed, double std) {
   }
 }
 
-// An adapter with noise in A and B, of every target that the base may have.
-inline std::unique_ptr<Weights> Adapted(std::unique_ptr<Weights> base, uint64_t seed, int64_t rank = 3) {
-  AdapterSpec spec{.rank = rank, .alpha = 5, .targets = {}};
+// An adapter with noise in A and B, of every target that the base may have where none is named.
+inline std::unique_ptr<Weights> Adapted(std::shared_ptr<const Weights> base, uint64_t seed, int64_t rank = 3,
+                                        double alpha = 5, const std::vector<AdapterTarget>& targets = {}) {
+  AdapterSpec spec{.rank = rank, .alpha = alpha, .targets = targets};
   for (const AdapterTarget target : AllOf<AdapterTarget>())
-    if (target < AdapterTarget::kGate || base->spec().sparse_layers() == 0) spec.targets.push_back(target);
+    if (targets.empty() && (target < AdapterTarget::kGate || base->spec().sparse_layers() == 0))
+      spec.targets.push_back(target);
   auto made = Weights::Adapt(std::move(base), spec);
   EXPECT_TRUE(made.ok()) << made.status().ToString();
   Rng rng(seed);
