@@ -445,8 +445,9 @@ template <typename T>
 struct MultiplyBackArgs {
   int64_t rows = 0, n = 0, k = 0;
   const T* dy = nullptr;            // [rows, n]
-  const T* w = nullptr;             // [n, k]
+  const T* w = nullptr;             // [n, k], or with `strips` as MultiplyArgs' w
   T* dx = nullptr;                  // [rows, k]; not dy
+  bool strips = false;              // the bits of dx are the same
   const SumTiles* tiles = nullptr;  // of n; null: one, of all
   float* sums = nullptr;            // [rows, k]: as MultiplyArgs' sums, in place of dx
   template <typename V>
@@ -603,8 +604,9 @@ struct GroupedMultiplyBackArgs {
   const T* dy = nullptr;  // [rows, n]
   const T* w = nullptr;   // [groups, n, k]
   T* dx = nullptr;        // [rows, k]; not dy
+  bool strips = false;    // of each group, as in MultiplyBackArgs
   [[nodiscard]] MultiplyBackArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
-    return {of_group, n, k, dy + at * n, w + g * n * k, dx + at * k};
+    return {of_group, n, k, dy + at * n, w + g * n * k, dx + at * k, strips};
   }
   template <typename V>
   void Fields(V& v) {

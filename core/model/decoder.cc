@@ -287,7 +287,7 @@ void Decoder::Impl::AddBias(int64_t bias, const View& x) const {
 
 template <typename T>
 void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
-  const auto [table, strips] = on_device.table(embedding);
+  const auto [table, strips] = on_device.stored(embedding);
   device.GatherRows(device::GatherRowsArgs<T>{.rows = batch.rows,
                                               .d = spec.hidden_size,
                                               .table_rows = spec.vocab_size,

@@ -40,19 +40,31 @@ std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) 
   return ranges;
 }
 
+namespace {
+
 template <typename T>
-void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const View& w) const {
-  device.MultiplyBack(device::MultiplyBackArgs<T>{
-      .rows = dy.rows, .n = w.rows, .k = w.cols, .dy = dy.As<T>(), .w = w.As<T>(), .dx = dx.As<T>()});
+device::MultiplyBackArgs<T> ProductBack(const View& dx, const View& dy, const DeviceWeights::Matrices& w) {
+  return {.rows = dy.rows,
+          .n = w.w.rows,
+          .k = w.w.cols,
+          .dy = dy.As<T>(),
+          .w = w.w.As<T>(),
+          .dx = dx.As<T>(),
+          .strips = w.strips};
+}
+
+}  // namespace
+
+template <typename T>
+void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const DeviceWeights::Matrices& w) const {
+  device.MultiplyBack(ProductBack<T>(dx, dy, w));
 }
 
 template <typename T>
-void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, const View& w, const Sum& sum,
-                                 const View& sums, const char* what) const {
-  FormSum(
-      device::MultiplyBackArgs<T>{
-          .rows = dy.rows, .n = w.rows, .k = w.cols, .dy = dy.As<T>(), .w = w.As<T>(), .dx = dx.As<T>()},
-      dx, sum, sums, what, [&](const device::MultiplyBackArgs<T>& a) { device.MultiplyBack(a); });
+void Decoder::Impl::MultiplyBack(const View& dx, const View& dy, int64_t w, const Sum& sum, const View& sums,
+                                 const char* what) const {
+  FormSum(ProductBack<T>(dx, dy, on_device.stored(w)), dx, sum, sums, what,
+          [&](const device::MultiplyBackArgs<T>& a) { device.MultiplyBack(a); });
 }
 
 template <typename T>
@@ -85,7 +97,7 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
   MultiplyBackWeight<T>(Gradient(down, grads), dy, act);
   const View of_down =
       AdaptGradients<T>(adapt_down, act, narrow == nullptr ? View() : narrow[kDown], dy, grads);
-  MultiplyBack<T>(act, dy, parameter(down));
+  MultiplyBack<T>(act, dy, on_device.stored(down));
   AdaptBack<T>(adapt_down, of_down, act);
   device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = act.rows,
                                                       .ff = act.cols,
@@ -93,19 +105,20 @@ void Decoder::Impl::MlpBackward(const LayerWeights& w, bool shared, const View& 
                                                       .dact = act.As<T>(),
                                                       .dgate_up = gate_up.As<T>()});
   MultiplyBackWeight<T>(Gradient(up, grads), gate_up, x);
-  if (shared) return MultiplyBack<T>(dx, gate_up, parameter(up));
+  if (shared) return MultiplyBack<T>(dx, gate_up, on_device.stored(up));
   const View of_up =
       AdaptGradients<T>(adapt_up, x, narrow == nullptr ? View() : narrow[kGateUp], gate_up, grads);
-  MultiplyBack<T>(dx, gate_up, parameter(up), over_gate_up, sums, "feed-forward, backward");
+  MultiplyBack<T>(dx, gate_up, up, over_gate_up, sums, "feed-forward, backward");
   AdaptBack<T>(adapt_up, of_up, dx);
 }
 
 // The experts' backward is in another file.
-#define TIDEPOOL_INSTANTIATE(T)                                                                    \
-  template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&, \
-                                              const View&, const View&, const View&, const View&,  \
-                                              Gradients&, const View*);                            \
-  template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const View&) const;       \
+#define TIDEPOOL_INSTANTIATE(T)                                                                          \
+  template void Decoder::Impl::MlpBackward<T>(const LayerWeights&, bool, const View&, const View&,       \
+                                              const View&, const View&, const View&, const View&,        \
+                                              Gradients&, const View*);                                  \
+  template void Decoder::Impl::MultiplyBack<T>(const View&, const View&, const DeviceWeights::Matrices&) \
+      const;                                                                                             \
   template void Decoder::Impl::MultiplyBackWeight<T>(float*, const View&, const View&) const;
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)
@@ -152,7 +165,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   MultiplyBackWeight<T>(Gradient(w.o, grads), dx_narrow, b.a);
   const View of_o = AdaptGradients<T>(w.adapter[kO], b.a, b.narrow[kO], dx_narrow, grads);
   const View da = scratch.Take(rows, spec.heads * spec.head_size, dtype);
-  MultiplyBack<T>(da, dx_narrow, parameter(w.o));
+  MultiplyBack<T>(da, dx_narrow, on_device.stored(w.o));
   AdaptBack<T>(w.adapter[kO], of_o, da);
   const View dqkv = scratch.Take(rows, qkv_width(), dtype);
   device.AttentionBackward(device::AttentionBackwardArgs<T>{.heads = spec.heads,
@@ -199,7 +212,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   MultiplyBackWeight<T>(Gradient(w.qkv, grads), dqkv, norm);
   const View of_qkv = AdaptGradients<T>(w.adapter[kQkv], norm, b.narrow[kQkv], dqkv, grads);
   if (adapter && layer == 0) return;  // nothing before it is trained
-  MultiplyBack<T>(dnorm, dqkv, parameter(w.qkv), over_qkv, b.sums, "attention, backward");
+  MultiplyBack<T>(dnorm, dqkv, w.qkv, over_qkv, b.sums, "attention, backward");
   AdaptBack<T>(w.adapter[kQkv], of_qkv, dnorm);
   norm_backward(b.x, b.rstd1, w.attention_norm);
 }
@@ -313,8 +326,7 @@ Array Decoder::LogitsBackward(const View& hidden, const View& dlogits, Gradients
                          DType::kFloat32);
   const auto run = [&]<typename T>(T) {
     m.MultiplyBackWeight<T>(m.Gradient(m.head, grads), dlogits, hidden);
-    m.MultiplyBack<T>(dhidden.view, dlogits, m.parameter(m.head), m.over_vocabulary, sums.view,
-                      "head, backward");
+    m.MultiplyBack<T>(dhidden.view, dlogits, m.head, m.over_vocabulary, sums.view, "head, backward");
   };
   m.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
   return dhidden;

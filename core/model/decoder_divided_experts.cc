@@ -171,14 +171,16 @@ void Decoder::Impl::DividedExpertsBackward(const LayerWeights& w, const View& dy
     const View out = scratch.Take(s.rows, d, dtype), act = scratch.Take(s.rows, m, dtype);
     Reorder<T>(device, come, s.row_of, out);
     const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
+      const auto [of, strips] = on_device.stored(matrix);
       device.GroupedMultiplyBack(device::GroupedMultiplyBackArgs<T>{.groups = spec.moe.experts_here(),
                                                                     .rows = s.rows,
                                                                     .n = dout.cols,
                                                                     .k = dx.cols,
                                                                     .begin = s.begin,
                                                                     .dy = dout.As<T>(),
-                                                                    .w = Weight<T>(matrix),
-                                                                    .dx = dx.As<T>()});
+                                                                    .w = of.template As<T>(),
+                                                                    .dx = dx.As<T>(),
+                                                                    .strips = strips});
     };
     device.SwiGlu(
         device::SwiGluArgs<T>{.rows = s.rows, .ff = m, .gate_up = s.gate_up.As<T>(), .act = act.As<T>()});

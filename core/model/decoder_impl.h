@@ -221,13 +221,13 @@ struct Decoder::Impl {
   template <typename T>
   void Multiply(const View& out, const View& x, int64_t w) const;
   template <typename T>
-  void MultiplyBack(const View& dx, const View& dy, const View& w) const;
+  void MultiplyBack(const View& dx, const View& dy, const DeviceWeights::Matrices& w) const;
   // The same where ranks divide the sum; `sums`: BlockBuffers'. `what` names it.
   template <typename T>
   void Multiply(const View& out, const View& x, int64_t w, const Sum& sum, const View& sums,
                 const char* what) const;
   template <typename T>
-  void MultiplyBack(const View& dx, const View& dy, const View& w, const Sum& sum, const View& sums,
+  void MultiplyBack(const View& dx, const View& dy, int64_t w, const Sum& sum, const View& sums,
                     const char* what) const;
   template <typename Args, typename Call>
   void FormSum(Args args, const View& out, const Sum& sum, const View& sums, const char* what,

@@ -55,7 +55,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   // Experts. dy becomes d x of the gathered rows.
   const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
     auto a = OfExperts<device::GroupedMultiplyBackArgs<T>>(moe, pairs, dout.cols, dx.cols);
-    a.dy = dout.As<T>(), a.w = Weight<T>(matrix), a.dx = dx.As<T>();
+    const auto [of, strips] = on_device.stored(matrix);
+    a.dy = dout.As<T>(), a.w = of.template As<T>(), a.dx = dx.As<T>(), a.strips = strips;
     device.GroupedMultiplyBack(a);
   };
   const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {
@@ -106,7 +107,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   device.Widen(device::WidenArgs<T>{.n = rows * d, .x = b.norm.As<T>(), .out = x.As<float>()});
   device.Widen(device::WidenArgs<T>{.n = experts * d, .x = Weight<T>(w.router), .out = router.As<float>()});
   MultiplyBackWeight<float>(Gradient(w.router, grads), dlogits, x);
-  MultiplyBack<float>(dnorm, dlogits, router);
+  MultiplyBack<float>(dnorm, dlogits, {.w = router});
 
   const View dnorm_narrow = b.out;
   if (shared) {

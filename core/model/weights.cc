@@ -34,7 +34,6 @@ struct Weights::Impl {
   uint64_t digest = 0;          // before it was
   int64_t overwritten = 0;      // times
   bool by_parts = false;        // what is laid out beside it
-  std::span<std::byte> strips;  // that stand elsewhere (UseStrips); empty: none
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
@@ -258,27 +257,21 @@ device::View Matrix(void* arena, const Parameter& p, DType dtype) {
 void Weights::LayOutFor(device::Device& device, std::optional<uint64_t> digest) {
   Impl& m = *impl_;
   if (laid_out() || !device.host_memory()) return;
+  TakeLaidOut(device, digest ? *digest : Digest());
+  for (size_t i = 0; i < m.in_strips.size(); ++i) {
+    const device::View matrix = Matrix(m.arena.data(), m.layout[i], m.dtype);
+    if (m.in_strips[i]) device.LayOut(matrix, matrix.data);
+  }
+}
+void Weights::TakeLaidOut(const device::Device& device, uint64_t digest) {
+  Impl& m = *impl_;
   std::vector<bool> in_strips;
   for (const Parameter& p : m.layout) in_strips.push_back(LaysOut(device, p, m.dtype));
   if (std::ranges::find(in_strips, true) == in_strips.end()) return;
-  m.digest = digest ? *digest : Digest();
-  for (size_t i = 0; i < in_strips.size(); ++i) {
-    const device::View matrix = Matrix(m.arena.data(), m.layout[i], m.dtype);
-    if (in_strips[i]) device.LayOut(matrix, matrix.data);
-  }
+  m.digest = digest;
   m.in_strips = std::move(in_strips);
 }
 bool Weights::laid_out() const { return !impl_->in_strips.empty(); }
-void Weights::UseStrips(device::Device& device, std::span<std::byte> strips, bool made) {
-  Impl& m = *impl_;
-  TP_CHECK(device.host_memory() && static_cast<int64_t>(strips.size()) == size())
-      << "strips of other weights";
-  m.strips = strips;
-  for (const Parameter& p : m.layout) {
-    if (!made && LaysOut(device, p, m.dtype))
-      device.LayOut(Matrix(m.arena.data(), p, m.dtype), Matrix(strips.data(), p, m.dtype).data);
-  }
-}
 bool Weights::owns_arena() const { return !impl_->owned.bytes().empty(); }
 void Weights::LayOutByParts() { impl_->by_parts = true; }
 int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
@@ -361,12 +354,11 @@ DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const Parameter& p = layout_[index];
   if (!cut() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
-  if (!host_.impl_->strips.empty() && !cut()) return {In(host_.impl_->strips.data(), p), true};
   if (host_.impl_->by_parts) return ProductOfPart(p);
   if (made_of_ != host_.impl_->overwritten) MakeStrips();
   return {In(strips_->data(), p), true};
 }
-DeviceWeights::Matrices DeviceWeights::table(int64_t i) {
+DeviceWeights::Matrices DeviceWeights::stored(int64_t i) {
   return !cut() && host_.laid_out() ? product(i) : Matrices{parameter(i), false};
 }
 int64_t DeviceWeights::strips_bytes() const { return strips_ == nullptr ? 0 : strips_->bytes(); }

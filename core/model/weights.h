@@ -64,15 +64,13 @@ class Weights {
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
 
-  // For weights that nothing but decoders on the CPU will read, none of them in training: lays the arena
-  // itself out for `device`, so that no second copy is needed. Nothing on a device that takes matrices as
-  // they are, or that has memory of its own. `digest`: Digest(), where it is known.
+  // For weights that nothing but decoders on the CPU will read, and nothing trains: lays the arena itself out
+  // for `device`, so that no second copy is needed. Nothing on a device that takes matrices as they are, or
+  // that has memory of its own. `digest`: what Digest() will say; without it, what it says now.
   void LayOutFor(device::Device& device, std::optional<uint64_t> digest = std::nullopt);
+  // The same of an arena that stands so already, since another process laid it out for such a device.
+  void TakeLaidOut(const device::Device& device, uint64_t digest);
   [[nodiscard]] bool laid_out() const;
-  // For weights that nobody writes any more: what decoders on devices that lay out as this one read beside
-  // the arena stands in `strips` (size() bytes, 64-byte aligned, outlives this), for all processes that map
-  // it. Makes it there, unless it was `made`. requires a device with the host's memory
-  void UseStrips(device::Device& device, std::span<std::byte> strips, bool made);
   [[nodiscard]] bool owns_arena() const;  // in memory of this process alone
   // For weights that are trained and read a part at a time (layout.h GradientParts): what decoders lay out
   // beside the arena is that of the part that they are at, made when they come to it. As much less memory,
@@ -142,8 +140,9 @@ class DeviceWeights {
     device::View w;
     bool strips = false;
   };
-  [[nodiscard]] Matrices product(int64_t i);   // for products; makes the strips where they are out of date
-  [[nodiscard]] Matrices table(int64_t i);     // for GatherRows
+  [[nodiscard]] Matrices product(int64_t i);  // for products; makes the strips where they are out of date
+  // As it stands, plain where it is so: for GatherRows and MultiplyBack.
+  [[nodiscard]] Matrices stored(int64_t i);
   [[nodiscard]] int64_t strips_bytes() const;  // laid out beside data()
   // The host's were written. Nothing moves where they are what this trained, or what went up last, and nobody
   // asked to write since.

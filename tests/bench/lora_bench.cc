@@ -21,7 +21,6 @@
 
 #include "core/base/rng.h"
 #include "core/device/cpu/cpu_device.h"
-#include "core/device/page_buffer.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 #include "tests/bench/bench_model.h"
@@ -58,7 +57,6 @@ Batch RandomBatch(const Options& o, const model::ModelSpec& spec, int64_t step) 
 
 // A trainer of the whole model, or of an adapter.
 struct Trained {
-  device::PageBuffer strips;  // of the base
   std::unique_ptr<model::Weights> weights;
   std::unique_ptr<Trainer> trainer;
 
@@ -70,10 +68,7 @@ struct Trained {
     t.micro_batch_tokens = o.micro;
     t.device = std::make_shared<device::CpuDevice>();
     if (adapter) {
-      auto made = device::PageBuffer::Create(static_cast<size_t>(weights->size()));
-      TP_CHECK(made.ok()) << made.status().ToString();
-      strips = std::move(*made);
-      weights->UseStrips(*t.device, strips.bytes(), /*made=*/false);  // as a host has them
+      weights->LayOutFor(*t.device);  // as a host has it
       const model::AdapterSpec spec = *model::AdapterOf({.rank = o.rank});
       auto adapted = model::Weights::Adapt(std::move(weights), spec);
       TP_CHECK(adapted.ok()) << adapted.status().ToString();
@@ -177,7 +172,7 @@ int Main(int argc, char** argv) {
     return static_cast<double>(use.weights + use.gradients + use.optimizer);
   };
   const auto adapter = model::AdapterOf({.rank = o.rank});
-  const auto base = static_cast<double>(model::WeightBytes(spec, dtype) + model::LaidOutBytes(spec, dtype));
+  const auto base = static_cast<double>(model::WeightBytes(spec, dtype));
   const double whole = sum(model::TrainingMemory(spec, dtype, {.tokens = o.micro}));
   const double part = sum(model::TrainingMemory(spec, dtype, {.tokens = o.micro, .adapter = adapter}));
   print("weights_gradients_optimizer", part + base, whole, "bytes", 0.2);

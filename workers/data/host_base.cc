@@ -52,19 +52,11 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
                                                         device::Device* lays_out,
                                                         std::chrono::nanoseconds patience) {
   using Clock = std::chrono::steady_clock;
-  const int64_t arena = model::WeightBytes(model.spec, model.dtype),
-                bytes = arena + (lays_out == nullptr ? 0 : model::LaidOutBytes(model.spec, model.dtype));
-  // What is laid out beside it is read by processes that lay out alike, and is of one type.
+  const int64_t bytes = model::WeightBytes(model.spec, model.dtype);
+  // What is laid out is read by processes that lay out alike, and is of one type.
   uint64_t identity = Hash64(Name(model.dtype), model.identity);
   if (lays_out != nullptr) identity = Hash64(lays_out->name(), identity);
   const BlockTag tag{.number = static_cast<int64_t>(identity >> 1), .bytes = bytes};
-  // Halves of a whole: the arena, and what is laid out beside it.
-  const auto over = [&](std::span<std::byte> all, bool made) -> StatusOr<std::unique_ptr<model::Weights>> {
-    TP_ASSIGN_OR_RETURN(
-        auto weights, model::Weights::Create(model.spec, model.dtype, all.first(static_cast<size_t>(arena))));
-    if (bytes > arena) weights->UseStrips(*lays_out, all.subspan(static_cast<size_t>(arena)), made);
-    return weights;
-  };
   TP_RETURN_IF_ERROR(SharedBlock::MakeFolderOf(folder));
   SharedBlock block(folder, kBaseBlock);
   const auto there = [&]() -> StatusOr<std::shared_ptr<const model::Weights>> {
@@ -72,7 +64,9 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
     if (view->tag().bytes != bytes) return NotFound("the frozen model is there for another device");
     auto mapped = std::make_shared<Mapped>();
     auto* base = const_cast<std::byte*>(view->bytes().data());  // mapped to be read; so are const weights
-    TP_ASSIGN_OR_RETURN(mapped->weights, over({base, static_cast<size_t>(bytes)}, /*made=*/true));
+    TP_ASSIGN_OR_RETURN(mapped->weights,
+                        model::Weights::Create(model.spec, model.dtype, {base, static_cast<size_t>(bytes)}));
+    if (lays_out != nullptr) mapped->weights->TakeLaidOut(*lays_out, model.identity);
     mapped->view = std::move(view);
     const model::Weights* weights = mapped->weights.get();
     return std::shared_ptr<const model::Weights>(std::move(mapped), weights);
@@ -93,18 +87,23 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
     if (filling.status().code() == StatusCode::kResourceExhausted ||
         filling.status().code() == StatusCode::kUnavailable) {
       observe::Log(LogLevel::kWarn, "base_alone",
-                   {{"bytes", std::to_string(arena)},
+                   {{"bytes", std::to_string(bytes)},
                     {"text",
                      "this worker has the frozen model for itself, which the plan of the memory does "
                      "not count: " +
                          filling.status().message()}});
       TP_ASSIGN_OR_RETURN(auto alone, model::Weights::Create(model.spec, model.dtype));
       TP_RETURN_IF_ERROR(model.read(alone->bytes()));
+      if (lays_out != nullptr) alone->LayOutFor(*lays_out, model.identity);
       return std::shared_ptr<const model::Weights>(std::move(alone));
     }
     TP_RETURN_IF_ERROR(filling.status());
-    TP_RETURN_IF_ERROR(model.read(filling->bytes().first(static_cast<size_t>(arena))));
-    TP_RETURN_IF_ERROR(over(filling->bytes(), /*made=*/false).status());
+    TP_RETURN_IF_ERROR(model.read(filling->bytes()));
+    if (lays_out != nullptr) {
+      TP_ASSIGN_OR_RETURN(const auto weights,
+                          model::Weights::Create(model.spec, model.dtype, filling->bytes()));
+      weights->LayOutFor(*lays_out, model.identity);
+    }
     filling->Complete();
   }
   return there();

@@ -55,7 +55,7 @@ DeviceRoles::~DeviceRoles() = default;
 Status DeviceRoles::FindBase() {
   if (base_ != nullptr || !config_.model.trains_adapter()) return OkStatus();
   return Caught("model", [&]() -> Status {
-    TP_ASSIGN_OR_RETURN(base_, models_.Base(shared_memory_, trains_));
+    TP_ASSIGN_OR_RETURN(base_, models_.Base(shared_memory_));
     return OkStatus();
   });
 }

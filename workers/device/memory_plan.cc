@@ -429,9 +429,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   }
   plan.weights_bytes = published;
   plan.checkpoint_bytes = state;
-  if (mapped)
-    plan.shared_memory.push_back({"the model below the adapter", "model.path",
-                                  weights + (OnGpu(c) ? 0 : model::LaidOutBytes(m, dtype))});
+  if (mapped) plan.shared_memory.push_back({"the model below the adapter", "model.path", weights});
   // Two buffers each (workers/data/shared_arena.h).
   if (devices > 1)
     plan.shared_memory.push_back(

@@ -42,12 +42,11 @@ StatusOr<std::unique_ptr<model::Weights>> ModelReader::ReadBase(std::span<std::b
   return weights;
 }
 
-StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::string& shared_memory,
-                                                                  bool trains) const {
+StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::string& shared_memory) const {
   const std::shared_ptr<device::Device> device = NewDevice();
   if (shared_memory.empty()) {
     TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> alone, ReadBase());
-    if (!trains) alone->LayOutFor(*device);
+    alone->LayOutFor(*device);
     return std::shared_ptr<const model::Weights>(std::move(alone));
   }
   TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));

@@ -36,9 +36,8 @@ class ModelReader {
                                                                const std::string& folder,
                                                                std::span<std::byte> arena = {}) const;
   // What the run starts from, frozen, for an adapter: as MapBase has it in this folder; without one, of this
-  // process alone. trains: a backward will read it.
-  [[nodiscard]] StatusOr<std::shared_ptr<const model::Weights>> Base(const std::string& shared_memory,
-                                                                     bool trains) const;
+  // process alone.
+  [[nodiscard]] StatusOr<std::shared_ptr<const model::Weights>> Base(const std::string& shared_memory) const;
   // In deterministic mode on a GPU: whether it gives a row the same bits in every batch, by products of this
   // model (core/device/batch_invariance.h) and a block like its (core/model/forward_invariance.h).
   // kFailedPrecondition: it does not.

@@ -66,7 +66,7 @@ bool TilesMultiply(int64_t count) {
     KernelsFor<BF16>(Isa::kBaseline).narrow(0, static_cast<int64_t>(wide.size()), wide.data(), narrow.data());
     return narrow;
   };
-  std::vector<BF16> strips(w.bits.size()), got_y(y.size()), got_dx(dx.size());
+  std::vector<BF16> strips(w.bits.size()), got_y(y.size()), got_dx(dx.size()), dx_of_strips(dx.size());
   std::vector<float> got_dw(dw.size(), 0),
       scratch(static_cast<size_t>(std::max(MultiplyBackScratch(), tiles.multiply_scratch(count, kK))));
   tiles.lay_out(0, kN / kStripRows, kK / 2, reinterpret_cast<const uint32_t*>(w.bits.data()),
@@ -84,6 +84,15 @@ bool TilesMultiply(int64_t count) {
       0, count,
       {.rows = count, .n = kN, .k = kK, .dy = dy.bits.data(), .w = w.bits.data(), .dx = got_dx.data()},
       scratch.data());
+  tiles.multiply_back(0, count,
+                      {.rows = count,
+                       .n = kN,
+                       .k = kK,
+                       .dy = dy.bits.data(),
+                       .w = strips.data(),
+                       .dx = dx_of_strips.data(),
+                       .strips = true},
+                      scratch.data());
   tiles.multiply_back_weight(
       0, kN, {.rows = count, .n = kN, .k = kK, .dy = dy.bits.data(), .x = x.bits.data(), .dw = got_dw.data()},
       scratch.data());
@@ -103,7 +112,8 @@ bool TilesMultiply(int64_t count) {
                          .strips = true,
                          .tiles = &two},
                         scratch.data());
-  return same(got_y, rounded(y)) && same(in_tiles, rounded(y)) && same(got_dx, rounded(dx)) && got_dw == dw;
+  return same(got_y, rounded(y)) && same(in_tiles, rounded(y)) && same(got_dx, rounded(dx)) &&
+         same(dx_of_strips, got_dx) && got_dw == dw;
 }
 
 // One row, one tile of them, a second tile of one row, and blocks with rows left over.

@@ -118,21 +118,40 @@ struct Case {
         });
     return {y, y + count * n};
   }
+  // Where w can be laid out the same is expected of it in strips, which have rows behind them.
   std::vector<T> Dx(const Way<T>& way, int64_t cut, const SumTiles* tiles = nullptr,
                     float* sums = nullptr) const {
-    std::vector<T> dx(static_cast<size_t>(rows * k));
-    const MultiplyBackArgs<T> args{.rows = rows,
-                                   .n = n,
-                                   .k = k,
-                                   .dy = dy.data(),
-                                   .w = w.data(),
-                                   .dx = dx.data(),
-                                   .tiles = tiles,
-                                   .sums = sums};
-    Cut(rows, cut, MultiplyBackScratch(tiles == nullptr ? 1 : tiles->tiles),
-        [&](int64_t begin, int64_t end, float* scratch) {
-          way.product->multiply_back(begin, end, args, scratch);
-        });
+    const auto multiply = [&](const std::vector<T>& matrix, bool strips) {
+      std::vector<T> dx(static_cast<size_t>(rows * k));
+      const MultiplyBackArgs<T> args{.rows = rows,
+                                     .n = n,
+                                     .k = k,
+                                     .dy = dy.data(),
+                                     .w = matrix.data(),
+                                     .dx = dx.data(),
+                                     .strips = strips,
+                                     .tiles = tiles,
+                                     .sums = sums};
+      Cut(rows, cut, MultiplyBackScratch(tiles == nullptr ? 1 : tiles->tiles),
+          [&](int64_t begin, int64_t end, float* scratch) {
+            way.product->multiply_back(begin, end, args, scratch);
+          });
+      return dx;
+    };
+    const int64_t words = k * static_cast<int64_t>(sizeof(T)) / 4;
+    if (!FitsStrips(n, k * static_cast<int64_t>(sizeof(T)), /*alone=*/true)) return multiply(w, false);
+    std::vector<T> strips = w;
+    way.product->lay_out(0, n / kStripRows, words, reinterpret_cast<const uint32_t*>(w.data()),
+                         reinterpret_cast<uint32_t*>(strips.data()));
+    const auto sums_of = [&](const std::vector<T>& dx) {
+      return sums == nullptr ? std::vector<float>() : std::vector<float>(sums, sums + dx.size());
+    };
+    std::vector<T> of_strips = multiply(strips, true);
+    const std::vector<float> sums_of_strips = sums_of(of_strips);
+    std::vector<T> dx = multiply(w, false);
+    EXPECT_EQ(std::memcmp(dx.data(), of_strips.data(), dx.size() * sizeof(T)), 0)
+        << way.name << ": dx of strips, n " << n << ", k " << k;
+    EXPECT_EQ(sums_of_strips, sums_of(dx)) << way.name << ": sums of strips, n " << n << ", k " << k;
     return dx;
   }
   std::vector<float> Dw(const Way<T>& way, int64_t cut) const {

@@ -95,6 +95,30 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
     }
   }
 }
+// A frozen model stands in strips alone, which forward and backward read with the same bits.
+TEST_P(BackwardTest, OfAnAdapterHasTheSameBitsOnALaidOutModel) {
+  const ModelSpec s = TinySpec(GetParam());
+  const auto device = std::make_shared<device::CpuDevice>();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::vector<std::vector<float>> gradients;
+    for (const bool laid_out : {false, true}) {
+      auto base = std::move(Weights::Create(s, dtype)).value();
+      Randomize(*base, 11, 0.2);
+      if (laid_out) base->LayOutFor(*device);
+      ASSERT_EQ(base->laid_out(), laid_out);
+      const std::unique_ptr<Weights> w = Adapted(std::move(base), 13);
+      const Decoder decoder(*w, device);
+      Rng rng(12);
+      const BatchArrays b = PackWhole({RandomIds(rng, 6, s.vocab_size), RandomIds(rng, 4, s.vocab_size)});
+      const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+      Gradients grads(*w, decoder.device());
+      Differentiate(decoder, b, loss, /*recompute=*/true, grads);
+      gradients.push_back(ValuesOf(decoder.device(), *w, grads));
+    }
+    EXPECT_EQ(gradients[0], gradients[1]) << Name(dtype);
+  }
+}
+
 // The same of an adapter: of its parameters alone, and the model below it stays as it is.
 TEST_P(BackwardTest, OfAnAdapterEqualsFiniteDifferences) {
   const ModelSpec s = TinySpec(GetParam());
