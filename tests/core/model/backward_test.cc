@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/device/cpu/cpu_device.h"
 #include "core/model/decoder.h"
 #include "core/model/row_operations.h"
 #include "tests/core/model/reference.h"
