@@ -531,8 +531,8 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
     if (const model::AdapterSpec* adapter = weights_->adapter()) {
       const std::string& base = models_.model_dir();
-      // Made from the config: it is kept once, in the run's folder, for an adapter is nothing without it. What
-      // is in memory may be laid out, so it is made once more.
+      // Made from the config: it is kept once, in the run's folder, for an adapter is nothing without it.
+      // What is in memory may be laid out, so it is made once more.
       if (config_.model.init && !HasTensors(base)) {
         TP_ASSIGN_OR_RETURN(const auto made, models_.Read("model.path", ""));
         TP_RETURN_IF_ERROR(model::SaveHuggingFace(*made, base, kShardBytes));

@@ -82,7 +82,8 @@ TEST_P(AdaptersEngineDeterminismTest, EachGivesWhatItGivesAloneOnEverySchedule) 
     for (int64_t i = jobs_rng.InRange(1, 20); i > 0; --i)
       prompt.push_back(static_cast<int32_t>(jobs_rng.Below(96)));
     for (int32_t k = 0; k < 2; ++k)
-      jobs.push_back({.tid = {g, 0, k}, .gid = GroupId{g}, .prompt = prompt, .max_new = jobs_rng.InRange(1, 20)});
+      jobs.push_back(
+          {.tid = {g, 0, k}, .gid = GroupId{g}, .prompt = prompt, .max_new = jobs_rng.InRange(1, 20)});
   }
   std::map<std::pair<int32_t, SampleId>, Record> want;
   for (int32_t a = kOwnWeights; a < count(); ++a) {
