@@ -17,11 +17,6 @@ constexpr auto WordsOf(JobKind) {
 enum class DType : uint8_t { kFloat32, kBFloat16 };
 constexpr auto WordsOf(DType) { return std::to_array<const char*>({"float32", "bfloat16"}); }
 
-// Matrices of a dense block that an adapter changes.
-enum class AdapterTarget : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
-constexpr auto WordsOf(AdapterTarget) {
-  return std::to_array<const char*>({"q", "k", "v", "o", "gate", "up", "down"});
-}
 // What A of an adapter starts as; B starts as zeros.
 enum class AdapterInit : uint8_t { kKaiming, kGaussian };
 constexpr auto WordsOf(AdapterInit) { return std::to_array<const char*>({"kaiming", "gaussian"}); }

@@ -24,6 +24,7 @@
 #include "core/environments/text_game.h"
 #include "core/environments/trial.h"
 #include "core/environments/vector.h"
+#include "core/model/adapter_target.h"
 #include "core/model/hugging_face.h"
 #include "core/tasks/judge.h"
 #include "core/tasks/reward.h"
@@ -734,10 +735,9 @@ void CheckLora(Binder& b, const JobConfig& c) {
   if (b.Good("model.lora.targets")) {
     if (targets.empty()) b.Complain("model.lora.targets", "is empty, so nothing would be trained; name some");
     for (const std::string& target : targets) {
-      if (!FromWord<AdapterTarget>(target))
-        b.Complain("model.lora.targets", "'" + target + "' is no matrix of a block; there are " +
-                                             Listed(kWords<AdapterTarget>) +
-                                             " (experts, embeddings and the head are not adapted yet)");
+      if (!FromWord<model::AdapterTarget>(target))
+        b.Complain("model.lora.targets", "'" + target + "' is none; there are " +
+                                             Listed(kWords<model::AdapterTarget>) + " (not yet experts)");
       if (std::ranges::count(targets, target) > 1)
         return b.Complain("model.lora.targets", "names '" + target + "' twice");
     }

@@ -139,7 +139,8 @@ void Engine::Impl::AttachFollowers(EngineStats& stats) {
 // Of the distinct hidden states that tokens are drawn from; sets Pick::source.
 device::Array Engine::Impl::LogitsOf(std::span<Pick> picks) {
   HeadOrder head;
-  std::vector<const std::vector<std::byte>*> states;
+  std::vector<std::pair<int32_t, const std::vector<std::byte>*>> states;  // of an adapter
+  std::vector<model::AdapterRows> of_rows;
   std::vector<int32_t> place_of_row(static_cast<size_t>(batch.rows()), -1);
   for (Pick& pick : picks) {
     if (pick.s->sample_row < 0) continue;
@@ -147,24 +148,33 @@ device::Array Engine::Impl::LogitsOf(std::span<Pick> picks) {
     if (place < 0) {
       place = static_cast<int32_t>(head.rows.size());
       head.rows.push_back(static_cast<int32_t>(pick.s->sample_row));
+      of_rows.push_back({.adapter = pick.s->adapter, .rows = 1});
     }
     pick.source = place;
   }
   for (Pick& pick : picks) {
     if (pick.s->sample_row >= 0) continue;
-    const auto same =
-        std::ranges::find_if(states, [&](const auto* state) { return *state == pick.s->sample_state; });
+    const auto same = std::ranges::find_if(states, [&](const auto& state) {
+      return state.first == pick.s->adapter && *state.second == pick.s->sample_state;
+    });
     pick.source = static_cast<int32_t>(head.rows.size()) + static_cast<int32_t>(same - states.begin());
-    if (same == states.end()) states.push_back(&pick.s->sample_state);
+    if (same == states.end()) states.emplace_back(pick.s->adapter, &pick.s->sample_state);
   }
   const int64_t width = weights.spec().hidden_size, bytes = width * model::Bytes(weights.dtype());
-  for (const auto* state : states) {
+  for (const auto& [adapter, state] : states) {
+    of_rows.push_back({.adapter = adapter, .rows = 1});
     TP_CHECK(static_cast<int64_t>(state->size()) == bytes) << "state of " << state->size() << " bytes";
     head.states.append(reinterpret_cast<const char*>(state->data()), state->size());
   }
   if (options.ranks != nullptr) options.ranks->Tell({Order::kHead, PackHead(head)});
   const device::Array rows = SelectHidden(*device, hidden, width, weights.dtype(), head);
-  device::Array logits = decoder.Logits(rows.view);
+  // Rows of one adapter that stand together are computed together.
+  std::vector<model::AdapterRows> runs;
+  for (const model::AdapterRows& row : of_rows) {
+    if (runs.empty() || runs.back().adapter != row.adapter) runs.push_back({.adapter = row.adapter});
+    ++runs.back().rows;
+  }
+  device::Array logits = decoder.Logits(rows.view, runs);
   return options.ranks == nullptr ? logits : options.ranks->Whole(*device, weights.spec(), logits.view);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/names.h"
 
 namespace tidepool::model {
 
@@ -49,14 +50,30 @@ AdapterPlace PlaceOf(const ModelSpec& s, AdapterTarget target) {
       return {"gate_up", ff, ff, d};
     case AdapterTarget::kDown:
       return {"down", 0, d, ff};
+    case AdapterTarget::kEmbedding:
+      return {"embedding", 0, d, s.vocab_size};
+    case AdapterTarget::kHead:
+      return {"head", 0, s.vocab_size, d};
   }
   TP_CHECK(false) << "target " << static_cast<int>(target);
   return {};
 }
 
+std::vector<AdapterSite> SitesOf(int64_t layers, const std::vector<AdapterTarget>& targets) {
+  const auto has = [&](AdapterTarget target) { return std::ranges::find(targets, target) != targets.end(); };
+  std::vector<AdapterSite> sites;
+  if (has(AdapterTarget::kEmbedding)) sites.push_back({-1, AdapterTarget::kEmbedding});
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (const AdapterTarget target : targets)
+      if (target < AdapterTarget::kEmbedding) sites.push_back({layer, target});
+  if (has(AdapterTarget::kHead)) sites.push_back({-1, AdapterTarget::kHead});
+  return sites;
+}
+
 Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
   const auto& targets = adapter.targets;
-  if (targets.empty()) return InvalidArgument("adapter: no target; there are q, k, v, o, gate, up, down");
+  if (targets.empty())
+    return InvalidArgument("adapter: no target; there are " + Listed(kWords<AdapterTarget>));
   if (std::ranges::adjacent_find(targets, std::greater_equal<>()) != targets.end())
     return InvalidArgument("adapter: its targets are out of order, or one is there twice");
   if (adapter.rank < 1)
@@ -68,13 +85,13 @@ Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
     return Unimplemented("adapter: of a model with a value head, whose head would have to be trained, too");
   for (const AdapterTarget target : targets) {
     const AdapterPlace place = PlaceOf(spec, target);
-    const bool feed_forward = target >= AdapterTarget::kGate;
+    const bool feed_forward = target >= AdapterTarget::kGate && target <= AdapterTarget::kDown;
     if (feed_forward && spec.sparse_layers() > 0) {
       int64_t layer = 0;
       while (!spec.IsSparse(layer)) ++layer;
-      return Unimplemented(std::string("adapter: target ") + Name(target) + " is experts in layer " +
-                           std::to_string(layer) +
-                           ", and adapters of experts are not implemented; take targets among q, k, v, o");
+      return Unimplemented(
+          std::string("adapter: target ") + Name(target) + " is experts in layer " + std::to_string(layer) +
+          ", and adapters of experts are not implemented; take targets among q, k, v, o, embedding, head");
     }
     if (const int64_t least = std::min(place.n, place.k); adapter.rank > least)
       return InvalidArgument("adapter: rank " + std::to_string(adapter.rank) + " is above " +
@@ -92,18 +109,20 @@ std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& a
     list.push_back({std::move(name), offset, {rows, cols}});
     offset += (rows * cols + 63) / 64 * 64;
   };
-  for (int64_t layer = 0; layer < spec.layers; ++layer) {
-    const std::string at = "layers." + std::to_string(layer) + ".";
-    for (size_t i = 0; i < adapter.targets.size();) {
-      const AdapterPlace first = PlaceOf(spec, adapter.targets[i]);
-      size_t end = i;
-      while (end < adapter.targets.size() &&
-             std::string_view(PlaceOf(spec, adapter.targets[end]).matrix) == first.matrix)
-        ++end;
-      add(at + first.matrix + ".a", adapter.rank * static_cast<int64_t>(end - i), first.k);
-      for (; i < end; ++i)
-        add(at + Name(adapter.targets[i]) + ".b", adapter.rank, PlaceOf(spec, adapter.targets[i]).n);
-    }
+  const std::vector<AdapterSite> sites = SitesOf(spec.layers, adapter.targets);
+  for (size_t i = 0; i < sites.size();) {
+    const auto [layer, target] = sites[i];
+    const AdapterPlace first = PlaceOf(spec, target);
+    const std::string at = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
+    size_t end = i;
+    while (end < sites.size() && sites[end].layer == layer &&
+           std::string_view(PlaceOf(spec, sites[end].target).matrix) == first.matrix)
+      ++end;
+    const int64_t a_rows = adapter.rank * static_cast<int64_t>(end - i);
+    target == AdapterTarget::kEmbedding ? add("embedding.a", first.k, a_rows)
+                                        : add(at + first.matrix + ".a", a_rows, first.k);
+    for (; i < end; ++i)
+      add(at + Name(sites[i].target) + ".b", adapter.rank, PlaceOf(spec, sites[i].target).n);
   }
   return list;
 }

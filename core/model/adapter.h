@@ -9,7 +9,11 @@
 //   layers.N.qkv.a [rank * targets among q, k, v; d], q.b [rank, Hq D], k.b, v.b [rank, Hkv D],
 //   o.a [rank, Hq D], o.b [rank, d], gate_up.a [rank * targets among gate, up; d], gate.b, up.b [rank, ff],
 //   down.a [rank, ff], down.b [rank, d]
+// The embedding, x = W[id], adds scale A[id] B, so its A is a table, too; it is first, the head is last:
+//   embedding.a [vocab, rank], embedding.b [rank, d], head.a [rank, d], head.b [rank, vocab]
+// Where the model has one matrix for both, each still has an adapter of its own, or none.
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,6 +22,7 @@
 #include "core/base/choices.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/model/adapter_target.h"
 #include "core/model/layout.h"
 #include "core/model/spec.h"
 
@@ -41,13 +46,21 @@ std::optional<AdapterSpec> AdapterOf(const LoraConfig& config);
 // targets out of order. kUnimplemented: a target of a block whose feed-forward is experts; a value head.
 Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter);
 
-// Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down"), of which it has rows
-// [row, row + n).
+// Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down", "head"), of which it has
+// rows [row, row + n). Of the "embedding" the sides are those of its transpose: [d, vocab].
 struct AdapterPlace {
   const char* matrix;
   int64_t row = 0, n = 0, k = 0;
 };
 AdapterPlace PlaceOf(const ModelSpec& spec, AdapterTarget target);
+
+// What an adapter changes of a model of so many layers, in module order. layer: -1 outside of the blocks.
+struct AdapterSite {
+  int64_t layer = 0;
+  AdapterTarget target = AdapterTarget::kQ;
+  friend auto operator<=>(const AdapterSite&, const AdapterSite&) = default;
+};
+std::vector<AdapterSite> SitesOf(int64_t layers, const std::vector<AdapterTarget>& targets);
 
 // The parameters, a pure function: offsets ascend and are multiples of 64. requires CheckAdapter.
 std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& adapter);

@@ -30,36 +30,41 @@ constexpr std::string_view kTensorPrefix = "base_model.model.";
 constexpr const char* kFingerprintKey = "tidepool.base_fingerprint";
 constexpr int64_t kLayersMost = 1 << 16;
 
-std::string TensorName(int64_t layer, AdapterTarget target, const char* which) {
-  return std::string(kTensorPrefix) + ModuleName(layer, target) + ".lora_" + which + ".weight";
+// What a tensor is of a matrix. kBase: the matrix itself, which PEFT puts beside the change of an embedding
+// or a head.
+enum class Which : uint8_t { kA, kB, kBase };
+
+std::string TensorName(const AdapterSite& site, Which which) {
+  const std::string module = std::string(kTensorPrefix) + ModuleName(site);
+  if (which == Which::kBase) return module + ".base_layer.weight";
+  const char* half = which == Which::kA ? "A" : "B";
+  if (site.target == AdapterTarget::kEmbedding) return module + ".lora_embedding_" + half;
+  return module + ".lora_" + half + ".weight";
 }
 
-// One half of the change of one matrix.
 struct AdapterTensor {
-  int64_t layer = 0;
-  AdapterTarget target = AdapterTarget::kQ;
-  bool is_b = false;
+  AdapterSite site;
+  Which which = Which::kA;
 };
 std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
   const std::string_view whole = name;
   if (!name.starts_with(kTensorPrefix)) return std::nullopt;
   name.remove_prefix(kTensorPrefix.size());
-  if (!name.starts_with(kLayersPrefix)) return std::nullopt;
-  name.remove_prefix(kLayersPrefix.size());
-  AdapterTensor tensor;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), tensor.layer);
-  if (error != std::errc() || tensor.layer < 0 || tensor.layer > kLayersMost ||
-      end == name.data() + name.size() || *end != '.')
-    return std::nullopt;
-  name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
+  int64_t layer = -1;
+  if (name.starts_with(kLayersPrefix)) {
+    name.remove_prefix(kLayersPrefix.size());
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    if (error != std::errc() || layer < 0 || layer > kLayersMost || end == name.data() + name.size() ||
+        *end != '.')
+      return std::nullopt;
+    name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
+  }
   for (const auto& [target, module] : kAdapterModules) {
     if (!name.starts_with(module)) continue;
-    const std::string_view rest = name.substr(module.size());
-    if (rest != ".lora_A.weight" && rest != ".lora_B.weight") return std::nullopt;
-    tensor.target = target;
-    tensor.is_b = rest == ".lora_B.weight";
-    if (TensorName(tensor.layer, target, tensor.is_b ? "B" : "A") != whole) return std::nullopt;  // layer 00
-    return tensor;
+    for (const Which which : {Which::kA, Which::kB, Which::kBase}) {
+      if (which == Which::kBase && layer >= 0) continue;
+      if (TensorName({layer, target}, which) == whole) return AdapterTensor{{layer, target}, which};
+    }
   }
   return std::nullopt;
 }
@@ -160,33 +165,36 @@ Status AdapterFolder::ReadConfig() {
   if (const auto found = metadata.find(kFingerprintKey); found != metadata.end())
     fingerprint_ = found->second;
 
-  std::map<std::pair<int64_t, AdapterTarget>, int> halves;  // 1: A, 2: B
+  std::map<AdapterSite, int> halves;  // 1: A, 2: B
   for (const files::TensorInfo& tensor : file_->tensors()) {
     const auto parsed = ParseTensorName(tensor.name);
     if (!parsed)
       return Unimplemented(file_->path() + ": the tensor " + tensor.name +
                            " is neither lora_A nor lora_B of q_proj, k_proj, v_proj, o_proj, gate_proj, "
-                           "up_proj or down_proj of a layer; others are not implemented");
+                           "up_proj or down_proj of a layer, nor of embed_tokens or lm_head; others are not "
+                           "implemented");
     if (!files::IsFloating(tensor.dtype))
       return InvalidArgument(file_->path() + ": " + tensor.name + ": dtype " +
                              std::string(files::DTypeName(tensor.dtype)) +
                              ", expected F32, BF16, F16 or F64");
-    if (tensor.shape.size() != 2 || tensor.shape[parsed->is_b ? 1 : 0] != spec_.rank)
+    if (parsed->which == Which::kBase) continue;
+    const bool is_b = parsed->which == Which::kB;
+    if (tensor.shape.size() != 2 || tensor.shape[is_b ? 1 : 0] != spec_.rank)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
                              files::ShapeText(tensor.shape) + ", expected " +
-                             (parsed->is_b ? "[rows, " + std::to_string(spec_.rank) + "]"
-                                           : "[" + std::to_string(spec_.rank) + ", columns]") +
+                             (is_b ? "[rows, " + std::to_string(spec_.rank) + "]"
+                                   : "[" + std::to_string(spec_.rank) + ", columns]") +
                              ", since " + kAdapterConfigFile + " says r " + std::to_string(spec_.rank));
-    halves[{parsed->layer, parsed->target}] |= parsed->is_b ? 2 : 1;
-    layers_ = std::max(layers_, parsed->layer + 1);
-    if (!spec_.Has(parsed->target)) spec_.targets.push_back(parsed->target);
+    halves[parsed->site] |= is_b ? 2 : 1;
+    layers_ = std::max(layers_, parsed->site.layer + 1);
+    if (!spec_.Has(parsed->site.target)) spec_.targets.push_back(parsed->site.target);
   }
   if (halves.empty()) return InvalidArgument(file_->path() + ": has no tensors");
   std::ranges::sort(spec_.targets);
-  for (const auto& [at, half] : halves) {
+  for (const auto& [site, half] : halves) {
     if (half != 3)
       return InvalidArgument(file_->path() + ": the tensor " +
-                             TensorName(at.first, at.second, half == 1 ? "B" : "A") + " is missing");
+                             TensorName(site, half == 1 ? Which::kB : Which::kA) + " is missing");
   }
   TP_ASSIGN_OR_RETURN(auto chosen, ChosenModules::Read(config, layers_));
   chosen_ = std::make_shared<const ChosenModules>(std::move(chosen));
@@ -194,26 +202,25 @@ Status AdapterFolder::ReadConfig() {
 }
 
 Status AdapterFolder::CheckChosen(int64_t layers) const {
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    for (const auto& [target, module] : kAdapterModules) {
-      const std::string tensor = TensorName(layer, target, "A");
-      const bool there = file_->Find(tensor) != nullptr;
-      const auto chosen = chosen_->Has(layer, target);
-      if (!chosen.ok()) return chosen.status().At(path_ + "/" + kAdapterConfigFile + ": target_modules");
-      if (there == *chosen) continue;
-      return InvalidArgument(
-          file_->path() + ": the tensor " + tensor +
-          (there ? " is there, and target_modules of " : " is missing, and target_modules of ") +
-          kAdapterConfigFile + " (with exclude_modules and layers_to_transform) " +
-          (there ? "does not choose " : "chooses ") + ModuleName(layer, target));
-    }
+  for (const AdapterSite& site : EverySite(layers)) {
+    const std::string tensor = TensorName(site, Which::kA);
+    const bool there = file_->Find(tensor) != nullptr;
+    const auto chosen = chosen_->Has(site);
+    if (!chosen.ok()) return chosen.status().At(path_ + "/" + kAdapterConfigFile + ": target_modules");
+    if (there == *chosen) continue;
+    return InvalidArgument(
+        file_->path() + ": the tensor " + tensor +
+        (there ? " is there, and target_modules of " : " is missing, and target_modules of ") +
+        kAdapterConfigFile + " (with exclude_modules and layers_to_transform) " +
+        (there ? "does not choose " : "chooses ") + ModuleName(site));
   }
   return OkStatus();
 }
 
 int64_t AdapterFolder::parameters() const {
   int64_t count = 0;
-  for (const files::TensorInfo& tensor : file_->tensors()) count += tensor.numel();
+  for (const files::TensorInfo& tensor : file_->tensors())
+    if (ParseTensorName(tensor.name)->which != Which::kBase) count += tensor.numel();
   return count;
 }
 
@@ -226,9 +233,15 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
   TP_RETURN_IF_ERROR(CheckChosen(base.layers));
   for (const files::TensorInfo& tensor : file_->tensors()) {
     const AdapterTensor at = *ParseTensorName(tensor.name);
-    const AdapterPlace place = PlaceOf(base, at.target);
-    const std::vector<int64_t> expected =
-        at.is_b ? std::vector{place.n, spec_.rank} : std::vector{spec_.rank, place.k};
+    if (at.which == Which::kBase && !spec_.Has(at.site.target))
+      return Unimplemented(file_->path() + ": " + tensor.name +
+                           ": a matrix that the adapter does not change is saved with it; tensors that take "
+                           "the place of the model's are not implemented");
+    const AdapterPlace place = PlaceOf(base, at.site.target);
+    const std::vector<int64_t> expected = at.which == Which::kBase
+                                              ? std::vector{base.vocab_size, base.hidden_size}
+                                          : at.which == Which::kB ? std::vector{place.n, spec_.rank}
+                                                                  : std::vector{spec_.rank, place.k};
     if (tensor.shape != expected)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
                              files::ShapeText(tensor.shape) + ", expected " + files::ShapeText(expected) +
@@ -241,6 +254,7 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
 Status AdapterFolder::CheckBase(const std::string& model_folder) const {
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
   TP_RETURN_IF_ERROR(CheckShapes(spec).At(model_folder));
+  TP_RETURN_IF_ERROR(CheckSavedMatrices(spec, model_folder));
   if (fingerprint_.empty()) return OkStatus();
   TP_ASSIGN_OR_RETURN(const std::string found, Fingerprint(model_folder));
   if (found == fingerprint_) return OkStatus();
@@ -248,6 +262,30 @@ Status AdapterFolder::CheckBase(const std::string& model_folder) const {
       path_ + ": was trained on a model with the fingerprint " + fingerprint_ +
       (base_.empty() ? "" : " (" + base_ + ")") + ", and that of " + model_folder + " is " + found +
       ": its shapes are the same, its values are not; give the model that the adapter was trained on");
+}
+
+Status AdapterFolder::CheckSavedMatrices(const ModelSpec& spec, const std::string& model_folder) const {
+  for (const files::TensorInfo& tensor : file_->tensors()) {
+    const AdapterTensor at = *ParseTensorName(tensor.name);
+    if (at.which != Which::kBase) continue;
+    TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
+    const bool head = at.site.target == AdapterTarget::kHead && !spec.tie_embeddings;
+    const std::string name =
+        ModuleName({-1, head ? AdapterTarget::kHead : AdapterTarget::kEmbedding}) + ".weight";
+    const auto entry = stored->Find(name);
+    if (!entry) return InvalidArgument(model_folder + ": has no tensor " + name);
+    // As bfloat16 has them, for either may have been saved rounded.
+    const auto narrow = [](const files::TensorInfo& info, std::span<const std::byte> bytes) {
+      std::vector<std::byte> out(static_cast<size_t>(2 * info.numel()));
+      files::ConvertFloats(info.dtype, bytes.data(), info.numel(), files::DType::kBF16, out.data());
+      return out;
+    };
+    if (narrow(tensor, file_->Bytes(tensor)) != narrow(*entry->info, entry->bytes()))
+      return InvalidArgument(file_->path() + ": " + tensor.name + ": is not " + name + " of " + model_folder +
+                             ": it is an adapter of another model, or the matrix was trained, too, which is "
+                             "not implemented");
+  }
+  return OkStatus();
 }
 
 Status AdapterFolder::CheckSpec(const AdapterSpec& wanted) const {
@@ -268,26 +306,24 @@ Status AdapterFolder::CheckSpec(const AdapterSpec& wanted) const {
 namespace {
 
 // Where the two halves of the change of a matrix stand: offsets of elements in the layout of the adapter. A
-// is there as the folder has it, B is turned.
+// is there as the folder has it, but for an embedding's; B is turned.
 struct Halves {
-  int64_t layer = 0;
-  AdapterTarget target = AdapterTarget::kQ;
+  AdapterSite site;
   int64_t a = 0, b = 0, n = 0, k = 0;
+  [[nodiscard]] bool a_is_turned() const { return site.target == AdapterTarget::kEmbedding; }
 };
 std::vector<Halves> HalvesOf(const ModelSpec& base, const AdapterSpec& adapter) {
   std::map<std::string, int64_t> offsets;
   for (const Parameter& p : AdapterLayout(base, adapter)) offsets[p.name] = p.offset;
   std::vector<Halves> all;
-  for (int64_t layer = 0; layer < base.layers; ++layer) {
-    const std::string at = "layers." + std::to_string(layer) + ".";
-    std::map<std::string_view, int64_t> before;  // rows of A that targets of the same matrix have taken
-    for (const AdapterTarget target : adapter.targets) {
-      const AdapterPlace place = PlaceOf(base, target);
-      int64_t& row = before[place.matrix];
-      all.push_back({layer, target, offsets.at(at + place.matrix + ".a") + row * place.k,
-                     offsets.at(at + Name(target) + ".b"), place.n, place.k});
-      row += adapter.rank;
-    }
+  std::map<std::string, int64_t> before;  // rows of A that targets of the same matrix have taken
+  for (const AdapterSite& site : SitesOf(base.layers, adapter.targets)) {
+    const std::string at = site.layer < 0 ? "" : "layers." + std::to_string(site.layer) + ".";
+    const AdapterPlace place = PlaceOf(base, site.target);
+    int64_t& row = before[at + place.matrix];
+    all.push_back({site, offsets.at(at + place.matrix + ".a") + row * place.k,
+                   offsets.at(at + Name(site.target) + ".b"), place.n, place.k});
+    row += adapter.rank;
   }
   return all;
 }
@@ -306,14 +342,18 @@ void AdapterFolder::Read(const ModelSpec& base, DType dtype, std::span<std::byte
   std::ranges::fill(arena, std::byte{0});  // as it is for layers that are not changed
   std::vector<std::byte> columns;
   for (const Halves& at : HalvesOf(base, spec_)) {
-    const files::TensorInfo* a = file_->Find(TensorName(at.layer, at.target, "A"));
-    if (a == nullptr) continue;
-    const files::TensorInfo* b = file_->Find(TensorName(at.layer, at.target, "B"));
-    files::ConvertFloats(a->dtype, file_->Bytes(*a).data(), a->numel(), StoredType(dtype),
-                         arena.data() + at.a * size);
-    columns.resize(static_cast<size_t>(b->numel() * size));
-    files::ConvertFloats(b->dtype, file_->Bytes(*b).data(), b->numel(), StoredType(dtype), columns.data());
-    Turn(columns.data(), at.n, spec_.rank, size, arena.data() + at.b * size);
+    if (file_->Find(TensorName(at.site, Which::kA)) == nullptr) continue;
+    const auto read = [&](Which which, int64_t offset, bool turned) {
+      const files::TensorInfo& tensor = *file_->Find(TensorName(at.site, which));
+      const std::byte* stored = file_->Bytes(tensor).data();
+      std::byte* to = arena.data() + offset * size;
+      if (!turned) return files::ConvertFloats(tensor.dtype, stored, tensor.numel(), StoredType(dtype), to);
+      columns.resize(static_cast<size_t>(tensor.numel() * size));
+      files::ConvertFloats(tensor.dtype, stored, tensor.numel(), StoredType(dtype), columns.data());
+      Turn(columns.data(), tensor.shape[0], tensor.shape[1], size, to);
+    };
+    read(Which::kA, at.a, at.a_is_turned());
+    read(Which::kB, at.b, true);
   }
 }
 
@@ -325,20 +365,21 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   const int64_t size = Bytes(values.dtype), rank = adapter.rank;
   std::vector<files::TensorSource> tensors;
   for (const Halves& at : HalvesOf(values.base, adapter)) {
-    const auto half = [&](int64_t offset, int64_t columns) {
-      return values.arena.subspan(static_cast<size_t>(offset * size),
-                                  static_cast<size_t>(rank * columns * size));
+    const auto put = [&](Which which, int64_t offset, std::vector<int64_t> shape, bool is_turned) {
+      const auto half = values.arena.subspan(static_cast<size_t>(offset * size),
+                                             static_cast<size_t>(shape[0] * shape[1] * size));
+      const std::string name = TensorName(at.site, which);
+      if (!is_turned)
+        return tensors.push_back(files::SourceOf(name, StoredType(values.dtype), std::move(shape), half));
+      tensors.push_back({name, StoredType(values.dtype), shape,
+                         [half, rows = shape[1], columns = shape[0], size](const files::WriteBytes& write) {
+                           std::vector<std::byte> turned(half.size());
+                           Turn(half.data(), rows, columns, size, turned.data());
+                           return write(turned);
+                         }});
     };
-    tensors.push_back(files::SourceOf(TensorName(at.layer, at.target, "A"), StoredType(values.dtype),
-                                      {rank, at.k}, half(at.a, at.k)));
-    tensors.push_back({TensorName(at.layer, at.target, "B"),
-                       StoredType(values.dtype),
-                       {at.n, rank},
-                       [b = half(at.b, at.n), n = at.n, rank, size](const files::WriteBytes& write) {
-                         std::vector<std::byte> turned(b.size());
-                         Turn(b.data(), rank, n, size, turned.data());
-                         return write(turned);
-                       }});
+    put(Which::kA, at.a, {rank, at.k}, at.a_is_turned());
+    put(Which::kB, at.b, {at.n, rank}, true);
   }
   std::ranges::sort(tensors, {}, &files::TensorSource::name);
   std::map<std::string, std::string> metadata;
@@ -358,7 +399,7 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   config["use_rslora"] = adapter.rslora;
   config["target_modules"] = nlohmann::ordered_json::array();
   for (const auto& [target, module] : kAdapterModules) {
-    if (adapter.Has(target)) config["target_modules"].push_back(module.substr(module.find('.') + 1));
+    if (adapter.Has(target)) config["target_modules"].push_back(module.substr(module.find_last_of('.') + 1));
   }
   if (adapter.init == AdapterInit::kGaussian) {
     config["init_lora_weights"] = "gaussian";
@@ -423,34 +464,49 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
   const int64_t rank = adapter.spec().rank;
   const auto scale = static_cast<float>(adapter.spec().scale());
   std::map<std::string, Halves> changed;
-  for (const Halves& at : HalvesOf(spec, adapter.spec()))
-    changed[ModuleName(at.layer, at.target) + ".weight"] = at;
+  for (const Halves& at : HalvesOf(spec, adapter.spec())) changed[ModuleName(at.site) + ".weight"] = at;
+  const std::string embedding = ModuleName({-1, AdapterTarget::kEmbedding}) + ".weight",
+                    head = ModuleName({-1, AdapterTarget::kHead}) + ".weight";
+  // One matrix, of which one use or both are changed, becomes two.
+  const bool unties = spec.tie_embeddings && (changed.contains(embedding) || changed.contains(head));
   std::vector<files::TensorSource> tensors;
-  for (const auto& [name, entry] : stored->tensors()) {
+  const auto put = [&](const std::string& name, const files::SafetensorsFolder::Entry& entry) {
     const auto found = changed.find(name);
-    if (found == changed.end()) {
-      tensors.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
-      continue;
-    }
-    tensors.push_back(
-        {name, entry.info->dtype, entry.info->shape,
-         [&values, rank, scale, entry = entry, at = found->second](const files::WriteBytes& write) {
-           MergedMatrix matrix{.w = entry, .a = {}, .b = {}, .n = at.n, .k = at.k, .rank = rank};
-           matrix.a.assign(values.begin() + at.a, values.begin() + at.a + rank * at.k);
-           matrix.b.resize(static_cast<size_t>(at.n * rank));
-           for (int64_t i = 0; i < at.n; ++i)
-             for (int64_t r = 0; r < rank; ++r)
-               matrix.b[static_cast<size_t>(i * rank + r)] =
-                   scale * values[static_cast<size_t>(at.b + r * at.n + i)];
-           return matrix.Write(write);
-         }});
+    if (found == changed.end())
+      return tensors.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
+    tensors.push_back({name, entry.info->dtype, entry.info->shape,
+                       [&values, rank, scale, entry, at = found->second](const files::WriteBytes& write) {
+                         // Of an embedding the change is A^T B^T: what is [n, rank] stands as it is, and k is
+                         // n.
+                         const bool table = at.a_is_turned();
+                         const int64_t n = table ? at.k : at.n, k = table ? at.n : at.k,
+                                       of_rows = table ? at.a : at.b, of_columns = table ? at.b : at.a;
+                         MergedMatrix matrix{.w = entry, .a = {}, .b = {}, .n = n, .k = k, .rank = rank};
+                         matrix.a.assign(values.begin() + of_columns, values.begin() + of_columns + rank * k);
+                         matrix.b.resize(static_cast<size_t>(n * rank));
+                         for (int64_t i = 0; i < n; ++i)
+                           for (int64_t r = 0; r < rank; ++r)
+                             matrix.b[static_cast<size_t>(i * rank + r)] =
+                                 scale *
+                                 values[static_cast<size_t>(of_rows + (table ? i * rank + r : r * n + i))];
+                         return matrix.Write(write);
+                       }});
+  };
+  for (const auto& [name, entry] : stored->tensors()) {
+    if (unties && name == head) continue;  // a copy that nothing reads
+    put(name, entry);
+    if (unties && name == embedding) put(head, entry);
   }
   TP_RETURN_IF_ERROR(files::WriteSafetensorsFolder(folder, tensors, max_shard_bytes));
   // Last, so that a folder with a config.json is whole.
   for (const char* file : {"generation_config.json", "config.json"}) {
     if (std::string_view(file) != "config.json" && !fs::exists(model_folder + "/" + file, error)) continue;
-    TP_ASSIGN_OR_RETURN(const std::string text,
-                        files::ReadSmallFile(model_folder + "/" + file, int64_t{16} << 20));
+    TP_ASSIGN_OR_RETURN(std::string text, files::ReadSmallFile(model_folder + "/" + file, int64_t{16} << 20));
+    if (unties && std::string_view(file) == "config.json") {
+      auto config = nlohmann::ordered_json::parse(text);  // ReadSpec has read it
+      config["tie_word_embeddings"] = false;
+      text = config.dump(2) + "\n";
+    }
     TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/" + file, text));
   }
   return OkStatus();

@@ -1,12 +1,13 @@
 #pragma once
 // Adapters as folders of PEFT's (github.com/huggingface/peft, LoRA): adapter_config.json, and
-// adapter_model.safetensors with lora_A [rank, k] and lora_B [n, rank] of each matrix that is changed. No
-// LibTorch. Any thread.
+// adapter_model.safetensors with lora_A [rank, k] and lora_B [n, rank] of each matrix that is changed, of an
+// embedding lora_embedding_A [rank, vocab] and lora_embedding_B [d, rank]. No LibTorch. Any thread.
 //
 // What PEFT has for adapters and is not implemented is kUnimplemented with file and key: bias, DoRA, modules
-// that are saved whole, ranks or alphas of single modules, experts, embeddings and the head, and starts that
-// change the model (init_lora_weights: pissa and the like). There are tensors of the modules that the config
-// chooses (target_modules, exclude_modules, layers_to_transform), and of no others.
+// that are saved whole, ranks or alphas of single modules, experts, and starts that change the model
+// (init_lora_weights: pissa and the like). There are tensors of the modules that the config chooses
+// (target_modules, exclude_modules, layers_to_transform), and of no others, but for copies of an embedding
+// and a head that are changed, which PEFT adds.
 //
 // A folder written here also has, in the safetensors' metadata, the fingerprint of the model that the adapter
 // was trained on. Others know nothing of it, so an adapter without one is compared by shapes alone.
@@ -64,6 +65,8 @@ class AdapterFolder {
   Status ReadConfig();
   // Of so many layers the chosen modules have tensors, and no others.
   [[nodiscard]] Status CheckChosen(int64_t layers) const;
+  // Embedding and head, where PEFT has put them into the folder, are the model's.
+  [[nodiscard]] Status CheckSavedMatrices(const ModelSpec& spec, const std::string& model_folder) const;
 
   std::string path_;
   std::unique_ptr<files::SafetensorsFile> file_;
@@ -85,8 +88,9 @@ struct AdapterValues {
 Status SaveAdapter(const AdapterValues& values, const std::string& model_folder, const std::string& folder);
 
 // A model folder with W + scale B A in place of each matrix W that the adapter changes, formed in float32 and
-// stored in W's type; all else is the base's, byte for
-// byte. Config files are copied, tokenizer files are not. Errors of CheckBase and of writing.
+// stored in W's type; all else is the base's, byte for byte. Where embedding and head are one matrix and
+// either is changed, the folder has two, and says so in config.json. Config files are copied, tokenizer files
+// are not. Errors of CheckBase and of writing.
 Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
                     int64_t max_shard_bytes = int64_t{5} << 30);
 

@@ -11,18 +11,22 @@ bool IsOrEndsWith(const std::string& module, const std::string& name) {
 }
 
 bool AnyIsNamed(int64_t layers, const std::string& name) {
-  for (int64_t layer = 0; layer < layers; ++layer)
-    for (const auto& [target, module] : kAdapterModules)
-      if (IsOrEndsWith(ModuleName(layer, target), name)) return true;
-  return false;
+  return std::ranges::any_of(EverySite(layers),
+                             [&](const AdapterSite& site) { return IsOrEndsWith(ModuleName(site), name); });
 }
 
 }  // namespace
 
-std::string ModuleName(int64_t layer, AdapterTarget target) {
+std::string ModuleName(const AdapterSite& site) {
   const auto* module =
-      std::ranges::find(kAdapterModules, target, &std::pair<AdapterTarget, std::string_view>::first);
-  return std::string(kLayersPrefix) + std::to_string(layer) + "." + std::string(module->second);
+      std::ranges::find(kAdapterModules, site.target, &std::pair<AdapterTarget, std::string_view>::first);
+  if (site.layer < 0) return std::string(module->second);
+  return std::string(kLayersPrefix) + std::to_string(site.layer) + "." + std::string(module->second);
+}
+
+std::vector<AdapterSite> EverySite(int64_t layers) {
+  const auto all = AllOf<AdapterTarget>();
+  return SitesOf(layers, {all.begin(), all.end()});
 }
 
 StatusOr<bool> ChosenModules::Names::Has(const std::string& module) const {
@@ -76,22 +80,22 @@ StatusOr<ChosenModules> ChosenModules::Read(const ConfigReader& config, int64_t 
       return config.Missing(
           "target_modules with " + name.substr(0, 80) +
           ", which is no q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj of "
-          "a layer that has tensors,");
+          "a layer that has tensors, nor embed_tokens or lm_head,");
   }
   return chosen;
 }
 
-StatusOr<bool> ChosenModules::Has(int64_t layer, AdapterTarget target) const {
-  const std::string module = ModuleName(layer, target);
+StatusOr<bool> ChosenModules::Has(const AdapterSite& site) const {
+  const std::string module = ModuleName(site);
   TP_ASSIGN_OR_RETURN(const bool excluded, excluded_.Has(module));
   if (excluded) return false;
-  if (all_linear_) return true;
+  if (all_linear_) return site.layer >= 0;  // the embedding is none, and PEFT leaves the head out
   TP_ASSIGN_OR_RETURN(const bool named, targets_.Has(module));
   // The layers say nothing of a module that is named from its first letter, nor beside a regex.
   if (!named || layers_.empty() || targets_.pattern != nullptr ||
       std::ranges::find(targets_.list, module) != targets_.list.end())
     return named;
-  return std::ranges::find(layers_, layer) != layers_.end();
+  return std::ranges::find(layers_, site.layer) != layers_.end();
 }
 
 }  // namespace tidepool::model

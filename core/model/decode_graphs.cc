@@ -69,7 +69,7 @@ bool Decoder::Impl::RunsAsGraph(const RaggedBatch& b) const {
   return b.fill_slot >= 0 && part.whole() && !graphs_refused && device.has_graphs() && b.experts.empty() &&
          !b.ids.empty() && static_cast<int64_t>(b.ids.size()) <= kGraphRowsMax &&
          std::ranges::adjacent_find(b.first_run, std::greater_equal<>()) == b.first_run.end() &&
-         AdaptedRowsOf(b).empty();
+         AdaptedRowsOf(b.adapters, static_cast<int64_t>(b.ids.size())).empty();
 }
 
 template <typename T>

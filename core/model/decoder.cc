@@ -58,7 +58,12 @@ Decoder::Impl::Impl(const Weights& w, std::shared_ptr<device::Device> d, const P
   }
   if (adapter != nullptr) {
     const AdapterOnModel& trained = adapters.emplace(kOwnWeights, FindAdapter(w)).first->second;
+    of_embedding = trained.embedding, of_head = trained.head;
     for (size_t l = 0; l < layers.size(); ++l) layers[l].adapter = trained.layers[l];
+    lowest_trained = 0;
+    while (of_embedding.a < 0 && lowest_trained < spec.layers &&
+           layers[static_cast<size_t>(lowest_trained)].first_adapted() < 0)
+      ++lowest_trained;
   }
   embedding = find("embedding");
   final_norm = find("final_norm");
@@ -193,7 +198,7 @@ DeviceBatch Decoder::Impl::Upload(const RaggedBatch& given, int64_t slot_count) 
   std::shared_ptr<device::Buffer> memory = device.Put(std::span<const int32_t>(Pack(b)));
   DeviceBatch to = BatchAt(b, static_cast<const int32_t*>(memory->data()), slot_count);
   to.memory = std::move(memory);
-  to.adapted = AdaptedRowsOf(given);
+  to.adapted = AdaptedRowsOf(given.adapters, static_cast<int64_t>(given.ids.size()));
   return to;
 }
 
@@ -286,7 +291,7 @@ void Decoder::Impl::AddBias(int64_t bias, const View& x) const {
 }
 
 template <typename T>
-void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
+void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) {
   const auto [table, strips] = on_device.stored(embedding);
   device.GatherRows(device::GatherRowsArgs<T>{.rows = batch.rows,
                                               .d = spec.hidden_size,
@@ -296,6 +301,7 @@ void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) const {
                                               .out = x.As<T>(),
                                               .strips = strips});
   if (!part.whole()) others().AddUp(device, x, "embedding");
+  AdaptEmbedding<T>(batch, x);
 }
 
 template <typename T>
@@ -569,7 +575,7 @@ Array Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
   return impl_->dtype == DType::kFloat32 ? impl_->Forward<float>(batch, kv) : impl_->Forward<BF16>(batch, kv);
 }
 
-Array Decoder::Logits(const View& hidden) const {
+Array Decoder::Logits(const View& hidden, std::span<const AdapterRows> adapters) const {
   Impl& m = *impl_;
   Array out{.view = {.rows = hidden.rows, .cols = m.spec.vocab_size, .dtype = m.dtype}};
   // Fresh memory for tens of megabytes costs page faults: take the last result's if it is free.
@@ -579,8 +585,11 @@ Array Decoder::Logits(const View& hidden) const {
   }
   out.memory = m.logits;
   out.view.data = m.logits->data();
-  m.dtype == DType::kFloat32 ? m.Multiply<float>(out.view, hidden, m.head)
-                             : m.Multiply<BF16>(out.view, hidden, m.head);
+  const auto run = [&]<typename T>(T) {
+    m.Multiply<T>(out.view, hidden, m.head);
+    m.AdaptHead<T>(m.AdaptedRowsOf(adapters, hidden.rows), hidden, out.view);
+  };
+  m.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
   return out;
 }
 

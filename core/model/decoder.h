@@ -101,7 +101,8 @@ class Decoder {
 
   // Logits [n, vocab] (model's dtype product, then widened to float32 by the consumer) of hidden[n, hidden];
   // of a part: of its own tokens, which begin at first_token().
-  device::Array Logits(const device::View& hidden) const;
+  // `adapters`: of whom the rows are, as in RaggedBatch.
+  device::Array Logits(const device::View& hidden, std::span<const AdapterRows> adapters = {}) const;
   [[nodiscard]] int64_t first_token() const;
   // Where sums over the vocabulary are cut, for DrawTokens.
   [[nodiscard]] const device::SumTiles& vocabulary() const;

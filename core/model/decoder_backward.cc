@@ -211,7 +211,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   renorm(b.x, w.attention_norm);
   MultiplyBackWeight<T>(Gradient(w.qkv, grads), dqkv, norm);
   const View of_qkv = AdaptGradients<T>(w.adapter[kQkv], norm, b.narrow[kQkv], dqkv, grads);
-  if (adapter && layer == 0) return;  // nothing before it is trained
+  if (layer == lowest_trained && !trains_embedding()) return;  // nothing before it is trained
   MultiplyBack<T>(dnorm, dqkv, w.qkv, over_qkv, b.sums, "attention, backward");
   AdaptBack<T>(w.adapter[kQkv], of_qkv, dnorm);
   norm_backward(b.x, b.rstd1, w.attention_norm);
@@ -280,10 +280,15 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
   const auto begin_of = [&](int64_t index) {
     return (adapter ? *adapter : on_device).layout()[static_cast<size_t>(index)].offset;
   };
-  int64_t final = adapter ? adapter->elements() : begin_of(final_norm);
-  if (!adapter) grads.Final(final, on_device.elements());
+  int64_t final = (adapter ? *adapter : on_device).elements();
+  const auto is_final_from = [&](int64_t index) {  // -1: nothing new is
+    if (index < 0) return;
+    const int64_t begin = begin_of(index);
+    grads.Final(begin, std::exchange(final, begin));
+  };
+  is_final_from(adapter ? of_head.a : final_norm);
   const ActivationArena::Mark mark = scratch.mark();
-  for (int64_t l = spec.layers - 1; l >= 0; --l) {
+  for (int64_t l = spec.layers - 1; l >= lowest_trained; --l) {
     scratch.Rewind(mark);
     BlockBuffers b = saved.recompute ? shared : saved.blocks[static_cast<size_t>(l)];
     ServedRows again{.arena = &scratch};
@@ -296,10 +301,14 @@ void Decoder::Impl::Backward(SavedActivations& saved, const View& grad_hidden, d
     }
     BlockBackward<T>(l, saved, b, dx, dx_narrow, balance_scale, grads);
     const LayerWeights& w = layers[static_cast<size_t>(l)];
-    const int64_t begin = begin_of(adapter ? w.first_adapted() : w.attention_norm);
-    grads.Final(begin, std::exchange(final, begin));
+    is_final_from(adapter ? w.first_adapted() : w.attention_norm);
   }
-  if (adapter) return;
+  if (!trains_embedding()) return;
+  scratch.Rewind(mark);
+  if (adapter) {
+    AdaptEmbeddingGradients<T>(saved.batch, dx_narrow, grads);
+    return grads.Final(0, final);
+  }
   device.ScatterAddRows(device::ScatterAddRowsArgs<float>{.rows = rows,
                                                           .d = d,
                                                           .table_rows = spec.vocab_size,
@@ -327,6 +336,7 @@ Array Decoder::LogitsBackward(const View& hidden, const View& dlogits, Gradients
   const auto run = [&]<typename T>(T) {
     m.MultiplyBackWeight<T>(m.Gradient(m.head, grads), dlogits, hidden);
     m.MultiplyBack<T>(dhidden.view, dlogits, m.head, m.over_vocabulary, sums.view, "head, backward");
+    m.AdaptHeadBack<T>(hidden, dlogits, dhidden.view, grads);
   };
   m.dtype == DType::kFloat32 ? run(float{}) : run(BF16{});
   return dhidden;

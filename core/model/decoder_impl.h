@@ -100,6 +100,7 @@ inline const AdaptedBlock kNotAdapted;
 struct AdapterOnModel {
   std::shared_ptr<DeviceWeights> weights;
   std::vector<AdaptedBlock> layers;
+  AdapterMatrix embedding, head;  // embedding.a is a table [vocab, rank]
 };
 
 // What one block computes. With everything saved each block has buffers of its own; in inference
@@ -196,6 +197,11 @@ struct Decoder::Impl {
   std::map<int32_t, AdapterOnModel> adapters;    // that rows may have; kOwnWeights: the one that is trained
   int32_t next_adapter = 0;
   std::vector<LayerWeights> layers;
+  AdapterMatrix of_embedding, of_head;  // of the adapter that is trained
+  // A backward ends with this block, for nothing before it is trained, the embedding aside: layers.size()
+  // where no block is.
+  int64_t lowest_trained = 0;
+  [[nodiscard]] bool trains_embedding() const { return !adapter || of_embedding.a >= 0; }
   int64_t embedding = 0, final_norm = 0, head = 0;
   int64_t positions = 0;  // rows of cos and sin
   Array cos, sin;         // [positions, D / 2], grown on demand
@@ -301,7 +307,7 @@ struct Decoder::Impl {
     return a;
   }
   template <typename T>
-  void Embed(const DeviceBatch& batch, const View& x) const;
+  void Embed(const DeviceBatch& batch, const View& x);
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
   // for_backward: what the backward reads, so a dense block without its last product.
   template <typename T>
@@ -332,7 +338,8 @@ struct Decoder::Impl {
   [[nodiscard]] float* Gradient(int64_t index, Gradients& grads) const;
   // low_rank.cc. Nothing where the adapter has none of the matrix, or there is no adapter.
   [[nodiscard]] AdapterOnModel FindAdapter(const Weights& of) const;
-  [[nodiscard]] std::vector<AdaptedRows> AdaptedRowsOf(const RaggedBatch& batch) const;
+  [[nodiscard]] std::vector<AdaptedRows> AdaptedRowsOf(std::span<const AdapterRows> adapters,
+                                                       int64_t rows) const;
   void TakeNarrow(ActivationArena& arena, int64_t rows, bool training, BlockBuffers& b) const;
   template <typename T>
   void ToNarrow(const AdapterMatrix& m, const View& x, const View& narrow) const;  // narrow = x a^T
@@ -340,6 +347,25 @@ struct Decoder::Impl {
   template <typename T>
   void Adapt(int64_t layer, Adapted which, const DeviceBatch& batch, const View& x, const View& narrow,
              const View& y) const;
+  template <typename T>
+  void AddWide(const AdapterMatrix& m, const View& narrow, const View& y) const;  // y += scale narrow b
+  // Adds the gradient of b; returns that of `narrow`.
+  template <typename T>
+  View AddWideBack(const AdapterMatrix& m, const View& narrow, const View& dy, Gradients& grads);
+  [[nodiscard]] float* AdapterGradient(int64_t index, Gradients& grads) const;
+  // x += of each row its adapter's of the embedding; and the gradients of the one that is trained.
+  template <typename T>
+  View EmbeddingNarrow(const AdapterMatrix& m, const int32_t* ids, int64_t rows);
+  template <typename T>
+  void AdaptEmbedding(const DeviceBatch& batch, const View& x);
+  template <typename T>
+  void AdaptEmbeddingGradients(const DeviceBatch& batch, const View& dx, Gradients& grads);
+  // logits += of each row its adapter's of the head; the gradients of the one that is trained, and dhidden +=
+  // its.
+  template <typename T>
+  void AdaptHead(const std::vector<AdaptedRows>& adapted, const View& hidden, const View& logits);
+  template <typename T>
+  void AdaptHeadBack(const View& hidden, const View& dlogits, const View& dhidden, Gradients& grads);
   // Adds the gradients of a and b; returns that of `narrow`, for AdaptBack.
   template <typename T>
   View AdaptGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,

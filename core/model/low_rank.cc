@@ -17,31 +17,32 @@ AdapterOnModel Decoder::Impl::FindAdapter(const Weights& weights) const {
   std::unordered_map<std::string_view, int64_t> by_name;
   for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
   constexpr std::string_view kMatrices[kAdapted] = {"qkv", "o", "gate_up", "down"};
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const std::string at = "layers." + std::to_string(l) + ".";
-    for (const AdapterTarget target : of.targets) {
-      const AdapterPlace place = PlaceOf(spec, target);
-      const auto which = std::ranges::find(kMatrices, std::string_view(place.matrix)) - kMatrices;
-      AdapterMatrix& m = found.layers[l][static_cast<size_t>(which)];
-      m.weights = found.weights.get();
-      m.a = by_name.at(at + place.matrix + ".a");
-      m.b[m.shape.bands] = by_name.at(at + Name(target) + ".b");
-      m.shape.first[m.shape.bands] = place.row;
-      m.shape.n[m.shape.bands] = place.n;
-      ++m.shape.bands;
-      m.shape.rank = of.rank;
-      m.shape.scale = static_cast<float>(of.scale());
-    }
+  for (const auto& [layer, target] : SitesOf(spec.layers, of.targets)) {
+    const std::string at = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
+    const AdapterPlace place = PlaceOf(spec, target);
+    const auto which = std::ranges::find(kMatrices, std::string_view(place.matrix)) - kMatrices;
+    AdapterMatrix& m = target == AdapterTarget::kEmbedding ? found.embedding
+                       : target == AdapterTarget::kHead
+                           ? found.head
+                           : found.layers[static_cast<size_t>(layer)][static_cast<size_t>(which)];
+    m.weights = found.weights.get();
+    m.a = by_name.at(at + place.matrix + ".a");
+    m.b[m.shape.bands] = by_name.at(at + Name(target) + ".b");
+    m.shape.first[m.shape.bands] = place.row;
+    m.shape.n[m.shape.bands] = place.n;
+    ++m.shape.bands;
+    m.shape.rank = of.rank;
+    m.shape.scale = static_cast<float>(of.scale());
   }
   return found;
 }
 
-std::vector<AdaptedRows> Decoder::Impl::AdaptedRowsOf(const RaggedBatch& batch) const {
-  const auto rows = static_cast<int64_t>(batch.ids.size());
+std::vector<AdaptedRows> Decoder::Impl::AdaptedRowsOf(std::span<const AdapterRows> given,
+                                                      int64_t rows) const {
   const AdapterRows all{.adapter = kOwnWeights, .rows = rows};
   std::vector<AdaptedRows> adapted;
   int64_t first = 0;
-  for (const AdapterRows& run : batch.adapters.empty() ? std::span(&all, 1) : batch.adapters) {
+  for (const AdapterRows& run : given.empty() ? std::span(&all, 1) : given) {
     const auto it = adapters.find(run.adapter);
     TP_CHECK(run.rows >= 0 && (run.adapter == kOwnWeights || it != adapters.end()))
         << run.rows << " rows of adapter " << run.adapter << ", which is not here";
@@ -104,32 +105,45 @@ void Decoder::Impl::Adapt(int64_t layer, Adapted which, const DeviceBatch& batch
     const View of_y = y.Rows(rows.first, rows.count),
                t{narrow.data, rows.count, m.shape.t_width(), narrow.dtype};
     ToNarrow<T>(m, x.Rows(rows.first, rows.count), t);
-    auto args = WithB<device::AddLowRankArgs<T>>(m, of_y);
-    args.t = t.As<T>(), args.y = of_y.As<T>();
-    for (int64_t i = 0; i < args.bands; ++i) args.b[i] = m.weights->parameter(m.b[i]).As<T>();
-    device.AddLowRank(args);
+    AddWide<T>(m, t, of_y);
   }
+}
+
+template <typename T>
+void Decoder::Impl::AddWide(const AdapterMatrix& m, const View& narrow, const View& y) const {
+  auto args = WithB<device::AddLowRankArgs<T>>(m, y);
+  args.t = narrow.As<T>(), args.y = y.As<T>();
+  for (int64_t i = 0; i < args.bands; ++i) args.b[i] = m.weights->parameter(m.b[i]).As<T>();
+  device.AddLowRank(args);
+}
+
+float* Decoder::Impl::AdapterGradient(int64_t index, Gradients& grads) const {
+  return grads.At(adapter->layout()[static_cast<size_t>(index)].offset);
+}
+
+template <typename T>
+View Decoder::Impl::AddWideBack(const AdapterMatrix& m, const View& narrow, const View& dy,
+                                Gradients& grads) {
+  const View dnarrow = scratch.Take(dy.rows, m.shape.t_width(), dtype);
+  auto back = WithB<device::LowRankArgs<T>>(m, dy);
+  auto of_b = WithB<device::LowRankBackWeightArgs<T>>(m, dy);
+  back.y = of_b.y = dy.As<T>(), back.t = dnarrow.As<T>(), of_b.t = narrow.As<T>();
+  for (int64_t i = 0; i < back.bands; ++i) {
+    back.b[i] = m.weights->parameter(m.b[i]).As<T>();
+    of_b.db[i] = AdapterGradient(m.b[i], grads);
+  }
+  device.LowRank(back);
+  device.LowRankBackWeight(of_b);
+  return dnarrow;
 }
 
 template <typename T>
 View Decoder::Impl::AdaptGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,
                                    Gradients& grads) {
   if (m.a < 0) return {};
-  const auto gradient = [&](int64_t index) {
-    return grads.At(adapter->layout()[static_cast<size_t>(index)].offset);
-  };
-  const View dnarrow = scratch.Take(x.rows, m.shape.t_width(), dtype);
-  auto back = WithB<device::LowRankArgs<T>>(m, dy);
-  auto of_b = WithB<device::LowRankBackWeightArgs<T>>(m, dy);
-  back.y = of_b.y = dy.As<T>(), back.t = dnarrow.As<T>(), of_b.t = narrow.As<T>();
-  for (int64_t i = 0; i < back.bands; ++i) {
-    back.b[i] = m.weights->parameter(m.b[i]).As<T>();
-    of_b.db[i] = gradient(m.b[i]);
-  }
-  device.LowRank(back);
-  device.LowRankBackWeight(of_b);
+  const View dnarrow = AddWideBack<T>(m, narrow, dy, grads);
   auto of_a = WithA<device::LowRankBackWeightArgs<T>>(m, x);
-  of_a.t = dnarrow.As<T>(), of_a.y = x.As<T>(), of_a.db[0] = gradient(m.a);
+  of_a.t = dnarrow.As<T>(), of_a.y = x.As<T>(), of_a.db[0] = AdapterGradient(m.a, grads);
   device.LowRankBackWeight(of_a);
   return dnarrow;
 }
@@ -142,13 +156,78 @@ void Decoder::Impl::AdaptBack(const AdapterMatrix& m, const View& dnarrow, const
   device.AddLowRank(args);
 }
 
+template <typename T>
+View Decoder::Impl::EmbeddingNarrow(const AdapterMatrix& m, const int32_t* ids, int64_t rows) {
+  const View table = m.weights->parameter(m.a), narrow = scratch.Take(rows, table.cols, dtype);
+  device.GatherRows(device::GatherRowsArgs<T>{.rows = rows,
+                                              .d = table.cols,
+                                              .table_rows = table.rows,
+                                              .ids = ids,
+                                              .table = table.As<T>(),
+                                              .out = narrow.As<T>()});
+  return narrow;
+}
+
+template <typename T>
+void Decoder::Impl::AdaptEmbedding(const DeviceBatch& batch, const View& x) {
+  for (const AdaptedRows& rows : batch.adapted) {
+    const AdapterMatrix& m = rows.adapter->embedding;
+    if (m.a < 0) continue;
+    const ActivationArena::Mark mark = scratch.mark();
+    AddWide<T>(m, EmbeddingNarrow<T>(m, batch.ids + rows.first, rows.count), x.Rows(rows.first, rows.count));
+    scratch.Rewind(mark);
+  }
+}
+
+template <typename T>
+void Decoder::Impl::AdaptEmbeddingGradients(const DeviceBatch& batch, const View& dx, Gradients& grads) {
+  if (of_embedding.a < 0) return;
+  const View narrow = EmbeddingNarrow<T>(of_embedding, batch.ids, dx.rows);
+  const View dnarrow = AddWideBack<T>(of_embedding, narrow, dx, grads);
+  device.ScatterAddRows(device::ScatterAddRowsArgs<T>{.rows = dx.rows,
+                                                      .d = dnarrow.cols,
+                                                      .table_rows = spec.vocab_size,
+                                                      .ids = batch.ids,
+                                                      .x = dnarrow.As<T>(),
+                                                      .table = AdapterGradient(of_embedding.a, grads)});
+}
+
+template <typename T>
+void Decoder::Impl::AdaptHead(const std::vector<AdaptedRows>& adapted, const View& hidden,
+                              const View& logits) {
+  for (const AdaptedRows& rows : adapted) {
+    const AdapterMatrix& m = rows.adapter->head;
+    if (m.a < 0) continue;
+    const ActivationArena::Mark mark = scratch.mark();
+    const View narrow = scratch.Take(rows.count, m.shape.rank, dtype);
+    ToNarrow<T>(m, hidden.Rows(rows.first, rows.count), narrow);
+    AddWide<T>(m, narrow, logits.Rows(rows.first, rows.count));
+    scratch.Rewind(mark);
+  }
+}
+
+template <typename T>
+void Decoder::Impl::AdaptHeadBack(const View& hidden, const View& dlogits, const View& dhidden,
+                                  Gradients& grads) {
+  if (of_head.a < 0) return;
+  const ActivationArena::Mark mark = scratch.mark();
+  const View narrow = scratch.Take(hidden.rows, of_head.shape.rank, dtype);
+  ToNarrow<T>(of_head, hidden, narrow);
+  AdaptBack<T>(of_head, AdaptGradients<T>(of_head, hidden, narrow, dlogits, grads), dhidden);
+  scratch.Rewind(mark);
+}
+
 #define TIDEPOOL_INSTANTIATE(T)                                                                         \
   template void Decoder::Impl::ToNarrow<T>(const AdapterMatrix&, const View&, const View&) const;       \
   template void Decoder::Impl::Adapt<T>(int64_t, Adapted, const DeviceBatch&, const View&, const View&, \
                                         const View&) const;                                             \
   template View Decoder::Impl::AdaptGradients<T>(const AdapterMatrix&, const View&, const View&,        \
                                                  const View&, Gradients&);                              \
-  template void Decoder::Impl::AdaptBack<T>(const AdapterMatrix&, const View&, const View&) const;
+  template void Decoder::Impl::AdaptBack<T>(const AdapterMatrix&, const View&, const View&) const;      \
+  template void Decoder::Impl::AdaptEmbedding<T>(const DeviceBatch&, const View&);                      \
+  template void Decoder::Impl::AdaptEmbeddingGradients<T>(const DeviceBatch&, const View&, Gradients&); \
+  template void Decoder::Impl::AdaptHead<T>(const std::vector<AdaptedRows>&, const View&, const View&); \
+  template void Decoder::Impl::AdaptHeadBack<T>(const View&, const View&, const View&, Gradients&);
 TIDEPOOL_INSTANTIATE(float)
 TIDEPOOL_INSTANTIATE(BF16)
 #undef TIDEPOOL_INSTANTIATE

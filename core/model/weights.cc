@@ -169,13 +169,16 @@ void Weights::Initialize(uint64_t seed, double init_std) {
     }
     if (p.name.ends_with("_bias") || p.name == "score") continue;  // zero
     const bool low_rank = impl_->adapter.has_value();
-    if (low_rank && p.name.ends_with(".b")) continue;
-    const bool uniform = low_rank && impl_->adapter->init == AdapterInit::kKaiming;
+    // Of an embedding A is zeros and B is Normal(0, 1), as the reference library has it.
+    const bool of_embedding = low_rank && p.name.starts_with("embedding.");
+    if (low_rank && p.name.ends_with(".b") != of_embedding) continue;
+    const bool uniform = low_rank && !of_embedding && impl_->adapter->init == AdapterInit::kKaiming;
     const bool to_residual = p.name.ends_with(".o") || p.name.ends_with("down");
     // Of an adapter as the reference library does: A of rank r within 1 / sqrt(width), or Normal(0, 1 / r).
-    const double std = uniform    ? 1.0 / std::sqrt(static_cast<double>(p.shape[1]))
-                       : low_rank ? 1.0 / static_cast<double>(impl_->adapter->rank)
-                                  : init_std * (to_residual ? residual : 1.0);
+    const double std = uniform        ? 1.0 / std::sqrt(static_cast<double>(p.shape[1]))
+                       : of_embedding ? 1.0
+                       : low_rank     ? 1.0 / static_cast<double>(impl_->adapter->rank)
+                                      : init_std * (to_residual ? residual : 1.0);
     const Rng stream = root.Fork(p.name);
     constexpr int64_t kBlock =
         65536;  // each block has a stream of its own, so that blocks can be drawn in parallel

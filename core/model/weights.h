@@ -89,7 +89,8 @@ class Weights {
   [[nodiscard]] int64_t strips_bytes() const;  // that are laid out, or cut out, beside it for decoders
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
-  // 1/sqrt(2 L). A pure function of (spec, seed, std). Of an adapter: A as its spec says, B zeros.
+  // 1/sqrt(2 L). A pure function of (spec, seed, std). Of an adapter: A as its spec says, B zeros; of an
+  // embedding A zeros and B Normal(0, 1).
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
   // digest.

@@ -34,6 +34,24 @@ class LoraTest(RunTest):
                 self.assertGreater(rows[8]["actor/kl_loss"], 1e-4)
         self.assertEqual(self.digests("split"), self.digests("colocated"))
 
+    def test_head_and_embedding_are_trained_by_the_forward_that_samples(self):
+        args = [*LORA, *SHORT, "model.lora.targets=[embedding, head]", "train.steps=6", "algorithm.kl.coef=0.01"]
+        for tied in ("true", "false"):
+            with self.subTest(tied=tied):
+                self.assert_done(self.train(RL, *args, f"model.init.tie_embeddings={tied}", run=tied))
+                self.assert_checked(tied)
+                rows = self.metrics(tied)
+                for step in range(1, 7):
+                    self.assertEqual(rows[step]["training/rollout_logp_diff/max"], 0, step)
+                self.assertAlmostEqual(rows[1]["actor/kl_loss"], 0, places=6)
+                self.assertGreater(rows[6]["actor/kl_loss"], 1e-4)
+                merged = self.dir / f"merged-{tied}"
+                self.assert_done(self.command("export", str(self.path(run=tied)), "--merge", "--out", str(merged)))
+                words = ("--prompt", "rev abc=", "--max-new-tokens", "8", "--threads", "1")
+                adapted = self.command("generate", "--model", str(self.path(run=tied)), *words)
+                self.assert_done(adapted)
+                self.assertEqual(self.command("generate", "--model", str(merged), *words).stdout, adapted.stdout)
+
     def test_workers_that_are_killed_find_the_model_again(self):
         args = [*LORA, *SHORT, "cluster.slots=2", "scheduler.placement=split", "train.steps=30"]
         self.assert_done(self.train(RL, *args, run="unbroken"))
@@ -55,7 +73,8 @@ class LoraTest(RunTest):
     def test_what_an_adapter_cannot_do_is_said_before_anything_starts(self):
         for args, said in {
             ("model.lora.rank=17",): "rank 17 is above 16, the smaller side of target k",
-            ("model.lora.rank=4", "model.lora.targets=[q, head]"): "'head' is no matrix of a block",
+            ("model.lora.rank=4", "model.lora.targets=[q, router]"): "'router' is none; there are q, k, v, o, gate, up, down, embedding, head",
+            ("model.lora.rank=33", "model.lora.targets=[head]"): "the smaller side of target head",
             ("model.lora.rank=4", "train.zero=1", "cluster.slots=2"): "too small to be shared",
             ("model.lora.rank=4", "model.lora.dropout=0.1"): "only 0",
             ("model.lora.alpha=8",): "no adapter is trained",

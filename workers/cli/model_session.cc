@@ -43,7 +43,7 @@ Status TakeAdapter(const std::string& folder, LoraConfig& lora) {
   lora.rslora = spec.rslora;
   lora.init = spec.init;
   lora.targets.clear();
-  for (const AdapterTarget target : spec.targets) lora.targets.emplace_back(Name(target));
+  for (const model::AdapterTarget target : spec.targets) lora.targets.emplace_back(Name(target));
   return OkStatus();
 }
 

@@ -70,7 +70,7 @@ Status DescribeAdapter(const std::string& folder, bool as_json) {
   const bool here = std::filesystem::exists(adapter.base() + "/config.json", error);
   if (here) TP_RETURN_IF_ERROR(adapter.CheckBase(adapter.base()));
   std::vector<std::string> targets;
-  for (const AdapterTarget target : s.targets) targets.emplace_back(Name(target));
+  for (const model::AdapterTarget target : s.targets) targets.emplace_back(Name(target));
   if (as_json) {
     const Json out = {{"folder", folder},
                       {"adapter_of", adapter.base()},

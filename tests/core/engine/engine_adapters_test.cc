@@ -31,8 +31,10 @@ class AdapterEngineTest {
   explicit AdapterEngineTest(Kind kind) : base_(TinyModel(kind.dtype, 3, kind.experts)) {
     at::set_num_threads(1);  // tiny products: a second thread only spins, and badly on a busy machine
     adapters_.push_back(model::Adapted(base_, 9, 8));
-    adapters_.push_back(model::Adapted(base_, 10, 3, 1, {AdapterTarget::kQ, AdapterTarget::kV}));
-    adapters_.push_back(model::Adapted(base_, 11, 5, 10, {AdapterTarget::kK, AdapterTarget::kO}));
+    adapters_.push_back(
+        model::Adapted(base_, 10, 3, 1, {model::AdapterTarget::kQ, model::AdapterTarget::kHead}));
+    adapters_.push_back(
+        model::Adapted(base_, 11, 5, 10, {model::AdapterTarget::kO, model::AdapterTarget::kEmbedding}));
   }
   [[nodiscard]] std::unique_ptr<Engine> Make(EngineOptions options) const {
     options.seed = Seed(kOwnWeights);

@@ -66,8 +66,13 @@ class AdapterFilesTest : public testing::Test {
 TEST_F(AdapterFilesTest, ComesBackAsItWasSaved) {
   using enum AdapterTarget;
   const auto base = Base("base", 1);
-  for (const auto& targets :
-       {std::vector{kQ, kK, kV, kO, kGate, kUp, kDown}, {kQ, kV}, {kO}, {kK, kUp, kDown}}) {
+  for (const auto& targets : {std::vector{kQ, kK, kV, kO, kGate, kUp, kDown},
+                              {kQ, kV},
+                              {kO},
+                              {kK, kUp, kDown},
+                              {kEmbedding},
+                              {kHead},
+                              {kQ, kEmbedding, kHead}}) {
     const AdapterSpec adapter = Spec(targets, targets.size() == 2);
     const std::vector<float> values = Values(base->spec(), adapter);
     ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());

@@ -85,7 +85,8 @@ inline std::unique_ptr<Weights> Adapted(std::shared_ptr<const Weights> base, uin
                                         double alpha = 5, const std::vector<AdapterTarget>& targets = {}) {
   AdapterSpec spec{.rank = rank, .alpha = alpha, .targets = targets};
   for (const AdapterTarget target : AllOf<AdapterTarget>())
-    if (targets.empty() && (target < AdapterTarget::kGate || base->spec().sparse_layers() == 0))
+    if (targets.empty() &&
+        (target < AdapterTarget::kGate || target > AdapterTarget::kDown || base->spec().sparse_layers() == 0))
       spec.targets.push_back(target);
   auto made = Weights::Adapt(std::move(base), spec);
   EXPECT_TRUE(made.ok()) << made.status().ToString();
@@ -97,28 +98,40 @@ inline std::unique_ptr<Weights> Adapted(std::shared_ptr<const Weights> base, uin
   return std::move(made).value();
 }
 
-// The parameters of the base with those of the adapter, `low_rank`, put into its matrices.
+// Of what an adapter and its base together are: embedding and head are two matrices.
+inline ModelSpec MergedSpec(const Weights& w) {
+  ModelSpec spec = w.spec();
+  spec.tie_embeddings = false;
+  return spec;
+}
+// The parameters of the base with those of the adapter, `low_rank`, put into its matrices, with the index of
+// Layout(MergedSpec(w)).
 inline Flat Merged(const Weights& w, const Flat& low_rank) {
+  const std::vector<Parameter> layout = Layout(MergedSpec(w));
   Flat flat = FlatOf(*w.base());
-  const auto find = [](const Weights& of, const std::string& name) -> const Parameter& {
-    return *std::ranges::find_if(of.layout(), [&](const Parameter& p) { return p.name == name; });
+  if (w.spec().tie_embeddings) {
+    flat.resize(static_cast<size_t>(layout.back().offset), 0.0);
+    flat.insert(flat.end(), flat.begin(), flat.begin() + layout.front().numel());
+  }
+  const auto find = [](const std::vector<Parameter>& of, const std::string& name) -> const Parameter& {
+    return *std::ranges::find_if(of, [&](const Parameter& p) { return p.name == name; });
   };
   const int64_t rank = w.adapter()->rank;
-  for (int64_t l = 0; l < w.spec().layers; ++l) {
-    const std::string at = "layers." + std::to_string(l) + ".";
-    std::map<std::string, int64_t> bands;  // of the matrix, so far
-    for (const AdapterTarget target : w.adapter()->targets) {
-      const AdapterPlace place = PlaceOf(w.spec(), target);
-      const int64_t a = find(w, at + place.matrix + ".a").offset + bands[place.matrix]++ * rank * place.k,
-                    b = find(w, at + Name(target) + ".b").offset,
-                    matrix = find(*w.base(), at + place.matrix).offset + place.row * place.k;
-      for (int64_t i = 0; i < place.n; ++i)
-        for (int64_t j = 0; j < place.k; ++j)
-          for (int64_t r = 0; r < rank; ++r)
-            flat[static_cast<size_t>(matrix + i * place.k + j)] +=
-                w.adapter()->scale() * low_rank[static_cast<size_t>(b + r * place.n + i)] *
-                low_rank[static_cast<size_t>(a + r * place.k + j)];
-    }
+  std::map<std::string, int64_t> bands;  // of the matrix, so far
+  for (const auto& [layer, target] : SitesOf(w.spec().layers, w.adapter()->targets)) {
+    const std::string at = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
+    const AdapterPlace place = PlaceOf(w.spec(), target);
+    const bool table = target == AdapterTarget::kEmbedding;  // W is [k, n], and so is A^T
+    const int64_t a = find(w.layout(), at + place.matrix + ".a").offset +
+                      bands[at + place.matrix]++ * rank * place.k,
+                  b = find(w.layout(), at + Name(target) + ".b").offset,
+                  matrix = find(layout, at + place.matrix).offset + place.row * place.k;
+    for (int64_t i = 0; i < place.n; ++i)
+      for (int64_t j = 0; j < place.k; ++j)
+        for (int64_t r = 0; r < rank; ++r)
+          flat[static_cast<size_t>(matrix + (table ? j * place.n + i : i * place.k + j))] +=
+              w.adapter()->scale() * low_rank[static_cast<size_t>(b + r * place.n + i)] *
+              low_rank[static_cast<size_t>(a + (table ? j * rank + r : r * place.k + j))];
   }
   return flat;
 }
