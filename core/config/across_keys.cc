@@ -743,8 +743,10 @@ void CheckLora(Binder& b, const JobConfig& c) {
     }
   }
   const std::string is = "is " + Text(c.model.lora.rank) + ", so an adapter is trained, ";
-  b.Rule(key, {key, "job"}, c.kind() == JobKind::kRewardModel,
-         is + "and a reward model's head, which is new, would be frozen; write 0");
+  b.Rule("model.lora.targets", {"model.lora.targets", "job"},
+         c.kind() == JobKind::kRewardModel && std::ranges::count(targets, "head") > 0,
+         "names 'head', and a reward model has a head of its own in its place, which is trained whole; "
+         "remove it");
   b.Rule(
       key, {key, "deterministic", "cluster.device"}, c.deterministic && c.cluster.device == DeviceKind::kCuda,
       is + "and on a GPU its products do not give a row the same bits in every batch yet, as deterministic "

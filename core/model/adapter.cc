@@ -32,6 +32,12 @@ std::optional<AdapterSpec> AdapterOf(const LoraConfig& config) {
   return adapter;
 }
 
+std::optional<AdapterSpec> AdapterOf(const JobConfig& config) {
+  std::optional<AdapterSpec> adapter = AdapterOf(config.model.lora);
+  if (adapter) adapter->score = config.kind() == JobKind::kRewardModel;
+  return adapter;
+}
+
 AdapterPlace PlaceOf(const ModelSpec& s, AdapterTarget target) {
   const int64_t d = s.hidden_size, q = s.heads * s.head_size, kv = s.kv_heads * s.head_size,
                 ff = s.intermediate_size;
@@ -81,7 +87,9 @@ Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
   if (!std::isfinite(adapter.scale()) || adapter.scale() == 0)
     return InvalidArgument("adapter: alpha " + std::to_string(adapter.alpha) + " with rank " +
                            std::to_string(adapter.rank) + " is no scale");
-  if (spec.value_head)
+  if (adapter.score && adapter.Has(AdapterTarget::kHead))
+    return InvalidArgument("adapter: target head, and a reward model has a value head in its place");
+  if (spec.value_head && !adapter.score)
     return Unimplemented("adapter: of a model with a value head, whose head would have to be trained, too");
   for (const AdapterTarget target : targets) {
     const AdapterPlace place = PlaceOf(spec, target);
@@ -124,6 +132,7 @@ std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& a
     for (; i < end; ++i)
       add(at + Name(sites[i].target) + ".b", adapter.rank, PlaceOf(spec, sites[i].target).n);
   }
+  if (adapter.score) add("score", 1, spec.hidden_size);
   return list;
 }
 

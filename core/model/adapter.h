@@ -11,6 +11,7 @@
 //   down.a [rank, ff], down.b [rank, d]
 // The embedding, x = W[id], adds scale A[id] B, so its A is a table, too; it is first, the head is last:
 //   embedding.a [vocab, rank], embedding.b [rank, d], head.a [rank, d], head.b [rank, vocab]
+// With a value head that is trained whole, a reward model's, in the place of the head: score [1, d].
 // Where the model has one matrix for both, each still has an adapter of its own, or none.
 
 #include <compare>
@@ -34,6 +35,7 @@ struct AdapterSpec {
   bool rslora = false;                 // scale is alpha / sqrt(rank) (arXiv:2312.03732), else alpha / rank
   std::vector<AdapterTarget> targets;  // ascending, each once
   AdapterInit init = AdapterInit::kKaiming;
+  bool score = false;  // a value head is trained with it, so the two together are a reward model
   [[nodiscard]] double scale() const;
   [[nodiscard]] bool Has(AdapterTarget target) const;
   friend bool operator==(const AdapterSpec&, const AdapterSpec&) = default;
@@ -41,9 +43,11 @@ struct AdapterSpec {
 
 // Of a config that config::LoadConfig has accepted; empty: the job trains the whole model.
 std::optional<AdapterSpec> AdapterOf(const LoraConfig& config);
+std::optional<AdapterSpec> AdapterOf(const JobConfig& config);  // of a reward model: with its value head
 
-// kInvalidArgument: a rank above the smaller side of a target, a scale that is not finite, no target, or
-// targets out of order. kUnimplemented: a target of a block whose feed-forward is experts; a value head.
+// kInvalidArgument: a rank above the smaller side of a target, a scale that is not finite, no target, targets
+// out of order, or the head of what has a value head. kUnimplemented: a target of a block whose feed-forward
+// is experts; a model with a value head that is not trained with it.
 Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter);
 
 // Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down", "head"), of which it has

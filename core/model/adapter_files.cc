@@ -28,13 +28,15 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kTensorPrefix = "base_model.model.";
 constexpr const char* kFingerprintKey = "tidepool.base_fingerprint";
+constexpr const char* kScoreTensor = "score.weight";
 constexpr int64_t kLayersMost = 1 << 16;
 
 // What a tensor is of a matrix. kBase: the matrix itself, which PEFT puts beside the change of an embedding
-// or a head.
-enum class Which : uint8_t { kA, kB, kBase };
+// or a head. kScore: a value head, in the place of the head.
+enum class Which : uint8_t { kA, kB, kBase, kScore };
 
 std::string TensorName(const AdapterSite& site, Which which) {
+  if (which == Which::kScore) return std::string(kTensorPrefix) + kScoreTensor;
   const std::string module = std::string(kTensorPrefix) + ModuleName(site);
   if (which == Which::kBase) return module + ".base_layer.weight";
   const char* half = which == Which::kA ? "A" : "B";
@@ -50,6 +52,7 @@ std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
   const std::string_view whole = name;
   if (!name.starts_with(kTensorPrefix)) return std::nullopt;
   name.remove_prefix(kTensorPrefix.size());
+  if (name == kScoreTensor) return AdapterTensor{{-1, AdapterTarget::kHead}, Which::kScore};
   int64_t layer = -1;
   if (name.starts_with(kLayersPrefix)) {
     name.remove_prefix(kLayersPrefix.size());
@@ -77,14 +80,26 @@ bool SaysNothing(const nlohmann::json& value) {
 // Keys that say nothing of what the adapter computes, or that are read by name; every other one must say
 // nothing: it would change the result.
 bool KnownKey(const std::string& key) {
-  static const std::set<std::string, std::less<>> known = {
-      "auto_mapping",    "base_model_name_or_path", "bias",
-      "exclude_modules", "inference_mode",          "init_lora_weights",
-      "layers_pattern",  "layers_to_transform",     "lora_alpha",
-      "lora_dropout",    "megatron_core",           "peft_type",
-      "peft_version",    "qalora_group_size",       "r",
-      "revision",        "target_modules",          "task_type",
-      "use_rslora"};
+  static const std::set<std::string, std::less<>> known = {"auto_mapping",
+                                                           "base_model_name_or_path",
+                                                           "bias",
+                                                           "exclude_modules",
+                                                           "inference_mode",
+                                                           "init_lora_weights",
+                                                           "layers_pattern",
+                                                           "layers_to_transform",
+                                                           "lora_alpha",
+                                                           "lora_dropout",
+                                                           "megatron_core",
+                                                           "modules_to_save",
+                                                           "peft_type",
+                                                           "peft_version",
+                                                           "qalora_group_size",
+                                                           "r",
+                                                           "revision",
+                                                           "target_modules",
+                                                           "task_type",
+                                                           "use_rslora"};
   return known.contains(key);
 }
 
@@ -141,7 +156,15 @@ Status AdapterFolder::ReadConfig() {
   TP_RETURN_IF_ERROR(config.Text("bias", "none", bias));
   if (bias != "none") return config.Missing("bias " + bias);
   TP_RETURN_IF_ERROR(config.Text("task_type", "CAUSAL_LM", task));
-  if (task != "CAUSAL_LM") return config.Missing("task_type " + task);
+  spec_.score = task == "SEQ_CLS";
+  if (task != "CAUSAL_LM" && !spec_.score) return config.Missing("task_type " + task);
+  if (const auto* saved = config.Find("modules_to_save"); saved != nullptr && !saved->empty()) {
+    // PEFT names both for a classifier; of a model there is the one that it has.
+    const auto known = [](const nlohmann::json& name) { return name == "score" || name == "classifier"; };
+    if (!spec_.score || !saved->is_array() || !std::ranges::all_of(*saved, known))
+      return config.Missing("modules_to_save " + saved->dump().substr(0, 80) +
+                            (spec_.score ? "" : " without task_type SEQ_CLS"));
+  }
   if (const auto* init = config.Find("init_lora_weights"); init != nullptr && !init->is_boolean()) {
     // Others begin with a part of the model's matrices, which is taken out of them.
     const std::string word = init->is_string() ? init->get<std::string>() : init->dump();
@@ -177,7 +200,7 @@ Status AdapterFolder::ReadConfig() {
       return InvalidArgument(file_->path() + ": " + tensor.name + ": dtype " +
                              std::string(files::DTypeName(tensor.dtype)) +
                              ", expected F32, BF16, F16 or F64");
-    if (parsed->which == Which::kBase) continue;
+    if (parsed->which == Which::kBase || parsed->which == Which::kScore) continue;
     const bool is_b = parsed->which == Which::kB;
     if (tensor.shape.size() != 2 || tensor.shape[is_b ? 1 : 0] != spec_.rank)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
@@ -190,6 +213,11 @@ Status AdapterFolder::ReadConfig() {
     if (!spec_.Has(parsed->site.target)) spec_.targets.push_back(parsed->site.target);
   }
   if (halves.empty()) return InvalidArgument(file_->path() + ": has no tensors");
+  const std::string score = TensorName({}, Which::kScore);
+  if (spec_.score != (file_->Find(score) != nullptr))
+    return InvalidArgument(
+        file_->path() + ": the tensor " + score +
+        (spec_.score ? " is missing, and task_type is SEQ_CLS" : " is there, and task_type is not SEQ_CLS"));
   std::ranges::sort(spec_.targets);
   for (const auto& [site, half] : halves) {
     if (half != 3)
@@ -238,10 +266,11 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
                            ": a matrix that the adapter does not change is saved with it; tensors that take "
                            "the place of the model's are not implemented");
     const AdapterPlace place = PlaceOf(base, at.site.target);
-    const std::vector<int64_t> expected = at.which == Which::kBase
-                                              ? std::vector{base.vocab_size, base.hidden_size}
-                                          : at.which == Which::kB ? std::vector{place.n, spec_.rank}
-                                                                  : std::vector{spec_.rank, place.k};
+    const std::vector<int64_t> expected =
+        at.which == Which::kScore  ? std::vector{int64_t{1}, base.hidden_size}
+        : at.which == Which::kBase ? std::vector{base.vocab_size, base.hidden_size}
+        : at.which == Which::kB    ? std::vector{place.n, spec_.rank}
+                                   : std::vector{spec_.rank, place.k};
     if (tensor.shape != expected)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
                              files::ShapeText(tensor.shape) + ", expected " + files::ShapeText(expected) +
@@ -294,7 +323,8 @@ Status AdapterFolder::CheckSpec(const AdapterSpec& wanted) const {
     std::snprintf(scale, sizeof(scale), "%lld, alpha %g%s", static_cast<long long>(s.rank), s.alpha,
                   s.rslora ? ", rslora" : "");
     return "rank " + std::string(scale) + ", targets " +
-           Listed(s.targets, [](AdapterTarget target) { return std::string_view(Name(target)); });
+           Listed(s.targets, [](AdapterTarget target) { return std::string_view(Name(target)); }) +
+           (s.score ? ", with a reward model's head" : "");
   };
   AdapterSpec same = spec_;
   same.init = wanted.init;  // of what is there already
@@ -355,6 +385,10 @@ void AdapterFolder::Read(const ModelSpec& base, DType dtype, std::span<std::byte
     read(Which::kA, at.a, at.a_is_turned());
     read(Which::kB, at.b, true);
   }
+  if (!spec_.score) return;
+  const files::TensorInfo& score = *file_->Find(TensorName({}, Which::kScore));
+  files::ConvertFloats(score.dtype, file_->Bytes(score).data(), score.numel(), StoredType(dtype),
+                       arena.data() + AdapterLayout(base, spec_).back().offset * size);
 }
 
 Status SaveAdapter(const AdapterValues& values, const std::string& model_folder, const std::string& folder) {
@@ -381,6 +415,12 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
     put(Which::kA, at.a, {rank, at.k}, at.a_is_turned());
     put(Which::kB, at.b, {at.n, rank}, true);
   }
+  if (adapter.score) {
+    const Parameter score = AdapterLayout(values.base, adapter).back();
+    tensors.push_back(files::SourceOf(TensorName({}, Which::kScore), StoredType(values.dtype), score.shape,
+                                      values.arena.subspan(static_cast<size_t>(score.offset * size),
+                                                           static_cast<size_t>(score.numel() * size))));
+  }
   std::ranges::sort(tensors, {}, &files::TensorSource::name);
   std::map<std::string, std::string> metadata;
   if (!model_folder.empty()) {
@@ -388,7 +428,8 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   }
   TP_RETURN_IF_ERROR(files::WriteSafetensors(folder + "/" + kAdapterTensorsFile, tensors, metadata));
 
-  nlohmann::ordered_json config = {{"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}};
+  nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                   {"task_type", adapter.score ? "SEQ_CLS" : "CAUSAL_LM"}};
   config["base_model_name_or_path"] = model_folder;
   config["r"] = rank;
   if (adapter.alpha == std::floor(adapter.alpha) && std::abs(adapter.alpha) < 1e15) {
@@ -411,6 +452,7 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   config["fan_in_fan_out"] = config["use_dora"] = false;
   config["inference_mode"] = true;
   config["modules_to_save"] = config["layers_to_transform"] = nullptr;
+  if (adapter.score) config["modules_to_save"] = {"score"};
   config["rank_pattern"] = config["alpha_pattern"] = nlohmann::ordered_json::object();
   return files::WriteSmallFile(folder + "/" + kAdapterConfigFile, config.dump(2) + "\n");
 }
@@ -468,8 +510,11 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
   const std::string embedding = ModuleName({-1, AdapterTarget::kEmbedding}) + ".weight",
                     head = ModuleName({-1, AdapterTarget::kHead}) + ".weight";
   // One matrix, of which one use or both are changed, becomes two.
-  const bool unties = spec.tie_embeddings && (changed.contains(embedding) || changed.contains(head));
+  const bool score = adapter.spec().score;
+  const bool unties =
+      spec.tie_embeddings && !score && (changed.contains(embedding) || changed.contains(head));
   std::vector<files::TensorSource> tensors;
+  std::vector<std::byte> value_head;
   const auto put = [&](const std::string& name, const files::SafetensorsFolder::Entry& entry) {
     const auto found = changed.find(name);
     if (found == changed.end())
@@ -493,18 +538,28 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
                        }});
   };
   for (const auto& [name, entry] : stored->tensors()) {
-    if (unties && name == head) continue;  // a copy that nothing reads
+    if ((unties || score) && name == head) continue;  // a copy that nothing reads; nothing reads it any more
+    if (score && name == kScoreTensor) continue;
     put(name, entry);
     if (unties && name == embedding) put(head, entry);
+    if (!score || name != embedding) continue;
+    const auto row =
+        std::span(values).subspan(static_cast<size_t>(AdapterLayout(spec, adapter.spec()).back().offset),
+                                  static_cast<size_t>(spec.hidden_size));
+    value_head.resize(row.size() * static_cast<size_t>(files::DTypeBits(entry.info->dtype) / 8));
+    files::ConvertFloats(files::DType::kF32, std::as_bytes(row).data(), spec.hidden_size, entry.info->dtype,
+                         value_head.data());
+    tensors.push_back(files::SourceOf(kScoreTensor, entry.info->dtype, {1, spec.hidden_size}, value_head));
   }
   TP_RETURN_IF_ERROR(files::WriteSafetensorsFolder(folder, tensors, max_shard_bytes));
   // Last, so that a folder with a config.json is whole.
   for (const char* file : {"generation_config.json", "config.json"}) {
     if (std::string_view(file) != "config.json" && !fs::exists(model_folder + "/" + file, error)) continue;
     TP_ASSIGN_OR_RETURN(std::string text, files::ReadSmallFile(model_folder + "/" + file, int64_t{16} << 20));
-    if (unties && std::string_view(file) == "config.json") {
+    if ((unties || score) && std::string_view(file) == "config.json") {
       auto config = nlohmann::ordered_json::parse(text);  // ReadSpec has read it
-      config["tie_word_embeddings"] = false;
+      if (unties) config["tie_word_embeddings"] = false;
+      if (score) NameAsRewardModel(config);
       text = config.dump(2) + "\n";
     }
     TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/" + file, text));

@@ -2,6 +2,7 @@
 // Hugging Face folders without their values: config files, and how tensors map to the parameters of the
 // flat layout. No LibTorch; loading and saving weights is in weights.h.
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ inline files::DType StoredType(DType dtype) {
 // config.json and generation_config.json. Errors name file and key; what is legal but not implemented is
 // kUnimplemented.
 StatusOr<ModelSpec> ReadSpec(const std::string& folder);
+// Makes a language model's config.json that of a model with a value head.
+void NameAsRewardModel(nlohmann::ordered_json& config);
 Status WriteConfigFiles(const ModelSpec& spec, DType dtype, const std::string& folder);
 
 // Whether `folder` can be loaded: config valid and implemented, every tensor there with its shape and a

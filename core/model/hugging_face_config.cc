@@ -77,6 +77,22 @@ StatusOr<ModelSpec> ReadSpec(const std::string& folder) {
   return s;
 }
 
+void NameAsRewardModel(nlohmann::ordered_json& config) {
+  auto& kinds = config["architectures"];
+  std::string kind = kinds.is_array() && !kinds.empty() && kinds.front().is_string()
+                         ? kinds.front().get<std::string>()
+                         : std::string();
+  if (kind.empty()) {
+    const Family* family = FindFamily(config.value("model_type", ""));
+    if (family != nullptr) kind = family->architecture;
+  }
+  if (kind.ends_with(kCausal))
+    kind = kind.substr(0, kind.size() - kCausal.size()) + std::string(kSequenceClassification);
+  kinds = {kind};
+  config["id2label"] = {{"0", "LABEL_0"}};
+  config["label2id"] = {{"LABEL_0", 0}};
+}
+
 Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& folder) {
   const Family* family = FindFamily(s.architecture);
   if (family == nullptr)
@@ -88,9 +104,7 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
     return s.eos_token_ids;
   };
   const auto id = [](int32_t v) -> Ordered { return v < 0 ? Ordered(nullptr) : Ordered(v); };
-  std::string kind(family->architecture);
-  if (s.value_head && kind.ends_with(kCausal))
-    kind = kind.substr(0, kind.size() - kCausal.size()) + std::string(kSequenceClassification);
+  const std::string kind(family->architecture);
   c["architectures"] = {kind};
   c["attention_dropout"] = 0.0;
   c["bos_token_id"] = id(s.bos_token_id);
@@ -113,10 +127,7 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
   c["torch_dtype"] = dtype == DType::kFloat32 ? "float32" : "bfloat16";
   c["use_cache"] = true;
   c["vocab_size"] = s.vocab_size;
-  if (s.value_head) {
-    c["id2label"] = {{"0", "LABEL_0"}};
-    c["label2id"] = {{"LABEL_0", 0}};
-  }
+  if (s.value_head) NameAsRewardModel(c);
   family->write(s, c);
   g["_from_model_config"] = true;
   g["bos_token_id"] = id(s.bos_token_id);

@@ -97,6 +97,7 @@ StatusOr<std::unique_ptr<Weights>> Weights::Adapt(std::shared_ptr<const Weights>
   TP_RETURN_IF_ERROR(CheckAdapter(base->spec(), adapter));
   TP_ASSIGN_OR_RETURN(auto weights, FromLayout(AdapterLayout(base->spec(), adapter), base->dtype()));
   weights->impl_->spec = base->spec();
+  weights->impl_->spec.value_head |= adapter.score;
   weights->impl_->adapter = adapter;
   weights->impl_->base = std::move(base);
   return weights;
@@ -166,6 +167,10 @@ void Weights::Initialize(uint64_t seed, double init_std) {
     if (p.name.ends_with("_norm")) {
       put(0, std::vector<float>(static_cast<size_t>(p.numel()), 1.0F));
       continue;
+    }
+    if (p.name == "score" && impl_->base != nullptr && impl_->base->spec().value_head) {
+      const at::Tensor score = impl_->base->Get(p.name);
+      std::memcpy(base, score.const_data_ptr(), static_cast<size_t>(p.numel() * Bytes(impl_->dtype)));
     }
     if (p.name.ends_with("_bias") || p.name == "score") continue;  // zero
     const bool low_rank = impl_->adapter.has_value();

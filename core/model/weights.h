@@ -49,8 +49,9 @@ class Weights {
   // The model that these weights are an adapter on, and its spec; null: they are a model.
   [[nodiscard]] const std::shared_ptr<const Weights>& base() const;
   [[nodiscard]] const AdapterSpec* adapter() const;
-  [[nodiscard]] const ModelSpec& spec() const;  // of the whole model; of an adapter: its base's
-  [[nodiscard]] const Part& part() const;       // that the arena has
+  // Of the whole model; of an adapter: its base's, with the value head that it may bring.
+  [[nodiscard]] const ModelSpec& spec() const;
+  [[nodiscard]] const Part& part() const;  // that the arena has
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;  // of the arena
   [[nodiscard]] int64_t elements() const;

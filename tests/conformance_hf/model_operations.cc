@@ -10,6 +10,7 @@
 #include "core/model/adapter_files.h"
 #include "core/model/row_operations.h"
 #include "core/text/tokenizer.h"
+#include "core/train/value_model.h"
 
 namespace tidepool::conformance_hf {
 namespace {
@@ -226,6 +227,23 @@ StatusOr<Json> ModelOperations::LogProbs(const Json& request) {
   return Json{{"logprobs", std::move(out)}};
 }
 
+// As a grader asks a reward model: the value of its head after the last token.
+StatusOr<Json> ModelOperations::Value(const Json& request) {
+  TP_ASSIGN_OR_RETURN(Loaded * loaded, Load(request, model::DType::kFloat32));
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                      Numbers(request, "ids", loaded->weights->spec().vocab_size, "a token id"));
+  if (ids.empty()) return InvalidArgument("\"ids\" is empty");
+  if (!loaded->weights->spec().value_head) return InvalidArgument("\"model\" has no value head");
+  const auto tokens = static_cast<int64_t>(ids.size()) + 1;
+  train::Row row;
+  row.response = {ids.front()};  // that is not read
+  row.prompt = std::move(ids);
+  const std::vector<int64_t> places = {0};
+  TP_ASSIGN_OR_RETURN(const auto values, train::ValuesOf(*loaded->weights, *loaded->decoder, tokens,
+                                                         std::span(&row, 1), places));
+  return Json{{"value", values[0].back()}};
+}
+
 StatusOr<Json> ModelOperations::Greedy(const Json& request) {
   TP_ASSIGN_OR_RETURN(Loaded * loaded, Load(request, model::DType::kFloat32));
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
@@ -297,6 +315,7 @@ std::optional<StatusOr<Json>> ModelOperations::Run(const Json& request) {
   if (op == "model.logits") return Logits(request);
   if (op == "model.logprobs") return LogProbs(request);
   if (op == "model.greedy") return Greedy(request);
+  if (op == "model.value") return Value(request);
   if (op == "model.check") return Check(request);
   if (op == "model.save") return Save(request);
   if (op == "adapter.save") return SaveAdapter(request);

@@ -38,6 +38,7 @@ class ModelOperations {
   StatusOr<nlohmann::ordered_json> Logits(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> LogProbs(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> Greedy(const nlohmann::ordered_json& request);
+  StatusOr<nlohmann::ordered_json> Value(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> Save(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> SaveAdapter(const nlohmann::ordered_json& request);
   static StatusOr<nlohmann::ordered_json> Check(const nlohmann::ordered_json& request);

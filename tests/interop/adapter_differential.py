@@ -91,6 +91,44 @@ def random_adapter(base, rng):
     return model, f"{kind} {config}"
 
 
+def check_reward_model(program, build, family, rng, folder):
+    """An adapter with a value head (SEQ_CLS) of a language model. Returns the errors of what a reward model says, and what is wrong."""
+    random_model(family, rng).save_pretrained(folder("base"))
+
+    def load(name):
+        return transformers.AutoModelForSequenceClassification.from_pretrained(folder(name), num_labels=1, dtype=torch.float32, attn_implementation="eager").eval()
+
+    targets = rng.sample(MODULES + ["embed_tokens"], rng.randint(1, 5))
+    model = peft.get_peft_model(load("base"), peft.LoraConfig(r=rng.choice([1, 2, 4]), lora_alpha=rng.choice([4, 16]), task_type="SEQ_CLS", target_modules=targets)).eval()
+    for name, p in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            p.copy_(torch.randn_like(p) * (1 / p.shape[-1] ** 0.5 if "lora_A" in name or "score" in name else 0.2))
+    model.save_pretrained(folder("adapter"))
+    ids = [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(2, 60))]
+    batch = torch.tensor([ids])
+    model = peft.PeftModel.from_pretrained(load("base"), folder("adapter")).eval()
+    # Relative to the length of the vectors whose product it is: the value itself may be near 0.
+    score = next(p for name, p in model.named_parameters() if name.endswith("score.modules_to_save.default.weight"))
+    size = float(score.double().norm()) * model.config.hidden_size ** 0.5
+    want = float(model.double()(batch).logits[0, 0])
+    wrong = []
+    answer = program.ask(op="model.value", model=folder("base"), adapter=folder("adapter"), ids=ids)
+    if "value" not in answer:
+        return {}, [f"model.value says {answer}"]
+    merge = subprocess.run([build + "/bin/tidepool", "export", folder("adapter"), "--merge", "--model", folder("base"), "--out", folder("merged")], capture_output=True, text=True)
+    if merge.returncode != 0:
+        return {}, [f"tidepool export says {merge.stderr}"]
+    saved = program.ask(op="adapter.save", model=folder("base"), adapter=folder("adapter"), out=folder("again"))
+    if not saved.get("ok"):
+        return {}, [f"adapter.save says {saved}"]
+    again = peft.PeftModel.from_pretrained(load("base"), folder("again")).eval()
+    if abs(float(again.double()(batch).logits[0, 0]) - want) > 1e-12 * size:
+        wrong.append("PEFT has another value with the folder that was written here")
+    values = {"with the adapter": answer["value"], "merged": program.ask(op="model.value", model=folder("merged"), ids=ids)["value"],
+              "merged, in transformers": float(load("merged")(batch).logits[0, 0])}
+    return {name: abs(value - want) / size for name, value in values.items()}, wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True)
@@ -157,6 +195,16 @@ def main():
                         failures.append(f"{where}: PEFT has other logits with the folder that was written here")
                 except RuntimeError as error:
                     failures.append(f"{where}: {error}")
+        worst_value = 0.0
+        for index in range(args.models):
+            rng = random.Random(f"{args.seed} {family} {index} reward model")
+            torch.manual_seed(rng.randrange(1 << 30))
+            with tempfile.TemporaryDirectory() as root:
+                errors, wrong = check_reward_model(program, args.build, family, rng, lambda name: str(pathlib.Path(root, name)))
+            failures += [f"{family} reward model {index}: {text}" for text in wrong]
+            failures += [f"{family} reward model {index}: the value {name} differs by {error:.1e}" for name, error in errors.items() if not error < LIMIT]
+            worst_value = max([worst_value, *errors.values()])
+        print(f"{family}: {args.models} adapters of reward models, largest error of a value {worst_value:.1e}")
         print(f"{family}: {args.models} adapters, largest error of a logit, of the largest one: " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items()))
     for failure in failures:
         print(f"FAILED {failure}")

@@ -78,7 +78,7 @@ class LoraTest(RunTest):
             ("model.lora.rank=4", "train.zero=1", "cluster.slots=2"): "too small to be shared",
             ("model.lora.rank=4", "model.lora.dropout=0.1"): "only 0",
             ("model.lora.alpha=8",): "no adapter is trained",
-            ("job=reward_model", "model.lora.rank=4"): "reward model's head",
+            ("job=reward_model", "model.lora.rank=4", "model.lora.targets=[q, head]"): "a reward model has a head of its own",
         }.items():
             with self.subTest(args=args):
                 result = self.train(SFT, *args)

@@ -52,6 +52,32 @@ class RlhfTest(RunTest):
         self.assertAlmostEqual(said["total"]["reward/reward_model"]["value"], rows[60]["eval/reward/reward_model/mean"], places=9)
         self.assertEqual(said["total"]["accuracy"]["value"], truth["after"])
 
+    def test_an_adapter_and_a_head_are_a_reward_model(self):
+        train = ["configs/rlhf/reward_model_lora.yaml", *self.rows("train", "held_out"), f"model.path={self.answers}"]
+        self.assert_done(self.train(*train, run="rm"))
+        self.assert_checked("rm")
+        self.assertGreater(self.summary("rm")["held_out"]["last"]["value"], 0.65, "the noise leaves 0.75 in expectation")
+        adapter, merged = self.path("final", run="rm"), self.dir / "merged"
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        self.assertEqual((config["task_type"], config["modules_to_save"]), ("SEQ_CLS", ["score"]))
+        self.assertIn("with a reward model's head", self.command("models", str(adapter)).stdout)
+        self.assert_done(self.command("export", str(self.path(run="rm")), "--merge", "--out", str(merged)))
+        rewards = {}
+        for name, folder in (("adapter", adapter), ("merged", merged)):
+            self.assert_done(self.train(*self.policy(f"reward.functions.1.path={folder}", "train.steps=3", "eval.every_steps=0"), run="by-" + name))
+            rewards[name] = self.metrics("by-" + name)[1]["reward/reward_model/mean"]
+        self.assertAlmostEqual(rewards["adapter"], rewards["merged"], places=4)
+        refused = self.command("generate", "--prompt", "x", "--model", str(adapter))
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn("writes no text", refused.stderr)
+        args = [*train, "deterministic=true", "train.steps=60", "checkpoint.every_steps=10"]
+        self.assert_done(self.train(*args, run="whole"))
+        cut = self.start(*args, run="cut")
+        self.wait_step(14, cut, run="cut")
+        self.kill_controller(cut, run="cut")
+        self.assert_done(self.train(*args, "--resume", run="cut"))
+        self.assertEqual(self.digests("cut"), self.digests("whole"))
+
     def test_a_grader_that_is_killed_loads_its_model_again_and_changes_no_bit(self):
         args = ["deterministic=true", "train.steps=12", "eval.every_steps=6", "algorithm.keep_groups=[reward_model >= -3]"]
         self.assert_done(self.train(*self.policy(*args), run="whole"))

@@ -37,6 +37,9 @@ std::string StoredDtype(const std::string& dir) {
 Status TakeAdapter(const std::string& folder, LoraConfig& lora) {
   TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(folder));
   const model::AdapterSpec& spec = adapter.spec();
+  if (spec.score)
+    return InvalidArgument(folder + ": is an adapter of a reward model, which writes no text; take it as " +
+                           "reward.functions: [{name: reward_model, path: " + folder + "}]");
   lora.path = std::filesystem::absolute(folder).string();
   lora.rank = spec.rank;
   lora.alpha = spec.alpha;

@@ -80,15 +80,16 @@ Status DescribeAdapter(const std::string& folder, bool as_json) {
                       {"rank", s.rank},
                       {"alpha", s.alpha},
                       {"rslora", s.rslora},
-                      {"targets", targets}};
+                      {"targets", targets},
+                      {"reward_model", s.score}};
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }
-  std::printf("%s: adapter of %s%s, %.3f M parameters, rank %lld, alpha %g%s, of %s\n", folder.c_str(),
+  std::printf("%s: adapter of %s%s, %.3f M parameters, rank %lld, alpha %g%s, of %s%s\n", folder.c_str(),
               adapter.base().empty() ? "a model that it does not name" : adapter.base().c_str(),
               here ? "" : " (no folder here)", static_cast<double>(adapter.parameters()) / 1e6,
               static_cast<long long>(s.rank), s.alpha, s.rslora ? " (rslora)" : "",
-              tidepool::Listed(targets).c_str());
+              tidepool::Listed(targets).c_str(), s.score ? ", with a reward model's head" : "");
   return OkStatus();
 }
 

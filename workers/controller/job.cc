@@ -644,7 +644,7 @@ Status CheckInputs(const config::LoadedConfig& loaded, bool goes_on) {
     if (const auto spec = SpecOf(config.model); spec.ok())
       look(key, model::CheckCut(*spec, ranks, what).At(key));
   }
-  if (const auto adapter = model::AdapterOf(config.model.lora); adapter && model_there) {
+  if (const auto adapter = model::AdapterOf(config); adapter && model_there) {
     if (const auto spec = SpecOf(config.model); spec.ok())
       look("model.lora.rank", model::CheckAdapter(*spec, *adapter).At("model.lora"));
     if (!config.model.lora.path.empty() && !goes_on)

@@ -92,7 +92,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       return OkStatus();
     }
     spec.value_head = scores;
-    if (const auto adapter = model::AdapterOf(config_.model.lora)) {
+    if (const auto adapter = model::AdapterOf(config_)) {
       TP_RETURN_IF_ERROR(FindBase());
       if (const std::string& start = config_.model.lora.path; read_tensors && !start.empty()) {
         auto loaded = model::LoadAdapter(start, base_, *adapter);

@@ -94,7 +94,7 @@ int64_t ShareOf(const JobConfig& c, int64_t optimizer, int64_t elements) {
 int64_t GradientsOf(const JobConfig& c, const model::ModelSpec& m, int64_t whole) {
   const int64_t world = config::TrainingSlots(c) / c.train.mesh.tp;
   if (world <= 1) return whole;
-  const int64_t trained = model::TrainedElements(m, model::AdapterOf(c.model.lora)),
+  const int64_t trained = model::TrainedElements(m, model::AdapterOf(c)),
                 owned = sharding::Owned(trained, {0, world}).size();
   if (c.train.zero >= 2) return model::SharedGradientBytes(m, owned);
   // Sums of earlier micro-batches (core/train/group_update.h).
@@ -137,7 +137,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
                                    .threads = c.cluster.threads_per_slot,
                                    .gpu = OnGpu(c),
                                    .decoded_keys = c.deterministic ? RowTokens(c, m) : 256,
-                                   .adapter = model::AdapterOf(c.model.lora)});
+                                   .adapter = model::AdapterOf(c)});
   p.actor.optimizer = ShareOf(c, p.actor.optimizer, model::LayoutElements(part));
   p.actor.gradients = GradientsOf(c, part, p.actor.gradients);
   // Its part of what stands in shared memory once, and what it lays out. Such a slot does not generate.
@@ -190,7 +190,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
 void AddModels(const JobConfig& c, ProcessMemory& p) {
   if (c.reward.by_model()) p.process = kDeviceProcess;
   for (const RewardFunction& f : c.reward.functions) {
-    const auto spec = f.by_model() ? SpecOf({.path = f.path}) : NotFound("");
+    const auto spec = f.by_model() ? SpecOf(f) : NotFound("");
     if (!spec.ok()) continue;
     const int64_t tokens = MostTokens(f, *spec);
     const model::GenerationSizes sizes{.kv_tokens = IsJudge(f) ? JudgeKvTokens(f, c.reward, *spec) : tokens,
@@ -350,7 +350,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   const bool generates = Generates(c);
   const int64_t weights = policy ? of_policy.actor.weights : model::WeightBytes(m, dtype);
   if (generates && !policy) plan.kv_cache_tokens = KvCacheTokens(c, m);
-  const auto adapter = model::AdapterOf(c.model.lora);  // beside the model
+  const auto adapter = model::AdapterOf(c);  // beside the model
   const int64_t adapter_bytes = adapter ? model::AdapterElements(m, *adapter) * model::Bytes(dtype) : 0;
   const bool mapped = adapter && use == SlotUse::kJob;  // the model stands in shared memory
   const int64_t devices = c.cluster.slots;

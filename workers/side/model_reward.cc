@@ -1,7 +1,10 @@
 #include "workers/side/model_reward.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <utility>
 
+#include "core/model/adapter_files.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "workers/data/model_folder.h"
@@ -10,10 +13,38 @@ namespace tidepool::workers {
 
 bool IsJudge(const RewardFunction& f) { return f.name.substr(0, f.name.find(':')) == "judge"; }
 
+StatusOr<GradingFolder> FindGradingFolder(const RewardFunction& f) {
+  GradingFolder found{.dir = f.path, .adapter = {}, .spec = {}};
+  std::error_code error;
+  if (std::filesystem::exists(f.path + "/" + model::kAdapterConfigFile, error)) {
+    TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(f.path));
+    if (!adapter.spec().score)
+      return InvalidArgument("path: " + f.path +
+                             " is an adapter of a language model; merge it: tidepool export " + f.path +
+                             " --merge --out DIR, and give that folder");
+    found.adapter = f.path;
+    found.dir = adapter.base();
+  }
+  TP_RETURN_IF_ERROR(CheckModelFolder(
+      found.dir, found.adapter.empty() ? "path" : "path: " + f.path + " is an adapter of a model, which"));
+  TP_ASSIGN_OR_RETURN(found.spec, model::ReadSpec(found.dir));
+  found.spec.value_head |= !found.adapter.empty();
+  return found;
+}
+
+StatusOr<model::ModelSpec> SpecOf(const RewardFunction& f) {
+  TP_ASSIGN_OR_RETURN(GradingFolder found, FindGradingFolder(f));
+  return std::move(found.spec);
+}
+
 Status CheckModelReward(const RewardFunction& f) {
-  TP_RETURN_IF_ERROR(CheckModelFolder(f.path, "path"));
-  TP_RETURN_IF_ERROR(model::CheckHuggingFace(f.path).At("path"));
-  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(f.path));
+  TP_ASSIGN_OR_RETURN(const GradingFolder found, FindGradingFolder(f));
+  const model::ModelSpec& spec = found.spec;
+  TP_RETURN_IF_ERROR(model::CheckHuggingFace(found.dir).At("path"));
+  if (!found.adapter.empty()) {
+    TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
+    TP_RETURN_IF_ERROR(adapter.CheckBase(found.dir).At("path"));
+  }
   if (IsJudge(f) && spec.value_head) {
     return InvalidArgument("path: " + f.path +
                            " has a value head and writes no text, so it cannot be a judge; take it as "
@@ -31,12 +62,12 @@ Status CheckModelReward(const RewardFunction& f) {
                            "answer together have " + std::to_string(most) +
                            " tokens (max_tokens, or the model's positions); lower it");
   }
-  const auto text = RowSource::OfFolder(f.path, DataConfig().template_date);
+  const auto text = RowSource::OfFolder(found.dir, DataConfig().template_date);
   if (!text.ok()) return text.status().At("path");
   if (const int64_t ids = (*text)->tokenizer().vocab_size(); ids > spec.vocab_size) {
-    return InvalidArgument("path: tokenizer.json of " + f.path + " has ids up to " + std::to_string(ids - 1) +
-                           ", and the model's vocab_size is " + std::to_string(spec.vocab_size) +
-                           "; the tokenizer is not this model's");
+    return InvalidArgument("path: tokenizer.json of " + found.dir + " has ids up to " +
+                           std::to_string(ids - 1) + ", and the model's vocab_size is " +
+                           std::to_string(spec.vocab_size) + "; the tokenizer is not this model's");
   }
   return OkStatus();
 }

@@ -38,8 +38,18 @@ class ModelReward {
 using OpenModelReward = std::function<std::unique_ptr<ModelReward>(const RewardFunction& function,
                                                                    const JobConfig& job, CallWatch& watch)>;
 
+// The folder of a function by model: a whole model, or an adapter of a reward model with the model that it
+// names.
+struct GradingFolder {
+  std::string dir;      // of the model, whose tokenizer counts
+  std::string adapter;  // empty: none
+  model::ModelSpec spec;
+};
+StatusOr<GradingFolder> FindGradingFolder(const RewardFunction& function);  // errors as CheckModelReward's
+StatusOr<model::ModelSpec> SpecOf(const RewardFunction& function);
+
 // Whether the folder of a function by model has what it needs: a model with a value head or a language model,
-// and a tokenizer of its vocabulary. Reads no tensor.
+// and a tokenizer of its vocabulary. Of an adapter's model it compares tensors.
 Status CheckModelReward(const RewardFunction& function);
 // Tokens that the model can be given together with what it answers: max_tokens, or fewer positions.
 int64_t MostTokens(const RewardFunction& function, const model::ModelSpec& spec);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/device/cpu/cpu_device.h"
+#include "core/model/adapter_files.h"
 #include "core/model/decoder.h"
 #include "core/model/weights.h"
 #include "core/train/value_model.h"
@@ -20,12 +21,17 @@ class ScoreModel : public GradingModel {
       : function_(std::move(function)), template_date_(std::move(template_date)) {}
 
   Status Load() override {
-    TP_ASSIGN_OR_RETURN(text_, RowSource::OfFolder(function_.path, template_date_));
-    TP_ASSIGN_OR_RETURN(weights_, model::LoadHuggingFace(function_.path, function_.dtype));
+    TP_ASSIGN_OR_RETURN(const GradingFolder found, FindGradingFolder(function_));
+    TP_ASSIGN_OR_RETURN(text_, RowSource::OfFolder(found.dir, template_date_));
+    const auto device = std::make_shared<device::CpuDevice>();
+    TP_ASSIGN_OR_RETURN(weights_, model::LoadHuggingFace(found.dir, function_.dtype));
+    weights_->LayOutFor(*device);
+    if (!found.adapter.empty()) {
+      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
+      TP_ASSIGN_OR_RETURN(weights_, model::LoadAdapter(found.adapter, std::move(weights_), adapter.spec()));
+    }
     if (!weights_->spec().value_head) return InvalidArgument(function_.path + ": has no value head");
     most_ = MostTokens(function_, weights_->spec());
-    const auto device = std::make_shared<device::CpuDevice>();
-    weights_->LayOutFor(*device);
     decoder_ = std::make_unique<model::Decoder>(*weights_, device);
     return OkStatus();
   }

@@ -73,7 +73,8 @@ TEST_F(AdapterFilesTest, ComesBackAsItWasSaved) {
                               {kEmbedding},
                               {kHead},
                               {kQ, kEmbedding, kHead}}) {
-    const AdapterSpec adapter = Spec(targets, targets.size() == 2);
+    AdapterSpec adapter = Spec(targets, targets.size() == 2);
+    adapter.score = targets == std::vector{kO};  // of a reward model
     const std::vector<float> values = Values(base->spec(), adapter);
     ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
     const auto opened = AdapterFolder::Open(Folder("adapter"));
@@ -204,7 +205,8 @@ TEST_F(AdapterFilesTest, WhatIsNotImplementedIsNamedWithFileAndKey) {
         Case{"alpha_pattern", {{"q_proj", 4}}, StatusCode::kUnimplemented},
         Case{"modules_to_save", {"lm_head"}, StatusCode::kUnimplemented},
         Case{"init_lora_weights", "pissa", StatusCode::kUnimplemented},
-        Case{"task_type", "SEQ_CLS", StatusCode::kUnimplemented},
+        Case{"task_type", "SEQ_CLS", StatusCode::kInvalidArgument},
+        Case{"task_type", "TOKEN_CLS", StatusCode::kUnimplemented},
         Case{"a_key_of_the_future", 3, StatusCode::kUnimplemented},
         Case{"r", 4, StatusCode::kInvalidArgument}, Case{"r", "four", StatusCode::kInvalidArgument},
         Case{"r", 0, StatusCode::kInvalidArgument}, Case{"r", 4097, StatusCode::kInvalidArgument},
