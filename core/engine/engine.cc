@@ -233,18 +233,20 @@ void Engine::SetVersion(int32_t adapter, Version version, KvOnUpdate kv) {
   Impl& im = *impl_;
   Version& current = im.adapters.at(adapter).version;
   if (version == current) return;
-  TP_CHECK(adapter != kOwnWeights || im.weights.base() != nullptr || im.adapters.size() == 1)
-      << "a model has changed below " << im.adapters.size() - 1 << " adapters";
-  if (kv == KvOnUpdate::kKeep) {
+  const bool of_all = adapter == kOwnWeights && im.weights.base() == nullptr;
+  for (const auto& [one, of] : im.adapters) {
+    if (!of_all && one != adapter) continue;
+    if (kv == KvOnUpdate::kRecompute) {
+      im.Unplace(one);
+      continue;
+    }
     // Who has not got through its prompt, or waits for another's, has little to lose.
     im.BackToWaiting(im.Which([&](const Sequence& s) {
-      return s.adapter == adapter && (s.leader != nullptr || s.computed < s.prompt_tokens);
+      return s.adapter == one && (s.leader != nullptr || s.computed < s.prompt_tokens);
     }));
     std::vector<Sequence*> go_on = im.Running();
-    std::erase_if(go_on, [&](const Sequence* s) { return s->adapter != adapter; });
-    im.kv_blocks.TurnStale(go_on, adapter);
-  } else {
-    im.Unplace(adapter);
+    std::erase_if(go_on, [&](const Sequence* s) { return s->adapter != one; });
+    im.kv_blocks.TurnStale(go_on, one);
   }
   current = version;
   im.decoder.WeightsChanged(adapter);

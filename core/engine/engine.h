@@ -93,7 +93,7 @@ class Engine {
   // tokens. kRecompute: KV of the old weights is dropped and computed again, so every token from now on has
   // the log-probability of a clean forward of `version`. kKeep: requests go on with the KV that they have
   // (cheaper; the trainer's recomputation then differs by what the old KV changes), which serves nobody
-  // else. No effect if it is the current version. A model on which there are adapters stays as it is.
+  // else. No effect if it is the current version. Of a model, what its adapters compute has changed, too.
   void SetVersion(int32_t adapter, Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
   void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute) {
     SetVersion(kOwnWeights, version, kv);

@@ -5,10 +5,11 @@ import pathlib
 import random
 import shutil
 import struct
+import threading
 import unittest
 
 from byte_model import write_byte_model
-from harness import RunTest, kill
+from harness import RunTest, descendants, kill
 from serve_test import Server
 
 SIZES = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64), "gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
@@ -90,24 +91,77 @@ class AdapterTest(RunTest):
         server = Server(self.base, "--adapter", f"one={self.adapter}", "--adapter", str(self.dir / "second"))
         self.started.append(server.process)
         status, models, _ = server.call("/v1/models")
-        self.assertEqual((status, [m["id"] for m in models["data"]]), (200, ["one", "second"]))
+        self.assertEqual((status, [m["id"] for m in models["data"]]), (200, ["one", "second", "base"]))
         answers = {}
-        for name, folder in (("one", self.adapter), ("second", self.dir / "second")):
+        for name, folder in (("one", self.adapter), ("second", self.dir / "second"), ("base", self.base)):  # the model is one of them
             server.name = name
             answers[name] = server.ask("/v1/completions", prompt="What is this?", max_tokens=24, temperature=0)["choices"][0]["text"]
             self.assertEqual(answers[name], self.generate("--model", folder).rstrip("\n"))
-        self.assertNotEqual(answers["one"], answers["second"])
+        self.assertEqual(len(set(answers.values())), 3)
+        self.assertEqual(len(descendants(server.process.pid)), 1, "one worker has them all")
+        # In one batch, whatever else is in it.
+        together = [(name, threading.Thread(target=lambda name=name: asked.append((name, server.call("/v1/completions", {"model": name, "prompt": "What is this?", "max_tokens": 24, "temperature": 0})[1])))) for name in list(answers) * 4]
+        asked = []
+        for _, thread in together:
+            thread.start()
+        for _, thread in together:
+            thread.join(60)
+        self.assertEqual(len(asked), len(together))
+        for name, answer in asked:
+            self.assertEqual((answer["model"], answer["choices"][0]["text"]), (name, answers[name]))
+        # The noise of a seed is the same under each name, and what it draws is each one's own.
+        for name in answers:
+            drawn = [server.call("/v1/completions", {"model": name, "prompt": "What is this?", "max_tokens": 24, "temperature": 1, "seed": 5})[1]["choices"][0]["text"] for _ in range(2)]
+            self.assertEqual(drawn[0], drawn[1])
         status, answer, _ = server.call("/v1/completions", {"model": "third", "prompt": "x"})
         self.assertEqual((status, answer["error"]["param"]), (404, "model"))
-        self.assertIn("one, second", answer["error"]["message"])
+        self.assertIn("one, second, base", answer["error"]["message"])
         first = server.call("/v1/completions", {"prompt": "What is this?", "max_tokens": 24, "temperature": 0})[1]
         self.assertEqual((first["model"], first["choices"][0]["text"]), ("one", answers["one"]))
         for name in (3, ["one"], {"one": 1}, True):
             status, answer, _ = server.call("/v1/completions", {"model": name, "prompt": "x"})
             self.assertEqual((status, answer["error"]["param"]), (400, "model"), name)
-        self.refused("serve", "--model", self.base, "--adapter", f"one={self.adapter}", "--adapter", str(self.dir / "second"), "--kv-cache-tokens", "17",
-                     words=["--kv-cache-tokens", "for each adapter"])
+        self.refused("serve", "--model", self.base, "--adapter", f"one={self.adapter}", "--adapter", str(self.dir / "second"), "--kv-cache-tokens", "7",
+                     words=["--kv-cache-tokens", "16 or more"])
         self.refused("serve", "--model", self.base, "--adapter", f"a={self.adapter}", "--adapter", f"a={self.dir / 'second'}", words=["--adapter", "the name a"])
+        self.refused("serve", "--model", self.base, "--adapter", f"base={self.adapter}", words=["--adapter", "the name of the model, base"])
+
+    def test_generates_and_evaluates_with_several_in_one_batch(self):
+        second = self.dir / "second"
+        write_adapter(second, self.base, targets=["o_proj", "up_proj"], rank=7, seed=5)
+        both = ("--model", self.base, "--adapter", f"one={self.adapter}", "--adapter", second)
+        alone = {name: self.generate("--model", self.base, "--adapter", folder) for name, folder in (("one", self.adapter), ("second", second))}
+        self.assertEqual(self.generate(*both), f"== one\n{alone['one']}== second\n{alone['second']}")
+        sampled = ("--temperature", "1", "--seed", "4")
+        drawn = {name: self.generate("--model", self.base, "--adapter", folder, *sampled) for name, folder in (("one", self.adapter), ("second", second))}
+        self.assertEqual(self.generate(*both, *sampled), f"== one\n{drawn['one']}== second\n{drawn['second']}")
+
+        rows, out = self.dir / "rows.jsonl", self.dir / "out.jsonl"
+        prompts = [f"What is {i}?" for i in range(5)]
+        rows.write_text("".join(json.dumps({"prompt": p, "answer": "x"}) + "\n" for p in prompts))
+        made = lambda *args: self.assert_done(self.command("generate", "--input", str(rows), "--output", str(out), "--max-new-tokens", "8", "--threads", "1", *map(str, args)))
+        made(*both)
+        lines = out.read_text().splitlines()
+        self.assertEqual([(line["prompt"], line["adapter"]) for line in map(json.loads, lines)], [(p, name) for p in prompts for name in ("one", "second")])
+        out.write_text("\n".join(lines[:3]) + "\n")  # broken off between the two of a row
+        made(*both)
+        self.assertEqual(out.read_text().splitlines(), lines)
+        for name, folder in (("one", self.adapter), ("second", second)):
+            out.unlink()
+            made("--model", self.base, "--adapter", folder)
+            self.assertEqual([json.loads(line)["text"] for line in out.read_text().splitlines()], [row["text"] for row in map(json.loads, lines) if row["adapter"] == name])
+
+        ask = lambda *args: self.command("eval", "--data", str(rows), "--reward", "length_penalty", "--max-new-tokens", "8", "--output", str(out), *map(str, args))
+        result = ask(*both, "--json")
+        self.assert_done(result)
+        shown = json.loads(result.stdout)["adapters"]
+        self.assertEqual([(one["name"], one["adapter"]) for one in shown], [("one", str(self.adapter)), ("second", str(second))])
+        self.assertEqual([json.loads(line)["adapter"] for line in out.read_text().splitlines()], ["one", "second"] * 5)
+        for one in shown:
+            result = ask("--model", self.base, "--adapter", one["adapter"], "--json")
+            self.assertEqual(json.loads(result.stdout)["total"], one["total"])
+        self.assertRegex(ask(*both).stdout, r"(?s)\none: \S*rows.*\nsecond: \S*rows")
+        self.refused("generate", "--prompt", "x", "--model", self.base, "--adapter", self.adapter, "--adapter", self.adapter, words=["--adapter", "two have the name adapter"])
 
     def test_a_run_that_was_moved_has_its_model(self):
         self.assert_done(self.train("configs/test/sft.yaml", "model.lora.rank=2", "train.steps=2", "checkpoint.every_steps=1"))

@@ -114,8 +114,13 @@ std::vector<int64_t> PassAt(const EvalOptions& o) {
   return ks;
 }
 
+// Of a model that is asked: an adapter's name where there are several, else empty.
+std::string AskedName(const EvalOptions& o, size_t asked) {
+  return o.adapters.size() > 1 ? o.adapter_names[asked] : "";
+}
+
 json RowOf(const EvalSet& set, size_t row, int64_t sample, const std::string& text, const Completion& answer,
-           const Grade& grade) {
+           const Grade& grade, const std::string& adapter) {
   const tasks::Question& question = set.rows[row].question;
   json line = {{"set", set.name},
                {"row", row},
@@ -126,6 +131,7 @@ json RowOf(const EvalSet& set, size_t row, int64_t sample, const std::string& te
                {"tokens", answer.tokens.size()},
                {"ended", answer.ended}};
   if (set.of_file) line["line"] = set.rows[row].origin.line;
+  if (!adapter.empty()) line["adapter"] = adapter;
   for (const tasks::Message& m : question.messages)
     line["messages"].push_back({{"role", m.role}, {"content", m.content}});
   const bool scored = grade.error.empty();
@@ -184,7 +190,8 @@ struct Outcome {
   bool of_data = true;      // all of them for reasons that are in the data
 };
 
-Status Report(const EvalOptions& o, const Outcome& outcome) {
+// Of one that was asked.
+Status Complain(const EvalOptions& o, const Outcome& outcome) {
   const EvalTally& total = outcome.total;
   if (total.unscored() == total.answers()) {
     const std::string message = "eval: no answer could be scored; the first: " + outcome.first_error;
@@ -205,6 +212,15 @@ Status Report(const EvalOptions& o, const Outcome& outcome) {
                  "note: %s gives more than 0 and 1, so accuracy and pass@k mean nothing and are left out\n",
                  total.names().front().c_str());
   }
+  return OkStatus();
+}
+
+// `asked`: what came of each of EvalOptions::Asked.
+Status Report(const EvalOptions& o, const std::vector<Outcome>& asked) {
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const Status status = Complain(o, asked[i]);
+    if (!status.ok()) return AskedName(o, i).empty() ? status : status.At(AskedName(o, i));
+  }
   const std::vector<int64_t> pass_at = PassAt(o);
   if (o.as_json) {
     json out = {{"model", o.job.model.path},
@@ -212,15 +228,27 @@ Status Report(const EvalOptions& o, const Outcome& outcome) {
                 {"temperature", o.job.rollout.temperature},
                 {"max_new_tokens", o.job.rollout.max_new_tokens},
                 {"seed", o.job.seed},
-                {"reward_names", total.names()},
-                {"total", ToJson("total", total, pass_at)}};
-    if (!o.job.model.lora.path.empty()) out["adapter"] = o.job.model.lora.path;
-    for (const auto& [name, tally] : outcome.sets) out["sets"].push_back(ToJson(name, tally, pass_at));
+                {"reward_names", asked.front().total.names()}};
+    for (size_t i = 0; i < asked.size(); ++i) {
+      json of = {{"total", ToJson("total", asked[i].total, pass_at)}};
+      if (!o.adapters.empty()) of["adapter"] = o.adapters[i];
+      for (const auto& [name, tally] : asked[i].sets) of["sets"].push_back(ToJson(name, tally, pass_at));
+      if (asked.size() == 1) {
+        out.update(of);
+      } else {
+        of["name"] = o.adapter_names[i];
+        out["adapters"].push_back(std::move(of));
+      }
+    }
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }
-  auto table = outcome.sets;
-  if (table.size() > 1) table.emplace_back("total", total);
+  std::vector<std::pair<std::string, EvalTally>> table;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const std::string name = AskedName(o, i).empty() ? "" : AskedName(o, i) + ": ";
+    for (const auto& [set, tally] : asked[i].sets) table.emplace_back(name + set, tally);
+    if (asked[i].sets.size() > 1) table.emplace_back(name + "total", asked[i].total);
+  }
   PrintTable(table, pass_at);
   return OkStatus();
 }
@@ -346,11 +374,12 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
     TP_ASSIGN_OR_RETURN(sets, ReadSets(o, *text));
   }
   int64_t answers = 0;
-  for (const EvalSet& set : sets) answers += static_cast<int64_t>(set.rows.size()) * o.samples;
+  const std::vector<int32_t> asked = o.Asked();
+  for (const EvalSet& set : sets) answers += static_cast<int64_t>(set.rows.size() * asked.size()) * o.samples;
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, answers));
   AnswerProgress progress(answers, 0);
-  Outcome outcome(names);
+  std::vector<Outcome> outcomes(asked.size(), Outcome(names));
   Status grader_lost;
   size_t before = 0;  // answers of the sets before
   for (const EvalSet& set : sets) {
@@ -358,12 +387,16 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
     std::vector<InferenceSession::Request> requests;
     for (size_t row = 0; row < set.rows.size(); ++row) {
       for (int32_t k = 0; k < o.samples; ++k) {
-        requests.push_back(
-            {static_cast<int64_t>(row), k, set.rows[row].prompt, o.job.rollout.temperature == 0, 0});
+        for (const int32_t adapter : asked)
+          requests.push_back({static_cast<int64_t>(row), k, set.rows[row].prompt,
+                              o.job.rollout.temperature == 0, 0, adapter});
       }
     }
-    EvalTally tally(names);
-    for (EvalTally* t : {&tally, &outcome.total}) t->AddRows(static_cast<int64_t>(set.rows.size()));
+    for (Outcome& outcome : outcomes) {
+      outcome.sets.emplace_back(set.name, EvalTally(names));
+      for (EvalTally* t : {&outcome.sets.back().second, &outcome.total})
+        t->AddRows(static_cast<int64_t>(set.rows.size()));
+    }
     const auto input_of = [&](size_t i, const Completion& answer) {
       const auto row = static_cast<size_t>(requests[i].ordinal);
       tasks::RewardInput input = text->InputOf({requests[i].ordinal, 0, requests[i].sample}, set.rows[row],
@@ -375,7 +408,9 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
     const auto on_grade = [&](size_t i, const Completion& answer, const Grade& grade) {
       const auto row = static_cast<size_t>(requests[i].ordinal);
       const std::string said = text->ResponseText(answer.tokens.ids);
-      for (EvalTally* t : {&tally, &outcome.total})
+      const size_t which = i % asked.size();
+      Outcome& outcome = outcomes[which];
+      for (EvalTally* t : {&outcome.sets.back().second, &outcome.total})
         t->Add(requests[i].ordinal, grade, answer.tokens.size(), answer.ended);
       if (!grade.error.empty()) {
         if (outcome.first_error.empty()) outcome.first_error = set.Place(row) + ": " + grade.error;
@@ -383,7 +418,7 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
       }
       if (dump != nullptr) {
         // A model may write bytes that are no text.
-        dump->Put(before + i, RowOf(set, row, requests[i].sample, said, answer, grade)
+        dump->Put(before + i, RowOf(set, row, requests[i].sample, said, answer, grade, AskedName(o, which))
                                   .dump(-1, ' ', false, json::error_handler_t::replace));
       }
     };
@@ -407,10 +442,9 @@ Status Ask(const CommandContext& context, const FoundModel& model, EvalOptions& 
     if (grader != nullptr) {
       TP_RETURN_IF_ERROR(GradeBySession(*grader, *done, input_of, on_grade));
     }
-    outcome.sets.emplace_back(set.name, std::move(tally));
   }
   progress.Finish();
-  return Report(o, outcome);
+  return Report(o, outcomes);
 }
 
 // The job whose held-out games are played: the run's own, with what the command line changes of it.
@@ -468,12 +502,13 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
   TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
   std::vector<JobConfig> jobs;
   std::vector<std::unique_ptr<RowSource>> texts;
+  const std::vector<int32_t> asked = o.Asked();
   int64_t episodes = 0;
   for (const std::string& task : o.tasks) {
     TP_ASSIGN_OR_RETURN(JobConfig job, JobOfGame(o, model, task, command.count("--seed") > 0));
     auto text = RowSource::Create(job, o.job.model.path);
     if (!text.ok()) return text.status().At("--task " + task);
-    episodes += job.environment()->held_out * o.samples;
+    episodes += job.environment()->held_out * o.samples * static_cast<int64_t>(asked.size());
     // Of an episode, as in the run.
     if (command.count("--max-new-tokens") == 0 && job.rollout.max_new_tokens > 0)
       o.job.rollout.max_new_tokens =
@@ -490,9 +525,11 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
   PluginCalls& calls = *o.calls;
   TP_ASSIGN_OR_RETURN(const auto dump, OpenOutput(o, episodes));
   AnswerProgress progress(episodes, 0);
-  Outcome outcome({"return"});
+  std::vector<Outcome> outcomes(asked.size(), Outcome({"return"}));
   size_t before = 0;
-  for (size_t i = 0; i < jobs.size(); ++i) {
+  for (size_t play = 0; play < jobs.size() * asked.size(); ++play) {
+    const size_t i = play / asked.size(), which = play % asked.size();
+    Outcome& outcome = outcomes[which];
     const EnvironmentConfig& e = *jobs[i].environment();
     EvalTally tally({"return"});
     for (EvalTally* t : {&tally, &outcome.total}) t->AddRows(e.held_out);
@@ -509,16 +546,18 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
       outcome.of_data = outcome.of_data && p.error.empty();
       for (EvalTally* t : {&tally, &outcome.total}) t->Add(p.game, grade, p.tokens, p.ended);
       if (dump == nullptr) return;
-      const json line = {{"set", e.name},      {"row", p.game},    {"sample", p.sample}, {"reward", p.reward},
-                         {"solved", p.solved}, {"ended", p.ended}, {"turns", p.turns},   {"tokens", p.tokens},
-                         {"said", p.said},     {"error", p.error}};
+      json line = {{"set", e.name},      {"row", p.game},    {"sample", p.sample}, {"reward", p.reward},
+                   {"solved", p.solved}, {"ended", p.ended}, {"turns", p.turns},   {"tokens", p.tokens},
+                   {"said", p.said},     {"error", p.error}};
+      if (const std::string name = AskedName(o, which); !name.empty()) line["adapter"] = name;
       dump->Put(before + static_cast<size_t>(p.game * o.samples + p.sample),
                 line.dump(-1, ' ', false, json::error_handler_t::replace));
     };
     const auto played = PlayGames(*session, *texts[i], calls, jobs[i],
                                   {.samples = static_cast<int32_t>(o.samples),
                                    .greedy = o.job.rollout.temperature == 0,
-                                   .max_new_tokens = o.job.rollout.max_new_tokens},
+                                   .max_new_tokens = o.job.rollout.max_new_tokens,
+                                   .adapter = asked[which]},
                                   on_done);
     if (!played.ok()) progress.Finish();
     if (dump != nullptr && !dump->ok()) return NotWritten(o, "; is the disk full?");
@@ -527,7 +566,7 @@ Status AskGames(const CommandContext& context, const FoundModel& model, const CL
     outcome.sets.emplace_back(e.name, std::move(tally));
   }
   progress.Finish();
-  return Report(o, outcome);
+  return Report(o, outcomes);
 }
 
 // Options that mean nothing to the kind of model that is evaluated.

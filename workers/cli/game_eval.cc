@@ -117,8 +117,8 @@ StatusOr<std::vector<PlayedGame>> PlayGames(InferenceSession& session, const Row
   while (!going.empty()) {
     std::vector<InferenceSession::Request> requests;
     for (const GoingOn& g : going)
-      requests.push_back(
-          {ordinal(out[g.at]), out[g.at].sample, g.record, o.greedy, games.Room(g, o.max_new_tokens)});
+      requests.push_back({ordinal(out[g.at]), out[g.at].sample, g.record, o.greedy,
+                          games.Room(g, o.max_new_tokens), o.adapter});
     TP_ASSIGN_OR_RETURN(const std::vector<Completion> answers, session.Complete(requests));
     std::vector<GoingOn> left;
     for (size_t i = 0; i < going.size(); ++i) {

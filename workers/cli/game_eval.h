@@ -18,7 +18,8 @@ namespace tidepool::workers {
 struct GameEvalOptions {
   int32_t samples = 1;  // episodes of each game
   bool greedy = true;
-  int64_t max_new_tokens = 0;  // of all turns of an episode, what the game says between them included
+  int64_t max_new_tokens = 0;     // of all turns of an episode, what the game says between them included
+  int32_t adapter = kOwnWeights;  // of the session
 };
 
 struct PlayedGame {

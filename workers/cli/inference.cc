@@ -75,7 +75,7 @@ struct InferenceSession::Impl {
     welcome.trains = false;
     welcome.together_ms = options.together_ms;
     welcome.model_dir = options.job.model.path;
-    welcome.shared_memory = options.shared_memory;
+    welcome.adapters = options.adapters;
     if (!worker->Welcome(std::move(welcome)))
       return Unavailable("the worker process is gone: " + worker->Log());
     Send(down::InitState{.slot = kSlot});
@@ -134,7 +134,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
     const std::function<bool()>& stop, const std::function<void(size_t, const Completion&)>& on_done) {
   TP_RETURN_IF_ERROR(impl_->Await({}));
   std::vector<Completion> out(requests.size());
-  std::map<SampleId, size_t> place;
+  std::map<std::pair<SampleId, int32_t>, size_t> place;  // by attempt, which says the adapter
   size_t next = 0;
   size_t done = 0;
   // A window, so that a large file does not stand in the worker's memory at once.
@@ -153,10 +153,13 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
         continue;
       }
       const SampleId tid{r.ordinal, 0, r.greedy ? SampleId::kEvalSample : r.sample};
-      if (!place.emplace(tid, next).second)
+      const int32_t att = r.adapter - kOwnWeights;
+      if (!place.emplace(std::pair(tid, att), next).second)
         return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
       down::StartChunk c;
       c.tid = tid;
+      c.att = att;
+      c.adapter = r.adapter;
       c.gid = GroupId{r.ordinal};
       c.prompt = r.prompt;
       c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.job.rollout.max_new_tokens);
@@ -170,7 +173,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
     if (stop && stop()) return Aborted("stopped");
     TP_ASSIGN_OR_RETURN(const up::StepTokens step, impl_->Expect<up::StepTokens>(kSilence));
     for (const up::ChunkDelta& c : step.chunks) {
-      const auto it = place.find(c.tid);
+      const auto it = place.find({c.tid, c.att});
       if (it == place.end()) continue;
       Completion& completion = out[it->second];
       completion.tokens.Append(c.tokens);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/own_weights.h"
 #include "core/base/status.h"
 #include "workers/net/messages.h"
 
@@ -21,10 +22,9 @@ struct InferenceOptions {
   int64_t max_position = 0;  // of the model: an answer ends there
   std::string worker_path;   // tidepool-worker
   double start_timeout_s = 300;
-  int64_t together_ms = 100;  // tokens are told so late at most; often costs throughput
-  // Folder in memory that several sessions have: the model below their adapters is there once. Empty: none.
-  std::string shared_memory = {};
-  std::function<bool()> stop;  // asked often; true: what goes on ends with kAborted
+  int64_t together_ms = 100;               // tokens are told so late at most; often costs throughput
+  std::vector<std::string> adapters = {};  // folders, of the model: requests may name them, from 0 on
+  std::function<bool()> stop;              // asked often; true: what goes on ends with kAborted
 };
 
 struct Completion {
@@ -56,11 +56,13 @@ class InferenceSession {
 
   // --- many requests at once
   struct Request {
-    int64_t ordinal = 0;  // names the noise: the same (seed, ordinal, sample) gives the same tokens
+    // Names the noise: the same (seed, ordinal, sample) gives the same tokens. Of each adapter once.
+    int64_t ordinal = 0;
     int32_t sample = 0;
     std::vector<int32_t> prompt;
     bool greedy = false;
     int64_t max_new_tokens = 0;  // at most rollout.max_new_tokens; 0: those
+    int32_t adapter = kOwnWeights;
   };
   // Completes all requests, results in their order. `on_tokens` (may be empty) gets tokens as they come,
   // `on_done` each completion when it is whole, in the order in which they end. kInvalidArgument: the model

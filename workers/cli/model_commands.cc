@@ -39,16 +39,23 @@ Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
   if (!ids.ok()) return ids.status().At(key);
   if (ids->empty()) return InvalidArgument(std::string(key) + ": it has no tokens");
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  std::vector<InferenceSession::Request> requests;
+  for (const int32_t adapter : o.Asked())
+    requests.push_back({0, 0, *ids, o.job.rollout.temperature == 0, 0, adapter});
+  const bool one = requests.size() == 1;  // is shown as it comes
   text::Detokenizer detokenizer(text->tokenizer(), /*skip_special=*/true);
   TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
-                      session->Complete({{0, 0, *ids, o.job.rollout.temperature == 0}},
-                                        [&](size_t, const std::vector<int32_t>& fresh) {
-                                          for (const int32_t id : fresh)
-                                            std::fputs(detokenizer.Push(id).c_str(), stdout);
-                                          std::fflush(stdout);
-                                        }));
-  std::printf("%s\n", detokenizer.Flush().c_str());
-  if (!done[0].error.empty()) return Internal(done[0].error);
+                      session->Complete(requests, [&](size_t, const std::vector<int32_t>& fresh) {
+                        if (!one) return;
+                        for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
+                        std::fflush(stdout);
+                      }));
+  if (one) std::printf("%s\n", detokenizer.Flush().c_str());
+  for (size_t i = 0; i < done.size(); ++i) {
+    if (!done[i].error.empty()) return Internal(done[i].error);
+    if (!one)
+      std::printf("== %s\n%s\n", o.adapter_names[i].c_str(), text->ResponseText(done[i].tokens.ids).c_str());
+  }
   return OkStatus();
 }
 
@@ -91,8 +98,9 @@ StatusOr<std::vector<int32_t>> PromptOf(const nlohmann::ordered_json& row, const
   return text.EncodeMessages(messages);
 }
 
-// JSONL in, JSONL out, in order: the n-th row of the output is the n-th of the input. What --output already
-// holds is not made again; rows are written as soon as all before them are there.
+// JSONL in, JSONL out, in order: the n-th row of the output is the n-th of the input; of several adapters
+// each has one, one after the other. What --output already holds is not made again; rows are written as soon
+// as all before them are there.
 Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   std::ifstream in(o.input);
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
@@ -100,7 +108,8 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   TP_ASSIGN_OR_RETURN(const auto text, TextOf(o));
   std::vector<nlohmann::ordered_json> rows;  // keys as they stand in the input
   std::vector<InferenceSession::Request> requests;
-  int64_t number = 0, count = 0;
+  int64_t number = 0, inputs = 0, count = 0;  // count: of rows of the output
+  const std::vector<int32_t> asked = o.Asked();
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -108,12 +117,20 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     auto row = nlohmann::ordered_json::parse(line, nullptr, false);
     if (!row.is_object() || !row.contains("prompt"))
       return InvalidArgument(where + ": a row is a JSON object with a `prompt` (text or messages)");
-    if (++count <= have) continue;
+    ++inputs;
+    if (count + static_cast<int64_t>(asked.size()) <= have) {
+      count += static_cast<int64_t>(asked.size());
+      continue;
+    }
     StatusOr<std::vector<int32_t>> ids = PromptOf(row, *text);
     if (!ids.ok()) return ids.status().At(where);
     if (ids->empty()) return InvalidArgument(where + ": the prompt has no tokens");
-    requests.push_back({count, 0, std::move(*ids), o.job.rollout.temperature == 0});
-    rows.push_back(std::move(row));
+    for (const int32_t adapter : asked) {
+      if (++count <= have) continue;
+      requests.push_back({inputs, 0, *ids, o.job.rollout.temperature == 0, 0, adapter});
+      rows.push_back(row);
+      if (asked.size() > 1) rows.back()["adapter"] = o.adapter_names[static_cast<size_t>(adapter)];
+    }
   }
   if (have > count) {
     return InvalidArgument("--output: " + o.output + " has " + std::to_string(have) +

@@ -2,15 +2,16 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
-#include "core/model/adapter_files.h"
 #include "core/model/hugging_face.h"
 #include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"
@@ -33,21 +34,12 @@ std::string StoredDtype(const std::string& dir) {
   return "float32";
 }
 
-// The config of a job that begins with this adapter.
-Status TakeAdapter(const std::string& folder, LoraConfig& lora) {
-  TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(folder));
-  const model::AdapterSpec& spec = adapter.spec();
-  if (spec.score)
-    return InvalidArgument(folder + ": is an adapter of a reward model, which writes no text; take it as " +
-                           "reward.functions: [{name: reward_model, path: " + folder + "}]");
-  lora.path = std::filesystem::absolute(folder).string();
-  lora.rank = spec.rank;
-  lora.alpha = spec.alpha;
-  lora.rslora = spec.rslora;
-  lora.init = spec.init;
-  lora.targets.clear();
-  for (const model::AdapterTarget target : spec.targets) lora.targets.emplace_back(Name(target));
-  return OkStatus();
+// NAME=DIR, unless that is a folder; else no name.
+std::pair<std::string, std::string> NameAndFolder(const std::string& given) {
+  const size_t equals = given.find('=');
+  std::error_code error;
+  if (equals == std::string::npos || equals == 0 || std::filesystem::exists(given, error)) return {"", given};
+  return {given.substr(0, equals), given.substr(equals + 1)};
 }
 
 }  // namespace
@@ -91,11 +83,16 @@ void AddDeviceOptions(CLI::App* command, SamplingOptions* o) {
                     "it never does");
 }
 
+void AddAdapterOption(CLI::App* command, SamplingOptions* o) {
+  command->add_option("--adapter", o->adapter_names,
+                      "Folder of an adapter of the model (PEFT's LoRA), or a run that trained one; several "
+                      "as NAME=DIR each");
+}
+
 void AddSampling(CLI::App* command, SamplingOptions* o) {
   RolloutConfig& r = o->job.rollout;
   AddModelOptions(command, o);
-  command->add_option("--adapter", o->adapter,
-                      "Folder of an adapter of the model (PEFT's LoRA), or a run that trained one");
+  AddAdapterOption(command, o);
   command
       ->add_option("--max-new-tokens", r.max_new_tokens,
                    "At most so many new tokens; an answer also ends where the model has no more positions")
@@ -109,12 +106,46 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
 }
 
 StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
-  TP_ASSIGN_OR_RETURN(FoundModel found, o.adapter.empty() ? FindModel(o.model, "--model")
-                                                          : FindAdapted(o.model, o.adapter, "--adapter"));
-  o.job.model.path = found.dir;
-  if (!found.adapter.empty()) TP_RETURN_IF_ERROR(TakeAdapter(found.adapter, o.job.model.lora));
-  if (found.dir != o.model) std::fprintf(stderr, "model: %s\n", DescribeModel(found).c_str());
-  return found;
+  std::vector<FoundModel> all;
+  std::vector<std::string> names;
+  for (const std::string& given : o.adapter_names) {
+    const auto [name, folder] = NameAndFolder(given);
+    TP_ASSIGN_OR_RETURN(all.emplace_back(), FindAdapted(o.model, folder, "--adapter"));
+    names.push_back(name);
+  }
+  if (all.empty()) {
+    TP_ASSIGN_OR_RETURN(all.emplace_back(), FindModel(o.model, "--model"));
+    names.emplace_back();
+  }
+  o.adapters.clear();
+  o.adapter_names.clear();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const FoundModel& found = all[i];
+    if (found.dir != o.model) std::fprintf(stderr, "model: %s\n", DescribeModel(found).c_str());
+    if (found.adapter.empty()) continue;
+    TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
+    if (adapter.spec().score)
+      return InvalidArgument(found.adapter + ": is an adapter of a reward model, which writes no text; take it " +
+                             "as reward.functions: [{name: reward_model, path: " + found.adapter + "}]");
+    if (names[i].empty()) names[i] = LastName(found.run.empty() ? found.adapter : found.run);
+    if (std::ranges::find(o.adapter_names, names[i]) != o.adapter_names.end())
+      return InvalidArgument("--adapter: two have the name " + names[i] + "; name them: --adapter NAME=DIR");
+    o.adapter_names.push_back(names[i]);
+    o.adapters.push_back(std::filesystem::absolute(found.adapter).string());
+  }
+  o.job.model.path = all.front().dir;
+  return std::move(all.front());
+}
+
+std::string LastName(const std::string& path) {
+  return std::filesystem::path(path).lexically_normal().filename().string();
+}
+
+std::vector<int32_t> SamplingOptions::Asked() const {
+  std::vector<int32_t> asked;
+  for (int32_t a = 0; a < static_cast<int32_t>(adapters.size()); ++a) asked.push_back(a);
+  if (asked.empty()) asked.push_back(kOwnWeights);
+  return asked;
 }
 
 Status CheckSampling(const SamplingOptions& o) {
@@ -142,7 +173,13 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   TP_RETURN_IF_ERROR(
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
-  if (o.job.cluster.device == DeviceKind::kCuda) TP_RETURN_IF_ERROR(cuda::CheckModel(spec).At("--model"));
+  if (o.job.cluster.device == DeviceKind::kCuda) {
+    TP_RETURN_IF_ERROR(cuda::CheckModel(spec).At("--model"));
+    if (o.job.deterministic && !o.adapters.empty())
+      return InvalidArgument(
+          "--deterministic: on a GPU an adapter's products do not give a row the same bits in every batch "
+          "yet; leave it out");
+  }
   (void)device::BestIsa();                    // ends the program here if TIDEPOOL_CPU_ISA is misspelt
   TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain
   InferenceOptions options = o;

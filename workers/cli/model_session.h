@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
@@ -19,18 +20,25 @@ namespace tidepool::workers {
 
 struct SamplingOptions : InferenceOptions {
   SamplingOptions();
-  std::string model;    // as it was named; job.model.path is where it is, after TakeModel
-  std::string adapter;  // of it, as it was named; job.model.lora then says what it is
+  std::string model;  // as it was named; job.model.path is where it is, after TakeModel
+  // [NAME=]DIR, as they were named; after TakeModel, `adapters` are their folders, and these their names,
+  // also of one that `model` is.
+  std::vector<std::string> adapter_names;
   std::string dtype;
+  // That requests are for: each of the adapters, or the model where there is none.
+  [[nodiscard]] std::vector<int32_t> Asked() const;
 };
 // Of these, which model, and what computes it with which seed.
 void AddModelOptions(CLI::App* command, SamplingOptions* options);
+void AddAdapterOption(CLI::App* command, SamplingOptions* options);
 void AddDeviceOptions(CLI::App* command, SamplingOptions* options);
 void AddSampling(CLI::App* command, SamplingOptions* options);
 
-// FindModel of --model, with --adapter where it is given. What was taken is said on standard error, where it
-// is not what was named.
+// FindModel of --model, with the first --adapter where one is given; all are taken. What was taken is said on
+// standard error, where it is not what was named. kInvalidArgument: two have one name.
 StatusOr<FoundModel> TakeModel(SamplingOptions& options);
+// "final" of "runs/mine/final/".
+std::string LastName(const std::string& path);
 // The options fit together, and the model writes text. Reads no tensor.
 Status CheckSampling(const SamplingOptions& options);
 

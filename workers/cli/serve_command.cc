@@ -12,7 +12,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -27,7 +26,6 @@
 #include "workers/cli/command.h"
 #include "workers/cli/model_lookup.h"
 #include "workers/cli/model_session.h"
-#include "workers/cli/session_folder.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
@@ -48,7 +46,6 @@ constexpr int64_t kTogetherMs = 20;
 struct ServeOptions : SamplingOptions {
   std::string host = "127.0.0.1";
   int64_t port = 8000;
-  std::vector<std::string> adapters;  // [NAME=]DIR
   std::string name, key_file, tls_certificate, tls_key;
   int64_t max_waiting = 256;
   double request_timeout_s = 1800, end_within_s = 30;
@@ -130,64 +127,27 @@ void EndAtNextSignal(const sigset_t& ends) {
   ::pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);
 }
 
-// A model, or an adapter of it, under its name; each has a worker of its own.
-struct ServedOne {
-  SamplingOptions options;
-  FoundModel found;
-  std::unique_ptr<ServedModel> model;
-  std::unique_ptr<Generator> generator;
-};
-
-std::string LastName(const std::string& path) {
-  return fs::path(path).lexically_normal().filename().string();
+// The names that requests say: of each adapter, and of the model where adapters were put beside it.
+StatusOr<std::vector<std::string>> NamesOf(const ServeOptions& o, const FoundModel& found, bool beside) {
+  std::vector<std::string> names = o.adapter_names;
+  if (names.size() == 1 && !o.name.empty()) names[0] = o.name;
+  if (!names.empty() && !beside) return names;
+  std::string name = names.empty() ? o.name : "";
+  if (name.empty()) name = LastName(names.empty() && !found.run.empty() ? found.run : found.dir);
+  if (name.empty()) name = found.architecture;
+  if (std::ranges::find(names, name) != names.end())
+    return InvalidArgument("--adapter: one has the name of the model, " + name +
+                           "; name it: --adapter NAME=DIR");
+  names.push_back(name);
+  return names;
 }
 
-// What --model and --adapter name, with a name each. Nothing is loaded.
-StatusOr<std::vector<ServedOne>> TakeServed(const ServeOptions& o) {
-  std::vector<ServedOne> all(std::max<size_t>(o.adapters.size(), 1));
-  std::set<std::string> names;
-  for (size_t i = 0; i < all.size(); ++i) {
-    ServedOne& one = all[i];
-    one.options = o;
-    one.model = std::make_unique<ServedModel>();
-    std::string& name = one.model->name;
-    if (i < o.adapters.size()) {
-      std::string& adapter = one.options.adapter;
-      adapter = o.adapters[i];
-      // NAME=DIR, unless that is a folder.
-      const size_t equals = adapter.find('=');
-      std::error_code error;
-      if (equals != std::string::npos && equals > 0 && !fs::exists(adapter, error)) {
-        name = adapter.substr(0, equals);
-        adapter.erase(0, equals + 1);
-      }
-    }
-    TP_ASSIGN_OR_RETURN(one.found, TakeModel(one.options));
-    const FoundModel& found = one.found;
-    if (found.is_policy())
-      return InvalidArgument("--model: " + found.dir +
-                             " is a policy of a control task, which writes no text");
-    if (name.empty() && all.size() == 1) name = o.name;
-    if (name.empty())
-      name = LastName(!found.run.empty() ? found.run : !found.adapter.empty() ? found.adapter : found.dir);
-    if (name.empty()) name = found.architecture;
-    if (!names.insert(name).second)
-      return InvalidArgument("--adapter: two have the name " + name + "; name them: --adapter NAME=DIR");
-  }
-  return all;
-}
-
-// Until a signal, or until a worker is gone.
-Status AwaitEnd(const sigset_t& ends, const std::vector<ServedOne>& all) {
+// Until a signal, or until the worker is gone.
+Status AwaitEnd(const sigset_t& ends, const Generator& generator) {
   bool said = false;
   while (true) {
-    bool serve = true;
-    for (const ServedOne& one : all) {
-      const StatusOr<bool> serves = one.generator->Serves();
-      if (!serves.ok()) return serves.status();
-      serve = serve && *serves;
-    }
-    if (serve && !said) {
+    TP_ASSIGN_OR_RETURN(const bool serves, generator.Serves());
+    if (serves && !said) {
       std::printf("serves\n");
       std::fflush(stdout);
       said = true;
@@ -201,33 +161,31 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   if (o.port < 0 || o.port > 65535)
     return InvalidArgument("--port: " + std::to_string(o.port) +
                            "; a port is a number from 1 to 65535, 0: a free one");
-  if (!o.name.empty() && o.adapters.size() > 1)
+  if (!o.name.empty() && o.adapter_names.size() > 1)
     return InvalidArgument("--name: is for one model; name adapters by --adapter NAME=DIR");
-  TP_ASSIGN_OR_RETURN(std::vector<ServedOne> all, TakeServed(o));
-  const std::string dir = all.front().found.dir;
+  const bool beside = !o.adapter_names.empty();
+  TP_ASSIGN_OR_RETURN(const FoundModel found, TakeModel(o));
+  if (found.is_policy())
+    return InvalidArgument("--model: " + found.dir + " is a policy of a control task, which writes no text");
+  TP_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(o, found, beside));
+  const std::string& dir = found.dir;
   TP_RETURN_IF_ERROR(CheckModelFolder(dir, "--model"));
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(dir));
-  for (ServedOne& one : all) {
-    JobConfig& job = one.options.job;
-    RolloutConfig& r = job.rollout;
-    // Where it is not given, the KV cache is planned for as many conversations of full length.
-    job.train.groups_per_step = r.max_concurrent;
-    job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
-    r.kv_cache_tokens = KvCacheTokens(job, spec);
-    if (all.size() > 1) {  // they share the memory and the cores
-      const auto parts = static_cast<int64_t>(all.size());
-      r.kv_cache_tokens /= parts;
-      r.kv_cache_tokens -= r.kv_cache_tokens % r.block_tokens;
-      job.cluster.threads_per_slot = std::max<int64_t>(1, job.cluster.threads_per_slot / parts);
-    }
-    if (r.kv_cache_tokens < r.block_tokens)
-      return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) +
-                             " or more are expected" + (all.size() > 1 ? " for each adapter" : ""));
-    r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
-    job.data.max_prompt_tokens = 1;
-    TP_ASSIGN_OR_RETURN(one.model, ServedModel::Load(dir, one.model->name, r.kv_cache_tokens));
+  RolloutConfig& r = o.job.rollout;
+  // Where it is not given, the KV cache is planned for as many conversations of full length.
+  o.job.train.groups_per_step = r.max_concurrent;
+  o.job.data.max_prompt_tokens = r.max_new_tokens = spec.max_position;
+  r.kv_cache_tokens = KvCacheTokens(o.job, spec);
+  if (r.kv_cache_tokens < r.block_tokens)
+    return InvalidArgument("--kv-cache-tokens: " + std::to_string(r.block_tokens) + " or more are expected");
+  r.max_new_tokens = 1;  // requests say it; the job's own, which has to fit the cache, is nobody's
+  o.job.data.max_prompt_tokens = 1;
+  TP_ASSIGN_OR_RETURN(const auto model, ServedModel::Load(dir, names.back(), r.kv_cache_tokens));
+  std::vector<ServedModel> served(names.size(), *model);
+  for (size_t i = 0; i < names.size(); ++i) {
+    served[i].name = names[i];
+    served[i].adapter = i < o.adapters.size() ? static_cast<int32_t>(i) : kOwnWeights;
   }
-  const ServedModel* const model = all.front().model.get();
   if (model->template_text == nullptr) {
     std::fprintf(stderr, "note: the model has no chat template: prompts alone are taken, and no messages\n");
   } else if (model->tools == text::ToolFormat::kNone) {
@@ -245,26 +203,16 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // whoever reads what is printed may go
   auto stopped = std::make_shared<std::atomic<bool>>(false);
-  std::optional<SessionFolder> shared;  // where the model below several adapters is once
-  if (all.size() > 1) {
-    TP_ASSIGN_OR_RETURN(shared, SessionFolder::Make());
-  }
-  std::vector<Endpoint::Served> served;
-  for (ServedOne& one : all) {
-    one.options.together_ms = kTogetherMs;
-    one.options.stop = [stopped] { return stopped->load(); };
-    if (shared) one.options.shared_memory = shared->path() + "/shared";
-    TP_ASSIGN_OR_RETURN(auto session, StartSession(context, one.options));
-    const RolloutConfig& r = one.options.job.rollout;
-    one.generator = std::make_unique<Generator>(
-        std::move(session), GeneratorOptions{.max_running = r.max_concurrent,
-                                             .max_waiting = o.max_waiting,
-                                             .kv_tokens = r.kv_cache_tokens,
-                                             .turn_timeout = std::chrono::milliseconds(
-                                                 static_cast<int64_t>(1e3 * o.request_timeout_s))});
-    served.push_back({*one.model, *one.generator});
-  }
-  Endpoint endpoint(std::move(served));
+  o.together_ms = kTogetherMs;
+  o.stop = [stopped] { return stopped->load(); };
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  Generator generator(
+      std::move(session),
+      {.max_running = r.max_concurrent,
+       .max_waiting = o.max_waiting,
+       .kv_tokens = r.kv_cache_tokens,
+       .turn_timeout = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.request_timeout_s))});
+  Endpoint endpoint(std::move(served), generator);
   HttpServerOptions options{.host = o.host,
                             .port = static_cast<uint16_t>(o.port),
                             .key_digest = Sha256Hex(key.text),
@@ -280,19 +228,18 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
                                                                   const std::shared_ptr<HttpReply>& reply) {
                         endpoint.Answer(request, reply);
                       }));
-  const auto names = tidepool::Listed(all, [](const ServedOne& one) { return one.model->name; });
-  std::printf("%s of %s at %s/v1, until Ctrl-C; key: %s\n", names.c_str(), dir.c_str(), server->Url().c_str(),
-              key.file.c_str());
+  const auto listed = tidepool::Listed(names, [](const std::string& name) { return name; });
+  std::printf("%s of %s at %s/v1, until Ctrl-C; key: %s\n", listed.c_str(), dir.c_str(),
+              server->Url().c_str(), key.file.c_str());
   std::fflush(stdout);
-  const Status ended = AwaitEnd(ends, all);
+  const Status ended = AwaitEnd(ends, generator);
   EndAtNextSignal(ends);
-  for (const ServedOne& one : all) one.generator->Close("this server is ending");
+  generator.Close("this server is ending");
   const auto patience = std::chrono::milliseconds(static_cast<int64_t>(1e3 * o.end_within_s));
-  if (ended.ok() && !server->AwaitAnswers(patience))
-    for (const ServedOne& one : all) one.generator->EndAll(Unavailable("this server is ending"));
+  if (ended.ok() && !server->AwaitAnswers(patience)) generator.EndAll(Unavailable("this server is ending"));
   (void)server->AwaitAnswers(std::chrono::seconds(2));  // who does not take its answer by then gets none
   *stopped = true;
-  for (const ServedOne& one : all) one.generator->Stop();  // they answer through the server, which goes first
+  generator.Stop();  // it answers through the server, which goes first
   if (ended.ok()) std::printf("ended\n");
   return ended;
 }
@@ -304,9 +251,7 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "serve", "An endpoint for programs that speak to OpenAI's: completions, chat, streams, tools");
   AddModelOptions(command, o.get());
-  command->add_option("--adapter", o->adapters,
-                      "Folder of an adapter of the model (PEFT's LoRA), or a run that trained one; several "
-                      "as NAME=DIR each, which requests choose by `model`");
+  AddAdapterOption(command, o.get());
   command->add_option("--host", o->host, "Address to listen on; another than loopback needs a certificate");
   command->add_option("--port", o->port, "Default: 8000; 0: a free one");
   command->add_option("--name", o->name,
@@ -321,10 +266,8 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--max-waiting", o->max_waiting, "Answers that may wait beside them; more: 429")
       ->check(CLI::Range(0, 1 << 20));
-  command->add_option(
-      "--kv-cache-tokens", o->job.rollout.kv_cache_tokens,
-      "Tokens that the KV cache holds, in equal parts for each adapter; default: by --max-running, "
-      "bounded by memory");
+  command->add_option("--kv-cache-tokens", o->job.rollout.kv_cache_tokens,
+                      "Tokens that the KV cache holds; default: by --max-running, bounded by memory");
   command->add_option("--request-timeout", o->request_timeout_s, "Seconds from a request to its whole answer")
       ->check(CLI::Range(0.1, 1e6));
   command->add_option("--end-within", o->end_within_s, "Seconds that running requests have at Ctrl-C")

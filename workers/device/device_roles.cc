@@ -289,12 +289,25 @@ Status DeviceRoles::PrepareRollout(engine::Ranks* ranks) {
     TokenRollout::LoadBytes load_bytes;
     if (!options.token_bytes) load_bytes = [dir = models_.model_dir()] { return TokenBytesOf(dir); };
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
-    rollout_ = std::make_unique<TokenRollout>(
-        config_.rollout, config_.environment() != nullptr,
+    auto rollout = std::make_unique<TokenRollout>(
+        config_.rollout, config_.seed, config_.environment() != nullptr,
         config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine),
         std::move(load_bytes));
+    TP_RETURN_IF_ERROR(AddAdapters(*rollout));
+    rollout_ = std::move(rollout);
     return OkStatus();
   });
+}
+
+Status DeviceRoles::AddAdapters(TokenRollout& rollout) const {
+  // They go with the engine, and that before the weights.
+  const std::shared_ptr<const model::Weights> base(std::shared_ptr<void>(), weights_.get());
+  for (const std::string& folder : served_adapters_) {
+    TP_ASSIGN_OR_RETURN(const auto opened, model::AdapterFolder::Open(folder));
+    TP_ASSIGN_OR_RETURN(auto adapter, model::LoadAdapter(folder, base, opened.spec()));
+    rollout.AddAdapter(std::move(adapter), version_);
+  }
+  return OkStatus();
 }
 
 StatusOr<engine::EngineOptions> DeviceRoles::OptionsOfEngine() {

@@ -32,6 +32,8 @@
 
 namespace tidepool::workers {
 
+class TokenRollout;
+
 struct TrainOutcome {
   bool finite = true;
   uint64_t weights_digest = 0;
@@ -48,6 +50,9 @@ class DeviceRoles {
               std::string offload_dir, DeviceMaker make_device = MakeCpuDevice, bool trains = true,
               std::string base_digest = "");
   ~DeviceRoles();
+  // What the engine has of adapters on the model, beside it: folders (TokenRollout::AddAdapter), in their
+  // order. Before there is one; requires a model, whole
+  void ServeAdapters(std::vector<std::string> folders) { served_adapters_ = std::move(folders); }
 
   // The model below an adapter, without which nothing works; nothing elsewhere. Errors of ModelReader::Base.
   Status FindBase();
@@ -141,6 +146,7 @@ class DeviceRoles {
   Status MakeWeights(bool read_tensors);
   [[nodiscard]] int64_t base_bytes() const;  // requires base_
   StatusOr<engine::EngineOptions> OptionsOfEngine();
+  Status AddAdapters(TokenRollout& rollout) const;
   StatusOr<uint64_t> LoadPart(Version version);
   // Another shard needs another trainer; its state is that of nothing then.
   void TakeShard(const Shard& shard);
@@ -162,6 +168,7 @@ class DeviceRoles {
   std::unique_ptr<model::Weights> weights_;
   std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
   const bool trains_;
+  std::vector<std::string> served_adapters_;
   std::shared_ptr<device::Device> engine_device_;  // null until there is an engine
   engine::Ranks* ranks_ = nullptr;
   std::unique_ptr<Rollout> rollout_;

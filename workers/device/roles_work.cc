@@ -71,13 +71,14 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
       plan_ = plan->processes[static_cast<size_t>(welcome.place)];
       shared_memory_ = plan->shared_memory_bytes();
     }
-    // `generate` and the like have none, but a `serve` with several adapters.
+    // `generate` and the like have none.
     if (!welcome.shared_memory.empty()) shared_folder_ = SharedBlock::OfHost(welcome.shared_memory, host_);
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, shared_folder_,
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
                                            device_.make, welcome.trains, welcome.base_digest);
+    roles_->ServeAdapters(welcome.adapters);
     if (const Status base = roles_->FindBase(); !base.ok()) return Told("base", base);
     stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),
                                            storage::RunPaths(welcome.run_dir).payload());

@@ -116,13 +116,13 @@ TP_FIELDS(Attached, ctl_epoch, received)
 TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
              TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns, trains,
                      operator_digest, token_proof, tokenizer, tool_format, sync_payload, together_ms,
-                     base_digest))
+                     base_digest, adapters))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(ChunkSampling, given, temperature, top_k, top_p, min_p, stop, stop_token_ids)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, have, have_hash, logs, stores, before, newest,
           unread, prompt, generated, chunk_tokens, max_new_tokens, greedy, sampling, starts, environment,
-          environment_token, routing_bytes)
+          environment_token, routing_bytes, adapter)
 TP_FIELDS(Resend, slot, tid, att, from)
 TP_FIELDS(Store, newest, what)
 TP_FIELDS(Grade, tid, att, input, attempt, payload, logged)

@@ -14,6 +14,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
+#include "core/base/own_weights.h"
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
 #include "core/storage/manifest_file.h"
@@ -241,6 +242,8 @@ struct Welcome {
   bool sync_payload = true;     // a payload is on the disk before it is said to be stored
   int64_t together_ms = 100;    // tokens of steps are said together for so long
   std::string base_digest;      // SafetensorsFolder::Digest of model_dir, below an adapter; empty: not known
+  // Folders of adapters on model_dir's model, which chunks may name; of who drives one worker without a run.
+  std::vector<std::string> adapters;
 };
 struct Refuse {
   std::string why;
@@ -282,7 +285,8 @@ struct StartChunk {
   // Of a fragment: the start states of its environments (core/policy/fragment.h EncodeStates), the
   // environment worker that hosts them, and the token that it takes calls with.
   std::string starts, environment, environment_token;
-  int64_t routing_bytes = 0;  // of the routing of `generated` that the controller has
+  int64_t routing_bytes = 0;      // of the routing of `generated` that the controller has
+  int32_t adapter = kOwnWeights;  // of Welcome::adapters, from 0 on; the attempt tells them apart
 };
 using command::CancelChunk;
 using command::EndEpisode;

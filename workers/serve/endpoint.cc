@@ -30,8 +30,8 @@ Json Card(const ServedModel& model) {
 
 }  // namespace
 
-Endpoint::Endpoint(std::vector<Served> served)
-    : served_(std::move(served)), prefix_([] {
+Endpoint::Endpoint(std::vector<ServedModel> served, Generator& generator)
+    : served_(std::move(served)), generator_(generator), prefix_([] {
         const auto random = RandomHex();
         return random.ok() ? random->substr(0, 16) : std::string("answer");
       }()) {}
@@ -40,7 +40,7 @@ void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpRepl
   const std::string& path = request.path;
   const std::optional<AnswerForm> form = FormOf(path);
   const auto one = std::ranges::find_if(
-      served_, [&](const Served& served) { return path == "/v1/models/" + served.model.name; });
+      served_, [&](const ServedModel& model) { return path == "/v1/models/" + model.name; });
   const bool known =
       form || one != served_.end() || path == "/healthz" || path == "/metrics" || path == "/v1/models";
   if (!known)
@@ -57,58 +57,56 @@ void Endpoint::Answer(const HttpRequest& request, const std::shared_ptr<HttpRepl
   if (form) return Ask(*form, request, reply);
   if (path == "/healthz") return reply->Answer(Health());
   if (path == "/metrics") return reply->Answer(Metrics());
-  if (one != served_.end()) return reply->Answer(JsonResponse(Card(one->model)));
+  if (one != served_.end()) return reply->Answer(JsonResponse(Card(*one)));
   Json list = Json::array();
-  for (const Served& served : served_) list.push_back(Card(served.model));
+  for (const ServedModel& model : served_) list.push_back(Card(model));
   reply->Answer(JsonResponse(Json{{"object", "list"}, {"data", std::move(list)}}));
 }
 
-const Endpoint::Served* Endpoint::Named(const std::string& body) const {
+const ServedModel* Endpoint::Named(const std::string& body) const {
   if (served_.size() == 1) return &served_.front();
   const auto json = ParseJsonObject<nlohmann::json>(body, "");
   if (!json.ok()) return &served_.front();  // whoever reads it says what is wrong
   const auto name = json->find("model");
   if (name == json->end() || !name->is_string() || name->get_ref<const std::string&>().empty())
     return &served_.front();
-  for (const Served& served : served_)
-    if (served.model.name == name->get_ref<const std::string&>()) return &served;
+  for (const ServedModel& model : served_)
+    if (model.name == name->get_ref<const std::string&>()) return &model;
   return nullptr;
 }
 
 void Endpoint::Ask(AnswerForm form, const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-  const Served* const served = Named(request.body);
+  const ServedModel* const served = Named(request.body);
   if (served == nullptr)
     return reply->Answer(ErrorOf(
         form,
-        {404, "this server has " + Listed(served_, [](const Served& s) { return s.model.name; }) + " alone",
+        {404, "this server has " + Listed(served_, [](const ServedModel& m) { return m.name; }) + " alone",
          "model"}));
-  const auto& [model, generator] = *served;
+  const ServedModel& model = *served;
   auto read = ReadRequest(form, request.body, model);
   if (const auto* error = std::get_if<ApiError>(&read)) return reply->Answer(ErrorOf(form, *error));
   auto& asked = std::get<AskedTurn>(read);
+  asked.turn.adapter = model.adapter;
   const auto now =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
   const std::string id = prefix_ + "-" + std::to_string(++answers_);
   auto conversation = std::make_shared<Conversation>(AnswerWriter::Make(model, asked, id, now.count()), form,
                                                      asked.style.stream, reply);
-  const auto turn = generator.Begin(std::move(asked.turn),
-                                    [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
+  const auto turn = generator_.Begin(std::move(asked.turn),
+                                     [conversation](const TurnDelta& delta) { conversation->Hear(delta); });
   if (!turn.ok()) return reply->Answer(ErrorOf(form, ToApiError(turn.status())));
-  reply->OnGone([&generator = served->generator, number = *turn] { generator.Cancel(number); });
+  reply->OnGone([&generator = generator_, number = *turn] { generator.Cancel(number); });
 }
 
 HttpResponse Endpoint::Health() const {
-  for (const Served& served : served_) {
-    const StatusOr<bool> serves = served.generator.Serves();
-    if (!serves.ok()) return {.status = 503, .body = "the model is not served any more\n"};
-    if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
-  }
+  const StatusOr<bool> serves = generator_.Serves();
+  if (!serves.ok()) return {.status = 503, .body = "the model is not served any more\n"};
+  if (!*serves) return {.status = 503, .body = "the model is being loaded\n"};
   return {.body = "ok\n"};
 }
 
 HttpResponse Endpoint::Metrics() const {
-  GeneratorCounts n;
-  for (const Served& served : served_) n += served.generator.Counts();
+  const GeneratorCounts n = generator_.Counts();
   observe::Exposition out;
   out.Gauge("tidepool_build_info", 1, {{"version", BuildVersion()}, {"commit", BuildCommit()}});
   out.Gauge("tidepool_serve_running", static_cast<double>(n.running));

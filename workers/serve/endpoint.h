@@ -24,13 +24,9 @@ namespace tidepool::workers {
 
 class Endpoint {
  public:
-  // Outlives the endpoint.
-  struct Served {
-    const ServedModel& model;
-    Generator& generator;
-  };
-  // One or more, of different names. A request that names none is the first one's.
-  explicit Endpoint(std::vector<Served> served);
+  // One model or more, of different names. A request that names none is the first one's. `generator`, which
+  // outlives the endpoint, has them all.
+  Endpoint(std::vector<ServedModel> served, Generator& generator);
   // Any thread. For HttpServer::StartLater.
   void Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
@@ -39,9 +35,10 @@ class Endpoint {
   [[nodiscard]] HttpResponse Health() const;
   [[nodiscard]] HttpResponse Metrics() const;
   // That a request names; null: of several none has the name.
-  [[nodiscard]] const Served* Named(const std::string& body) const;
+  [[nodiscard]] const ServedModel* Named(const std::string& body) const;
 
-  const std::vector<Served> served_;
+  const std::vector<ServedModel> served_;
+  Generator& generator_;
   const std::string prefix_;  // of the names of answers: of this process
   std::atomic<int64_t> answers_ = 0;
 };

@@ -207,6 +207,7 @@ struct Generator::Impl {
     chunk.chunk_tokens = ChunkOf(c);
     chunk.max_new_tokens = turn.max_new_tokens;
     chunk.sampling = turn.sampling;
+    chunk.adapter = turn.adapter;
     session->Send(std::move(chunk));
   }
 
@@ -312,20 +313,6 @@ struct Generator::Impl {
     ++(counts.*which);
   }
 };
-
-GeneratorCounts& GeneratorCounts::operator+=(const GeneratorCounts& other) {
-  running += other.running;
-  waiting += other.waiting;
-  kv_usage = std::max(kv_usage, other.kv_usage);
-  prompt_tokens += other.prompt_tokens;
-  answer_tokens += other.answer_tokens;
-  turns += other.turns;
-  finished += other.finished;
-  cancelled += other.cancelled;
-  failed += other.failed;
-  refused += other.refused;
-  return *this;
-}
 
 Generator::Generator(std::unique_ptr<InferenceSession> session, const GeneratorOptions& options)
     : impl_(std::make_unique<Impl>(std::move(session), options)) {

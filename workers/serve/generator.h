@@ -31,8 +31,6 @@ struct GeneratorCounts {
   int64_t prompt_tokens = 0, answer_tokens = 0;
   int64_t turns = 0, finished = 0, cancelled = 0, failed = 0,
           refused = 0;  // turns; refused: for want of room
-  // Of both together; of the caches the one that is fuller.
-  GeneratorCounts& operator+=(const GeneratorCounts& other);
 };
 
 class Generator {

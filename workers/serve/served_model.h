@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/own_weights.h"
 #include "core/base/status.h"
 #include "core/text/chat_template.h"
 #include "core/text/tokenizer.h"
@@ -24,10 +25,12 @@ struct TrainedDrawing {
 };
 
 struct ServedModel {
-  std::string name;                                   // that requests say
-  std::unique_ptr<text::Tokenizer> tokenizer;         // not null
-  std::unique_ptr<text::ChatTemplate> template_text;  // null: the model has none
-  text::ToolFormat tools = text::ToolFormat::kNone;   // that its template shows
+  std::string name;               // that requests say
+  int32_t adapter = kOwnWeights;  // that it is, Turn::adapter
+  // Shared by a model and its adapters, whose text side is the model's.
+  std::shared_ptr<const text::Tokenizer> tokenizer;         // not null
+  std::shared_ptr<const text::ChatTemplate> template_text;  // null: the model has none
+  text::ToolFormat tools = text::ToolFormat::kNone;         // that its template shows
   int64_t vocab_size = 0;
   int64_t max_tokens = 0;  // prompt and answer together: positions, and room in the KV cache
   int64_t created_unix_s = 0;

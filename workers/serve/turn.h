@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/own_weights.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
@@ -17,6 +18,7 @@ struct Turn {
   int64_t samples = 1;                        // of each prompt
   int64_t max_new_tokens = 1;                 // of each sample
   down::ChunkSampling sampling;               // given
+  int32_t adapter = kOwnWeights;              // of the session (workers/cli/inference.h)
   // Names the noise: with the same one, sample i of a prompt has the same tokens whatever runs beside it.
   std::optional<int64_t> seed;
   // Sample i of prompt p is choice p * samples + i.

@@ -241,6 +241,17 @@ TEST_F(EngineAdaptersTest, ANewVersionOfOneLeavesTheKvOfTheOthers) {
   }
 }
 
+TEST_F(EngineAdaptersTest, ANewVersionOfTheModelIsOneOfAllItsAdapters) {
+  auto engine = Make({.kv_cache_tokens = 1024});
+  for (int32_t a = kOwnWeights; a < count(); ++a) ASSERT_TRUE(engine->Add(Request(a)).ok());
+  (void)engine->Step();
+  engine->SetVersion({0, 2});
+  const StepOutput out = engine->Step();
+  EXPECT_EQ(out.stats.prefill_tokens, 41 * (count() + 1)) << "no KV of before is of use";
+  for (const Delta& d : out.deltas)
+    EXPECT_EQ(d.version, (Version{0, d.adapter == kOwnWeights ? 2 : 10 * (d.adapter + 1)}));
+}
+
 TEST_F(EngineAdaptersTest, OneIsDrainedOrTakenOutWhileTheOthersGoOn) {
   auto engine = Make({.kv_cache_tokens = 1024});
   for (int32_t a = kOwnWeights; a < count(); ++a) {
