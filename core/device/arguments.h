@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "core/device/blocks.h"
 #include "core/device/kv_run.h"
 #include "core/device/square_sum.h"
 
@@ -367,10 +368,11 @@ struct GatherRowsArgs {
   const T* table = nullptr;      // [table_rows, d]
   T* out = nullptr;              // [rows, d]
   bool strips = false;           // as in MultiplyArgs
+  BlockType blocks = BlockType::kNone;
   template <typename V>
   void Fields(V& v) {
     v.In(ids, rows);
-    v.In(table, table_rows * d);
+    v.In(table, MatrixElements<T>(blocks, table_rows, d));
     v.Out(out, rows * d);
   }
 };
@@ -422,12 +424,13 @@ struct MultiplyArgs {
   const T* w = nullptr;  // [n, k], or with `strips` as Device::LayOut lays that out
   T* y = nullptr;        // [rows, n]; not x
   bool strips = false;
-  const SumTiles* tiles = nullptr;  // of k; null: one, of all
+  BlockType blocks = BlockType::kNone;  // w in blocks (blocks.h), and not in strips
+  const SumTiles* tiles = nullptr;      // of k; null: one, of all
   float* sums = nullptr;  // [rows, n]: gets the result unrounded, of the terms in `tiles`; y nothing
   template <typename V>
   void Fields(V& v) {
     v.In(x, rows * k);
-    v.In(w, n * k);
+    v.In(w, MatrixElements<T>(blocks, n, k));
     sums == nullptr ? v.Out(y, rows * n) : v.Out(sums, rows * n);
   }
 };
@@ -444,16 +447,17 @@ struct FusedMultiplyArgs {
 template <typename T>
 struct MultiplyBackArgs {
   int64_t rows = 0, n = 0, k = 0;
-  const T* dy = nullptr;            // [rows, n]
-  const T* w = nullptr;             // [n, k], or with `strips` as MultiplyArgs' w
-  T* dx = nullptr;                  // [rows, k]; not dy
-  bool strips = false;              // the bits of dx are the same
+  const T* dy = nullptr;  // [rows, n]
+  const T* w = nullptr;   // [n, k], or with `strips` as MultiplyArgs' w
+  T* dx = nullptr;        // [rows, k]; not dy
+  bool strips = false;    // the bits of dx are the same
+  BlockType blocks = BlockType::kNone;
   const SumTiles* tiles = nullptr;  // of n; null: one, of all
   float* sums = nullptr;            // [rows, k]: as MultiplyArgs' sums, in place of dx
   template <typename V>
   void Fields(V& v) {
     v.In(dy, rows * n);
-    v.In(w, n * k);
+    v.In(w, MatrixElements<T>(blocks, n, k));
     sums == nullptr ? v.Out(dx, rows * k) : v.Out(sums, rows * k);
   }
 };
@@ -586,14 +590,15 @@ struct GroupedMultiplyArgs {
   const T* w = nullptr;                        // [groups, n, k]
   T* y = nullptr;                              // [rows, n]
   bool strips = false;                         // of each group, as in MultiplyArgs
+  BlockType blocks = BlockType::kNone;
   [[nodiscard]] MultiplyArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
-    return {of_group, n, k, x + at * k, w + g * n * k, y + at * n, strips};
+    return {of_group, n, k, x + at * k, SkipRows(w, blocks, g * n, k), y + at * n, strips, blocks};
   }
   template <typename V>
   void Fields(V& v) {
     v.In(begin, groups + 1);
     v.In(x, rows * k);
-    v.In(w, groups * n * k);
+    v.In(w, MatrixElements<T>(blocks, groups * n, k));
     v.Out(y, rows * n);
   }
 };
@@ -605,14 +610,15 @@ struct GroupedMultiplyBackArgs {
   const T* w = nullptr;   // [groups, n, k]
   T* dx = nullptr;        // [rows, k]; not dy
   bool strips = false;    // of each group, as in MultiplyBackArgs
+  BlockType blocks = BlockType::kNone;
   [[nodiscard]] MultiplyBackArgs<T> Group(int64_t g, int64_t at, int64_t of_group) const {
-    return {of_group, n, k, dy + at * n, w + g * n * k, dx + at * k, strips};
+    return {of_group, n, k, dy + at * n, SkipRows(w, blocks, g * n, k), dx + at * k, strips, blocks};
   }
   template <typename V>
   void Fields(V& v) {
     v.In(begin, groups + 1);
     v.In(dy, rows * n);
-    v.In(w, groups * n * k);
+    v.In(w, MatrixElements<T>(blocks, groups * n, k));
     v.Out(dx, rows * k);
   }
 };

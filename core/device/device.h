@@ -174,6 +174,8 @@ class Device {
   [[nodiscard]] virtual bool lays_out(int64_t /*rows*/, int64_t /*n*/, int64_t /*k*/, DType) const {
     return false;
   }
+  // Whether products read matrices in blocks of 8 or 4 bits (core/device/blocks.h).
+  [[nodiscard]] virtual bool reads_blocks() const { return false; }
   // Lays out matrices [rows, k] that stand behind each other, for MultiplyArgs::strips. `out`: as much
   // memory. requires lays_out.
   virtual void LayOut(const View& matrices, void* out);

@@ -405,7 +405,7 @@ struct TorchDevice::Impl {
   }
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) const {
-    TP_CHECK(!a.strips) << "this device reads no strips";
+    TP_CHECK(!a.strips && a.blocks == BlockType::kNone) << "this device reads no strips and no blocks";
     if (a.sums != nullptr) {
       TP_CHECK(a.tiles != nullptr) << "unrounded sums of no tiles";
       const int64_t from = a.tiles->begin[0], n = a.tiles->end[0][a.tiles->tiles - 1] - from;

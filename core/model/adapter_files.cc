@@ -19,6 +19,7 @@
 #include "core/files/mapped_file.h"
 #include "core/model/adapter_modules.h"
 #include "core/model/config_reader.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/hugging_face.h"
 
 namespace tidepool::model {
@@ -105,23 +106,32 @@ bool KnownKey(const std::string& key) {
 
 }  // namespace
 
-StatusOr<std::string> Fingerprint(const std::string& model_folder) {
+void FingerprintSum::Add(const std::string& name, const std::vector<int64_t>& shape, files::DType dtype,
+                         std::span<const std::byte> all) {
   constexpr int64_t kPieces = 16, kValues = 256;
-  TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
-  Sha256 hash;
   std::array<std::byte, static_cast<size_t>(2 * kValues)> piece{};
-  for (const auto& [name, entry] : stored->tensors()) {
-    if (!files::IsFloating(entry.info->dtype)) continue;
-    hash.Update(name + files::ShapeText(entry.info->shape));
-    const int64_t n = entry.info->numel(), bytes = files::DTypeBits(entry.info->dtype) / 8;
-    for (int64_t i = 0; i < kPieces; ++i) {
-      const int64_t from = n / kPieces * i, count = std::min(kValues, n - from);
-      files::ConvertFloats(entry.info->dtype, entry.bytes().data() + from * bytes, count, files::DType::kBF16,
-                           piece.data());
-      hash.Update(std::span(piece).first(static_cast<size_t>(2 * count)));
-    }
+  hash_.Update(name + files::ShapeText(shape));
+  const int64_t bytes = files::DTypeBits(dtype) / 8, n = static_cast<int64_t>(all.size()) / bytes;
+  for (int64_t i = 0; i < kPieces; ++i) {
+    const int64_t from = n / kPieces * i, count = std::min(kValues, n - from);
+    files::ConvertFloats(dtype, all.data() + from * bytes, count, files::DType::kBF16, piece.data());
+    hash_.Update(std::span(piece).first(static_cast<size_t>(2 * count)));
   }
-  return Hex(hash.Finish()).substr(0, 16);
+}
+std::string FingerprintSum::Finish() { return Hex(hash_.Finish()).substr(0, 16); }
+
+StatusOr<std::string> Fingerprint(const std::string& model_folder) {
+  if (HoldsGguf(model_folder)) {
+    TP_ASSIGN_OR_RETURN(const GgufFolder gguf, GgufFolder::Open(model_folder));
+    return gguf.Fingerprint();
+  }
+  TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
+  FingerprintSum sum;
+  for (const auto& [name, entry] : stored->tensors()) {
+    if (files::IsFloating(entry.info->dtype))
+      sum.Add(name, entry.info->shape, entry.info->dtype, entry.bytes());
+  }
+  return sum.Finish();
 }
 
 StatusOr<AdapterFolder> AdapterFolder::Open(const std::string& folder) {
@@ -495,6 +505,12 @@ struct MergedMatrix {
 Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
                     int64_t max_shard_bytes) {
   TP_RETURN_IF_ERROR(adapter.CheckBase(model_folder));
+  if (HoldsGguf(model_folder))
+    return Unimplemented(
+        model_folder + ": has its weights in blocks (" + kGgufFile +
+        "), and what is merged has no place in them; make a folder of bfloat16, which is the "
+        "same model: `tidepool import " +
+        model_folder + "/" + kGgufFile + " --out FOLDER`, and merge with --model FOLDER");
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
   TP_RETURN_IF_ERROR(FindTensors(model_folder, spec, *stored).status());

@@ -18,7 +18,9 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "core/base/hash.h"
 #include "core/base/status.h"
 #include "core/files/safetensors.h"
 #include "core/model/adapter.h"
@@ -36,6 +38,16 @@ inline constexpr int64_t kAdapterRankMost = 4096;
 // over it, as bfloat16 has them. So it is read in milliseconds, and of copies of a model in another floating
 // type or in other shards it is the same.
 StatusOr<std::string> Fingerprint(const std::string& model_folder);
+// How it is made: of each tensor, in the order of their names.
+class FingerprintSum {
+ public:
+  void Add(const std::string& name, const std::vector<int64_t>& shape, files::DType dtype,
+           std::span<const std::byte> bytes);
+  [[nodiscard]] std::string Finish();
+
+ private:
+  Sha256 hash_;
+};
 
 class AdapterFolder {
  public:

@@ -204,14 +204,15 @@ DeviceBatch Decoder::Impl::Upload(const RaggedBatch& given, int64_t slot_count) 
 
 template <typename T>
 device::MultiplyArgs<T> Decoder::Impl::Product(const View& out, const View& x, int64_t matrix) const {
-  const auto [w, strips] = on_device.product(matrix);
+  const auto [w, strips, blocks] = on_device.product(matrix);
   return {.rows = x.rows,
           .n = w.rows,
           .k = w.cols,
           .x = x.As<T>(),
           .w = w.As<T>(),
           .y = out.As<T>(),
-          .strips = strips};
+          .strips = strips,
+          .blocks = blocks};
 }
 template <typename T>
 void Decoder::Impl::Multiply(const View& out, const View& x, int64_t matrix) const {
@@ -292,14 +293,15 @@ void Decoder::Impl::AddBias(int64_t bias, const View& x) const {
 
 template <typename T>
 void Decoder::Impl::Embed(const DeviceBatch& batch, const View& x) {
-  const auto [table, strips] = on_device.stored(embedding);
+  const auto [table, strips, blocks] = on_device.stored(embedding);
   device.GatherRows(device::GatherRowsArgs<T>{.rows = batch.rows,
                                               .d = spec.hidden_size,
                                               .table_rows = spec.vocab_size,
                                               .ids = batch.ids,
                                               .table = table.As<T>(),
                                               .out = x.As<T>(),
-                                              .strips = strips});
+                                              .strips = strips,
+                                              .blocks = blocks});
   if (!part.whole()) others().AddUp(device, x, "embedding");
   AdaptEmbedding<T>(batch, x);
 }

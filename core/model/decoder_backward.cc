@@ -50,7 +50,8 @@ device::MultiplyBackArgs<T> ProductBack(const View& dx, const View& dy, const De
           .dy = dy.As<T>(),
           .w = w.w.As<T>(),
           .dx = dx.As<T>(),
-          .strips = w.strips};
+          .strips = w.strips,
+          .blocks = w.blocks};
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ void Decoder::Impl::DividedExperts(const LayerWeights& w, const int32_t* begin, 
     Reorder<T>(device, come, s.row_of, s.x);
     const View act = scratch.Take(s.rows, m, dtype), out = scratch.Take(s.rows, d, dtype);
     const auto multiply = [&](const View& to, const View& from, int64_t matrix) {
-      const auto [of, strips] = on_device.product(matrix);
+      const auto [of, strips, blocks] = on_device.product(matrix);
       device.GroupedMultiply(device::GroupedMultiplyArgs<T>{.groups = spec.moe.experts_here(),
                                                             .rows = s.rows,
                                                             .n = to.cols,
@@ -110,7 +110,8 @@ void Decoder::Impl::DividedExperts(const LayerWeights& w, const int32_t* begin, 
                                                             .x = from.As<T>(),
                                                             .w = of.template As<T>(),
                                                             .y = to.As<T>(),
-                                                            .strips = strips});
+                                                            .strips = strips,
+                                                            .blocks = blocks});
     };
     multiply(s.gate_up, s.x, w.experts_gate_up);
     device.SwiGlu(
@@ -171,7 +172,7 @@ void Decoder::Impl::DividedExpertsBackward(const LayerWeights& w, const View& dy
     const View out = scratch.Take(s.rows, d, dtype), act = scratch.Take(s.rows, m, dtype);
     Reorder<T>(device, come, s.row_of, out);
     const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
-      const auto [of, strips] = on_device.stored(matrix);
+      const auto [of, strips, blocks] = on_device.stored(matrix);
       device.GroupedMultiplyBack(device::GroupedMultiplyBackArgs<T>{.groups = spec.moe.experts_here(),
                                                                     .rows = s.rows,
                                                                     .n = dout.cols,
@@ -180,7 +181,8 @@ void Decoder::Impl::DividedExpertsBackward(const LayerWeights& w, const View& dy
                                                                     .dy = dout.As<T>(),
                                                                     .w = of.template As<T>(),
                                                                     .dx = dx.As<T>(),
-                                                                    .strips = strips});
+                                                                    .strips = strips,
+                                                                    .blocks = blocks});
     };
     device.SwiGlu(
         device::SwiGluArgs<T>{.rows = s.rows, .ff = m, .gate_up = s.gate_up.As<T>(), .act = act.As<T>()});

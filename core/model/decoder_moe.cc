@@ -36,8 +36,8 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
   GatherPairs<T>(rows, moe, b.norm);
   const auto multiply = [&](const View& y, const View& x, int64_t matrix) {
     auto a = OfExperts<device::GroupedMultiplyArgs<T>>(moe, pairs, y.cols, x.cols);
-    const auto [w, strips] = on_device.product(matrix);
-    a.x = x.As<T>(), a.w = w.template As<T>(), a.y = y.As<T>(), a.strips = strips;
+    const auto [w, strips, blocks] = on_device.product(matrix);
+    a.x = x.As<T>(), a.w = w.template As<T>(), a.y = y.As<T>(), a.strips = strips, a.blocks = blocks;
     device.GroupedMultiply(a);
   };
   if (divided()) {

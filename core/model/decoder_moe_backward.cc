@@ -55,8 +55,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   // Experts. dy becomes d x of the gathered rows.
   const auto back = [&](const View& dx, const View& dout, int64_t matrix) {
     auto a = OfExperts<device::GroupedMultiplyBackArgs<T>>(moe, pairs, dout.cols, dx.cols);
-    const auto [of, strips] = on_device.stored(matrix);
-    a.dy = dout.As<T>(), a.w = of.template As<T>(), a.dx = dx.As<T>(), a.strips = strips;
+    const auto [of, strips, blocks] = on_device.stored(matrix);
+    a.dy = dout.As<T>(), a.w = of.template As<T>(), a.dx = dx.As<T>(), a.strips = strips, a.blocks = blocks;
     device.GroupedMultiplyBack(a);
   };
   const auto back_weight = [&](const View& dout, const View& x, int64_t matrix) {

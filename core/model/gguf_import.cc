@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "core/files/float_formats.h"
 #include "core/files/gguf_hugging_face.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/hugging_face.h"
 
 namespace tidepool::model {
@@ -125,7 +127,12 @@ files::TensorSource Convert(const files::GgufHuggingFaceTensor& named, files::DT
 
 }  // namespace
 
-Status ImportGguf(const std::string& path, const std::string& out_folder, DType dtype) {
+namespace {
+
+// All but the weights, which `write` writes before config.json: a folder without that is not taken for a
+// model.
+Status Import(const std::string& path, const std::string& out_folder, DType dtype,
+              const std::function<Status(const std::vector<files::GgufHuggingFaceTensor>&)>& write) {
   TP_ASSIGN_OR_RETURN(const auto file, files::GgufFile::Open(path));
   TP_ASSIGN_OR_RETURN(const auto tensors, files::HuggingFaceTensors(*file));
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, SpecOf(*file, tensors));
@@ -136,12 +143,38 @@ Status ImportGguf(const std::string& path, const std::string& out_folder, DType 
 
   // The tokenizer first: it is what is most often refused, and nothing large is written by then.
   TP_RETURN_IF_ERROR(files::WriteGgufTokenizer(*file, out_folder));
-  const files::DType stored = dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16;
-  std::vector<files::TensorSource> sources;
-  for (const files::GgufHuggingFaceTensor& tensor : tensors) sources.push_back(Convert(tensor, stored));
-  TP_RETURN_IF_ERROR(files::WriteSafetensors(out_folder + "/model.safetensors", sources));
-  // Last: a folder without config.json is not taken for a model.
+  TP_RETURN_IF_ERROR(write(tensors));
   return WriteConfigFiles(spec, dtype, out_folder);
+}
+
+}  // namespace
+
+Status ImportGguf(const std::string& path, const std::string& out_folder, DType dtype) {
+  return Import(path, out_folder, dtype, [&](const std::vector<files::GgufHuggingFaceTensor>& tensors) {
+    const files::DType stored = dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16;
+    std::vector<files::TensorSource> sources;
+    for (const files::GgufHuggingFaceTensor& tensor : tensors) sources.push_back(Convert(tensor, stored));
+    return files::WriteSafetensors(out_folder + "/model.safetensors", sources);
+  });
+}
+
+Status ImportGgufBlocks(const std::string& path, const std::string& out_folder) {
+  namespace fs = std::filesystem;
+  return Import(path, out_folder, DType::kBFloat16,
+                [&](const std::vector<files::GgufHuggingFaceTensor>& tensors) -> Status {
+                  for (const files::GgufHuggingFaceTensor& tensor : tensors) {
+                    // What has a type that cannot be read is refused here.
+                    std::vector<float> row(static_cast<size_t>(tensor.tensor->ne[0]));
+                    TP_RETURN_IF_ERROR(files::Dequantize(*tensor.tensor, 0, row));
+                  }
+                  const std::string to = out_folder + "/" + kGgufFile;
+                  std::error_code error;
+                  if (fs::equivalent(path, to, error)) return OkStatus();
+                  fs::remove(to, error);
+                  fs::create_hard_link(fs::canonical(path, error), to, error);
+                  if (error) fs::copy_file(path, to, error);
+                  return error ? FileError(error.value(), "write", to) : OkStatus();
+                });
 }
 
 }  // namespace tidepool::model

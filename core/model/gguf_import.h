@@ -15,5 +15,8 @@ namespace tidepool::model {
 // the file has a chat template, chat_template.jinja. bfloat16: rounded to nearest, ties to even. Makes the
 // folder; files of these names in it are replaced.
 Status ImportGguf(const std::string& file, const std::string& out_folder, DType dtype = DType::kBFloat16);
+// The same with the file itself, as model.gguf, in place of model.safetensors (gguf_folder.h): a hard link,
+// or a copy where the folder is on another disk.
+Status ImportGgufBlocks(const std::string& file, const std::string& out_folder);
 
 }  // namespace tidepool::model

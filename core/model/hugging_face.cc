@@ -15,6 +15,7 @@
 #include "core/files/mapped_file.h"
 #include "core/files/safetensors.h"
 #include "core/model/adapter_files.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
@@ -32,6 +33,12 @@ StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DT
 
 StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
                                                std::span<std::byte> arena) {
+  if (HoldsGguf(folder)) {
+    TP_ASSIGN_OR_RETURN(const GgufFolder gguf, GgufFolder::Open(folder));
+    TP_ASSIGN_OR_RETURN(std::unique_ptr<Weights> weights, Weights::Create(spec, dtype, arena));
+    TP_RETURN_IF_ERROR(gguf.Read(dtype, weights->bytes()));
+    return weights;
+  }
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(folder));
   // Before anything is allocated: the files must hold what the config promises.
   TP_ASSIGN_OR_RETURN(const std::vector<HuggingFaceTensor> tensors, FindTensors(folder, spec, *stored));

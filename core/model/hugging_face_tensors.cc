@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/files/safetensors.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/hugging_face.h"
 
 namespace tidepool::model {
@@ -134,6 +135,7 @@ StatusOr<std::vector<HuggingFaceTensor>> FindTensors(const std::string& folder, 
 }
 
 Status CheckHuggingFace(const std::string& folder) {
+  if (HoldsGguf(folder)) return GgufFolder::Open(folder).status();
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(folder));
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(folder));
   return FindTensors(folder, spec, *stored).status();

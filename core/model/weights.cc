@@ -31,9 +31,10 @@ struct Weights::Impl {
   device::PageBuffer owned;
   std::span<std::byte> arena;
   std::vector<bool> in_strips;  // by parameter; empty: the arena is not laid out
-  uint64_t digest = 0;          // before it was
-  int64_t overwritten = 0;      // times
-  bool by_parts = false;        // what is laid out beside it
+  std::optional<BlockLayout> blocks;
+  uint64_t digest = 0;      // before it was
+  int64_t overwritten = 0;  // times
+  bool by_parts = false;    // what is laid out beside it
   std::vector<std::weak_ptr<DeviceWeights>> on_devices;
   // What kernels have written since the arena was; null: the arena is as new as any.
   std::atomic<const DeviceWeights*> newer = nullptr;
@@ -72,6 +73,30 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType 
     }
     w->impl_->arena = arena.first(bytes);
   }
+  return w;
+}
+
+StatusOr<std::unique_ptr<Weights>> Weights::CreateInBlocks(
+    const ModelSpec& spec, DType dtype, BlockLayout blocks, std::span<std::byte> arena,
+    const std::function<Status(std::span<std::byte>)>& read) {
+  TP_RETURN_IF_ERROR(CheckSpec(spec));
+  std::unique_ptr<Weights> w(new Weights());
+  Impl& m = *w->impl_;
+  m.spec = spec;
+  m.dtype = dtype;
+  m.layout = Layout(spec);
+  m.elements = LayoutElements(spec);
+  const auto bytes = static_cast<size_t>(blocks.bytes);
+  if (arena.data() == nullptr) {
+    TP_ASSIGN_OR_RETURN(m.owned, device::PageBuffer::Create(bytes));
+    arena = m.owned.bytes();
+  }
+  TP_CHECK(arena.size() >= bytes && reinterpret_cast<uintptr_t>(arena.data()) % 64 == 0)
+      << arena.size() << " bytes for " << bytes << " of blocks";
+  m.arena = arena.first(bytes);
+  if (read) TP_RETURN_IF_ERROR(read(m.arena));
+  m.in_strips.assign(m.layout.size(), false);
+  m.blocks = std::move(blocks);
   return w;
 }
 
@@ -280,9 +305,12 @@ void Weights::TakeLaidOut(const device::Device& device, uint64_t digest) {
   m.in_strips = std::move(in_strips);
 }
 bool Weights::laid_out() const { return !impl_->in_strips.empty(); }
+const BlockLayout* Weights::blocks() const { return impl_->blocks ? &*impl_->blocks : nullptr; }
 bool Weights::owns_arena() const { return !impl_->owned.bytes().empty(); }
 void Weights::LayOutByParts() { impl_->by_parts = true; }
-int64_t Weights::size() const { return impl_->elements * Bytes(impl_->dtype); }
+int64_t Weights::size() const {
+  return impl_->blocks ? impl_->blocks->bytes : impl_->elements * Bytes(impl_->dtype);
+}
 int64_t Weights::strips_bytes() const {
   int64_t sum = 0;
   for (const auto& one : impl_->on_devices) {
@@ -294,6 +322,7 @@ int64_t Weights::strips_bytes() const {
   return sum;
 }
 std::span<std::byte> Weights::Overwrite() {
+  TP_CHECK(!impl_->blocks) << "a model in blocks is frozen";
   impl_->in_strips.clear();
   impl_->newer = nullptr;
   impl_->same = nullptr;
@@ -332,8 +361,9 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
       layout_(cut() ? Layout(PartSpec(host.spec(), part)) : host.layout()),
       elements_(cut() ? LayoutElements(PartSpec(host.spec(), part)) : host.elements()) {
   if (cut()) {
-    TP_CHECK(host.part().whole()) << "part " << part.rank << " of " << part.of << " of weights that are part "
-                                  << host.part().rank << " of " << host.part().of;
+    TP_CHECK(host.part().whole() && host.blocks() == nullptr)
+        << "part " << part.rank << " of " << part.of << " of weights that are part " << host.part().rank
+        << " of " << host.part().of;
     for (int64_t rank = 0; rank < part.of; ++rank)
       runs_.push_back(Runs(host.spec(), {rank, part.of, part.what}));
     copy_ = device_->Need(elements_ * Bytes(host.dtype()));
@@ -350,16 +380,25 @@ DeviceWeights::DeviceWeights(const Weights& host, std::shared_ptr<device::Device
 device::View DeviceWeights::In(void* arena, const Parameter& p) const {
   return Matrix(arena, p, host_.dtype());
 }
+device::View DeviceWeights::Stands(size_t index) const {
+  device::View view = In(data_, layout_[index]);
+  if (const BlockLayout* blocks = host_.blocks())
+    view.data = static_cast<std::byte*>(data_) + blocks->at[index];
+  return view;
+}
 
 device::View DeviceWeights::parameter(int64_t i) const {
   const auto index = static_cast<size_t>(i);
   TP_CHECK(cut() || !host_.laid_out() || !host_.impl_->in_strips[index])
       << layout_[index].name << " is laid out for products";
-  return In(data_, layout_[index]);
+  TP_CHECK(host_.blocks() == nullptr || host_.blocks()->types[index] == device::BlockType::kNone)
+      << layout_[index].name << " is in blocks";
+  return Stands(index);
 }
 DeviceWeights::Matrices DeviceWeights::product(int64_t i) {
   const auto index = static_cast<size_t>(i);
   const Parameter& p = layout_[index];
+  if (const BlockLayout* blocks = host_.blocks()) return {Stands(index), false, blocks->types[index]};
   if (!cut() && host_.laid_out()) return {In(data_, p), host_.impl_->in_strips[index]};
   if (!LaysOut(*device_, p, host_.dtype())) return {In(data_, p), false};
   if (host_.impl_->by_parts) return ProductOfPart(p);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 #include "core/device/byte_store.h"
 #include "core/device/device.h"
 #include "core/model/adapter.h"
+#include "core/model/block_layout.h"
 #include "core/model/cut.h"
 #include "core/model/hugging_face.h"
 #include "core/model/layout.h"
@@ -37,6 +39,12 @@ class Weights {
   // it, and nothing that reads or writes a whole model applies.
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSpec& spec, DType dtype,
                                                    std::span<std::byte> arena = {}, const Part& part = {});
+  // The same of a frozen model whose matrices stand in blocks, which decoders on the CPU read: like an arena
+  // that is laid out (LayOutFor), and never trained. Over `arena` (>= blocks.bytes), or in memory of its own,
+  // which `read` fills.
+  static StatusOr<std::unique_ptr<Weights>> CreateInBlocks(
+      const ModelSpec& spec, DType dtype, BlockLayout blocks, std::span<std::byte> arena,
+      const std::function<Status(std::span<std::byte> arena)>& read = nullptr);
   // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are
   // multiples of 64. spec() is empty then, and the folder functions below do not apply.
   static StatusOr<std::unique_ptr<Weights>> FromLayout(std::vector<Parameter> layout, DType dtype);
@@ -72,7 +80,8 @@ class Weights {
   // The same of an arena that stands so already, since another process laid it out for such a device.
   void TakeLaidOut(const device::Device& device, uint64_t digest);
   [[nodiscard]] bool laid_out() const;
-  [[nodiscard]] bool owns_arena() const;  // in memory of this process alone
+  [[nodiscard]] const BlockLayout* blocks() const;  // null: it is in none
+  [[nodiscard]] bool owns_arena() const;            // in memory of this process alone
   // For weights that are trained and read a part at a time (layout.h GradientParts): what decoders lay out
   // beside the arena is that of the part that they are at, made when they come to it. As much less memory,
   // and once more work for each forward.
@@ -135,12 +144,13 @@ class DeviceWeights {
   }
   [[nodiscard]] void* data() const { return data_; }  // [elements] of the weights' type
   // Parameter i as [first of its shape, the others]. requires, of a product's, that the arena is not laid
-  // out.
+  // out and in no blocks.
   [[nodiscard]] device::View parameter(int64_t i) const;
-  // A parameter as it is to be read, and whether its matrices are in strips.
+  // A parameter as it is to be read, and whether its matrices are in strips or in blocks.
   struct Matrices {
     device::View w;
     bool strips = false;
+    device::BlockType blocks = device::BlockType::kNone;
   };
   [[nodiscard]] Matrices product(int64_t i);  // for products; makes the strips where they are out of date
   // As it stands, plain where it is so: for GatherRows and MultiplyBack.
@@ -163,6 +173,7 @@ class DeviceWeights {
   [[nodiscard]] uint64_t Digest() const;
   void Download(std::span<std::byte> to) const;  // requires memory of its own
   [[nodiscard]] device::View In(void* arena, const Parameter& p) const;
+  [[nodiscard]] device::View Stands(size_t index) const;  // in data()
   void MakeStrips();
   Matrices ProductOfPart(const Parameter& p);
   void CutFromHost();

@@ -4,7 +4,10 @@
 // ratio = the adapter's over that of full fine-tuning.
 //
 //   lora_bench [--rank 16] [--threads 2] [--steps 3] [--micro 1024] [--layers 30] [--shape smollm2]
-//     [--sequences 64] [--tokens 56]
+//     [--sequences 64] [--tokens 56] [--blocks FOLDER]
+//
+// With --blocks: the same adapter on a folder of `tidepool import --keep-blocks`, against one on its numbers
+// in bfloat16, in turns, instead of full fine-tuning.
 #include <ATen/Parallel.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -21,6 +24,7 @@
 
 #include "core/base/rng.h"
 #include "core/device/cpu/cpu_device.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 #include "tests/bench/bench_model.h"
@@ -30,7 +34,7 @@ namespace {
 
 struct Options {
   int64_t rank = 16, threads = 2, steps = 3, micro = 1024, layers = 0, sequences = 64, tokens = 56;
-  std::string shape = "smollm2";
+  std::string shape = "smollm2", blocks;
 };
 
 double Now() {
@@ -60,8 +64,8 @@ struct Trained {
   std::unique_ptr<model::Weights> weights;
   std::unique_ptr<Trainer> trainer;
 
-  Trained(const Options& o, bool adapter) {
-    weights = bench::NoiseModel(o.shape, o.layers);
+  Trained(const Options& o, bool adapter) : Trained(o, bench::NoiseModel(o.shape, o.layers), adapter) {}
+  Trained(const Options& o, std::unique_ptr<model::Weights> model, bool adapter) : weights(std::move(model)) {
     TrainerOptions t;
     t.objective = JobKind::kSft;
     t.schedule.peak = 2e-5;
@@ -117,12 +121,55 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+int InBlocks(const Options& o) {
+  at::set_num_threads(static_cast<int>(o.threads));
+  auto folder = model::GgufFolder::Open(o.blocks);
+  TP_CHECK(folder.ok()) << folder.status().ToString();
+  constexpr model::DType kType = model::DType::kBFloat16;
+  const model::BlockLayout layout = model::LayoutInBlocks(folder->spec(), kType, folder->BlockTypes());
+  auto numbers = model::LoadHuggingFace(o.blocks, kType);
+  TP_CHECK(numbers.ok()) << numbers.status().ToString();
+  const auto number_bytes = static_cast<double>((*numbers)->size());
+  auto blocks = model::Weights::CreateInBlocks(
+      folder->spec(), kType, layout, {},
+      [&](std::span<std::byte> arena) { return folder->Read(kType, layout, arena); });
+  TP_CHECK(blocks.ok()) << blocks.status().ToString();
+  Trained of_numbers(o, *std::move(numbers), true), of_blocks(o, *std::move(blocks), true);
+  std::vector<double> times, number_times;
+  for (int64_t step = 0; step <= o.steps; ++step) {  // the first warms up
+    const double without = of_numbers.Step(o, step + 1), with = of_blocks.Step(o, step + 1);
+    if (step == 0) continue;
+    number_times.push_back(without);
+    times.push_back(with);
+  }
+  const std::string machine = bench::DescribeDevice(device::CpuDevice());
+  const char* commit = std::getenv("TIDEPOOL_COMMIT");
+  const auto print = [&](const char* name, double value, double baseline, const char* unit) {
+    std::printf(
+        "{\"bench\":\"lora\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"lower\","
+        "\"baseline\":\"the same adapter on bfloat16\",\"baseline_value\":%.6g,\"ratio\":%.4g,"
+        "\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"rank %lld, %lld rows of %lld tokens, threads "
+        "%lld, micro "
+        "%lld\"}\n",
+        name, value, unit, baseline, value / baseline, machine.c_str(), commit == nullptr ? "" : commit,
+        static_cast<long long>(o.rank), static_cast<long long>(o.sequences), static_cast<long long>(o.tokens),
+        static_cast<long long>(o.threads), static_cast<long long>(o.micro));
+    std::fprintf(stderr, "%-28s %10.4g of %10.4g %s: %.3f x\n", name, value, baseline, unit,
+                 value / baseline);
+  };
+  print("step_in_blocks", Median(times), Median(number_times), "s");
+  print("model_in_blocks", static_cast<double>(layout.bytes), number_bytes, "bytes");
+  const bool same = of_numbers.weights->Digest() == of_blocks.weights->Digest();
+  std::fprintf(stderr, "weights after the steps: %s\n", same ? "the same bits" : "DIFFERENT");
+  return same ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
   Options o;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
-    bool known = name == "--shape";
-    if (known) o.shape = argv[i + 1];
+    bool known = name == "--shape" || name == "--blocks";
+    if (known) (name == "--shape" ? o.shape : o.blocks) = argv[i + 1];
     for (const auto& [key, to] : {std::pair("--rank", &o.rank),
                                   {"--threads", &o.threads},
                                   {"--steps", &o.steps},
@@ -137,6 +184,7 @@ int Main(int argc, char** argv) {
     if (!known)
       return std::fprintf(stderr, "%s is no option; see the head of lora_bench.cc\n", name.c_str()), 2;
   }
+  if (!o.blocks.empty()) return InBlocks(o);
   const double full_peak = PeakBytes(o, false), peak = PeakBytes(o, true);  // before this process has threads
   at::set_num_threads(static_cast<int>(o.threads));
   Trained full(o, false), lora(o, true);

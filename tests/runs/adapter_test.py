@@ -9,6 +9,7 @@ import threading
 import unittest
 
 from byte_model import write_byte_model
+from gguf_model import write_gguf_model
 from harness import RunTest, descendants, kill
 from serve_test import Server
 
@@ -210,6 +211,30 @@ class AdapterTest(RunTest):
         weights.write_bytes(bytes_before)
         self.assert_done(self.train(*args[:-2], f"train.steps={max(self.metrics()) + 2}", "--resume"))
         self.assert_checked()
+
+    def test_trains_on_blocks_as_on_the_numbers_that_they_stand_for(self):
+        """Rollout and training: the same samples, the same adapter, and no difference between log-probabilities."""
+        file, blocks, numbers = (self.dir / name for name in ("m.gguf", "blocks", "numbers"))
+        write_gguf_model(file)
+        self.assert_done(self.command("import", str(file), "--keep-blocks", "--out", str(blocks)))
+        self.assert_done(self.command("import", str(file), "--out", str(numbers)))
+        self.assertFalse((blocks / "model.safetensors").exists())
+        args = ("configs/test/rl_colocated.yaml", "model.init=null", "model.dtype=bfloat16", "model.lora.rank=4", "train.steps=3", "deterministic=true",
+                "train.learning_rate=0.01")
+        for name, folder in (("of_blocks", blocks), ("of_numbers", numbers)):
+            self.assert_done(self.train(*args, f"model.path={folder}", run=name))
+        self.assertEqual((self.dir / "of_blocks/final/adapter_model.safetensors").read_bytes(), (self.dir / "of_numbers/final/adapter_model.safetensors").read_bytes())
+        adapter = self.dir / "of_blocks/final"
+        for folder in (blocks, numbers):
+            self.assertEqual(self.generate("--model", folder, "--adapter", adapter), self.generate("--model", blocks, "--adapter", self.dir / "of_numbers/final"))
+        plans = [self.command("train", *args, f"model.path={folder}", "--dry-run").stdout for folder in (blocks, numbers)]
+        self.assertIn("the model below the adapter", plans[0])
+        self.assertNotEqual(*[next(line for line in plan.splitlines() if "the model below the adapter" in line) for plan in plans])
+        self.refused("export", adapter, "--merge", "--model", blocks, "--out", self.dir / "merged", words=["in blocks", "tidepool import", "--model"])
+        self.assert_done(self.command("export", str(adapter), "--merge", "--model", str(numbers), "--out", str(self.dir / "merged")))
+        self.refused("train", *args, f"model.path={blocks}", "model.lora.rank=0", "--run-dir", self.dir / "full", words=["model.path", "blocks of 8 or 4 bits", "model.lora", "tidepool import"])
+        self.refused("train", *args, f"model.path={file}", "--run-dir", self.dir / "full", words=["model.path", "GGUF", "--keep-blocks"])
+        self.assertFalse((self.dir / "full").exists())
 
     def test_bad_input_is_refused_before_anything_starts(self):
         generate = ("generate", "--prompt", "x", "--model")

@@ -233,6 +233,7 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
 
   struct Paths {
     std::string from, to, dtype = "bfloat16";
+    bool keep_blocks = false;
   };
   auto import = std::make_shared<Paths>();
   CLI::App* i = app.add_subcommand("import", "Turn a GGUF file into a Hugging Face folder");
@@ -240,9 +241,15 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   i->add_option("--out", import->to, "Folder to make")->required();
   i->add_option("--dtype", import->dtype, "bfloat16 or float32")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
+  i->add_flag(
+       "--keep-blocks", import->keep_blocks,
+       "Keep its blocks of 8 or 4 bits (model.gguf), for adapters to be trained on: no tensor is written")
+      ->excludes("--dtype");
   i->footer("Example: tidepool import model.gguf --out models/mine");
   i->callback([import, &context] {
-    const Status status = model::ImportGguf(import->from, import->to, *FromWord<DType>(import->dtype));
+    const Status status = import->keep_blocks
+                              ? model::ImportGgufBlocks(import->from, import->to)
+                              : model::ImportGguf(import->from, import->to, *FromWord<DType>(import->dtype));
     if (!status.ok()) return Fail(context, status);
     std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
   });

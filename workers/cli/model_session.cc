@@ -12,6 +12,7 @@
 
 #include "core/cuda/model_check.h"
 #include "core/device/cpu/kernels.h"
+#include "core/model/adapter_files.h"
 #include "core/model/hugging_face.h"
 #include "workers/controller/found_gpus.h"
 #include "workers/controller/job.h"

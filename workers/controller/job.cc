@@ -26,6 +26,7 @@
 #include "core/model/adapter.h"
 #include "core/model/adapter_files.h"
 #include "core/model/cut.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/checkpoint.h"
@@ -497,8 +498,7 @@ class Job {
       return begun_with;
     }
     if (!HasTensors(model_dir)) return std::string();
-    TP_ASSIGN_OR_RETURN(const auto weights, files::SafetensorsFolder::Open(model_dir));
-    const std::string digest = weights->Digest();
+    TP_ASSIGN_OR_RETURN(const std::string digest, WeightsDigestOf(model_dir));
     TP_RETURN_IF_ERROR(
         fs_.WriteFile(path, nlohmann::json{{"model", model_dir}, {kDigest, digest}}.dump(1) + "\n"));
     return digest;
@@ -635,6 +635,13 @@ Status CheckInputs(const config::LoadedConfig& loaded, bool goes_on) {
   TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
   const bool of_folder = !config.model.init && !config.model.is_policy();
   const bool model_there = !of_folder || folder("model.path", config.model.path);
+  if (of_folder && model::HoldsGguf(config.model.path) && !config.model.trains_adapter())
+    look("model.path",
+         InvalidArgument("model.path: " + config.model.path + " has its weights in blocks of 8 or 4 bits (" +
+                         model::kGgufFile +
+                         "), which cannot be trained in full; train an adapter on them (model.lora: {rank: "
+                         "16}), or a folder of numbers: `tidepool import " +
+                         config.model.path + "/" + model::kGgufFile + " --out FOLDER`"));
   if (config.model.init) fits_kernels("model.init", config.model);
   using model::Cut;
   for (const auto& [key, ranks, what] : {std::tuple("train.mesh.tp", config.train.mesh.tp, Cut::kMatrices),

@@ -41,6 +41,16 @@ class Turn {
   int fd_ = -1;
 };
 
+// Over an arena that was read; without one: reads it.
+StatusOr<std::unique_ptr<model::Weights>> Make(const BaseModel& model, std::span<std::byte> arena) {
+  if (model.blocks)
+    return model::Weights::CreateInBlocks(model.spec, model.dtype, *model.blocks, arena,
+                                          arena.empty() ? model.read : nullptr);
+  TP_ASSIGN_OR_RETURN(auto weights, model::Weights::Create(model.spec, model.dtype, arena));
+  if (arena.empty()) TP_RETURN_IF_ERROR(model.read(weights->bytes()));
+  return weights;
+}
+
 struct Mapped {
   std::shared_ptr<const SharedBlock::View> view;
   std::unique_ptr<model::Weights> weights;
@@ -52,7 +62,8 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
                                                         device::Device* lays_out,
                                                         std::chrono::nanoseconds patience) {
   using Clock = std::chrono::steady_clock;
-  const int64_t bytes = model::WeightBytes(model.spec, model.dtype);
+  const int64_t bytes = model.blocks ? model.blocks->bytes : model::WeightBytes(model.spec, model.dtype);
+  if (model.blocks) lays_out = nullptr;
   // What is laid out is read by processes that lay out alike, and is of one type.
   uint64_t identity = Hash64(Name(model.dtype), model.identity);
   if (lays_out != nullptr) identity = Hash64(lays_out->name(), identity);
@@ -64,8 +75,7 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
     if (view->tag().bytes != bytes) return NotFound("the frozen model is there for another device");
     auto mapped = std::make_shared<Mapped>();
     auto* base = const_cast<std::byte*>(view->bytes().data());  // mapped to be read; so are const weights
-    TP_ASSIGN_OR_RETURN(mapped->weights,
-                        model::Weights::Create(model.spec, model.dtype, {base, static_cast<size_t>(bytes)}));
+    TP_ASSIGN_OR_RETURN(mapped->weights, Make(model, {base, static_cast<size_t>(bytes)}));
     if (lays_out != nullptr) mapped->weights->TakeLaidOut(*lays_out, model.identity);
     mapped->view = std::move(view);
     const model::Weights* weights = mapped->weights.get();
@@ -92,16 +102,14 @@ StatusOr<std::shared_ptr<const model::Weights>> MapBase(const std::string& folde
                      "this worker has the frozen model for itself, which the plan of the memory does "
                      "not count: " +
                          filling.status().message()}});
-      TP_ASSIGN_OR_RETURN(auto alone, model::Weights::Create(model.spec, model.dtype));
-      TP_RETURN_IF_ERROR(model.read(alone->bytes()));
+      TP_ASSIGN_OR_RETURN(auto alone, Make(model, {}));
       if (lays_out != nullptr) alone->LayOutFor(*lays_out, model.identity);
       return std::shared_ptr<const model::Weights>(std::move(alone));
     }
     TP_RETURN_IF_ERROR(filling.status());
     TP_RETURN_IF_ERROR(model.read(filling->bytes()));
     if (lays_out != nullptr) {
-      TP_ASSIGN_OR_RETURN(const auto weights,
-                          model::Weights::Create(model.spec, model.dtype, filling->bytes()));
+      TP_ASSIGN_OR_RETURN(const auto weights, Make(model, filling->bytes()));
       weights->LayOutFor(*lays_out, model.identity);
     }
     filling->Complete();

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -22,6 +23,7 @@ struct BaseModel {
   uint64_t identity = 0;  // of what `read` gives
   model::ModelSpec spec;
   model::DType dtype = model::DType::kFloat32;
+  std::optional<model::BlockLayout> blocks;  // that `read` fills; none: with the layout of `spec`
   std::function<Status(std::span<std::byte> arena)> read;
 };
 // `folder`: SharedBlock::FolderOf the run. `lays_out`: for its products, or those of a device that lays out

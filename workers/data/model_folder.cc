@@ -12,6 +12,7 @@
 #include "core/files/mapped_file.h"
 #include "core/files/safetensors.h"
 #include "core/model/adapter_files.h"
+#include "core/model/gguf_folder.h"
 #include "core/storage/run_directory.h"
 #include "core/text/tokenizer.h"
 
@@ -82,13 +83,21 @@ std::string ModelOfRunText(const std::string& dir, const std::string& run) {
 
 bool HasTensors(const std::string& dir) {
   std::error_code error;  // what cannot be looked at is not there for us
-  return fs::exists(dir + "/model.safetensors", error) ||
+  return model::HoldsGguf(dir) || fs::exists(dir + "/model.safetensors", error) ||
          fs::exists(dir + "/model.safetensors.index.json", error);
 }
 
-Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with) {
+StatusOr<std::string> WeightsDigestOf(const std::string& dir) {
+  if (model::HoldsGguf(dir)) {
+    TP_ASSIGN_OR_RETURN(const auto gguf, model::GgufFolder::Open(dir));
+    return gguf.Digest();
+  }
   TP_ASSIGN_OR_RETURN(const auto weights, files::SafetensorsFolder::Open(dir));
-  const std::string found = weights->Digest();
+  return weights->Digest();
+}
+
+Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with) {
+  TP_ASSIGN_OR_RETURN(const std::string found, WeightsDigestOf(dir));
   if (found == begun_with) return OkStatus();
   return FailedPrecondition(dir + ": holds other weights than when the run began (their digest is " + found +
                             ", and was " + begun_with +
@@ -113,12 +122,17 @@ Status CheckModelFolder(const std::string& dir, const std::string& key) {
     if (const std::string run = RunMeant(dir); !run.empty())
       return NotFound(key + ": " + dir + " " + ModelOfRunText(dir, run));
   }
+  if (dir.ends_with(".gguf") && fs::is_regular_file(dir, error))
+    return NotFound(
+        key + ": " + dir + " is a GGUF file and no folder; make one: `tidepool import " + dir +
+        " --out DIR` in bfloat16, or with --keep-blocks in its blocks of 8 or 4 bits, for adapters");
   if (!fs::is_directory(dir, error)) {
     return NotFound(key + ": " + dir + " is no folder; " + WhereToGetModel(dir));
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);
   }
+  if (model::HoldsGguf(dir)) return OkStatus();
   bool pickled = false;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();

@@ -20,6 +20,8 @@ Status CheckModelFolder(const std::string& dir, const std::string& key = "model.
 bool HasTensors(const std::string& dir);  // whether the folder has weights
 // kFailedPrecondition: the weights in `dir` have another digest (files::SafetensorsFolder::Digest) than when
 // the run began. Reads all of them.
+// Of the weights in `dir`, safetensors or blocks.
+StatusOr<std::string> WeightsDigestOf(const std::string& dir);
 Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with);
 
 // What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.

@@ -1,12 +1,16 @@
 #include "workers/device/model_reader.h"
 
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/base/hash.h"
 #include "core/device/batch_invariance.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/forward_invariance.h"
+#include "core/model/gguf_folder.h"
 #include "core/model/products.h"
 #include "workers/data/host_base.h"
 #include "workers/data/model_folder.h"
@@ -44,6 +48,25 @@ StatusOr<std::unique_ptr<model::Weights>> ModelReader::ReadBase(std::span<std::b
 
 StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::string& shared_memory) const {
   const std::shared_ptr<device::Device> device = NewDevice();
+  std::optional<model::BlockLayout> blocks;
+  std::function<Status(std::span<std::byte>)> read = [this](std::span<std::byte> arena) {
+    return ReadBase(arena).status();
+  };
+  // Others than the CPU get numbers.
+  if (model::HoldsGguf(model_dir_) && device->reads_blocks()) {
+    TP_ASSIGN_OR_RETURN(auto opened, model::GgufFolder::Open(model_dir_));
+    const auto gguf = std::make_shared<const model::GgufFolder>(std::move(opened));
+    blocks = model::LayoutInBlocks(gguf->spec(), config_.model.dtype, gguf->BlockTypes());
+    read = [this, gguf, of = *blocks](std::span<std::byte> arena) -> Status {
+      TP_RETURN_IF_ERROR(gguf->Read(config_.model.dtype, of, arena));
+      return base_digest_.empty() ? OkStatus() : CheckWeightsDigest(model_dir_, base_digest_);
+    };
+    if (shared_memory.empty()) {
+      TP_ASSIGN_OR_RETURN(
+          auto alone, model::Weights::CreateInBlocks(gguf->spec(), config_.model.dtype, *blocks, {}, read));
+      return std::shared_ptr<const model::Weights>(std::move(alone));
+    }
+  }
   if (shared_memory.empty()) {
     TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> alone, ReadBase());
     alone->LayOutFor(*device);
@@ -56,7 +79,8 @@ StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::str
                  {.identity = identity,
                   .spec = std::move(spec),
                   .dtype = config_.model.dtype,
-                  .read = [this](std::span<std::byte> arena) { return ReadBase(arena).status(); }},
+                  .blocks = std::move(blocks),
+                  .read = std::move(read)},
                  device->host_memory() ? device.get() : nullptr,
                  std::chrono::nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(
                      std::chrono::duration<double>(config_.cluster.start_timeout_s))));

@@ -88,6 +88,18 @@ void GatherFromStrips(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
   }
 }
 
+// And of one in blocks is read.
+template <typename T>
+void GatherFromBlocks(int64_t begin, int64_t end, const GatherRowsArgs<T>& a) {
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t id = a.ids[r];
+    if (id < 0)
+      std::memset(static_cast<void*>(a.out + r * a.d), 0, static_cast<size_t>(a.d) * sizeof(T));
+    else
+      Kernels<T>().product.read_blocks(id, id + 1, a.d, a.blocks, a.table, a.out + r * a.d);
+  }
+}
+
 // A part of a grouped product: some of what the product of one group gives.
 struct GroupPiece {
   int64_t group, begin, end;
@@ -174,11 +186,12 @@ struct CpuDevice::Impl {
   template <typename T>
   void ParallelMultiply(const MultiplyArgs<T>& a, int64_t columns, int64_t unit,
                         const std::function<void(const MultiplyArgs<T>&, int64_t row, int64_t begin,
-                                                 int64_t end, float*)>& body) {
+                                                 int64_t end, float*)>& body,
+                        int64_t more_floats = 0) {
     const ProductTable<T>& product = Kernels<T>().product;
     if (columns == 0) return;
     if (const int64_t piece = product.strip_rows(a.rows, a.k, Threads()); piece < a.rows) {
-      const int64_t floats = product.multiply_scratch(piece, a.k);
+      const int64_t floats = product.multiply_scratch(piece, a.k) + more_floats;
       ReserveSpaces();
       return ParallelPieces((a.rows + piece - 1) / piece, 1, [&](int64_t begin, int64_t end) {
         MultiplyArgs<T> part = a;
@@ -193,8 +206,8 @@ struct CpuDevice::Impl {
         }
       });
     }
-    ParallelProduct(columns, unit, a.rows * a.k * (a.n / columns), product.multiply_scratch(a.rows, a.k),
-                    /*pieces_each=*/4,
+    ParallelProduct(columns, unit, a.rows * a.k * (a.n / columns),
+                    product.multiply_scratch(a.rows, a.k) + more_floats, /*pieces_each=*/4,
                     [&](int64_t begin, int64_t end, float* s) { body(a, 0, begin, end, s); });
   }
   // Columns [0, columns) of the result.
@@ -205,8 +218,34 @@ struct CpuDevice::Impl {
                           Kernels<T>().product.multiply_strips(begin, end, part, s);
                         });
   }
+  // By a matrix in blocks: some rows of it at a time stand in strips, which stay in a core's second cache, or
+  // in its first one where few rows of x are multiplied with them.
+  template <typename T>
+  void MultiplyBlocks(const MultiplyArgs<T>& a) {
+    TP_CHECK(a.n % kStripRows == 0 && a.k % kBlockValues == 0) << "blocks of [" << a.n << ", " << a.k << "]";
+    constexpr int64_t kManyBytes = 256 << 10, kFewBytes = 32 << 10, kFewRows = 16;
+    const ProductTable<T>& product = Kernels<T>().product;
+    const int64_t unit = Unit<T>(a.rows), row_bytes = a.k * static_cast<int64_t>(sizeof(T)),
+                  fit = (a.rows <= kFewRows ? kFewBytes : kManyBytes) / row_bytes / unit * unit,
+                  most = std::min(std::max(fit, unit), RoundUp(a.n, unit)), floats = most * row_bytes / 4;
+    ParallelMultiply<T>(
+        a, a.n, unit,
+        [&](const MultiplyArgs<T>& part, int64_t, int64_t begin, int64_t end, float* space) {
+          auto* strips = reinterpret_cast<T*>(space);
+          MultiplyArgs<T> of = part;
+          of.w = strips, of.strips = true, of.blocks = BlockType::kNone;
+          for (int64_t c = begin; c < end; c += most) {
+            const int64_t count = std::min(most, end - c);
+            product.lay_out_blocks(c / kStripRows, (c + count) / kStripRows, a.k, a.blocks, a.w, strips);
+            of.sums == nullptr ? void(of.y = part.y + c) : void(of.sums = part.sums + c);
+            product.multiply_strips(0, count, of, space + floats);
+          }
+        },
+        floats);
+  }
   template <typename T>
   void Multiply(const MultiplyArgs<T>& a) {
+    if (a.blocks != BlockType::kNone) return MultiplyBlocks(a);
     const int64_t in_strips = a.strips ? RowsInStrips(a.n) : 0;
     MultiplyStrips(a, in_strips);
     if (in_strips == a.n || a.rows == 0) return;
@@ -445,6 +484,7 @@ struct CpuDevice::Impl {
   void GatherRows(const GatherRowsArgs<T>& a) {
     ParallelItems(a.rows, a.d, [&](int64_t begin, int64_t end) {
       if (a.strips) return GatherFromStrips(begin, end, a);
+      if (a.blocks != BlockType::kNone) return GatherFromBlocks(begin, end, a);
       const auto bytes = static_cast<size_t>(a.d) * sizeof(T);
       for (int64_t r = begin; r < end; ++r) {
         if (a.ids[r] < 0)

@@ -22,6 +22,7 @@ class CpuDevice : public Device {
   [[nodiscard]] bool batch_invariant(DType) const override { return true; }
   [[nodiscard]] bool sums_in_tiles() const override { return true; }
   [[nodiscard]] bool lays_out(int64_t rows, int64_t n, int64_t k, DType) const override;
+  [[nodiscard]] bool reads_blocks() const override { return true; }
   void LayOut(const View& matrices, void* out) override;
   StatusOr<std::shared_ptr<Buffer>> Allocate(int64_t bytes) override;
   void Upload(void* to, const void* from_host, int64_t bytes) override;

@@ -75,6 +75,10 @@ struct ProductTable {
   int64_t (*strip_columns)(int64_t rows);
   // Strips [begin, end) of a matrix whose rows have `words` of 32 bits.
   void (*lay_out)(int64_t begin, int64_t end, int64_t words, const uint32_t* w, uint32_t* strips);
+  // Of a matrix in blocks (core/device/blocks.h) with rows of k: rows [begin, end) as numbers, and strips
+  // [begin, end), which are laid out. The first stands at `out`.
+  void (*read_blocks)(int64_t begin, int64_t end, int64_t k, BlockType, const void* w, T* out);
+  void (*lay_out_blocks)(int64_t begin, int64_t end, int64_t k, BlockType, const void* w, T* out);
   // Rows [begin, end) of dx, and rows [begin, end) of dw. scratch: MultiplyBackScratch(tiles) floats.
   void (*multiply_back)(int64_t begin, int64_t end, const MultiplyBackArgs<T>&, float* scratch);
   void (*multiply_back_weight)(int64_t begin, int64_t end, const MultiplyBackWeightArgs<T>&, float* scratch);

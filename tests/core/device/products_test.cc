@@ -232,6 +232,99 @@ TYPED_TEST(ProductsTest, AgreeWithPlainLoopsOnRaggedSizes) {
   }
 }
 
+// Places of `tiles` tiles among n terms, all multiples of `unit`.
+SumTiles Tiles(Rng& rng, int64_t n, int32_t tiles, int64_t unit) {
+  SumTiles t{.tiles = tiles, .unit = unit};
+  for (int32_t i = 0; i < tiles; ++i) {
+    const int64_t before = i == 0 ? 0 : t.end[0][i - 1];
+    // At least one unit for each tile that follows.
+    const int64_t room = (n - before) / unit - (tiles - i - 1);
+    t.end[0][i] = i + 1 == tiles ? n : before + unit * (1 + rng.Below(std::max<int64_t>(room - 1, 1)));
+  }
+  return t;
+}
+
+// Rows of blocks with random numbers and small scales.
+std::vector<uint8_t> RandomBlocks(Rng& rng, BlockType type, int64_t n, int64_t k) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(BlockRowBytes(type, n, k)));
+  for (uint8_t& b : bytes) b = static_cast<uint8_t>(rng.Below(256));
+  const int64_t scales = type == BlockType::kQ4_1 ? 4 : 2;
+  for (size_t at = 0; at < bytes.size(); at += static_cast<size_t>(BlockBytes(type))) {
+    // Halves of either sign, some of them below the normal ones, below 2^-2.
+    for (int64_t i = 1; i < scales; i += 2) {
+      uint8_t& high = bytes[at + static_cast<size_t>(i)];
+      high = static_cast<uint8_t>(high & 0x80U) | static_cast<uint8_t>(rng.Below(0x35));
+    }
+  }
+  return bytes;
+}
+double HalfOf(const uint8_t* p) {
+  const int bits = p[0] | p[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+// As core/device/blocks.h has it.
+template <typename T>
+std::vector<T> Numbers(const std::vector<uint8_t>& bytes, BlockType type) {
+  std::vector<float> values;
+  for (size_t at = 0; at < bytes.size(); at += static_cast<size_t>(BlockBytes(type))) {
+    const uint8_t* p = bytes.data() + at;
+    const auto d = static_cast<float>(HalfOf(p));
+    for (int i = 0; i < kBlockValues; ++i) {
+      const auto nibble = [&](int offset) {
+        return static_cast<float>(i < 16 ? p[offset + i] & 15 : p[offset + i - 16] >> 4);
+      };
+      values.push_back(type == BlockType::kQ8_0   ? d * static_cast<float>(static_cast<int8_t>(p[2 + i]))
+                       : type == BlockType::kQ4_0 ? d * (nibble(2) - 8)
+                                                  : d * nibble(4) + static_cast<float>(HalfOf(p + 2)));
+    }
+  }
+  return Rounded<T>(values);
+}
+
+TYPED_TEST(ProductsTest, BlocksHaveTheBitsOfTheMatrixThatTheyStandFor) {
+  using T = TypeParam;
+  Rng rng(15);
+  for (const BlockType type : {BlockType::kQ8_0, BlockType::kQ4_0, BlockType::kQ4_1}) {
+    for (int round = 0; round < 10; ++round) {
+      const int64_t n = 16 * (1 + rng.Below(round < 2 ? 40 : 5)),
+                    k = 32 * (1 + rng.Below(round < 2 ? 20 : 5)), rows = 1 + rng.Below(70);
+      const std::vector<uint8_t> bytes = RandomBlocks(rng, type, n, k);
+      Case<T> c(rng, rows, n, k);
+      c.w = Numbers<T>(bytes, type);
+      const SumTiles of_n = Tiles(rng, n, 3, 1);
+      for (const Way<T>& way : Ways<T>()) {
+        SCOPED_TRACE(testing::Message() << way.name << " type " << static_cast<int>(type) << " rows " << rows
+                                        << " n " << n << " k " << k);
+        std::vector<T> read(c.w.size()), strips(c.w.size()), want(c.w.size());
+        way.product->read_blocks(0, n, k, type, bytes.data(), read.data());
+        ASSERT_TRUE(SameBits(read, c.w)) << "numbers";
+        way.product->lay_out_blocks(0, n / kStripRows, k, type, bytes.data(), strips.data());
+        way.product->lay_out(0, n / kStripRows, k * static_cast<int64_t>(sizeof(T)) / 4,
+                             reinterpret_cast<const uint32_t*>(c.w.data()),
+                             reinterpret_cast<uint32_t*>(want.data()));
+        ASSERT_TRUE(SameBits(strips, want)) << "strips";
+        for (const SumTiles* tiles : {static_cast<const SumTiles*>(nullptr), &of_n}) {
+          const std::vector<T> dx = c.Dx(way, rng.Below(rows + 1), tiles);
+          std::vector<T> got(dx.size());
+          std::vector<float> scratch(static_cast<size_t>(MultiplyBackScratch(3)));
+          way.product->multiply_back(0, rows,
+                                     {.rows = rows,
+                                      .n = n,
+                                      .k = k,
+                                      .dy = c.dy.data(),
+                                      .w = reinterpret_cast<const T*>(bytes.data()),
+                                      .dx = got.data(),
+                                      .blocks = type,
+                                      .tiles = tiles},
+                                     scratch.data());
+          EXPECT_TRUE(SameBits(got, dx)) << "dx";
+        }
+      }
+    }
+  }
+}
+
 // Generation multiplies a row alone, a prefill with its prompt and training with the whole batch.
 TYPED_TEST(ProductsTest, ARowHasTheSameBitsInEveryBatchAndForEveryThread) {
   using T = TypeParam;
@@ -295,18 +388,7 @@ TEST(GatedProductTest, HasTheBitsOfTheProductAndTheGateAfterIt) {
   }
 }
 
-// Places of `tiles` tiles among n terms, all multiples of `unit`.
-SumTiles Tiles(Rng& rng, int64_t n, int32_t tiles, int64_t unit) {
-  SumTiles t{.tiles = tiles, .unit = unit};
-  for (int32_t i = 0; i < tiles; ++i) {
-    const int64_t before = i == 0 ? 0 : t.end[0][i - 1];
-    // At least one unit for each tile that follows.
-    const int64_t room = (n - before) / unit - (tiles - i - 1);
-    t.end[0][i] = i + 1 == tiles ? n : before + unit * (1 + rng.Below(std::max<int64_t>(room - 1, 1)));
-  }
-  return t;
-}
-// The same, of `some` tiles from `first` on.
+// `some` tiles of them from `first` on.
 SumTiles Some(const SumTiles& all, int32_t first, int32_t some) {
   SumTiles t{.tiles = some, .unit = all.unit};
   t.begin[0] = first == 0 ? all.begin[0] : all.end[0][first - 1];

@@ -5,15 +5,23 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device/cpu/cpu_device.h"
+#include "core/model/adapter_files.h"
 #include "core/model/decoder.h"
+#include "core/model/gguf_folder.h"
+#include "core/model/gguf_import.h"
 #include "core/model/row_operations.h"
+#include "tests/core/files/gguf_builder.h"
+#include "tests/core/files/test_folder.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::model {
@@ -117,6 +125,100 @@ TEST_P(BackwardTest, OfAnAdapterHasTheSameBitsOnALaidOutModel) {
       gradients.push_back(ValuesOf(decoder.device(), *w, grads));
     }
     EXPECT_EQ(gradients[0], gradients[1]) << Name(dtype);
+  }
+}
+
+// A llama model of two blocks, whose matrices are in blocks of 8 and 4 bits: in one layer q, k and v have
+// several types, so that they stand as numbers.
+std::string GgufModel(uint64_t seed) {
+  constexpr uint64_t kHidden = 64, kInner = 96, kVocab = 48;
+  constexpr uint32_t kQ40 = 2, kQ41 = 3, kQ80 = 8;
+  files::GgufBuilder b;
+  b.String("general.architecture", "llama");
+  for (const auto& [key, value] : {std::pair("block_count", 2U),
+                                   {"context_length", 64U},
+                                   {"embedding_length", static_cast<uint32_t>(kHidden)},
+                                   {"feed_forward_length", static_cast<uint32_t>(kInner)},
+                                   {"attention.head_count", 4U},
+                                   {"attention.head_count_kv", 2U}})
+    b.Uint32(std::string("llama.") + key, value);
+  b.Float("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+  b.String("tokenizer.ggml.model", "gpt2");
+  b.String("tokenizer.ggml.pre", "gpt-2");
+  std::vector<std::string> tokens;
+  for (uint64_t i = 0; i < kVocab; ++i) tokens.push_back(std::string(1, static_cast<char>('0' + i)));
+  tokens.back() = "01";
+  b.Strings("tokenizer.ggml.tokens", tokens);
+  b.Int32s("tokenizer.ggml.token_type", std::vector<int32_t>(kVocab, 1));
+  b.Strings("tokenizer.ggml.merges", {"0 1"});
+  Rng rng(seed);
+  const auto matrix = [&](const std::string& name, uint64_t k, uint64_t n, uint32_t type) {
+    const size_t scales = type == kQ41 ? 4 : 2, each = scales + (type == kQ80 ? 32 : 16);
+    std::string bytes(n * k / 32 * each, '\0');
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      // High bytes of halves about 2^-6, or, of 8 bits, 2^-10.
+      const bool high = i % each < scales && i % 2 == 1;
+      bytes[i] = static_cast<char>(high ? (rng.Chance(0.5) ? 0x80 : 0) + (type == kQ80 ? 0x14 : 0x24)
+                                        : rng.Below(256));
+    }
+    b.Tensor(name, {k, n}, type, bytes);
+  };
+  const auto norm = [&](const std::string& name) {
+    b.Tensor(name, {kHidden}, 0, files::Floats(std::vector<float>(kHidden, 1.0F)));
+  };
+  matrix("token_embd.weight", kHidden, kVocab, kQ80);
+  for (const std::string at : {"blk.0.", "blk.1."}) {
+    norm(at + "attn_norm.weight");
+    matrix(at + "attn_q.weight", kHidden, kHidden, kQ41);
+    matrix(at + "attn_k.weight", kHidden, kHidden / 2, kQ41);
+    matrix(at + "attn_v.weight", kHidden, kHidden / 2, at == "blk.0." ? kQ41 : kQ80);
+    matrix(at + "attn_output.weight", kHidden, kHidden, kQ40);
+    norm(at + "ffn_norm.weight");
+    matrix(at + "ffn_gate.weight", kHidden, kInner, kQ41);
+    matrix(at + "ffn_up.weight", kHidden, kInner, kQ41);
+    matrix(at + "ffn_down.weight", kInner, kHidden, kQ80);
+  }
+  norm("output_norm.weight");
+  return b.Build();
+}
+
+// A model in blocks computes what the folder of numbers does that is imported from the same file.
+TEST(BlocksTest, AnAdapterHasTheBitsOfTheImportedModel) {
+  const TestFolder folder;
+  const std::string file = folder.Write("m.gguf", GgufModel(5)), blocks = folder.path() + "/blocks";
+  ASSERT_EQ(ImportGgufBlocks(file, blocks), OkStatus());
+  const GgufFolder gguf = std::move(GgufFolder::Open(blocks)).value();
+  const auto device = std::make_shared<device::CpuDevice>();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(Name(dtype));
+    const std::string numbers = folder.path() + "/" + Name(dtype);
+    ASSERT_EQ(ImportGguf(file, numbers, dtype), OkStatus());
+    EXPECT_EQ(Fingerprint(blocks).value(), Fingerprint(numbers).value());
+    const BlockLayout layout = LayoutInBlocks(gguf.spec(), dtype, gguf.BlockTypes());
+    EXPECT_EQ(std::ranges::count(layout.types, device::BlockType::kNone), 6)
+        << "five norms, and a qkv of several types";
+    std::vector<std::vector<float>> gradients;
+    for (const bool in_blocks : {false, true}) {
+      std::shared_ptr<const Weights> base;
+      if (in_blocks)
+        base = std::move(Weights::CreateInBlocks(
+                             gguf.spec(), dtype, layout, {},
+                             [&](std::span<std::byte> arena) { return gguf.Read(dtype, layout, arena); }))
+                   .value();
+      else
+        base = std::move(LoadHuggingFace(numbers, dtype)).value();
+      const std::unique_ptr<Weights> w = Adapted(std::move(base), 13);
+      const Decoder decoder(*w, device);
+      Rng rng(12);
+      const BatchArrays b = PackWhole({RandomIds(rng, 40, 48), RandomIds(rng, 4, 48)});
+      const Loss loss = RandomLoss(rng, b.ids.size(), 48);
+      Gradients grads(*w, decoder.device());
+      const double value = Differentiate(decoder, b, loss, /*recompute=*/true, grads);
+      EXPECT_TRUE(std::isfinite(value));
+      gradients.push_back(ValuesOf(decoder.device(), *w, grads));
+      gradients.back().push_back(static_cast<float>(value));
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
   }
 }
 
