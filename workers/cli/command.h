@@ -26,6 +26,7 @@ void AddRunOrAddress(CLI::App& command, std::string& run, std::string& token_fil
 Status CheckGames(config::LoadedConfig& loaded);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
+void AddSweepCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
 void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check
 void AddTopCommand(CLI::App& app, CommandContext& context);

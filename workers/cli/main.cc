@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
   std::error_code error;
   context.self_path = std::filesystem::read_symlink("/proc/self/exe", error).string();
   AddTrainCommand(app, context);
+  AddSweepCommand(app, context);
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
   AddEvalCommand(app, context);

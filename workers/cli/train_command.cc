@@ -28,6 +28,7 @@
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
 #include "workers/controller/job.h"
+#include "workers/controller/launcher.h"
 #include "workers/device/disk_plan.h"
 #include "workers/device/file_plan.h"
 
@@ -45,7 +46,8 @@ struct TrainOptions {
   std::vector<std::string> overrides;
   std::vector<std::string> typed;  // the overrides as they were given
   bool resume = false, take_over = false, fresh = false, dry_run = false;
-  std::string run_dir, run_name, certificates;
+  std::string run_dir, run_name, certificates, pool;
+  StartedBy by;
 };
 
 namespace fs = std::filesystem;
@@ -218,6 +220,7 @@ bool WriteReport(DiskThread& reader, const std::string& dir, std::chrono::second
 }
 
 void Train(CommandContext& context, TrainOptions& options) {
+  if (options.by.parent != 0) BeginWorker(options.by);
   auto loaded = LoadJob(options);
   if (!loaded.ok()) return Fail(context, loaded.status());
   for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
@@ -246,6 +249,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   request.run_dir = options.run_dir;
   request.self_path = context.self_path;
   request.certificates = options.certificates;
+  request.pool = options.pool;
   request.resume = options.resume;
   request.take_over = options.take_over;
   request.fresh = options.fresh;
@@ -334,6 +338,12 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
       "--certificates", options->certificates,
       "Folder with the certificates of all roles where calls are encrypted, made elsewhere: "
       "authority.crt, controller.crt, controller.key and so on; default: the run makes its own");
+  command->add_option("--pool", options->pool, "Folder of `tidepool sweep`, whose processes compute")
+      ->group("");
+  command->add_option("--parent", options->by.parent, "Process whose death ends this one; 0: none")
+      ->group("");
+  command->add_option("--report", options->by.report, "Open file for the plug-in that ends this process")
+      ->group("");
   command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
   command->add_option("--run-name", options->run_name, "Name instead of the config's: name=N")
       ->check(not_empty);

@@ -10,6 +10,7 @@
 #include "workers/device/device_worker.h"
 #include "workers/device/gpus.h"
 #include "workers/device/play_policy.h"
+#include "workers/device/pool_worker.h"
 #include "workers/side/judge_model.h"
 #include "workers/side/reward_worker.h"
 
@@ -31,6 +32,8 @@ int main(int argc, char** argv) {
                   "number");
   run->add_option("--control-file", options.control_file,
                   "RUN/control.json, to find the controller again after its restart");
+  std::string pool;
+  run->add_option("--pool", pool, "Socket of the process that computes for this one")->group("");
   run->footer(
       "Example: tidepool-worker run --connect 127.0.0.1:40123 --token-file runs/x/security/device.token "
       "--run-id x");
@@ -57,8 +60,10 @@ int main(int argc, char** argv) {
   play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
   play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");
   play->add_option("--out", play_options.out, "JSONL to write")->required();
+  CLI::App* pools = app.add_subcommand("pool", "Compute for the runs of a sweep (`tidepool sweep`)");
+  pools->add_option("--socket", pool, "Where they come, made by this process")->required();
   CLI::App* gpus = app.add_subcommand("gpus", "Say as JSON which GPUs a job can use (`tidepool` asks)");
-  for (CLI::App* command : {run, reward, play}) {
+  for (CLI::App* command : {run, reward, play, pools}) {
     command->add_option("--parent", by.parent, "Process whose death ends this one; 0: none");
     command->add_option("--report", by.report,
                         "Open file for the plug-in that ends this process; negative: none");
@@ -78,5 +83,7 @@ int main(int argc, char** argv) {
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
     return status.ok() ? 0 : status.code() == tidepool::StatusCode::kUnavailable ? 3 : 2;
   }
-  return reward->parsed() ? RunRewardWorker(reward_options) : RunDeviceWorker(options);
+  if (reward->parsed()) return RunRewardWorker(reward_options);
+  if (pools->parsed()) return RunPoolWorker(pool);
+  return pool.empty() ? RunDeviceWorker(options).exit_code : StandForSession(pool, options);
 }

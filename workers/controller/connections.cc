@@ -52,7 +52,8 @@ std::vector<std::string> ControllerProcess::WorkerCommand(int64_t place) const {
                                            .worker_path = request_.worker_path,
                                            .run_dir = request_.run_dir,
                                            .run_id = request_.run_id,
-                                           .address = hub_->address()},
+                                           .address = hub_->address(),
+                                           .pool = request_.pool},
                                           config_, place);
 }
 

@@ -520,6 +520,7 @@ class Job {
     run.self_path = request_.self_path;
     run.certificates = request_.certificates;
     run.worker_path = worker_path_;
+    run.pool = request_.pool;
     run.take_over = request_.take_over;
     run.stop_signals = request_.stop_signals;
     run.say = [this](const std::string& line) { Say(line); };

@@ -15,6 +15,7 @@ struct JobRequest {
   std::string run_dir;       // empty: runs/<name>-<utc time>, which only a new run may leave to the job
   std::string self_path;     // of this program
   std::string certificates;  // folder with those of all roles, made elsewhere; empty: the run makes them
+  std::string pool;          // RunRequest's
   // What to type to go on with the run in this folder.
   std::function<std::string(const std::string& run_dir)> go_on = {};
   bool resume = false;

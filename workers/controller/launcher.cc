@@ -44,6 +44,7 @@ constexpr Duration kKilled = std::chrono::seconds(30);
 constexpr char kSpin[] = "GOMP_SPINCOUNT=1000";
 
 bool ForWorkers(std::string_view entry, Keys keys) {
+  if (keys == Keys::kAll) return true;
   if (keys == Keys::kOfStore && (entry.starts_with("AWS_") || entry.starts_with("SSL_CERT_"))) return true;
   return IsForWorkers(entry);
 }

@@ -36,7 +36,8 @@ struct Ended {
 
 // Which keys of the environment a worker gets: those of S3 (AWS_..., SSL_CERT_...) where it trains for a
 // store there.
-enum class Keys { kNone, kOfStore };
+// A controller gets all of the environment.
+enum class Keys { kNone, kOfStore, kAll };
 
 class Launcher {
  public:

@@ -30,11 +30,12 @@ struct RunRequest {
   std::string config_digest;
   std::string run_dir;  // exists; holds or will hold the journal
   std::string run_id;
-  std::string model_dir;                                        // Hugging Face folder of the start
-  std::string base_digest;                                      // down::Welcome's
-  std::string self_path;                                        // program for reward workers (this one)
-  std::string certificates;                                     // JobRequest::certificates
-  std::string worker_path;                                      // program for device workers
+  std::string model_dir;     // Hugging Face folder of the start
+  std::string base_digest;   // down::Welcome's
+  std::string self_path;     // program for reward workers (this one)
+  std::string certificates;  // JobRequest::certificates
+  std::string worker_path;   // program for device workers
+  std::string pool;  // folder of the processes that compute for its device workers; empty: they do themselves
   bool take_over = false;                                       // JobRequest
   std::function<void(const observe::StatusFile&)> on_progress;  // a few times a second
   std::function<void(const std::string&)> say;                  // a line for people

@@ -28,7 +28,12 @@ std::vector<std::string> WorkerCommand(const WorkersOfRun& run, const JobConfig&
   }
   if (device && config.cluster.device == DeviceKind::kCuda)
     argv.push_back("--gpu=" + std::to_string(place - first_of_host));
+  if (device && !run.pool.empty()) argv.push_back("--pool=" + PoolSocket(run.pool, place));
   return argv;
+}
+
+std::string PoolSocket(const std::string& pool, int64_t place) {
+  return pool + "/device-" + std::to_string(place);
 }
 
 Keys KeysOf(const JobConfig& config, int64_t place) {

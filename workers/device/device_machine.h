@@ -153,6 +153,7 @@ class DeviceMachine {
   [[nodiscard]] bool CanFollow() const { return role_ == Role::kRollout && work_->Follows(); }
   void Follow() { work_->Follow(); }  // requires CanFollow()
 
+  [[nodiscard]] bool HasCommands() const { return !waiting_.empty(); }
   // Chunks wait for their tokens to be read: Work goes on with them, also where no command comes.
   [[nodiscard]] bool Reads() const { return !reading_.empty(); }
   // A trainer that waits has columns to compute for rows to come: a piece at a time, commands go first.

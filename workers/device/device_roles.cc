@@ -42,9 +42,10 @@ StatusOr<engine::TokenBytes> TokenBytesOf(const std::string& model_dir) {
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
                          std::string offload_dir, DeviceMaker make_device, bool trains,
-                         std::string base_digest)
+                         std::string base_digest, DevicePool* pool)
     : config_(std::move(config)),
       models_(config_, std::move(model_dir), std::move(make_device), std::move(base_digest)),
+      pool_(pool),
       shared_memory_(shared_memory),
       trains_(trains),
       published_(std::make_shared<HostWeights>(shared_memory, device::SizeOf(config_.model.dtype))),
@@ -55,7 +56,13 @@ DeviceRoles::~DeviceRoles() = default;
 Status DeviceRoles::FindBase() {
   if (base_ != nullptr || !config_.model.trains_adapter()) return OkStatus();
   return Caught("model", [&]() -> Status {
-    TP_ASSIGN_OR_RETURN(base_, models_.Base(shared_memory_));
+    const auto read = [this] { return models_.Base(shared_memory_); };
+    if (pool_ == nullptr) {
+      TP_ASSIGN_OR_RETURN(base_, read());
+    } else {
+      TP_ASSIGN_OR_RETURN(const uint64_t identity, models_.BaseIdentity());
+      TP_ASSIGN_OR_RETURN(base_, pool_->Base(identity, read));
+    }
     return OkStatus();
   });
 }

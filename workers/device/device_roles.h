@@ -24,6 +24,7 @@
 #include "workers/data/host_weights.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/actor.h"
+#include "workers/device/device_pool.h"
 #include "workers/device/model_reader.h"
 #include "workers/device/rollout.h"
 #include "workers/device/state_files.h"
@@ -45,10 +46,11 @@ struct TrainOutcome {
 class DeviceRoles {
  public:
   // `shared_memory`: SharedBlock::FolderOf the run. `offload_dir`: where Park writes, this object's alone.
-  // `trains`: whether it may ever hold the actor's role. `base_digest`: ModelReader's.
+  // `trains`: whether it may ever hold the actor's role. `base_digest`: ModelReader's. `pool`: whose sessions
+  // share the model below adapters with this one; null: it is alone.
   DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
               std::string offload_dir, DeviceMaker make_device = MakeCpuDevice, bool trains = true,
-              std::string base_digest = "");
+              std::string base_digest = "", DevicePool* pool = nullptr);
   ~DeviceRoles();
   // What the engine has of adapters on the model, beside it: folders (TokenRollout::AddAdapter), in their
   // order. Before there is one; requires a model, whole
@@ -162,6 +164,7 @@ class DeviceRoles {
 
   JobConfig config_;
   ModelReader models_;
+  DevicePool* const pool_;
   const std::string shared_memory_;               // its folder
   std::unique_ptr<train::SharedWeights> shared_;  // where weights_ stand (train.zero: 3); null: in their own
   std::shared_ptr<const model::Weights> base_;    // that weights_ are an adapter on (model.lora); null: none

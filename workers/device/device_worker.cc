@@ -18,6 +18,7 @@
 #include "core/observe/log.h"
 #include "workers/build_info.h"
 #include "workers/device/device_machine.h"
+#include "workers/device/device_pool.h"
 #include "workers/device/roles_work.h"
 #include "workers/net/addresses.h"
 #include "workers/net/certificates.h"
@@ -32,16 +33,18 @@ namespace {
 class DeviceWorker {
  public:
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
-  ~DeviceWorker() { LimitedCall::StopAt({}); }
+  ~DeviceWorker() {
+    if (options_.pool == nullptr) LimitedCall::StopAt({});
+  }
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
-  int Run() {
-    LogWorkerStart("device", options_.address);
+  DeviceEnd Run() {
+    if (options_.pool == nullptr) LogWorkerStart("device", options_.address);
     const Status attached = Attach();
     if (!attached.ok()) {
-      LogWorkerFailure("attach_failed", attached.message());
-      return ExitCodeOf(attached);
+      Failed("attach_failed", attached.message());
+      return {ExitCodeOf(attached), said_.first, said_.second};
     }
     std::optional<int> exit_code;
     while (!exit_code) {
@@ -50,35 +53,47 @@ class DeviceWorker {
       } catch (const c10::OutOfMemoryError& e) {
         // What was computed is torn, and with the same batch it would not fit again here either: the
         // controller sees this worker end and says why.
-        LogWorkerFailure("out_of_memory", work_->OutOfMemory(e.what_without_backtrace()));
+        Failed("out_of_memory", work_->OutOfMemory(e.what_without_backtrace()));
         exit_code = 3;
       } catch (const std::bad_alloc&) {
-        LogWorkerFailure("out_of_memory", work_->OutOfMemory("the host has no memory"));
+        Failed("out_of_memory", work_->OutOfMemory("the host has no memory"));
         exit_code = 3;
       } catch (const std::exception& e) {
         // A device that has failed does so in every step, and would spoil one sample after the other: they
         // go elsewhere.
-        LogWorkerFailure("device_failed", work_->DeviceFailed(e));
+        Failed("device_failed", work_->DeviceFailed(e));
         exit_code = 3;
       }
     }
+    const auto turn = TakeTurn();
     work_->FinishCheckpoint();
     work_->EndPull();
     work_->LeaveGroup();
     work_->LeaveEngine();
     work_->EndLog();
     heartbeat_.request_stop();
-    LogWorkerEnd(*exit_code);
-    return *exit_code;
+    if (options_.pool == nullptr) LogWorkerEnd(*exit_code);
+    return {*exit_code, said_.first, said_.second};
   }
 
  private:
+  void Failed(const std::string& event, const std::string& why) {
+    LogWorkerFailure(event, why);
+    said_ = {event, why};
+  }
+
+  // Of a device that other sessions compute on, too; null: there are none.
+  [[nodiscard]] std::unique_ptr<DevicePool::Turn> TakeTurn() {
+    return options_.pool == nullptr ? nullptr : std::make_unique<DevicePool::Turn>(*options_.pool);
+  }
+
   Status Attach() {
     TP_ASSIGN_OR_RETURN(const Credentials credentials, ReadCredentials(options_.token_file));
     TP_ASSIGN_OR_RETURN(const std::string host, credentials.identity ? AddressForOthers(options_.address)
                                                                      : AddressTowards(options_.address));
     work_ = std::make_unique<RolesWork>(
-        credentials, options_.address, host, options_.gpu, [this](int64_t lease) { return CalledOff(lease); },
+        credentials, options_.address, host, options_.gpu, options_.pool,
+        [this](int64_t lease) { return CalledOff(lease); },
         [this](int64_t lease) { return EvaluationEnded(lease); });
     TP_ASSIGN_OR_RETURN(weights_server_,
                         WeightsServer::Start(host, credentials, 1 << 20,
@@ -90,7 +105,7 @@ class DeviceWorker {
     link.hello.run_id = options_.run_id;
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
-    link.hello.pid = getpid();
+    link.hello.pid = options_.pid > 0 ? options_.pid : getpid();
     link.hello.host = observe::HostName();
     link.build = BuildInfo() + " on host " + observe::HostName();
     link.hello.weights_address = weights_server_->address();
@@ -100,10 +115,11 @@ class DeviceWorker {
                         }));
     // A loss that does not come back holds this thread, which would hear of the end. Less patience than the
     // controller has, which kills without a word.
-    LimitedCall::StopAt({.signals = [this] { return told_to_end_ ? 1 : 0; },
-                         .patience = std::chrono::seconds(1),
-                         .by = "its controller",
-                         .tell = [](const std::string& what) { LogWorkerFailure("end_waits", what); }});
+    if (options_.pool == nullptr)
+      LimitedCall::StopAt({.signals = [this] { return told_to_end_ ? 1 : 0; },
+                           .patience = std::chrono::seconds(1),
+                           .by = "its controller",
+                           .tell = [](const std::string& what) { LogWorkerFailure("end_waits", what); }});
     work_->Use(link_.get());
     machine_ = std::make_unique<DeviceMachine>(work_.get());
     heartbeat_ = std::jthread([this](std::stop_token stop) {
@@ -129,6 +145,11 @@ class DeviceWorker {
     const bool works = can_step() || machine_->CanPreview() || machine_->CanFollow();
     Receive(std::chrono::milliseconds(works ? 0 : machine_->Reads() ? 1 : 20));
     work_->pages().Turned();
+    if (options_.unwanted != nullptr && *options_.unwanted)
+      closed_ = LinkClosed{.why = "its run has ended it"};
+    // What reads or changes tensors has the turn; looking for commands has not.
+    const bool acts = works || machine_->HasCommands() || machine_->Reads();
+    const auto turn = acts ? TakeTurn() : nullptr;
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
     if (machine_->exit_code()) {
@@ -136,7 +157,7 @@ class DeviceWorker {
       return machine_->exit_code();
     }
     if (closed_) {
-      LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed_->why);
+      Failed("controller_lost", "there is no controller for this worker any more: " + closed_->why);
       return closed_->exit_code;
     }
     if (machine_->refused() != refused)
@@ -165,14 +186,17 @@ class DeviceWorker {
 
   // Asked within a step. Other commands wait for its end.
   bool CalledOff(int64_t lease) {
+    if (options_.pool != nullptr) options_.pool->Yield();
     Receive(std::chrono::milliseconds(0));
-    return closed_ || machine_->CalledOff(lease);
+    const bool unwanted = options_.unwanted != nullptr && *options_.unwanted;
+    return unwanted || closed_ || machine_->CalledOff(lease);
   }
   bool EvaluationEnded(int64_t lease) { return CalledOff(lease) || machine_->EvaluationEnded(lease); }
 
   DeviceWorkerOptions options_;
   Mailbox<LinkEvent> inbox_;
-  std::optional<LinkClosed> closed_;  // the controller is gone
+  std::optional<LinkClosed> closed_;          // the controller is gone
+  std::pair<std::string, std::string> said_;  // what it ends with: event, why
   std::atomic<bool> told_to_end_ = false;
   Mutex heartbeat_mu_;
   Condition heartbeat_wake_;
@@ -185,7 +209,7 @@ class DeviceWorker {
 
 }  // namespace
 
-int RunDeviceWorker(const DeviceWorkerOptions& options) {
+DeviceEnd RunDeviceWorker(const DeviceWorkerOptions& options) {
   DeviceWorker worker(options);
   return worker.Run();
 }

@@ -7,11 +7,15 @@
 // next optimizer step, which waits for it). Commands of another incarnation or an older epoch of the slot
 // are refused and counted. Libraries' exceptions stop here: a failed operation is an answer.
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 
 #include "core/base/status.h"
 
 namespace tidepool::workers {
+
+class DevicePool;
 
 struct DeviceWorkerOptions {
   std::string address;  // of the controller
@@ -20,10 +24,19 @@ struct DeviceWorkerOptions {
   std::string control_file;  // RUN/control.json
   int64_t place = -1;
   int64_t gpu = -1;  // of those that the driver shows; negative: that of the place's number
+  // Of a session of a process that serves several runs (pool_worker.h).
+  DevicePool* pool = nullptr;                   // outlives it; null: the process is this worker
+  const std::atomic<bool>* unwanted = nullptr;  // true: it is to end
+  int64_t pid = 0;                              // of the process that stands for it; 0: this one
+};
+
+struct DeviceEnd {
+  int exit_code = 0;
+  std::string event, why;  // as logged; empty: it ended in order
 };
 
 // Runs until the controller says Shutdown or is gone. Returns the exit code: 0 after Shutdown, 3 when
 // the controller was lost, 2 when it could not attach (the reason is logged).
-int RunDeviceWorker(const DeviceWorkerOptions& options);
+DeviceEnd RunDeviceWorker(const DeviceWorkerOptions& options);
 
 }  // namespace tidepool::workers

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/real_file_system.h"
 #include "core/device/batch_invariance.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/model/forward_invariance.h"
@@ -84,6 +85,19 @@ StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::str
                  device->host_memory() ? device.get() : nullptr,
                  std::chrono::nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(
                      std::chrono::duration<double>(config_.cluster.start_timeout_s))));
+}
+
+StatusOr<uint64_t> ModelReader::BaseIdentity() const {
+  uint64_t identity = 0;
+  if (base_digest_.empty()) {  // it is made from the config, by the seed
+    RealFileSystem disk;
+    TP_ASSIGN_OR_RETURN(const std::string shape, disk.ReadFile(model_dir_ + "/config.json"));
+    identity = Hash64(shape, config_.seed);
+    if (config_.model.init) identity = Hash64(std::to_string(config_.model.init->init_std), identity);
+  } else {
+    identity = Hash64(base_digest_, 0);
+  }
+  return Hash64(Name(config_.model.dtype), identity);
 }
 
 }  // namespace tidepool::workers

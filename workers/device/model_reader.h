@@ -38,6 +38,8 @@ class ModelReader {
   // What the run starts from, frozen, for an adapter: as MapBase has it in this folder; without one, of this
   // process alone.
   [[nodiscard]] StatusOr<std::shared_ptr<const model::Weights>> Base(const std::string& shared_memory) const;
+  // The same for runs whose Base is the same, wherever their folders are.
+  [[nodiscard]] StatusOr<uint64_t> BaseIdentity() const;
   // In deterministic mode on a GPU: whether it gives a row the same bits in every batch, by products of this
   // model (core/device/batch_invariance.h) and a block like its (core/model/forward_invariance.h).
   // kFailedPrecondition: it does not.

@@ -46,7 +46,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     if (!config.ok()) return Told("config", config.status());
     config_ = std::move(*config);
   }
-  LogWorkerJoined("device", welcome, config_, link_->ctl_epoch(), anew);
+  // The log of a process that serves several runs is none of them's.
+  if (pool_ == nullptr) LogWorkerJoined("device", welcome, config_, link_->ctl_epoch(), anew);
   if (anew) {
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
@@ -77,7 +78,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
                                            storage::RunPaths(welcome.run_dir).offload() + "/" +
                                                PlaceName(config_, welcome.place) + "-inc" +
                                                std::to_string(welcome.inc.value),
-                                           device_.make, welcome.trains, welcome.base_digest);
+                                           device_.make, welcome.trains, welcome.base_digest, pool_);
     roles_->ServeAdapters(welcome.adapters);
     if (const Status base = roles_->FindBase(); !base.ok()) return Told("base", base);
     stored_ = std::make_unique<StoredRows>(std::make_shared<RealFileSystem>(),

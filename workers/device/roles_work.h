@@ -27,6 +27,7 @@
 #include "workers/data/stored_rows.h"
 #include "workers/data/weights_service.h"
 #include "workers/device/device_machine.h"
+#include "workers/device/device_pool.h"
 #include "workers/device/device_roles.h"
 #include "workers/device/gang_rows.h"
 #include "workers/device/gpus.h"
@@ -48,12 +49,14 @@ class RolesWork : public DeviceWork {
   // host: the address of this worker that others of the run can reach.
   // controller: the address that was dialled.
   // gpu: of those that the driver shows; negative: that of the place's number.
-  RolesWork(Credentials credentials, std::string controller, std::string host, int64_t gpu,
+  // pool: that the process serves, with this among others; null: it does not.
+  RolesWork(Credentials credentials, std::string controller, std::string host, int64_t gpu, DevicePool* pool,
             AboutLease called_off, AboutLease evaluation_ended)
       : credentials_(std::move(credentials)),
         controller_(std::move(controller)),
         host_(std::move(host)),
         gpu_(gpu),
+        pool_(pool),
         called_off_(std::move(called_off)),
         evaluation_ended_(std::move(evaluation_ended)) {}
 
@@ -194,6 +197,7 @@ class RolesWork : public DeviceWork {
   const Credentials credentials_;
   const std::string controller_, host_;
   const int64_t gpu_;  // negative: that of the place's number
+  DevicePool* const pool_;
   const AboutLease called_off_, evaluation_ended_;
   Link* link_ = nullptr;
   JobConfig config_;

@@ -49,7 +49,7 @@ class DeviceWorkerTest : public testing::Test {
           return NotFound("no lease is open");
         }));
     worker_ = std::thread([this] {
-      exit_code_ = RunDeviceWorker({hub_->address(), dir_ / "security/device.token", "run", "", 0});
+      exit_code_ = RunDeviceWorker({hub_->address(), dir_ / "security/device.token", "run", "", 0}).exit_code;
     });
     const auto opened = Next<HubOpened>();
     ASSERT_TRUE(opened);

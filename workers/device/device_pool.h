@@ -1,0 +1,48 @@
+#pragma once
+// What the sessions of one process share that serves several runs (pool_worker.h): the device, on which one
+// of them computes at a time, and the frozen models below their adapters. Thread-safe.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "core/base/status.h"
+#include "core/base/thread_annotations.h"
+#include "core/model/weights.h"
+
+namespace tidepool::workers {
+
+class DevicePool {
+ public:
+  // The right to compute, in the order in which it was asked for. A thread has one at most.
+  class Turn {
+   public:
+    explicit Turn(DevicePool& pool) : pool_(pool) { pool_.Take(); }
+    ~Turn() { pool_.Give(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    DevicePool& pool_;
+  };
+  // Whoever waits goes first. For a thread that has the turn, between two pieces of a long computation.
+  void Yield();
+
+  // The model of this identity: the one that a session has, or what `make` gives.
+  using MakeBase = std::function<StatusOr<std::shared_ptr<const model::Weights>>()>;
+  StatusOr<std::shared_ptr<const model::Weights>> Base(uint64_t identity, const MakeBase& make);
+
+ private:
+  void Take();
+  void Give();
+
+  Mutex mu_;
+  Condition next_;
+  uint64_t asked_ TP_GUARDED_BY(mu_) = 0;   // tickets given out
+  uint64_t served_ TP_GUARDED_BY(mu_) = 0;  // the ticket whose turn it is
+  Mutex bases_mu_;
+  std::map<uint64_t, std::weak_ptr<const model::Weights>> bases_ TP_GUARDED_BY(bases_mu_);
+};
+
+}  // namespace tidepool::workers

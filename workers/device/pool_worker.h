@@ -1,0 +1,22 @@
+#pragma once
+// One process whose device serves several runs: a sweep's (workers/cli/sweep_command.cc).
+//
+// Each run starts, watches and ends a device worker of its own, as ever; with --pool that process computes
+// nothing, but is the name under which a session of the pool's process does. It hands its options over a Unix
+// socket and waits for the session's end, which it ends with, too. If the run ends it, or its controller
+// dies, the session ends; if the pool's process dies, all that stand for its sessions end with exit code 3,
+// and each run recovers as from any worker that died.
+
+#include <string>
+
+#include "workers/device/device_worker.h"
+
+namespace tidepool::workers {
+
+// Serves sessions until it is killed. 2: `socket` cannot be made (the reason is logged).
+int RunPoolWorker(const std::string& socket);
+
+// Stands for a session: returns with its exit code. 3: the pool is not there, or not any more.
+int StandForSession(const std::string& socket, const DeviceWorkerOptions& options);
+
+}  // namespace tidepool::workers
