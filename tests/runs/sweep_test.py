@@ -96,7 +96,7 @@ class SweepTest(RunTest):
             ("train.learning_rat=1e-2,2e-2",): "train.learning_rat",
             ("train.learning_rate",): "expected KEY=VALUE,VALUE",
             ("model.lora.rank=0,2",): "trains the whole model",
-            ("model.init.hidden_size=32,64",): "adapters over one model",
+            ("model.init.hidden_size=32,64",): "in the warm start",
             ("cluster.threads_per_slot=1,2",): "share one device",
             ("deterministic=true,false",): "whole process",
             ("seed=1,2",): "model.path",

@@ -202,8 +202,10 @@ class Sweep {
   }
 
   Status StartPool() {
-    return launcher_.Start(kPoolPlace, {worker_path_, "pool", "--socket=" + PoolSocket(pool_, 0)},
-                           JoinPath(dir_, "logs/pool.log"), Keys::kOfStore);
+    return launcher_.Start(
+        kPoolPlace,
+        {worker_path_, "pool", "--socket=" + PoolSocket(pool_, 0), "--runs=" + std::to_string(runs_.size())},
+        JoinPath(dir_, "logs/pool.log"), Keys::kOfStore);
   }
 
   // The model that all start from, where the config has a warm start: false: it was stopped, or failed.

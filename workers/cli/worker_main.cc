@@ -62,6 +62,8 @@ int main(int argc, char** argv) {
   play->add_option("--out", play_options.out, "JSONL to write")->required();
   CLI::App* pools = app.add_subcommand("pool", "Compute for the runs of a sweep (`tidepool sweep`)");
   pools->add_option("--socket", pool, "Where they come, made by this process")->required();
+  int64_t runs = 1;
+  pools->add_option("--runs", runs, "How many there are")->required();
   CLI::App* gpus = app.add_subcommand("gpus", "Say as JSON which GPUs a job can use (`tidepool` asks)");
   for (CLI::App* command : {run, reward, play, pools}) {
     command->add_option("--parent", by.parent, "Process whose death ends this one; 0: none");
@@ -84,6 +86,6 @@ int main(int argc, char** argv) {
     return status.ok() ? 0 : status.code() == tidepool::StatusCode::kUnavailable ? 3 : 2;
   }
   if (reward->parsed()) return RunRewardWorker(reward_options);
-  if (pools->parsed()) return RunPoolWorker(pool);
+  if (pools->parsed()) return RunPoolWorker(pool, runs);
   return pool.empty() ? RunDeviceWorker(options).exit_code : StandForSession(pool, options);
 }

@@ -1,6 +1,8 @@
 #include "workers/device/device_pool.h"
 
 #include <chrono>
+#include <sstream>
+#include <utility>
 
 namespace tidepool::workers {
 
@@ -25,6 +27,25 @@ void DevicePool::Yield() {
   }
   Give();
   Take();
+}
+
+StatusOr<std::shared_ptr<SharedEngine>> DevicePool::Engine(const std::shared_ptr<const model::Weights>& base,
+                                                           engine::EngineOptions options) {
+  std::ostringstream key;
+  key << base.get() << ' ' << options.block_tokens << ' ' << options.kv_cache_tokens << ' '
+      << options.max_batched_tokens << ' ' << options.max_running << ' ' << options.graphs << ' '
+      << options.record_routing;
+  const MutexLock lock(bases_mu_);
+  std::weak_ptr<SharedEngine>& known = engines_[key.str()];
+  if (auto found = known.lock(); found != nullptr && found->failed().empty()) return found;
+  // Room for all of them: with less, requests would wait that do not wait in a run alone.
+  options.kv_cache_tokens *= runs_;
+  options.max_batched_tokens *= runs_;
+  options.max_running *= runs_;
+  TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*base, std::move(options)));
+  auto made = std::make_shared<SharedEngine>(base, std::move(engine));
+  known = made;
+  return made;
 }
 
 StatusOr<std::shared_ptr<const model::Weights>> DevicePool::Base(uint64_t identity, const MakeBase& make) {

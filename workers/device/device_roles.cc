@@ -295,26 +295,35 @@ Status DeviceRoles::PrepareRollout(engine::Ranks* ranks) {
     }
     TokenRollout::LoadBytes load_bytes;
     if (!options.token_bytes) load_bytes = [dir = models_.model_dir()] { return TokenBytesOf(dir); };
-    TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
-    auto rollout = std::make_unique<TokenRollout>(
-        config_.rollout, config_.seed, config_.environment() != nullptr,
-        config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine),
+    TP_ASSIGN_OR_RETURN(auto seat, TakeSeat(std::move(options)));
+    TP_RETURN_IF_ERROR(AddAdapters(*seat));
+    rollout_ = std::make_unique<TokenRollout>(
+        config_.rollout, config_.environment() != nullptr,
+        config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(seat),
         std::move(load_bytes));
-    TP_RETURN_IF_ERROR(AddAdapters(*rollout));
-    rollout_ = std::move(rollout);
     return OkStatus();
   });
 }
 
-Status DeviceRoles::AddAdapters(TokenRollout& rollout) const {
+Status DeviceRoles::AddAdapters(EngineSeat& seat) const {
   // They go with the engine, and that before the weights.
   const std::shared_ptr<const model::Weights> base(std::shared_ptr<void>(), weights_.get());
   for (const std::string& folder : served_adapters_) {
     TP_ASSIGN_OR_RETURN(const auto opened, model::AdapterFolder::Open(folder));
     TP_ASSIGN_OR_RETURN(auto adapter, model::LoadAdapter(folder, base, opened.spec()));
-    rollout.AddAdapter(std::move(adapter), version_);
+    seat.AddAdapter(std::move(adapter), version_, config_.seed);
   }
   return OkStatus();
+}
+
+StatusOr<std::unique_ptr<EngineSeat>> DeviceRoles::TakeSeat(engine::EngineOptions options) {
+  if (pool_ == nullptr || base_ == nullptr) {
+    TP_ASSIGN_OR_RETURN(auto alone, engine::Engine::Create(*weights_, std::move(options)));
+    return std::make_unique<EngineSeat>(std::move(alone));
+  }
+  const uint64_t seed = options.seed;
+  TP_ASSIGN_OR_RETURN(auto shared, pool_->Engine(base_, std::move(options)));
+  return std::make_unique<EngineSeat>(std::move(shared), *weights_, version_, seed);
 }
 
 StatusOr<engine::EngineOptions> DeviceRoles::OptionsOfEngine() {

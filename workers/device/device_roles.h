@@ -27,6 +27,7 @@
 #include "workers/device/device_pool.h"
 #include "workers/device/model_reader.h"
 #include "workers/device/rollout.h"
+#include "workers/device/shared_engine.h"
 #include "workers/device/state_files.h"
 #include "workers/net/certificates.h"
 #include "workers/net/messages.h"
@@ -148,7 +149,9 @@ class DeviceRoles {
   Status MakeWeights(bool read_tensors);
   [[nodiscard]] int64_t base_bytes() const;  // requires base_
   StatusOr<engine::EngineOptions> OptionsOfEngine();
-  Status AddAdapters(TokenRollout& rollout) const;
+  Status AddAdapters(EngineSeat& seat) const;
+  // At an engine of its own, or at the pool's over the model below.
+  StatusOr<std::unique_ptr<EngineSeat>> TakeSeat(engine::EngineOptions options);
   StatusOr<uint64_t> LoadPart(Version version);
   // Another shard needs another trainer; its state is that of nothing then.
   void TakeShard(const Shard& shard);

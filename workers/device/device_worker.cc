@@ -35,6 +35,11 @@ class DeviceWorker {
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
   ~DeviceWorker() {
     if (options_.pool == nullptr) LimitedCall::StopAt({});
+    heartbeat_ = {};
+    link_.reset();
+    weights_server_.reset();
+    const auto turn = TakeTurn();  // an engine that others use loses a seat
+    work_.reset();
   }
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;

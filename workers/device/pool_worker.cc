@@ -106,7 +106,7 @@ StatusOr<DeviceWorkerOptions> OptionsOf(const nlohmann::json& json) {
 
 class Pool {
  public:
-  explicit Pool(int listens) : listens_(listens) {}
+  Pool(int listens, int64_t runs) : listens_(listens), shared_(runs) {}
 
   [[noreturn]] void Run() {
     for (;;) {
@@ -116,7 +116,8 @@ class Pool {
       }
       (void)poll(all.data(), all.size(), /*timeout=*/50);
       if ((all.front().revents & POLLIN) != 0) {
-        if (const int fd = accept4(listens_.fd(), nullptr, nullptr, SOCK_CLOEXEC); fd >= 0)  // waits: polled
+        if (const int fd = accept4(listens_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
+            fd >= 0)  // waits: polled above, and non-blocking
           sessions_.emplace_back(fd);
       }
       sessions_.remove_if([this](Session& s) { return Look(s); });
@@ -172,7 +173,7 @@ class Pool {
                  {{"run_id", s.run_id}, {"controller", options.address}, {"for_pid", options.pid}});
     options.pool = &shared_;
     options.unwanted = &s.unwanted;
-    s.thread = std::thread([&s, options = std::move(options)] {  // waits: see Session
+    s.thread = std::thread([&s, options = std::move(options)] {
       s.end = RunDeviceWorker(options);
       s.over = true;
     });
@@ -185,7 +186,7 @@ class Pool {
 
 }  // namespace
 
-int RunPoolWorker(const std::string& path) {
+int RunPoolWorker(const std::string& path, int64_t runs) {
   LogWorkerStart("pool", path);
   const auto address = AddressOf(path);
   if (!address.ok()) {
@@ -199,7 +200,7 @@ int RunPoolWorker(const std::string& path) {
     LogWorkerFailure("pool_failed", path + ": cannot be made (" + std::strerror(errno) + ")");
     return 2;
   }
-  Pool(fd).Run();
+  Pool(fd, runs).Run();
 }
 
 int StandForSession(const std::string& path, const DeviceWorkerOptions& options) {

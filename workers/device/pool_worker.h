@@ -7,14 +7,15 @@
 // dies, the session ends; if the pool's process dies, all that stand for its sessions end with exit code 3,
 // and each run recovers as from any worker that died.
 
+#include <cstdint>
 #include <string>
 
 #include "workers/device/device_worker.h"
 
 namespace tidepool::workers {
 
-// Serves sessions until it is killed. 2: `socket` cannot be made (the reason is logged).
-int RunPoolWorker(const std::string& socket);
+// Serves sessions of so many runs until it is killed. 2: `socket` cannot be made (the reason is logged).
+int RunPoolWorker(const std::string& socket, int64_t runs);
 
 // Stands for a session: returns with its exit code. 3: the pool is not there, or not any more.
 int StandForSession(const std::string& socket, const DeviceWorkerOptions& options);

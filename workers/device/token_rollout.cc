@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/base/check.h"
 #include "core/observe/log.h"
 
 namespace tidepool::workers {
@@ -41,22 +40,6 @@ engine::SamplingParams ParamsOf(down::ChunkSampling c) {
 }
 
 }  // namespace
-
-void TokenRollout::AddAdapter(std::unique_ptr<model::Weights> adapter, const Version& version) {
-  const int32_t id = engine_->AddAdapter(*adapter, version, seed_);
-  TP_CHECK(id == adapters()) << "adapter " << id;
-  adapters_.push_back(std::move(adapter));
-}
-
-bool TokenRollout::Cancel(const SampleId& tid, int32_t att) {
-  for (int32_t a = kOwnWeights; a < adapters(); ++a)
-    if (engine_->Cancel(tid, att, a)) return true;
-  return false;
-}
-
-void TokenRollout::ForgetGroup(GroupId gid) {
-  for (int32_t a = kOwnWeights; a < adapters(); ++a) engine_->ForgetGroup(gid, a);
-}
 
 Status TokenRollout::Add(down::StartChunk c) {
   engine::ChunkRequest request;
@@ -136,8 +119,6 @@ RolloutStep TokenRollout::Step() {
   return out;
 }
 
-void TokenRollout::UseVersion(const Version& version) {
-  for (int32_t a = kOwnWeights; a < adapters(); ++a) engine_->SetVersion(a, version, config_.kv_on_update);
-}
+void TokenRollout::UseVersion(const Version& version) { engine_->SetVersion(version, config_.kv_on_update); }
 
 }  // namespace tidepool::workers

@@ -9,8 +9,8 @@
 
 #include "core/base/config.h"
 #include "core/engine/engine.h"
-#include "core/model/weights.h"
 #include "workers/device/rollout.h"
+#include "workers/device/shared_engine.h"
 
 namespace tidepool::workers {
 
@@ -21,39 +21,31 @@ class TokenRollout : public Rollout {
   // load_bytes: what the engine needs for stop strings, for the first request that brings some where the
   // config has none; null: the engine has it.
   using LoadBytes = std::function<StatusOr<engine::TokenBytes>()>;
-  // seed: of the noise.
-  TokenRollout(const RolloutConfig& config, uint64_t seed, bool turns, int64_t routing_bytes,
-               std::unique_ptr<engine::Engine> engine, LoadBytes load_bytes)
+  TokenRollout(const RolloutConfig& config, bool turns, int64_t routing_bytes,
+               std::unique_ptr<EngineSeat> engine, LoadBytes load_bytes)
       : config_(config),
-        seed_(seed),
         turns_(turns),
         routing_bytes_(routing_bytes),
         engine_(std::move(engine)),
         load_bytes_(std::move(load_bytes)) {}
-  // On the engine's model: chunks name it by its number, from 0 on, and have attempts of their own.
-  void AddAdapter(std::unique_ptr<model::Weights> adapter, const Version& version);
   Status Add(down::StartChunk chunk) override;
-  bool Cancel(const SampleId& tid, int32_t att) override;
-  void ForgetGroup(GroupId gid) override;
+  bool Cancel(const SampleId& tid, int32_t att) override { return engine_->Cancel(tid, att); }
+  void ForgetGroup(GroupId gid) override { engine_->ForgetGroup(gid); }
   std::vector<std::pair<SampleId, int32_t>> Drain() override;
   [[nodiscard]] bool HasWork() const override { return engine_->HasWork(); }
   RolloutStep Step() override;
   void UseVersion(const Version& version) override;
   Status AcquireMemory() override { return engine_->AcquireMemory(); }
-  void ReleaseMemory() override { (void)engine_->ReleaseMemory(); }
+  void ReleaseMemory() override { engine_->ReleaseMemory(); }
   [[nodiscard]] model::MemoryUse held() const override { return engine_->held(); }
 
  private:
   [[nodiscard]] engine::SamplingParams ConfiguredParams(bool greedy) const;
 
-  [[nodiscard]] int32_t adapters() const { return static_cast<int32_t>(adapters_.size()); }
-
   const RolloutConfig config_;
-  const uint64_t seed_;
   const bool turns_;
   const int64_t routing_bytes_;
-  std::vector<std::unique_ptr<model::Weights>> adapters_;
-  std::unique_ptr<engine::Engine> engine_;  // reads them
+  const std::unique_ptr<EngineSeat> engine_;
   LoadBytes load_bytes_;
 };
 
