@@ -116,9 +116,9 @@ class Pool {
       }
       (void)poll(all.data(), all.size(), /*timeout=*/50);
       if ((all.front().revents & POLLIN) != 0) {
-        if (const int fd = accept4(listens_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
-            fd >= 0)  // waits: polled above, and non-blocking
-          sessions_.emplace_back(fd);
+        // waits: polled above, and non-blocking
+        const int fd = accept4(listens_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
+        if (fd >= 0) sessions_.emplace_back(fd);
       }
       sessions_.remove_if([this](Session& s) { return Look(s); });
     }
