@@ -416,6 +416,7 @@ struct TorchDevice::Impl {
   }
   template <typename T>
   void MultiplyBack(const MultiplyBackArgs<T>& a) const {
+    TP_CHECK(!a.strips && a.blocks == BlockType::kNone) << "this device reads no strips and no blocks";
     if (a.sums != nullptr) {
       TP_CHECK(a.tiles != nullptr) << "unrounded sums of no tiles";
       Tensor to = Raw(a.sums, {a.rows, a.k}).zero_();

@@ -188,7 +188,11 @@ class AdapterTest(RunTest):
         write_byte_model(self.base, seed=8)
         result = self.train(*args, "train.steps=4", "--resume")
         self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertRegex(result.stderr, "model.path: .*holds other weights than when the run began")
+        self.assertRegex(result.stderr, "model.path: .*holds another model than when the run began")
+        self.path("base.json").unlink()  # the checkpoint knows it, too
+        result = self.train(*args, "train.steps=4", "--resume")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertRegex(result.stderr, "model.path: .*its shapes are the same, its values are not")
 
     def test_a_worker_that_reads_another_model_in_mid_run_does_not_serve(self):
         """Though it differs in one value, which no sample of it has."""
@@ -206,8 +210,8 @@ class AdapterTest(RunTest):
             block.unlink()
         self.assertTrue(kill(self.worker_pid(0, run)))
         out, err = self.finish(run, 3)
-        self.assertRegex(out + err, "holds other weights than when the run began")
-        self.assertRegex(self.train(*args, "--resume").stderr, "model.path: .*holds other weights than when the run began")
+        self.assertRegex(out + err, "holds another model than when the run began")
+        self.assertRegex(self.train(*args, "--resume").stderr, "model.path: .*holds another model than when the run began")
         weights.write_bytes(bytes_before)
         self.assert_done(self.train(*args[:-2], f"train.steps={max(self.metrics()) + 2}", "--resume"))
         self.assert_checked()

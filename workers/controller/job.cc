@@ -483,8 +483,8 @@ class Job {
     return false;
   }
 
-  // Of the weights below an adapter, which stay as they were when the run began: whoever reads them later
-  // compares them. Empty: they are made from the config.
+  // Of the model below an adapter, which stays as it was when the run began: whoever reads it later compares
+  // it. Empty: its weights are made from the config.
   StatusOr<std::string> BaseDigest(const std::string& run_dir, const std::string& model_dir) {
     constexpr const char* kDigest = "digest";
     const std::string path = storage::RunPaths(run_dir).base();
@@ -494,13 +494,22 @@ class Job {
       if (const auto noted = base.find(kDigest); noted == base.end() || !noted->is_string())
         return DataLoss(path + ": has no \"" + kDigest + "\"; it is written by this program alone");
       const std::string begun_with = base[kDigest];
-      TP_RETURN_IF_ERROR(CheckWeightsDigest(model_dir, begun_with).At("model.path"));
+      TP_RETURN_IF_ERROR(CheckModelDigest(model_dir, begun_with).At("model.path"));
       return begun_with;
     }
     if (!HasTensors(model_dir)) return std::string();
-    TP_ASSIGN_OR_RETURN(const std::string digest, WeightsDigestOf(model_dir));
-    TP_RETURN_IF_ERROR(
-        fs_.WriteFile(path, nlohmann::json{{"model", model_dir}, {kDigest, digest}}.dump(1) + "\n"));
+    // Weights that were made from the config are kept since the first checkpoint, which has their
+    // fingerprint.
+    const std::string checkpoints = storage::RunPaths(run_dir).checkpoints();
+    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(fs_, checkpoints));
+    if (const std::string trained =
+            steps.empty() ? "" : checkpoints + "/" + storage::CheckpointName(steps.back()) + "/model";
+        !steps.empty() && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
+      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(trained));
+      TP_RETURN_IF_ERROR(adapter.CheckBase(model_dir).At("model.path"));
+    }
+    TP_ASSIGN_OR_RETURN(const std::string digest, ModelDigestOf(model_dir));
+    unwritten_.emplace_back(path, nlohmann::json{{kDigest, digest}}.dump(1) + "\n");
     return digest;
   }
 

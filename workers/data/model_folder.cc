@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/base/hash.h"
 #include "core/base/json_text.h"
 #include "core/base/names.h"
 #include "core/files/mapped_file.h"
@@ -87,22 +88,27 @@ bool HasTensors(const std::string& dir) {
          fs::exists(dir + "/model.safetensors.index.json", error);
 }
 
-StatusOr<std::string> WeightsDigestOf(const std::string& dir) {
+StatusOr<std::string> ModelDigestOf(const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const std::string config, files::ReadSmallFile(dir + "/config.json", kMaxConfigBytes));
+  const std::string of_config = Sha256Hex(config).substr(0, 8) + "-";
   if (model::HoldsGguf(dir)) {
     TP_ASSIGN_OR_RETURN(const auto gguf, model::GgufFolder::Open(dir));
-    return gguf.Digest();
+    return of_config + gguf.Digest();
   }
   TP_ASSIGN_OR_RETURN(const auto weights, files::SafetensorsFolder::Open(dir));
-  return weights->Digest();
+  return of_config + weights->Digest();
 }
 
-Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with) {
-  TP_ASSIGN_OR_RETURN(const std::string found, WeightsDigestOf(dir));
+Status CheckModelDigest(const std::string& dir, const std::string& begun_with) {
+  TP_ASSIGN_OR_RETURN(const std::string found, ModelDigestOf(dir));
   if (found == begun_with) return OkStatus();
-  return FailedPrecondition(dir + ": holds other weights than when the run began (their digest is " + found +
-                            ", and was " + begun_with +
-                            "), and an adapter is good for the model that it was trained " +
-                            "on alone; bring that one back, or start a new run");
+  const bool config = found.substr(0, found.find('-')) != begun_with.substr(0, begun_with.find('-'));
+  return FailedPrecondition(
+      dir + ": holds another " + (config ? "config.json" : "model") +
+      " than when the run began (the digest of its config.json and weights is " + found + ", and was " +
+      begun_with +
+      "), and an adapter is good for the model that it was trained on alone; bring that "
+      "one back, or start a new run");
 }
 
 std::string WhereToGetModel(const std::string& dir) {

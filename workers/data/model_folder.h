@@ -18,11 +18,10 @@ namespace tidepool::workers {
 Status CheckModelFolder(const std::string& dir, const std::string& key = "model.path");
 
 bool HasTensors(const std::string& dir);  // whether the folder has weights
-// kFailedPrecondition: the weights in `dir` have another digest (files::SafetensorsFolder::Digest) than when
-// the run began. Reads all of them.
-// Of the weights in `dir`, safetensors or blocks.
-StatusOr<std::string> WeightsDigestOf(const std::string& dir);
-Status CheckWeightsDigest(const std::string& dir, const std::string& begun_with);
+// Of config.json in `dir` and of all weights, safetensors or blocks. Reads all of them.
+StatusOr<std::string> ModelDigestOf(const std::string& dir);
+// kFailedPrecondition: the model in `dir` has another digest than when the run began.
+Status CheckModelDigest(const std::string& dir, const std::string& begun_with);
 
 // What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.
 std::string WhereToGetModel(const std::string& dir);

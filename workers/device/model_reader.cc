@@ -43,7 +43,7 @@ StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& k
 
 StatusOr<std::unique_ptr<model::Weights>> ModelReader::ReadBase(std::span<std::byte> arena) const {
   TP_ASSIGN_OR_RETURN(auto weights, Read("model.path", "", arena));
-  if (!base_digest_.empty()) TP_RETURN_IF_ERROR(CheckWeightsDigest(model_dir_, base_digest_));
+  if (!base_digest_.empty()) TP_RETURN_IF_ERROR(CheckModelDigest(model_dir_, base_digest_));
   return weights;
 }
 
@@ -60,7 +60,7 @@ StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::str
     blocks = model::LayoutInBlocks(gguf->spec(), config_.model.dtype, gguf->BlockTypes());
     read = [this, gguf, of = *blocks](std::span<std::byte> arena) -> Status {
       TP_RETURN_IF_ERROR(gguf->Read(config_.model.dtype, of, arena));
-      return base_digest_.empty() ? OkStatus() : CheckWeightsDigest(model_dir_, base_digest_);
+      return base_digest_.empty() ? OkStatus() : CheckModelDigest(model_dir_, base_digest_);
     };
     if (shared_memory.empty()) {
       TP_ASSIGN_OR_RETURN(
