@@ -126,7 +126,8 @@ StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
     if (found.adapter.empty()) continue;
     TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
     if (adapter.spec().score)
-      return InvalidArgument(found.adapter + ": is an adapter of a reward model, which writes no text; take it " +
+      return InvalidArgument(found.adapter +
+                             ": is an adapter of a reward model, which writes no text; take it " +
                              "as reward.functions: [{name: reward_model, path: " + found.adapter + "}]");
     if (names[i].empty()) names[i] = LastName(found.run.empty() ? found.adapter : found.run);
     if (std::ranges::find(o.adapter_names, names[i]) != o.adapter_names.end())
